@@ -1,5 +1,6 @@
-// all_reduce sums through the Communicator; one JSON line for each size and kind of memory. Its
-// peers, mpi_all_reduce.cpp and gloo_all_reduce.py, do the same for float32, step by step.
+// Measures all_reduce with SUM through the Communicator. Prints one JSON line for each size and
+// kind of memory. mpi_all_reduce.cpp and gloo_all_reduce.py run the same steps for float32 with MPI
+// and gloo.
 //
 //   cadre_all_reduce [--tcp] [--skew MS] SECONDS BYTES[:DTYPE]...    place in the job: the
 //   environment (cadre run)
@@ -59,7 +60,7 @@ Bytes bytes_of(std::vector<T>& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-// A small whole number above 0 as an element.
+// Converts a small positive integer to an element.
 template <typename T>
 T element_of(unsigned number, DType dtype);
 
@@ -80,7 +81,7 @@ uint16_t element_of<uint16_t>(unsigned number, DType dtype) {
   return static_cast<uint16_t>((kBias + exponent) << kMantissaBits | mantissa);
 }
 
-// Random delays with which one rank enters its operations.
+// Random delays, after which one rank enters its operations.
 class Skew {
  public:
   Skew(double max_ms, int rank)
@@ -91,7 +92,7 @@ class Skew {
     std::uniform_real_distribution<double> late(0, max_us_);
     std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(late(random_)));
   }
-  // When the last rank began. The ranks of a host share the clock.
+  // Returns the time at which the last rank began. All ranks of a host share the clock.
   double latest(Communicator& world, double start) const {
     if (max_us_ == 0) return start;
     std::vector<double> starts = {start};
@@ -104,7 +105,7 @@ class Skew {
   std::minstd_rand random_;
 };
 
-// Microseconds of one operation on this rank. Rank r gives r + 1 + i % 7.
+// Returns the microseconds of one operation on this rank. Rank r contributes r + 1 + i % 7.
 template <typename T>
 double time_once_as(Communicator& world, Bytes data, DType dtype, Skew& skew) {
   constexpr unsigned kPeriod = 7;
@@ -142,7 +143,7 @@ struct Size {
   DType dtype = DType::kFloat32;
 };
 
-// "4194304" or "4194304:bfloat16".
+// Parses "4194304" or "4194304:bfloat16".
 Size parse_size(std::string_view text) {
   const size_t colon = text.find(':');
   Size size{.num_bytes = std::strtoull(std::string(text.substr(0, colon)).c_str(), nullptr, 10)};
@@ -157,7 +158,7 @@ Size parse_size(std::string_view text) {
   return size;
 }
 
-// What is common to all measurements.
+// The settings that all measurements share.
 struct Settings {
   cadre::TransportChoice transport = cadre::TransportChoice::kAuto;
   double skew_ms = 0;
@@ -166,7 +167,7 @@ struct Settings {
 void measure(Communicator& world, const char* memory, Bytes data, DType dtype, double seconds,
              const Settings& settings) {
   Skew skew(settings.skew_ms, world.rank());
-  // All ranks must run equally often: rank 0 decides after a warm-up.
+  // All ranks must run the operation equally often, so rank 0 decides the number after a warm-up.
   const double warm_up_start = now_us();
   for (int i = 0; i < 3; ++i) time_once(world, data, dtype, skew);
   std::vector<int64_t> runs = {
@@ -192,7 +193,7 @@ void measure(Communicator& world, const char* memory, Bytes data, DType dtype, d
   std::fflush(stdout);
 }
 
-// `arguments`: SECONDS BYTES[:DTYPE]...
+// `arguments` has the form SECONDS BYTES[:DTYPE]...
 void run(const Settings& settings, std::span<char*> arguments) {
   const auto system = cadre::os::make_native_system();
   const auto deadline = system->deadline_in(cadre::kDefaultConnectTimeout);

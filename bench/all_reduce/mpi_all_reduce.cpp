@@ -1,4 +1,5 @@
-// The peer of cadre_all_reduce.cpp on MPI: the same inputs, barriers, checks and output.
+// Measures MPI's all_reduce with the same inputs, barriers, checks and output as
+// cadre_all_reduce.cpp.
 //
 //   mpi_all_reduce SECONDS BYTES...
 #include <mpi.h>

@@ -1,8 +1,8 @@
-// The time of one training step without its optimizer (zero_grad, forward, backward) on rank 0:
-// alone while the other ranks wait, on all ranks at once without communication, and with
-// DistributedDataParallel; and by themselves two parts of the difference, the copy of all gradients
-// into buckets and the reduction of these buckets. Rank 0 prints the medians, and the 99th
-// percentile with DDP, as one line of JSON. Blocks until done.
+// Measures one training step without its optimizer (zero_grad, forward, backward) on rank 0: alone
+// while the other ranks wait, on all ranks at once without communication, and with
+// DistributedDataParallel. Also measures two parts of the difference separately: the copy of all
+// gradients into buckets, and the reduction of these buckets. Rank 0 prints the medians, and the
+// 99th percentile with DDP, as one line of JSON. Blocks until done.
 //
 //   cadre run --nproc-per-node 2 --no-python ddp_step [steps [layers [width [batch]]]]
 #include <cadre/cadre.h>
@@ -47,8 +47,8 @@ StepTimes measure(int steps, const std::function<void()>& step) {
   return {times[times.size() / 2], times[times.size() * 99 / 100]};
 }
 
-// What DDP does with the gradients of a step, without the step: memory and buckets are those of
-// DDP.
+// The work of DDP on the gradients of a step, without the step itself. Its memory and buckets are
+// those of DDP.
 class Buckets {
  public:
   Buckets(const cadre::ProcessGroup& world, const cadre::BucketLayout& layout,
@@ -71,7 +71,7 @@ class Buckets {
   void copy() const {
     for (const auto& [view, gradient] : views_) view.copy_(gradient);
   }
-  // All but the last bucket are enqueued, as during a backward.
+  // All buckets except the last one are enqueued, as they are during a backward.
   void reduce() const {
     std::vector<cadre::Work> enqueued;
     for (size_t i = 0; i + 1 < flats_.size(); ++i) {
@@ -87,7 +87,7 @@ class Buckets {
   std::vector<std::pair<torch::Tensor, torch::Tensor>> views_;
 };
 
-// 0 for what is not a number.
+// Returns 0 for an argument that is no number.
 int argument(int argc, char** argv, int index, int otherwise) {
   return argc > index ? std::max(std::atoi(argv[index]), 0) : otherwise;
 }
@@ -125,7 +125,8 @@ int main(int argc, char** argv) {
     model(x).pow(2).mean().backward();
   };
 
-  // The result is checked before it is timed: the mean of what each rank computes alone.
+  // Before the measurement the result is checked: it is the mean of the gradients that each rank
+  // computes alone.
   local_step();
   ddp_step();
   const auto mean = plain->parameters()[0].grad().clone();

@@ -1,5 +1,5 @@
-// Groups of all ranks beside the world: what one costs in time, and what many hold. Its peers,
-// mpi_groups.cpp and gloo_groups.py, take the same steps.
+// Measures groups that contain all ranks of the world: the time that one takes, and the resources
+// that many hold. mpi_groups.cpp and gloo_groups.py run the same steps with MPI and gloo.
 //
 //   cadre_groups [--tcp] times NUM_GROUPS        one JSON line by rank 0 for each way of ending
 //   cadre_groups [--tcp] resources NUM_GROUPS    each rank names a stage on stdout and waits for a
@@ -35,7 +35,7 @@ double now_us() {
   return std::chrono::duration<double, std::micro>(now).count();
 }
 
-// Each rank gives its number + 1.
+// Each rank contributes its rank + 1.
 void all_reduce_8_bytes(Communicator& group) {
   std::array<int64_t, 1> value = {group.rank() + 1};
   const auto bytes = std::as_writable_bytes(std::span(value));
@@ -56,11 +56,11 @@ void close(Communicator& group) {
   group.close(group.system().deadline_in(cadre::kDefaultCloseTimeout));
 }
 
-// Microseconds of each group on this rank.
+// The microseconds that each group took on this rank.
 struct Times {
   std::vector<double> create;      // new_group alone
-  std::vector<double> first_use;   // new_group and the group's first all_reduce
-  std::vector<double> second_use;  // its second all_reduce alone
+  std::vector<double> first_use;   // new_group and the first all_reduce of the group
+  std::vector<double> second_use;  // the second all_reduce of the group
   std::vector<double> close;
 };
 
@@ -88,7 +88,7 @@ void add_group(Communicator& world, Times& times, Groups& kept, bool keep) {
   times.close.push_back(now_us() - closing);
 }
 
-// "median, p99" of the slowest rank's times.
+// Returns "median, p99" of the times of the slowest rank.
 std::string summary(Communicator& world, std::vector<double> times) {
   const auto bytes = std::as_writable_bytes(std::span(times));
   world.all_reduce(bytes, bytes, DType::kFloat64, ReduceOp::kMax);
@@ -124,7 +124,7 @@ void measure(Communicator& world, int num_groups, bool keep) {
       end.c_str());
 }
 
-// Until whoever counts this process's resources has done so.
+// Waits until the process that counts this process's resources has done so.
 void pause(const char* stage) {
   std::printf("%s\n", stage);
   std::fflush(stdout);

@@ -1,4 +1,4 @@
-// The peer of cadre_groups.cpp on MPI: the same steps, checks and output of the times.
+// Measures MPI's groups with the same steps, checks and output of times as cadre_groups.cpp.
 //
 //   mpi_groups times NUM_GROUPS
 #include <mpi.h>
@@ -30,7 +30,7 @@ void all_reduce_8_bytes(MPI_Comm group) {
   }
 }
 
-// Microseconds of each group on this rank.
+// The microseconds that each group took on this rank.
 struct Times {
   std::vector<double> create;
   std::vector<double> first_use;
@@ -66,7 +66,7 @@ void add_group(Times& times, std::vector<MPI_Comm>& kept, bool keep) {
   }
 }
 
-// "median, p99" of the slowest rank's times.
+// Returns "median, p99" of the times of the slowest rank.
 std::string summary(std::vector<double> times) {
   MPI_Allreduce(MPI_IN_PLACE, times.data(), static_cast<int>(times.size()), MPI_DOUBLE, MPI_MAX,
                 MPI_COMM_WORLD);

@@ -1,5 +1,5 @@
-// A program on the core alone: joins the job, does one barrier, leaves. What is measured is the
-// launcher's and the rendezvous' time.
+// A program that needs only the core: it joins the job, runs one barrier and leaves. It measures
+// the time of the launcher and the rendezvous.
 #include <cadre/core.h>
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-// A program on libtorch: joins the job, does one barrier, leaves. What is measured beside the
-// launcher and the rendezvous is the loading of libtorch's libraries.
+// A program that needs libtorch: it joins the job, runs one barrier and leaves. It measures the
+// time of the launcher, of the rendezvous, and of loading libtorch's libraries.
 #include <cadre/cadre.h>
 
 #include <cstdio>

@@ -1,4 +1,5 @@
-// What this machine can do at best, as one line of JSON: the limits that reports compare with.
+// Measures the limits of this machine, with which reports compare, and prints them as one line of
+// JSON.
 //
 //   machine_limits [core]      with `core` only the latency between the cores, in a few
 //   milliseconds
@@ -50,7 +51,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Half a round trip of a flag between cores 0 and 1; 0 on a machine of one core.
+// Returns half a round trip of a flag between cores 0 and 1, in microseconds; 0 on a machine with
+// one core.
 double core_us() {
   if (std::thread::hardware_concurrency() < 2) return 0;
   constexpr uint64_t kTurns = 20'000;
@@ -79,7 +81,7 @@ double core_us() {
   return spent.count() / (2.0 * kTurns);
 }
 
-// Bytes copied per second by one thread on each core, in GB/s.
+// Returns the bytes copied per second by one thread on each core, in GB/s.
 double copy_gb_s(size_t num_bytes) {
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
   const size_t repeats = std::max<size_t>(4, (256 << 20) / num_bytes);

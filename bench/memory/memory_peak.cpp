@@ -1,5 +1,6 @@
-// The peak of memory of each rank while it trains an MLP with fused AdamW under one strategy,
-// beside what plan_memory() says. Rank 0 prints it as one line of JSON; bytes, by rank.
+// Measures the peak of memory of each rank while it trains an MLP with fused AdamW under one
+// strategy, and compares it with plan_memory(). Rank 0 prints the bytes of all ranks as one line of
+// JSON.
 //
 //   cadre run --nproc-per-node 2 --no-python memory_peak WAY [layers [width [accumulate]]]
 //   WAY: single, ddp, zero1, zero2, fsdp, fsdp-keep (reshard after backward), fsdp-reduction
@@ -97,7 +98,7 @@ cadre::PlanOptions options_of(const Way& way, const Settings& settings, int num_
 
 struct Peak {
   int64_t pss = 0;
-  int64_t shared = 0;  // the part of it that ranks share
+  int64_t shared = 0;  // the part of `pss` that ranks share
   int64_t counted = 0;
 };
 

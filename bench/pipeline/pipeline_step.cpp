@@ -1,6 +1,6 @@
-// A pipeline whose stages only sleep: how long it takes to hand a tensor over to the next stage, or
-// how close a step comes to the ideal of its schedule. Rank 0 prints one line of JSON. Blocks until
-// done.
+// Measures a pipeline whose stages only sleep: how long it takes to pass a tensor to the next
+// stage, or how close a step comes to the ideal of its schedule. Rank 0 prints one line of JSON.
+// Blocks until done.
 //
 //   cadre run --nproc-per-node 2 --no-python pipeline_step handover [iterations [elements]]
 //   cadre run --nproc-per-node 4 --no-python pipeline_step emulated SCHEDULE
@@ -47,14 +47,14 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The sum over a step of what the computations of this rank took; nanoseconds.
+// The time that the computations of this rank have taken in a step, in nanoseconds.
 int64_t busy_ns = 0;
 
-// How late a sleep may end: the rest of a computation is spent in a loop, which competes with other
-// ranks for the cores.
+// A sleep may end this much too late. So the last part of a computation is spent in a loop, which
+// competes with other ranks for the cores.
 constexpr microseconds kMaxOversleep(100);
 
-// Runs `compute`, and sleeps until it has taken `duration`.
+// Runs `compute`, and then sleeps until `duration` has passed since its begin.
 template <typename Compute>
 auto for_at_least(microseconds duration, const Compute& compute) {
   const auto start = Clock::now();
@@ -69,7 +69,7 @@ struct StageTimes {
   microseconds forward{0}, input_grad{0}, weight_grad{0};
 };
 
-// (rows, n) -> (rows, elements); the weight is a number.
+// Maps (rows, n) to (rows, elements). The weight is a number.
 struct Sleep : torch::autograd::Function<Sleep> {
   static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& weight,
                         int64_t elements, const StageTimes& times) {
@@ -119,7 +119,7 @@ struct Settings {
   int backward_us = 10000;
 };
 
-// What all ranks have measured: (ranks, values.size()) int64.
+// Returns the measurements of all ranks: (ranks, values.size()) int64.
 Tensor gathered(const cadre::ProcessGroup& world, const std::vector<int64_t>& values) {
   const Tensor all =
       torch::empty({world.world_size(), static_cast<int64_t>(values.size())}, torch::kLong);
@@ -130,7 +130,7 @@ Tensor gathered(const cadre::ProcessGroup& world, const std::vector<int64_t>& va
 StageTimes times_of(const Settings& settings, int stage, int stages_per_rank) {
   const microseconds half(settings.backward_us / (2 * stages_per_rank));
   const microseconds forward(settings.forward_us / stages_per_rank);
-  // Without a gradient of the input all of the backward is left to W.
+  // If the input has no gradient, W takes the whole time of the backward.
   return stage == 0 ? StageTimes{forward, microseconds(0), 2 * half}
                     : StageTimes{forward, half, half};
 }
@@ -216,7 +216,7 @@ void measure_emulated(const cadre::ProcessGroup& world, const Settings& settings
   std::cout << "]}" << std::endl;
 }
 
-// When a tensor was ready to be handed over, and when it was there; of the last step.
+// The times of the last step at which a tensor was ready to be sent, and at which it had arrived.
 struct HandOver {
   int64_t ready_ns = 0;
   int64_t arrived_ns = 0;
@@ -229,7 +229,7 @@ void check_arrived(const Tensor& tensor) {
   throw cadre::Error(cadre::ErrorCode::kInternal, "a tensor arrived with other values");
 }
 
-// (1, 1) -> (1, elements)
+// Maps (1, 1) to (1, elements).
 struct Sender : torch::autograd::Function<Sender> {
   static Tensor forward(AutogradContext*, const Tensor&, const Tensor&, int64_t elements) {
     Tensor output = torch::full({1, elements}, expected);
@@ -243,7 +243,7 @@ struct Sender : torch::autograd::Function<Sender> {
   }
 };
 
-// (1, elements) -> (1, 1)
+// Maps (1, elements) to (1, 1).
 struct Receiver : torch::autograd::Function<Receiver> {
   static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor&) {
     forward_hand_over.arrived_ns = now_ns();
@@ -270,7 +270,7 @@ struct EndStage : torch::nn::Module {
   Tensor weight;
 };
 
-// One tensor from `sender` to the other rank.
+// Sends one tensor from rank `sender` to the other rank.
 void send_plainly(const cadre::ProcessGroup& world, const Tensor& buffer, int sender,
                   HandOver& hand_over) {
   world.barrier();
@@ -324,7 +324,7 @@ void measure_hand_over(const cadre::ProcessGroup& world, const Settings& setting
             << ", \"plain_backward_us\": " << median(times[3]) << "}" << std::endl;
 }
 
-// False: the usage was wrong.
+// Returns false if the arguments are invalid.
 bool parse(const std::vector<std::string>& arguments, Settings& settings) {
   if (arguments.empty()) return false;
   size_t first = 1;
@@ -358,7 +358,7 @@ int main(int argc, char** argv) try {
     return 2;
   }
   at::set_num_threads(1);
-  prctl(PR_SET_TIMERSLACK, 1UL);  // sleeps end when they should
+  prctl(PR_SET_TIMERSLACK, 1UL);  // without this, sleeps would end late
   const auto world = cadre::init_process_group();
   if (settings.schedule.empty()) {
     measure_hand_over(world, settings);

@@ -1,4 +1,4 @@
-// The time of one training step with its optimizer (zero_grad, forward, backward, fused AdamW) of a
+// Measures one training step with its optimizer (zero_grad, forward, backward, fused AdamW) of a
 // model that the ranks hold in one of several ways. Rank 0 prints the median and the 99th
 // percentile, the medians of a step's parts, its CPU time, and the loss of the last step, which all
 // ways have in common, as one line of JSON. Blocks until done.
@@ -64,7 +64,7 @@ struct Settings {
   std::string way;
   std::string model = "mlp";
   cadre::ShardForm form = cadre::ShardForm::kGathered;
-  std::string backend = {};  // as InitOptions::backend
+  std::string backend = {};  // the value of InitOptions::backend
   int steps = 20;
   int layers = 6;
   int width = 1024;
@@ -116,10 +116,10 @@ struct GptImpl : nn::Module {
 };
 TORCH_MODULE(Gpt);
 
-// The milliseconds of each step and of its parts, and the loss of the last one.
+// The milliseconds of each step and of its parts, and the loss of the last step.
 struct Times {
   std::vector<double> steps, forwards, backwards, updates;
-  double cpu_ms = 0;  // this rank's process, per step
+  double cpu_ms = 0;  // CPU time of this rank's process, per step
   double loss = 0;
 };
 
@@ -183,7 +183,7 @@ double at_share(std::vector<double> times, double share) {
   return times[static_cast<size_t>(static_cast<double>(times.size()) * share)];
 }
 
-// False: the usage was wrong.
+// Returns false if the arguments are invalid.
 bool parse(std::vector<std::string> arguments, Settings& settings) {
   const std::vector<std::string> ways = {"ddp", "zero1", "zero2", "fsdp"};
   if (arguments.empty() || std::ranges::count(ways, arguments[0]) == 0) return false;

@@ -1,7 +1,7 @@
-// What a sharded snapshot costs the training of an MLP under FullyShardedDataParallel with fused
-// AdamW: the stall of the step that begins a save in the background, the time until that save is
-// committed, and the time of a save and of a load that training waits for. Rank 0 prints the
-// medians as one line of JSON. Blocks until done; FOLDER is filled and emptied again.
+// Measures the cost of a sharded snapshot for the training of an MLP under FullyShardedDataParallel
+// with fused AdamW: the stall of the step that begins a save in the background, the time until that
+// save is committed, and the time of a save and of a load that training waits for. Rank 0 prints
+// the medians as one line of JSON. Blocks until done; FOLDER is filled and emptied again.
 //
 //   cadre run --nproc-per-node 2 --no-python snapshot_stall FOLDER [--form gathered|mapped]
 //     [steps [layers [width [batch [saves]]]]]
@@ -69,15 +69,15 @@ double median_of(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Prevents figures of something that does not work.
+// Throws unless the condition holds, so that no time of a failed operation is reported.
 void require(bool holds, const std::string& what) {
   if (holds) return;
   std::cerr << "snapshot_stall: " << what << std::endl;
   std::exit(1);
 }
 
-// Rank 0's snapshot of a step is committed when `latest` names it. The saver reports that to the
-// next call that waits for it, so a thread looks every few milliseconds while training goes on.
+// A snapshot of rank 0 is committed when `latest` names it. The saver reports that only to the next
+// call that waits for it. So a thread reads `latest` every few milliseconds while training goes on.
 class CommitWatch {
  public:
   CommitWatch(const cadre::SnapshotFolder& folder, int64_t step, Clock::time_point start)
@@ -100,7 +100,7 @@ class CommitWatch {
   std::thread thread_;
 };
 
-// Medians in milliseconds.
+// The results, which are medians in milliseconds.
 struct Figures {
   double step, stall, call, commit, extra, save, load, load_unchecked;
 };
@@ -173,8 +173,8 @@ class Bench {
     return median_of(std::move(times));
   }
 
-  // The save comes first in its step, so that the collectives of the step let each rank wait for
-  // the slower one's copy. Then training goes on until the snapshot is committed.
+  // The save is the first operation of its step, so that the collectives of the step make each rank
+  // wait for the slower rank's copy. Then training goes on until the snapshot is committed.
   void measure_background_saves() {
     cadre::SnapshotSaver saver(folder_, world_, {.strategy = "fsdp"});
     for (int i = 0; i <= settings_.saves; ++i) {
@@ -253,7 +253,7 @@ class Bench {
   std::vector<double> steps_, stalls_, calls_, commits_, extras_, saves_, loads_, unchecked_loads_;
 };
 
-// False: the usage was wrong.
+// Returns false if the arguments are invalid.
 bool parse(std::vector<std::string> arguments, Settings& settings) {
   if (arguments.empty()) return false;
   settings.folder = arguments[0];

@@ -1,5 +1,6 @@
-// What idle clients cost the store: memory of the server for each, and the latency of one busy
-// client beside them. Prints one JSON object a line for each number of idle clients given.
+// Measures the cost of idle clients for the store: the memory of the server for each, and the
+// latency of one busy client. Prints one JSON object on a line for each given number of idle
+// clients.
 #include <cadre/core.h>
 #include <cadre/core/store/tcp/tcp_store.h>
 #include <cadre/core/store/tcp/tcp_store_server.h>
@@ -19,7 +20,8 @@ namespace {
 
 using cadre::Deadline;
 
-// The server's process: tells its port, then its resident bytes for each byte that comes.
+// Runs in the server's process. Writes its port, and then its resident bytes for each byte that it
+// reads.
 void serve(int requests, int answers) {
   const auto system = cadre::os::make_native_system();
   auto server = cadre::TcpStoreServer::start(*system, {.token = "bench"}).value_or_throw();
@@ -39,7 +41,7 @@ struct Latency {
   double us_p99 = 0;
 };
 
-// Latency of one set and one get together.
+// Measures the latency of a set followed by a get.
 Latency measure(cadre::os::System& system, cadre::TcpStore& store) {
   constexpr int kWarmUp = 200;
   constexpr int kCalls = 4000;

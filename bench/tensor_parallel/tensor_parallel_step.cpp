@@ -1,6 +1,6 @@
-// Tensor parallelism measured: the step of a transformer block that the ranks divide, or what its
-// layers take beside their arithmetic. Rank 0 prints medians as one line of JSON. Blocks until
-// done.
+// Measures tensor parallelism: a step of a transformer block that is divided among the ranks, or
+// the overhead of its layers in addition to their arithmetic. Rank 0 prints medians as one line of
+// JSON. Blocks until done.
 //
 //   cadre run --nproc-per-node 2 --no-python tensor_parallel_step block [--sequence]
 //     [steps [width [tokens]]]
@@ -105,7 +105,8 @@ void measure_block(const cadre::ProcessGroup& world, const Settings& settings) {
     const auto start = Clock::now();
     block.zero_grad();
     input.mutable_grad().reset();
-    // The loss is that of the whole output; a rank that has a shard computes its terms.
+    // The loss is that of the whole output. A rank that has a shard computes the terms of that
+    // shard.
     loss = (block.forward(input) - 1).pow(2).sum() / static_cast<double>(whole.numel());
     const auto forward = Clock::now();
     loss.backward();
@@ -130,7 +131,7 @@ void measure_block(const cadre::ProcessGroup& world, const Settings& settings) {
   mesh.close();
 }
 
-// What the overhead is the difference of.
+// The two layers whose overhead is measured, and the operations that are subtracted.
 class Pair {
  public:
   Pair(const cadre::ProcessGroup& world, const Settings& settings)
@@ -145,7 +146,7 @@ class Pair {
     plain_down_ = nn::Linear(nn::LinearOptions(part, settings.width).bias(false));
     whole_ = torch::randn({settings.tokens, settings.width});
     hidden_ = torch::randn({settings.tokens, part});
-    // Zeros, because sums of sums would grow without bound.
+    // These are zeros, because repeated sums would grow without bound.
     for (auto& tensor : sums_) tensor = torch::zeros_like(whole_);
     for (auto& tensor : shards_) {
       tensor = torch::zeros({settings.tokens / world.world_size(), settings.width});
@@ -188,8 +189,9 @@ class Pair {
     reduction.wait();
   }
 
-  // Products and collectives in the order of the layers, without autograd: ranks wait for each
-  // other where the layers' ranks do, and a product overlaps with the last reduction.
+  // Runs products and collectives in the order of the layers, without autograd. Ranks wait for each
+  // other at the same places as the ranks of the layers, and a product overlaps with the last
+  // reduction.
   void bare() {
     const torch::NoGradGuard no_grad;
     const Tensor input = is_sequence_parallel_ ? gathered(input_) : input_;
@@ -267,7 +269,7 @@ void measure_overhead(const cadre::ProcessGroup& world, const Settings& settings
   std::cout << "}" << std::endl;
 }
 
-// False: the usage was wrong.
+// Returns false if the arguments are invalid.
 bool parse(const std::vector<std::string>& arguments, Settings& settings) {
   if (arguments.empty() || (arguments[0] != "block" && arguments[0] != "overhead")) return false;
   settings.is_block = arguments[0] == "block";

@@ -52,8 +52,8 @@ extern const std::unique_ptr<cadre::os::System> system;
 extern const cadre::Deadline deadline;
 }  // namespace store
 
-// A program may open both namespaces, because no inner namespace of Cadre has the name of one of
-// torch's.
+// A program may open both namespaces, because no inner namespace of Cadre has the name of an inner
+// namespace of torch.
 namespace both_opened {
 using namespace torch;
 using namespace cadre;
@@ -146,8 +146,8 @@ struct GptImpl : torch::nn::Module {
   std::vector<torch::nn::ModuleHolder<cadre::ShardUnit<BlockImpl>>> blocks;
   torch::nn::Linear head{nullptr};
 };
-// This is what TORCH_MODULE(Gpt) declares. The macro would have to be outside of the blocks'
-// functions.
+// TORCH_MODULE(Gpt) declares this class. The macro itself could not stand in a function, as the
+// blocks do.
 struct Gpt : torch::nn::ModuleHolder<GptImpl> {
   using torch::nn::ModuleHolder<GptImpl>::ModuleHolder;
 };

@@ -1,5 +1,5 @@
-// Must not compile. For each marked line the compiler's errors must have a sentence that says what
-// to use; compile_errors_test.py looks for it.
+// This file must not compile. For each marked line the compiler's errors must contain a sentence
+// that says what to use. compile_errors_test.py searches for it.
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/lbfgs.h>
 

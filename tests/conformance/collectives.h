@@ -1,4 +1,4 @@
-// The table of collectives that the conformance program runs, with one entry for each.
+// Lists the collectives that the conformance program runs, in a table with one entry for each.
 // cadre/testing/core/collective_call.h says what each rank passes and receives; barriers and
 // messages have separate functions.
 //
@@ -18,22 +18,23 @@
 
 namespace cadre::conformance {
 
-// Returns the first `count` elements that this rank brings.
+// Returns the first `count` elements that this rank contributes.
 using Brought = std::function<std::vector<std::byte>(uint64_t count)>;
 
-// Calls the collective of a case once. Returns this rank's result.
+// Calls the collective of a case once, and returns this rank's result.
 std::vector<std::byte> run_collective(Communicator& group, const Case& c, const Brought& brought);
-// Returns the result according to the formulas of cases.h.
+// Returns the expected result, computed by the formulas of cases.h.
 std::vector<std::byte> expected_of_collective(const Case& c, Rank rank, int world_size);
 
 struct CollectiveEntry {
   std::string_view name;
   OpKind kind = OpKind::kBarrier;
-  bool has_data = true;  // false: it has neither dtype nor count
+  bool has_data = true;  // false: the collective has neither dtype nor count
   bool has_op = false;
   bool has_root = false;
   bool takes_count_per_rank = false;  // true: Case::count is the size of one rank's part
-  // true: all ranks get the same bytes, so random floats must give the same bits on all.
+  // true: all ranks get the same bytes, so the results of random floats must have the same bits on
+  // all ranks.
   bool is_same_everywhere = false;
   decltype(run_collective)* run = run_collective;
   decltype(expected_of_collective)* expected = expected_of_collective;

@@ -38,7 +38,8 @@ struct Choice {
   int max_ranks = 9;
 };
 
-// Returns the cases of this run, the same in every setting, so that their bits can be compared.
+// Returns the cases of this run. They are the same in every setting, so that the bits can be
+// compared.
 std::vector<Case> chosen_cases(int world_size, const Choice& choice) {
   Random random(choice.seed * 100 + static_cast<uint64_t>(world_size));
   std::vector<Case> chosen;
@@ -67,7 +68,7 @@ void expect_refusal(Communicator& group, const Case& c, const Error& rule) {
           format("{} was not refused as the table says, but: {}", c.to_string(), said));
 }
 
-// Returns the digest of the results of random floats; 0 for a refused case.
+// Returns a digest of the results for random floats; 0 for a refused case.
 uint64_t run_case(Communicator& group, const Case& c) {
   const CollectiveEntry& entry = collectives()[c.collective];
   if (entry.has_op) {
@@ -103,11 +104,11 @@ uint64_t digest_at(const std::string& digests, size_t index) {
   return digest;
 }
 
-// Has, by order of additions (that of TCP's schedules, or that of the ranks) and world size, each
-// rank's digests, from the setting that ran first.
+// For each order of additions (that of TCP's schedules, or that of the ranks) and world size: the
+// digests of all ranks, from the first setting that ran.
 using KnownBits = std::map<std::pair<bool, int>, std::vector<std::string>>;
 
-// Says which bits of random floats are wrong; an empty text if none are.
+// Returns a text that names the cases whose bits are wrong; an empty text if there are none.
 std::string compare_bits(const std::vector<Case>& cases, const testing::RanksResult& result,
                          std::vector<std::string>& known) {
   std::vector<std::string> digests;
@@ -161,7 +162,7 @@ int run(const Choice& choice) {
   return num_wrong == 0 ? 0 : 1;
 }
 
-// Reads pairs of flag and number. Returns false for an unknown flag or an invalid number.
+// Parses pairs of a flag and a number. Returns false for an unknown flag or an invalid number.
 bool parse(int argc, char** argv, Choice& choice) {
   for (int i = 1; i < argc; i += 2) {
     if (i + 1 == argc) return false;

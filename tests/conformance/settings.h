@@ -1,5 +1,5 @@
-// The places where the ranks of the conformance program run: as processes, as threads or in the
-// simulator, over shared memory, over TCP or over the engines of tests.
+// Lists the settings in which the ranks of the conformance program run: as processes, as threads or
+// in the simulator, over shared memory, over TCP or over the engines of tests.
 //
 // Threads: call from a process with no other thread. Blocking: until all ranks have ended.
 // Lifetime: nothing is left behind. Errors: returned as text for each rank.
@@ -27,7 +27,7 @@ struct Setting {
   std::string to_string() const;  // "host, processes"
 };
 
-// Fake engines connect only ranks of one process.
+// The fake engines can connect only ranks of one process.
 inline constexpr std::array<Setting, 10> kSettings = {{
     {Home::kProcesses, Engine::kHost},
     {Home::kProcesses, Engine::kTcp},
@@ -41,7 +41,7 @@ inline constexpr std::array<Setting, 10> kSettings = {{
     {Home::kSimulator, Engine::kFakeStream},
 }};
 
-// What the function returns becomes the output of its rank.
+// The return value becomes the output of the rank.
 using GroupMain = std::function<std::string(Communicator& group)>;
 
 // `seed` is the seed of the simulator.

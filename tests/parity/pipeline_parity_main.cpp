@@ -28,10 +28,10 @@ namespace {
 
 using torch::Tensor;
 
-// pipeline_parity_test.py has the same numbers.
+// pipeline_parity_test.py uses the same numbers.
 constexpr int64_t kVocabulary = 257;
 constexpr int64_t kLayers = 6;
-// `tied` is false, because a tied head has its own copy of the weight, which the pipeline ties.
+// `tied` is false: a tied head has its own copy of the weight, and the pipeline ties the two.
 const ModelConfig kModel{.layers = kLayers, .heads = 2, .width = 32, .context = 24, .tied = false};
 
 // The blocks are divided equally among the stages.

@@ -42,13 +42,13 @@ using testing::RankContext;
 using testing::require;
 
 constexpr int kRoundsPerJob = 100;
-constexpr size_t kCount = 40'000;  // floats; so many are reduced in place
-// A rank may die before it connects. The others stop waiting for it after this time.
+constexpr size_t kCount = 40'000;  // of floats; this is enough for a reduction in place
+// A rank may die before it connects. After this time the others stop waiting for it.
 constexpr Duration kConnectTime = milliseconds(1500);
 constexpr Duration kRejoinTime = seconds(4);
-// Timeout of every operation. A rank that is stopped is treated as lost after it.
+// The timeout of every operation. After it, a rank that is stopped is treated as lost.
 constexpr Duration kTimeout = seconds(1);
-// A job that takes longer than this, whatever its faults, counts as hanging.
+// A job that takes longer than this counts as hanging, whatever its faults are.
 constexpr Duration kJobTime = seconds(90);
 constexpr size_t kNumKept = 3;  // buffers of earlier groups that stay in use
 constexpr Duration kProgressTime = seconds(10);
@@ -58,7 +58,7 @@ uint64_t from_environment(const char* name, uint64_t fallback) {
   return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
 }
 
-// One rank of a job is killed, stopped permanently, or stopped for a moment.
+// A fault: one rank of a job is killed, stopped permanently, or stopped for a moment.
 struct Fault {
   enum class Kind { kKill, kStop, kDelay };
   Kind kind;
@@ -66,7 +66,7 @@ struct Fault {
   Duration wait;  // time since the previous fault
 };
 
-// One job of 2 to 5 ranks, at least one of which survives.
+// A job of 2 to 5 ranks, at least one of which survives.
 struct JobPlan {
   uint64_t seed;
   int world_size;
@@ -101,7 +101,7 @@ JobPlan make_plan(uint64_t seed) {
   return plan;
 }
 
-// Returns what is done in a round, the same on all ranks of a world: cases that are not refused.
+// Returns the cases of a round, which are equal on all ranks of a world. None of them is refused.
 std::vector<Case> cases_of(int world_size) {
   std::vector<Case> cases = conformance::cases_for(world_size);
   std::erase_if(cases, [](const Case& c) {
@@ -110,7 +110,7 @@ std::vector<Case> cases_of(int world_size) {
   return cases;
 }
 
-// One rank of a job: it runs rounds in one group, and in the next group if that failed.
+// A rank of a job. It runs rounds in one group, and in the next group when that one has failed.
 class Survivor {
  public:
   Survivor(RankContext& context, Membership membership, const JobPlan& plan)
@@ -197,7 +197,7 @@ class Survivor {
     }
   }
 
-  // Makes groups that are the same on all ranks of the world, except for this rank's colour.
+  // Makes subgroups. All ranks of the world pass the same arguments, except for their colours.
   void make_subgroups(Communicator& group) {
     subgroups_.clear();
     Random random(plan_.seed + static_cast<uint64_t>(group.world_size()));
@@ -216,14 +216,14 @@ class Survivor {
     subgroups_.clear();
   }
 
-  // Each rank brings its rank in the world plus one.
+  // Each rank contributes its rank in the world plus one.
   void sum_in_two_subgroups(Random& random) {
     const std::array<size_t, 2> chosen = {random.below(subgroups_.size()),
                                           random.below(subgroups_.size())};
-    // After a failure of one group the other may still work on its buffer.
+    // After one group has failed, the operation of the other may still use its buffer.
     std::array<std::shared_ptr<std::vector<int64_t>>, 2> values;
     std::vector<Work> works;
-    // The order of calls on one group is part of the program; the order between two groups is not.
+    // All ranks must call one group in the same order. The order between two groups may differ.
     const Rank me = subgroups_.front()->global_rank(subgroups_.front()->rank());
     const bool is_reversed = chosen[0] != chosen[1] && (me.value + round_) % 2 == 1;
     for (size_t i = 0; i < chosen.size(); ++i) {
@@ -243,7 +243,7 @@ class Survivor {
     }
   }
 
-  // Survivors may be one round apart, so all go back to the earliest round.
+  // Survivors may be one round apart, so all of them go back to the earliest round.
   void agree_on_round(Communicator& group) {
     int64_t round = round_;
     const Bytes bytes = std::as_writable_bytes(std::span(&round, 1));
@@ -288,7 +288,7 @@ struct Tally {
   }
 };
 
-// Stopped ranks are killed at the end, long after the others have gone on without them.
+// Ranks that are stopped are killed at the end, long after the others have continued without them.
 void disturb(os::System& system, const JobPlan& plan, std::span<const int> pids) {
   const auto pid_of = [&](const Fault& fault) { return pids[static_cast<size_t>(fault.rank)]; };
   bool has_stopped = false;
@@ -322,7 +322,7 @@ void run_job_under_faults(const JobPlan& plan, Tally& tally) {
     const auto& outcome = result.ranks[static_cast<size_t>(rank)];
     const auto fault = std::ranges::find(plan.faults, rank, &Fault::rank);
     const bool may_die = fault != plan.faults.end() && fault->kind != Fault::Kind::kDelay;
-    // A victim may have ended before its turn.
+    // A victim may have ended before its fault was due.
     if (may_die && outcome.signal == SIGKILL) {
       ++(fault->kind == Fault::Kind::kKill ? tally.num_killed : tally.num_stopped);
       continue;
@@ -343,7 +343,8 @@ std::set<std::string> shared_files() {
   return names;
 }
 
-// Returns new files that stay; files of other programs on this machine come and go.
+// Returns new files that are not removed within a while. Files of other programs on this machine
+// come and go.
 std::string shared_files_since(const std::set<std::string>& before) {
   const auto system = os::make_native_system();
   const Deadline patience = system->deadline_in(seconds(5));

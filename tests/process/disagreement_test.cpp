@@ -1,6 +1,6 @@
-// Ranks that are processes make a different call than the others or leave early, for every
-// operation and both engines, in the world and in a group of some of its ranks. The test compares
-// the whole messages of all ranks, with numbers masked.
+// Tests ranks, which are processes, that make a different call than the others or leave early, for
+// every operation and both engines, in the world and in a subgroup. The tests compare the whole
+// messages of all ranks, with numbers masked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ constexpr int kOddOne = 1;
 constexpr int kLeaver = 2;
 constexpr int kTag = 7;
 constexpr Duration kTimeout = seconds(20);
-// Time limit of all ranks together, including the barriers around the calls.
+// The time limit of all ranks together. It includes the barriers around the calls.
 constexpr Duration kLimit = seconds(5);
 constexpr const char* kMatching =
     "let each send have one recv with its tag, number of elements and dtype";
@@ -45,9 +45,9 @@ constexpr const char* kRestart = "restart the job or call rejoin()";
 struct Args {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kFloat32;
-  size_t count = 6;  // elements of one part
+  size_t count = 6;  // the number of elements of one part
   Rank root = 0;
-  int64_t num_rows = 0;  // 0: the tensor has one dimension
+  int64_t num_rows = 0;  // if 0, the tensor has one dimension
 };
 
 // Returns the number of elements of the tensor that the ranks compare.
@@ -61,7 +61,7 @@ std::vector<int64_t> sizes_of(const Args& args) {
   return {args.num_rows, num_elements / args.num_rows};
 }
 
-// All dtypes here have 4 bytes.
+// All dtypes in these tests have 4 bytes.
 void call(Communicator& group, const Args& args) {
   std::vector<std::byte> message(args.count * 4);
   if (args.kind == OpKind::kSend) return group.send(message, args.dtype, args.root, kTag);
@@ -85,7 +85,7 @@ bool has_root(OpKind kind) {
          kind == OpKind::kScatter;
 }
 
-// Returns the call as messages write it.
+// Returns the call in the form in which messages contain it.
 std::string text_of(const Args& args) {
   OpDescriptor descriptor{.kind = args.kind, .dtype = args.dtype, .root = args.root};
   if (args.kind != OpKind::kAllToAllV) {
@@ -99,8 +99,8 @@ std::string name_of_rank(int rank) {
   return format("rank {} (HOST, pid N)", rank);
 }
 
-// Returns the whole texts that one rank may have for one cause. The rank may learn it inside any of
-// these operations, or between two.
+// Returns all texts that one rank may have for one cause. The rank may learn of it inside any of
+// these operations, or between two of them.
 std::vector<std::string> texts_of(std::string_view code, int rank,
                                   const std::vector<OpKind>& operations, const std::string& cause,
                                   std::string_view remedy) {
@@ -125,8 +125,8 @@ struct Case {
   TransportChoice transport;
   bool is_subgroup = false;
 
-  // Ranks that are not in the subgroup have the lowest numbers, so that ranks of the subgroup
-  // differ from those of the world.
+  // The ranks outside of the subgroup have the lowest numbers, so that a rank has different numbers
+  // in the subgroup and in the world.
   int num_outsiders() const { return is_subgroup ? 1 : 0; }
 };
 
@@ -136,7 +136,8 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
                 info.param.is_subgroup ? "_subgroup" : "");
 }
 
-// An operation of another group that is in flight while the ranks disagree. It must succeed.
+// An operation of another group that is in flight while the ranks make different calls. It must
+// succeed.
 class Bystander {
  public:
   Bystander(RankContext& context, Communicator& world)
@@ -160,8 +161,8 @@ class Bystander {
 
 class DisagreementTest : public ::testing::TestWithParam<Case> {
  protected:
-  // Every rank runs `body` in `num_groups` new groups, one after the other, and returns what was
-  // thrown, one masked text after the other. Sets culprits_.
+  // Runs `body` on every rank in `num_groups` new groups, one after the other. Returns for each
+  // rank the masked texts of the errors. Sets culprits_.
   std::vector<std::vector<std::string>> run(
       size_t num_groups, const std::function<void(Communicator&, size_t group_index)>& body) {
     const testing::Resources before = testing::count_resources();
@@ -190,7 +191,7 @@ class DisagreementTest : public ::testing::TestWithParam<Case> {
     return texts;
   }
 
-  // Like the texts; "none" for an error without a culprit.
+  // In the same order as the texts; "none" for an error without a culprit.
   std::vector<std::vector<std::string>> culprits_;
 
  private:
@@ -246,7 +247,7 @@ class DisagreementTest : public ::testing::TestWithParam<Case> {
   }
 };
 
-// What rank 1 does instead of the usual call.
+// The calls of rank 1 in place of the usual call.
 struct Oddity {
   const char* what;
   std::vector<Args> calls;
@@ -260,7 +261,8 @@ std::vector<Oddity> oddities_of(const Args& usual) {
   oddities.push_back({"order", {{.kind = OpKind::kBarrier}, usual}});
   oddities.push_back({"count", {{.kind = usual.kind, .count = 5}}});
   oddities.push_back({"dtype", {{.kind = usual.kind, .dtype = DType::kInt32}}});
-  // Shapes with uneven parts are not compared, because their parts are compared one by one.
+  // Shapes with uneven parts are not compared as a whole, because the parts are compared one by
+  // one.
   if (usual.kind != OpKind::kAllToAllV) {
     oddities.push_back({"shape", {{.kind = usual.kind, .num_rows = 2}}});
   }
@@ -268,8 +270,8 @@ std::vector<Oddity> oddities_of(const Args& usual) {
   return oddities;
 }
 
-// Returns the possible causes. A cause names two ranks, of which one is the odd rank. A rank that
-// needs no data from it may already be in the barrier after the operation.
+// Returns the possible causes. A cause names two ranks, one of which is rank 1. A rank that needs
+// no data from rank 1 may already be in the barrier after the operation.
 std::vector<std::string> causes_of(const Args& usual, const Oddity& oddity) {
   if (usual.kind == OpKind::kAllToAllV && oddity.what == std::string("count")) {
     return {format("the ranks disagree: {} sends float32 x 6 to {}, which expects 5",
@@ -287,8 +289,8 @@ std::vector<std::string> causes_of(const Args& usual, const Oddity& oddity) {
   return causes;
 }
 
-// Returns the remedy for what differs. A rank that is in the barrier after the operation makes a
-// different call.
+// Returns the remedy for the difference. A rank that is already in the barrier after the operation
+// makes a different call.
 std::string remedy_of(const Oddity& oddity, const std::string& cause) {
   if (cause.find(" sends ") != std::string::npos) {
     return "let each rank expect from every other rank what that rank sends to it: output split "
@@ -330,7 +332,7 @@ TEST_P(OperationDisagreementTest, EveryRankGivesTheSameExplanation) {
       }
       EXPECT_THAT(text, AnyOfArray(golden));
       EXPECT_EQ(cause_in(text), cause_in(texts[0][i])) << "rank " << rank;
-      // The culprit is the higher rank of a pair, or the sender of a part.
+      // The culprit is the higher rank of the pair, or the sender of the part.
       const bool is_of_part = text.find(" sends ") != std::string::npos;
       const bool has_rank_0 = cause_in(text).find("rank 0 ") != std::string::npos;
       EXPECT_EQ(culprits_[static_cast<size_t>(rank)][i], is_of_part ? "0" : has_rank_0 ? "1" : "2");
@@ -338,8 +340,8 @@ TEST_P(OperationDisagreementTest, EveryRankGivesTheSameExplanation) {
   }
 }
 
-// A rank that ends its loop early gets no text. The texts of the others say in a separate sentence
-// that it left.
+// A rank that ends its loop early gets no error. The errors of the others have a separate sentence
+// which says that it has left.
 TEST_P(OperationDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   const auto texts = run(1, [&](Communicator& group, size_t) {
     group.barrier();
@@ -357,7 +359,7 @@ TEST_P(OperationDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   }
 }
 
-// Each run has its share of the cases in a subgroup.
+// Each run tests its share of the cases in a subgroup.
 std::vector<Case> on_both_engines(const std::vector<OpKind>& kinds) {
   std::vector<Case> cases;
   std::vector<Case> in_subgroup;
@@ -379,11 +381,11 @@ INSTANTIATE_TEST_SUITE_P(
                                          OpKind::kAllToAllV, OpKind::kBarrier})),
     name_of);
 
-// Tests send and recv: if two ranks disagree on a message, all ranks learn it.
+// Tests send and recv: if two ranks make different calls for a message, all ranks learn of it.
 class MessageDisagreementTest : public DisagreementTest {};
 
 TEST_P(MessageDisagreementTest, EveryRankGivesTheSameExplanation) {
-  // Number of elements; a message this long waits for its receive.
+  // A number of elements. A message of this length waits for its receive.
   constexpr size_t kLong = MessageHeader::kMaxEagerBytes;
   struct OddMessage {
     DType dtype;

@@ -1,6 +1,6 @@
-// A rank is killed or stopped inside each operation of the world, of a group of some of its ranks,
-// and of two groups at once. Every survivor must raise an error that names it in time, the group is
-// rebuilt in the same processes, and nothing is left behind.
+// Tests a rank that is killed or stopped inside each operation of the world, of a subgroup, and of
+// two groups at once. Every survivor must throw in time an error that names the rank, the group is
+// rebuilt in the same processes, and no process, thread or file is leaked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -36,17 +36,18 @@ constexpr int kKiller = 0;
 constexpr int kVictim = 1;
 constexpr int kWitness = 2;
 constexpr Duration kStopTimeout = seconds(1);
-// The promised time. It counts from the signal, or from the deadline if the victim is only stopped.
+// The guaranteed time. It counts from the signal, or from the deadline if the victim is only
+// stopped.
 #ifdef __SANITIZE_THREAD__
-constexpr Duration kLimit = seconds(4);  // ThreadSanitizer slows every rank down several times
+constexpr Duration kLimit = seconds(4);  // ThreadSanitizer makes every rank several times slower
 #else
 constexpr Duration kLimit = seconds(2);
 #endif
-// The operation is so large that every engine needs the victim to move data, not only its
-// announcement.
+// The operation is so large that in every engine the victim must move data, and not only announce
+// the operation.
 constexpr size_t kCount = 1 << 20;
 
-// The groups in which the operation runs.
+// The groups in which the operation under test runs.
 enum class Place { kWorld, kSubgroup, kTwoGroups };
 
 struct Case {
@@ -55,8 +56,8 @@ struct Case {
   int signal;
   Place place = Place::kWorld;
 
-  // Ranks of the job that are in no subgroup have the lowest numbers, so that ranks of the subgroup
-  // differ from those of the world.
+  // The ranks outside of the subgroup have the lowest numbers, so that a rank has different numbers
+  // in the subgroup and in the world.
   int num_outsiders() const { return place == Place::kWorld ? 0 : 1; }
 };
 
@@ -74,9 +75,9 @@ bool is_message(OpKind kind) {
   return kind == OpKind::kSend || kind == OpKind::kRecv;
 }
 
-// With these roots the victim waits inside the operation for the killer. In broadcast, gather and
-// scatter, data moves in one direction, so there must be enough of it to fill the sockets' buffers
-// in a few calls.
+// With these roots the victim waits inside the operation for the killer. In a broadcast, gather or
+// scatter, data moves in one direction only, so there must be enough of it to fill the sockets'
+// buffers within a few calls.
 testing::CollectiveCall collective_call(OpKind kind) {
   const bool goes_one_way =
       kind == OpKind::kBroadcast || kind == OpKind::kGather || kind == OpKind::kScatter;
@@ -89,7 +90,7 @@ testing::CollectiveCall collective_call(OpKind kind) {
           .world_size = kWorldSize};
 }
 
-// One call of the operation under test.
+// A call of the operation under test.
 class Call {
  public:
   Call(OpKind kind, Rank rank)
@@ -105,7 +106,8 @@ class Call {
   }
 
  private:
-  // Survivors send to, or receive from, the victim, which waits for a message that never comes.
+  // Survivors send to the victim or receive from it, while the victim waits for a message that is
+  // never sent.
   void exchange(Communicator& group, Bytes data) {
     const bool is_victim = group.rank() == kVictim;
     if (is_victim) return group.recv(data.first(4), DType::kFloat32, kKiller, /*tag=*/99);
@@ -114,21 +116,21 @@ class Call {
   }
 
   OpKind kind_;
-  testing::CollectiveCall call_;  // for a message: a broadcast of as many elements
+  testing::CollectiveCall call_;  // for a message, a broadcast of as many elements
   std::vector<float> in_;
   std::vector<float> out_;
 };
 
-// A slow rank may still be in the barrier before the operation under test, which would then fail
-// instead.
+// A slow rank may still be in the barrier before the operation under test. Then the barrier would
+// fail instead.
 bool is_past_barrier(const PeerStatus& peer) {
   return peer.last_seen.starts_with("last seen ") &&
          peer.last_seen.find(" barrier #1,") == std::string::npos;
 }
 
-// Returns the moment just before the signal.
+// Returns the time directly before the signal.
 TimePoint disturb_when_inside(RankContext& context, Communicator& group, const Case& test) {
-  // The operation comes after the barrier, and after the exchange that makes the second group.
+  // The operation comes after the barrier and after the exchange that makes the second group.
   const int number = test.place == Place::kTwoGroups ? 3 : 2;
   const std::string inside = is_message(test.kind)
                                  ? "last seen in recv #1,"
@@ -148,7 +150,7 @@ TimePoint disturb_when_inside(RankContext& context, Communicator& group, const C
 }
 
 // Returns the failure of the group. A rank that only sends may complete some more calls, until the
-// sockets' buffers are full. Their size depends on the kernel.
+// sockets' buffers are full. The kernel determines their size.
 Error failure_of(RankContext& context, Call& call, Communicator& group) {
   const Deadline patience = context.system.deadline_in(seconds(10));
   while (!patience.has_passed(context.system.now())) {
@@ -177,7 +179,7 @@ void rebuild(RankContext& context, const Membership& membership, const std::vect
   group->close(context.system.deadline_in(seconds(5)));
 }
 
-// An operation of another group that is in flight meanwhile. The victim does not call it.
+// An operation of another group that is in flight meanwhile. The victim does not take part.
 class SecondGroup {
  public:
   SecondGroup(RankContext& context, Communicator& group) {
@@ -199,7 +201,7 @@ class SecondGroup {
   std::optional<Work> work_;
 };
 
-// Runs a rank that is in none of the groups under test. It gets a failure of the world.
+// Runs a rank that is a member of no group under test. It gets only the failure of the world.
 void stand_by(Communicator& world) {
   const std::string failure = testing::failed_fields_of([&] { world.barrier(); });
   require(failure.find(" culprit=") != std::string::npos, failure);
@@ -229,7 +231,7 @@ void live_through(RankContext& context, const Membership& membership, const Case
     if (group.rank() == kKiller) report.disturbed = disturb_when_inside(context, group, test);
     const Error error = failure_of(context, call, group);
     report.raised = context.system.now();
-    // Every later call throws the same error.
+    // Every later call must throw the same error.
     try {
       group.barrier();
       require(false, "a failed group refuses operations");
@@ -288,7 +290,7 @@ TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
         testing::without_world_ranks(mask(report.message), test.num_outsiders());
     SCOPED_TRACE(outcome.output);
     if (test.signal == SIGKILL) {
-      // A rank that learns it between two operations says so.
+      // A rank that learns of the failure between two operations has another text.
       EXPECT_THAT(message,
                   AnyOf(StartsWith(format("kPeerLost: {} #N on group \"world\" failed after N s on "
                                           "rank {} (HOST, pid N)\n",
@@ -315,7 +317,7 @@ TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// Returns the whole table: operation x engine x fault.
+// Returns all combinations of operation, engine and fault.
 std::vector<Case> cases_in(Place place) {
   std::vector<Case> cases;
   for (const auto transport : {TransportChoice::kAuto, TransportChoice::kTcp}) {
@@ -332,7 +334,7 @@ std::vector<Case> cases_in(Place place) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FailureTest, ::testing::ValuesIn(cases_in(Place::kWorld)), name_of);
-// Each run has its share of these cases.
+// Each run tests its share of these cases.
 INSTANTIATE_TEST_SUITE_P(Subgroup, FailureTest,
                          ::testing::ValuesIn(testing::share_of(cases_in(Place::kSubgroup))),
                          name_of);

@@ -31,10 +31,9 @@ using testing::mask;
 using testing::RankContext;
 using testing::require;
 
-// If a child hangs, the kernel ends it, with the signal of alarm(). The sanitizers' allocators,
-// unlike glibc's, do not handle their locks at a fork: a lock that another thread held then stays
-// locked in the child. With a sanitizer the test therefore gives up a child that hangs, and forks
-// another.
+// A child that hangs is ended by the signal of alarm(). Unlike glibc's allocator, those of the
+// sanitizers do not handle their locks at a fork: a lock that another thread holds stays locked in
+// the child. So with a sanitizer the test abandons a child that hangs, and forks another one.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr unsigned kChildSeconds = 6;
 constexpr int kNumTries = 4;
@@ -44,7 +43,7 @@ constexpr int kNumTries = 1;
 #endif
 
 struct ChildOutcome {
-  int signal = 0;       // the signal that ended it
+  int signal = 0;       // the signal that ended the child
   std::string failure;  // empty if `body` returned
 };
 
@@ -75,7 +74,7 @@ ChildOutcome run_in_child(const std::function<void()>& body) {
   return {WIFSIGNALED(status) ? WTERMSIG(status) : 0, failure};
 }
 
-// Runs `body` in a forked child. Returns an empty text if it returned.
+// Runs `body` in a forked child and returns its failure; an empty text if it returned.
 std::string failure_in_child(const std::function<void()>& body) {
   ChildOutcome outcome = run_in_child(body);
   for (int i = 1; i < kNumTries && outcome.signal == SIGALRM; ++i) outcome = run_in_child(body);
@@ -125,7 +124,7 @@ std::vector<std::pair<std::string, std::function<void()>>> calls_of(Communicator
   };
 }
 
-// Checks what a child gets for every call, and that it can destroy all its objects.
+// Checks the error that a child gets for every call, and that it can destroy all its objects.
 void try_everything(std::unique_ptr<Communicator>& group, std::shared_ptr<SymmetricBuffer>& buffer,
                     std::unique_ptr<Work>& pending, const std::string& expected) {
   require(group->rank() == 0 && group->world_size() == 3, "plain values can be read");
@@ -136,7 +135,7 @@ void try_everything(std::unique_ptr<Communicator>& group, std::shared_ptr<Symmet
   group.reset();
   buffer.reset();
   pending.reset();
-  // A group that the child itself makes works.
+  // A group that the child connects itself works.
   const auto system = os::make_native_system();
   const auto own = Communicator::connect(*system, {}, {}, system->deadline_in(seconds(5)));
   require(sum(*own, 5).front() == 5, "a group that the child connected");
@@ -151,7 +150,7 @@ void fork_in_a_job(RankContext& context, const Membership& membership, Transport
     std::shared_ptr<SymmetricBuffer> buffer = group->allocate_symmetric(4096);
     const int own = group->rank().value + 1;
     require(sum(*group, own).front() == 6, "1 + 2 + 3");
-    group->barrier_async().wait();  // now the group has all its threads
+    group->barrier_async().wait();  // after this call the group has started all its threads
     std::array<std::byte, 4> message{};
     const Bytes bytes = message;
     if (context.rank == 0) {
@@ -169,7 +168,7 @@ void fork_in_a_job(RankContext& context, const Membership& membership, Transport
       pending->wait();
       require(message[0] == std::byte{7}, "the message came");
     } else {
-      group->barrier();  // it runs after the child has ended
+      group->barrier();  // runs after the child has ended
       message[0] = std::byte{7};
       if (context.rank == 1) group->send(bytes, DType::kInt32, 0, 3);
     }
@@ -195,7 +194,7 @@ TEST_P(ForkTest, AChildIsRefusedAndItsParentsJobGoesOn) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// A child that only ends, by exit or by leaving the scope, sends nothing to any rank.
+// A child that only ends, by exit() or by leaving the scope, sends nothing to any rank.
 TEST_P(ForkTest, AChildThatOnlyEndsIsNotNoticed) {
   JobOptions options{.world_size = 2};
   const auto result =
@@ -212,7 +211,7 @@ TEST_P(ForkTest, AChildThatOnlyEndsIsNotNoticed) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The victim's child has copies of all its connections and lives on.
+// The child of the victim has copies of all its connections, and outlives it.
 void outlive_a_parent(RankContext& context, const Membership& membership,
                       TransportChoice transport) {
   constexpr int kVictim = 1;
@@ -228,7 +227,7 @@ void outlive_a_parent(RankContext& context, const Membership& membership,
       while (true) ::pause();
     }
     membership.store->set("child", std::to_string(child), patience).value_or_throw();
-    group->recv_async({}, DType::kInt32, 0, 9).wait();  // no rank sends it
+    group->recv_async({}, DType::kInt32, 0, 9).wait();  // no rank sends this message
   }
   const int child = std::stoi(membership.store->get("child", patience).value_or_throw());
   testing::FailureReport report;

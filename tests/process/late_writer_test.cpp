@@ -1,6 +1,6 @@
-// A rank is stopped; the others time out and rebuild the group without it. Then it continues and
-// writes through its old pointers into the symmetric memory of the others, which now use this
-// memory privately.
+// Tests a rank that is stopped, so that the others time out and rebuild the group without it. Then
+// it continues and writes through its old pointers into the symmetric memory of the others, which
+// now use this memory privately.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -48,7 +48,7 @@ std::byte fresh_value(int rank) {
   return static_cast<std::byte>(20 + rank);
 }
 
-// Takes pointers and views of the pieces of the other ranks, and uses them later.
+// Keeps pointers to the pieces of the other ranks, and views of them, and uses them later.
 void write_late(RankContext& context, Communicator& world, Store& store) {
   const auto buffer = world.allocate_symmetric(kPieceBytes);
   std::vector<Bytes> pieces = {buffer->writable_peer(0), buffer->writable_peer(1)};
@@ -59,14 +59,14 @@ void write_late(RankContext& context, Communicator& world, Store& store) {
   for (const Bytes piece : pieces) std::ranges::fill(piece, kLateByte);
   const std::string of_signal = failure_of([&] { buffer->signal(0, 1); });
   store.set("late rank has written", "1", context.system.deadline_in(kTimeout)).value_or_throw();
-  // An operation of the group has thrown by now, so the failure is known.
+  // An operation of the group has already thrown, so the failure is known.
   const std::string failure = failure_of([&] { world.barrier(); });
   require(failure.find("signal slot 7") != std::string::npos, failure);
   require(failure_of([&] { buffer->peer(0); }) == failure, "the first failure");
   context.output = of_signal;
 }
 
-// Checks that every access to the pieces of the others throws this.
+// Checks that every access to the pieces of the others throws this error.
 void require_refusals(RankContext& context, SymmetricBuffer& buffer, const std::string& failure) {
   const std::vector<std::function<void()>> calls = {
       [&] { buffer.peer(kLate); }, [&] { buffer.writable_peer(1 - context.rank); },
@@ -123,12 +123,12 @@ TEST(LateWriter, MemoryOfSurvivorsIsOutOfItsReach) {
         survive(context, *world, *membership.store);
       });
   EXPECT_TRUE(result.ok()) << result.failures();
-  // A signal to memory that is withdrawn is refused, whether or not the rank knew of the failure.
+  // A signal to revoked memory throws, whether or not the rank has learned of the failure before.
   EXPECT_NE(result.ranks[kLate].output, "");
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// The memory is that of a group that the survivors have closed in good order before the world
+// The memory belongs to a group that the survivors have closed in an orderly way before the world
 // fails.
 TEST(LateWriter, MemoryOfAClosedGroupIsOutOfItsReachWhenTheJobIsLeft) {
   const auto result =

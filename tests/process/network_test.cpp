@@ -34,17 +34,18 @@ using testing::Namespaces;
 using testing::RankContext;
 
 constexpr uint16_t kPort = 29500;
-// This is much longer than any test takes: what has not ended by this deadline has failed.
+// This is much longer than any test takes, so a call that has not ended by this deadline has
+// failed.
 constexpr Duration kBudget = seconds(60);
-// The limit of the time after the ranks have met at the store. Half of it is the code's limit: a
-// rank gives a connection up after kConnectPeerTimeout and then tells all other ranks at once. The
-// other half is for a machine that is busy.
+// The limit of the time after the ranks have joined at the store. Half of it is the limit of the
+// code under test: a rank gives up a connection after kConnectPeerTimeout, and then informs all
+// other ranks at once. The other half is for a busy machine.
 constexpr Duration kConnectLimit = seconds(10);
 static_assert(2 * kConnectPeerTimeout <= kConnectLimit);
 
 struct Place {
   int host = 0;
-  std::string master_addr;  // how this host names the host of rank 0
+  std::string master_addr;  // the name that this host uses for the host of rank 0
   std::string hosts = "";   // lines for its /etc/hosts
 };
 
@@ -55,7 +56,8 @@ class NetworkTest : public ::testing::Test {
     if (!obstacle.empty()) GTEST_SKIP() << obstacle;
   }
 
-  // Each rank joins at its place, connects and sums. It returns where it listens, or its error.
+  // Each rank joins on its host, connects and sums. Returns for each rank the address at which it
+  // listens, or its error.
   std::vector<std::string> run(const Namespaces& network, const std::vector<Place>& places) {
     const int world_size = static_cast<int>(places.size());
     const auto result = testing::run_ranks_as_processes(
@@ -100,7 +102,8 @@ class NetworkTest : public ::testing::Test {
         [&] { world = Communicator::connect(system, membership, {}, deadline); });
     testing::require(system.now() - start < kConnectLimit, "connecting took longer than 10 s");
     if (!world) {
-      // Rank 0 hosts the store, so it stays until the others have read there why connecting failed.
+      // Rank 0 hosts the store, so it waits until the others have read there why connecting has
+      // failed.
       if (rank == 0) system.make_waiter()->park(system.deadline_in(std::chrono::seconds(2)));
       return obstacle;
     }
@@ -124,7 +127,7 @@ TEST_F(NetworkTest, EachRankIsReachedWhereItReachesTheStore) {
 
 TEST_F(NetworkTest, AnInterfaceThatLeadsElsewhereIsNotChosen) {
   Namespaces network(3);
-  // The first link does not lead to the other hosts.
+  // The first link of this host does not lead to the other hosts.
   network.link({0, "10.99.0.1/24"}, {2, "10.99.0.2/24"});
   network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
   network.link({1, "10.98.0.1/24"}, {2, "10.98.0.2/24"});
@@ -137,7 +140,7 @@ TEST_F(NetworkTest, ANameThatMeansLoopbackAtHomeIsNeverPublished) {
   network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
   const Place home{0, "node0", "127.0.1.1 node0\n"};
   const Place away{1, "node0", "127.0.1.1 node1\n10.77.0.1 node0\n"};
-  // Two ranks are on the store's own host, and reach the store over loopback.
+  // Two ranks are on the host of the store, and reach it over loopback.
   EXPECT_EQ(run(network, {home, home, away}),
             (std::vector<std::string>{"10.77.0.1", "10.77.0.1", "10.77.0.2"}));
 }
@@ -171,7 +174,7 @@ TEST_F(NetworkTest, RanksWithoutARouteToEachOtherAreBothNamedToAll) {
   const auto outputs = run(network, {{0, "node0", "127.0.1.1 node0\n"},
                                      {1, "node0", "10.77.0.1 node0\n"},
                                      {2, "node0", "10.78.0.1 node0\n"}});
-  // The rank that opens the connection between the two reports the failure.
+  // The rank that opens the connection between the two ranks reports the failure.
   EXPECT_THAT(outputs, Each(HasSubstr("rank 1 (node1, pid ")));
   EXPECT_THAT(outputs, Each(HasSubstr("rank 2 (node2, pid ")));
   EXPECT_THAT(outputs, Each(HasSubstr(" cannot reach rank ")));
@@ -186,7 +189,7 @@ TEST_F(NetworkTest, RanksWhosePacketsAreDroppedAreNamedWithInterfaceAndErrno) {
   network.link({0, "10.78.0.1/24"}, {2, "10.78.0.2/24"});
   network.forward(0);
   network.ip(2, "route add 10.77.0.0/24 via 10.78.0.1");
-  // The host receives from rank 2 and cannot answer.
+  // This host receives packets of rank 2, but cannot answer.
   network.ip(1, "route add blackhole 10.78.0.0/24");
   const auto outputs = run(network, {{0, "node0", "127.0.1.1 node0\n"},
                                      {1, "node0", "10.77.0.1 node0\n"},
@@ -228,14 +231,14 @@ TEST_F(NetworkTest, BeyondLoopbackTheStoreServesNobodyWithoutTheToken) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The process may be alive or not: no packet of it arrives any more, not even the end of its
-// connections.
+// No packet of the process arrives any more, not even the end of its connections. So the store
+// cannot know whether the process is alive.
 TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
   Namespaces network(2);
   network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
   const os::Address address{os::Address::Kind::kTcp, "10.77.0.1", kPort};
   const testing::TemporaryFolder folder;
-  // A file signals the end, because no message reaches the client.
+  // A file signals the end of the test, because no message reaches the client.
   const std::string is_over = folder.file("is_over");
   const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
     network.enter(context.rank);
@@ -261,7 +264,7 @@ TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
     const auto will =
         store->leave_will("lost", "rank 1", system->deadline_in(seconds(20))).value_or_throw();
     store->set("ready", "yes", system->deadline_in(seconds(20))).value_or_throw();
-    // The will must not be retracted before it is carried out.
+    // The last will must not be retracted before the store has executed it.
     const Deadline end = system->deadline_in(seconds(12));
     while (!std::filesystem::exists(is_over) && !end.has_passed(system->now())) {
       testing::nap(*system, milliseconds(10));
@@ -270,7 +273,7 @@ TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The networks share a kernel, but unix sockets of one cannot be reached from another.
+// These network namespaces share a kernel, but unix sockets of one cannot be reached from another.
 TEST_F(NetworkTest, ProcessesInNetworksOfTheirOwnAreOnHostsOfTheirOwn) {
   Namespaces network(2);
   const auto result = testing::run_ranks_as_processes(3, [&](RankContext& context) {
@@ -282,7 +285,8 @@ TEST_F(NetworkTest, ProcessesInNetworksOfTheirOwnAreOnHostsOfTheirOwn) {
   EXPECT_NE(result.ranks[0].output, result.ranks[2].output);
 }
 
-// On one host, a rank is killed between the meeting at the store and the connection of the group.
+// On one host, a rank is killed after the ranks have joined at the store and before the group is
+// connected.
 TEST(ConnectingTest, ARankThatDiesWhileTheOthersConnectIsNamedAtOnce) {
   const auto result = testing::run_ranks_as_processes(
       4,

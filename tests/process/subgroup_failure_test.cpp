@@ -1,5 +1,5 @@
-// A rank is killed inside a group of some of the ranks. Tests the errors of that group and of the
-// group of all ranks, and that the group of the other ranks still works.
+// Tests a rank that is killed inside a subgroup: the errors of that subgroup and of the world, and
+// that the subgroup of the other ranks still works.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -25,10 +25,10 @@ using testing::require;
 using ::testing::StartsWith;
 
 constexpr int kWorldSize = 4;
-// The victim's rank in the world. It is rank 1 in its half, which has the odd ranks.
+// The victim's rank in the world. The victim is rank 1 of its half, which contains the odd ranks.
 constexpr int kVictim = 3;
 constexpr int kPartner = 1;
-// Timeout of every operation. After a death a shorter time is promised.
+// The timeout of every operation. A death must be reported in a shorter time.
 constexpr Duration kTimeout = seconds(20);
 constexpr Duration kLimit = seconds(5);
 
@@ -39,18 +39,19 @@ int64_t sum(Communicator& group, int64_t mine) {
   return total;
 }
 
-// Runs operations of the half without the victim, before and after the world has failed.
+// Runs operations of the half that does not contain the victim, before and after the world has
+// failed.
 void work_on(Communicator& half, int rank) {
   for (int step = 0; step < 100; ++step) require(sum(half, rank) == 0 + 2, "sum of the even ranks");
 }
 
-// Waits until every rank has created its half, because a creation in progress would fail with the
-// victim.
+// Waits until every rank has created its half. The death of the victim would end a creation that is
+// in progress.
 void await_creation(RankContext& context, Store& store) {
   store.barrier("created", kWorldSize, context.system.deadline_in(kTimeout)).value_or_throw();
 }
 
-// Returns the error of the rank's own half, if it failed, and then the error of the world.
+// Returns the error of the rank's half, if that failed, and then the error of the world.
 void live_through(RankContext& context, const Membership& membership, TransportChoice transport) {
   const testing::Resources before = testing::count_resources();
   const int me = context.rank;
@@ -83,7 +84,7 @@ void live_through(RankContext& context, const Membership& membership, TransportC
   require(left.empty(), left);
 }
 
-// A rank that learns it between two operations says so.
+// A rank that learns of the failure between two operations has another text.
 auto names_victim(const std::string& operation, const std::string& group, const std::string& victim,
                   const std::string& self) {
   const auto gone = HasSubstr(format("\n  {} is gone: its connection ended, last seen ", victim));

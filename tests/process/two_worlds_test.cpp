@@ -1,5 +1,5 @@
-// Processes are members of two jobs at once, with another rank in each. Their operations
-// interleave, and one job ends or fails while the other goes on.
+// Tests processes that are members of two jobs at once, with a different rank in each. Operations
+// of the two jobs interleave, and one job ends or fails while the other goes on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -25,7 +25,7 @@ using testing::require;
 using ::testing::StartsWith;
 
 constexpr Duration kTimeout = seconds(20);
-// This is far less than that timeout, and far more than the promised time.
+// This is far less than the timeout of the operations, and far more than the guaranteed time.
 constexpr Duration kLimit = seconds(5);
 // Three processes are in the large job. The last two are also in the small job, in reverse order.
 constexpr int kLargeSize = 3;
@@ -38,7 +38,7 @@ enum class End { kClose, kAbort, kKill };
 
 struct Case {
   TransportChoice transport;
-  End end;  // how the large job ends
+  End end;  // the way in which the large job ends
 };
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
@@ -47,7 +47,7 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
                 kEnds[static_cast<size_t>(info.param.end)]);
 }
 
-// The sum of rank + 1 over a group's ranks, in an operation that is awaited later.
+// An operation that sums rank + 1 over the ranks of a group. The caller waits for it later.
 class Sum {
  public:
   explicit Sum(Communicator& group)
@@ -110,8 +110,8 @@ void end_large(Communicator& large, Deadline deadline, End end) {
   large.close(deadline);
 }
 
-// Returns the error of the large job after it has ended so. Meanwhile an operation of the small job
-// is in flight.
+// Ends the large job in the given way and returns its error. Meanwhile an operation of the small
+// job is in flight.
 std::string failure_of_large(Communicator& large, Communicator& small) {
   Sum across(small);
   const std::string failure = testing::failure_of([&] {
@@ -123,7 +123,7 @@ std::string failure_of_large(Communicator& large, Communicator& small) {
   return failure;
 }
 
-// Returns the errors that the members of both jobs get from the large job.
+// Returns the errors of the large job on the members of both jobs.
 void live_through(RankContext& context, const Membership& membership, const Case& test,
                   const std::string& store_file) {
   const testing::Resources before = testing::count_resources();

@@ -17,7 +17,7 @@ constexpr DType kType = DType::kInt32;
 using Values = std::vector<int32_t>;
 using Span = std::span<int32_t>;
 
-// Returns the element that a rank puts into a collective.
+// Returns the element that a rank contributes to a collective.
 int32_t value_of(const Step& step, int rank, size_t index) {
   return static_cast<int32_t>(step.seed % 1000) + 100'003 * rank +
          static_cast<int32_t>(index % 8629);
@@ -29,7 +29,7 @@ int32_t sum_of(const Step& step, int world_size, size_t index) {
   return sum;
 }
 
-// Has the order of Step::Kind, whose last two kinds are not collectives.
+// These are in the order of Step::Kind, whose last two kinds are no collectives.
 constexpr std::array<OpKind, Step::kNumKinds - 2> kOpKinds = {
     OpKind::kAllReduce, OpKind::kAllGather, OpKind::kReduceScatter, OpKind::kBroadcast,
     OpKind::kBarrier,   OpKind::kReduce,    OpKind::kGather,        OpKind::kScatter,
@@ -100,7 +100,7 @@ void run_collective(Communicator& group, const Step& step, Bytes symmetric) {
   group.run(call.collective(rank, std::as_bytes(input), std::as_writable_bytes(output)));
   check_output(call, step, rank, output);
   if (is_in_place) return;
-  // Inputs that are only read keep their values.
+  // Inputs that are only read must keep their values.
   for (size_t i = 0; i < num_input; ++i) check(step, input, i, value_of(step, rank.value, i));
 }
 

@@ -1,4 +1,4 @@
-// The collectives of a simulated job. Each result is checked against its formula.
+// Runs the collectives of a simulated job, and checks each result against its formula.
 //
 // Threads: those of Communicator. Blocking: until the collective is done or fails. Errors: what the
 // Communicator throws; kInternal for a wrong result.
@@ -11,12 +11,12 @@
 
 namespace cadre::testing {
 
-inline constexpr size_t kMaxStepCount = 3000;  // limit of Step::count
+inline constexpr size_t kMaxStepCount = 3000;  // the largest Step::count
 
-// Returns how much symmetric memory run_collective() needs.
+// Returns the bytes of symmetric memory that run_collective() needs.
 size_t symmetric_bytes(int world_size);
 
-// Runs the part of group.rank(). Not for kMessages and kTwoGroups.
+// Runs the collective on group.rank(). It does not support kMessages and kTwoGroups.
 void run_collective(Communicator& group, const Step& step, Bytes symmetric);
 
 }  // namespace cadre::testing

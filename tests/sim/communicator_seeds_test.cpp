@@ -47,7 +47,7 @@ std::string_view to_string(Scenario scenario) {
   return kNames[static_cast<size_t>(scenario)];
 }
 
-// Counts in how many runs each kind of fault had an effect.
+// Counts for each kind of fault the runs in which it had an effect.
 class FaultTable {
  public:
   void add(const sim::FaultCounts& counts) {
@@ -61,9 +61,9 @@ class FaultTable {
       expect_a_tenth(felt_[static_cast<size_t>(kind)], sim::to_string(kind));
     }
   }
-  // The default is 20 runs of 200.
+  // By default this means 20 runs of 200.
   void expect_a_tenth(int num_runs, std::string_view what) const {
-    if (num_runs_ == 1) return;  // it is a replay
+    if (num_runs_ == 1) return;  // this run is a replay
     EXPECT_GE(num_runs * 10, num_runs_) << what << " was in too few of " << num_runs_ << " runs";
   }
   void print(std::string_view title) const {
@@ -90,8 +90,8 @@ bool ends_right(Scenario scenario) {
          scenario == Scenario::kContinue;
 }
 
-// Returns the faults that must have an effect in a tenth of the runs. Waits on words, and so
-// spurious wake-ups, exist only in shared memory.
+// Returns the faults that must have an effect in a tenth of the runs. Waits on words exist only in
+// shared memory, and so do spurious wake-ups.
 std::vector<FaultKind> faults_of(Scenario scenario) {
   std::vector<FaultKind> kinds = {FaultKind::kDelay, FaultKind::kReorder, FaultKind::kShortIo,
                                   FaultKind::kSlowLink};
@@ -121,8 +121,8 @@ std::vector<FaultKind> faults_of(Scenario scenario) {
   return kinds;
 }
 
-// Returns the moment of a fault: anywhere in the life of a rank or, in half of the runs, towards
-// its end, during the operations.
+// Returns the time of a fault. It is anywhere in the lifetime of a rank or, in half of the runs,
+// near its end, during the operations.
 When moment_of(const JobPlan& plan, int rank, Random& random) {
   const JobOutcome undisturbed = run_job(plan);
   const auto life =
@@ -131,7 +131,7 @@ When moment_of(const JobPlan& plan, int rank, Random& random) {
   return When::at_point(rank, static_cast<int64_t>(1 + early + random.below(life - early)));
 }
 
-// Returns a time that is shorter than every deadline, also that of one connection.
+// Returns a time that is shorter than every deadline, including that of a connection attempt.
 Duration short_time(Random& random) {
   constexpr std::array<int, 5> kTimesMs = {5, 50, 500, 2'000, 4'000};
   return milliseconds(kTimesMs[random.below(kTimesMs.size())]);
@@ -167,7 +167,7 @@ Fault fault_of(Scenario scenario, const JobPlan& plan) {
 JobPlan plan_of(Scenario scenario, uint64_t seed) {
   const bool needs_hosts = scenario == Scenario::kPartition || scenario == Scenario::kHeal;
   JobPlan plan = needs_hosts ? plan_job(seed, kSeveralHosts) : plan_job(seed, kAllShapes);
-  // So a lost wake-up becomes a timeout, which is wrong if no rank dies.
+  // With these long naps a lost wake-up causes a timeout, which is wrong if no rank dies.
   if (ends_right(scenario)) plan.options.max_nap = hours(1);
   if (scenario != Scenario::kNoFault) plan.options.faults = {fault_of(scenario, plan)};
   return plan;
@@ -189,7 +189,7 @@ bool says(const RankReport& report, std::string_view text) {
   return report.failure && report.failure->message().find(text) != std::string::npos;
 }
 
-// Returns whether the rank has failed for a just reason, without the exceptions of is_hidden().
+// Returns whether the rank has failed for an allowed reason, without the exceptions of is_hidden().
 bool failed_justly(const JobPlan& plan, const JobOutcome& outcome, int rank) {
   if (!outcome.ranks[static_cast<size_t>(rank)].failure) return false;
   const Verdict verdict = verdict_of(outcome, rank);
@@ -219,11 +219,11 @@ bool is_hidden(const JobPlan& plan, const JobOutcome& outcome, int rank, const V
          ((waits && has_message) || waits_elsewhere);
 }
 
-// Returns whether the failure blames a rank that the table allows. This is judged for the rank that
-// found the failure; the others quote it.
+// Returns whether the failure blames a rank that the table allows. The rank that found the failure
+// decides; the others quote it.
 bool is_just(const JobPlan& plan, const JobOutcome& outcome, int rank) {
   const Verdict verdict = verdict_of(outcome, rank);
-  // The rank ended by an exception, which was the failure of another group.
+  // The failure of another group made this rank throw, and so end this group.
   if (says(outcome.ranks[static_cast<size_t>(rank)], "ended the group's scope")) {
     return verdict.reporter != rank && failed_justly(plan, outcome, verdict.reporter);
   }
@@ -231,9 +231,9 @@ bool is_just(const JobPlan& plan, const JobOutcome& outcome, int rank) {
          (verdict.culprit && is_hidden(plan, outcome, rank, verdict));
 }
 
-// Returns whether the failure came in time. A death is known at once, and a cut as soon as the
-// connection is used again. Silence is known at the deadline of an operation, which may have begun
-// a little later, if what was sent before came over a slow link.
+// Returns whether the failure was reported in time. A death is noticed at once, and a cut
+// connection as soon as it is used again. Silence is noticed at the deadline of an operation, which
+// may have begun a little later if earlier data went over a slow link.
 bool is_in_time(const JobPlan& plan, const JobOutcome& outcome, const RankReport& report) {
   constexpr Duration kAtOnce = seconds(2);
   constexpr Duration kLater = seconds(5);
@@ -259,7 +259,7 @@ class Seeds : public ::testing::TestWithParam<Scenario> {
       const RankReport& report = outcome.ranks[static_cast<size_t>(rank)];
       const bool has_returned =
           outcome.sim.ranks[static_cast<size_t>(rank)].kind == sim::RankEnd::Kind::kReturned;
-      // The rank was the victim, or its results were right.
+      // This rank was the victim, or its results were right.
       if (!has_returned || !report.failure) continue;
       EXPECT_TRUE(is_just(plan, outcome, rank)) << "rank " << rank << " blames another";
       EXPECT_TRUE(is_in_time(plan, outcome, report)) << "rank " << rank << " was late";
@@ -319,7 +319,7 @@ TEST(SimulatedJobs, EveryKindOfStepIsInATenthOfThem) {
     }
     for (size_t kind = 0; kind < is_in.size(); ++kind) num_jobs_with[kind] += is_in[kind] ? 1 : 0;
   }
-  if (seeds.size() < 100) return;  // these are too few to count
+  if (seeds.size() < 100) return;  // these are too few seeds to count effects
   for (size_t kind = 0; kind < num_jobs_with.size(); ++kind) {
     EXPECT_GE(num_jobs_with[kind] * 10, static_cast<int>(seeds.size()))
         << to_string(static_cast<Step::Kind>(kind)) << " is in too few";

@@ -64,8 +64,8 @@ FabricOptions simulated_options(int host) {
           }};
 }
 
-// Returns the ranks to which a rank is connected: those of its host, its sponsor and those that it
-// sponsors.
+// Returns the ranks to which a rank must be connected: those of its host, its sponsor, and the
+// ranks that it sponsors.
 std::set<int> expected_peers(const Layout& layout, int rank) {
   const std::vector<int>& near = layout.ranks_of(layout.host_of(rank));
   std::set<int> peers(near.begin(), near.end());
@@ -75,7 +75,7 @@ std::set<int> expected_peers(const Layout& layout, int rank) {
   return peers;
 }
 
-// Sends this rank's number over each connection and requires the peer's.
+// Sends this rank's number over each connection, and requires that the peer sends its own number.
 void require_right_peers(os::System& system, FabricConnections& fabric, int rank) {
   const Deadline deadline = system.deadline_in(seconds(20));
   const std::set<int> peers = expected_peers(*fabric.layout, rank);
@@ -108,12 +108,12 @@ struct FabricJob {
   sim::SimResult sim;
   std::vector<RankOfFabric> ranks;
 
-  // The first rank starts at began(), and the last rank is connected at ended().
+  // The first rank starts at began(), and the last rank has connected at ended().
   TimePoint began() const { return std::ranges::min(ranks, {}, &RankOfFabric::began).began; }
   TimePoint ended() const { return std::ranges::max(ranks, {}, &RankOfFabric::ended).ended; }
 };
 
-// All ranks meet at a store on rank 0, which detects lost clients, and then connect.
+// All ranks join at a store on rank 0, which detects lost clients, and then connect.
 FabricJob run_fabric_job(uint64_t seed, const std::vector<int>& ranks_per_host,
                          std::vector<sim::Fault> faults, Duration budget) {
   sim::Simulator simulator(seed, {.ranks_per_host = ranks_per_host, .faults = std::move(faults)});
@@ -138,11 +138,11 @@ FabricJob run_fabric_job(uint64_t seed, const std::vector<int>& ranks_per_host,
     mine.is_connected = fabric.ok();
     if (!fabric.ok()) mine.failure = fabric.error();
     if (fabric.ok() && job.ranks.size() < 256) {
-      // Other ranks may be killed or stopped at this point.
+      // Other ranks may be killed or stopped while this runs.
       const std::string why = failure_of([&] { require_right_peers(system, *fabric, rank); });
       if (!why.empty()) mine.failure = Error(ErrorCode::kInternal, why);
     }
-    // The store stays until all ranks have read there why connecting failed.
+    // The store is kept until all ranks have read there why connecting has failed.
     if (rank == 0) system.make_waiter()->park(system.deadline_in(2 * budget));
   });
   return job;
@@ -161,20 +161,20 @@ TEST(FabricInTheSimulator, RanksOfAllShapesConnectToTheirHostAndTheTreeOfHosts) 
   }
 }
 
-// Returns a moment at which the ranks of the job with this seed connect; a second seed picks it.
+// Returns a time at which the ranks of this job are connecting. `seed` picks it.
 Duration moment_of(const FabricJob& job, uint64_t seed) {
   const auto span = static_cast<uint64_t>((job.ended() - job.began()).count());
   return job.began() - TimePoint{} +
          Duration(static_cast<int64_t>(Random(seed).below(std::max<uint64_t>(1, span))));
 }
 
-// A fault of one rank, at a random moment while all ranks connect, and the failure that the others
-// must raise.
+// A fault of one rank at a random time while all ranks connect, and the failure that the others
+// must report.
 struct FaultOfOne {
   sim::Fault (*fault)(int rank, sim::When when) = nullptr;
   Duration budget{};
   ErrorCode code = ErrorCode::kInternal;
-  // Returns the time from the moment of the fault, or from the beginning, to the failure of a rank.
+  // Returns the time from the fault, or from the beginning, to the failure of a rank.
   std::function<Duration(const RankOfFabric&, Duration moment)> delay;
   Duration max_delay{};
 };
@@ -226,7 +226,7 @@ TEST(FabricInTheSimulator, ARankThatIsStoppedIsNamedToAllAtTheDeadline) {
        .max_delay = kBudget + seconds(4)});
 }
 
-// In virtual time, the second attempt of rank 0 waits for rank 1 and polls the store meanwhile.
+// The second attempt of rank 0 waits for rank 1, and polls the store meanwhile.
 TEST(FabricInTheSimulator, AFailedAttemptDoesNotSpoilTheNext) {
   sim::Simulator simulator(1, {.ranks_per_host = {2}});
   const auto store = std::make_shared<HashStore>(simulator.system(0));
@@ -248,8 +248,7 @@ TEST(FabricInTheSimulator, AFailedAttemptDoesNotSpoilTheNext) {
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
-// In virtual time, one rank gives up and does not retry. It may be the rank that computes the
-// layout.
+// One rank gives up and does not retry. It may be the rank that computes the layout.
 TEST(FabricInTheSimulator, ARankThatComesLateLearnsWhyTheAttemptBeforeFailed) {
   for (const int deserter : {0, 1}) {
     sim::Simulator simulator(1, {.ranks_per_host = {2}});
@@ -278,8 +277,8 @@ int num_hosts_of_the_largest_job() {
   return given == nullptr ? 32 : std::clamp(std::atoi(given), 2, 250);
 }
 
-// Checks the figures of connect_fabric.h and bootstrap_exchange.h: sockets and requests to the
-// store.
+// Checks the numbers of sockets and of requests to the store that connect_fabric.h and
+// bootstrap_exchange.h state.
 TEST(FabricInTheSimulator, ManyHostsMeetWithFewSocketsAndRequests) {
   constexpr int kRanksPerHost = 8;
   const int num_hosts = num_hosts_of_the_largest_job();
@@ -314,9 +313,10 @@ TEST(FabricInTheSimulator, ManyHostsMeetWithFewSocketsAndRequests) {
   EXPECT_EQ(inner->num_keys(simulator.system(0).deadline_in(seconds(1))).value_or_throw(), 0);
   int total = 0;
   for (const int number : num_sockets) total += number;
-  // The connections are cliques of hosts and a tree of hosts.
+  // The connections form a clique on each host, and a tree of the hosts.
   EXPECT_EQ(total / 2, num_hosts * kRanksPerHost * (kRanksPerHost - 1) / 2 + num_hosts - 1);
-  // With 256 ranks no rank waits for 50 ms, so none queries the store for failures.
+  // With 256 ranks no rank waits for 50 ms, so none reads from the store whether others have
+  // failed.
   const int64_t least = 6 * num_ranks - 2 + 2 * ((num_ranks + 63) / 64);
   EXPECT_GE(counts->requests, least);
   EXPECT_LE(counts->requests, num_ranks <= 256 ? least : 2 * least);

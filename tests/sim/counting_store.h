@@ -1,4 +1,4 @@
-// A Store that counts the requests to an underlying store, for figures in tests.
+// A Store that counts the requests to an underlying store, for tests that compare these numbers.
 //
 // Threads, blocking and errors: those of the underlying store. Lifetime: shares that store and the
 // counts.
@@ -15,8 +15,8 @@ namespace cadre::testing {
 
 struct StoreCounts {
   std::atomic<int64_t> requests = 0;
-  std::atomic<int64_t> bytes_in = 0;   // bytes of keys and values that are sent to the store
-  std::atomic<int64_t> bytes_out = 0;  // bytes of values that the store returns
+  std::atomic<int64_t> bytes_in = 0;   // the bytes of keys and values that are sent to the store
+  std::atomic<int64_t> bytes_out = 0;  // the bytes of values that the store returns
 };
 
 class CountingStore final : public Store {

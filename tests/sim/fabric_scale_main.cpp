@@ -31,7 +31,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr Duration kTimeout = seconds(120);  // for an operation, and for a meeting
+// The timeout of an operation, and of the joining ranks.
+constexpr Duration kTimeout = seconds(120);
 constexpr Duration kLook = milliseconds(5);
 // The virtual time after a phase in which events spread and connections are replaced.
 constexpr Duration kSettle = milliseconds(100);
@@ -46,7 +47,7 @@ struct Shape {
   int lost_rank() const { return per_host * (num_hosts / 3) + 1; }
   int lost_host() const { return num_hosts / 2; }
   bool is_of_lost_host(int rank) const { return rank / per_host == lost_host(); }
-  // Returns the ranks that are dead at the end, ascending.
+  // Returns the ranks that have died, in ascending order.
   std::vector<int> lost_ranks() const {
     std::vector<int> lost = {lost_rank()};
     for (int slot = 0; slot < per_host; ++slot) lost.push_back(lost_host() * per_host + slot);
@@ -54,7 +55,7 @@ struct Shape {
   }
 };
 
-// The phases, in the order of the job.
+// The phases in the order in which the job runs them.
 enum PhaseNumber : size_t { kMeet, kSmall, kLarge, kSplit, kLoseRank, kLoseHost, kLeave };
 
 // Makes a report with the bounds for P ranks, R on each of H hosts. Logarithms are rounded up; C
@@ -138,13 +139,13 @@ class Job {
     }
   }
 
-  // Runs the job. Returns the number of violations.
+  // Runs the job and returns the number of violations.
   int run();
 
  private:
   void run_rank(os::System& system, int rank);
   void run_phases(Communicator& world, int rank);
-  // Waits for `num` ranks; the last one runs `action` before the others continue.
+  // Waits for `num` ranks. The last one runs `action` before the others continue.
   void meet(os::System& system, int num, const std::function<void()>& action = {});
   void end_phase(size_t phase, const Fabric& fabric, Duration settle);
   void note(size_t phase, const Fabric& fabric);
@@ -153,7 +154,8 @@ class Job {
   const Shape shape_;
   sim::Simulator simulator_;
   const std::shared_ptr<HashStore> store_;
-  std::vector<std::shared_ptr<StoreCounts>> store_counts_;  // by rank; shared with its store
+  // By rank; each is shared with the rank's store.
+  std::vector<std::shared_ptr<StoreCounts>> store_counts_;
   ScaleReport report_;
   std::mutex mutex_;
   int num_arrived_ = 0;
@@ -184,7 +186,7 @@ void sum(Communicator& group, size_t num_bytes) {
           format("the sum of {} B is {}, not {}", num_bytes, values.front(), expected));
 }
 
-// Checks that the group's failure names one of these ranks of the world as lost.
+// Checks that the failure of the group names one of these ranks of the world as lost.
 void require_loss(Communicator& group, const std::function<bool(int)>& is_lost) {
   try {
     sum(group, 8);
@@ -301,8 +303,8 @@ void Job::run_phases(Communicator& world, int rank) {
     for (const int lost : shape_.lost_ranks()) simulator_.kill(lost);
   });
   require_loss(*survivors, [&](int culprit) { return shape_.is_of_lost_host(culprit); });
-  // The loss of a rank without a connection to another host is detected when a connection to it is
-  // opened.
+  // The loss of a rank without connections to another host is noticed only when a rank tries to
+  // connect to it.
   await(system, "all losses are known",
         [&] { return fabric->plane()->lost_ranks() == shape_.lost_ranks(); });
   end_phase(kLoseHost, *fabric, kHeal);

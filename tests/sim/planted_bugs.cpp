@@ -14,12 +14,13 @@ const sim::Readiness& readiness_of(const os::Pollable& target) {
   return dynamic_cast<const sim::Readiness&>(target);
 }
 
-// Sends the headers of messages with the bug kWrongTag.
+// A socket with the bug kWrongTag: it sends the headers of messages wrongly.
 class WrongTagSocket final : public os::Socket, public sim::Readiness {
  public:
   explicit WrongTagSocket(std::unique_ptr<os::Socket> inner) : inner_(std::move(inner)) {}
 
-  // What a send leaves of a part comes again at the front of the next send, followed by more bytes.
+  // If a send accepts only a part, the caller offers the rest again at the front of the next send,
+  // followed by more bytes.
   Result<size_t> try_send(ConstBytes data) override {
     std::vector<std::byte> bytes(data.begin(), data.end());
     std::copy_n(owed_.begin(), std::min(owed_.size(), bytes.size()), bytes.begin());
@@ -45,7 +46,7 @@ class WrongTagSocket final : public os::Socket, public sim::Readiness {
   bool can_write() const override { return readiness_of(*inner_).can_write(); }
 
  private:
-  // A message's header is a separate part, or begins what is left of its frame.
+  // The header of a message is either a separate part, or the beginning of the rest of its frame.
   std::vector<std::byte> with_last_tag(std::vector<std::byte> bytes) {
     if (bytes.size() < MessageHeader::kBytes) return bytes;
     const Bytes place = Bytes(bytes).first(MessageHeader::kBytes);

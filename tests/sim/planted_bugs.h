@@ -1,5 +1,5 @@
-// Bugs on purpose, to prove that the simulated tests would find them: a System and a Store that
-// forward every call, except for one defect.
+// Deliberate bugs, with which a test proves that the simulated tests find them: a System and a
+// Store that forward every call, except for one defect.
 //
 // Threads, blocking: those of the inner object, which must outlive them. For tests only.
 #pragma once
@@ -20,10 +20,10 @@ namespace cadre::testing {
 enum class PlantedBug {
   kNone,
   kLostWakeUp,         // publish() does not wake the sleepers
-  kMissingAbortCheck,  // poll() ignores the last event, which is the interrupt's
-  kUsedPages,          // pages that were returned keep their content
+  kMissingAbortCheck,  // poll() ignores the last event, which is that of the interrupt
+  kUsedPages,          // pages that were released keep their content
   kWrongTag,           // after a short send of a header, its rest is taken from the previous header
-  kStaleRound,         // all rounds have the same keys in the store, and none is erased
+  kStaleRound,         // the keys of all rounds in the store are the same, and none is erased
 };
 
 class BuggySystem final : public ForwardingSystem {

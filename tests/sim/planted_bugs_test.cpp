@@ -1,4 +1,4 @@
-// Each of these bugs must be found by one of the first 200 seeds of the simulated tests.
+// Tests that for each of these bugs one of the first 200 seeds of the simulated tests fails.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -48,8 +48,8 @@ uint64_t find_bug(const Hunt& hunt, uint64_t num_seeds = kNumSeeds) {
   return 0;
 }
 
-// With the bug some seed must find it; without it no seed may fail (communicator_seeds_test.cpp
-// checks more).
+// With the bug some seed must fail. Without the bug no seed may fail, which
+// communicator_seeds_test.cpp checks more thoroughly.
 void expect_found(Hunt hunt) {
   const uint64_t seed = find_bug(hunt);
   EXPECT_GT(seed, 0u);
@@ -66,14 +66,14 @@ TEST(PlantedBugs, AWrongTagIsFound) {
   expect_found({.bug = PlantedBug::kWrongTag, .shape = Shape::kHostEach});
 }
 
-// Without the check, a rank learns of a death only when the ranks that know of it end their
-// streams.
+// Without the check of the interrupt, a rank learns of a death only when the ranks that know of it
+// close their streams.
 TEST(PlantedBugs, AMissingAbortCheckIsFound) {
   constexpr int kVictim = 2;
-  constexpr Duration kKillTime = milliseconds(200);  // a time during the operations
+  constexpr Duration kKillTime = milliseconds(200);  // at this time the operations run
   const auto is_late = [&](const JobOutcome& outcome) {
     return std::ranges::any_of(outcome.ranks, [&](const RankReport& report) {
-      // While it connects, a rank has only its deadline.
+      // A rank that is connecting has only its deadline.
       const bool is_survivor = &report != &outcome.ranks[kVictim];
       return is_survivor && report.failure && !report.was_connecting() &&
              report.failed_at > TimePoint{} + kKillTime + seconds(2);
@@ -81,7 +81,7 @@ TEST(PlantedBugs, AMissingAbortCheckIsFound) {
   };
   expect_found({.bug = PlantedBug::kMissingAbortCheck,
                 .shape = Shape::kHostEach,
-                // So many that not every rank has a data connection to the victim.
+                // With this many ranks, not every rank has a data connection to the victim.
                 .world_size = 12,
                 .faults = {Fault::kill(kVictim, When::at_time(kKillTime))},
                 .keeps_failed_group = seconds(5),

@@ -1,4 +1,4 @@
-// The cost of each phase of a large job for its processes, with its bounds.
+// Reports the costs of each phase of a large job for its processes, next to their bounds.
 //
 // Threads: one at a time. Blocking: never. Lifetime: a plain value. Errors: print() counts the
 // costs that are above their bounds.
@@ -17,7 +17,7 @@ enum class Cost {
   kStoreRequests,
   kStoreBytesIn,
   kStoreBytesOut,
-  kControlConnections,  // counts ends: a connection between two processes counts for both
+  kControlConnections,  // counts ends, so a connection between two processes counts twice
   kControlMessages,     // does not include heartbeats
   kControlBytes,        // includes heartbeats
   kHeartbeats,
@@ -28,7 +28,7 @@ enum class Cost {
 inline constexpr int kNumCosts = 10;
 std::string_view to_string(Cost cost);
 
-// Costs of one process since it began.
+// The costs of one process since its start.
 class Costs {
  public:
   uint64_t& operator[](Cost cost) { return values_[static_cast<size_t>(cost)]; }
@@ -38,7 +38,7 @@ class Costs {
   std::array<uint64_t, kNumCosts> values_{};
 };
 
-// The largest cost that all processes together may have in one phase.
+// An upper bound of the cost of all processes together in one phase.
 struct Bound {
   Cost cost;
   double most;
@@ -50,18 +50,19 @@ class ScaleReport {
   struct Phase {
     std::string name;
     std::vector<Bound> bounds;
-    double virtual_ms = 0;  // duration of the phase
+    double virtual_ms = 0;  // the duration of the phase
     double real_ms = 0;
     std::vector<std::optional<Costs>> at_end = {};  // by rank; nullopt for a rank that has died
   };
 
   explicit ScaleReport(int num_ranks) : num_ranks_(num_ranks) {}
 
-  // Appends a phase; call it in the order of the phases. The first begins with all costs at 0.
+  // Appends a phase. Call it in the order of the phases; all costs are 0 at the beginning of the
+  // first.
   size_t add(Phase phase);
   Phase& phase(size_t number) { return phases_[number]; }
 
-  // Prints the table to standard output. Returns the number of broken bounds.
+  // Prints the table to standard output, and returns the number of exceeded bounds.
   int print() const;
 
  private:

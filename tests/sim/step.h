@@ -11,13 +11,14 @@
 
 namespace cadre::testing {
 
-// One message. The k-th receive of a (sender, tag) gets the k-th send.
+// A message. The k-th receive from a sender with a tag gets the k-th message of that sender with
+// the tag.
 struct Letter {
   int from = 0;
   int to = 0;
   int tag = 0;
   size_t num_bytes = 0;
-  uint64_t content = 0;  // determines its bytes
+  uint64_t content = 0;  // determines the bytes of the message
 };
 
 struct Step {
@@ -40,15 +41,18 @@ struct Step {
   static constexpr int kNumKinds = 14;
 
   Kind kind = Kind::kBarrier;
-  uint64_t seed = 0;  // seed of the values, and of each rank's order of receives
-  size_t count = 0;   // elements per rank; in all_to_all about as many for all ranks together
-  int root = 0;       // for kBroadcast, kReduce, kGather and kScatter
-  bool is_symmetric = false;  // inputs in symmetric memory; all_reduce and reduce work in place
-  // Used by kMessages. Either all receives are posted before the first blocking send, or all sends
-  // before the first blocking receive: otherwise ranks could deadlock by their own order.
+  uint64_t seed = 0;  // the seed of the values, and of each rank's order of receives
+  // Elements per rank; in all_to_all approximately the elements of all ranks together.
+  size_t count = 0;
+  int root = 0;  // used by kBroadcast, kReduce, kGather and kScatter
+  // Inputs are in symmetric memory, and all_reduce and reduce work in place.
+  bool is_symmetric = false;
+  // Used by kMessages. A rank posts either all receives before its first blocking send, or all
+  // sends before its first blocking receive. Otherwise ranks could deadlock by the order of their
+  // own calls.
   std::vector<Letter> letters;
   bool blocks_in_sends = false;
-  bool reduces_between = false;  // run an all_reduce while messages are in flight
+  bool reduces_between = false;  // runs an all_reduce while messages are in flight
 };
 
 std::string_view to_string(Step::Kind kind);

@@ -1,5 +1,5 @@
-// Finds out, from the details of a failure, which rank it blames and which rank found it, as a
-// program does.
+// Reads from the details of a failure which rank it blames and which rank found it, as a program
+// can.
 //
 // Threads: pure. Blocking: never.
 #pragma once
@@ -11,9 +11,9 @@
 namespace cadre::testing {
 
 struct Verdict {
-  bool is_connecting = false;  // the reporter had not joined the group yet
+  bool is_connecting = false;  // the reporter had not yet joined the group
   int reporter = -1;           // the rank that found the failure first
-  std::optional<int> culprit;  // the lowest rank, if several did not connect
+  std::optional<int> culprit;  // the lowest rank if several did not connect
 };
 
 // REQUIRES: the rank has failed.

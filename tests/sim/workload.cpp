@@ -67,7 +67,7 @@ void shuffle(std::vector<T>& items, Random& random) {
   for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random.below(i)]);
 }
 
-// Runs one rank's part in a step of messages.
+// Runs this rank's part of a step of messages.
 class Exchange {
  public:
   Exchange(Communicator& group, const Step& step)
@@ -108,8 +108,8 @@ class Exchange {
     std::shared_ptr<Memory> memory;  // shared with the Work, which may outlive a failed step
   };
 
-  // Mixes tags and senders in any order, but the first receive of a (sender, tag) takes its first
-  // letter.
+  // Shuffles tags and senders. The first receive of a tag from a sender must still take the first
+  // message.
   void mix_receives() {
     std::vector<Receive> in_order = receives_;
     shuffle(receives_, random_);
@@ -161,8 +161,8 @@ class Exchange {
   std::vector<Work> works_;
 };
 
-// Makes two more groups of all ranks, one of them with the ranks reversed, and runs a sum in each
-// at the same time. Every second rank issues the sums in the other order.
+// Makes two more groups of all ranks, one of them with the ranks in reverse order, and runs a sum
+// in each at the same time. Every second rank issues the two sums in the other order.
 class TwoGroups {
  public:
   TwoGroups(Communicator& world, const Step& step)
@@ -210,7 +210,8 @@ class TwoGroups {
     }
   }
 
-  // Runs the body so that errors name ranks of the world, as the verdict on a job does.
+  // Runs the body and translates the ranks in errors to ranks of the world, which the verdict on a
+  // job needs.
   template <typename Body>
   static void in_ranks_of_world(const Communicator& group, const Body& body) {
     try {
@@ -255,7 +256,7 @@ Program make_program(uint64_t seed, int world_size) {
   using Kind = Step::Kind;
   Random random(seed);
   std::vector<Kind> kinds = {Kind::kMessages, Kind::kAllReduce};
-  // The choices are every kind of collective, and messages twice.
+  // There is one choice for every kind of collective, and two for messages.
   constexpr uint64_t kNumChoices = Step::kNumKinds + 1;
   const uint64_t num_more = 1 + random.below(4);
   for (uint64_t i = 0; i < num_more; ++i) {

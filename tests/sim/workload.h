@@ -1,5 +1,5 @@
-// What the ranks of a simulated job do: collectives and messages that a seed picks. Each result is
-// checked against its formula.
+// Runs the program of the ranks of a simulated job: collectives and messages that a seed picks.
+// Each result is checked against its formula.
 //
 // Threads: those of Communicator. Blocking: run_program, until every step is done or one fails.
 // Errors: what the Communicator throws; kInternal for a wrong result.
@@ -17,11 +17,11 @@ struct Program {
   std::vector<Step> steps;
 };
 
-// Makes the same program on all ranks. It has at least one step of messages, with sizes below and
-// above the limit up to which a message is sent at once, and one sum in symmetric memory.
+// Makes the same program on all ranks. It has at least one step of messages, some of which are
+// short enough to be sent eagerly, and one sum in symmetric memory.
 Program make_program(uint64_t seed, int world_size);
 
-// Runs the part of group.rank().
+// Runs the program on group.rank().
 void run_program(Communicator& group, const Program& program);
 
 }  // namespace cadre::testing

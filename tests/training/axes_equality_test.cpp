@@ -1,7 +1,7 @@
-// Training on a mesh of several axes, on up to 8 ranks as threads, equals training in one process
-// that uses libtorch's loss and clipping: the losses, norms and gradients of each step, and the
-// parameters after the last, are within the bounds of wrap_bounds.h. In every step gradients are
-// clipped by one norm over all axes, and dropout is the same as in one process. The bounds are
+// Tests that training on a mesh of several axes, on up to 8 ranks as threads, equals training in
+// one process with libtorch's loss and clipping: the losses, norms and gradients of each step, and
+// the parameters after the last, are within the bounds of wrap_bounds.h. In every step gradients
+// are clipped by one norm over all axes, and dropout is the same as in one process. The bounds are
 // those for each axis alone: ranks add the same terms in another order. CADRE_CASES_SEED picks the
 // share of the cases that CTest runs.
 #include <gmock/gmock.h>
@@ -40,7 +40,7 @@ std::ostream& operator<<(std::ostream& out, const AxesCase& given) {
   return out << given.layout.name << "_" << given.training;
 }
 
-// Returns every layout with SGD in float64; the other optimizer and dtype alternate.
+// Returns a case with SGD in float64 for every layout. The other optimizer and dtype alternate.
 std::vector<AxesCase> axes_cases() {
   std::vector<AxesCase> cases;
   for (const Layout& layout : testing::axes_layouts()) {
@@ -98,7 +98,7 @@ TEST_P(AxesEquality, EqualsOneProcess) {
   const AxesTraining trained = train_on_ranks(GetParam(), batches);
   ASSERT_EQ(trained.norms.size(), alone.norms.size());
   const Case& training = GetParam().training;
-  // The factor is that of tp_equality_test.cpp.
+  // tp_equality_test.cpp explains this factor.
   const double later_gradients = training.dtype == torch::kFloat ? 4 : 1;
   const Comparison comparison =
       testing::compare_with_losses(training, trained.training, alone.training);
@@ -106,9 +106,9 @@ TEST_P(AxesEquality, EqualsOneProcess) {
   EXPECT_LE(comparison.gradients, later_gradients);
   EXPECT_LE(comparison.parameters, 1);
   EXPECT_LE(comparison.losses, 1);
-  // The tensors of a norm differ by a share of their largest element each.
+  // Each tensor of the norm may differ by a share of its largest element.
   EXPECT_LE(worst_norm(trained, alone), 100 * testing::tolerance_of(training));
-  // Every step was clipped.
+  // The norms show that every step was clipped.
   EXPECT_THAT(alone.norms, ::testing::Each(::testing::Gt(testing::kAxesMaxNorm)));
 }
 
@@ -127,7 +127,7 @@ std::ostream& operator<<(std::ostream& out, const PlantedMistake& given) {
 
 class AxesMistakes : public ::testing::TestWithParam<PlantedMistake> {};
 
-// The bounds are not so wide that they hide a mistake.
+// The bounds must not be so wide that they hide a mistake.
 TEST_P(AxesMistakes, AreFound) {
   const AxesCase given{testing::axes_layout(GetParam().layout),
                        {"gpt", "sgd", testing::kAxesRows, torch::kDouble}};

@@ -1,8 +1,9 @@
-// A rank of a mesh of only tensor parallelism, of shards with tensor parallelism, or of three axes
-// kills or stops itself in each phase of a step: before the blocks in a forward, after them in a
-// backward, before the norm over all axes, in the optimizer and between steps. Every survivor must
-// name it in time, also ranks that share no axis with it, and nothing must be left behind.
-// CADRE_CASES_SEED picks the share of the cases that CTest runs.
+// Tests a rank of a mesh that kills or stops itself in each phase of a step. The mesh has only
+// tensor parallelism, shards with tensor parallelism, or three axes. The phases are: before the
+// blocks in a forward, after them in a backward, before the norm over all axes, in the optimizer
+// and between steps. Every survivor must name the rank in time, also survivors that share no axis
+// with it, and no process, thread or file may be leaked. CADRE_CASES_SEED picks the share of the
+// cases that CTest runs.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -48,7 +49,7 @@ std::ostream& operator<<(std::ostream& out, const AxesFailureCase& test) {
   return out << name_of_axes_failure(test);
 }
 
-// Runs one step of training, and calls `act` in the phase.
+// Runs one step of training, and calls `act` in the given phase.
 void step_disturbed(AxesRank& rank, const torch::Tensor& batch, AxesPhase phase,
                     const std::function<void()>& act) {
   const auto act_in = [&](AxesPhase here) {

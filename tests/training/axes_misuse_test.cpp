@@ -1,4 +1,4 @@
-// Wrong combinations of strategies are refused with a sentence, on threads as ranks.
+// Tests that wrong combinations of strategies are refused with a clear error. Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -89,15 +89,15 @@ TEST(AxesMisuse, ReplicasAndShardsTogetherAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The replicas of such a pipeline would exchange their parts as if these were equal.
+// The replicas of this pipeline would reduce different parts as if these were equal.
 TEST(AxesMisuse, ReplicasThatHoldOtherPartsAreRefused) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"tp", 2}});
     const auto whole = testing::make_axes_gpt({}, torch::kDouble, 1);
     const int stage = mesh.coordinate("pp");
     const auto part = testing::stage_of(*whole, stage, 2);
-    // Only the ranks of the first stage divide it; the ranks of the other stage learn that from
-    // them.
+    // Only the ranks of the first stage divide it. The ranks of the other stage learn of the error
+    // from them.
     if (stage == 0) parallelize_module(*part, mesh["tp"], part->plan());
     const std::vector<PipelineStage> stages{{part, {.stage = stage, .num_stages = 2}}};
     const std::string message = failure_of([&] {
@@ -146,7 +146,7 @@ TEST(AxesMisuse, ALayerThatWasDividedAlongNoMeshIsRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The lists of parameters are refused in the same way as before the wrapper was made.
+// Lists of parameters are refused in the same way as before the wrapper was made.
 TEST(AxesMisuse, AListOfDividedParametersHasNoNorm) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
@@ -159,7 +159,8 @@ TEST(AxesMisuse, AListOfDividedParametersHasNoNorm) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// If a gradient on one stage is not finite, all ranks get an error with its name and rank.
+// If a gradient of one stage is not finite, all ranks get an error with the name of the parameter
+// and the rank.
 TEST(AxesGradients, OneThatIsNotFiniteIsFoundOnAllStages) {
   const testing::Case sgd{"gpt", "sgd", testing::kAxesRows, torch::kDouble};
   const auto result = testing::run_groups(8, [&](const ProcessGroup& world) {

@@ -1,7 +1,7 @@
-// A snapshot of a model that is trained on a mesh of several axes loads into every other layout of
-// the same model, and into a plain module. Parameters and the state of AdamW have equal bits, under
-// the names of the plain module, and the next step equals that of one process. CADRE_CASES_SEED
-// picks the share of the layouts that CTest saves.
+// Tests that a snapshot of a model that is trained on a mesh of several axes loads into every other
+// layout of the same model, and into a plain module. Parameters and the state of AdamW have equal
+// bits, under the names of the plain module, and the next step equals that of one process.
+// CADRE_CASES_SEED picks the share of the layouts that CTest saves.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -31,7 +31,7 @@ constexpr uint64_t kSnapshotSeed = 3;
 constexpr int kSavedAfter = 2;
 const Case kAdamw{"gpt", "adamw", testing::kAxesRows, torch::kDouble};
 
-// Whole tensors of a snapshot.
+// The whole tensors of a snapshot.
 struct Contents {
   std::vector<Tensor> parameters;
   std::vector<NamedTensor> states;
@@ -97,7 +97,8 @@ Contents train_and_save(const Layout& layout, const std::string& folder,
   return saved;
 }
 
-// Loads the snapshot and runs one more step. `next`: the parameters of one process after that step.
+// Loads the snapshot and runs one more step. `next` contains the parameters of one process after
+// that step.
 void load_and_step(const Layout& layout, const std::string& path, const Contents& saved,
                    const Tensor& batch, const std::vector<Tensor>& next) {
   const auto whole = testing::make_axes_gpt(layout.kind, torch::kDouble, kSnapshotSeed + 1);

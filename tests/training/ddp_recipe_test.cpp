@@ -1,5 +1,5 @@
-// Runs the recipe of docs/guide/start/first-program.md on ranks as threads: with default options,
-// loader and wrapper take the same steps as one process, whatever the number of ranks.
+// Runs the recipe of docs/guide/start/first-program.md on ranks as threads. With default options,
+// any number of ranks must take the same steps as one process.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -18,8 +18,8 @@ using testing::run_groups;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-// Has samples y = 3 x + 0.5 plus a deviation that differs from sample to sample, so that every mean
-// differs.
+// A dataset of samples y = 3 x + 0.5 plus a deviation that differs between samples, so that every
+// mean is different.
 class Line : public Dataset {
  public:
   explicit Line(int64_t size) : size_(size) {}
@@ -36,7 +36,7 @@ class Line : public Dataset {
 
 struct Trained {
   std::vector<double> parameters;
-  std::vector<double> losses;  // one for each step
+  std::vector<double> losses;  // the loss of each step
 };
 
 // Runs the recipe of docs/guide/start/first-program.md.

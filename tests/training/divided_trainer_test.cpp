@@ -1,8 +1,8 @@
 // Runs the trainer on processes that divide the model. In some tests one of them kills or stops
-// itself in each phase of a run: every survivor must name it in time, also if it shares no axis
-// with it, and nothing must be left behind. In another test one stage is three times slower than
-// the other, and the summary must name it. CADRE_CASES_SEED picks the share of the cases that CTest
-// runs.
+// itself in each phase of a run. Every survivor must name that process in time, also if it shares
+// no axis with it, and no process, thread or file may be leaked. In another test one stage is three
+// times slower than the other, and the summary must name it. CADRE_CASES_SEED picks the share of
+// the cases that CTest runs.
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
@@ -47,7 +47,8 @@ const DividedRun kTensor{"tensor", 2, {.strategy = "single", .tensor = 2}};
 const DividedRun kPipeline{"pipeline", 2, {.pipeline = 2}};
 const DividedRun kThreeAxes{"three_axes", 8, {.tensor = 2, .sequence = true, .pipeline = 2}};
 
-// Writes a text to the folder. Returns the configuration of a small gpt on this text.
+// Writes a text to the folder, and returns the configuration of a small gpt that trains on this
+// text.
 Config config_of(const DividedRun& run, const testing::TemporaryFolder& folder) {
   Config config;
   config.model = {.layers = 2, .heads = 2, .width = 16, .context = 16};
@@ -67,8 +68,8 @@ Config config_of(const DividedRun& run, const testing::TemporaryFolder& folder) 
   return config;
 }
 
-// Calls a function before each operation of libtorch that this thread runs from now on, forward and
-// backward, with its name, for example "aten::gelu".
+// From now on, calls `act` before each operation of libtorch that this thread runs, forward and
+// backward. `operation` is its name, for example "aten::gelu".
 void before_each_operation(std::function<void(std::string_view operation)> act) {
   static thread_local std::function<void(std::string_view)> act_of_thread;
   act_of_thread = std::move(act);
@@ -107,7 +108,7 @@ std::ostream& operator<<(std::ostream& out, const DividedFailureCase& test) {
   return out << name_of_divided_failure(test);
 }
 
-// Acts in its phase, once two losses have been summed. If a phase computes several blocks or
+// Acts in the given phase, after two losses have been summed. If a phase computes several blocks or
 // microbatches, it acts in the second of them, while messages are in flight.
 class Trap {
  public:
@@ -201,8 +202,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, DividedTrainerFailure,
                          ::testing::ValuesIn(testing::share_of(divided_failure_cases())),
                          [](const auto& test) { return name_of_divided_failure(test.param); });
 
-// Each block takes 10 ms, forward and backward; a block of the slow process takes three times as
-// long.
+// Each block takes 10 ms in forward and in backward. A block of the slow process takes three times
+// as long.
 std::string screen_of_run_with_slow(int slow_rank) {
   const testing::Resources before = testing::count_resources();
   const testing::TemporaryFolder folder;

@@ -108,8 +108,8 @@ TEST(ExpertParallelTraining, EqualsOneProcessUnderDistributedDataParallel) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Along "ep" the experts differ. A wrapper over these ranks would give all of them the experts of
-// rank 0.
+// Along "ep" the ranks have different experts. A wrapper over these ranks would give all of them
+// the experts of rank 0.
 TEST(ExpertParallelTraining, DistributedDataParallelRefusesRanksWithOtherExperts) {
   std::vector<std::shared_ptr<ExpertNet>> nets;
   for (uint64_t rank = 0; rank < 2; ++rank) nets.push_back(make_expert_net(1));
@@ -162,7 +162,7 @@ TEST(ExpertParallelTraining, ASnapshotLoadsOnOtherNumbersOfRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Experts compute tokens of several ranks, so weights by the samples of a rank would be wrong.
+// Experts compute tokens of several ranks, so weights by the samples of one rank would be wrong.
 TEST(ExpertParallelUnderDdp, WeightingBySamplesIsRefusedOnAllRanks) {
   const auto net = [] { return make_expert_net(3); };
   const auto result = testing::run_groups(4, [&](const ProcessGroup& world, std::string& output) {

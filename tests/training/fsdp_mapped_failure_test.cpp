@@ -1,6 +1,6 @@
-// A rank kills or stops itself in each phase of a step of FullyShardedDataParallel on mapped
-// shards. Every survivor must name it in time, a shard that may be half written must be
-// kCorruption, and nothing must be left behind.
+// Tests a rank that kills or stops itself in each phase of a step of FullyShardedDataParallel with
+// mapped shards. Every survivor must name the rank in time, the error must be kCorruption if a
+// shard may be half written, and no process, thread or file may be leaked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -32,15 +32,15 @@ using testing::require;
 using ::testing::StartsWith;
 using torch::Tensor;
 
-constexpr int64_t kSide = 64;  // so large that every rank owns pages of each unit
+constexpr int64_t kSide = 64;  // with this size every rank owns pages of each unit
 
 enum class StepPhase {
   kForward,      // inside a unit
-  kBackward,     // between the units' gradients
-  kBeginUpdate,  // the victim's gradients are reduced; the others wait for it before they write
-  kWriting,      // some of its elements have their next values
-  kEndUpdate,    // all of its elements have their next values, but it has not signalled so
-  kAfterUpdate,  // before it uses parameters again
+  kBackward,     // between the gradients of two units
+  kBeginUpdate,  // the victim's gradients are reduced, and the others wait for it before they write
+  kWriting,      // some elements of the victim have their next values
+  kEndUpdate,    // all elements of the victim have their next values, but it has not signalled that
+  kAfterUpdate,  // before the victim uses parameters again
 };
 
 struct StepFailureCase {
@@ -76,7 +76,7 @@ struct SideNet : torch::nn::Module {
   std::function<void()> in_backward = [] {};
 };
 
-// Steps one parameter after the other, so that a test can act between two writes.
+// An optimizer that steps one parameter after the other, so that a test can act between two writes.
 class InterruptedSgd : public torch::optim::SGD {
  public:
   using torch::optim::SGD::SGD;
@@ -95,7 +95,7 @@ class InterruptedSgd : public torch::optim::SGD {
   }
 };
 
-// One rank with its wrapper, and the places where it may be disturbed.
+// One rank with its wrapper, and the places at which it may be disturbed.
 struct MappedRank {
   explicit MappedRank(const ProcessGroup& world) : fake(world), group(fake.group()) {
     model = std::make_unique<FullyShardedDataParallel<SideNet>>(
@@ -133,7 +133,7 @@ struct MappedRank {
   std::unique_ptr<ShardedOptimizer<InterruptedSgd>> optimizer;
 };
 
-// The victim is disturbed in its third step, when the order of units is known.
+// The victim is disturbed in its third step, in which the order of units is known.
 void take_steps(const DisturbedRank& self, MappedRank& rank, StepPhase phase) {
   const auto disturb = [&] { self.disturb_self(); };
   rank.step();
@@ -151,7 +151,7 @@ testing::FailureReport survive_step(DisturbedRank& self, const ProcessGroup& wor
       [&] { take_steps(self, rank, phase); },
       [&](const Error& error) {
         require(error.details().culprit == Rank(kVictim), error.message());
-        // From then on no value may be read or written.
+        // After the failure no value may be read or written.
         for (int times = 0; times < 2; ++times) {
           require(!testing::failure_of([&] { rank.step(); }).empty(), "no further step");
           require(!testing::failure_of([&] { rank.optimizer->step(); }).empty(), "no update");
@@ -194,7 +194,7 @@ std::vector<StepFailureCase> step_failure_cases() {
         StepPhase::kEndUpdate, StepPhase::kAfterUpdate}) {
     cases.push_back({3, phase, SIGKILL});
   }
-  // Each of these phases takes the group's deadline.
+  // In each of these phases the survivors notice only at the deadline of the group.
   for (const StepPhase phase : {StepPhase::kForward, StepPhase::kBackward, StepPhase::kBeginUpdate,
                                 StepPhase::kWriting, StepPhase::kEndUpdate}) {
     cases.push_back({3, phase, SIGSTOP});

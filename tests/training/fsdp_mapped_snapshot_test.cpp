@@ -1,5 +1,5 @@
-// Sharded snapshots of models whose shards are mapped can be loaded under either form, and training
-// goes on with the bits of an uninterrupted run.
+// Tests that sharded snapshots of models with mapped shards can be loaded under either form, and
+// that training then goes on with the bits of an uninterrupted run.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

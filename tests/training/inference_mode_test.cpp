@@ -1,5 +1,6 @@
-// Every class that trains a module refuses to be constructed in inference mode, and refuses modules
-// that were constructed in it, by name and on all ranks. The module stays unchanged.
+// Tests that every class that trains a module cannot be constructed in inference mode, and refuses
+// modules that were constructed in it. The error names the class or the tensor on all ranks, and
+// the module stays unchanged.
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,8 +45,8 @@ struct Net : nn::Module {
 using Make = std::function<void(const std::shared_ptr<Net>&, const ProcessGroup&)>;
 
 struct Wrapping {
-  std::string name;  // the name in the error
-  // The tensor of the module that the error names, for a module that was made in inference mode.
+  std::string name;  // the name of the class in the error
+  // For a module that was made in inference mode, the tensor of the module that the error names.
   std::string tensor;
   Make make;
 };
@@ -84,8 +85,8 @@ std::vector<Wrapping> wrappings() {
   };
 }
 
-// Returns the error of both ranks. Only rank 1 makes the object in inference mode, or has such a
-// module.
+// Returns the error of both ranks. Only rank 1 makes the object in inference mode, or passes a
+// module that was made in it.
 std::string refusal_of(const Make& make, bool is_of_module) {
   return testing::refusal_of_both_ranks(
       [&](const ProcessGroup& group) {

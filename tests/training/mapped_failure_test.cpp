@@ -1,5 +1,6 @@
-// Processes map each other's shards. A rank is killed, stopped or leaves while it writes the shards
-// or at other times; one rank cannot map; and the pages of parameters are counted.
+// Tests processes that map each other's shards: a rank is killed, is stopped or leaves, while it
+// writes the shards or at other times; one rank cannot map the memory; and the pages of parameters
+// are counted.
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,7 +44,7 @@ enum class Place {
 struct MappedFailureCase {
   int world_size;
   Place place;
-  int signal;  // 0: the rank leaves in good order
+  int signal;  // 0: the rank leaves in an orderly way
 };
 
 std::string mapped_name_of(const ::testing::TestParamInfo<MappedFailureCase>& info) {
@@ -64,7 +65,7 @@ ShardedTrainingOptions mapped_training() {
   return options;
 }
 
-// The victim is disturbed in its second step. On the survivors the function throws.
+// The victim is disturbed in its second step. On the survivors this function throws.
 void train_with_a_victim(const DisturbedRank& self, const ProcessGroup& group,
                          ShardedTraining& training, Place place) {
   training.train(1);
@@ -85,7 +86,7 @@ void train_with_a_victim(const DisturbedRank& self, const ProcessGroup& group,
 // Checks that every later use throws the same failure and returns no value.
 void require_guarded(ShardedTraining& training, const Error& error) {
   const std::string first = format("{}: {}", to_string(error.code()), error.message());
-  // A wrapper does this when a pass has failed.
+  // A wrapper makes this call after a failed pass.
   for (const auto& unit : training.units) testing::failure_of([&] { unit->reshard(); });
   for (int times = 0; times < 2; ++times) {
     const std::string again = testing::failure_of([&] { training.evaluate(0); });
@@ -127,7 +128,7 @@ TEST_P(MappedFailureTest, EverySurvivorNamesTheOwnerAndNoValueIsTaken) {
   for (const auto& [rank, message] : outcome.messages) {
     SCOPED_TRACE(rank);
     if (test.signal == 0) {
-      // The victim reports its broken step itself, unless the others notice first that it has left.
+      // The victim itself reports its broken step, unless the others notice first that it has left.
       EXPECT_THAT(message, ::testing::StartsWith("kCorruption: "));
       EXPECT_THAT(message, HasSubstr("rank 1"));
     } else if (test.place == Place::kInItsWrite && test.signal == SIGKILL) {
@@ -151,7 +152,7 @@ std::vector<MappedFailureCase> mapped_cases() {
     cases.push_back({2, place, SIGKILL});
     cases.push_back({3, place, SIGKILL});
   }
-  // fsdp_mapped_failure_test.cpp has the other phases.
+  // fsdp_mapped_failure_test.cpp tests the other phases.
   cases.push_back({3, Place::kInItsWrite, SIGSTOP});
   cases.push_back({3, Place::kInItsWrite, 0});
   return cases;
@@ -181,7 +182,7 @@ int64_t proportional_size_of(const void* begin, size_t num_bytes) {
   return sum;
 }
 
-// All ranks read all parameters, and their pages exist once.
+// All ranks read all parameters, but each page exists only once.
 TEST(MappedMemoryTest, AHostHoldsTheParametersOnce) {
   constexpr int64_t kNumel = int64_t{4} << 20;  // 16 MiB
   constexpr int kWorldSize = 4;
@@ -196,12 +197,12 @@ TEST(MappedMemoryTest, AHostHoldsTheParametersOnce) {
         require(weight.detach().sum().item<float>() == kNumel, "it reads all of them");
         group.barrier();
         const auto bytes = static_cast<size_t>(kNumel) * sizeof(float);
-        // Every rank maps each page once, and its owner maps it once more.
+        // Every rank maps each page once, and its owner maps it a second time.
         const int64_t own = proportional_size_of(weight.const_data_ptr(), bytes);
         require(own > 0, "it is mapped");
         require(own <= static_cast<int64_t>(bytes) / kWorldSize,
                 format("{} bytes of one rank, of {} in all", own, bytes));
-        // The limit includes what the group itself uses.
+        // The limit includes the memory of the group itself.
         require(
             testing::committed_shared_bytes() < static_cast<int64_t>(bytes) + (int64_t{12} << 20),
             format("{} bytes in the segment", testing::committed_shared_bytes()));
@@ -218,7 +219,7 @@ TEST(MappedMemoryTest, AHostHoldsTheParametersOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The fused kernels take the addresses of whole tensors.
+// The fused kernels use the addresses of whole tensors, so the fence must see these accesses, too.
 TEST(MappedMemoryTest, TheFusedOptimizersWriteInTheirUpdateOnly) {
   const auto result =
       testing::run_job({.world_size = 2}, [](RankContext& context, const Membership& membership) {
@@ -245,7 +246,7 @@ TEST(MappedMemoryTest, TheFusedOptimizersWriteInTheirUpdateOnly) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// If one rank has too few addresses for the mapping, all ranks gather.
+// If one rank has too little address space for the mapping, all ranks use gathered shards.
 TEST(MappedMemoryTest, OneRankThatCannotMapDecidesForAll) {
   const auto result =
       testing::run_job({.world_size = 3}, [](RankContext& context, const Membership& membership) {
@@ -274,7 +275,7 @@ TEST(MappedMemoryTest, OneRankThatCannotMapDecidesForAll) {
         require(weight.detach().sum().item<float>() == static_cast<float>(weight.numel()),
                 "its values");
         flat.reshard();
-        training.train(2);  // the others are still mapped
+        training.train(2);  // the other units are still mapped
         group.close();
       });
   EXPECT_TRUE(result.ok()) << result.failures();

@@ -1,6 +1,7 @@
-// A rank of a pipeline kills or stops itself in each phase of a step: in a forward, in a backward,
-// in the gradients of only the weights, in the optimizer and between steps. Every survivor must
-// name it in time, also ranks that exchange nothing with it, and nothing must be left behind.
+// Tests a rank of a pipeline that kills or stops itself in each phase of a step: in a forward, in a
+// backward, in a weight pass, in the optimizer and between steps. Every survivor must name the rank
+// in time, also survivors that exchange no messages with it, and no process, thread or file may be
+// leaked.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <torch/torch.h>
@@ -29,7 +30,7 @@ using torch::Tensor;
 
 constexpr int kWorldSize = 4;
 constexpr int kMicrobatches = 6;
-// The index counts the calls of the phase. In this microbatch messages are in flight.
+// This index counts the calls of the phase. In this microbatch messages are in flight.
 constexpr int kDisturbedMicrobatch = 2;
 constexpr int kSteps = 6;
 constexpr int kStepOfFailure = 3;  // counts from 0
@@ -96,7 +97,7 @@ class TrappedSgd : public torch::optim::SGD {
   std::function<void()> in_step;
 };
 
-// One rank of a pipeline, or of one of two pipelines that average their gradients.
+// One rank of a pipeline, or of one of two pipelines whose gradients are averaged.
 class PipelineRank {
  public:
   PipelineRank(const PipelineFailureCase& test, const ProcessGroup& world) {
@@ -128,7 +129,7 @@ class PipelineRank {
     pipeline_->tie_parameters({{0, "first.bias"}, {last, "second.bias"}});
     optimizer = std::make_unique<TrappedSgd>(parameters, torch::optim::SGDOptions(0.1));
   }
-  // Closes the mesh. After an error the mesh is left to its destructor.
+  // Closes the mesh. After an error the destructor of the mesh does that.
   ~PipelineRank() {
     if (mesh_) mesh_->close();
   }

@@ -1,6 +1,7 @@
-// Tests snapshots of pipelines with a tied weight, of which ranks have several tensors: under the
-// same name on one rank, in schedules whose first and last stage are on one rank, or divided at
-// different elements, in sharded stages. Ranks are threads; AdamW, float64.
+// Tests snapshots of pipelines with a tied weight that has several tensors. In schedules whose
+// first and last stage are on one rank, both tensors have the same name on that rank. In sharded
+// stages, the tensors are divided at different elements. Ranks are threads and train with AdamW in
+// float64.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -27,8 +28,8 @@ namespace {
 using testing::require;
 using torch::Tensor;
 
-// The number is so large that two ranks divide the tied weight, at different rows in the first and
-// in the last stage.
+// With this number, two ranks divide the tied weight at different rows in the first and in the last
+// stage.
 constexpr int64_t kWords = 40;
 constexpr int64_t kWidth = 3;
 constexpr int kSavedAfter = 2;
@@ -50,7 +51,7 @@ Tensor filled(const std::vector<int64_t>& sizes, double offset) {
   return values.sin().view(sizes).clone().requires_grad_();
 }
 
-// Names are those of a plain model. In the last stage, the tied weight comes after other
+// The names are those of a plain model. In the last stage the tied weight comes after other
 // parameters.
 std::vector<NamedTensor> parameters_of(int stage, int num_stages, double offset) {
   std::vector<NamedTensor> parameters;
@@ -74,7 +75,7 @@ TensorFunction function_of(int stage, int num_stages, const std::vector<NamedTen
   };
 }
 
-// The pipeline of one rank, with values that depend on `offset`, and its optimizer.
+// The pipeline of one rank and its optimizer. The values depend on `offset`.
 class TiedRank {
  public:
   TiedRank(const TiedCase& given, const DeviceMesh& mesh, double offset) {
@@ -124,7 +125,7 @@ class TiedRank {
     pipeline_->check_tied_parameters();
   }
 
-  // Returns whole parameters, on all ranks.
+  // Returns the whole parameters on all ranks.
   std::vector<NamedTensor> values() const {
     const auto records = pipeline_->parameter_shards();
     return shard::gather_values(records);
@@ -144,7 +145,7 @@ void require_equal(const std::vector<NamedTensor>& given, const std::vector<Name
   }
 }
 
-// Loads the snapshot into one process, which has the weight once.
+// Loads the snapshot into one process, in which the weight exists once.
 void load_alone(const std::string& path, const std::vector<NamedTensor>& saved) {
   SnapshotParts plain;
   for (const NamedTensor& named : saved) {

@@ -1,7 +1,7 @@
-// Training on 1 to 8 ranks, as threads, under every wrapper equals training in one process with
-// libtorch's optimizer on the whole batch: the losses and gradients of 20 steps, and the parameters
-// after them, are within the bounds of wrap_bounds.h. On one host the wrappers have equal bits.
-// sharded_plants_test.cpp shows that the comparison finds defects.
+// Tests that training on 1 to 8 ranks, as threads, under every wrapper equals training in one
+// process with libtorch's optimizer on the whole batch: the losses and gradients of 20 steps, and
+// the parameters after them, are within the bounds of wrap_bounds.h. On one host the wrappers have
+// equal bits. sharded_plants_test.cpp shows that the comparison finds defects.
 //
 // CTest runs a small share of the cases, picked by CADRE_CASES_SEED; `make equality` runs all and
 // prints the largest share of its bound that each dtype and optimizer used.
@@ -35,13 +35,13 @@ using testing::Snapshot;
 using testing::Strategy;
 using testing::Training;
 
-// Returns how many weights and data sets are tried: CADRE_EQUALITY_SEEDS, otherwise 1.
+// Returns the number of weights and data sets to try: CADRE_EQUALITY_SEEDS, or 1.
 uint64_t num_seeds() {
   const char* text = std::getenv("CADRE_EQUALITY_SEEDS");
   return text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
 }
 
-// The shares of their bounds that the runs of this process used.
+// The largest deviations of the runs of this process, as shares of their bounds.
 struct Used {
   int64_t num_runs = 0;
   Comparison worst;
@@ -98,7 +98,7 @@ std::vector<Training> train_all(const ShardedCase& test_case,
           throw Error(error.code(), strategies[i].name + ": " + error.message());
         }
       }();
-      // Every rank has the same parameters.
+      // Every rank must have the same parameters.
       const std::string bits = bits_of(training.parameters);
       const auto digest = static_cast<int64_t>(std::hash<std::string>()(bits));
       const auto lowest = torch::tensor({digest, -digest});
@@ -133,7 +133,7 @@ void expect_within_bounds(const Case& training, const Comparison& comparison) {
   EXPECT_LE(comparison.parameters, 1);
 }
 
-// Trains alone and under every strategy, and compares all trainings.
+// Trains in one process and under every strategy, and compares all trainings.
 void ShardedEquality::compare_strategies(uint64_t seed) {
   const auto& [test_case, world_size] = GetParam();
   const auto batches = make_batches(test_case.training, seed);
@@ -168,7 +168,8 @@ TEST_P(ShardedEquality, OfEveryStrategyWithOneProcess) {
 
 using RareUnit = torch::nn::ModuleHolder<ShardUnit<testing::RareLinearImpl>>;
 
-// A module whose second unit has parameters for certain rows, of which only rank 0 has some.
+// A module whose second unit uses its parameters only for certain rows. Of these rows only rank 0
+// has some.
 struct PartlyUsed : torch::nn::Module {
   PartlyUsed() {
     first = register_module("first", testing::LinearUnit(4, 4));
@@ -183,8 +184,8 @@ struct PartlyUsed : torch::nn::Module {
   RareUnit second{nullptr};
 };
 
-// The gradients of the unit are reduced at different positions of the order in which units are
-// gathered. That is refused: a unit must never get numbers of other units.
+// On the ranks, the gradients of the unit are reduced at different positions of the order of units.
+// That is refused, because a unit must never get the values of another unit.
 TEST(ShardedEqualityLimit, AUnitThatOnlySomeRanksUseIsAnErrorOnAllRanks) {
   const auto result = testing::run_groups(2, [](const ProcessGroup& group) {
     FullyShardedDataParallel model{
@@ -228,7 +229,7 @@ std::vector<ShardedCase> sharded_cases() {
   return cases;
 }
 
-// The cases are shuffled, so that any share of them has some of every kind.
+// The cases are shuffled, so that any subset of them contains some of every kind.
 std::vector<std::pair<ShardedCase, int>> cases_and_ranks() {
   std::vector<std::pair<ShardedCase, int>> cases;
   for (const ShardedCase& test_case : sharded_cases()) {

@@ -1,6 +1,6 @@
-// A rank kills or stops itself in each phase of a step under a sharded wrapper. Every survivor must
-// name it in time, and nothing must be left behind. A job that goes on from the last snapshot must
-// end with the bits of a job that was never disturbed.
+// Tests a rank that kills or stops itself in each phase of a step under a sharded wrapper. Every
+// survivor must name the rank in time, and no process, thread or file may be leaked. A job that
+// continues from the last snapshot must end with the bits of an undisturbed job.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -40,7 +40,7 @@ using torch::Tensor;
 
 constexpr int kNumSteps = 6;
 constexpr int kStepsPerSnapshot = 2;
-constexpr int kDisturbedStep = 3;  // counts from 0: one step after the first snapshot
+constexpr int kDisturbedStep = 3;  // counts from 0, so it is the step after the first snapshot
 
 enum class ShardedPhase { kForward, kGather, kBackward, kReduce, kClip, kStep, kSnapshot };
 
@@ -96,7 +96,7 @@ class WatchedAdamW : public AdamW {
   std::function<void()> in_step;
 };
 
-// The functions that disturb the victim; empty on the other ranks, and before the step.
+// The functions that disturb the victim. They are empty on other ranks and in other steps.
 struct Watches {
   std::function<void()> at_gather, at_reduction, at_clip, at_snapshot;
 };
@@ -122,8 +122,8 @@ class ShardedRank {
       replicate(strategy);
     }
   }
-  // Closes the groups. After an error in the constructor, the groups would be left to their
-  // destructors, which abort what other ranks still run in them.
+  // Closes the groups. After an error in the constructor only their destructors would run, which
+  // abort the operations that other ranks still run in them.
   ~ShardedRank() {
     for (const ProcessGroup& group : watched_) group.close();
     if (mesh_) mesh_->close();
@@ -145,7 +145,7 @@ class ShardedRank {
     save_sharded(snapshots, number + 1, parts(), group_, {.timeout = snapshot_timeout});
   }
 
-  // Loads the latest snapshot. Returns the number of steps before it; 0 if there is none.
+  // Loads the latest snapshot and returns the number of steps before it; 0 if there is no snapshot.
   int load(const std::string& folder) {
     const auto latest = SnapshotFolder(folder).latest();
     if (!latest) return 0;
@@ -158,7 +158,7 @@ class ShardedRank {
 
   std::string bits() {
     const torch::NoGradGuard no_grad;
-    forward_(torch::zeros({1, 17}));  // waits for the parameters
+    forward_(torch::zeros({1, 17}));  // waits for the gathers of the parameters
     std::vector<Tensor> whole;
     if (shards_of_model_) {
       for (const ParameterShard& shard : shards_of_model_()) {
@@ -199,7 +199,7 @@ class ShardedRank {
 
   std::shared_ptr<WideNet> net = std::make_shared<WideNet>();
   Watches watches;
-  Duration snapshot_timeout = kDefaultSnapshotTimeout;  // snapshots have a separate deadline
+  Duration snapshot_timeout = kDefaultSnapshotTimeout;  // snapshots have a deadline of their own
 
  private:
   using Zero = ZeroRedundancyOptimizer<WatchedAdamW>;
@@ -274,14 +274,14 @@ class ShardedRank {
   ProcessGroup group_;
   std::optional<DeviceMesh> mesh_;
   std::vector<ProcessGroup> watched_;
-  WatchedAdamW* local_ = nullptr;  // the optimizer that step_ keeps
+  WatchedAdamW* local_ = nullptr;  // the optimizer that step_ owns
   std::function<std::vector<ParameterShard>()> shards_, shards_of_model_;
   std::function<void()> zero_grad_, clip_, step_;
   std::function<Tensor(const Tensor&)> forward_;
   std::function<void(const std::string&)> after_load_;
 };
 
-// Trains; throws on the survivors.
+// Trains. Throws on the survivors.
 void train_until_disturbed(const DisturbedRank& self, ShardedRank& rank, ShardedPhase phase,
                            const std::string& folder) {
   for (int number = 0; number < kNumSteps; ++number) {
@@ -292,8 +292,8 @@ void train_until_disturbed(const DisturbedRank& self, ShardedRank& rank, Sharded
   }
 }
 
-// Returns the result of an undisturbed job, which starts from the last snapshot of the folder if
-// there is one; equal on all ranks.
+// Returns the result of an undisturbed job, which starts from the last snapshot of the folder, if
+// there is one. The result is equal on all ranks.
 std::string bits_of_whole_run(const ShardedFailureCase& test, const std::string& folder,
                               int expected_start) {
   testing::JobOptions options{.world_size = test.world_size()};
@@ -350,7 +350,7 @@ std::vector<ShardedFailureCase> sharded_failure_cases() {
         ShardedPhase::kReduce, ShardedPhase::kClip, ShardedPhase::kStep, ShardedPhase::kSnapshot}) {
     for (const int signal : {SIGKILL, SIGSTOP}) {
       for (const Strategy& strategy : strategies) {
-        // Mapped shards are not gathered, and fsdp_mapped_failure_test.cpp tests their update.
+        // Mapped shards are not gathered. fsdp_mapped_failure_test.cpp tests their update.
         const bool is_mapped = strategy.fsdp.form == ShardForm::kMapped;
         if (is_mapped && (phase == ShardedPhase::kGather || phase == ShardedPhase::kStep)) continue;
         cases.push_back({strategy, phase, signal});

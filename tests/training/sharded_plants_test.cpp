@@ -1,6 +1,6 @@
-// Checks the comparison of sharded_equality_test.cpp: without a gather, a reduction, the division
-// or the initial broadcast, and with values that arrive at another place, every wrapper fails it
-// clearly, or the wrapper itself reports that replicas differ.
+// Checks that the comparison of sharded_equality_test.cpp finds defects. If a gather, a reduction,
+// the division by the number of ranks or the initial broadcast is left out, or values arrive at a
+// wrong place, every wrapper must exceed the bounds clearly, or report itself that replicas differ.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -24,11 +24,11 @@ using testing::ShardedCase;
 using testing::Strategy;
 using testing::Training;
 
-// A defect, the same on all ranks.
+// A defect, which is the same on all ranks.
 enum class Plant {
   kNone,
   kNoReduction,
-  kDroppedReduction,  // drops one of three
+  kDroppedReduction,  // drops one of three reductions
   kNoDivision,
   kNoGather,
   kMisplacedGather,
@@ -55,9 +55,10 @@ const char* name_of(Plant plant) {
   return "no_broadcast";
 }
 
-// The number of gathers before the first update, which have the values of the initial broadcast.
+// The number of gathers before the first update. They contain the values of the initial broadcast.
 constexpr int kNumRightGathers = 8;
-// Smallest size of gathers of parameters; ZeroRedundancyOptimizer also gathers single elements.
+// The smallest number of elements of a gather of parameters. ZeroRedundancyOptimizer also gathers
+// single elements.
 constexpr int64_t kMinGathered = 16;
 
 void gather_wrongly(Plant plant, GroupCall& call, int rank, int world_size) {
@@ -65,7 +66,7 @@ void gather_wrongly(Plant plant, GroupCall& call, int rank, int world_size) {
     call.output.view({world_size, -1})[rank].copy_(call.input);
     return;
   }
-  // Neighbouring elements of the buffer change places.
+  // Exchanges neighbouring elements of the buffer.
   call.pass_on();
   call.output.copy_(call.output.clone().roll(1));
 }
@@ -96,7 +97,7 @@ void inject(Plant plant, const FakeGroup& group) {
     }
     if (plant == Plant::kNoBroadcast && call.kind == OpKind::kBroadcast &&
         call.output.scalar_type() == at::kByte) {
-      // Freed memory of the root may still have the right values by chance.
+      // Freed memory of the root may still contain the right values by chance.
       if (call.root != rank) call.output.zero_();
       return;
     }
@@ -116,7 +117,7 @@ std::ostream& operator<<(std::ostream& out, const PlantCase& given) {
 
 struct Outcome {
   Comparison worst;
-  std::string failures;  // what a wrapper itself reports
+  std::string failures;  // errors that a wrapper itself reports
 };
 
 Outcome train_with(const PlantCase& given) {
@@ -164,7 +165,8 @@ TEST_P(ShardedEqualityNotices, ThePlant) {
   const double far = given.training.dtype == torch::kDouble ? 1e3 : 100;
   if (is_replicated) EXPECT_GT(worst.first_gradients, far);
   if (given.training.optimizer == "adamw") {
-    // AdamW makes the same step whatever factor the gradients have, so only the gradients differ.
+    // AdamW takes the same step if all gradients are scaled by a factor, so only the gradients
+    // differ.
     EXPECT_LE(worst.parameters, 1);
   } else {
     EXPECT_GT(std::max(worst.gradients, worst.parameters), far);

@@ -1,5 +1,6 @@
-// Tests equality with one process if the ranks are processes. Each rank first trains every case
-// alone, then with the others under the wrappers, and compares within the bounds of wrap_bounds.h.
+// Tests that training on ranks that are processes equals training in one process. Each rank first
+// trains every case alone, then with the others under the wrappers, and compares within the bounds
+// of wrap_bounds.h.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -26,7 +27,7 @@ using testing::ShardedCase;
 using testing::Strategy;
 using testing::Training;
 
-// Returns a line that is the same on all ranks if they have the same bits.
+// Returns a line that is equal on all ranks if they have the same bits.
 std::string train_and_compare_under(const Strategy& strategy, const ShardedCase& test_case,
                                     const ProcessGroup& group) {
   const auto batches = testing::make_batches(test_case.training, 1);
@@ -56,7 +57,7 @@ std::vector<ShardedCase> process_cases() {
 struct ShardedJob {
   int world_size;
   TransportChoice transport = TransportChoice::kAuto;
-  // Names of the strategies; empty: all that are possible on so many ranks.
+  // The names of the strategies; if empty, all that are possible with this number of ranks.
   std::vector<std::string> names = {};
 
   std::vector<Strategy> strategies() const {

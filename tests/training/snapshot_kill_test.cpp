@@ -1,5 +1,6 @@
-// A job that saves sharded snapshots again and again is killed at random instants. The latest
-// snapshot must always exist, be whole, and not be older than what the job had reported as saved.
+// Tests a job that saves sharded snapshots repeatedly and is killed at random instants. The latest
+// snapshot must always exist and be complete, and must not be older than the last one that the job
+// had reported as saved.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -37,7 +38,7 @@ constexpr int kNumKills = 300;
 constexpr int64_t kRows = 512;
 constexpr int64_t kColumns = 64;
 
-// Returns two tensors that are divided in the middle of a row. Every element of a snapshot is its
+// Returns two tensors that are divided in the middle of a row. Every element is the number of the
 // step.
 SnapshotParts parts_of(int rank, int world_size, int64_t step) {
   SnapshotParts parts;
@@ -56,7 +57,8 @@ SnapshotParts parts_of(int rank, int world_size, int64_t step) {
   return parts;
 }
 
-// Returns the step of the snapshot in the folder. Throws unless all of its elements equal it.
+// Returns the step of the snapshot in the folder. Throws unless all of its elements equal that
+// step.
 int64_t checked_step(const std::string& folder) {
   const SnapshotParts parts = parts_of(0, 1, -1);
   const LoadedSnapshot loaded = load_sharded(folder, parts);
@@ -71,7 +73,8 @@ int64_t checked_step(const std::string& folder) {
   return loaded.step;
 }
 
-// A number that all processes of the test share: the last step that a rank knew to be saved.
+// A number in memory that all processes of the test share: the last step that a rank has reported
+// as saved.
 class SharedStep {
  public:
   SharedStep()
@@ -91,7 +94,7 @@ class SharedStep {
   Step* step_;
 };
 
-// Runs a rank of the job: it saves step after step until it or its peer is killed.
+// Runs a rank of the job. It saves one step after the other until it or its peer is killed.
 void save_without_end(const ProcessGroup& group, const std::string& run, bool in_background,
                       int64_t first, SharedStep& saved) {
   SnapshotFolder folder(run);
@@ -131,14 +134,14 @@ TEST(SnapshotKill, AtAnyInstantTheLatestSnapshotIsWhole) {
     const int64_t before = *folder.latest_step();
     testing::JobOptions options{.world_size = kWorldSize};
     options.processes.disturb = [&](std::span<const int> pids) {
-      // The kill comes after one to three saves, because on a slow machine no further save ends in
+      // The kill comes after one to three more saves. On a slow machine no save would end within
       // the 20 ms below.
       const int64_t awaited = before + 1 + static_cast<int64_t>(random.below(3));
       for (int i = 0; i < 5000 && saved.get() < awaited; ++i) {
         nap(*system, std::chrono::milliseconds(1));
       }
       nap(*system, std::chrono::microseconds(random.below(20'000)));
-      const auto choice = static_cast<size_t>(round % 3);  // either rank, or both
+      const auto choice = static_cast<size_t>(round % 3);  // kills either rank, or both
       for (size_t i = 0; i < static_cast<size_t>(kWorldSize); ++i) {
         if (choice == i || choice == 2) ::kill(pids[i], SIGKILL);
       }

@@ -49,7 +49,7 @@ TEST(TrainProgram, PrintsTheConfigurationOnce) {
   EXPECT_EQ(count_of(printed.output, "\nwidth = 192\n"), 1U) << printed.output;
 }
 
-// The model is too large for any machine here, and the data file does not exist; the plan needs
+// The model is too large for any machine of today, and the data file does not exist. The plan needs
 // neither.
 TEST(TrainProgram, PlansWithoutTraining) {
   const testing::TemporaryFolder folder;
@@ -79,7 +79,8 @@ TEST(TrainProgram, PlansWithoutTraining) {
             "cadre-train: parallel.replicas is 2, which does not divide the 3 processes\n");
 }
 
-// One mistake gives one sentence, whatever the number of processes and whichever of them finds it.
+// A mistake is reported in one sentence, whatever the number of processes and whichever of them
+// notices it.
 TEST(TrainProgram, AConfigurationThatCannotBeIsRefusedInOneSentence) {
   const testing::TemporaryFolder folder;
   std::ofstream(folder.file("images.toml")) << "[model]\nkind = \"cnn\"\n[data]\nkind = "
@@ -115,8 +116,8 @@ class TrainDropout : public ::testing::Test {
  protected:
   TrainDropout() { std::ofstream(folder_.file("empty.toml")); }
 
-  // Trains on two processes. The learning rate is constant, so that a short run is the beginning of
-  // a long run.
+  // Trains on two processes. The learning rate is constant, so a short run equals the beginning of
+  // a long one.
   cli::CommandResult train(const std::string& run, int num_steps,
                            const std::vector<std::string>& more = {}) const {
     std::vector<std::string> words = {"train", folder_.file("empty.toml"), "--nproc-per-node", "2"};
@@ -165,7 +166,7 @@ TEST_F(TrainDropout, AResumedJobHasTheBitsOfAnUninterruptedOne) {
   EXPECT_EQ(losses_of("whole").size(), 6U);
   EXPECT_EQ(losses_of("parts"), losses_of("whole"));
 
-  // Dropout must have had an effect: without it the first step has another loss.
+  // This shows that dropout has an effect: without it the first step has another loss.
   ASSERT_EQ(train("dry", 1, {"model.dropout=false"}).exit_code, 0);
   EXPECT_NE(losses_of("dry").at(0), losses_of("whole").at(0));
 }

@@ -1,6 +1,6 @@
-// Sends signals to a whole job of `cadre train`, through the launcher: all ranks must end after one
-// step and write one snapshot, and the run that goes on from it must have the bits of a run that
-// was never disturbed. Also sends SIGKILL to one process of a job that divides the model.
+// Tests signals that the launcher sends to all processes of `cadre train`: all ranks must end after
+// one step and write one snapshot, and the run that continues from it must have the bits of an
+// undisturbed run. Also tests SIGKILL of one process of a job that divides the model.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -36,7 +36,7 @@ class TrainSignalTest : public ::testing::Test {
   TrainSignalTest() {
     std::ofstream text(folder_.file("text"));
     for (int i = 0; i < 700; ++i) text << "line " << i * i % 97 << " of a text to learn\n";
-    // The batch is odd, so the two ranks' shares differ and are weighted.
+    // The batch is odd, so the shares of the two ranks differ and are weighted.
     std::ofstream(folder_.file("config.toml"))
         << "[model]\nkind = \"gpt\"\nlayers = 1\nheads = 2\nwidth = 16\ncontext = 16\n"
         << "[data]\npath = \"" << folder_.file("text") << "\"\n"
@@ -65,7 +65,7 @@ class TrainSignalTest : public ::testing::Test {
     return bytes_of(folder_.path() / run / format("step-{:06d}", kNumSteps) / file);
   }
 
-  // Returns the values of each step that do not depend on time.
+  // Returns those values of each step that do not depend on time.
   std::vector<nlohmann::json> steps_of(const std::string& run) const {
     std::vector<nlohmann::json> steps;
     std::ifstream file(folder_.path() / run / "metrics.jsonl");
@@ -82,7 +82,8 @@ class TrainSignalTest : public ::testing::Test {
 };
 
 TEST_F(TrainSignalTest, CtrlCAndAHangupEndWithASnapshotToo) {
-  const auto handler = ::signal(SIGHUP, SIG_DFL);  // the command inherits it, also under nohup
+  // The command inherits this disposition, so the test also works under nohup.
+  const auto handler = ::signal(SIGHUP, SIG_DFL);
   for (const int signal : {SIGINT, SIGHUP}) {
     const std::string run = format("run{}", signal);
     CadreCommand job(train(run));
@@ -128,7 +129,8 @@ TEST_F(TrainSignalTest, AResumedJobHasTheBitsOfAnUndisturbedOne) {
   EXPECT_EQ(steps_of("parts"), steps_of("whole"));
 }
 
-// A snapshot is being written at nearly every instant: each rank writes its part on a thread.
+// At nearly every instant a snapshot is being written, because each rank writes its part in a
+// thread.
 TEST_F(TrainSignalTest, AJobThatIsKilledWhileItSavesGoesOnFromAWholeSnapshot) {
   const auto words = [this](const std::string& run, const std::string& resume) {
     std::vector<std::string> all = train(run, resume);
@@ -151,7 +153,7 @@ TEST_F(TrainSignalTest, AJobThatIsKilledWhileItSavesGoesOnFromAWholeSnapshot) {
   EXPECT_EQ(steps_of("parts"), steps_of("whole"));
 }
 
-// Returns 0 if there is no such process.
+// Returns the pid of the rank's process; 0 if there is no such process.
 int pid_of_rank(const CadreCommand& job, int rank) {
   const std::string variable = std::string(1, '\0') + format("RANK={}", rank) + '\0';
   for (const int pid : job.marked_processes()) {

@@ -1,6 +1,7 @@
-// A rank of a training run kills or stops itself between backward and the next step: while the
-// ranks sum their losses, in the evaluation, and where they meet for a snapshot. On every survivor
-// run() must throw an error that names it in time, and nothing must be left behind.
+// Tests a rank of a training run that kills or stops itself between backward and the next step:
+// while the ranks sum their losses, in the evaluation, and in the collective before a snapshot. On
+// every survivor run() must throw in time an error that names the rank, and no process, thread or
+// file may be leaked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -55,9 +56,9 @@ Config config_in(const std::string& folder) {
   return config;
 }
 
-// Disturbs the rank in operations that run() itself makes, except for gradients; `is_running` says
-// whether run() is running. The sums are those of step 1, step 2, the evaluation after step 2, and
-// so on.
+// Disturbs the rank in an operation that run() itself calls. Reductions of gradients do not count,
+// nor operations while `is_running` is false. The sums are those of step 1, step 2, the evaluation
+// after step 2, and so on.
 void disturb_self_at(TrainerMoment moment, const FakeGroup& group, const bool& is_running,
                      const std::function<void()>& act) {
   const int due = moment == TrainerMoment::kLossSum ? 2 : 3;

@@ -80,7 +80,7 @@ TEST_F(VerifyProgram, Float64IsABillionTimesCloser) {
                                  "fsdp/after_backward/accumulate"));
 }
 
-// At this learning rate, training in float32 is chaotic, so no bound holds, as with a defect.
+// At this learning rate, training in float32 is chaotic. So no bound holds, just as with a defect.
 TEST_F(VerifyProgram, ADeviationHasAnExitCodeOfItsOwn) {
   const std::vector<std::string> unstable{"--steps",
                                           "15",
@@ -99,7 +99,7 @@ TEST_F(VerifyProgram, ADeviationHasAnExitCodeOfItsOwn) {
   EXPECT_EQ(deviates.error, "");
 }
 
-// A layout that did not run is not counted, and is not a success.
+// A layout that did not run is not counted as verified, and is no success.
 TEST_F(VerifyProgram, ALayoutThatCannotRunIsReportedAndIsNoSuccess) {
   const cli::CommandResult verified =
       verify({"--steps=1", "--strategies=ddp/pp-2", "--json", json_, "model.layers=2",

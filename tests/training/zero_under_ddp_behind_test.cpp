@@ -1,5 +1,5 @@
-// Tests a divided optimizer around DistributedDataParallel if the program changes memory, values or
-// gradients without a call of either.
+// Tests a ZeRO optimizer over DistributedDataParallel if the program changes memory, values or
+// gradients without calling either of them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,8 +29,8 @@ ParameterShard record_of_frozen(const std::vector<ParameterShard>& shards) {
   throw Error(ErrorCode::kInternal, "no record");
 }
 
-// The records are those of the wrapper and of the optimizer, which was made before the memory was
-// replaced. An optimizer finds its state of a parameter by the tensor.
+// The test uses the ParameterShards of the wrapper and of the optimizer, which was made before the
+// memory was replaced. An optimizer finds its state of a parameter by the tensor.
 TEST(ZeroUnderDdp, RecordsOfFrozenParametersStayTheSameTensor) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto net = std::make_shared<Zoo>();
@@ -51,7 +51,7 @@ TEST(ZeroUnderDdp, RecordsOfFrozenParametersStayTheSameTensor) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The gather that is in flight has the old values.
+// The gather that is in flight has the old values, so the new values must be gathered again.
 TEST(ZeroUnderDdp, ValuesThatAreCopiedIntoShardsDuringAGatherAreUsed) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto net = std::make_shared<Zoo>();
@@ -61,7 +61,7 @@ TEST(ZeroUnderDdp, ValuesThatAreCopiedIntoShardsDuringAGatherAreUsed) {
     copy.backward(4, 0);
     zero.step();
     const Tensor sum = torch::zeros({1});
-    group.all_reduce(sum);  // the gathers before it have ended on both ranks
+    group.all_reduce(sum);  // after this, earlier gathers have ended on both ranks
     const torch::NoGradGuard no_grad;
     for (const ParameterShard& shard : model.parameter_shards()) {
       if (shard.memory) shard.values.fill_(0.25);
@@ -75,7 +75,7 @@ TEST(ZeroUnderDdp, ValuesThatAreCopiedIntoShardsDuringAGatherAreUsed) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A buffer that is a view of a weight is refused in stage 2, where the wrapper knows it.
+// A buffer that is a view of a weight is refused in stage 2, in which the wrapper knows of it.
 TEST(ZeroUnderDdp, WhatElseHoldsTheMemoryOfAParameterIsLogged) {
   for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
     const bool is_whole = placement == GradientPlacement::kReplicated;
@@ -138,8 +138,8 @@ void write_shards(const Wrapped& model, double factor) {
   }
 }
 
-// This also holds if a gradient waits on only one rank: the optimizer would use zeros instead of
-// it.
+// The step is also refused if a gradient waits on only one rank: the optimizer would use zeros in
+// its place.
 TEST(ZeroUnderDdp, AStepWhileGradientsWaitIsRefusedOnAllRanks) {
   for (const int num_waiting : {1, 2}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -186,7 +186,7 @@ TEST(ZeroUnderDdp, ValuesThatChangeWhileGradientsWaitAreRefusedOnAllRanks) {
       zero.zero_grad();
       copy.backward(4, 3);
     }
-    zero.zero_grad();  // no gradient waits, so values may be gathered
+    zero.zero_grad();  // no gradient waits for a reduction, so values may be gathered
     write_shards(model, 0.5);
     copy.backward(4, 4);
   });
@@ -205,7 +205,7 @@ void double_shards(const std::vector<ParameterShard>& shards) {
 
 const char* const kModified = "modified by an inplace operation";
 
-// One process refuses it, too: a tensor that a forward has saved has changed.
+// In one process this is refused, too, because a tensor that a forward has saved was changed.
 TEST(ZeroUnderDdp, ABackwardAfterAWriteToTheShardsIsRefused) {
   for (const int world_size : {1, 2, 3}) {
     for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
@@ -237,7 +237,7 @@ TEST(ZeroUnderDdp, ABackwardAfterAWriteToTheShardsIsRefused) {
   }
 }
 
-// An optimizer of the shards, or the divided optimizer, steps between two forwards and their
+// Either an optimizer of the shards or the ZeRO optimizer steps between two forwards and their
 // backwards.
 TEST(ZeroUnderDdp, AStepBetweenTwoForwardsAndTheirBackwardsIsRefused) {
   for (const bool is_divided : {false, true}) {
@@ -278,7 +278,7 @@ TEST(ZeroUnderDdp, AWriteToTheShardsOfOneRankBeforeABackwardIsAnErrorOnAllRanks)
       if (group.rank() == 0) double_shards(zero.parameter_shards());
       EXPECT_THAT(failure_of([&] { loss.backward(); }),
                   HasSubstr(group.rank() == 0 ? kModified : "rank 0 left this backward"));
-      // Only rank 0 gathers before its next forward.
+      // Only rank 0 gathers parameters before its next forward.
       EXPECT_THAT(failure_of([&] { copy.backward(4, 0); }), HasSubstr("the ranks disagree"));
     });
     EXPECT_TRUE(result.ok()) << result.failures();

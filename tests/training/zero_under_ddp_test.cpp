@@ -1,5 +1,6 @@
-// A divided optimizer around DistributedDataParallel has the same bits as the undivided optimizer,
-// whether gradients are views of the wrapper's buckets or lie with their owners.
+// Tests that a ZeRO optimizer over DistributedDataParallel gives the same bits as the undivided
+// optimizer, whether gradients are views of the wrapper's buckets or exist only on the ranks that
+// own them.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -15,15 +16,15 @@
 namespace cadre {
 namespace {
 
-// kStage1Later: the next forward of the wrapper waits for the parameters.
+// kStage1Later: the next forward of the wrapper waits for the gathers of the parameters.
 enum class Way { kUndivided, kStage1, kStage1Later, kStage2 };
 
-// Trains eight steps on this rank's rows, whose number differs from rank to rank. Every third step
-// sums two backwards.
+// Trains eight steps on this rank's rows, whose number differs between ranks. Every third step
+// accumulates two backwards.
 std::shared_ptr<testing::Model> train_under_ddp(const ProcessGroup& group, Way way) {
   const auto model = testing::make_model({"gpt", "adamw", 1, torch::kFloat}, /*seed=*/3);
   {
-    // Each rank gets other values, although all draw from one generator.
+    // Each rank gets other values, although all ranks draw from one generator.
     const torch::NoGradGuard no_grad;
     double first = group.rank();
     for (torch::Tensor& parameter : model->parameters()) {
@@ -63,7 +64,8 @@ std::shared_ptr<testing::Model> train_under_ddp(const ProcessGroup& group, Way w
     optimizer->step();
   }
   const torch::NoGradGuard no_grad;
-  ddp(torch::zeros({1, testing::kContext}, torch::kLong));  // waits, also without grad
+  // Waits for the gathers, also without grad.
+  ddp(torch::zeros({1, testing::kContext}, torch::kLong));
   return model;
 }
 
@@ -83,7 +85,7 @@ TEST(ZeroUnderDdp, HasTheBitsOfTheUndividedOptimizer) {
   }
 }
 
-// One rank steps its scheduler once more. Every step compares the options of the ranks.
+// One rank steps its scheduler once too often. Every step compares the options of the ranks.
 TEST(ZeroUnderDdp, OptionsThatDifferInAStepAreRefusedOnAllRanks) {
   for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
     const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {

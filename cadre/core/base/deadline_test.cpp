@@ -18,7 +18,7 @@ TEST(TimePoint, AddsAndSubtractsDurations) {
   EXPECT_EQ(TimePoint{100} - TimePoint{120}, nanoseconds(-20));
 }
 
-// A caller who means "without a limit" passes Duration::max().
+// A caller who wants no limit passes Duration::max().
 TEST(TimePoint, StopsAtTheEndsOfItsRange) {
   EXPECT_EQ((TimePoint{5} + Duration::max()), TimePoint{kLast});
   EXPECT_EQ((TimePoint{kLast} + nanoseconds(1)), TimePoint{kLast});

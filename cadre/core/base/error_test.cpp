@@ -1,4 +1,4 @@
-// An error keeps what programs read of it on its way through the layers.
+// Tests that an error keeps the fields that programs read while it passes through the layers.
 #include "cadre/core/base/error.h"
 
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ Status require_half(int number) {
 }
 
 TEST(Error, CodesHaveTheirNames) {
-  // The codes are in the order of their numbers in messages (docs/formats/store-tcp.md).
+  // docs/formats/store-tcp.md gives each code the number that is its position in this list.
   const std::vector<std::string_view> names = {"kInvalidArgument", "kTimeout",     "kPeerLost",
                                                "kAborted",         "kUnavailable", "kCorruption",
                                                "kInternal"};

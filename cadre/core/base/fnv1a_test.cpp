@@ -7,7 +7,7 @@
 namespace cadre {
 namespace {
 
-// The vectors of the authors' reference implementation.
+// The reference implementation of the authors publishes these vectors.
 TEST(Fnv1a, MatchesThePublishedVectors) {
   EXPECT_EQ(fnv1a(""), 0xcbf29ce484222325ULL);
   EXPECT_EQ(fnv1a("a"), 0xaf63dc4c8601ec8cULL);

@@ -7,7 +7,7 @@
 namespace cadre {
 namespace {
 
-// The published sequence of SplitMix64 with the seed 1234567.
+// This is the published sequence of SplitMix64 with the seed 1234567.
 TEST(Random, GivesTheSequenceOfSplitMix64) {
   Random random(1234567);
   for (const uint64_t expected :

@@ -8,14 +8,14 @@
 namespace cadre {
 namespace {
 
-// The names of `count` values; all differ.
+// Returns the names of `count` values, which must all differ.
 template <typename Enum>
 void expect_names(int count) {
   std::set<std::string_view> names;
   for (int i = 0; i < count; ++i) names.insert(to_string(static_cast<Enum>(i)));
   EXPECT_EQ(names.size(), static_cast<size_t>(count));
   EXPECT_FALSE(names.contains("unknown"));
-  // Values may come from the wire.
+  // A value may come from the network, so it may be out of range.
   EXPECT_EQ(to_string(static_cast<Enum>(count)), "unknown");
 }
 
@@ -25,7 +25,7 @@ TEST(Types, EveryValueHasANameOfItsOwn) {
   expect_names<OpKind>(kNumOpKinds);
 }
 
-// The values are part of the formats on the wire and on disk.
+// These numbers are part of the formats on the wire and on disk.
 TEST(Types, TheNumbersAreThoseOfTheFormats) {
   EXPECT_EQ(static_cast<int>(DType::kUint8), 0);
   EXPECT_EQ(static_cast<int>(DType::kFloat16), 9);

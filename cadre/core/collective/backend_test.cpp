@@ -1,4 +1,4 @@
-// The capabilities of an engine, and the error for what it does not support.
+// Tests the capabilities of an engine, and the error for a collective that it does not support.
 #include "cadre/core/collective/backend.h"
 
 #include <gtest/gtest.h>
@@ -30,8 +30,8 @@ TEST(CapabilitiesTest, AFullEngineReducesWhatTheTableSupportsOnTheCpu) {
     for (int op = 0; op < kNumReduceOps; ++op) {
       const auto type = static_cast<DType>(dtype);
       const auto reduction = static_cast<ReduceOp>(op);
-      // The group multiplies the inputs and submits a SUM, so the floating-point rule does not
-      // apply.
+      // The group multiplies the inputs itself and submits a SUM. So the rule that PREMUL_SUM needs
+      // a floating-point type does not apply here.
       const bool expected = reduction == ReduceOp::kPremulSum || is_supported(type, reduction);
       EXPECT_EQ(can.supports(OpKind::kAllReduce, type, reduction, DeviceType::kCpu), expected)
           << format("{} of {}", reduction, type);
@@ -76,7 +76,7 @@ TEST(CapabilitiesTest, ARefusalSaysWhatIsThereInsteadAndWhatToDo) {
   EXPECT_EQ(refusal_of(can, sum_of(DType::kBfloat16)),
             "all_reduce: backend \"few\" does not move bfloat16, but int32, float32; convert the "
             "elements, or connect the group with another backend");
-  // A collective that only moves data needs the dtype and the device, but no reduction.
+  // A collective that only moves data needs the dtype and the device. It ignores the reduction.
   Collective moved = Collective::broadcast({}, DType::kInt32, 0);
   EXPECT_EQ(refusal_of(can, moved), "");
   moved.device = {DeviceType::kCuda, 0};

@@ -1,4 +1,4 @@
-// Collectives that validate() accepts and refuses on rank 1 of 3.
+// Tests which collectives validate() accepts and which it refuses on rank 1 of 3.
 #include "cadre/core/collective/collective.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 constexpr int kWorldSize = 3;
 constexpr Rank kSelf = 1;
 
-// Six int32 of a rank, and the six of all ranks.
+// The buffers of a rank: six int32 of its own, and the six int32 of every rank.
 struct Buffers {
   std::array<std::byte, 24> part{};
   std::array<std::byte, 24> other_part{};
@@ -28,7 +28,7 @@ struct Buffers {
 
   ConstBytes in() const { return part; }
   Bytes out() { return other_part; }
-  // Returns this rank's slice.
+  // Returns the slice of `whole` that belongs to this rank.
   Bytes slice() { return Bytes(whole).subspan(24, 24); }
 };
 
@@ -69,7 +69,7 @@ TEST(Collective, TheDescriptorIsWhatRanksCompare) {
   EXPECT_EQ(text(shaped), "all_reduce(sum, int32 x [2, 3])");
 }
 
-// Dropped, so that no part of the engine can use them.
+// validate() drops these buffers, so that no part of the engine can use them.
 TEST(Collective, BuffersThatOnlyTheRootUsesAreDroppedElsewhere) {
   Buffers b;
   for (const Rank root : {0, 1}) {
@@ -85,7 +85,7 @@ TEST(Collective, BuffersThatOnlyTheRootUsesAreDroppedElsewhere) {
     EXPECT_EQ(scatter.in.empty(), !is_root);
     EXPECT_FALSE(reduce.in.empty() || gather.in.empty() || scatter.out.empty());
   }
-  // The sizes of dropped buffers do not matter.
+  // A buffer that is dropped may have any size.
   EXPECT_EQ(refusal_of(Collective::gather(b.in(), {}, DType::kInt32, 0)), "");
   EXPECT_THAT(refusal_of(Collective::gather(b.in(), {}, DType::kInt32, 1)),
               HasSubstr("the output has 0 bytes, expected 72"));
@@ -217,7 +217,7 @@ TEST(Collective, WhatTheReductionTableRefusesIsRefusedWithItsSentence) {
       }
     }
   }
-  EXPECT_EQ(num_refused, 24);  // without refusals the loop would test nothing
+  EXPECT_EQ(num_refused, 24);  // otherwise the loop has tested no error
   EXPECT_THAT(
       refusal_of(Collective::all_reduce(data, data, DType::kFloat32, ReduceOp::kPremulSum), 0, 1),
       HasSubstr("needs this rank's factor; pass Reduction::premul_sum(factor)"));

@@ -1,5 +1,5 @@
-// Completions that are done, and those that are completed later: callbacks run once, without a
-// lock.
+// Tests completions that are done at once, and completions that are completed later: a callback
+// runs once, and not under a lock.
 #include "cadre/core/collective/completion.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ TEST(CompletionTest, ACallbackMayUseTheCompletion) {
   });
   completion.complete({});
   EXPECT_TRUE(is_inner_called);
-  // The same for a callback that runs at once.
+  // Now the completion is done already, so the callback runs at once.
   is_inner_called = false;
   completion.on_done([&](const Status&) {
     completion.on_done([&](const Status& status) { is_inner_called = status.ok(); });

@@ -115,7 +115,7 @@ TEST(ReduceTest, BuffersNeedNoAlignment) {
   }
 }
 
-// Tests all pairs of the given 16-bit numbers, for every operation and instruction set.
+// Tests all pairs of the given 16-bit numbers with every operation and every instruction set.
 void expect_formula_for_pairs(const std::vector<uint16_t>& specials, DType dtype) {
   Inputs inputs(2, std::vector<std::byte>(specials.size() * specials.size() * 2));
   for (size_t i = 0; i < specials.size(); ++i) {
@@ -192,7 +192,8 @@ TEST(ReduceTest, AnyByteButZeroIsTrueAndTrueIsOne) {
 }
 
 TEST(ReduceTest, Bfloat16IsRoundedOnceAndNotAtEachAddition) {
-  // 1 + 2^-8 is a tie that would round back to 1 at every step; the float32 sum keeps both halves.
+  // Adding 2^-8 to 1 in bfloat16 is a tie that is rounded back to 1 in each step. The float32 sum
+  // keeps both terms.
   Inputs inputs(3, std::vector<std::byte>(2));
   write_element<uint16_t>(inputs[0], 0, 0x3f80);  // 1
   write_element<uint16_t>(inputs[1], 0, 0x3b80);  // 2^-8

@@ -31,7 +31,7 @@ ReduceOp op_at(int index) {
 }
 
 TEST(ReductionTableTest, SupportsWhatTheMatrixSays) {
-  // sum avg min max product band bor bxor premul_sum
+  // The columns are: sum avg min max product band bor bxor premul_sum.
   const std::array<std::string_view, 4> matrix = {"x-xxxxxx-", "x-xxxxxx-", "xxxxx---x",
                                                   "xxxxx---x"};
   int num_dtypes = 0;
@@ -62,7 +62,7 @@ TEST(ReductionTableTest, ValuesThatDoNotExistAreRefused) {
   EXPECT_FALSE(check_reduction(DType::kFloat32, static_cast<ReduceOp>(kNumReduceOps)).ok());
 }
 
-// Returns the part of the page between its markers, made from the table.
+// Returns the text that belongs between the markers of the page, made from the table.
 std::string rendered_table() {
   std::string text;
   for (const Class& group : kClasses) {

@@ -1,4 +1,4 @@
-// The errors on all ranks of a group when one of them fails, on threads and over shared memory.
+// Tests the errors on all ranks of a group when one rank fails, on threads, over shared memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ constexpr Duration kFailureBudget = seconds(20);
 
 using Describe = std::string (*)(const std::function<void()>&);
 
-// Runs `body` on each rank in one group. The output of a rank is what its body threw.
+// Runs `body` on each rank of one group. The output of a rank is the text of its error.
 RanksResult run_group(int world_size, Duration timeout,
                       const std::function<void(RankContext&, Communicator&)>& body,
                       Describe describe = testing::failure_of) {
@@ -58,7 +58,7 @@ void sum(Communicator& group, size_t count) {
   group.all_reduce(bytes, bytes, DType::kFloat32, ReduceOp::kSum);
 }
 
-// The failure may arrive before the call has begun.
+// The call either fails after it has begun, or finds that the failure has arrived before.
 auto fails_at_or_before(const std::string& call, const std::string& before) {
   const std::string code = call.substr(0, call.find(' '));
   return AnyOf(StartsWith(call + " on group \"world\" failed after "),
@@ -66,7 +66,7 @@ auto fails_at_or_before(const std::string& call, const std::string& before) {
                                 HasSubstr(") after " + before + "\n")));
 }
 
-// Several ranks find the mismatch, and all report the same pair.
+// Several ranks notice the mismatch, and all of them report the same pair.
 TEST(CommunicatorFailure, DifferentCallsAreExplainedAlikeOnAllRanks) {
   const auto result = run_group(3, kFailureBudget, [](RankContext& context, Communicator& group) {
     group.barrier();
@@ -95,7 +95,7 @@ TEST(CommunicatorFailure, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   ASSERT_TRUE(fields.ok()) << fields.failures();
   EXPECT_EQ(fields.ranks[2].output, "");
   for (const size_t rank : {0, 1}) {
-    // The leave may arrive before the fourth call.
+    // The news that the rank has left may arrive before the fourth call.
     EXPECT_THAT(fields.ranks[rank].output,
                 AnyOf("kPeerLost culprit=2 operation=all_reduce#4", "kPeerLost culprit=2"));
   }
@@ -105,8 +105,8 @@ TEST(CommunicatorFailure, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
                         "job or call rejoin()."));
 }
 
-// Rank 1 does not come to the second operation before the group has failed. The first one has a
-// long deadline, since the ranks of a busy machine do not begin together.
+// Rank 1 does not call the second operation before the group has failed. The first operation has a
+// long deadline, because the ranks of a busy machine do not start together.
 void sum_without_rank_1(RankContext& context, Communicator& group) {
   const Deadline deadline = context.system.deadline_in(kFailureBudget);
   group.barrier({.deadline = deadline});
@@ -142,8 +142,8 @@ TEST(CommunicatorFailure, ARankThatIsToldOfATimeoutQuotesIt) {
 }
 
 // One rank waits in a collective for the other, which waits for a message from it. Another thread
-// might still send or call what is missing, so both waits end at the deadline. Then each rank is
-// told in which operation the other is.
+// could still call the missing operation, so both waits last until the deadline. Then each error
+// names the operation that the other rank runs.
 TEST(CommunicatorFailure, ACollectiveAgainstARecvTellsAtTheDeadlineWhatTheOtherIsIn) {
   const auto system = os::make_native_system();
   for (const auto transport : {TransportChoice::kAuto, TransportChoice::kTcp}) {
@@ -246,8 +246,8 @@ TEST(CommunicatorFailure, AClosedGroupRefusesAndClosingTwiceIsNothing) {
   for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, "");
 }
 
-// Rank 1 leaves its group without close() while no operation is pending: the other rank sees that
-// it left in good order.
+// Rank 1 leaves its group without close() while no operation is pending. The other rank must see
+// that it left in an orderly way.
 TEST(CommunicatorFailure, ADestructorPublishesALeave) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);
@@ -282,8 +282,8 @@ class ErrorLines final : public LogSink {
   std::string lines_;
 };
 
-// Rank 0 ends with an operation pending. If an exception is the reason, the exception says what
-// happened.
+// Rank 0 ends while an operation is pending. If an exception is the reason, the exception is the
+// error to report.
 TEST(CommunicatorFailure, UnwindingIsNotLoggedBeforeTheExceptionThatUnwinds) {
   const auto system = os::make_native_system();
   for (const bool throws : {true, false}) {
@@ -348,9 +348,9 @@ TEST(CommunicatorFailure, AFailedGroupIsRebuiltFromTheSameThreads) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// Rank 2 leaves, which rank 1 learns between two operations. Rank 1 closes the failed group at
-// once, rank 0 later. Both lose rank 2 and no other rank, and find each other again. A slow rank
-// may hear of the leave while it is still in the first sum.
+// Rank 2 leaves, and rank 1 learns of it between two operations. Rank 1 closes the failed group at
+// once, and rank 0 later. Both must regard rank 2, and no other rank, as lost, and must find each
+// other again. A slow rank may learn of it during the first sum.
 void lose_rank_2(os::System& system, const Membership& membership, TransportChoice transport) {
   const auto group = Communicator::connect(system, membership, {.transport = transport},
                                            system.deadline_in(kFailureBudget));
@@ -384,7 +384,7 @@ TEST(CommunicatorFailure, SurvivorsOfALeaverLoseNobodyElse) {
   }
 }
 
-// A failure names the operation that threw it, or the last one that succeeded.
+// The error names the operation that threw it, or the last one that succeeded.
 void sum_until_rank_2_has_left(os::System& system, const Membership& membership,
                                TransportChoice transport) {
   const auto group = Communicator::connect(system, membership, {.transport = transport},
@@ -417,7 +417,7 @@ TEST(CommunicatorFailure, AnOperationThatEndedWellIsNotBlamed) {
   }
 }
 
-// Each rank gets receipts of its leave from the others, so none waits for a time limit.
+// Each rank gets receipts for its leave from the others, so no rank waits for a time limit.
 TEST(CommunicatorFailure, RanksThatCloseTogetherWaitForNothingButEachOther) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     sim::Simulator simulator(seed, {.ranks_per_host = {2, 1}});
@@ -450,7 +450,7 @@ TEST(CommunicatorFailure, SurvivorsOfASimulatedLeaverLoseNobodyElse) {
   }
 }
 
-// Opens no connection any more once it is exhausted.
+// A System that opens no more connections once it is exhausted.
 class FewDescriptors final : public testing::ForwardingSystem {
  public:
   using ForwardingSystem::ForwardingSystem;

@@ -1,4 +1,4 @@
-// The Communicator on threads that share one native System, over shared memory and over TCP.
+// Tests the Communicator on threads that share one native System, over shared memory and over TCP.
 #include "cadre/core/comm/communicator.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ using testing::run_ranks_as_threads;
 
 constexpr Duration kBudget = seconds(20);
 
-// The values that the ranks of one test share.
+// The objects that the ranks of one test share.
 struct Job {
   std::shared_ptr<Store> store;
   CommunicatorOptions options;
@@ -127,7 +127,8 @@ TEST_P(CommunicatorTest, EveryCollectiveGivesWhatItsFormulaSays) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank r contributes r + 1 and multiplies by (r + 2) / 2, which is exact in every dtype and order.
+// Rank r contributes r + 1 and multiplies it by (r + 2) / 2. The result is exact in every dtype and
+// in every order.
 TEST_P(CommunicatorTest, APremulSumMultipliesEachRanksInputByItsOwnFactor) {
   const auto result = run([](RankContext& context, Communicator& group) {
     const int world = context.world_size;
@@ -177,7 +178,7 @@ TEST_P(CommunicatorTest, TheReductionOfWhatDoesNotReduceDoesNotCount) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The call does not reset in the caller's values what does not apply to this rank.
+// Arguments that do not apply to this rank must not be reset in the caller's list.
 TEST_P(CommunicatorTest, AListOfCollectivesCanBeRunAgain) {
   const RanksResult result = run([](RankContext& context, Communicator& group) {
     std::vector<float> in = {1, 2};
@@ -233,7 +234,7 @@ TEST_P(CommunicatorTest, SizesOfAnotherNumberOfElementsAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A sum on one rank and a premul_sum on the other are two operations.
+// A SUM on one rank and a PREMUL_SUM on the other are different operations.
 TEST(CommunicatorMismatchTest, ASumIsNoPremulSum) {
   CommunicatorOptions options;
   options.timeout = kBudget;
@@ -279,8 +280,8 @@ TEST_P(CommunicatorTest, AsynchronousOperationsCompleteInOrderAndKeepTheirOwners
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two of the collectives need a scaled copy of their input. The output of a reduce_scatter has no
-// room for it.
+// Two of the collectives need a scaled copy of their input. The output of a reduce_scatter is too
+// small for it.
 TEST_P(CommunicatorTest, CollectivesThatAreSubmittedTogetherGiveWhatEachGivesAlone) {
   const auto result = run([](RankContext& context, Communicator& group) {
     const auto world = static_cast<size_t>(context.world_size);
@@ -326,7 +327,8 @@ TEST_P(CommunicatorTest, CollectivesThatAreSubmittedTogetherGiveWhatEachGivesAlo
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The failure names the collective of the call that differs. Those before it have succeeded.
+// In a call of several collectives one differs. The error names it, and those before it have
+// succeeded.
 TEST(CommunicatorMismatchTest, OfACallOfSeveralTheOneThatDiffersIsNamed) {
   CommunicatorOptions options;
   options.timeout = kBudget;
@@ -402,7 +404,8 @@ int64_t num_allocated_bytes() {
   return total;
 }
 
-// Otherwise a first access would end the process by SIGBUS if there is no memory for it.
+// Without the reservation, the first access would end the process with SIGBUS if there is no
+// memory.
 TEST(CommunicatorReserveTest, SymmetricMemoryIsAllocatedBeforeItIsTouchedAndGivenBack) {
   CommunicatorOptions options;
   options.transport = TransportChoice::kSharedMemory;
@@ -420,8 +423,8 @@ TEST(CommunicatorReserveTest, SymmetricMemoryIsAllocatedBeforeItIsTouchedAndGive
     group.barrier();
     buffer.reset();
     group.barrier();
-    // The rank that releases a piece last is not its owner. The owner looks when it allocates
-    // again.
+    // The rank that releases a piece last is not its owner. The owner reclaims the piece at its
+    // next allocation.
     buffer = group.allocate_symmetric(1);
     group.barrier();
     const int64_t after = num_allocated_bytes();

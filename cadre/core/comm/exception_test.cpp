@@ -1,5 +1,6 @@
-// What happens to a group whose engine or transport throws, in the caller's thread and in the
-// threads of the group: the operation and the group fail by name, here and on the other rank.
+// Tests a group whose engine or transport throws, in the caller's thread or in a thread of the
+// group. The operation and the group fail, and the errors on both ranks name the operation and the
+// rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +27,7 @@ using ::testing::StartsWith;
 
 constexpr Duration kPatience = seconds(20);
 
-// An engine whose operations all run out of memory.
+// An engine in which every operation throws std::bad_alloc.
 class ThrowingEngine final : public Backend {
  public:
   Capabilities capabilities() const override { return full_capabilities("throwing"); }
@@ -35,7 +36,7 @@ class ThrowingEngine final : public Backend {
   }
 };
 
-// An engine that enqueues every operation. The test ends them.
+// An engine that only enqueues its operations. The test completes them.
 class EnqueueingEngine final : public Backend {
  public:
   Capabilities capabilities() const override { return {}; }
@@ -59,7 +60,7 @@ class ThrowingChannel final : public Channel {
   }
 };
 
-// The transport of rank 0 in a world of two.
+// The transport of rank 0 in a world of two. Its channel throws.
 class ThrowingTransport final : public Transport {
  public:
   Rank rank() const override { return 0; }
@@ -73,8 +74,8 @@ class ThrowingTransport final : public Transport {
   ThrowingChannel channel_;
 };
 
-// Two ranks whose control planes are connected, each with the monitor of a group. The other parts
-// of the group exist on rank 0 only.
+// Two ranks with connected control planes and a monitor each. The other parts of the group exist
+// only on rank 0.
 class ExceptionTest : public ::testing::Test {
  protected:
   ExceptionTest() {
@@ -140,7 +141,7 @@ class ExceptionTest : public ::testing::Test {
   }
   Deadline soon() { return system_->deadline_in(kPatience); }
 
-  // Expects that both ranks know what happened, and on which rank.
+  // Expects that the errors on both ranks name the operation, the failure and the rank.
   void expect_failure_of(const std::string& operation, const std::string& failure) {
     EXPECT_THAT(failure, StartsWith("kUnavailable: " + operation + " on group \"world\" failed"));
     EXPECT_THAT(failure, HasSubstr("on rank 0 (node0, pid 4711)\n  out of memory"));
@@ -194,7 +195,7 @@ TEST_F(ExceptionTest, OfACollectiveInTheProgressThread) {
   EXPECT_EQ(testing::failure_of([&] { second.wait(soon()); }), failure);
 }
 
-// Peers see this rank in the oldest enqueued operation, and that operation fails.
+// The status of this rank shows the oldest enqueued operation, which is the one that fails.
 TEST_F(ExceptionTest, AnErrorThatTheEngineReportsLaterIsTheFailureOfTheGroup) {
   OperationQueue& queue = collectives(enqueueing_);
   const Work first = queue.issue(throwing_barrier());
@@ -239,7 +240,7 @@ TEST_F(ExceptionTest, OfAMessageInTheThreadOfMessages) {
   EXPECT_TRUE(work.error().has_value());
 }
 
-// The deleter calls the queue from another thread, as in operation_queue_test.cpp.
+// The deleter of the owner calls the queue from another thread, as in operation_queue_test.cpp.
 TEST_F(ExceptionTest, TheOwnerOfAMessageIsReleasedWithoutALock) {
   MessageQueue& queue = messages();
   transport_.end_with_error();

@@ -1,5 +1,6 @@
-// reduce, gather, scatter and all_to_all of the Communicator, blocking and not, on threads over
-// shared memory and over TCP: results, refusals, and the errors when ranks disagree.
+// Tests reduce, gather, scatter and all_to_all of the Communicator, blocking and asynchronous, on
+// threads over shared memory and over TCP: results, refused arguments, and the errors if ranks make
+// different calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +34,7 @@ struct ExchangeCase {
 
 using Body = std::function<void(RankContext&, Communicator&)>;
 
-// The output of each rank is what its body threw.
+// The output of each rank is the text of its error.
 RanksResult run_group(const ExchangeCase& test, const Body& body) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);
@@ -64,7 +65,7 @@ INSTANTIATE_TEST_SUITE_P(Tcp, ExchangeCallsTest,
                          ::testing::Values(ExchangeCase{TransportChoice::kTcp, 2},
                                            ExchangeCase{TransportChoice::kTcp, 3}));
 
-// Makes one call, blocking or not.
+// Makes one call, either blocking or asynchronous.
 template <typename Blocking, typename Issuing>
 void call(bool is_async, Blocking blocking, Issuing issuing) {
   if (is_async) {
@@ -230,7 +231,7 @@ TEST_P(ExchangeCallsTest, ReduceScatterVReducesPartsOfAnySizes) {
   });
 }
 
-// The fingerprint of a call tells the peers and the record what was called.
+// The fingerprint of a call describes it to the peers and in the flight record.
 TEST_P(ExchangeCallsTest, TheRecordTellsTheCalls) {
   expect_on_all([](RankContext&, Communicator& group) {
     const auto world = static_cast<size_t>(group.world_size());
@@ -254,14 +255,14 @@ TEST_P(ExchangeCallsTest, TheRecordTellsTheCalls) {
   });
 }
 
-// Returns "CALL: PROBLEM" in the words of the rank's error.
+// Returns the text of an error of the form "CALL: PROBLEM" on the rank.
 std::string refusal_text(Rank rank, const std::string& text) {
   const size_t at = text.find(": ");
   return format("kInvalidArgument: {} on group \"world\", rank {}{}", text.substr(0, at), rank,
                 text.substr(at));
 }
 
-// Input that is overwritten while it is still read would give wrong numbers, so such buffers are
+// If an input were overwritten while it is still read, results would be wrong. So such buffers are
 // refused.
 TEST(ExchangeCallsRefusal, BuffersThatOverlapButNotInPlaceAreRefused) {
   const auto result = run_group({TransportChoice::kAuto, 2}, [](RankContext& context,
@@ -274,7 +275,7 @@ TEST(ExchangeCallsRefusal, BuffersThatOverlapButNotInPlaceAreRefused) {
     std::vector<std::byte> wide(24);
     const Bytes whole = Bytes(wide).first(16);
     const Bytes shifted = Bytes(wide).subspan(8);
-    const Bytes slice = Bytes(wide).subspan(4, 8);  // no rank's slice
+    const Bytes slice = Bytes(wide).subspan(4, 8);  // does not match the slice of any rank
     const std::string both =
         "overlap, but not in place, where both are the same; pass separate buffers";
     const std::string shorter =
@@ -358,7 +359,7 @@ class ExchangeMismatchTest : public ::testing::TestWithParam<TransportChoice> {}
 INSTANTIATE_TEST_SUITE_P(All, ExchangeMismatchTest,
                          ::testing::Values(TransportChoice::kSharedMemory, TransportChoice::kTcp));
 
-// A rank that is not concerned has its part already, or learns of the failure in the next call.
+// A rank that is not involved has its part already, or learns of the failure in its next call.
 void expect_on_all(const RanksResult& result, const std::vector<std::string>& texts,
                    const std::string& remedy) {
   ASSERT_TRUE(result.ok()) << result.failures();
@@ -417,7 +418,7 @@ TEST_P(ExchangeMismatchTest, EvenAgainstUnevenIsExplainedAlikeOnAllRanks) {
                 "pass split sizes on all ranks or on none.");
 }
 
-// The counts are compared although no rank has anything to send.
+// The counts are compared although no rank sends any element.
 TEST_P(ExchangeMismatchTest, OtherCountsOfAGatherAreExplainedAlikeOnAllRanks) {
   const auto result = run_group({GetParam(), 3}, [](RankContext& context, Communicator& group) {
     std::vector<uint64_t> counts = {0, 0, 0};

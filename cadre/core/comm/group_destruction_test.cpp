@@ -34,7 +34,8 @@ using testing::require;
 
 using Handle = std::shared_ptr<Communicator>;
 
-// Releases the last handle. The memory of operations lives as long as the test.
+// Releases the last handle in some thread. The memory of the operations is kept until the test
+// ends.
 using LetGo = std::function<void(Handle)>;
 
 // Each rank has a store of its own, which is destroyed with its group.
@@ -44,7 +45,8 @@ Handle connect(os::System& system, Rank rank, const std::shared_ptr<Store>& stor
   return Communicator::connect(system, membership, options, system.deadline_in(seconds(20)));
 }
 
-// The groups of two ranks end in threads of their own, and nothing is left of them.
+// Runs two ranks whose groups end in threads of their own, and expects that they leave no thread or
+// descriptor behind.
 void expect_ended(const LetGo& let_go, const CommunicatorOptions& options = {}) {
   const testing::Resources before = testing::count_resources();
   const auto system = os::make_native_system();
@@ -68,7 +70,7 @@ TEST(OwnThread, TheDeleterOfAKeepAliveMayDestroyTheGroup) {
   });
 }
 
-// Destroys the group in a thread of the group, which goes on before the group ends.
+// Destroys the group in a thread of the group, which must return before the group can end.
 void reset_last(Handle last) {
   const std::weak_ptr<Store> store = last->membership().store;
   last.reset();
@@ -80,15 +82,15 @@ void nap(const Communicator& group) {
   system.make_waiter()->park(system.deadline_in(std::chrono::milliseconds(20)));
 }
 
-// Rank 1 comes late, so that rank 0 most likely moves the operation itself while it waits.
+// Rank 1 is late. So rank 0 most likely runs the operation itself while it waits.
 TEST(OwnThread, ACallerThatWaitsMayDestroyTheGroup) {
   expect_ended([](Handle group) {
     Communicator& issuer = *group;
     if (issuer.rank() == 1) nap(issuer);
     std::string failure;
     std::shared_ptr<void> kept(nullptr, [&failure, last = std::move(group)](void*) mutable {
-      // An operation that ends at once leaves the last share to the options of its call. They end
-      // in a thread that runs no code of the group.
+      // If an operation ends at once, the options of its call hold the last reference. They are
+      // destroyed in a thread that runs no code of the group.
       if (!must_end_elsewhere(*last)) return last.reset();
       failure = failure_of([&] { reset_last(std::move(last)); });
     });
@@ -98,8 +100,8 @@ TEST(OwnThread, ACallerThatWaitsMayDestroyTheGroup) {
   });
 }
 
-// Runs `act` on rank 0 in the thread for callbacks. Rank 1 enters the operation once the callback
-// is registered and the code that registered it no longer uses the group.
+// Runs `act` on rank 0 in the thread for callbacks. Rank 1 enters the operation only when the
+// callback is registered and the code that registered it no longer uses the group.
 void act_in_callback(Handle group, const std::function<void(Handle)>& act) {
   std::array<int64_t, 1> word{};
   Communicator& issuer = *group;
@@ -148,13 +150,13 @@ TEST(OwnThread, ACallbackCannotCloseTheGroup) {
   });
 }
 
-// Runs `act` with one group in a callback of the other, and the reverse, at the same time.
+// Runs `act` with each of two groups in a callback of the other one, at the same time.
 void act_crosswise(const Handle& world, const std::function<void(Handle)>& act) {
   const Deadline limit = world->system().deadline_in(seconds(20));
   const int peer = 1 - world->rank().value;
   std::array<int64_t, 2> received{};
   std::array<std::promise<void>, 2> called;
-  std::latch may_act(3);  // both callbacks run, and the messages are sent
+  std::latch may_act(3);  // counts down when each callback runs, and when the messages are sent
   std::array<Handle, 2> groups;
   for (Handle& group : groups) group = split(*world, {.color = 0}, limit);
   for (size_t i = 0; i < 2; ++i) {
@@ -166,7 +168,7 @@ void act_crosswise(const Handle& world, const std::function<void(Handle)>& act) 
       called[i].set_value();
     });
   }
-  world->barrier();  // on both ranks the callbacks are registered before a message is there
+  world->barrier();  // both ranks have registered their callbacks before a message arrives
   const std::array<int64_t, 1> sent{};
   for (Handle& group : groups) {
     group->send(std::as_bytes(std::span(sent)), DType::kInt64, peer, 0);
@@ -206,7 +208,7 @@ class ThrowingLog final : public LogSink {
   }
 };
 
-// The ranks end after different collectives, which the destructors and the plane's threads log.
+// The last collectives of the ranks differ, which the destructors and the plane's threads log.
 TEST(OwnThread, ALogThatThrowsEndsNoProcess) {
   expect_ended(
       [](const Handle& group) {
@@ -214,8 +216,8 @@ TEST(OwnThread, ALogThatThrowsEndsNoProcess) {
         std::array<int64_t, 1> sent{};
         std::array<int64_t, 1> received{};
         group->broadcast(std::as_writable_bytes(std::span(sent)), DType::kInt64, group->rank());
-        // A small broadcast ends on its root alone. The messages return when both have called it:
-        // they are numbered apart from collectives.
+        // A small broadcast returns on its root without the other rank. The messages return only
+        // when both ranks have called it; they are numbered separately from collectives.
         const int peer = 1 - group->rank().value;
         const Work sending =
             group->send_async(std::as_bytes(std::span(sent)), DType::kInt64, peer, 0);

@@ -1,4 +1,5 @@
-// Message spaces: messages of the program and of two wrappers with equal tags never meet.
+// Tests message spaces: messages of the program and of two wrappers with equal tags are never
+// mistaken for each other.
 #include "cadre/core/comm/message_calls.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +32,7 @@ using Values = std::vector<int32_t>;
 
 class MessageSpaceTest : public ::testing::TestWithParam<TransportChoice> {
  protected:
-  // The output of each rank is what it threw.
+  // The output of each rank is the text of its error.
   static RanksResult run(int world_size,
                          const std::function<void(RankContext&, Communicator&)>& body) {
     const auto system = os::make_native_system();
@@ -69,9 +70,11 @@ class MessageSpaceTest : public ::testing::TestWithParam<TransportChoice> {
   }
 };
 
-// The messages arrive in the order in which they are sent; the receives want the reverse.
+// The messages arrive in the order in which they are sent, and the receives are called in the
+// reverse order.
 TEST_P(MessageSpaceTest, AReceiveTakesMessagesOfItsOwnSpaceOnly) {
-  for (const size_t count : {size_t{3}, size_t{100'000}}) {  // eager; waiting for its receive
+  // An eager message, and one that waits for its receive.
+  for (const size_t count : {size_t{3}, size_t{100'000}}) {
     for (const Rank source : {Rank(0), kAnySource}) {
       expect_well(run(2, [&](RankContext& context, Communicator& group) {
         const MessageSpace first = reserve_message_space(group, "first");
@@ -92,7 +95,7 @@ TEST_P(MessageSpaceTest, AReceiveTakesMessagesOfItsOwnSpaceOnly) {
   }
 }
 
-// The receives are posted before the messages come.
+// The receives are posted before the messages arrive.
 TEST_P(MessageSpaceTest, AMessageGoesToTheReceiveOfItsSpace) {
   expect_well(run(2, [&](RankContext& context, Communicator& group) {
     const MessageSpace space = reserve_message_space(group, "wrapper");
@@ -124,7 +127,7 @@ TEST_P(MessageSpaceTest, AMessageGoesToTheReceiveOfItsSpace) {
 TEST_P(MessageSpaceTest, NumbersAgreeAlsoAfterOneRankHasReservedFewer) {
   expect_well(run(3, [&](RankContext& context, Communicator& group) {
     reserve_message_space(group, "lost");
-    // This is as if rank 1 had been refused before it could reserve.
+    // This simulates that the call of rank 1 was refused before it could reserve a message space.
     if (context.rank == 1) CommunicatorParts::impl_of(group).num_message_spaces.store(0);
     const MessageSpace next = reserve_message_space(group, "next");
     require(next.number() == 2, "the same new number on all ranks");
@@ -142,7 +145,7 @@ TEST_P(MessageSpaceTest, DifferentUsersAreRefusedOnAllRanks) {
   }
 }
 
-// Rank 0 leaves after a message of the program with the tag that the wrapper waits for.
+// Rank 0 sends a message of the program with the tag for which the wrapper waits, and leaves.
 TEST_P(MessageSpaceTest, ErrorsNameTheWrapper) {
   const auto result = run(2, [&](RankContext& context, Communicator& group) {
     const MessageSpace space = reserve_message_space(group, "cadre::Pipeline");

@@ -1,5 +1,5 @@
-// Ranks whose last collectives differ, although each succeeded over TCP because the rank had
-// nothing to receive. close() reports the mismatch.
+// Tests ranks whose last collectives differ, although each of them succeeded over TCP because its
+// rank had nothing to receive. close() must report the mismatch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,8 +42,8 @@ void broadcast(Communicator& group, Rank root) {
   group.broadcast(std::as_writable_bytes(std::span(data)), DType::kFloat32, root);
 }
 
-// Runs ranks over TCP. Returns what each of them threw in `body`, or when it closed the world after
-// it.
+// Runs ranks over TCP. Returns the error of each rank in `body`, or when it closed the world
+// afterwards.
 std::vector<std::string> outputs_of(const std::function<void(RankContext&, Communicator&)>& body,
                                     int num_ranks = 2) {
   const auto system = os::make_native_system();
@@ -75,7 +75,8 @@ std::vector<std::string> outputs_of(const std::function<void(RankContext&, Commu
                           called(0), called(1));
 }
 
-// Returns when both ranks have called it. Messages are numbered apart from collectives.
+// Returns when both ranks have called it. It uses messages, which are numbered separately from
+// collectives.
 void meet(RankContext& context, Communicator& group) {
   const Rank other = 1 - context.rank;
   std::array<std::byte, 1> sent{};
@@ -87,11 +88,12 @@ void meet(RankContext& context, Communicator& group) {
 
 TEST(Parting, BroadcastsWithDifferentRootsAreReportedWhenTheWorldCloses) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
-    world.barrier();  // a rank that still connects would receive the other's frame in the broadcast
+    // A rank that still connects would receive a frame of the other rank in the broadcast.
+    world.barrier();
     broadcast(world, context.rank);
     meet(context, world);
   });
-  // The rank that leaves first does not know the last call of the other one yet.
+  // The rank that leaves first does not know the last call of the other rank yet.
   EXPECT_THAT(outputs, ::testing::Contains(names_both("world", 2)));
   EXPECT_THAT(outputs, ::testing::Each(::testing::AnyOf("", names_both("world", 2))));
 }
@@ -121,8 +123,8 @@ TEST(Parting, ABroadcastThatOnlyOneRankCalledIsReported) {
                            HasSubstr("left the group after #1 (it ended its loop early?)"))));
 }
 
-// A cell of the status page is reused after 128 groups. It must not show the last call of the group
-// before.
+// A cell of the status page is reused after 128 groups. It must not show the last call of the
+// previous group.
 TEST(Parting, GroupsWithoutACollectiveAgreeInReusedStatusCells) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
     for (int i = 0; i < 130; ++i) {
@@ -138,7 +140,7 @@ TEST(Parting, GroupsWithoutACollectiveAgreeInReusedStatusCells) {
   EXPECT_THAT(outputs, ::testing::Each(""));
 }
 
-// The failure of the group is reported by itself, so close() reports no mismatch.
+// The failure of the group is reported itself, so close() reports no mismatch.
 TEST(Parting, NoMismatchIsReportedInAFailedGroup) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
     const auto pair = new_group(world, kBoth, parting_deadline(context));
@@ -157,7 +159,7 @@ TEST(Parting, NoMismatchIsReportedInAFailedGroup) {
   EXPECT_THAT(outputs, ::testing::Each(""));
 }
 
-// The failure explains no mismatch in a group that was made after it.
+// A failure does not explain a mismatch in a group that was made after it.
 TEST(Parting, AMismatchAfterTheFailureOfAnEarlierGroupIsReported) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
     const auto failed = new_group(world, kBoth, parting_deadline(context));
@@ -172,8 +174,8 @@ TEST(Parting, AMismatchAfterTheFailureOfAnEarlierGroupIsReported) {
   EXPECT_THAT(outputs, ::testing::Each(::testing::AnyOf("", names_both("world/2"))));
 }
 
-// This rank's second collective succeeds while the leave of rank 0 arrives and fails the group.
-// Returns what is reported when this rank leaves, too.
+// The second collective of this rank succeeds. Meanwhile the leave of rank 0 arrives, and the group
+// fails. Returns the error that is reported when this rank leaves, too.
 std::optional<Error> error_after_a_leave_beside_a_collective(RankContext& context,
                                                              const Communicator& group) {
   Monitor& monitor = monitor_of(group);
@@ -190,7 +192,8 @@ std::optional<Error> error_after_a_leave_beside_a_collective(RankContext& contex
   return CommunicatorParts::impl_of(group).fabric->late_errors()->take();
 }
 
-// No call of rank 1 throws the failure, and rank 2, which fails with the group, publishes no leave.
+// No call of rank 1 throws the failure. Rank 2, which fails together with the group, publishes no
+// leave.
 TEST(Parting, ALeaveDuringACollectiveThatSucceedsIsReportedAndNothingIsKept) {
   const auto body = [](RankContext& context, Communicator& world) {
     const std::vector<Rank> all = {0, 1, 2};
@@ -215,7 +218,7 @@ TEST(Parting, ALeaveDuringACollectiveThatSucceedsIsReportedAndNothingIsKept) {
   EXPECT_THAT(outputs_of(body, 3), ::testing::Each(""));
 }
 
-// The failure of a linked group is no second failure that explains the mismatch.
+// The failure of a linked group is not an independent failure that would explain the mismatch.
 TEST(Parting, ALeaveDuringACollectiveIsReportedInAGroupThatFailsTogetherWithAnother) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
     const auto side = new_group(world, kBoth, parting_deadline(context));
@@ -233,7 +236,7 @@ TEST(Parting, ALeaveDuringACollectiveIsReportedInAGroupThatFailsTogetherWithAnot
   EXPECT_THAT(outputs, ::testing::Each(""));
 }
 
-// Rank 0 has called the broadcast before the world fails, rank 1 has not.
+// When the world fails, rank 0 has called the broadcast and rank 1 has not.
 TEST(Parting, NoMismatchIsReportedAfterAFailureOfTheWorld) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
     const auto pair = new_group(world, kBoth, parting_deadline(context));
@@ -266,8 +269,8 @@ TEST(Parting, ADestructorLeavesTheErrorOfAnotherGroupToTheNextClose) {
   EXPECT_THAT(outputs, ::testing::Each(names_both(kPair)));
 }
 
-// A process keeps the monitor of a closed group until all ranks have left it or the group has
-// failed.
+// A process keeps the monitor of a closed group until all ranks have left the group or the group
+// has failed.
 TEST(Parting, NoMonitorIsKeptOfAGroupThatFailedAroundItsClose) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
     for (const bool leaves_before : {false, true}) {

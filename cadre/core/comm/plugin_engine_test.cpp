@@ -1,5 +1,5 @@
-// What a group does with an engine of the program that ends its calls later, or that names a rank
-// that does not exist, and how close() treats a callback that runs.
+// Tests groups with a user-defined engine that completes its calls later, or that names a rank
+// which does not exist. Also tests that close() waits for a callback that runs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,8 +28,8 @@ using ::testing::HasSubstr;
 
 constexpr Duration kPatience = seconds(20);
 
-// An engine of two ranks with the same input, so a sum is twice the input. Its calls end in a
-// thread, one after the other, each when the gate opens, and cannot be aborted.
+// An engine of two ranks with the same input, so a sum is twice the input. A thread completes its
+// calls one after the other, each when the gate opens. The engine cannot be aborted.
 class LaterEngine final : public Backend {
  public:
   LaterEngine(os::System& system, std::shared_ptr<testing::FakeEvent> gate)
@@ -66,7 +66,7 @@ class LaterEngine final : public Backend {
   testing::FakeStream thread_;
 };
 
-// An engine that reports a rank that does not exist.
+// An engine whose error names a rank that does not exist.
 class StrayingEngine final : public Backend {
  public:
   explicit StrayingEngine(ErrorCode code) : code_(code) {}
@@ -107,7 +107,8 @@ Bytes bytes_of(float& value) {
   return std::as_writable_bytes(std::span(&value, 1));
 }
 
-// The group multiplies the input, which is the output of a call that the engine has not ended.
+// The group multiplies its input, which is the output of an operation that the engine has not
+// completed yet.
 TEST_F(PluginEngineTest, APremulSumReadsTheResultOfTheOperationBeforeIt) {
   const auto group = make_later_group();
   float x = 1;
@@ -152,13 +153,13 @@ TEST_F(PluginEngineTest, ARankThatDoesNotExistIsNotNamed) {
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), code);
-      // After a timeout the ranks determine the awaited rank by themselves.
+      // After a timeout the ranks determine the awaited rank without the engine.
       EXPECT_EQ(error.details().culprit.has_value(), code == ErrorCode::kTimeout) << error.what();
     }
   }
 }
 
-// close() waits for the callback, and the group has not failed.
+// close() waits for the callback, and the group does not fail.
 TEST_F(PluginEngineTest, ACallbackThatRunsIsNoPendingOperation) {
   gate_->set();
   const auto group = make_later_group();

@@ -1,5 +1,5 @@
-// What the end of a peer's process shows, and what remains if processes cannot be watched (on a
-// kernel or in a container without pidfd_open).
+// Tests the errors after the end of a peer's process, both if processes can be watched and if they
+// cannot (on a kernel or in a container without pidfd_open).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ class UnwatchableSystem final : public testing::ForwardingSystem, public os::Pro
   std::unique_ptr<os::Pollable> watch_process(int) override { return nullptr; }
 };
 
-// The ranks of a simulation take turns, so a line needs no lock.
+// Ranks of a simulation run one at a time, so the log needs no lock.
 class WatchLog final : public LogSink {
  public:
   void write(LogLevel, std::string_view, std::string_view message) override {
@@ -67,7 +67,7 @@ TEST(ProcessWatch, WithoutItTheEndOfAConnectionShowsThatAPeerIsGone) {
   EXPECT_THAT(log->text(), HasSubstr("cannot watch the process of rank=1 "));
 }
 
-// A system on which the process of each peer ends when the test says so.
+// A System in which the process of each peer ends when the test says so.
 class EndingSystem final : public testing::ForwardingSystem, public os::ProcessWatcher {
  public:
   using ForwardingSystem::ForwardingSystem;

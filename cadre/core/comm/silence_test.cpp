@@ -1,5 +1,6 @@
-// Peers that send nothing although their connection is open, in virtual time: a host that vanished
-// is noticed by its missing heartbeats; a process that was stopped for a while is not.
+// Tests in virtual time peers that send nothing although their connection is open. A host that has
+// vanished is noticed by its missing heartbeats; a process that was stopped for a while is not
+// reported.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -28,9 +29,9 @@ using std::chrono::minutes;
 using std::chrono::seconds;
 using testing::require;
 
-constexpr Duration kFaultAt = seconds(30);  // long after the group has connected
+constexpr Duration kFaultAt = seconds(30);  // the group has connected long before
 
-// Runs two hosts with a rank each. Both wait for a barrier that rank 1 enters after `pause`.
+// Runs two hosts with one rank each. Both ranks call a barrier; rank 1 enters it after `pause`.
 sim::SimResult run_pair(uint64_t seed, std::vector<Fault> faults, Duration pause,
                         const std::function<void(os::System&, Communicator&, const Error*)>& look) {
   sim::Simulator simulator(seed, {.ranks_per_host = {1, 1}, .faults = std::move(faults)});
@@ -71,8 +72,8 @@ TEST(Silence, AHostThatVanishedIsNoticedLongBeforeTheDeadlineOfTheOperation) {
                       std::string::npos,
                   error->message());
           require(group.lost_ranks() == std::vector<Rank>{other}, "it is known to be lost");
-          if (group.rank() == 1) return;  // it slept when the event arrived
-          // The silence is counted from the last heartbeat.
+          if (group.rank() == 1) return;  // it slept when the event arrived, so its time is later
+          // The silence is measured from the last heartbeat.
           const Duration silent_for = system.now() - (TimePoint{} + kFaultAt);
           require(silent_for > kDefaultSilenceLimit - seconds(1) &&
                       silent_for < kDefaultSilenceLimit + seconds(5),
@@ -95,7 +96,7 @@ TEST(Silence, AProcessThatIsStoppedForLessThanTheLimitIsNotLost) {
   }
 }
 
-// The whole job is suspended, and its ranks are continued one after the other.
+// The whole job is stopped, and its ranks are continued one after the other.
 TEST(Silence, IsNotCountedWhileThisProcessIsStoppedItself) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     const auto result =
@@ -107,8 +108,8 @@ TEST(Silence, IsNotCountedWhileThisProcessIsStoppedItself) {
   }
 }
 
-// Rank 0 waits for rank 1, which has not entered the barrier. Rank 2 has entered it and is stopped
-// while rank 0 polls its peers.
+// Rank 0 waits for rank 1, which has not entered the barrier. Rank 2 has entered it, and is stopped
+// while rank 0 asks its peers for their status.
 TEST(Silence, OfARankThatIsNotAwaitedDoesNotHideOneThatHasNotCome) {
   constexpr Duration kTimeout = seconds(10);
   for (const uint64_t seed : testing::test_seeds(5)) {
@@ -136,7 +137,7 @@ TEST(Silence, OfARankThatIsNotAwaitedDoesNotHideOneThatHasNotCome) {
   }
 }
 
-// Rank 0 waits in a barrier for rank 1, which waits at the store for rank 2, which is stopped.
+// Rank 0 waits in a barrier for rank 1. Rank 1 waits at the store for rank 2, which is stopped.
 TEST(Silence, OfARankThatTheAwaitedOneWaitsForAtTheStoreIsNamed) {
   for (const uint64_t seed : testing::test_seeds(3)) {
     sim::Simulator simulator(
@@ -164,14 +165,14 @@ TEST(Silence, OfARankThatTheAwaitedOneWaitsForAtTheStoreIsNamed) {
   }
 }
 
-// The ranks wait for each other in a cycle, because the message from rank 2 to rank 1 was lost.
-// Control messages are routed over rank 0, so all ranks answer, and only rank 1 can detect that it
-// cannot reach the rank that it waits for.
+// The message from rank 2 to rank 1 was lost, so the ranks wait for each other in a cycle. Control
+// messages are routed through rank 0, so all ranks answer. Only rank 1 can notice that it does not
+// reach the rank for which it waits.
 TEST(Silence, OfTheRanksInACircleOfWaitsTheOneThatCannotReachTheNextIsBelieved) {
   constexpr Duration kTimeout = seconds(10);
   constexpr int kNumRanks = 3;
   for (const uint64_t seed : testing::test_seeds(5)) {
-    // Rank 1 may reach its deadline later than the ranks with an uncertain suspect.
+    // Rank 1 may reach its deadline later than the ranks whose finding is uncertain.
     const Duration lag = milliseconds(seed % 2 == 0 ? 0 : 1500);
     sim::Simulator simulator(seed, {.ranks_per_host = {1, 1, 1},
                                     .faults = {Fault::partition(1, 2, When::at_time(kFaultAt))}});

@@ -1,6 +1,6 @@
-// The program of rank 0 closes all descriptors of Cadre, as a library may do that turns it into a
-// daemon, and opens a file of its own, which gets their numbers. The file stays as it is, both
-// ranks name rank 0, and everything can be destroyed.
+// Tests a program that closes all descriptors of Cadre on rank 0, as a library that makes a process
+// a daemon does, and opens a file, which gets their numbers. The file must not change, the errors
+// on both ranks must name rank 0, and all objects can be destroyed.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -20,7 +20,7 @@ using std::chrono::seconds;
 using testing::RankContext;
 using testing::require;
 
-// Calls barriers until one fails; returns its error.
+// Calls barriers until one fails, and returns its error.
 std::optional<Error> first_failure(RankContext& context, Communicator& group) {
   const Deadline end = context.system.deadline_in(seconds(20));
   while (!end.has_passed(context.system.now())) {
@@ -70,7 +70,7 @@ TEST_P(ClosedDescriptors, BothRanksNameTheOneThatClosedThemAndItsFilesAreKept) {
       group_options.transport = GetParam();
       const auto group = Communicator::connect(context.system, membership, group_options, soon);
       if (context.rank == 0) {
-        // The other rank may still be in this barrier when its connection ends.
+        // The other rank may still be in this barrier when its connection is closed.
         group->barrier({.deadline = soon});
         stolen = testing::opened_since(before);
         require(stolen.size() > 3, "a group has descriptors");

@@ -1,4 +1,5 @@
-// What the groups of a process share, and what happens to it when ranks die, in the simulator.
+// Tests in the simulator the resources that the groups of a process share, and what happens to them
+// when ranks die.
 #include "cadre/core/fabric/fabric.h"
 
 #include <gtest/gtest.h>
@@ -26,8 +27,8 @@ void expect_fabric_runs_end(const sim::SimResult& result) {
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
-// The piece takes half of the slice, so that there is room for a second one only if the first was
-// given back.
+// The piece takes half of the slice. So there is room for a second piece only if the first one was
+// released.
 TEST(FabricOfGroups, MemoryThatADeadRankHeldIsUsedAgain) {
   constexpr Duration kKillAt = seconds(30);
   sim::Simulator simulator(
@@ -51,7 +52,7 @@ TEST(FabricOfGroups, MemoryThatADeadRankHeldIsUsedAgain) {
   EXPECT_EQ(result.ranks[0].failure, "");
 }
 
-// The parent is closed first; the fabric goes with the last group.
+// The parent is closed first. The fabric is destroyed together with the last group.
 TEST(FabricOfGroups, LivesAsLongAsItsLastGroup) {
   sim::Simulator simulator(1, {.ranks_per_host = {2, 1}});
   const auto store = std::make_shared<HashStore>(simulator.system(0));

@@ -1,4 +1,4 @@
-// Which files of flight records stay on the disk, and which users may read them.
+// Tests which files of flight records are kept on the disk, and which users may read them.
 #include "cadre/core/fabric/flight_files.h"
 
 #include <gmock/gmock.h>
@@ -52,7 +52,7 @@ FlightIdentity identity_of_this_process(uint64_t start) {
           .process_start = start};
 }
 
-// Writes a record as a group leaves it behind, of this process or of one that has ended.
+// Writes a record as a group leaves it, either of this process or of one that has ended.
 void leave_record(const std::string& path, bool is_closed, bool lives) {
   const uint64_t start = process_start_of(static_cast<int>(::getpid()));
   const auto recorder =

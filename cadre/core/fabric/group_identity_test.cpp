@@ -1,5 +1,5 @@
-// No two groups share an identity, whatever their ids. Tests the type, and groups of two rounds of
-// one job, on threads, over shared memory and over TCP.
+// Tests that no two groups share an identity, whatever their ids. Tests the type, and groups of two
+// rounds of one job on threads, over shared memory and over TCP.
 #include "cadre/core/fabric/group_identity.h"
 
 #include <gmock/gmock.h>
@@ -93,7 +93,7 @@ class GroupsOfRounds : public GroupsTest {
     return values.front();
   }
 
-  // Waits until all ranks are here, so that the operations before have ended on each of them.
+  // Waits until all ranks have called it, so that earlier operations have ended on each of them.
   void meet(RankContext& context, const std::string& place) {
     store_->add(place, 1, soon(context)).value_or_throw();
     await(context, place,
@@ -117,9 +117,9 @@ INSTANTIATE_TEST_SUITE_P(Transports, GroupsOfRounds,
                          ::testing::Values(TransportChoice::kAuto, TransportChoice::kTcp),
                          name_of_transport);
 
-// The first operation of the first world splits off {0, 1}, which is rejoined. Then the world is
-// rejoined, and its first operation splits off {0, 2}. Both subgroups are of round 2 and have the
-// id "world/1.0". Then both are rejoined.
+// The first operation of the first world splits off {0, 1}, which is then rejoined. Then the world
+// is rejoined, and its first operation splits off {0, 2}. Both subgroups now belong to round 2 and
+// have the id "world/1.0". Finally both are rejoined.
 TEST_P(GroupsOfRounds, ARejoinedSubgroupAndOneOfTheRejoinedWorldStayApart) {
   const auto result = testing::run_ranks_as_threads(3, [&](RankContext& context) {
     const int me = context.rank.value;

@@ -1,4 +1,4 @@
-// Which operation the status page shows for a rank that runs both collectives and messages.
+// Tests which operation the status page shows for a rank that runs both collectives and messages.
 #include "cadre/core/fabric/status_page.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ constexpr TimePoint at(int64_t time_s) {
   return TimePoint{time_s * 1'000'000'000};
 }
 
-// The recv is issued before the collective and fails after it.
+// The recv was issued before the collective and fails after it.
 TEST(StatusPage, AFailedMessageIsShownBeforeACollectiveThatSucceededSinceItBegan) {
   GroupCell cell;
   cell.message.begin(3, fingerprint_of(OpKind::kRecv), at(1));

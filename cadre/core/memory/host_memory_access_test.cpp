@@ -1,5 +1,5 @@
-// Access of peers through pointers that a program keeps: it is announced and withdrawn, and never
-// reaches memory that is reused.
+// Tests accesses of peers through pointers that a program keeps: they are announced and revoked,
+// and never reach memory that is reused.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -50,7 +50,7 @@ TEST_F(HostMemoryAccessTest, WhatIsWithdrawnCannotBeAnnouncedAndOnlyWhatPeersWri
   EXPECT_EQ(mine_->find(unwritten.bytes()).value_or_throw(), unwritten.place());
 }
 
-// A rank that was reported as lost may be alive, and its program may still have the pointer.
+// A rank that was reported as lost may still be alive, and its program may still use the pointer.
 TEST_F(HostMemoryAccessTest, MemoryOfALostWriterIsNotUsedAgain) {
   Piece written = cut();
   Piece read = cut();
@@ -64,7 +64,7 @@ TEST_F(HostMemoryAccessTest, MemoryOfALostWriterIsNotUsedAgain) {
       << "the piece without writers";
 }
 
-// The owner may have reused the piece by the time a lost rank announces itself.
+// When a lost rank announces its access, the owner may have reused the piece already.
 TEST_F(HostMemoryAccessTest, AWriterThatWasReportedLostIsRefused) {
   Piece written = cut();
   written = Piece();

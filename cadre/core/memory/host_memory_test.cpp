@@ -1,4 +1,5 @@
-// Pieces of shared memory: their places, when they are reused, and how peers may access them.
+// Tests pieces of shared memory: where they are placed, when they are reused, and how peers may
+// access them.
 #include "cadre/core/memory/host_memory.h"
 
 #include <gtest/gtest.h>
@@ -86,7 +87,7 @@ TEST_F(HostMemoryTest, PlacesOutsideASliceResolveToNothing) {
   EXPECT_EQ(theirs_->resolve({-1, {.piece = 1, .offset = 0}}, 8), nullptr);
 }
 
-// The owner must not reuse the pages while a slow peer accesses them.
+// The owner must not reuse the pages while a slow peer still accesses them.
 TEST_F(HostMemoryTest, APieceIsUsedAgainWhenTheLastPeerHasReleasedIt) {
   const std::vector<int> both = {1, 2};
   const auto third = attach(2);
@@ -170,8 +171,8 @@ TEST_F(HostMemoryTest, WhatPeersWriteAfterTheRevocationDoesNotShow) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two groups that fail at the same time both revoke the piece, and the program may write between
-// the two revocations.
+// Two groups fail at the same time and both revoke the piece. The program may write between the two
+// revocations.
 TEST_F(HostMemoryTest, ASecondRevocationKeepsWhatWasWrittenSinceTheFirst) {
   Piece piece = mine_->allocate({.num_bytes = 4 * kPage}).value_or_throw();
   const auto result = testing::run_ranks_as_processes(2, [&](testing::RankContext& context) {
@@ -263,8 +264,8 @@ TEST_F(HostMemoryTest, WithoutMemoryNothingIsCut) {
 
 TEST(HostMemoryLayoutTest, FollowsFromTheSizeOfTheSegment) {
   const size_t bytes = HostMemory::segment_bytes(kThreeSlots);
-  // The segment has the front's page, a table of 65,536 headers of 128 bytes for each slot, and the
-  // slices.
+  // The segment consists of the front's page, a table of 65,536 headers of 128 bytes for each slot,
+  // and the slices.
   EXPECT_EQ(bytes, kPage + 3 * (65536 * 128 + 64 * kPage));
   EXPECT_EQ(HostMemory::layout_of(bytes + kPage, {.num_slots = 3, .front_bytes = 100}),
             kThreeSlots);
@@ -283,7 +284,7 @@ TEST(HostMemoryLayoutTest, ASliceIsAsLargeAsTheMachineWithinTheLimit) {
             size_t{1} << 20);
 }
 
-// A segment beyond the limit on file sizes would end the process with SIGXFSZ.
+// If the segment exceeded the limit on file sizes, SIGXFSZ would end the process.
 TEST(HostMemoryLayoutTest, ASegmentWithItsFrontIsWithinTheLimit) {
   os::HostInfo host;
   host.memory_bytes = 1 << 30;

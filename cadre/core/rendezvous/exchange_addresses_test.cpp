@@ -18,7 +18,7 @@ TEST(ListenHosts, AreWhereARankReachesTheStoreFrom) {
 }
 
 TEST(ListenHosts, OfTheStoresHostAreWhereTheOthersReachTheStore) {
-  // Ranks 0 and 1 on the store's host; 2 and 3 reach it over two of its interfaces.
+  // Ranks 0 and 1 are on the store's host. Ranks 2 and 3 reach it through two of its interfaces.
   const std::vector<StoreView> views = {{"127.0.0.1", "127.0.1.1"},
                                         {"::1", "::1"},
                                         {"10.0.0.2", "10.0.0.1"},
@@ -34,7 +34,8 @@ TEST(ListenHosts, AreLoopbackWhileAllAreOnOneHost) {
       choose_listen_hosts({{"127.0.0.1", "127.0.0.1"}, {"127.0.0.1", "127.0.0.1"}}, 1).value(),
       Hosts{"127.0.0.1"});
   EXPECT_EQ(choose_listen_hosts({{"::1", "::1"}, {"::1", "::1"}}, 1).value(), Hosts{"::1"});
-  EXPECT_EQ(choose_listen_hosts({{}, {}}, 0).value(), Hosts{"127.0.0.1"});  // over a unix socket
+  // The ranks see the store over a unix socket.
+  EXPECT_EQ(choose_listen_hosts({{}, {}}, 0).value(), Hosts{"127.0.0.1"});
 }
 
 TEST(ListenHosts, AreNeverLinkLocal) {

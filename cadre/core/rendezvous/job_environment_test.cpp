@@ -60,7 +60,7 @@ TEST(JobEnvironment, ReadsWhatALauncherSays) {
 }
 
 struct Starter {
-  Variables variables;  // environment of process 2 of 3
+  Variables variables;  // the environment of process 2 of 3
   std::optional<int> local_world_size;
 };
 
@@ -149,10 +149,10 @@ TEST(JobEnvironment, AWorldOfOneNeedsNoMaster) {
   EXPECT_TRUE(environment->is_launched);
 }
 
-// Each change makes the environment impossible. The message must name the variable and its value.
+// Each change makes the environment invalid. The message must name the variable and its value.
 struct Wrong {
   const char* variable;
-  const char* value;  // null: the variable is removed
+  const char* value;  // null: the variable is removed from the environment
 };
 
 class WrongEnvironment : public ::testing::TestWithParam<Wrong> {};
@@ -255,7 +255,7 @@ TEST(JobEnvironment, NamesWhatIsWrongInWhatTheProgramSays) {
             "rendezvous \"file://job\" is not of the form file:///ABSOLUTE/PATH");
 }
 
-// Only this process reads the token that a launcher gave.
+// A process that this process starts must not inherit the token of the launcher.
 TEST(JobEnvironment, ProcessesThatThisOneStartsDoNotInheritTheToken) {
   Variables variables = launched();
   variables["CADRE_JOB_TOKEN"] = "secret";

@@ -1,4 +1,4 @@
-// Survivors that are threads agree on a new world through one store.
+// Tests survivors, which are threads, that agree on a new world through one store.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ class RejoinTest : public ::testing::Test {
             .job_token = "token"};
   }
 
-  // All survivors rejoin at once. The results are in the order of the survivors.
+  // All survivors rejoin at the same time. Returns their results in the order of `survivors`.
   std::vector<Result<Membership>> rejoin_all(int world_size, const std::vector<Survivor>& survivors,
                                              Duration budget, uint64_t round = 3) {
     std::vector<std::optional<Result<Membership>>> found(survivors.size());
@@ -68,7 +68,7 @@ TEST_F(RejoinTest, SurvivorsKeepTheirOrderAndTakeTheNextRound) {
   }
 }
 
-// Two subgroups of one job rejoin in one round. Each loses another rank.
+// Two subgroups of one job rejoin in the same round. Each of them has lost a different rank.
 TEST_F(RejoinTest, TwoGroupsDecideApart) {
   const auto next = rejoin_all(
       3,
@@ -84,8 +84,8 @@ TEST_F(RejoinTest, TwoGroupsDecideApart) {
 }
 
 TEST_F(RejoinTest, WhatOneSurvivorKnowsAllKnow) {
-  // No rank knows both lost ranks. If the ranks did not share them, each would wait for most of its
-  // time.
+  // No rank knows of both lost ranks. If the ranks did not exchange what they know, each would wait
+  // for most of its time.
   const Duration budget = seconds(60);
   const TimePoint start = system_->now();
   const auto next = rejoin_all(4, {{0, {1}}, {3, {2}}}, budget);
@@ -98,7 +98,7 @@ TEST_F(RejoinTest, WhatOneSurvivorKnowsAllKnow) {
 }
 
 TEST_F(RejoinTest, ASurvivorThatDiesBeforeItSpokeIsLeftBehind) {
-  // Rank 2 is not known to be lost and never rejoins.
+  // No survivor knows that rank 2 is lost, and it never rejoins.
   const auto next = rejoin_all(4, {{0, {1}}, {3, {1}}}, milliseconds(400));
   for (size_t i = 0; i < next.size(); ++i) {
     ASSERT_TRUE(next[i].ok()) << next[i].error().message();
@@ -110,7 +110,7 @@ TEST_F(RejoinTest, ASurvivorThatDiesBeforeItSpokeIsLeftBehind) {
 TEST_F(RejoinTest, ASurvivorThatDiesAfterItSpokeIsLostInTheNextRound) {
   auto next = rejoin_all(4, {{0, {1}}, {2, {1}}, {3, {1}}}, seconds(20));
   for (const auto& result : next) ASSERT_TRUE(result.ok());
-  // The rank that was 2, now 1, dies before the new group is connected.
+  // The rank whose number was 2 and is now 1 dies before the new group is connected.
   next = rejoin_all(3, {{0, {1}}, {2, {1}}}, seconds(20), 4);
   for (size_t i = 0; i < next.size(); ++i) {
     ASSERT_TRUE(next[i].ok()) << next[i].error().message();
@@ -149,7 +149,8 @@ TEST_F(RejoinTest, TheLastSurvivorIsAWorldOfOne) {
 }
 
 TEST_F(RejoinTest, ConflictingViewsStillEndInOneDecision) {
-  // Each rank believes that the other is lost. One of them wins, and the other gets an error.
+  // Each rank believes that the other one is lost. One of them rejoins, and the other gets an
+  // error.
   const auto next = rejoin_all(2, {{0, {1}}, {1, {0}}}, seconds(20));
   int winners = 0;
   for (const auto& result : next) {
@@ -194,8 +195,7 @@ TEST_F(RejoinTest, ProgramsGiveATimeAndGetExceptions) {
               ::testing::StartsWith("kCorruption: "));
 }
 
-// The call is refused before this rank writes a note, because the other ranks would refuse the
-// note.
+// The call is refused before this rank writes a note, because other ranks would refuse that note.
 TEST_F(RejoinTest, WhatCannotBeRightOnAnyRankIsRefused) {
   const std::vector<Rank> lost = {Rank(9)};
   EXPECT_EQ(testing::failure_of([&] { rejoin_within(*system_, member(0, 2), lost, seconds(20)); }),

@@ -23,7 +23,7 @@ namespace {
 
 using std::chrono::seconds;
 
-constexpr int kRanks = 4;  // two hosts of two
+constexpr int kRanks = 4;  // two hosts with two ranks each
 
 std::vector<uint64_t> seeds(uint64_t count) {
   if (const char* one = std::getenv("CADRE_SEED")) return {std::strtoull(one, nullptr, 10)};
@@ -40,7 +40,7 @@ Membership join(os::System& system, int rank) {
   return rendezvous.join(system.deadline_in(seconds(60))).value_or_throw();
 }
 
-// All ranks count to the same number and leave only when all have reached it.
+// All ranks count to the same number. They leave only when all of them have reached it.
 void count_together(os::System& system, Store& store) {
   const Deadline deadline = system.deadline_in(seconds(60));
   for (int i = 0; i < 3; ++i) store.add("count", 1, deadline).value_or_throw();
@@ -59,7 +59,7 @@ TEST(RendezvousInTheSimulator, AllMeetAndLoseNoCount) {
       const Deadline deadline = system.deadline_in(seconds(60));
       const int64_t left = membership.store->add("left", 1, deadline).value_or_throw();
       if (rank != 0) return;
-      // Rank 0 hosts the store, so it stays until all others have finished.
+      // Rank 0 hosts the store, so it waits until all other ranks have finished.
       for (int64_t seen = left; seen < kRanks;) {
         seen = membership.store->add("left", 0, deadline).value_or_throw();
         system.make_waiter()->park(system.deadline_in(std::chrono::milliseconds(5)));
@@ -76,7 +76,7 @@ TEST(RendezvousInTheSimulator, AllMeetAndLoseNoCount) {
   }
 }
 
-// Collects what all ranks log, with the virtual time of each line.
+// Collects the log of all ranks, with the virtual time of each line.
 class TimedLog final : public LogSink {
  public:
   explicit TimedLog(sim::Simulator& simulator) : simulator_(simulator) {}
@@ -111,7 +111,7 @@ void nap(os::System& system, Duration time) {
   system.make_waiter()->park(system.deadline_in(time));
 }
 
-// Rank r comes after `delays[r]`; rank 0 hosts the store. Then all ranks wait for each other.
+// Rank r joins after `delays[r]`; rank 0 hosts the store. Then all ranks wait for each other.
 void run_late(sim::Simulator& simulator, LogSink& log, const std::vector<Duration>& delays) {
   const sim::SimResult result = simulator.run([&](os::System& system, int rank) {
     nap(system, delays[static_cast<size_t>(rank)]);
@@ -119,7 +119,7 @@ void run_late(sim::Simulator& simulator, LogSink& log, const std::vector<Duratio
                                       .join(system.deadline_in(seconds(60)))
                                       .value_or_throw();
     count_together(system, *membership.store);
-    if (rank == 0) nap(system, seconds(5));  // rank 0 hosts the store
+    if (rank == 0) nap(system, seconds(5));  // waits, because rank 0 hosts the store
   });
   EXPECT_EQ(result.failure, "");
   for (const auto& rank : result.ranks) EXPECT_EQ(rank.failure, "");
@@ -127,7 +127,7 @@ void run_late(sim::Simulator& simulator, LogSink& log, const std::vector<Duratio
 
 TEST(RendezvousInTheSimulator, WorldSizesThatDifferAreNamedToAllWithinTheWarningsTime) {
   for (const uint64_t seed : seeds(40)) {
-    // One rank has a smaller or a larger world. With the smallest seeds this includes rank 0.
+    // One rank has a smaller or a larger world. The smallest seeds include rank 0.
     const int other = static_cast<int>(seed % kRanks);
     const int other_size = seed % 2 == 0 ? kRanks - 1 : kRanks + 1;
     if (other >= other_size) continue;
@@ -188,7 +188,8 @@ class ThrowingLog final : public LogSink {
   std::atomic<int> num_lines = 0;
 };
 
-// The lowest rank that has come logs the wait for others. Each rank logs its wait for the store.
+// The lowest rank that has joined logs that it waits for others. Each rank logs that it waits for
+// the store.
 TEST(RendezvousInTheSimulator, ALogThatThrowsKeepsNoRankOut) {
   for (const std::vector<Duration>& delays :
        {std::vector<Duration>{seconds(0), seconds(25), seconds(0), seconds(25)},
@@ -206,9 +207,9 @@ struct KilledRun {
   std::vector<std::optional<Membership>> agreed = std::vector<std::optional<Membership>>(kRanks);
 };
 
-// Checks that every surviving rank that joined is in one group with the others: in the first round
-// or, if the victim had agreed and then died, in the second. A rank that could not join must have
-// timed out while it waited for a missing rank.
+// Checks that all surviving ranks that have joined are in one group: either in the first round or,
+// if the victim agreed and then died, in the second. A rank that could not join must have timed out
+// while it waited for a missing rank.
 void expect_agreement(const KilledRun& run, const sim::SimResult& result, int victim) {
   std::set<int> numbers;
   int world_size = -1;
@@ -233,7 +234,8 @@ void expect_agreement(const KilledRun& run, const sim::SimResult& result, int vi
     EXPECT_EQ(run.agreed[at]->world_size, world_size);
   }
   if (numbers.empty()) return;
-  // The numbers count from 0 without a gap. The victim may have left its note before it died.
+  // The ranks are numbered from 0 without a gap. One number may be missing, that of a victim that
+  // wrote its note before it died.
   EXPECT_LT(*numbers.rbegin(), world_size);
   EXPECT_GE(static_cast<int>(numbers.size()), world_size - 1);
 }
@@ -243,7 +245,8 @@ TEST(RendezvousInTheSimulator, SurvivorsOfAKillAgree) {
   int num_joined_by_all = 0;
   for (const uint64_t seed : seeds(60)) {
     Random random(seed);
-    const int victim = 1 + static_cast<int>(random.below(kRanks - 1));  // rank 0 hosts the store
+    // The victim is not rank 0, which hosts the store.
+    const int victim = 1 + static_cast<int>(random.below(kRanks - 1));
     const auto point = static_cast<int64_t>(1 + random.below(100));
     sim::Simulator simulator(
         seed, {.ranks_per_host = {2, 2},
@@ -258,7 +261,7 @@ TEST(RendezvousInTheSimulator, SurvivorsOfAKillAgree) {
       next.store = nullptr;
       next.will = nullptr;
       killed.agreed[at] = next;
-      // Rank 0 hosts the store, so it stays until no other rank can need the store.
+      // Rank 0 hosts the store, so it waits until no other rank can need the store.
       if (rank == 0) system.make_waiter()->park(system.deadline_in(seconds(60)));
     });
     EXPECT_EQ(result.failure, "") << "seed " << seed;
@@ -267,7 +270,7 @@ TEST(RendezvousInTheSimulator, SurvivorsOfAKillAgree) {
     if (killed.agreed[0] && killed.agreed[0]->world_size == kRanks - 1) ++num_decided_without;
     num_joined_by_all += std::ranges::count(killed.has_joined, true) == kRanks;
   }
-  // The kill must come at the moments that matter in some of the runs.
+  // Over all seeds the kill must come at the interesting moments in some of the runs.
   if (std::getenv("CADRE_SEED")) return;
   EXPECT_GE(num_decided_without, 5);
   EXPECT_GE(num_joined_by_all, 20);

@@ -21,7 +21,7 @@ using std::chrono::seconds;
 
 class RendezvousTest : public ::testing::Test {
  protected:
-  // Returns an address that no other test, and no other run, uses.
+  // Returns an address that no other test and no other run uses.
   os::Address fresh_address() {
     static std::atomic<int> count = 0;
     return {os::Address::Kind::kUnix,
@@ -84,8 +84,8 @@ TEST_F(RendezvousTest, AWorldOfOneNeedsNoStore) {
 }
 
 TEST_F(RendezvousTest, ARankThatNeverComesIsNamed) {
-  // The test starts the store itself: if rank 0 hosted it, it would end with the first rank that
-  // gives up.
+  // The test starts the store itself. If rank 0 hosted it, the store would end with the first rank
+  // that gives up.
   auto server = TcpStoreServer::start(*system_, {}).value_or_throw();
   const os::Address address = server->address();
   const auto joined = join_all({{.address = address, .rank = 0, .world_size = 3},
@@ -148,8 +148,8 @@ TEST_F(RendezvousTest, WorldSizesThatDifferAreNamed) {
 }
 
 TEST_F(RendezvousTest, WorldSizesThatDifferAreNamedToBothAlsoWhenTheHostOfTheStoreFails) {
-  // The rank with the smaller world detects the difference first; the other waits for a rank that
-  // does not exist.
+  // The rank with the smaller world notices the difference first. The other one waits for a rank
+  // that does not exist.
   for (const auto& [world_of_0, world_of_1] : {std::pair(2, 3), std::pair(3, 2)}) {
     const os::Address address = fresh_address();
     const auto joined = join_all(

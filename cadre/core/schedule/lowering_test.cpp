@@ -40,8 +40,8 @@ TEST(PipelineLoweringTest, EveryScheduleIsLoweredToOneThatRuns) {
   });
 }
 
-// A receive that blocks directly before its use causes no delay; one at the send of its message
-// may.
+// A receive that blocks directly before its use causes no delay. A receive at the time of its send
+// may cause one.
 TEST(PipelineLoweringTest, ReceivesBeforeUseKeepTheLengthOfTheStep) {
   const PipelineCosts costs{.message_ms = 0.25};
   for_each_pipeline([&](const auto& options, const PipelineSchedule& schedule) {
@@ -67,7 +67,7 @@ TEST(PipelineLoweringTest, ASmallScheduleHasItsMessages) {
             "1UNSHARD,1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1RESHARD\r\n");
 }
 
-// The two stages at the turn of a V are on one rank.
+// The two stages at the turn of a V schedule are on one rank.
 TEST(PipelineLoweringTest, StagesOfOneRankExchangeNothing) {
   const auto lowered = lower_pipeline(make(Kind::kZbV, 2, 1), {}).value_or_throw();
   EXPECT_EQ(to_csv(lowered),

@@ -24,7 +24,7 @@ double largest_stage(std::span<const double> costs, std::span<const size_t> begi
   return largest;
 }
 
-// Tries every split and returns the smallest largest cost.
+// Tries every split, and returns the smallest value of the largest cost of a stage.
 double best_of_all(std::span<const double> costs, size_t num_stages) {
   if (num_stages == 1) return std::accumulate(costs.begin(), costs.end(), 0.0);
   double best = std::numeric_limits<double>::infinity();
@@ -42,7 +42,8 @@ TEST(SplitLayersTest, NoOtherSplitHasASmallerLargestStage) {
     const size_t num_layers = 1 + random.below(10);
     const size_t num_stages = 1 + random.below(num_layers);
     std::vector<double> costs(num_layers);
-    for (double& cost : costs) cost = static_cast<double>(random.below(9));  // sums are exact
+    // Integers, so that sums are exact.
+    for (double& cost : costs) cost = static_cast<double>(random.below(9));
     const auto begins = split_layers(costs, static_cast<int>(num_stages)).value_or_throw();
     ASSERT_EQ(begins.size(), num_stages + 1);
     EXPECT_EQ(begins.front(), 0U);

@@ -27,8 +27,7 @@ TEST(PipelineCsvTest, TheLoweredFormToo) {
   EXPECT_EQ(parse_pipeline_csv(to_csv(lowered)).value_or_throw(), lowered);
 }
 
-// The text is what Python's csv.writer writes: idle cells are empty, and a line of one idle cell is
-// "".
+// Python's csv.writer writes this text: idle cells are empty, and a line of one idle cell is "".
 TEST(PipelineCsvTest, IdleCellsAreSkipped) {
   const auto schedule = parse_pipeline_csv("0F0,,\"0B0\",\r\n,1F0,1B0\n").value_or_throw();
   EXPECT_EQ(to_csv(schedule), "0F0,0B0\r\n1F0,1B0\r\n");

@@ -26,9 +26,9 @@ double bubble_ms(const PipelineTimeline& timeline, int rank) {
   return timeline.makespan_ms - timeline.busy_ms[rank];
 }
 
-// GPipe, 1F1B: (p - 1)(F + B). With v stages for each rank F and B are the times of one stage, v
-// times shorter. With fewer microbatches than ranks each pass but the last waits until the first
-// microbatch has come back.
+// The bubble of GPipe and 1F1B is (p - 1)(F + B). With v stages on each rank, F and B are the times
+// of one stage, which are v times shorter. With fewer microbatches than ranks, each pass but the
+// last waits until the first microbatch has returned.
 TEST(PipelineSimulateTest, BubblesWithoutSplitBackwardsAreThoseOfTheFormula) {
   constexpr std::array<StageCosts, 3> kCosts{{{.forward_ms = 1, .backward_ms = 2},
                                               {.forward_ms = 3, .backward_ms = 1},
@@ -58,8 +58,8 @@ TEST(PipelineSimulateTest, BubblesWithoutSplitBackwardsAreThoseOfTheFormula) {
   EXPECT_GT(count, 3000);
 }
 
-// ZB-H1, with as many microbatches as ranks and W no longer than I: (p - 1)(F + I - W). Its form
-// with several stages for each rank has the same bubble in times of one stage.
+// The bubble of ZB-H1, with as many microbatches as ranks and W at most I, is (p - 1)(F + I - W).
+// With several stages on each rank the bubble is the same in times of one stage.
 TEST(PipelineSimulateTest, BubblesOfZeroBubbleSchedulesAreThoseOfTheFormula) {
   constexpr std::array<StageCosts, 4> kCosts{
       {{1, 2, 1, 1}, {1, 1.5, 1, 0.5}, {2, 5, 3, 2}, {2, 2, 1, 1}}};
@@ -80,8 +80,9 @@ TEST(PipelineSimulateTest, BubblesOfZeroBubbleSchedulesAreThoseOfTheFormula) {
   EXPECT_GT(count, 1000);
 }
 
-// With F, I and W of one length and at least 2p - 1 microbatches no rank of ZB-V idles between its
-// first and its last action; the only idle time is that rank r begins r forwards late.
+// If F, I and W take the same time and there are at least 2p - 1 microbatches, no rank of ZB-V
+// idles between its first and its last action. The only idle time is that rank r begins r forwards
+// late.
 TEST(PipelineSimulateTest, ZbVHasNoBubbleWithinARank) {
   for_each_pipeline([&](const PipelineScheduleOptions& options, const PipelineSchedule& schedule) {
     if (options.kind != Kind::kZbV || options.num_microbatches < 2 * options.num_ranks - 1) return;
@@ -96,8 +97,8 @@ TEST(PipelineSimulateTest, ZbVHasNoBubbleWithinARank) {
   });
 }
 
-// DualPipeV with F as long as I, and W no longer: (p - 1)(O + B - 3W), O being an overlapped F and
-// B, on the rank with the most overlaps.
+// If F takes as long as I, and W at most as long, the bubble of DualPipeV is (p - 1)(O + B - 3W) on
+// the rank with the most overlaps. O is the time of an overlapped F and B.
 TEST(PipelineSimulateTest, TheBubbleOfDualPipeVIsThatOfTheFormula) {
   constexpr std::array<StageCosts, 3> kCosts{{{1, 2, 1, 1}, {1, 1.5, 1, 0.5}, {2, 3, 2, 1}}};
   int count = 0;
@@ -120,8 +121,9 @@ TEST(PipelineSimulateTest, TheBubbleOfDualPipeVIsThatOfTheFormula) {
   EXPECT_GT(count, 300);
 }
 
-// GPipe is twice a flow shop of equal jobs: the sum of the stages, and for each further microbatch
-// the longest stage. Every message of the first forward and the last backward adds its time.
+// GPipe is two flow shops of equal jobs. Each takes the sum of the stages, plus the longest stage
+// for each further microbatch. Every message of the first forward and the last backward adds its
+// time.
 TEST(PipelineSimulateTest, UnequalStagesAndMessagesMakeGPipeAsLongAsTheFormula) {
   PipelineCosts costs{.stages = {}, .message_ms = 0.5};
   for (const double scale : {1.0, 3.0, 2.0, 0.5}) {
@@ -133,8 +135,8 @@ TEST(PipelineSimulateTest, UnequalStagesAndMessagesMakeGPipeAsLongAsTheFormula) 
   EXPECT_NEAR(timeline.bubble_share(1), 1 - 63 / timeline.makespan_ms, kRounding);
 }
 
-// Computes when the result of an action is on the rank of the stage `to`; 0 if there is no such
-// action.
+// Computes when the result of an action has arrived on the rank of the stage `to`; 0 if there is no
+// such action.
 struct Ends {
   const PipelineSchedule& schedule;
   double message_ms;
@@ -151,8 +153,7 @@ struct Ends {
   }
 };
 
-// Every action begins exactly when the rank is free and the action's input has arrived: neither
-// earlier nor later.
+// Every action begins exactly when the rank is free and the action's input has arrived.
 TEST(PipelineSimulateTest, NothingBeginsEarlyOrLate) {
   for_each_pipeline([&](const PipelineScheduleOptions& options, const PipelineSchedule& schedule) {
     PipelineCosts costs{.stages = {}, .message_ms = 0.25};

@@ -23,11 +23,11 @@ using os::System;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr size_t kNumValues = 60;  // a multiple of 2, 3 and 4, the numbers of ranks
+constexpr size_t kNumValues = 60;  // divisible by 2, 3 and 4, the numbers of ranks
 constexpr size_t kMaxRanks = 4;
 using Values = std::array<double, kNumValues>;
 
-// Planted defects that the simulator must find.
+// Deliberate defects that the simulator must find.
 struct Planted {
   bool forgets_to_wake = false;
   bool ignores_short_sends = false;
@@ -38,7 +38,7 @@ void wait_for(System& system, os::PollItem item, Deadline deadline) {
   throw Error(ErrorCode::kTimeout, "the peer was silent until the deadline");
 }
 
-// Returns the address at which `rank` listens: beside the rendezvous address, or on its own host.
+// Returns the address at which `rank` listens: next to the rendezvous address, or on its own host.
 Address address_of(const RankContext& context, int rank, std::string_view purpose) {
   Address address = context.rendezvous_address;
   if (address.kind == Address::Kind::kUnix) {
@@ -78,7 +78,7 @@ class Ring {
     previous_ = accept(system, *listener, deadline);
   }
 
-  // Does a ring reduce-scatter, then a ring all-gather.
+  // Runs a ring reduce-scatter, followed by a ring all-gather.
   void all_reduce(Values& values, Deadline deadline) {
     const int size = context_.world_size;
     const size_t chunk = kNumValues / static_cast<size_t>(size);
@@ -120,8 +120,8 @@ class Ring {
   std::unique_ptr<Socket> previous_;
 };
 
-// Each rank writes its values into its slot and reads all slots in rank order. Control connections
-// to rank 0 report deaths; a rank that learns of one sets the abort word.
+// Each rank writes its values into its slot, and reads all slots in rank order. Control connections
+// to rank 0 report deaths. A rank that learns of a death sets the abort word.
 class Flat {
  public:
   Flat(RankContext& context, Planted planted, Deadline deadline)
@@ -159,7 +159,7 @@ class Flat {
     publish(mine().departed, round_);
   }
 
-  // Leaves in order, so that the end of this rank's socket does not count as its death.
+  // Leaves in an orderly way, so that the end of this rank's socket does not count as its death.
   void leave(Deadline deadline) {
     wait_for_all(&Slot::departed, round_, deadline);
     publish(mine().left, 1);
@@ -330,8 +330,9 @@ TEST_P(Seam, RunsInTheSimulator) {
   }
 }
 
-// Kills a rank at its n-th scheduling point, n = 1, 2, ... until a run ends without a kill.
-// Survivors end within their deadline, with an error that reports a failure or with the right sums.
+// Kills a rank at its n-th scheduling point, for n = 1, 2, ..., until a run ends without a kill.
+// Survivors must end within their deadline, with an error that reports a failure or with the right
+// sums.
 TEST_P(Seam, SurvivesAKillAtEveryPoint) {
   constexpr Duration kBudget = milliseconds(200);
   int num_kills = 0;
@@ -408,7 +409,7 @@ int num_seeds_with_failure(sim::SimOptions options, void (*run)(RankContext&, co
   return count;
 }
 
-// Short naps hide a lost wake-up, so the naps are long here.
+// Short naps would hide a lost wake-up, so the naps are long here.
 TEST(SeamPlanted, ALostWakeUpIsFound) {
   const sim::SimOptions options{.max_nap = seconds(10)};
   EXPECT_EQ(num_seeds_with_failure(options, run_flat, {}), 0);

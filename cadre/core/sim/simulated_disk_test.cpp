@@ -1,5 +1,5 @@
-// The properties of every FileSystem, and the content of durable files after a failure or a loss of
-// power.
+// Tests the properties of every FileSystem, and the content of durable files after a failure or a
+// loss of power.
 #include "cadre/core/sim/simulated_disk.h"
 
 #include <gtest/gtest.h>
@@ -202,7 +202,7 @@ TEST(DurableFiles, AReplacedFileIsOldOrNewAfterAnyFailureAndLossOfPower) {
     }
     if (is_over) break;
   }
-  EXPECT_GT(number, 5);  // create twice, write, sync, rename, sync
+  EXPECT_GT(number, 5);  // at least two creates, a write, a sync, a rename and a sync
 }
 
 TEST(DurableFiles, AFolderAppearsWithAllItsFilesOrNotAtAll) {
@@ -232,8 +232,8 @@ TEST(DurableFiles, AFolderAppearsWithAllItsFilesOrNotAtAll) {
   EXPECT_GT(number, 8);
 }
 
-// Unsynced changes that destroy: a file that is overwritten in place and one that is removed may be
-// gone.
+// If power is lost, some unsynced changes may have reached the disk: here those that destroy data.
+// A file that was overwritten in place or removed may be gone.
 TEST(DurableFiles, WhatOnlyDestroysMayOutliveALossOfPower) {
   for (const Unsynced kept : {Unsynced::kNone, Unsynced::kOnlyWhatDestroys}) {
     const bool is_kept = kept == Unsynced::kOnlyWhatDestroys;

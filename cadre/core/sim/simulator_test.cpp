@@ -57,8 +57,9 @@ std::unique_ptr<Socket> connect_when_up(System& system, const Address& address, 
   }
 }
 
-// Rank 0 listens on host 0; rank 1 connects and sends a number in each round, which rank 0 sends
-// back. Returns when all rounds are done. Throws an error of the stream, or at the deadline.
+// Rank 0 listens on host 0. Rank 1 connects and sends a number in each round, which rank 0 sends
+// back. Returns when all rounds are done. Throws the error of the stream, or a timeout at the
+// deadline.
 void echo(System& system, int rank, int num_rounds, Duration budget) {
   const Deadline deadline = system.deadline_in(budget);
   const auto socket = rank == 0 ? std::move(accept(system, address_of(0), 1, deadline)[0])
@@ -116,7 +117,7 @@ TEST(Simulator, EveryMannerOfTheNetworkIsFelt) {
   for (uint64_t seed = 1; seed <= 40; ++seed) {
     Simulator simulator(seed, {.ranks_per_host = {2, 1}});
     const SimResult result = simulator.run([&](System& system, int rank) {
-      // Two streams lead to rank 0, so that packets of one may overtake the other's.
+      // There are two streams to rank 0, so packets of one stream may overtake those of the other.
       const Deadline deadline = system.deadline_in(seconds(60));
       std::vector<std::byte> bytes(20'000);
       if (rank == 0) {
@@ -173,7 +174,8 @@ TEST(Simulator, AKillAfterTheEndIsNone) {
   EXPECT_EQ(result.ranks[1].kind, RankEnd::Kind::kReturned);
 }
 
-// Rank 0, not the plan, kills the peer. Its end is noticed also without a history.
+// Rank 0 kills the peer itself, without a plan of faults. The end of the peer is noticed also if no
+// history is kept.
 TEST(Simulator, ARankMayKillAnother) {
   Simulator simulator(3, {.ranks_per_host = {1, 1}, .keeps_history = false});
   const SimResult result = simulator.run([&](System& system, int rank) {
@@ -242,7 +244,7 @@ TEST(Simulator, AStoppedRankThatGoesOnLosesNothing) {
   }
 }
 
-// The stopped rank must continue although no other rank is left.
+// The stopped rank must continue although all other ranks have ended.
 TEST(Simulator, ARankGoesOnAfterAllOthersHaveEnded) {
   Simulator simulator(1, {.ranks_per_host = {2},
                           .faults = {Fault::stop(1, When::at_point(1, 1)).lasting(hours(1))}});

@@ -1,5 +1,5 @@
-// Tests a HashStore of which one rank is killed: an item that the rank was given goes to the next
-// rank that waits.
+// Tests a HashStore of which one rank is killed. An item that was assigned to that rank must go to
+// the next rank that waits.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -22,7 +22,7 @@ struct Popped {
   TimePoint at;
 };
 
-// Ranks 0 and 1 wait, in this order, for the one item that rank 2 pushes; then rank 0 is killed.
+// Ranks 0 and 1 wait, in this order, for one item, which rank 2 pushes. Then rank 0 is killed.
 TEST(HashStoreInTheSimulator, AnItemOfAKilledRankWakesTheNextThatWaits) {
   int num_passed_on = 0;
   for (uint64_t seed = 1; seed <= 40; ++seed) {

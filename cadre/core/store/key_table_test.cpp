@@ -1,5 +1,5 @@
-// Tests what a key table does if a rank leaves before it takes what it was given, or if keys are
-// erased during a wait. A test of a whole store cannot produce these cases reliably.
+// Tests a key table if a rank leaves before it takes an item that was assigned to it, or if keys
+// are erased during a wait. A test of a whole store cannot produce these cases reliably.
 #include "cadre/core/store/key_table.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(KeyTable, AnItemThatIsGivenBackGoesToTheNextThatWaits) {
 TEST(KeyTable, AKeyThatIsErasedDuringAWaitIsWaitedForAgain) {
   KeyTable table;
   ASSERT_FALSE(table.wait(1, {"a", "b"}));
-  ASSERT_TRUE(table.set("a", "").ok());  // the wait goes on with b
+  ASSERT_TRUE(table.set("a", "").ok());  // the wait still waits for b
   ASSERT_TRUE(table.erase("a"));
   ASSERT_TRUE(table.set("b", "").ok());
   EXPECT_EQ(table.take_ready(), Tickets());

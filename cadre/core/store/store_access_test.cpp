@@ -1,5 +1,5 @@
-// Tests which clients of a store server may use which keys: clients of c10d's protocol, which
-// cannot prove the job's token, and processes of other users of the machine.
+// Tests which keys a client of a store server may use: clients of c10d's protocol, which cannot
+// prove that they have the job's token, and processes of other users of the machine.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,8 +30,8 @@ class StoreAccessTest : public TcpStoreTest {
   size_t num_log_lines() { return static_cast<size_t>(std::ranges::count(log_.text(), '\n')); }
 };
 
-// Returns validate, the requests, and a ping, whose answer shows that the requests were carried
-// out.
+// Returns validate, the requests, and a ping. The answer to the ping shows that the requests were
+// executed.
 std::string c10d_stream(const std::vector<StoreRequest>& requests) {
   std::string stream;
   const auto append = [&stream](const StoreRequest& request) {
@@ -47,7 +47,7 @@ TEST_F(StoreAccessTest, AC10dClientNeitherSeesNorChangesTheKeysOfNativeClients) 
   auto server = start();
   const auto native = connect(*server).value_or_throw();
   const auto c10d = connect_by_c10d(*server);
-  // c10d's client puts a slash before each key.
+  // The client of c10d puts a slash before each key.
   const std::string key = "/cadre/1/rejoin/decision";
   const std::string same_key = "cadre/1/rejoin/decision";
   const std::vector<std::string> same_keys = {same_key};
@@ -71,7 +71,7 @@ TEST_F(StoreAccessTest, WhatAC10dClientSetsWithoutASlashReachesNoNativeClient) {
   auto server = start();
   const auto native = connect(*server).value_or_throw();
   const std::vector<std::string> trouble = {"cadre/0/world/trouble"};
-  // An unknown verb ends the connection after everything before it was carried out.
+  // The server executes everything before an unknown verb, and then closes the connection.
   std::string stream =
       c10d_stream({{.verb = StoreVerb::kSet, .keys = trouble, .values = {"2made up"}},
                    {.verb = StoreVerb::kBarrier, .amount = 1, .keys = {"met"}}});
@@ -141,7 +141,7 @@ TEST_F(StoreAccessTest, WithoutATokenAnotherUserCannotSpeakTheNativeProtocolEith
   }
 }
 
-// If there is a token, the token decides.
+// If the job has a token, only the token decides.
 TEST_F(StoreAccessTest, WithATokenAnotherUserIsAskedForIt) {
   if (!obstacle_to_other_user().empty()) GTEST_SKIP() << obstacle_to_other_user();
   auto server = start();

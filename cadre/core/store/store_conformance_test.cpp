@@ -1,4 +1,4 @@
-// Tests what every Store must do with keys and values, for each implementation.
+// Tests the required behaviour of every Store with keys and values, for each implementation.
 #include "cadre/testing/core/store_conformance.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ TEST_P(StoreConformance, GetOfAMissingKeyTimesOutAndNamesIt) {
       << value.error().message();
 }
 
-// The timeout names the verb that was called, whatever requests the store makes for it.
+// The timeout names the verb that the caller called, whatever requests the store makes for it.
 TEST_P(StoreConformance, ATimeoutNamesItsVerbAndWhatIsMissing) {
   EXPECT_OK(store_->set("set", "", soon()));
   const std::vector<std::string> keys = {"set", "gone/b", "gone/c"};
@@ -58,7 +58,7 @@ TEST_P(StoreConformance, ATimeoutNamesItsVerbAndWhatIsMissing) {
   EXPECT_THAT(of_barrier, AllOf(StartsWith("store barrier \""), HasSubstr("meet\"")));
   for (const std::string& text : {of_wait, of_values}) {
     EXPECT_THAT(text, AllOf(HasSubstr("gone/b\""), HasSubstr("gone/c\"")));
-    // c10d's protocol does not tell which keys are set.
+    // An answer in c10d's protocol does not say which of the keys are set.
     if (std::string(GetParam().name) == "TcpStoreC10d") continue;
     EXPECT_THAT(text, Not(HasSubstr("set\",")));
     EXPECT_THAT(text, HasSubstr("of 3 keys"));
@@ -154,7 +154,7 @@ TEST_P(StoreConformance, EveryWaiterIsWokenByWhateverMakesTheKeyAppear) {
                   }}};
   for (const auto& [name, change] : changes) {
     SCOPED_TRACE(name);
-    // A c10d client that waits for a queue is going to pop, so each push wakes one.
+    // A client of c10d waits for a queue in order to pop, so each push wakes one client.
     const bool is_of_one = std::string(GetParam().name) == "TcpStoreC10d" && name == "queue_push";
     const std::vector<std::string> keys = {"awaited by " + name};
     const auto wait = [&] { EXPECT_OK(harness_->open()->wait(keys, soon())); };
@@ -162,7 +162,7 @@ TEST_P(StoreConformance, EveryWaiterIsWokenByWhateverMakesTheKeyAppear) {
     std::vector<std::function<void()>> bodies(num_waiters, wait);
     bodies.push_back([&, &change = change] {
       const auto other = harness_->open();
-      system_->make_waiter()->park(at_once());  // by then the others wait
+      system_->make_waiter()->park(at_once());  // the other callers wait by then
       EXPECT_OK(change(*other, keys[0]));
     });
     run_together(std::move(bodies));
@@ -200,7 +200,7 @@ TEST_P(StoreConformance, CompareSetCreatesReplacesAndReportsTheHolder) {
   EXPECT_EQ(store_->compare_set("leader", "", "rank 2", soon()).value(), "rank 1");
   EXPECT_EQ(store_->compare_set("leader", "rank 1", "rank 3", soon()).value(), "rank 3");
   EXPECT_EQ(store_->compare_set("absent", "something", "new", soon()).value(), "something");
-  // The answer equals the desired value, but the key was not set: no handle finds it.
+  // The answer is the desired value although the key was not set: no handle finds the key.
   EXPECT_EQ(store_->compare_set("absent", "same", "same", soon()).value(), "same");
   for (const auto& handle : {store_, harness_->open()}) {
     EXPECT_FALSE(handle->check(std::vector<std::string>{"absent"}, soon()).value());
@@ -217,7 +217,7 @@ TEST_P(StoreConformance, OneOfManyWinsACompareSet) {
     });
   }
   run_together(std::move(bodies));
-  // All get the value that is now set, which is the value of one of them.
+  // All callers get the value that is now set, which is the value of one of them.
   const std::string winner = store_->get("winner", soon()).value();
   EXPECT_EQ(winner.size(), 1u);
   EXPECT_NE(std::string("0123").find(winner), std::string::npos) << winner;

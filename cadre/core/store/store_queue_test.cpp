@@ -1,5 +1,5 @@
-// Tests what every Store must do with queues, barriers, lists of keys and clones. The rest of the
-// suite is in store_conformance_test.cpp, which also names the implementations.
+// Tests the required behaviour of every Store with queues, barriers, lists of keys and clones.
+// store_conformance_test.cpp contains the rest of the suite, and lists the implementations.
 #include <algorithm>
 #include <atomic>
 #include <set>
@@ -44,8 +44,8 @@ TEST_P(StoreConformance, GetOfAQueueIsRefusedByName) {
   const auto value = store_->get("work/queue", soon());
   const auto values = store_->multi_get(std::vector<std::string>{"key", "work/queue"}, soon());
   if (std::string(GetParam().name) == "TcpStoreC10d") {
-    // c10d's protocol has no answer for an error: get of a queue returns an empty value, as with
-    // torch's server.
+    // In c10d's protocol an answer cannot be an error. So get of a queue returns an empty value, as
+    // torch's server does.
     EXPECT_EQ(value.value(), "");
     EXPECT_EQ(values.value(), (std::vector<std::string>{"value", ""}));
     return;
@@ -69,15 +69,15 @@ TEST_P(StoreConformance, PopWaitsForAPushAndTimesOutWithTheQueuesName) {
   run_together({[&] { got = store_->queue_pop("work/left", soon()).value(); },
                 [&] { EXPECT_OK(other->queue_push("work/left", "task", soon())); }});
   EXPECT_EQ(got, "task");
-  // The pop that timed out took nothing.
+  // The pop that timed out has taken no item.
   EXPECT_OK(store_->queue_push("work/left", "next", soon()));
   EXPECT_EQ(store_->queue_length("work/left", soon()).value(), 1);
 }
 
-// Each item arrives about when a pop times out. Either the pop returns it, or it stays for the next
-// pop.
+// Each item arrives at about the time when a pop times out. Either that pop returns the item, or
+// the item stays for the next pop.
 TEST_P(StoreConformance, NoItemIsLostWhenPopsTimeOut) {
-  // After a timeout a client of c10d's protocol connects anew, which takes longer.
+  // After a timeout a client of c10d's protocol reconnects, which takes longer.
   const bool is_c10d = std::string(GetParam().name) == "TcpStoreC10d";
   const Duration patience = milliseconds(is_c10d ? 20 : 1);
   const int num_items = is_c10d ? 30 : 400;

@@ -1,5 +1,5 @@
-// Tests connections that have not proved the token: however many they are, and however few
-// descriptors the server has, they do not keep a rank of the job out.
+// Tests connections that have not proved that they have the token. However many there are, and
+// however few descriptors the server has, a rank of the job can still connect.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -22,11 +22,11 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::require;
 
-// This is longer than the tests wait, so no connection is dropped for its age.
+// The tests take less time than this, so no connection is closed for its age.
 constexpr Duration kNeverLate = seconds(600);
 constexpr int kNumStrangers = 100;
 
-// A pipe with which one process signals others.
+// A pipe with which one process signals another.
 class Whistle {
  public:
   Whistle() {
@@ -101,7 +101,8 @@ TEST_F(StrangersTest, OverTheirLimitTheOldestIsDropped) {
   const auto store = connect(*server).value_or_throw();
   EXPECT_TRUE(store->set("k", "v", soon()).ok());
   std::array<std::byte, 1> buffer{};
-  for (size_t i = 0; i < 3; ++i) {  // the client was one more
+  // Three were closed, because the client needed one descriptor more.
+  for (size_t i = 0; i < 3; ++i) {
     os::PollItem item{.target = strangers[i].get(), .want_read = true};
     EXPECT_TRUE(system_->poll(std::span(&item, 1), soon()));
     EXPECT_FALSE(strangers[i]->try_recv(buffer).ok()) << i;
@@ -110,7 +111,7 @@ TEST_F(StrangersTest, OverTheirLimitTheOldestIsDropped) {
   EXPECT_NE(log_.text().find("have not proved themselves"), std::string::npos) << log_.text();
 }
 
-// The start fails whichever of its descriptors cannot be made.
+// The server cannot start if any one of its descriptors cannot be made.
 TEST(Strangers, AServerWithoutADescriptorIsAnErrorOfItsStart) {
   const auto result = testing::run_ranks_as_processes(1, [](testing::RankContext& context) {
     const rlimit few{.rlim_cur = 64, .rlim_max = 64};
@@ -124,7 +125,8 @@ TEST(Strangers, AServerWithoutADescriptorIsAnErrorOfItsStart) {
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
-  EXPECT_EQ(result.ranks[0].output, "----++");  // listener, stop event, spare, epoll
+  // The server needs a listener, a stop event, a spare descriptor and an epoll.
+  EXPECT_EQ(result.ranks[0].output, "----++");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// One suite for every Transport: order, backpressure, full duplex, waiting, and how each ends.
+// Tests the properties of every Transport: order, backpressure, full duplex, waiting, and how each
+// of them ends.
 #include "cadre/core/transport/transport.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +27,7 @@ using testing::TransportKind;
 
 constexpr Duration kLongEnough = seconds(20);
 
-// The byte at a position of the stream from one rank to another.
+// Returns the byte at a position of the stream from one rank to another.
 std::byte byte_at(size_t position, int from, int to) {
   return static_cast<std::byte>((position * 31 + position / 251 + from * 7 + to * 13) & 0xff);
 }
@@ -42,7 +43,7 @@ class TransportTest : public ::testing::TestWithParam<TransportKind> {
   TransportGroup make_group(int world_size) { return {*system_, GetParam(), world_size}; }
   Deadline soon() { return system_->deadline_in(kLongEnough); }
 
-  // Fills the channel until it takes no more; returns the number of bytes taken. The network may
+  // Fills the channel until it accepts no more bytes, and returns their number. The network may
   // drain the sender's buffer a little later, so the buffer must stay full for a while.
   size_t fill(Transport& transport, Rank peer) {
     const std::vector<std::byte> piece(1 << 20);
@@ -78,7 +79,8 @@ INSTANTIATE_TEST_SUITE_P(All, TransportTest,
                          ::testing::Values(TransportKind::kTcp, TransportKind::kShm),
                          [](const auto& test) { return std::string(to_string(test.param)); });
 
-// Sends to and receives from one peer at once, in pieces of random size, until both are done.
+// Sends to a peer and receives from it at the same time, in pieces of random sizes, until both are
+// done.
 void exchange(Transport& transport, Rank peer, ConstBytes out, Bytes in, Random& random,
               Deadline deadline) {
   while (!out.empty() || !in.empty()) {
@@ -135,8 +137,8 @@ TEST_P(TransportTest, ManyRanksEachKeepTheirOwnOrder) {
   const auto group = make_group(kRanks);
   const std::string failures = group.run([&](Transport& transport) {
     const int me = transport.rank();
-    // In each round the two ranks of a pair choose each other, so that each exchange has its
-    // counterpart.
+    // In each round the two ranks of a pair choose each other, so that both of them call the
+    // exchange.
     Random random(7);
     for (int round = 0; round < kRanks; ++round) {
       const int peer = (round - me + kRanks) % kRanks;
@@ -166,7 +168,7 @@ TEST_P(TransportTest, WaitWakesForAnyOfSeveralPeers) {
   const std::string failures = group.run([&](Transport& transport) {
     constexpr int kRounds = 200;
     std::array<std::byte, 1> token{};
-    if (transport.rank() != 0) {  // sends a token, and the next one when it has come back
+    if (transport.rank() != 0) {  // sends a token, and the next one when the first has come back
       for (int round = 0; round < kRounds; ++round) {
         require(*transport.channel(0).try_send(token) == 1, "no room for one byte");
         receive_exactly(transport, 0, token);
@@ -225,7 +227,7 @@ TEST_P(TransportTest, InterruptEndsAWaitFromAnotherThread) {
   thread->join();
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code(), ErrorCode::kAborted);
-  // Every later wait ends at once, too.
+  // Every later wait returns at once, too.
   EXPECT_EQ(group.of(0).wait(std::span(&interest, 1), soon()).error().code(), ErrorCode::kAborted);
 }
 
@@ -242,7 +244,7 @@ TEST_P(TransportTest, AWakeUpEndsAWaitOnce) {
   const auto again =
       group.of(0).wait(std::span(&interest, 1), system_->deadline_in(milliseconds(10)));
   EXPECT_EQ(again.error().code(), ErrorCode::kTimeout);
-  // A wake-up that comes before the wait is not lost.
+  // A wake-up that comes before the wait must not be lost.
   group.of(0).wake();
   EXPECT_TRUE(group.of(0).wait(std::span(&interest, 1), soon()).ok());
 }

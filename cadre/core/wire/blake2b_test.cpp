@@ -9,7 +9,8 @@
 namespace cadre::wire {
 namespace {
 
-// The first vector is from RFC 7693, appendix A; the second is the known digest of the empty text.
+// The first vector comes from RFC 7693, appendix A. The second is the known digest of the empty
+// text.
 TEST(Blake2b, MatchesThePublishedVectors) {
   EXPECT_EQ(blake2b_hex(as_bytes("abc")).value(),
             "ba80a53f981c4d0d6a2797b69f12f6e94c212f14685ac4b74b12bb6fdbffa2d1"

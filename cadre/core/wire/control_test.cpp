@@ -75,8 +75,8 @@ TEST(Control, EveryMessageSurvivesARoundTripInPiecesOfAnySize) {
   }
 }
 
-// Written by hand from docs/formats/control-messages.md: the test must notice a change of the
-// format.
+// These bytes were written by hand from docs/formats/control-messages.md, so the test notices a
+// change of the format.
 TEST(Control, GoldenBytes) {
   EXPECT_EQ(hex_of(encode_control(Hello{LinkPurpose::kData, 3, 1, 7, "g", "v", {}})),
             "3d000000"
@@ -105,8 +105,8 @@ TEST(Control, GoldenBytes) {
             "63");
 }
 
-// Returns the digits "01020304..." of as many bytes as a nonce or a proof has, counted from
-// `first`.
+// Returns the hexadecimal digits "01020304...", counted from `first`, for as many bytes as a nonce
+// or a proof has.
 std::string counting_hex(int first) {
   return hex_of(nonce_of(first));
 }
@@ -115,7 +115,7 @@ TEST(Control, GoldenBytesOfTheHandshake) {
   EXPECT_EQ(hex_of(encode_control(Hello{LinkPurpose::kData, 3, 1, 7, "w", "1.2", nonce_of(1)})),
             "3f000000"
             "00"
-            "06"  // version of the handshake
+            "06"  // the version of the handshake
             "01"
             "03000000"
             "01000000"
@@ -213,7 +213,7 @@ TEST(Control, GoldenBytesOfEvents) {
           std::string(48, '0') + "ffffffff" + std::string(32, '0'));
 }
 
-// Returns the events in a stream of frames.
+// Decodes the events in a stream of frames.
 std::vector<Event> events_in(ConstBytes stream) {
   ControlSplitter splitter;
   splitter.append(stream);
@@ -236,8 +236,8 @@ TEST(Control, EventsAreCutIntoFramesThatFit) {
   for (int i = 0; i < 9000; ++i) events.push_back(FabricLeave{i});
   EXPECT_EQ(events_in(encode_events(events)), events);
   EXPECT_TRUE(encode_events({}).empty());
-  // 9000 events of 5 bytes and 5 of 12 KiB, in frames of 16 KiB; with a frame for each there would
-  // be 9005.
+  // There are 9000 events of 5 bytes and 5 events of 12 KiB in frames of 16 KiB. If each had a
+  // frame of its own, there would be 9005 frames.
   EXPECT_LT(encode_events(events).size(), 9000 * 5 + 5 * 12400 + 20 * 7);
 }
 
@@ -299,7 +299,8 @@ TEST(Control, EveryTruncationAndEveryTrailingByteIsRefused) {
   }
 }
 
-// A hello from before the handshake had a version has the purpose at the version's position.
+// In a build whose handshake had no version, the hello has the purpose at the position of the
+// version.
 TEST(Control, AHelloOfAnotherHandshakeIsRefusedBeforeTheRestIsRead) {
   std::vector<std::byte> hello = encode_control(Hello{});
   for (const uint8_t version : {0, 3, 4, kHandshakeVersion + 1}) {

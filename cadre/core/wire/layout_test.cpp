@@ -45,11 +45,12 @@ TEST(LayoutMessage, TextsThatAddressesShareAreWrittenOnce) {
     rank_address.boot_id += std::string(100, 'b');
     rank_address.core_mask += std::string(100, 'c');
   }
-  // The addresses have one version, one mask, eight hosts and eight boot ids.
+  // All addresses together have one version, one mask, eight hosts and eight boot ids.
   EXPECT_EQ(encode_layout(rank_addresses).size(), short_bytes + 18 * 100);
 }
 
-// Written by hand from docs/formats/layout.md: the test must notice a change of the format.
+// These bytes were written by hand from docs/formats/layout.md, so the test notices a change of the
+// format.
 TEST(LayoutMessage, HasTheDocumentedBytes) {
   const std::vector<RankAddress> rank_addresses = {{"v", "h", "b", 1, "t", "u", 2, "v", 9}};
   const std::string expected(
@@ -87,7 +88,8 @@ TEST(LayoutMessage, CutAndMadeUpBytesAreRefused) {
 TEST(LayoutMessage, APlaceBeyondTheTextsIsRefused) {
   std::vector<std::byte> message =
       encode_layout(std::vector<RankAddress>{{"v", "h", "b", 1, "t", "u", 2, "v"}});
-  message[4 + 8 + 15 + 4] = std::byte{3};  // index of the version's text; there are three texts
+  // The index of the version's text, of which there are three.
+  message[4 + 8 + 15 + 4] = std::byte{3};
   EXPECT_FALSE(decode_layout(body_of(message)).ok());
 }
 

@@ -1,4 +1,4 @@
-// Frames of data connections: their bytes, and frames that are refused.
+// Tests the frames of data connections: their bytes, and which frames are refused.
 #include "cadre/core/wire/link_frame.h"
 
 #include <gmock/gmock.h>

@@ -53,7 +53,7 @@ TEST(SnapshotManifest, WhatIsWrittenReadsTheSame) {
   EXPECT_EQ(*parsed, sample());
 }
 
-// The text of a format that other versions must still be able to read.
+// This is the text of the format, which other versions must still be able to read.
 TEST(SnapshotManifest, HasTheTextOfItsVersion) {
   EXPECT_EQ(
       text_of(sample()),
@@ -130,7 +130,8 @@ TEST(SnapshotManifest, PiecesOfATensorWithoutElements) {
   EXPECT_FALSE(check_pieces(shape, {}).ok());
 }
 
-// Boxes that touch in every way, and the same with one element too many at each of their corners.
+// The boxes touch in every way. If any of them is moved or resized by one element, the list is
+// refused.
 TEST(SnapshotManifest, PiecesCoverATensorExactlyOrAreRefused) {
   const std::vector<int64_t> shape = {4, 6};
   const std::vector<ManifestPiece> tiles = {{0, {0, 0}, {2, 4}},
@@ -164,7 +165,7 @@ TEST(SnapshotManifest, WhatJsonCannotHoldIsRefused) {
   EXPECT_FALSE(encode_snapshot_manifest(manifest).ok());
 }
 
-// A snapshot that can be written but not read would be lost.
+// If a snapshot could be written but not read, it would be lost.
 TEST(SnapshotManifest, WhatCannotBeReadIsNotWritten) {
   SnapshotManifest manifest = sample();
   int num_written = 0;

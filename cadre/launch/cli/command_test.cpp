@@ -1,5 +1,5 @@
-// The `cadre` command itself: help, version, unknown words, `cadre info` and errors of `cadre
-// train` before the trainer starts.
+// Tests the `cadre` command itself: help, version, unknown words, `cadre info`, and the errors of
+// `cadre train` before the trainer starts.
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -33,7 +33,7 @@ TEST(Command, ShowsHelpAndVersion) {
   EXPECT_EQ(run_cadre({}).exit_code, 2);
 }
 
-// If the disk is full or the descriptor is closed, the text is lost, and the exit code says so.
+// If the disk is full or the descriptor is closed, the output is lost. The exit code must say so.
 TEST(Command, NoticesThatItsOutputIsLost) {
   const std::vector<std::vector<std::string>> commands{{"info"},
                                                        {"info", "--json"},
@@ -72,7 +72,7 @@ TEST(Command, SuggestsTheNearestCommand) {
             "cadre: unknown command \"frobnicate\"; cadre help lists all\n");
 }
 
-// Returns the bytes of a text such as "1.5 GiB".
+// Parses a text such as "1.5 GiB" into bytes.
 double bytes_of(const std::string& text) {
   std::istringstream words(text);
   double count = 0;
@@ -91,12 +91,12 @@ void expect_same(const std::string& key, const nlohmann::json& value, const std:
     EXPECT_EQ(text, "no limit") << key;
   } else if (value.is_string()) {
     EXPECT_EQ(text, value.get<std::string>()) << key;
-  } else if (key == "available_memory_bytes") {  // changes between two calls
+  } else if (key == "available_memory_bytes") {  // this value changes between two calls
     EXPECT_GT(bytes_of(text), 0) << text;
   } else if (key.ends_with("_bytes")) {
     const double bytes = value;
     EXPECT_NEAR(bytes_of(text), bytes, 0.06 * bytes)
-        << key << ": " << text;  // "1.0 GiB" is rounded
+        << key << ": " << text;  // "1.0 GiB" is a rounded number
   } else if (value.is_number_float()) {
     EXPECT_EQ(text, cadre::format("{:.1f}", value.get<double>())) << key;
   } else {
@@ -159,7 +159,7 @@ TEST(Train, LooksForTheConfigurationBeforeAnythingStarts) {
   }
 }
 
-// An installed Cadre without the trainer has no make, so its error names another remedy.
+// An installed Cadre without the trainer does not contain make, so its error names another remedy.
 std::string missing_trainer() {
   return built_with_torch() ? "only a part of Cadre was built or installed; install all of it"
                             : "this build has no libtorch; run `make build`";
@@ -217,7 +217,7 @@ TEST_F(TrainerTree, RunsTheTrainerBesideIt) {
   make_trainer("echo $RANK of $WORLD_SIZE: \"$@\"");
   const auto result = run({"train", config_, "--nproc_per_node", "2", "train.steps=3"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
-  // Rank 0 of the trainer writes no prefix of its own.
+  // Rank 0 of the trainer adds no prefix of its own to its lines.
   EXPECT_NE(result.output.find("[0] 0 of 2: " + config_ + " train.steps=3\n"), std::string::npos);
   EXPECT_NE(result.output.find("[0] [1] 1 of 2: " + config_ + " train.steps=3\n"),
             std::string::npos);

@@ -1,4 +1,4 @@
-// `--nproc-per-node auto | gpu | cpu`, on described machines and on this one.
+// Tests `--nproc-per-node auto | gpu | cpu`, for descriptions of machines and on this machine.
 #include <gmock/gmock.h>
 
 #include "cadre/launch/cli/run_options.h"

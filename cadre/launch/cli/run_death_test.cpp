@@ -1,11 +1,12 @@
-// Signals to `cadre run`, and SIGKILL: no process or file is left after either.
+// Tests signals to `cadre run`, and SIGKILL of it: no process or file may be left.
 #include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {
 namespace {
 
-// Each worker has a grandchild in its own session that ignores all signals that can be ignored.
+// Each worker starts a child in a session of its own. The child ignores all signals that can be
+// ignored.
 constexpr const char* kStubbornFamily =
     "setsid sh -c \"trap '' TERM INT HUP; echo grandchild; while true; do sleep 0.1; done\" & "
     "trap '' TERM INT; echo worker; while true; do sleep 0.1; done";
@@ -25,7 +26,7 @@ bool all_are_up(CadreCommand& command) {
 TEST(RunDeath, KillOfTheCommandLeavesNothing) {
   CadreCommand command(shell_job(2, kStubbornFamily));
   ASSERT_TRUE(all_are_up(command));
-  // Guardian, supervisor, 2 workers and their 2 children.
+  // These are the guardian, the supervisor, 2 workers and their 2 children.
   ASSERT_GE(command.marked_processes().size(), 6U);
   command.send(SIGKILL);
   EXPECT_TRUE(command.leaves_nothing());
@@ -51,7 +52,7 @@ TEST(RunDeath, TwoInterruptsKillAtOnce) {
       command.wait_for("SIGINT: asked 2 workers to stop, for at most 30 s; Ctrl-C again "
                        "kills them at once"));
   const auto system = os::make_native_system();
-  // Longer than kSameKeyPress.
+  // The pause is longer than kSameKeyPress.
   system->poll({}, system->deadline_in(std::chrono::milliseconds(150)));
   command.send(SIGINT);
   const auto result = command.wait();
@@ -92,7 +93,7 @@ TEST(RunDeath, UserSignalsAreForwardedAndStopNothing) {
 }
 
 TEST(RunDeath, WhatNohupStartedOutlivesTheHangup) {
-  const auto handler = ::signal(SIGHUP, SIG_IGN);  // the command inherits it
+  const auto handler = ::signal(SIGHUP, SIG_IGN);  // the command inherits that SIGHUP is ignored
   CadreCommand command(
       shell_job(1, "trap 'done=1' USR1; echo up; until [ $done ]; do sleep 0.05; done"));
   ::signal(SIGHUP, handler);
@@ -112,7 +113,7 @@ TEST(RunDeath, WhatWorkersLeaveRunningIsStopped) {
   EXPECT_TRUE(command.leaves_nothing());
 }
 
-// If one of the two processes is killed, the other removes the job's files.
+// If one of the two processes of the launcher is killed, the other removes the job's files.
 TEST(RunDeath, TemporaryFilesGoToo) {
   const cadre::testing::TemporaryFolder temporary;
   const std::string folder = temporary.path();

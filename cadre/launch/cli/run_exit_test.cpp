@@ -1,4 +1,4 @@
-// The end of `cadre run`: exit codes, reports, and programs that cannot be started.
+// Tests the end of `cadre run`: exit codes, reports, and programs that cannot be started.
 #include <fstream>
 
 #include "cadre/testing/core/cadre_command.h"
@@ -49,8 +49,8 @@ TEST(RunExit, ExplainsAKill) {
 }
 
 TEST(RunExit, FoldsOtherEndingsIntoOneLine) {
-  // Rank 0 succeeds first; rank 1 fails; rank 2 has an exit code of its own when asked to stop;
-  // rank 3 ignores SIGTERM and is killed.
+  // Rank 0 succeeds first. Then rank 1 fails. Rank 2 exits with a code of its own when it is asked
+  // to stop, and rank 3 ignores SIGTERM and is killed.
   const auto result = run_cadre(
       {"run", "--nproc-per-node", "4", "--shutdown-timeout", "1", "sh", "-c",
        "case $RANK in 0) exit 0;; 1) sleep 1; exit 9;; 2) trap 'exit 5' TERM;; 3) trap '' TERM;; "
@@ -71,7 +71,8 @@ TEST(RunExit, ShowsTheMessageThatPythonLeft) {
   EXPECT_NE(result.error.find("  exception: ValueError: odd\n"), std::string::npos) << result.error;
 }
 
-// A worker of a job starts another job: the outer report contains the failure of the inner job.
+// A worker of a job starts another job. The report of the outer job contains the failure of the
+// inner one.
 TEST(RunExit, LeavesItsFailureWhereItsCallerLooks) {
   const std::string inner = cadre::testing::build_path("bin/cadre") +
                             " run --nproc-per-node 2 sh -c 'test $RANK = 0 || exit 3; sleep 50'";
@@ -169,13 +170,14 @@ TEST_F(RunUnstartable, SaysWhyInOneSentence) {
   }
 }
 
-// Following the remedy in the error leads to a program that starts, not to another error.
+// The remedy in the error must lead to a program that starts, and not to another error.
 TEST_F(RunUnstartable, OfANameInThisFolderSaysTheLastRemedyFirst) {
   const auto run_here = [&](const std::string& name) {
     return CadreCommand({"run", name}, {.shell = "cd " + folder_ + "; exec \"$@\""}).wait();
   };
   std::filesystem::create_directory(folder_ + "/package");
-  std::filesystem::rename(folder_ + "/script", folder_ + "/own-script");  // util-linux has a script
+  // Renamed, because util-linux contains a program "script".
+  std::filesystem::rename(folder_ + "/script", folder_ + "/own-script");
   const auto folder = run_here("package");
   EXPECT_EQ(folder.exit_code, 126);
   EXPECT_NE(folder.error.find("package\" is a directory, not a program"), std::string::npos)

@@ -1,5 +1,5 @@
-// What `cadre run` inherits: signals that are ignored or blocked, limits, closed streams, the
-// umask, a working directory that was removed; and what its workers inherit.
+// Tests what `cadre run` inherits: signals that are ignored or blocked, limits, closed streams, the
+// umask, and a working directory that was removed. Also tests what its workers inherit.
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -21,7 +21,7 @@ CommandResult run_under(const std::string& shell, std::vector<std::string> words
   return CadreCommand(std::move(words), {.shell = shell + " \"$@\""}).wait();
 }
 
-// The commands print a worker's masks of signals, without those of glibc.
+// These commands print a worker's signal masks, without the signals that glibc reserves.
 constexpr const char* kPrintIgnored = "sed -nE 's/^SigIgn:[[:space:]]*/0x/p' /proc/self/status";
 constexpr const char* kPrintBlocked = "sed -nE 's/^SigBlk:[[:space:]]*/0x/p' /proc/self/status";
 
@@ -64,9 +64,10 @@ TEST(RunInherited, WorkersBlockNothing) {
   EXPECT_EQ(mask_in(run_under("exec env --block-signal", shell_job(1, kPrintBlocked)).output), 0U);
 }
 
-// Workers ignore the same signals as under a shell, except the stop signals and SIGCHLD.
+// Except for the stop signals and SIGCHLD, workers ignore the same signals as under a shell.
 TEST(RunInherited, WorkersIgnoreWhatTheLauncherWasStartedWithIgnored) {
-  const std::string defaults = "exec env --default-signal ";  // this test itself may ignore some
+  // Resets the signals that this test itself ignores.
+  const std::string defaults = "exec env --default-signal ";
   const auto result =
       run_under(defaults + "env --ignore-signal=HUP,PIPE,USR1,XFSZ,INT,QUIT,TERM,CHLD",
                 shell_job(1, kPrintIgnored));
@@ -120,7 +121,7 @@ TEST(RunInherited, OnASmallStackAJobRunsAndFailsAsUsual) {
 }
 
 TEST(RunInherited, AStackWithoutRoomIsNamedWithItsRemedy) {
-  const std::string large(70'000, 'x');  // the environment takes room on the stack
+  const std::string large(70'000, 'x');  // the environment takes space on the stack
   const auto result = CadreCommand(shell_job(1, "exit 0"), {.environment = {{"LARGE", large}},
                                                             .shell = "ulimit -s 96; exec \"$@\""})
                           .wait();
@@ -173,8 +174,7 @@ TEST(RunInherited, ATmpdirThatIsNoneIsNamed) {
   }
 }
 
-// The tests below start this test as their workers; when it is run directly, the group has one
-// rank.
+// The tests below start this test as their workers. If it is run directly, the group has one rank.
 TEST(RunInheritedWorker, ConnectsAGroup) {
   const auto system = os::make_native_system();
   const auto world = connect_from_environment(*system, {}, system->deadline_in(kPatience));
@@ -194,7 +194,8 @@ std::vector<std::string> group_job() {
           "--gtest_filter=RunInheritedWorker.ConnectsAGroup"};
 }
 
-// The launcher plays the part of mpirun and srun: the workers get their variables and not its own.
+// The launcher simulates mpirun and srun: the workers get the variables of these, and not those of
+// cadre run.
 TEST(RunInherited, RanksConnectByTheVariablesOfMpirunAndSrun) {
   for (const std::string variables :
        {"OMPI_COMM_WORLD_RANK=$RANK OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=$RANK",
@@ -215,7 +216,7 @@ TEST(RunInherited, RanksConnectByTheVariablesOfMpirunAndSrun) {
   }
 }
 
-// The limit is below the memory of all ranks, which their shared segment could hold.
+// The limit is smaller than the shared segment would be if it held the memory of all ranks.
 TEST(RunInherited, UnderALimitOfFilesRanksConnect) {
   const auto result = run_under("ulimit -f 1000000; exec", group_job());
   EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
@@ -235,7 +236,7 @@ TEST(RunInherited, RanksWithClosedStreamsConnect) {
   EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
 }
 
-// The program has set-user-ID and runs as another user.
+// The program is set-user-ID and runs as another user.
 TEST(RunInherited, AProcessOfAnotherUserIsNamedInsteadOfWaitedFor) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can make a program of another user";
   const cadre::testing::TemporaryFolder folder;

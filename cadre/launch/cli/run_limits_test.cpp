@@ -1,4 +1,4 @@
-// `cadre run` with few descriptors.
+// Tests `cadre run` with few descriptors.
 #include <sys/resource.h>
 
 #include "cadre/testing/core/cadre_command.h"

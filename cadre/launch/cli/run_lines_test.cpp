@@ -1,5 +1,5 @@
-// The output of workers under `cadre run`: order, long and unfinished lines, carriage returns, and
-// outputs that cannot be written.
+// Tests the output of workers under `cadre run`: order, long and unfinished lines, carriage
+// returns, and outputs that cannot be written.
 #include <fcntl.h>
 #include <stdlib.h>
 #include <termios.h>
@@ -57,7 +57,7 @@ TEST(RunLines, AnUnfinishedLineIsShownWhileItsWorkerHangs) {
 }
 
 TEST(RunLines, AnUnfinishedLineBreaksNoOther) {
-  // Rank 1 writes only after the beginning of rank 0's line was shown.
+  // Rank 1 writes only after the launcher has printed the beginning of rank 0's line.
   CadreCommand command(shell_job(2,
                                  "trap 'go=1' USR1; echo up; until [ $go ]; do sleep 0.02; done; "
                                  "if [ $RANK = 1 ]; then echo whole; exit 0; fi; "

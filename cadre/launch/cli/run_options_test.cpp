@@ -1,4 +1,5 @@
-// The command line of `cadre run`: options and variables of torchrun that are accepted or refused.
+// Tests the command line of `cadre run`: which options and variables of torchrun are accepted or
+// refused.
 #include "cadre/launch/cli/run_options.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +39,7 @@ os::Environment variable(const std::string& name, const std::string& value) {
   return environment;
 }
 
-// Returns a valid value for a placeholder of the help.
+// Returns a valid value for a placeholder in the help.
 std::string sample(const std::string& placeholder, const std::string& option) {
   static const std::map<std::string, std::string> kSamples{
       {"PORT", "8000"},          {"SECONDS", "1"},
@@ -158,7 +159,7 @@ TEST(RunOptions, TakesHostAndPortOfAnEndpoint) {
       EXPECT_EQ(options->store_port, port) << text;
     }
   }
-  // As in torchrun, the endpoint takes precedence over the master.
+  // As in torchrun, --rdzv-endpoint takes precedence over --master-port.
   EXPECT_EQ(parse({"--rdzv-endpoint", "localhost:2", "--master-port", "1"})->store_port, 2);
   EXPECT_EQ(parse({"--rdzv-endpoint", "localhost:0", "--master-port", "1"})->store_port, 1);
   EXPECT_EQ(refusal_of({"--rdzv-endpoint", "localhost:http"}),
@@ -211,7 +212,7 @@ TEST(RunOptions, NamesTheVariableThatIsRefusedOrIgnored) {
   EXPECT_THAT(refusal_of({}, variable("PET_NNODES", "2")),
               StartsWith("PET_NNODES=2: this launcher"));
   EXPECT_THAT(refusal_of({}, variable("PET_TEE", "3")), StartsWith("PET_TEE=3: workers' output"));
-  // The flag takes precedence.
+  // The flag takes precedence over the variable.
   EXPECT_EQ(refusal_of({"--tee=0"}, variable("PET_TEE", "3")), "accepted");
   const auto options = parse({}, variable("PET_ODD", "3"));
   ASSERT_TRUE(options.ok());
@@ -220,7 +221,7 @@ TEST(RunOptions, NamesTheVariableThatIsRefusedOrIgnored) {
   EXPECT_TRUE(parse({}, variable("PET_TEE", "0"))->warnings.empty());
 }
 
-// The environment of a worker with such a command line.
+// The test checks the environment of a worker that is started with a usual torchrun command line.
 TEST(RunOptionsEndToEnd, AnOrdinaryTorchrunLineRuns) {
   const auto result = run_cadre({"run", "--nnodes=1", "--nproc_per_node=2", "--rdzv_backend=c10d",
                                  "--rdzv_endpoint=localhost:0", "--rdzv_id=", "sh", "-c",
@@ -235,7 +236,7 @@ TEST(RunOptionsEndToEnd, AHostIsThisOneWhenItCanBeListenedAt) {
     const auto result = run_cadre({"run", "--master_addr", host, "true"});
     EXPECT_EQ(result.exit_code, 0) << result.error;
   }
-  // An address of TEST-NET-1.
+  // This address belongs to TEST-NET-1, which is reserved for documentation.
   const auto result = run_cadre({"run", "--master_addr", "192.0.2.1", "true"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.error, StartsWith("cadre run: --master_addr 192.0.2.1: \"192.0.2.1\" is not "
@@ -257,7 +258,7 @@ TEST(RunOptions, OfAVariableSaysToUnsetIt) {
   EXPECT_THAT(refusal_of({"--log-dir", "/tmp/x"}), Not(HasSubstr("unset")));
 }
 
-// A clock counts nanoseconds in 64 bits: "inf" must not become a time in the past.
+// The clock counts nanoseconds in 64 bits, so "inf" must not overflow to a time in the past.
 TEST(RunOptions, AShutdownTimeoutIsANumberOfSecondsThatAClockHolds) {
   for (const char* value : {"inf", "nan", "1e300", "1e10", "-1", "abc"}) {
     EXPECT_THAT(
@@ -282,7 +283,7 @@ TEST(RunOptions, TheShutdownTimeoutsOptionGoesBeforeItsVariables) {
   EXPECT_EQ(seconds({"--shutdown-timeout", "7"}), 7);
 }
 
-// The rules are those of argparse, which torchrun uses.
+// The rules are those of Python's argparse, which torchrun uses.
 TEST(RunOptions, TakesAbbreviationsThatAreUnambiguous) {
   for (const RunWords& words : {RunWords{"--nproc", "3"}, RunWords{"--nproc_per=3"}}) {
     const auto options = parse(words);

@@ -1,4 +1,4 @@
-// The workers' output under `cadre run`, and the environment of workers.
+// Tests the output of workers under `cadre run`, and their environment.
 #include <map>
 #include <set>
 #include <sstream>
@@ -63,7 +63,8 @@ TEST(RunOutput, LosesNothingOfAFlood) {
   constexpr int kLines = 200000;
   const auto result = run_cadre(shell_job(2, cadre::format("seq 1 {}", kLines)));
   EXPECT_EQ(result.exit_code, 0);
-  std::map<std::string, int> next;  // by rank: the lines of a rank come in order
+  // The next number of each rank, because the lines of a rank come in order.
+  std::map<std::string, int> next;
   for (const std::string& line : lines_of(result.output)) {
     const std::string prefix = line.substr(0, 4);
     ASSERT_EQ(line, prefix + std::to_string(++next[prefix]));
@@ -80,7 +81,7 @@ uint64_t resident_bytes(int pid) {
 }
 
 TEST(RunOutput, ASleepingReaderBoundsMemoryAndHidesNoDeath) {
-  // `yes` writes gigabytes in a second, and the reader of the launcher's output sleeps. The
+  // `yes` writes gigabytes in a second, and the test does not read the launcher's output. The
   // launcher must still notice the failure.
   CadreCommand command({"run", "--nproc-per-node", "2", "--shutdown-timeout", "1", "sh", "-c",
                         "if [ $RANK = 0 ]; then yes; else sleep 1; exit 7; fi"},
@@ -88,7 +89,8 @@ TEST(RunOutput, ASleepingReaderBoundsMemoryAndHidesNoDeath) {
   const auto system = os::make_native_system();
   system->poll({}, system->deadline_in(std::chrono::milliseconds(800)));
   for (const int pid : command.marked_processes()) {
-    // About 10 MB, and what a sanitizer adds; without a limit it would be a gigabyte.
+    // A process needs about 10 MB, and more with a sanitizer. Without a limit it would need a
+    // gigabyte.
     EXPECT_LT(resident_bytes(pid), 200U << 20) << "process " << pid;
   }
   EXPECT_EQ(command.wait().exit_code, 7);
@@ -126,8 +128,8 @@ TEST(RunOutput, GivesWorkersTorchrunsEnvironment) {
   EXPECT_TRUE(found["TORCHELASTIC_ERROR_FILE"].ends_with("/rank1.json"));
 }
 
-// Returns the values of OMP_NUM_THREADS in the workers of a job whose user has not set it, whatever
-// the environment of the tests has.
+// Runs a job whose user has not set OMP_NUM_THREADS, whatever the environment of the tests has.
+// Returns the values of that variable in the workers.
 std::set<std::string> threads_of_workers(int num_workers) {
   const std::string inner = cadre::format(
       "unset OMP_NUM_THREADS; exec {} run --log-line-prefix-template= "
@@ -149,8 +151,7 @@ TEST(RunOutput, SharesTheCoresWhenTheUserDoesNot) {
   }
 }
 
-// The tests below start this test as their workers; when it is run directly, the group has one
-// rank.
+// The tests below start this test as their workers. If it is run directly, the group has one rank.
 TEST(RunOutputWorker, ConnectsAGroup) {
   const auto system = os::make_native_system();
   const auto world = connect_from_environment(*system, {}, system->deadline_in(kPatience));
@@ -176,7 +177,7 @@ TEST(RunOutput, AtInfoEachGroupSaysOnceWhatItIs) {
   }
 }
 
-// A job does not fail if its flight record cannot be written.
+// A flight record that cannot be written does not make a job fail.
 TEST(RunOutput, AFlightRecordThatCannotBeWrittenIsAWarning) {
   const cadre::testing::TemporaryFolder folder;
   std::filesystem::create_directory(folder.file("world-round0-rank1.flight"));

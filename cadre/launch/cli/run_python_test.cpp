@@ -1,4 +1,4 @@
-// Python programs under `cadre run`: scripts, modules, and unmodified PyTorch.
+// Tests Python programs under `cadre run`: scripts, modules, and unmodified PyTorch programs.
 #include <fstream>
 
 #include "cadre/launch/cli/run_options.h"
@@ -77,7 +77,7 @@ std::string python_with_torch() {
   return std::filesystem::exists(python) ? python : "python3";
 }
 
-// A script as a PyTorch user writes it: it does not use cadre.
+// A script of a PyTorch user. It does not use Cadre.
 constexpr const char* kGlooScript = R"(
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -122,7 +122,8 @@ TEST_F(RunPython, LeavesItsFailureAsTorchelasticReadsIt) {
   EXPECT_NE(result.output.find("\n  no such layer\n"), std::string::npos) << result.output;
 }
 
-// Covers flags that a later torch may add, too: each must be accepted, or refused with a reason.
+// The test includes flags of later versions of torch: each must be accepted, or refused with a
+// reason.
 TEST(RunOptions, KnowEveryFlagOfTorchrun) {
   std::ifstream file(CADRE_LIBTORCH_DIR "/distributed/run.py");
   const std::string source((std::istreambuf_iterator<char>(file)), {});
@@ -132,7 +133,7 @@ TEST(RunOptions, KnowEveryFlagOfTorchrun) {
   for (std::sregex_iterator match(source.begin(), source.end(), flag), end; match != end; ++match) {
     const std::vector<std::string> words{(*match)[1]};
     const auto options = parse_run_options(words, {});
-    ASSERT_FALSE(options.ok());  // no program is given
+    ASSERT_FALSE(options.ok());  // the command line names no program
     EXPECT_EQ(options.error().message().find("unknown option"), std::string::npos)
         << options.error().message();
     ++num_flags;

@@ -1,4 +1,4 @@
-// Stop signals at any instant of `cadre run`, and processes that are stopped and continued.
+// Tests stop signals at any instant of `cadre run`, and processes that are stopped and continued.
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -11,7 +11,7 @@
 namespace cadre::cli {
 namespace {
 
-// Returns the state of a process; 'T': stopped by a signal (proc(5)).
+// Returns the state of a process as in proc(5); 'T' means that a signal has stopped it.
 char state_of(int pid) {
   std::ifstream file(cadre::format("/proc/{}/stat", pid));
   std::string text((std::istreambuf_iterator<char>(file)), {});
@@ -29,13 +29,14 @@ bool becomes_true(const std::function<bool()>& is_true) {
   return true;
 }
 
-// Returns the PID that a worker wrote behind the mark: "[1] up 4711".
+// Returns the pid that a worker has written after the mark, as in "[1] up 4711".
 int pid_after(const std::string& text, const std::string& mark) {
   const size_t at = text.find(mark);
   return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + mark.size());
 }
 
-// ThreadSanitizer makes and removes a file of its own in the folder before main() begins.
+// ThreadSanitizer makes a file of its own in the folder, and removes it, before main() begins. That
+// file must not be counted.
 std::vector<std::string> left_behind_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -45,7 +46,7 @@ std::vector<std::string> left_behind_in(const std::filesystem::path& folder) {
   return names;
 }
 
-// The signal may arrive before the workers start, between two steps of the start, or after their
+// The signal may arrive before the workers start, between two steps of their start, or after their
 // end.
 TEST(RunStop, ASignalAtAnyInstantLeavesNoFileAndNoPuzzle) {
   const cadre::testing::TemporaryFolder temporary;
@@ -59,7 +60,7 @@ TEST(RunStop, ASignalAtAnyInstantLeavesNoFileAndNoPuzzle) {
     system->poll({}, Deadline(start + delay));
     command.send(SIGTERM);
     const auto result = command.wait();
-    // The delay grows until the launch has ended, and then stays near that value.
+    // The delay grows until the launch ends before the signal, and then stays near that value.
     delay = result.exit_code == 0 ? delay * 3 / 4 : delay + std::chrono::milliseconds(1);
     EXPECT_TRUE(result.exit_code == 0 || result.exit_code == 128 + SIGTERM) << result.exit_code;
     EXPECT_EQ(result.error.find("launcher's own process"), std::string::npos) << result.error;
@@ -101,8 +102,9 @@ TEST(RunStop, WhatWasContinuedInTimeIsNoCause) {
 }
 
 TEST(RunStop, CtrlZStopsTheWholeJobAndContinuingContinuesIt) {
-  // The shells start no process after that: a shell that waits in vfork() for a stopped child is in
-  // state D instead of T. At the end the job waits for the processes that the shells started.
+  // After that the shells start no process: a shell that waits in vfork() for a stopped child has
+  // the state D instead of T. At the end the job waits for the processes that the shells have
+  // started.
   CadreCommand command({"run", "--nproc-per-node", "2", "--shutdown-timeout", "1", "sh", "-c",
                         "setsid sleep 1000 & echo up $$ below $!; wait"});
   ASSERT_TRUE(command.wait_for("[0] up") && command.wait_for("[1] up"));
@@ -126,7 +128,7 @@ TEST(RunStop, CtrlZStopsTheWholeJobAndContinuingContinuesIt) {
   EXPECT_TRUE(command.leaves_nothing());
 }
 
-// Unless a test needs the shutdown timeout, it is longer than the test's deadline.
+// The shutdown timeout is longer than the test's deadline, unless the test needs it to expire.
 TEST(RunStop, WhatAFailedWorkerLeftRunningIsAskedToStop) {
   CadreCommand command({"run", "--shutdown-timeout", "1000", "sh", "-c",
                         "sleep 1000 & setsid sleep 1000 & echo started; exit 3"});

@@ -1,5 +1,5 @@
-// The job's store from a worker: its address is in the environment, and the job's token grants
-// access.
+// Tests access to the job's store from a worker: its address is in the environment, and the job's
+// token grants access.
 #include "cadre/core/os/proc/executable.h"
 #include "cadre/core/rendezvous/environment_rendezvous.h"
 #include "cadre/testing/core/cadre_command.h"
@@ -7,8 +7,7 @@
 namespace cadre::cli {
 namespace {
 
-// The tests below start this test as their workers; when it is run directly, the group has one
-// rank.
+// The tests below start this test as their workers. If it is run directly, the group has one rank.
 TEST(RunStoreWorker, MeetsItsPeers) {
   const auto system = os::make_native_system();
   const Deadline deadline = system->deadline_in(kPatience);
@@ -46,8 +45,8 @@ TEST(RunStore, RefusesAWorkerWithAnotherToken) {
   EXPECT_NE(result.output.find("token"), std::string::npos) << result.output;
 }
 
-// A worker that connects to the store and sends bytes of another protocol. It ends when the store
-// has closed the connection.
+// A job whose worker connects to the store and sends bytes of another protocol. It ends when the
+// store has closed the connection.
 std::vector<std::string> stranger_job() {
   return {"run", "bash", "-c",
           "exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT; echo rubbish >&3; cat <&3"};
@@ -71,7 +70,7 @@ TEST(RunStore, OfManyStrangersAFewAreNamedAndTheOthersCounted) {
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_NE(result.error.find(" store dropped peer="), std::string::npos) << result.error;
   EXPECT_NE(result.error.find("more lines like these\n"), std::string::npos) << result.error;
-  // Five lines for each interval that the job takes on a busy machine.
+  // The limit allows five lines for each interval that the job takes on a busy machine.
   EXPECT_LT(std::ranges::count(result.error, '\n'), 25) << result.error;
 }
 
@@ -79,7 +78,7 @@ TEST(RunStore, LogsFromTheLevelOfItsWorkersOn) {
   EXPECT_EQ(run_cadre(stranger_job(), {{"CADRE_LOG", "error"}}).error, "");
   EXPECT_EQ(run_cadre(stranger_job(), {{"CADRE_LOG", "off"}}).error, "");
   EXPECT_NE(run_cadre(stranger_job(), {{"CADRE_LOG", "debug"}}).error, "");
-  // Clients that disconnect normally are logged only at level debug.
+  // The end of a client that disconnects normally is logged only at level debug.
   EXPECT_EQ(run_cadre(worker_job(2), {{"CADRE_LOG", "info"}}).error, "");
 }
 

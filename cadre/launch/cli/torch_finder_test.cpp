@@ -1,5 +1,5 @@
-// CADRE_TORCH means the same for the command and the build; the error of `cadre train` if no torch
-// is found.
+// Tests that CADRE_TORCH has the same meaning for the command and for the build, and the error of
+// `cadre train` if no torch is found.
 #include "cadre/launch/cli/torch_finder.h"
 
 #include <gmock/gmock.h>
@@ -51,7 +51,7 @@ class TorchFinder : public ::testing::Test {
     return torch ? torch->folder + " " + torch->version : "none";
   }
 
-  // Returns the output of CMake for a project that only asks for torch.
+  // Returns the output of CMake for a project that only searches for torch.
   std::string found_by_cmake(const std::string& named) const {
     const std::string project = folder_ + "/project";
     std::filesystem::create_directories(project);

@@ -21,7 +21,7 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Writes the records of two ranks of which the second was killed inside its first all_reduce.
+// Writes the records of two ranks. The second rank was killed inside its first all_reduce.
 void write_records(const std::string& folder) {
   const Fingerprint call =
       OpDescriptor{OpKind::kAllReduce, DType::kFloat32, ReduceOp::kSum, 0, 8}.fingerprint();
@@ -50,7 +50,8 @@ TEST(TraceCommand, SaysWhoOwesWhat) {
   EXPECT_EQ(json[0]["stopped_at"], 1);
 }
 
-// Returns the trace of one rank of two, which has been in its first all_reduce for twelve seconds.
+// Returns the trace of one rank of two. That rank has been in its first all_reduce for twelve
+// seconds.
 std::string text_of_hang(const FlightIdentity& writer) {
   const cadre::testing::TemporaryFolder folder;
   const auto recorder =
@@ -65,8 +66,8 @@ TEST(TraceCommand, TheTimeOfALiveHangGoesOn) {
   FlightIdentity writer{"world", host.name, 0, 2, host.pid, 0, process_start_of(host.pid)};
   ASSERT_NE(writer.process_start, 0U);
   EXPECT_THAT(text_of_hang(writer), ContainsRegex("was still in it after [1-5][0-9] s"));
-  // The writer is an earlier process with this PID, is on another host, or did not record its
-  // start: no rank is known to be alive.
+  // In these cases no rank is known to be alive: the writer is an earlier process with this pid, is
+  // on another host, or did not record its start.
   const auto dead = HasSubstr("was in it when its record ends");
   FlightIdentity reused = writer;
   --reused.process_start;
@@ -110,7 +111,7 @@ TEST(TraceCommand, ShowsAJobThatAWorkerStartedOnItsOwn) {
   const std::string nested = folder.file("rank1-job2");
   std::filesystem::create_directories(nested + "/rank0-job1");
   std::filesystem::create_directories(folder.file("other"));
-  write_records(folder.file("other"));  // records of another program, which are not read
+  write_records(folder.file("other"));  // records of another program, which must not be read
   write_records(nested + "/rank0-job1");
   const auto inner = run_cadre({"trace", folder.path()});
   EXPECT_EQ(inner.exit_code, 0) << inner.error;
@@ -129,7 +130,7 @@ TEST(TraceCommand, SaysWhichRecordsAreOfAnEarlierJob) {
   write_records(folder.path());
   FlightIdentity earlier{"world", "node0", 2, 3, 4000, 0};
   earlier.connection = 5;
-  earlier.made_at_s = -1;  // before the others, whose time is unknown
+  earlier.made_at_s = -1;  // earlier than the others, whose time is unknown
   const auto recorder =
       FlightRecorder::create(folder.file("world-round0-rank2.flight"), earlier).value_or_throw();
   const auto result = run_cadre({"trace", folder.path()});
@@ -149,7 +150,8 @@ TEST(TraceCommand, TakesOnlyRegularFilesForRecords) {
   const cadre::testing::TemporaryFolder folder;
   write_records(folder.path());
   ASSERT_EQ(::mkfifo(folder.file("pipe.flight").c_str(), 0600), 0);
-  const auto result = run_cadre({"trace", folder.path()});  // no process writes to the pipe
+  // Must not block, although no process writes to the pipe.
+  const auto result = run_cadre({"trace", folder.path()});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.error, HasSubstr("pipe.flight: is not a regular file"));
   EXPECT_THAT(result.output, HasSubstr("stopped at #1"));
@@ -190,7 +192,7 @@ TEST(RunFlightRecords, ReachTheWorkersAsAWholePath) {
   EXPECT_TRUE(std::filesystem::is_directory(folder.file("a/b")));
 }
 
-// Two workers, each of which starts two jobs.
+// Each of two workers starts two jobs.
 TEST(RunFlightRecords, OfJobsThatWorkersStartLieInFoldersOfTheirOwn) {
   const cadre::testing::TemporaryFolder folder;
   const std::string cadre = cadre::testing::build_path("bin/cadre");

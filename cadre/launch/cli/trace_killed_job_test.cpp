@@ -1,5 +1,5 @@
-// A job that hangs and is then killed completely: the output of `cadre trace` before and after, and
-// no process is left.
+// Tests a job that hangs and whose processes are then all killed: the output of `cadre trace`
+// before and afterwards. No process may be left.
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
@@ -16,10 +16,10 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 constexpr int kNumRanks = 3;
-// The rank that the others wait for.
+// The rank for which the others wait.
 constexpr int kIdler = 2;
 
-// The test below starts this test as its workers; when it is run directly, the group has one rank.
+// The test below starts this test as its workers. If it is run directly, the group has one rank.
 TEST(TraceKilledJobWorker, Sums) {
   const auto system = os::make_native_system();
   const auto group = connect_from_environment(*system, {}, system->deadline_in(kPatience));
@@ -80,7 +80,7 @@ TEST(TraceKilledJob, TheRecordsNameTheOperationBeforeAndAfterTheDeathOfAllRanks)
                 ContainsRegex("owes +rank 2 .*last seen after barrier #1, .* ago"));
     const std::vector<int> pids = pids_in(records);
     ASSERT_EQ(pids.size(), static_cast<size_t>(kNumRanks));
-    // All are stopped first, so that none of them observes the death of another one.
+    // All processes are stopped first, so that none of them notices the death of another one.
     for (const int signal : {SIGSTOP, SIGKILL}) {
       for (const int pid : pids) ::kill(pid, signal);
     }

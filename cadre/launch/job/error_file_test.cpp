@@ -15,7 +15,8 @@ namespace {
 
 class ErrorFile : public ::testing::Test {
  protected:
-  // Returns the error file after a failure of rank 1, whose own error file has `worker_content`.
+  // Lets rank 1 fail, whose own error file contains `worker_content`, and returns the error file of
+  // the job.
   nlohmann::json after(const std::string& worker_content, os::ExitStatus status = {.code = 3}) {
     const std::string worker_file = folder_.file("worker.json");
     if (!worker_content.empty()) std::ofstream(worker_file) << worker_content;
@@ -64,7 +65,7 @@ TEST_F(ErrorFile, CompletesWhatTheReaderCouldNotRead) {
   }
 }
 
-// Serializing a value recurses for each of its levels.
+// Serializing a value recurses for each level of nesting, so deep values are left out.
 TEST_F(ErrorFile, LeavesOutWhatIsNestedWithoutEnd) {
   constexpr size_t kDepth = 400'000;
   const auto root = after(R"({"message": "x", "timestamp": 5, "deep": )" +

@@ -12,7 +12,8 @@ namespace {
 using Lines = std::vector<std::string>;
 using Returns = LineSplitter::Returns;
 
-// The lines that a reader sees: a piece that starts a line ends an unfinished line.
+// Collects the lines that a reader sees. A piece that starts a line ends an unfinished line before
+// it.
 class SplitLines {
  public:
   explicit SplitLines(Returns returns = Returns::kKept) : splitter_(returns) {}
@@ -56,7 +57,7 @@ TEST(LineSplitter, CutsAtNewlines) {
   }
 }
 
-// A record in JSON, or a row of a table, is one piece, whether it arrives at once or in parts.
+// A JSON record or a row of a table must stay one piece, whether it arrives at once or in parts.
 TEST(LineSplitter, ALineOfSixtyKilobytesIsOnePiece) {
   const std::string line(60'000, 'x');
   for (const size_t first : {size_t{60'000}, size_t{4'096}}) {
@@ -87,7 +88,8 @@ TEST(LineSplitter, TellsProgressOnceForEachChange) {
   SplitLines lines(Returns::kRewriteTheLine);
   LineSplitter& splitter = lines.splitter();
   lines.feed("loading");
-  EXPECT_EQ(splitter.take_progress(), std::nullopt);  // the line has not been rewritten in place
+  // The line has not been rewritten in place yet.
+  EXPECT_EQ(splitter.take_progress(), std::nullopt);
   lines.feed("\r10%");
   EXPECT_EQ(splitter.take_progress(), "10%");
   EXPECT_EQ(splitter.take_progress(), std::nullopt);
@@ -104,7 +106,7 @@ TEST(LineSplitter, TellsWhenTheEndOfALineWasShownAsProgress) {
   splitter.feed("\r5/6\r6/6", emit);
   EXPECT_EQ(splitter.take_progress(), "6/6");
   splitter.feed("\n", emit);       // shown
-  splitter.feed("\r6/6\n", emit);  // another line, whose progress was not shown
+  splitter.feed("\r6/6\n", emit);  // this is another line, whose progress was not shown
   splitter.feed("\r5/6", emit);
   EXPECT_EQ(splitter.take_progress(), "5/6");
   splitter.feed("\r6/6\n", emit);  // the text has changed since it was shown
@@ -131,14 +133,15 @@ TEST(LineSplitter, WhatWasFlushedStaysWhenTheLineStartsAnew) {
   lines.feed("10%");
   lines.flush();
   lines.feed("\r20%");
-  lines.flush();  // a line that rewrites itself is progress
+  lines.flush();  // a line that rewrites itself counts as progress
   EXPECT_EQ(lines.lines(), (Lines{"10%"}));
   EXPECT_EQ(lines.splitter().take_progress(), "20%");
   lines.feed("\r30%\n");
   EXPECT_EQ(lines.finish(), (Lines{"10%", "30%"}));
 }
 
-// For any bytes in any pieces the lines are the same, and no piece exceeds the limit.
+// The lines must be the same however the bytes are divided into pieces, and no piece may exceed the
+// limit.
 TEST(LineSplitter, DoesNotDependOnHowTheBytesArrive) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
@@ -164,7 +167,7 @@ TEST(LineSplitter, DoesNotDependOnHowTheBytesArrive) {
 
 class LineTailTest : public ::testing::Test {
  protected:
-  // Writes a line of a worker that is shown on `output`.
+  // Writes a line of a worker whose output is shown on `output`.
   void write(BufferedOutput& output, const std::string& line) {
     output.append_line("", line);
     tail_.add({.bytes = line}, output);

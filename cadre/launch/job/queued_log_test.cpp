@@ -1,4 +1,4 @@
-// Lines that the launcher's log keeps, drops and counts.
+// Tests which lines the launcher's log keeps, drops and counts.
 #include "cadre/launch/job/queued_log.h"
 
 #include <gtest/gtest.h>

@@ -17,7 +17,7 @@ namespace {
 using Sizes = std::vector<ParameterSize>;
 
 TEST(BucketLayout, FillsTheFirstBucketToItsCapThenTheOthers) {
-  const Sizes sizes(6, {.sizes = {25}});  // 100 bytes each
+  const Sizes sizes(6, {.sizes = {25}});  // each bucket holds 100 bytes
   const std::vector<int64_t> order = {5, 4, 3, 2, 1, 0};
   const BucketLayout layout = plan_bucket_layout(sizes, order, {.first_bytes = 100, .bytes = 200});
   EXPECT_EQ(layout.to_string(), "float32:5;float32:4,3;float32:2,1;float32:0");

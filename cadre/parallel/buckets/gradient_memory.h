@@ -28,7 +28,7 @@ struct ShardedBucketSize {
   shard::FlatBuffer gradients = {};  // the part that this rank keeps, its shard
   at::ScalarType reduce_dtype = at::kFloat;
 
-  // Whether the result of a reduction may be written to the gradients directly.
+  // Returns whether the result of a reduction may be written to the gradients directly.
   bool is_reduced_in_place() const { return reduce_dtype == gradients.dtype; }
   shard::FlatBuffer output() const { return {.numel = gradients.numel, .dtype = reduce_dtype}; }
 };

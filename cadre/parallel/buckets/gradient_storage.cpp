@@ -56,12 +56,13 @@ void GradientStorage::set_layout(BucketLayout layout) {
 
 void write_gradient(const at::Tensor& target, const at::Tensor& gradient, double factor) {
   if (factor == 0.0) {
-    target.zero_();  // the mean over no samples may be NaN, and so would zero times it
+    target.zero_();  // a mean over no samples may be NaN, and zero times NaN is NaN
   } else if (factor == 1.0) {
     copy_gradient(target, gradient);
   } else if (gradient.scalar_type() == target.scalar_type()) {
     at::Tensor out = target;
-    // A 0-dim double does not promote the result, and a bfloat16 weight would not sum to one.
+    // A 0-dim double does not promote the dtype of the result. With a weight in bfloat16, the
+    // weights of the ranks would not sum to one.
     at::mul_out(out, gradient, at::scalar_tensor(factor, at::kDouble));
   } else {
     target.copy_(gradient);  // copied first, so that the product is rounded in the target's dtype

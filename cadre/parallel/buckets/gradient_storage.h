@@ -44,7 +44,7 @@ class CADRE_EXPORT GradientStorage {
   const BucketLayout& layout() const { return layout_; }
   size_t num_buckets() const { return layout_.buckets.size(); }
   size_t bucket_of(size_t parameter) const { return bucket_of_[parameter]; }
-  // Whether the layout will not change any more.
+  // Returns whether the layout is final.
   bool is_learned() const { return is_learned_; }
   // Brings the buckets into the order in which gradients become ready. `order`: a permutation of
   // the parameters, the same on all ranks. Called between passes.
@@ -62,8 +62,8 @@ class CADRE_EXPORT GradientStorage {
   size_t num_launched() const { return num_launched_; }
   // The number of buckets that launch_next() launches; reduce_last() reduces the others.
   virtual size_t num_early_buckets() const = 0;
-  // The number of these that are launched during backward, each when its parameters have been
-  // placed.
+  // The number of early buckets that are launched during backward, each when its parameters have
+  // been placed.
   virtual size_t num_eager_buckets() const { return num_early_buckets(); }
   virtual void launch_next() = 0;
   virtual bool is_last_launched() const = 0;
@@ -80,10 +80,11 @@ class CADRE_EXPORT GradientStorage {
   virtual void settle_unused(size_t parameter, const Usage& usage) = 0;
   virtual void end_pass() = 0;
   // Issues the operations for which the other ranks wait, and does not wait for their end. The pass
-  // is an error on all ranks, so the values do not matter, except for a trailer that is not
-  // launched yet.
+  // ends with an error on all ranks, so the values do not matter, except for those of a trailer
+  // that is not launched yet.
   virtual void abandon() = 0;
-  // Waits for what is left of a pass that ended by an exception. Called before the next pass.
+  // Waits for the operations that are left of a pass which ended by an exception. Called before the
+  // next pass.
   virtual void settle_abandoned() = 0;
 
   // Called when a backward without reduction has added to parameter.grad().

@@ -11,7 +11,7 @@
 namespace cadre {
 
 // Moves the storage of `flat`, and so every tensor in it, to a copy of its memory. Returns a tensor
-// with the sizes and strides of `flat` in the memory itself, whose address other ranks may know
+// with the sizes and strides of `flat` in the memory itself, which other ranks may access
 // (symmetric memory). Local to this rank.
 at::Tensor take_memory_back(const at::Tensor& flat);
 

@@ -65,8 +65,9 @@ void RefusedGradients::install() {
   are_installed_ = true;
 }
 
-// Also true for a detach() of the refused gradient, which remains after a zero_grad() that failed.
-// Compares the storages by address: at::Tensor::is_alias_of() reads them, which throws.
+// Also returns true for a detach() of the refused gradient, which remains after a zero_grad() that
+// failed. Compares the storages by address, because at::Tensor::is_alias_of() reads them, which
+// throws.
 bool RefusedGradients::is_refused(size_t parameter) const {
   const at::Tensor& gradient = parameters_[parameter].grad();
   if (!gradient.defined() || refused_.empty()) return false;

@@ -22,7 +22,7 @@ class RefusedGradients {
  public:
   struct Owner {
     std::string place;   // the wrapper and the rank, with which the sentence begins
-    std::string remedy;  // what to make the optimizer from
+    std::string remedy;  // the tensors to make the optimizer from
   };
   struct Events {
     // remove() calls this for each parameter whose refused gradient the program has cleared.
@@ -37,13 +37,13 @@ class RefusedGradients {
   RefusedGradients(const RefusedGradients&) = delete;
   RefusedGradients& operator=(const RefusedGradients&) = delete;
 
-  // Gives each parameter that has no gradient one that throws when it is touched.
+  // Gives each parameter without a gradient one that throws on any access.
   void install();
   // Removes the refused gradients. A backward calls this itself before it adds to a gradient.
   void remove();
   // Removes the refused gradients without calling on_cleared.
   void discard();
-  // Whether the parameter's gradient is a refused one, which throws when it is touched.
+  // Returns whether the parameter's gradient is a refused one, which throws on any access.
   bool is_refused(size_t parameter) const;
 
  private:

@@ -70,7 +70,8 @@ void ReplicatedGradients::on_begin_pass() {
   }
 }
 
-// Autograd adds to such a gradient in place, so whoever else holds it sees the changes anyway.
+// Autograd adds to such a gradient in place, so every other holder of it sees the change in any
+// case.
 bool ReplicatedGradients::is_in_use(size_t parameter) const {
   return parameters_[parameter].tensor.grad().is_same(buffers_.views[parameter]);
 }
@@ -141,7 +142,8 @@ void ReplicatedGradients::place(size_t parameter) {
   if (!is_in_place) gradient = view;
 }
 
-// Averaging equal values may round, so a copy keeps the bits of a gradient that no rank touches.
+// Averaging equal values may round, so the bits of a gradient that no rank changes are kept in a
+// copy.
 void ReplicatedGradients::place_unused(size_t parameter) {
   const at::Tensor& gradient = parameters_[parameter].tensor.grad();
   if (gradient.defined()) {

@@ -71,7 +71,8 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
 
   void on_begin_pass() override;
   Buffers allocate(const BucketLayout& layout);
-  // Whether the program still holds memory of a gradient that it has removed from its parameter.
+  // Returns whether the program still holds memory of a gradient that it has removed from its
+  // parameter.
   bool is_handed_out(size_t bucket) const;
   bool is_in_use(size_t parameter) const;
   void take_back(size_t bucket);

@@ -178,7 +178,8 @@ void ShardedGradients::slice_gradients(const Bucket& bucket) {
   const int rank = groups_.shard.rank();
   for (const size_t parameter : bucket.parameters) {
     Slot& slot = slots_[parameter];
-    // For autograd it is no view: the optimizers' zero_grad() calls detach_(), which refuses views.
+    // For autograd this tensor is no view: the optimizers' zero_grad() calls detach_(), which
+    // throws for views.
     slot.gradient =
         bucket.gradients
             .narrow(0, flat.offset_in_shard(slot.place, rank), flat.range(slot.place, rank).size())
@@ -217,7 +218,7 @@ void ShardedGradients::begin_arrival(size_t parameter) {
   if (!is_in_pass_) unreduced_.review(parameter);
 }
 
-// A refusal is thrown in the middle of the pass, so that all ranks learn of it.
+// An error is thrown in the middle of the pass, so that all ranks learn of it.
 void ShardedGradients::place(size_t parameter) {
   unreduced_.throw_if_changed();
   is_ready_[parameter] = true;
@@ -231,7 +232,7 @@ void ShardedGradients::end_pass() {
 void ShardedGradients::launch_next() {
   const at::NoGradGuard no_grad;
   Bucket& bucket = buckets_[num_launched_];
-  bucket.flat->check_written();  // checked while all ranks can still learn of it
+  bucket.flat->check_written();  // checked here, because all ranks can still learn of the error
   const at::Tensor buffer = free_buffer(bucket).narrow(0, 0, bucket.flat->layout().numel());
   take(bucket, buffer);
   const at::Tensor output = output_for(bucket);
@@ -327,8 +328,9 @@ bool ShardedGradients::is_whole(const Bucket& bucket) const {
   });
 }
 
-// Called before a gradient is written that the leaf no longer has. Gives the gradient new memory if
-// the program has kept it from an earlier step, so that the kept gradient stays unchanged.
+// Called before a gradient is written to memory that is no longer the leaf's gradient. If the
+// program has kept that memory as a gradient of an earlier step, the new gradient gets other
+// memory, so that the kept one stays unchanged.
 void ShardedGradients::leave_held_memory(Slot& slot) {
   if (!is_held(slot)) return;
   const std::shared_ptr<FileMemory> files = FileMemory::of(slot.leaf);

@@ -84,8 +84,8 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     std::function<void(size_t unit)> on_unit_taken = {};
     // Called when a pass begins.
     std::function<void()> on_pass = {};
-    // Whether the program may not change the values of a shard, as a step does, while gradients are
-    // not reduced; replicated gradients have the same rule.
+    // Whether a change of a shard's values, as a step makes it, is refused while gradients are not
+    // reduced. Replicated gradients have the same rule.
     bool refuses_changed_values = false;
     // Called when the program has cleared gradients that were accumulated and not reduced yet.
     std::function<void()> on_cleared = {};

@@ -1,5 +1,5 @@
-// Sharded gradients without a reducer. The gradients are made by hand, over one axis of ranks and
-// over two.
+// Tests ShardedGradients without a reducer. The tests set the gradients themselves, over one axis
+// of ranks and over two.
 #include "cadre/parallel/buckets/sharded_gradients.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ using testing::require;
 using testing::run_groups;
 using torch::Tensor;
 
-// Units with parameters; frozen parameters have "frozen" in their names.
+// A model of several units; a parameter with "frozen" in its name is frozen.
 struct Model {
   std::vector<std::shared_ptr<shard::FlatParameters>> units;
   std::vector<NamedTensor> trained;
@@ -60,7 +60,7 @@ Model make_model(const std::vector<UnitOf>& units, const wrap::LocatedGroup& gro
 const std::vector<UnitOf> kUnits = {
     {{{"a", 15}, {"frozen.b", 4}, {"c", 40}}}, {{{"frozen.d", 9}}}, {{{"e", 3}, {"f", 21}}}};
 
-// Returns a parameter's gradient on a rank; ranks and elements differ.
+// Returns the gradient of a parameter on a rank. It differs between ranks and between elements.
 Tensor gradient_of(const NamedTensor& parameter, int rank, at::ScalarType dtype = torch::kFloat) {
   const double base = 100.0 * parameter.name[0] + 7.0 * rank;
   return (torch::arange(parameter.tensor.numel(), torch::kDouble) * (rank + 1) + base).to(dtype);
@@ -73,7 +73,8 @@ void set_gradients(const Model& model, int rank, at::ScalarType dtype = torch::k
   }
 }
 
-// Runs a pass in which every gradient is placed, except those that is_used leaves out.
+// Runs a pass in which every parameter gets a gradient, except those for which is_used returns
+// false.
 void run_pass(
     ShardedGradients& storage, const GradientStorage::Combination& combination,
     const std::function<bool(size_t)>& is_used = [](size_t) { return true; }) {
@@ -115,7 +116,7 @@ void require_shards(const Model& model, int shard_rank,
   }
 }
 
-// Returns the mean of values whose sums have no rounding.
+// Returns the mean over ranks. The values are chosen so that no sum is rounded.
 Tensor mean_over(const NamedTensor& parameter, int world_size) {
   Tensor sum = torch::zeros({parameter.tensor.numel()}, torch::kDouble);
   for (int rank = 0; rank < world_size; ++rank) {
@@ -157,7 +158,7 @@ TEST(ShardedGradients, WeightsAreAppliedBeforeTheSum) {
       Tensor tensor = parameter.tensor;
       tensor.mutable_grad() = torch::full_like(tensor, world.rank() == 0 ? NAN : 8.0);
     }
-    // Ranks without samples have the weight 0, and their mean is NaN.
+    // Rank 0 has no samples: its weight is 0, and its mean is NaN.
     const std::vector<double> weights = {0, 0.25, 0.25, 0.5};
     run_pass(storage, {.factor = weights[world.rank()], .op = ReduceOp::kSum});
     require_shards(model, world.rank(), [](const NamedTensor& parameter) {
@@ -167,8 +168,8 @@ TEST(ShardedGradients, WeightsAreAppliedBeforeTheSum) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// On 2 x 2 and 2 x 4 ranks the result is the mean over both axes, also if it is added to earlier
-// gradients.
+// On 2 x 2 and 2 x 4 ranks the gradient is the mean over both axes of the mesh, also if it is added
+// to an earlier gradient.
 TEST(ShardedGradients, ReplicasOfTheShardsAreAveragedToo) {
   for (const int num_shards : {2, 4}) {
     const auto result = run_groups(2 * num_shards, [num_shards](const ProcessGroup& world) {
@@ -190,7 +191,8 @@ TEST(ShardedGradients, ReplicasOfTheShardsAreAveragedToo) {
         storage.zero_grad(/*set_to_none=*/true);
       };
       expect_passes(2);
-      // One rank leaves a pass halfway; the others end it with values that are dropped.
+      // One rank leaves a pass halfway. The other ranks end the pass, and its gradients are
+      // dropped.
       set_gradients(model, world.rank());
       if (world.rank() == 0) {
         storage.begin_pass({});
@@ -213,7 +215,7 @@ TEST(ShardedGradients, ReplicasOfTheShardsAreAveragedToo) {
   }
 }
 
-// In bfloat16, which has 8 bits, 256 + 1 would be 256 again.
+// The sum must be formed in float32: bfloat16 has 8 significant bits, in which 256 + 1 is 256.
 TEST(ShardedGradients, LowPrecisionGradientsAreSummedInFullPrecision) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const Model model = make_model(kUnits, world, {.compute_dtype = torch::kBFloat16});
@@ -259,7 +261,7 @@ TEST(ShardedGradients, AnUnusedParameterContributesZerosAndIsSettledLater) {
                              {.trailer_numel = 1});
     for (const bool has_gradient : {false, true}) {
       const double before = has_gradient ? 5 : 0;
-      // Only rank 0 uses "b".
+      // Only rank 0 uses parameter "b".
       set_gradients(model, world.rank());
       if (world.rank() == 1) {
         Tensor tensor = model.trained[1].tensor;
@@ -328,7 +330,8 @@ TEST(ShardedGradients, BucketsMoveIntoTheOrderOfReadiness) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Buckets of the last units are reduced at the end of backward, however early they are ready.
+// The buckets of the last units are reduced at the end of backward, even if their gradients are
+// ready early.
 TEST(ShardedGradients, BucketsOfLateUnitsStayLast) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const Model model = make_model({{{{"a", 4}}}, {{{"b", 8}}}, {{{"c", 1}}}}, world);
@@ -369,7 +372,8 @@ TEST(ShardedGradients, ABufferIsNotFilledBeforeItsReductionHasEnded) {
 }
 
 // The ranks of a replicate group belong to different shard groups, one of which may have failed. A
-// rank of that group calls the same operations as the others until they learn of the failure.
+// rank of the failed group still calls the operations that the other ranks call, until they learn
+// of the failure.
 TEST(ShardedGradients, AFailedScatterLeavesOutNoReductionOverReplicas) {
   std::vector<std::string> expected;
   for (const int failing : {0, 1, 2, 3}) {
@@ -397,7 +401,7 @@ TEST(ShardedGradients, AFailedScatterLeavesOutNoReductionOverReplicas) {
       storage.abandon();
       static_cast<void>(testing::failure_of([&] { storage.settle_abandoned(); }));
     }
-    replicate.group().barrier();  // runs operations that were issued and not waited for
+    replicate.group().barrier();  // waits for all operations that were issued
     std::vector<std::string> log = replicate.log();
     log.pop_back();
     if (failing == 0) expected = log;

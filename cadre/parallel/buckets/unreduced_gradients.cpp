@@ -64,7 +64,7 @@ void UnreducedGradients::end(size_t parameter) {
   }
 }
 
-// Leaves a refused gradient alone, because it counts as no gradient.
+// Does not touch a refused gradient, because it counts as no gradient.
 void UnreducedGradients::drop(size_t parameter) {
   if (!shards_.is_refused(parameter)) parameters_[parameter].tensor.mutable_grad().reset();
   end(parameter);
@@ -78,7 +78,8 @@ UnreducedGradients::Shown UnreducedGradients::shown(size_t parameter) const {
       wrap::version_of(gradient) == local.version) {
     return Shown::kUnchanged;
   }
-  // An empty shard counts as cleared here; the owners of other parts of the parameter see a change.
+  // An empty shard counts as cleared here. A change shows on the owners of the other parts of the
+  // parameter.
   const bool is_cleared = has_only_zeros(gradient) && !gradient.signbit().any().item<bool>();
   return is_cleared ? Shown::kCleared : Shown::kChanged;
 }
@@ -133,7 +134,7 @@ void UnreducedGradients::set_changed(size_t parameter, const std::string& what,
   changed_ = parameter;
 }
 
-// The next review drops what a backward that failed has left.
+// The next review() drops the gradients that a failed backward has left.
 void UnreducedGradients::check_complete(size_t parameter) const {
   const Local& local = locals_[parameter];
   if (!parameters_[parameter].tensor.grad().defined() || shards_.is_refused(parameter)) return;

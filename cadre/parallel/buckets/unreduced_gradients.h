@@ -40,7 +40,7 @@ class UnreducedGradients {
     // Returns the tensor that becomes the shard's gradient if that is undefined; values do not
     // matter.
     std::function<at::Tensor(size_t)> memory;
-    // Whether the parameter's gradient is one that throws when it is touched.
+    // Returns whether the parameter's gradient is a refused one, which throws on any access.
     std::function<bool(size_t)> is_refused;
     bool refuses_changed_values;
     // Called when the program has cleared a gradient that was kept.
@@ -55,19 +55,20 @@ class UnreducedGradients {
   void end(size_t parameter);
   // Removes the gradient.
   void drop(size_t parameter);
-  // Whether a backward has added to the gradient since it was kept or taken.
+  // Returns whether a backward has added to the gradient since it was kept or taken.
   bool is_arriving(size_t parameter) const { return locals_[parameter].is_arriving; }
 
-  // Called before a backward adds to the gradient: keeps what the program has assigned, drops what
-  // the program has cleared, and drops what a backward has left that ended by an exception.
+  // Called before a backward adds to the gradient: keeps a gradient that the program has assigned,
+  // and drops one that the program has cleared or that a backward has left which ended by an
+  // exception.
   void review(size_t parameter);
   // Calls review() for every parameter except this one.
   void review_all(std::optional<size_t> except);
   // Throws if a review has found that the program has changed the gradient of a shard without
   // clearing it, or has written to a shard while its gradient was kept.
   void throw_if_changed();
-  // Throws if the shard's gradient lacks a gradient of this rank that waits for its reduction.
-  // Called before a step, or before anything else that reads the shard's gradient.
+  // Throws if the shard's gradient does not yet include a gradient of this rank that waits for its
+  // reduction. Called before a step, or before another function that reads the shard's gradient.
   void check_complete(size_t parameter) const;
 
  private:

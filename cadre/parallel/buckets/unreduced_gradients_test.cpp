@@ -1,6 +1,6 @@
-// Full gradients that no pass has taken yet, and what the program does meanwhile to them and to the
-// gradients of the shards. Gradients come from backwards that begin at the parameter itself, so no
-// value of the parameter is read.
+// Tests full gradients that no pass has reduced yet, and what happens if the program meanwhile
+// changes them or the gradients of the shards. Gradients come from backwards that begin at the
+// parameter itself, so no value of the parameter is read.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -25,7 +25,7 @@ using torch::Tensor;
 
 constexpr int64_t kNumel = 40;
 
-// Two parameters in one bucket, on each rank of a group.
+// Holds two parameters in one bucket, on each rank of a group.
 struct Shards {
   explicit Shards(const ProcessGroup& world, const std::optional<Tensor>& earlier = {})
       : parameters(make_parameters(earlier)),
@@ -46,7 +46,7 @@ struct Shards {
   }
 
   Tensor values(size_t i) const { return unit->values(i); }
-  // Accumulates like a backward that computes this gradient.
+  // Accumulates a gradient into parameter i, as a backward does.
   void arrive(size_t i, double gradient) const {
     parameters[i].tensor.backward(torch::full({kNumel}, gradient));
   }
@@ -58,8 +58,8 @@ struct Shards {
     size_t parameter;
     double gradient;
   };
-  // Runs a backward that reduces. just_touched: its first arrival, before an output of the wrapper
-  // was reached.
+  // Runs a backward that reduces. just_touched: the backward reached this parameter before it
+  // reached an output of the wrapper.
   void pass(const std::vector<Arrival>& arrivals = {},
             std::optional<Arrival> just_touched = {}) const {
     if (just_touched) arrive(just_touched->parameter, just_touched->gradient);
@@ -119,7 +119,8 @@ TEST(LocalShardGradients, OfEachParameterGoWithItsOwnShard) {
   }
 }
 
-// The next backward may add to the parameter before anything else is noticed.
+// The first gradient of a backward may arrive before an output of the wrapper is reached. Gradients
+// that the program has cleared must be dropped by then.
 TEST(LocalShardGradients, AreDroppedBeforeABackwardAddsToThem) {
   on_two_ranks([](const ProcessGroup& world) {
     const Shards shards(world);
@@ -145,7 +146,7 @@ TEST(LocalShardGradients, AChangeOfTheShardsGradientIsRefusedInThePass) {
         shards.accumulate(0, 10);
         Tensor gradient = shards.values(0).grad();
         change(gradient);
-        // The rank without elements of the parameter cannot see the change.
+        // The rank that owns no element of the parameter cannot see the change.
         if (gradient.numel() == 0) {
           shards.pass();
         } else {
@@ -179,7 +180,7 @@ TEST(LocalShardGradients, GradientsFromBeforeCountUntilTheyAreCleared) {
 TEST(LocalShardGradients, WhatAFailedBackwardHasLeftDoesNotCount) {
   on_two_ranks([](const ProcessGroup& world) {
     const Shards shards(world);
-    shards.arrive(0, 100);  // then the backward throws
+    shards.arrive(0, 100);  // the backward throws after this gradient
     shards.arrive(1, 100);
     shards.pass({{0, 2}, {1, 2}});
     for (const size_t i : {0, 1}) shards.require_gradient(i, 2);
@@ -208,7 +209,8 @@ TEST(LocalShardGradients, WhatTheProgramAssignsCounts) {
     const Shards shards(world);
     for (int step = 0; step < 2; ++step) {
       Tensor parameter = shards.parameters[0].tensor;
-      // This leaves no gradient, although the parameter's hooks run.
+      // autograd::grad() leaves no gradient in the parameter, although it runs the parameter's
+      // hooks.
       torch::autograd::grad({parameter}, {parameter}, {torch::ones({kNumel})});
       parameter.mutable_grad() = torch::full({kNumel}, 8.0 * (1 + shards.rank));
       shards.pass();
@@ -218,7 +220,7 @@ TEST(LocalShardGradients, WhatTheProgramAssignsCounts) {
   });
 }
 
-// The program may keep the tensor, another one that shares its memory, or a part.
+// The program may keep the gradient's tensor itself, an alias of it, or a view of a part of it.
 TEST(LocalShardGradients, AGradientThatTheProgramKeepsStaysAsItIs) {
   for (const bool is_accumulated : {false, true}) {
     on_two_ranks([is_accumulated](const ProcessGroup& world) {
@@ -246,7 +248,7 @@ TEST(LocalShardGradients, AGradientThatTheProgramKeepsStaysAsItIs) {
         step(4);
         require(shards.values(0).grad().const_data_ptr() == memory, "used again");
       }
-      // One of the two gradients is cleared.
+      // The program clears one of the two gradients.
       const Tensor first = shards.values(0).grad();
       shards.values(0).mutable_grad().reset();
       step(5);
@@ -257,7 +259,8 @@ TEST(LocalShardGradients, AGradientThatTheProgramKeepsStaysAsItIs) {
   }
 }
 
-// Only the number of owners of the memory shows that a part of one gradient is kept.
+// The program keeps a view of a part of one gradient. Only the reference count of the storage shows
+// that.
 TEST(LocalShardGradients, APartOfOneGradientThatTheProgramKeepsStaysAsItIs) {
   for (const size_t kept_of : {0, 1}) {
     for (const bool are_all_cleared : {true, false}) {
@@ -266,8 +269,8 @@ TEST(LocalShardGradients, APartOfOneGradientThatTheProgramKeepsStaysAsItIs) {
         shards.pass({{0, 1}, {1, 1}});
         double other = 1;
         for (int step = 2; step <= 4; ++step) {
-          // The kept tensor is a part of an alias, because autograd keeps the tensor of which a
-          // view is made.
+          // The program keeps a part of an alias, because a view holds the tensor of which it was
+          // made.
           const Tensor alias = shards.values(kept_of).grad().detach();
           const Tensor kept = alias.narrow(0, 0, alias.numel() / 2);
           if (are_all_cleared) shards.storage->zero_grad(/*set_to_none=*/true);
@@ -284,8 +287,7 @@ TEST(LocalShardGradients, APartOfOneGradientThatTheProgramKeepsStaysAsItIs) {
   }
 }
 
-// A parameter with an earlier gradient that no step uses still has a gradient when the guards are
-// removed.
+// A parameter that no step uses keeps its earlier gradient, also when the guards are removed.
 TEST(LocalShardGradients, EndWithAGradientThatIsNoRefusedOne) {
   on_two_ranks([](const ProcessGroup& world) {
     {

@@ -1,5 +1,6 @@
-// A step that one rank leaves out, in a model with buffers: the other ranks' backward meets its
-// next forward, which begins with a broadcast, and the error must say so.
+// Tests a model with buffers in which one rank leaves out a backward. The backward of the other
+// ranks then meets the next forward of this rank, which begins with a broadcast; the error must
+// name the cause.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -87,7 +88,7 @@ TEST(DdpBuffersStepTest, ACallOfMeanOverRanksOnOneRankOnlyIsLocatedToo) {
   EXPECT_THAT(result.ranks[1].output, HasSubstr("in the backward() after its forward 1: "));
 }
 
-// A refusal of a dtype that no group moves does not mention the order of calls.
+// The error for a dtype that no group can reduce does not blame the order of calls.
 TEST(DdpBuffersStepTest, OtherRefusalsDoNotSpeakOfSteps) {
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& out) {
     const auto linear = std::make_shared<torch::nn::LinearImpl>(3, 2);

@@ -1,5 +1,5 @@
-// Tests which forwards a pass carries: a difference between ranks is an error in that very pass,
-// and the weight of a rank comes from the samples of those forwards alone.
+// Tests which forwards belong to the pass of a backward. If they differ between ranks, that pass
+// throws; and the weight of a rank is computed from the samples of these forwards alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -94,7 +94,8 @@ TEST(DdpCarriedForwards, TheNewerOfTwoForwardsLeftOutIsAnErrorInThatStep) {
     const Tensor b = model(rows_of(1, 10)).mean();
     output = failure_of([&] { (rank == 0 ? a : a + b).backward(); });
     if (output.empty()) output = format("gradient {}", model->gradient());
-    // The error stays, although the ranks could now have the same number of waiting forwards.
+    // The error stays, although both ranks could now have the same number of forwards without a
+    // backward.
     if (rank == 1) model(rows_of(1, 1));
     require(failure_of([&] { model(rows_of(1, 1)).mean().backward(); }) != "", "went on");
   });
@@ -104,11 +105,11 @@ TEST(DdpCarriedForwards, TheNewerOfTwoForwardsLeftOutIsAnErrorInThatStep) {
   }
 }
 
-// Each rank leaves out one of three forwards, but not the same one.
+// Each rank leaves out the backward of one of three forwards, but not of the same one.
 TEST(DdpCarriedForwards, DifferentForwardsLeftOutAreAnErrorThoughTheirNumberIsEqual) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
     model(rows_of(1, 1)).mean().backward();
-    model(rows_of(1, 1));  // all ranks leave it out
+    model(rows_of(1, 1));  // all ranks leave out this forward's backward
     model->zero_grad();
     const Tensor a = model(rows_of(1, 1)).mean();
     const Tensor b = model(rows_of(1, 10)).mean();
@@ -181,7 +182,8 @@ TEST(DdpCarriedForwards, AnAccumulationThatIsClearedNoLongerWeighs) {
       expect_gradient(model, 2);
       model->zero_grad();
     }
-    // Gradients are cleared between forward and backward, and before a call without a backward.
+    // The program clears the gradients between forward and backward, or before a call without a
+    // backward.
     for (const bool set_to_none : {true, false}) {
       const auto guard = model.no_sync();
       model(rows_of(rank == 0 ? 8 : 1, 1)).mean().backward();
@@ -217,7 +219,7 @@ TEST(DdpCarriedForwards, GradientsChangedByHandKeepTheirSamples) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// c balances the shares of a and b in a sum over all waiting forwards.
+// The forward c has shares that cancel those of a and b in a sum over all waiting forwards.
 TEST(DdpCarriedForwards, UnlikeSharesAreRefusedWhateverElseWaits) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
     const Tensor a = model(rank == 0 ? rows_of(8, 1) : rows_of(4, 4)).mean();
@@ -226,7 +228,7 @@ TEST(DdpCarriedForwards, UnlikeSharesAreRefusedWhateverElseWaits) {
     output = failure_of([&] { (a + b).backward(); });
     if (output.empty()) output = format("gradient {}", model->gradient());
     model->zero_grad();
-    c.backward();  // all ranks go on
+    c.backward();  // all ranks run this backward
     expect_gradient(model, 0);
   });
   ASSERT_TRUE(result.ok()) << result.failures();
@@ -241,7 +243,8 @@ TEST(DdpCarriedForwards, AForwardThatAllLeftOutHasNoPartInTheWeight) {
     output = failure_of([&] { (a + b).backward(); });
     if (output.empty()) output = format("gradient {}", model->gradient());
     model->zero_grad();
-    // The shares are equal, but the ranks had unequal shares of a forward that they left out.
+    // The ranks have equal shares of this pass, but had unequal shares of a forward without a
+    // backward.
     model(rows_of(rank == 0 ? 10 : 1, 1));
     const Tensor c = model(rows_of(4, 1)).mean();
     const Tensor d = model(rows_of(8, 1)).mean();
@@ -252,7 +255,7 @@ TEST(DdpCarriedForwards, AForwardThatAllLeftOutHasNoPartInTheWeight) {
   for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
 }
 
-// More forwards than the first message of a pass has room for.
+// There are more forwards than fit into the first message of a pass.
 TEST(DdpCarriedForwards, EveryOneOfManyForwardsIsCompared) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
     const auto sum_of_20 = [&](int64_t rows_of_the_first) {
@@ -303,8 +306,8 @@ TEST(DdpCarriedForwards, SeveralForwardsAfterAnAccumulationNeedItsShares) {
   for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
 }
 
-// The pass does not reach the penalised forward through its output, so the share of that forward
-// must equal the pass's.
+// The backward does not reach the penalised forward through its output, so the rank's share of that
+// forward must equal its share of the pass.
 TEST(DdpCarriedForwards, APenaltyOnAForwardOfAnotherShareIsRefused) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
     const auto critic_step = [&](int64_t penalised_rows) {
@@ -326,8 +329,8 @@ TEST(DdpCarriedForwards, APenaltyOnAForwardOfAnotherShareIsRefused) {
   for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
 }
 
-// Keeps the tensor from which its output is computed: the backward of a loss of that tensor does
-// not pass the output.
+// Keeps the tensor from which its output is computed. A backward that starts at this tensor does
+// not go through the output.
 struct Tapped : torch::nn::Module {
   Tapped() { weight = register_parameter("weight", torch::ones({1}, torch::kDouble)); }
   Tensor forward(const Tensor& x) {
@@ -337,7 +340,8 @@ struct Tapped : torch::nn::Module {
   Tensor weight, hidden;
 };
 
-// The backward may belong to any waiting forward, so the share of each must equal the pass's.
+// The backward may belong to any waiting forward, so the rank's share of each of them must equal
+// its share of the pass.
 TEST(DdpCarriedForwards, ABackwardPastTheOutputsNeedsOneShareOfAllThatWait) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     const bool is_first = group.rank() == 0;
@@ -364,7 +368,7 @@ TEST(DdpCarriedForwards, ABackwardPastTheOutputsNeedsOneShareOfAllThatWait) {
 
 TEST(DdpCarriedForwards, APenaltyAloneHasTheWeightOfItsOwnForward) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string&) {
-    model(rows_of(rank == 0 ? 7 : 1, 1));  // all ranks leave it out
+    model(rows_of(rank == 0 ? 7 : 1, 1));  // all ranks leave out this forward's backward
     const Tensor x = rows_of(rank == 0 ? 3 : 1, 1).requires_grad_(true);
     const Tensor slope = torch::autograd::grad({model(x).sum()}, {x}, {}, /*retain_graph=*/true,
                                                /*create_graph=*/true)[0];

@@ -1,5 +1,6 @@
-// A module that changes after it was wrapped: every change that would leave gradients unreduced is
-// refused at the next forward, by name; and a parameter is frozen on all ranks or on none.
+// Tests a module that changes after it was wrapped. Every change that would leave gradients
+// unreduced is refused at the next forward, with the parameter's name. A parameter must be frozen
+// on all ranks or on none.
 #include <memory>
 #include <string>
 #include <vector>
@@ -81,7 +82,7 @@ TEST_P(DdpChanges, AreNamedAtTheNextForwardAndWrappingAgainIsRight) {
     EXPECT_THAT(error, HasSubstr("Wrap the module again"));
     if (!GetParam().still_runs) return;
     const torch::NoGradGuard no_grad;
-    model(input());  // evaluation reduces nothing, so it may go on
+    model(input());  // evaluation reduces nothing, so it is not refused
   }
   net->zero_grad();
   DistributedDataParallel again{net, peers.group()};
@@ -112,7 +113,7 @@ TEST(DdpChanges, AWorldOfOneTakesEveryChange) {
   }
 }
 
-// One of three ranks; the gradient of each rank is its number + 1.
+// The model of one of three ranks. Its gradient is the rank's number + 1.
 class Freezing {
  public:
   explicit Freezing(const ProcessGroup& group)

@@ -1,6 +1,6 @@
-// Models and losses that contain a differentiable collective, under the default weighting: right
-// for equal shares, refused on all ranks for unequal ones, and right with the remedy that the error
-// names.
+// Tests models and losses that contain a differentiable collective, under the default weighting:
+// gradients are right for equal shares, unequal shares are refused on all ranks, and the remedy
+// that the error names gives right gradients.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -26,7 +26,7 @@ namespace nn = torch::nn;
 
 constexpr auto kDouble = torch::kDouble;
 
-// Adds to each row the sum of all ranks' rows.
+// A layer that adds to each row the sum of all ranks' rows.
 struct Summing : nn::Module {
   explicit Summing(const ProcessGroup& ranks) : group(ranks) {
     weight = register_parameter("weight", torch::ones({}, kDouble));
@@ -112,8 +112,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, DdpCollectives,
                                            CollectiveCase{"accumulated", true}),
                          [](const auto& test) { return test.param.name; });
 
-// A contrastive loss: the collective is between the output and the loss, so it runs before the pass
-// begins.
+// In a contrastive loss the collective lies between the output and the loss, so it runs before the
+// pass begins.
 TEST(DdpCollectiveLoss, UnequalSharesAreRefusedOnAllRanks) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
     const ProcessGroup apart = *group.split({.color = 0, .name = "loss"});
@@ -123,7 +123,7 @@ TEST(DdpCollectiveLoss, UnequalSharesAreRefusedOnAllRanks) {
     const Tensor y = model(torch::ones({1 + group.rank(), 1}, kDouble));
     const Tensor loss = y.mean() * functional::all_reduce(y.sum(), apart);
     output = failure_of([&] { loss.backward(); });
-    // A step without the collective is right, whatever ran before.
+    // A step without a collective gives the right gradient, although the step before was refused.
     model->zero_grad();
     model(torch::full({1 + group.rank(), 1}, 1.0 + group.rank(), kDouble)).mean().backward();
     require(std::abs(net->weight.grad().item<double>() - 5.0 / 3) < 1e-12, "the next step");
@@ -135,16 +135,19 @@ TEST(DdpCollectiveLoss, UnequalSharesAreRefusedOnAllRanks) {
   }
 }
 
-// Ranks 0 and 1, and ranks 2 and 3, divide a sequence: they have equal numbers of rows.
+// Ranks 0 and 1 divide a sequence, and so do ranks 2 and 3. The ranks of a pair have equal numbers
+// of rows.
 TEST(DdpCollectiveLoss, CollectivesAmongRanksOfEqualSharesAreRight) {
   const auto result = run_groups(4, [&](const ProcessGroup& group, std::string&) {
     const int part = group.rank() / 2;
     const ProcessGroup pair = *group.split({.color = part, .name = "pair"});
     const auto net = std::make_shared<Summing>(pair);
     DistributedDataParallel model{net, group};
-    const Tensor x = torch::full({1 + part}, 1.0, kDouble);  // 1 row or 2 rows on each
+    // Each rank of a pair has 1 row, or 2 rows.
+    const Tensor x = torch::full({1 + part}, 1.0, kDouble);
     model(x).mean().backward();
-    // Each of the 2 rows of the first pair gives 1 + 2, each of the 4 rows of the second 1 + 4.
+    // Each of the 2 rows of the first pair contributes 1 + 2, and each of the 4 rows of the second
+    // pair 1 + 4.
     require(std::abs(net->weight.grad().item<double>() - (2 * 3 + 4 * 5) / 6.0) < 1e-12,
             format("gradient {}", net->weight.grad().item<double>()));
     pair.close();

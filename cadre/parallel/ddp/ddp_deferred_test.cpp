@@ -17,7 +17,8 @@ TEST(DdpDeferred, HasTheValuesOfRank0) {
   torch::manual_seed(7);
   const auto plain = make();
   for (const int world_size : {1, 2}) {
-    std::mutex construction;  // the ranks share the generator of the process
+    std::mutex construction;  // serializes construction, because the ranks share the generator of
+                              // the process
     const auto result = testing::run_groups(world_size, [&](const ProcessGroup& group) {
       std::unique_lock<std::mutex> lock(construction);
       torch::manual_seed(7 + static_cast<uint64_t>(group.rank()));

@@ -1,6 +1,6 @@
-// Replicas whose parameters drift apart: a forward that writes to a weight, an optimizer's step
-// between a backward under no_sync() and the reduction, an optimizer that computes its loss a
-// different number of times on each rank, values that one rank alone writes. All ranks throw the
+// Tests replicas whose parameters drift apart, by a forward that writes to a weight, an optimizer's
+// step between a backward under no_sync() and the reduction, an optimizer that computes its loss a
+// different number of times on each rank, or values that one rank alone writes. All ranks throw the
 // same error at the next reduction; writes that are the same on all ranks are no error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ namespace nn = torch::nn;
 
 constexpr int kRanks = 3;
 
-// Every rank's output is the same sentence, apart from the rank's number.
+// Every rank has the same text in its output, apart from the rank's number.
 void expect_on_all(const testing::RanksResult& result, const std::string& text) {
   ASSERT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) {
@@ -51,7 +51,7 @@ TEST(DdpDrift, AnEmbeddingWithMaxNormOfOtherRowsIsNamedOnAllRanks) {
                              DistributedDataParallel model{net, group};
                              const Tensor rows = torch::full({2}, group.rank(), torch::kLong);
                              output = failure_of([&] { model(rows).sum().backward(); });
-                             // The replicas stay different, so the error stays.
+                             // The next backward throws, too, because the replicas still differ.
                              require(!failure_of([&] { model(rows).sum().backward(); }).empty(),
                                      "the second step");
                            }),
@@ -86,8 +86,8 @@ TEST(DdpDrift, AnEvaluationThatWritesOnOneRankIsNamedAtTheNextReduction) {
                 "has other values on rank 2 than on rank 0");
 }
 
-// One rank evaluates with averaged weights and restores the trained ones, again and again. That is
-// no drift, but a later change is.
+// One rank repeatedly evaluates with averaged weights and restores the trained ones. That is no
+// drift, but a later change is drift.
 TEST(DdpDrift, WeightsThatWerePutBackDoNotHideALaterChange) {
   expect_on_all(
       run_groups(kRanks,
@@ -162,7 +162,8 @@ TEST(DdpDrift, AStepWithGradientsOfOneRankIsNamedAtTheNextReduction) {
                 "no_sync()");
 }
 
-// A moving average that is swapped in for an evaluation between two parts of a step does this.
+// A program does this if it swaps in a moving average of the weights for an evaluation between two
+// parts of a step.
 TEST(DdpDrift, ValuesThatAreChangedAndRestoredBetweenPartsOfAStepAreNoDrift) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string&) {
     const auto net = std::make_shared<Line>();
@@ -209,7 +210,7 @@ TEST(DdpDrift, AnOptimizerThatComputesItsLossMoreOftenOnOneRankIsNamed) {
                 "a different number of times on these ranks");
 }
 
-// A linear layer of 2 x 4 and a frozen weight, both of one dtype.
+// A module with a linear layer of 2 x 4 and a frozen weight, both of one dtype.
 struct Pair : nn::Module {
   explicit Pair(at::ScalarType dtype) {
     weight = register_parameter("weight", torch::full({2, 4}, 0.5, dtype));
@@ -223,7 +224,8 @@ struct Pair : nn::Module {
 struct Change {
   at::ScalarType dtype = at::kFloat;
   GradientPlacement gradients = GradientPlacement::kReplicated;
-  int num_steps = 1;  // the number of steps within which it is noticed
+  // The change is noticed within this number of steps.
+  int num_steps = 1;
   std::function<void(Pair&)> on_rank_0;
 };
 
@@ -277,7 +279,7 @@ TEST(DdpDrift, AWriteThroughDataOnOneRankBetweenStepsIsNamed) {
   }
 }
 
-// Each pass samples another of the 8 elements.
+// Each pass compares another sample of the 8 elements.
 TEST(DdpDrift, OneElementThatDiffersIsFoundInALaterStep) {
   for (int element = 0; element < 8; ++element) {
     expect_named(

@@ -1,5 +1,5 @@
-// A model whose parameters have different dtypes: each bucket has one dtype, and gradients are the
-// mean of those that plain autograd computes for each rank.
+// Tests a model whose parameters have different dtypes. Each bucket has one dtype, and the
+// gradients are the mean of those that plain autograd computes for each rank.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -26,8 +26,8 @@ constexpr int64_t kWidth = 33;  // odd, so that pieces of a bucket are not align
 struct Type {
   const char* name;
   torch::ScalarType dtype;
-  double epsilon;   // distance of 1 to the next number
-  double smallest;  // smallest number above zero
+  double epsilon;   // the distance from 1 to the next number
+  double smallest;  // the smallest positive number
 };
 
 const std::vector<Type> kTypes = {
@@ -36,7 +36,8 @@ const std::vector<Type> kTypes = {
     {"float64", torch::kDouble, std::ldexp(1.0, -52), std::ldexp(1.0, -1074)},
     {"float16", torch::kHalf, std::ldexp(1.0, -10), std::ldexp(1.0, -24)}};
 
-// Two parameters of each dtype, two layers: the sum of tanh(x * a) * b over the used dtypes.
+// A module with two parameters of each dtype, for two layers. Returns the sum of tanh(x * a) * b
+// over the dtypes in use.
 struct Mixed : torch::nn::Module {
   Mixed() {
     for (const Type& type : kTypes) {
@@ -48,7 +49,7 @@ struct Mixed : torch::nn::Module {
       }
     }
   }
-  // `left_out`: an index of kTypes; kNone leaves out no dtype.
+  // `left_out` is an index into kTypes, or kNone to use all dtypes.
   Tensor forward(const Tensor& x, size_t first, size_t left_out) {
     Tensor sum = torch::zeros({}, torch::kDouble);
     for (size_t k = 0; k < kTypes.size(); ++k) {
@@ -109,8 +110,8 @@ void check_mean(const Tensor& parameter, const Expected& expected, const std::st
   const auto type = std::find_if(kTypes.begin(), kTypes.end(), [&](const Type& candidate) {
     return candidate.dtype == parameter.scalar_type();
   });
-  // Rounded are each rank's weighted share, each partial sum and the mean, each by at most half an
-  // epsilon of its value, or half of the smallest number.
+  // Each rank's weighted share, each partial sum and the mean are rounded. Each rounding changes a
+  // value by at most half an epsilon of it, or by half of the smallest number.
   const Tensor bound =
       (expected.absolute * type->epsilon + type->smallest) * ((kDtypeWorld + 1) / 2.0);
   const Tensor difference = (gradient.to(torch::kDouble) - expected.mean).abs();
@@ -121,7 +122,8 @@ void check_mean(const Tensor& parameter, const Expected& expected, const std::st
 class DdpDTypes : public ::testing::TestWithParam<GradientWeighting> {};
 
 TEST_P(DdpDTypes, OfOneModelAreReducedRightlyInBucketsOfTheirOwn) {
-  // Each dtype is in the first place once, so that each has the last bucket with the trailer in it.
+  // Each dtype is first in one of the runs, so that its bucket is the last one, which contains the
+  // trailer.
   for (size_t first = 0; first < kTypes.size(); ++first) {
     const std::vector<Expected> expected = expected_gradients(first, GetParam());
     const auto result =

@@ -1,4 +1,5 @@
-// The end of a wrapper and its mesh after a backward that failed: the rest of the job goes on.
+// Tests that a wrapper and its mesh can end after a backward that failed, and that the rest of the
+// job goes on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

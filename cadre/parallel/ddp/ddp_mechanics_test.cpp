@@ -1,5 +1,5 @@
-// How gradients are reduced while a backward runs, property by property, on small models with peers
-// that are a formula: what decision 0003 says is proved here.
+// Tests, property by property, how gradients are reduced while a backward runs, on small models.
+// The other ranks are simulated by a formula. These are the properties that decision 0003 claims.
 #include <torch/optim/sgd.h>
 #include <functional>
 
@@ -29,14 +29,15 @@ TEST_F(DdpMechanics, GradientsAreTheMeanWhenBackwardReturns) {
 TEST_F(DdpMechanics, GradientsLieInBucketsHoweverTheyAreZeroed) {
   auto model = wrap();
   const auto expected = local_gradients(*net_, plain_step);
-  loss_of(model(input())).backward();  // learns the layout
+  loss_of(model(input())).backward();  // this backward determines the layout
   loss_of(model(input()).mul(0)).backward();
   std::vector<void*> homes;
   for (const Tensor& p : net_->parameters()) homes.push_back(p.grad().data_ptr());
   torch::optim::SGD optimizer(net_->parameters(), 0.1);
   for (const bool set_to_none : {true, false, true, false}) {
     net_->zero_grad(set_to_none);
-    optimizer.zero_grad(set_to_none);  // calls detach_(), which refuses a view that autograd knows
+    // Calls detach_(), which throws for a view that autograd knows.
+    optimizer.zero_grad(set_to_none);
     loss_of(model(input())).backward();
     for (size_t i = 0; i < homes.size(); ++i) {
       EXPECT_EQ(net_->parameters()[i].grad().data_ptr(), homes[i]) << "set_to_none " << set_to_none;
@@ -49,7 +50,8 @@ TEST_F(DdpMechanics, BackwardAddsToReducedGradients) {
   auto model = wrap();
   loss_of(model(input())).backward();
   loss_of(model(input())).backward();
-  // The second pass averages mean + own: equal means stay, as the formula peers scale both.
+  // The second pass averages the sum of the earlier mean and this rank's new gradient. The
+  // simulated ranks scale both in the same way.
   const double f = formula_->mean_factor();
   expect_gradients(*net_, local_gradients(*net_, plain_step), f * (f + 1));
 }
@@ -63,7 +65,7 @@ TEST_F(DdpMechanics, UnusedByAllStaysUntouched) {
     EXPECT_FALSE(net_->side->weight.grad().defined());
     expect_gradients(*net_, local_gradients(*net_, plain_step), formula_->mean_factor());
   }
-  // A gradient from before keeps its bits, though the bucket around it is reduced.
+  // An earlier gradient keeps its bits, although the bucket around it is reduced.
   net_->side->weight.mutable_grad() = torch::full_like(net_->side->weight, 0.1);
   net_->first->zero_grad();
   net_->second->zero_grad();
@@ -75,7 +77,7 @@ TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
   net_->use_side = false;
   auto model = wrap();
   formula_->counts = torch::zeros({6 + 6 + 9 * kWorld}, torch::kInt);
-  formula_->counts.narrow(0, 0, 6).fill_(3);  // used by all other ranks
+  formula_->counts.narrow(0, 0, 6).fill_(3);  // all other ranks use these parameters
   loss_of(model(input())).backward();
   ASSERT_TRUE(net_->side->weight.grad().defined());
   EXPECT_TRUE(torch::equal(net_->side->weight.grad(), torch::zeros_like(net_->side->weight)));
@@ -91,11 +93,12 @@ TEST_F(DdpMechanics, APeersFlagAloneStartsTheCounts) {
   EXPECT_THAT(error, HasSubstr("rank 2 left this backward by an exception"));
 }
 
-// Both ranks leave the newer forward waiting in the first pass: the trailer alone says that.
+// On both ranks the newer forward waits in the first pass. The trailer alone is enough to agree on
+// that.
 TEST_F(DdpMechanics, EqualPositionsOfTheRanksCostNoMessage) {
   options_.weighting = GradientWeighting::kEqual;
   auto model = wrap();
-  loss_of(model(input())).backward();  // learns the layout
+  loss_of(model(input())).backward();  // this backward determines the layout
   model(input());                      // left out
   const Tensor a = loss_of(model(input()));
   const Tensor b = loss_of(model(input()));
@@ -112,7 +115,7 @@ struct HeadImpl : torch::nn::LinearImpl {
 };
 TORCH_MODULE(Head);
 
-// One tensor is the embedding and the head, under two names; another one is frozen.
+// One tensor is both the embedding and the head, under two names; another tensor is frozen.
 struct Tied : torch::nn::Module {
   Tied() {
     torch::manual_seed(3);
@@ -194,7 +197,7 @@ TEST_F(DdpMechanics, SecondBackwardThroughOneForwardIsRefused) {
   loss_of(output).backward({}, /*retain_graph=*/true);
   EXPECT_THAT(error_of([&] { loss_of(output).backward(); }, ErrorCode::kInvalidArgument),
               HasSubstr("second backward() through one forward"));
-  // The remedy that the message names works.
+  // The error message recommends this remedy, which works.
   net_->zero_grad();
   const Tensor again = model(input());
   {
@@ -254,7 +257,8 @@ TEST_F(DdpMechanics, GradientPenaltyByAutogradGradIsRight) {
   expect_gradients(*net_, local, formula_->mean_factor());
 }
 
-// The first derivative is taken with respect to the parameters, through the same accumulators.
+// The first derivative is taken with respect to the parameters, so it goes through the same
+// gradient accumulators.
 TEST_F(DdpMechanics, PenaltyOnTheGradientsThemselvesIsRight) {
   const auto penalty_step = [](Net& net, auto&& forward) {
     const Tensor loss = loss_of(forward(input()));
@@ -276,8 +280,8 @@ TEST_F(DdpMechanics, PenaltyOnTheGradientsThemselvesIsRight) {
   }
 }
 
-// A nested backward, as activation checkpointing does it: recomputes `net` and reaches its
-// parameters inside the outer backward.
+// Runs a nested backward, as activation checkpointing does: it recomputes `net` and reaches the
+// parameters of `net` inside the outer backward.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static inline std::function<Tensor(const Tensor&)> body;
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x) {
@@ -333,7 +337,8 @@ struct InnerAndOuter : torch::nn::Module {
   bool is_inner = false;
 };
 
-// The outer forward's backward has begun the pass when the nested one comes to the inner forward.
+// When the nested backward reaches the inner forward, the backward of the outer forward has begun
+// the pass already.
 TEST_F(DdpMechanics, AForwardOfANestedBackwardIsReducedWithThePassOnce) {
   const auto net = std::make_shared<InnerAndOuter>();
   DistributedDataParallel model(net, peers_.group(), options_);
@@ -420,7 +425,7 @@ TEST_F(DdpMechanics, AnExceptionThroughTheEngineLeavesTheWrapperUsable) {
   }
 }
 
-// Fails the first reduction of a backward, then one for which the backward waits at its end.
+// Makes the first reduction of a backward fail, then one for which the backward waits at its end.
 TEST_F(DdpMechanics, TheEngineHandsOnTheErrorOfTheReduction) {
   for (const int failing : {1, 2}) {
     FakeGroup peers(formula_);

@@ -1,5 +1,5 @@
-// Memory that the program holds or changes beside the wrapper: gradients that it keeps from an
-// earlier step, gradients that it assigns, and buffers that a graph has saved.
+// Tests memory that the program holds or changes without the wrapper: gradients that it keeps from
+// an earlier step, gradients that it assigns, and buffers that a graph has saved.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -47,7 +47,7 @@ struct Keep {
   std::function<Tensor(const Tensor& gradient)> kept;
 };
 
-// The program keeps the handle itself or an alias of it, of one parameter or of several in one
+// The program keeps a gradient's handle or an alias of it, for one parameter or for several in one
 // bucket.
 TEST(DdpKeptGradients, KeepTheirValuesWhenTheParametersHaveOthers) {
   const std::vector<Keep> keeps = {
@@ -92,7 +92,7 @@ TEST(DdpKeptGradients, NothingMovesWhereNothingIsKept) {
     const Tensor handle = net->a.grad();
     model(x_of(group, 0)).backward();
     require(handle.is_same(net->a.grad()) && handle.const_data_ptr() == home, "replaced");
-    // Only b is cleared, and kept; a accumulates in the same memory.
+    // The program clears only b, and keeps its tensor; a accumulates in the same memory.
     const Tensor kept = net->b.grad();
     const Tensor before = kept.clone();
     net->b.mutable_grad().reset();
@@ -145,7 +145,8 @@ TEST(DdpAssignedGradients, AreReducedByReduceGradients) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A rank drops what it has accumulated by assigning zeros: its samples go with the gradients.
+// By assigning zeros a rank drops its accumulated gradients. The samples of these gradients must be
+// dropped with them.
 TEST(DdpAssignedGradients, FreshZerosClearTheSamplesOfAnAccumulation) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string&) {
     const auto net = std::make_shared<Pair>();
@@ -202,7 +203,7 @@ TEST(DdpBuffers, EqualValuesAreNoChange) {
     net->scale.fill_(3.0);
     DistributedDataParallel model{net, group};
     const Tensor x = torch::ones({1}, kDouble);
-    net->scale.mul_(2);  // the same on all ranks
+    net->scale.mul_(2);  // all ranks make the same change
     const Tensor first = model(x);
     (first + model(x)).backward();
     require(is_full_of(net->weight.grad(), 12.0), "6 and 6");

@@ -1,7 +1,7 @@
-// Runs programs that do all that may be done with a model between two optimizer steps: on ranks as
-// threads, and in one process on the whole batch without a wrapper. All ranks must have the
-// gradients of the one process, undefined where it has none. Shares of the batch are equal, or
-// unequal and weighted.
+// Runs programs with everything that a program may do with a model between two optimizer steps: on
+// ranks as threads, and in one process on the whole batch without a wrapper. All ranks must have
+// the gradients of the one process, and none for a parameter without a gradient in that process.
+// Shares of the batch are equal, or unequal and weighted.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -30,11 +30,11 @@ using testing::Share;
 using testing::share_of;
 using torch::Tensor;
 
-// One process or one rank: a program cannot tell which.
+// The models of one rank, or of the one process. A program cannot see the difference.
 struct Replica {
   std::shared_ptr<Net> net = std::make_shared<Net>();
   std::shared_ptr<Net> critic = std::make_shared<Net>();
-  Tensor x = {};  // (rows, 3): its share of the batch
+  Tensor x = {};  // (rows, 3): the samples of this rank
   std::function<Tensor(const Tensor&)> forward = {};
   std::function<Tensor(const Tensor&)> judge = {};  // the critic's forward
   std::function<void(const std::function<void()>&)> without_sync = {};
@@ -100,7 +100,7 @@ void gradient_penalty(Replica& replica) {
   (slope_of(y, x).pow(2).sum(1).mean() + loss_of(y)).backward();
 }
 
-// No output of the forward is in the loss.
+// The loss contains no output of the forward.
 void gradient_penalty_alone(Replica& replica) {
   const Tensor x = replica.x.clone().requires_grad_(true);
   slope_of(replica.forward(x), x).pow(2).sum(1).mean().backward();
@@ -145,7 +145,8 @@ void unused_in_some_steps(Replica& replica) {
   }
 }
 
-// Gradients of a frozen layer stay undefined where they were undefined, else keep their values.
+// Gradients of a frozen layer stay undefined if they were undefined; otherwise they keep their
+// values.
 void frozen_after_wrapping(Replica& replica) {
   loss_of(replica.forward(replica.x)).backward();
   freeze(replica.net->second, true);
@@ -179,7 +180,7 @@ void values_changed_by_hand(Replica& replica) {
     const torch::NoGradGuard no_grad;
     for (Tensor& parameter : replica.net->parameters()) parameter.mul_(0.5);
     Tensor weight = replica.net->first->weight;
-    weight.set_data(weight.data() + 0.25);  // other memory, the same form
+    weight.set_data(weight.data() + 0.25);  // moves the weight to other memory, with the same shape
   }
   loss_of(replica.forward(replica.x)).backward();
 }
@@ -212,7 +213,7 @@ Tensor whole_batch(int64_t rows) {
   return torch::sin(torch::arange(rows * 3, testing::kDouble)).view({rows, 3});
 }
 
-// Returns the gradients of both models, undefined where there is none.
+// Returns the gradients of both models; undefined for a parameter without a gradient.
 std::vector<Tensor> gradients_of(const Replica& replica) {
   std::vector<Tensor> gradients;
   for (const auto& net : {replica.net, replica.critic}) {
@@ -237,7 +238,8 @@ std::vector<Tensor> run_alone(const NamedProgram& program, int64_t batch) {
 // Returns the gradients by rank.
 std::vector<std::vector<Tensor>> run_on_ranks(const NamedProgram& program, int64_t batch,
                                               int world_size) {
-  // Made here, because the models draw from the process's generator.
+  // The replicas are made before the ranks start, because constructing models draws from the
+  // generator of the process.
   std::vector<Replica> replicas(static_cast<size_t>(world_size));
   std::vector<std::vector<Tensor>> gradients(replicas.size());
   const auto result = run_groups(world_size, [&](const ProcessGroup& group, std::string&) {
@@ -301,8 +303,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, DdpPrograms,
                                          std::get<1>(test.param).world_size);
                          });
 
-// Programs that are refused. No rank hangs, the error is a sentence, and the next step is right on
-// all ranks.
+// Tests programs that are refused. No rank hangs, all ranks get the error, and the next step is
+// right on all ranks.
 class DdpRefusals : public ::testing::TestWithParam<bool> {
  protected:
   // `wrong(model, x)` runs on all ranks, or on rank 1 alone; then the others run `right(model, x)`.
@@ -351,7 +353,7 @@ TEST_P(DdpRefusals, SecondBackwardThroughOneForward) {
       require(failure.find("second backward() through one forward") != std::string::npos, failure);
       require(failure.find("no_sync()") != std::string::npos, failure);
     } else {
-      require(failure.empty(), failure);  // no other rank is in that backward
+      require(failure.empty(), failure);  // no other rank waits in that backward
     }
   });
 }
@@ -377,7 +379,7 @@ TEST_P(DdpRefusals, CreateGraph) {
 INSTANTIATE_TEST_SUITE_P(Ranks, DdpRefusals, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "all" : "one"; });
 
-// The weight is an output too: a leaf that lives on from step to step.
+// The forward also returns the weight, which is a leaf that exists in all steps.
 struct ReturnsItsWeight : Net {
   std::tuple<Tensor, Tensor> forward(const Tensor& x) { return {Net::forward(x), second->weight}; }
 };

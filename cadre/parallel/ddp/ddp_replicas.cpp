@@ -30,9 +30,9 @@ constexpr const char* kShardAxis = "shard";
 
 using FlatParametersList = std::vector<std::shared_ptr<shard::FlatParameters>>;
 
-// Throws what making flat buffers of the trained parameters would throw, and throws for a parameter
-// that shares memory with another tensor, because these buffers would separate them. Changes
-// nothing.
+// Throws the error that making flat buffers of the trained parameters would throw. Also throws for
+// a parameter that shares memory with another tensor, because these buffers would separate them.
+// Changes nothing.
 void check_shardable_model(const torch::nn::Module& module, const wrap::LocatedGroup& group) {
   const std::string what = format("{}, rank {}", kWrapper, group.rank());
   std::vector<NamedTensor> moved;

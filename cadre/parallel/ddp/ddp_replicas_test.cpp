@@ -1,5 +1,5 @@
-// What happens when ranks differ: in the parameters that they use, in orders, by an exception on
-// one rank, in the model, in buffers.
+// Tests what happens when ranks differ in the parameters that they use, in the order of use, in the
+// model or in buffers, or when one rank throws.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -28,8 +28,8 @@ namespace nn = torch::nn;
 constexpr int kReplicaWorld = 3;
 constexpr auto kDouble = torch::kDouble;
 
-// y = x * a + x * b, with the branches that a rank is given, in that order; the gradient of the sum
-// is sum(x) for each branch that was used.
+// y = x * a + x * b, summed over the branches that a rank is given, in that order. The gradient of
+// each branch in use is sum(x).
 struct Branches : nn::Module {
   Branches() {
     for (const char* name : {"a", "b", "c"}) {
@@ -44,7 +44,8 @@ struct Branches : nn::Module {
   std::vector<Tensor> weights;
 };
 
-// Gives several buckets, so that orders and gaps matter.
+// Returns options that give several buckets, so that the order of gradients and unused parameters
+// matter.
 DistributedDataParallelOptions small_buckets() {
   return {.bucket_caps = {.first_bytes = 100, .bytes = 100}};
 }
@@ -69,7 +70,7 @@ TEST(DdpReplicas, UnusedOnSomeRanksOnly) {
     DistributedDataParallel model{module, group, small_buckets()};
     for (int step = 0; step < 3; ++step) {
       module->zero_grad();
-      // Branch 1 is used on rank 1 alone, branch 2 on no rank.
+      // Rank 1 alone uses branch 1, and no rank uses branch 2.
       const std::vector<int> used = group.rank() == 1 ? std::vector<int>{0, 1} : std::vector{0};
       model(ones_times(group.rank() + 1), used).backward();
       require_gradient(module->weights[0], (1 + 2 + 3) / 3.0, "used by all");
@@ -148,7 +149,7 @@ TEST(DdpReplicas, OrdersThatDifferLearnRankZerosLayout) {
   EXPECT_EQ(result.ranks[2].output, result.ranks[0].output);
 }
 
-// Throws in backward, between the gradients of the branches after and before it.
+// Throws in backward, after the gradient of one branch is computed and before that of the other.
 struct Bomb : torch::autograd::Function<Bomb> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, bool armed) {
     context->saved_data["armed"] = armed;
@@ -189,8 +190,8 @@ TEST(DdpReplicas, AnExceptionOnOneRankReachesAllAndTheNextStepIsRight) {
   }));
 }
 
-// The exception that leaves the scope of wrapper and group is the one to report: the lines logged
-// on the way out do not claim that the program called abort().
+// An exception leaves the scope of the wrapper and the group, and is the error to report. The lines
+// that are logged meanwhile do not claim that the program called abort().
 TEST(DdpReplicas, AnExceptionThatEndsARankIsNotLoggedAsACallOfAbort) {
   const auto log = std::make_shared<testing::LogLines>();
   const auto result =
@@ -298,7 +299,8 @@ TEST(DdpReplicas, BatchNormKeepsRankZerosStatisticsAlsoOverTwoForwards) {
   }));
 }
 
-// Each rank puts a different number into the buffer; the test looks at what a forward finds there.
+// Each rank writes a different number into the buffer. The test compares the number that the
+// forward reads.
 TEST(DdpReplicas, BuffersAreRankZerosInEachForwardUnlessSwitchedOff) {
   struct Counting : nn::Module {
     Counting() {
@@ -343,8 +345,8 @@ struct OutOfOrder : nn::Module {
 
 using Weights = std::vector<Tensor>;
 
-// Runs steps [from, to) from the weights, which become those after the last step; empty weights
-// stand for the module's.
+// Runs the steps [from, to) from `weights`, or from the module's own weights if these are empty.
+// Writes the weights after the last step to `weights`.
 void run_over_tcp(int from, int to, const std::optional<BucketLayout>& layout, Weights& weights,
                   std::optional<BucketLayout>& learned) {
   std::vector<Weights> by_rank(kReplicaWorld);
@@ -387,8 +389,8 @@ bool have_the_same_bits(const Weights& a, const Weights& b) {
   return true;
 }
 
-// On one host sums are formed in rank order, whatever the place of a gradient; only over TCP its
-// place decides the order of its sum. The last part shows that it does.
+// On one host sums are formed in rank order, wherever a gradient lies in its bucket. Over TCP the
+// place of a gradient determines the order of its sum, as the last part of the test shows.
 TEST(DdpReplicas, ResumingWithTheLearnedLayoutKeepsTheBits) {
   Weights whole, half;
   std::optional<BucketLayout> learned;

@@ -1,5 +1,5 @@
-// By default gradients are the mean over all samples, however the batches are divided among the
-// ranks.
+// Tests the default weighting: gradients are the mean over all samples, however the batches are
+// divided among the ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -66,8 +66,8 @@ TEST(DdpSamples, TheCountMayBeSaidOrTheRanksBeEqual) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Expects the mean if the gradient of rank r is `gradient(r)`, the mean of `num_samples(r)`
-// samples.
+// Expects the mean gradient if rank r has `num_samples(r)` samples, whose mean gradient is
+// `gradient(r)`.
 template <typename NumSamples, typename Gradient>
 void expect_mean(int world_size, const NumSamples& num_samples, const Gradient& gradient,
                  float expected) {
@@ -82,7 +82,7 @@ void expect_mean(int world_size, const NumSamples& num_samples, const Gradient& 
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A third of 7 is rounded, and three times that number is 7.0000005.
+// In float32, 7 / 3 is rounded, and three times the result is 7.0000005.
 TEST(DdpSamples, EqualSharesAreRoundedOnce) {
   const auto seven = [](int) { return 7.0F; };
   expect_mean(
@@ -132,7 +132,8 @@ TEST(DdpSamples, TheMeanOverRanksIsRefusedWhereNoRankHasASample) {
   for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("no rank has a sample"));
 }
 
-// A temperature before the batch in the arguments has no rows.
+// An argument without dimensions, such as a temperature, has no rows. It is not taken for the
+// batch, even if it is the first argument.
 TEST(DdpSamples, AnArgumentWithoutDimensionsIsNoBatch) {
   struct Tempered : nn::Module {
     Tempered() { weight = register_parameter("weight", torch::ones({}, torch::kDouble)); }
@@ -195,7 +196,7 @@ TEST(DdpSamples, WithoutAForwardEveryRankCountsTheSame) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Only one rank has a forward, and both ranks must throw the same.
+// Only one rank runs a forward. Both ranks must throw the same error.
 TEST(DdpSamples, WithoutASampleAForwardOnOneRankIsRefusedOnAll) {
   const auto result = run_groups(2, [](const ProcessGroup& world, std::string& output) {
     nn::Linear net(1, 1);

@@ -1,5 +1,5 @@
-// Sharded gradients (ZeRO stage 2) when the program changes memory or gradients without the
-// wrapper: the program then sees what replicated gradients show, or an error.
+// Tests sharded gradients (ZeRO stage 2) if the program changes memory or gradients without the
+// wrapper. The result is that of replicated gradients, or an error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -25,7 +25,7 @@ TEST(DdpShardedBehind, GradientsFromBeforeAreThoseOfReplicatedOnes) {
       for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
         const auto net = std::make_shared<Zoo>();
         {
-          const torch::NoGradGuard no_grad;  // all threads share the generator
+          const torch::NoGradGuard no_grad;  // draws numbers; all threads share the generator
           for (Tensor& parameter : net->parameters()) parameter.fill_(0.1);
         }
         net->forward(torch::ones({2, 3}, torch::kLong) * (1 + group.rank()), {true, true})
@@ -45,7 +45,7 @@ TEST(DdpShardedBehind, GradientsFromBeforeAreThoseOfReplicatedOnes) {
   }
 }
 
-// A backward that is refused has added to some gradients before it threw.
+// A refused backward has accumulated into some gradients before it threw.
 TEST(DdpShardedBehind, WhatARefusedBackwardLeavesIsNoGradient) {
   const Program program = [](const Copy& copy, const auto& compare) {
     copy.backward(4, 0);
@@ -61,7 +61,7 @@ TEST(DdpShardedBehind, WhatARefusedBackwardLeavesIsNoGradient) {
   expect_equal(program, {2, 3});
 }
 
-// There are two optimizers: the gradients of one are cleared, those of the other stay.
+// The program has two optimizers. It clears the gradients of one and keeps those of the other.
 TEST(DdpShardedBehind, ClearingSomeAccumulatedGradientsClearsThese) {
   for (const bool set_to_none : {true, false}) {
     const Program program = [set_to_none](const Copy& copy, const auto& compare) {
@@ -142,8 +142,8 @@ TEST(DdpShardedBehind, ATieByMemoryAcrossBucketsIsRefusedOnAllRanks) {
   }
 }
 
-// The program swaps averaged weights in and out: as memory, which is refused, or as values, which
-// all ranks use.
+// The program swaps averaged weights in and out. If it writes the values into the shards, all ranks
+// use them; if it replaces the shards' memory, the next forward is refused.
 TEST(DdpShardedBehind, ShardsThatTheProgramReplacesOrWrites) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     const auto net = std::make_shared<Zoo>();
@@ -167,7 +167,7 @@ TEST(DdpShardedBehind, ShardsThatTheProgramReplacesOrWrites) {
   }
 }
 
-// Reads and writes the parameters through the records, like a snapshot.
+// Reads and writes the parameters through their ParameterShards, as a snapshot does.
 TEST(DdpShardedBehind, RecordsOfFrozenParametersAreTheirMemory) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto net = std::make_shared<Zoo>();

@@ -1,4 +1,4 @@
-// The memory of sharded gradients: how many full gradients exist, in which buffers they are
+// Tests the memory of sharded gradients: how many full gradients exist, in which buffers they are
 // reduced, and when a buffer is used again.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -20,7 +20,7 @@ namespace {
 
 using namespace testing;  // NOLINT: the helpers of these tests
 
-// 12 layers, each a bucket.
+// A module of 12 layers, each of which fills a bucket.
 struct Deep : nn::Module {
   Deep() {
     torch::manual_seed(3);
@@ -61,9 +61,8 @@ std::vector<int64_t> allocated_by(const FakeGroup& group) {
   return numels;
 }
 
-// Full gradients exist for one bucket at a time, and the memory in which they are reduced is that
-// of two buckets, however slow the reduction is. It is not used again before the reduction has
-// ended.
+// Full gradients exist for one bucket at a time. Reductions use the memory of two buckets, however
+// slow they are, and a buffer is not used again before its reduction has ended.
 TEST(DdpSharded, FewFullGradientsExistAtATime) {
   std::vector<std::shared_ptr<Deep>> nets;
   for (int i = 0; i < 4; ++i) nets.push_back(std::make_shared<Deep>());
@@ -87,7 +86,7 @@ TEST(DdpSharded, FewFullGradientsExistAtATime) {
     size_t most = 0;
     for (Tensor& parameter : net->parameters()) {
       parameter.register_hook([&](const Tensor&) {
-        size_t num_full = 1;  // the gradient that is about to be added
+        size_t num_full = 1;  // counts the gradient that is about to be accumulated
         for (const Tensor& each : net->parameters()) num_full += has_values(each.grad()) ? 1 : 0;
         most = std::max(most, num_full);
       });
@@ -116,7 +115,8 @@ TEST(DdpSharded, FewFullGradientsExistAtATime) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Four parameters, each a bucket of another size, used in the order that a rank is given.
+// A module of four parameters, each in a bucket of its own of another size. A rank uses them in the
+// order that it is given.
 struct Branches : nn::Module {
   Branches() {
     for (int64_t i = 0; i < 4; ++i) {
@@ -152,7 +152,7 @@ TEST(DdpSharded, AllRanksReduceInOneOrder) {
       std::ranges::rotate(order, order.begin() + (group.rank() + step) % 4);
       if (group.rank() == 1) std::ranges::reverse(order);
       std::vector<size_t> used = order;
-      if (step == 2 && group.rank() == 2) used.pop_back();  // left out on one rank
+      if (step == 2 && group.rank() == 2) used.pop_back();  // one rank does not use this parameter
       model(torch::full({1}, 1.0 + group.rank(), torch::kDouble), used).backward();
       for (const auto& flat : shard::WrapperAccess::flat_parameters(model)) {
         const Tensor& gradient = flat->values(0).grad();

@@ -50,8 +50,8 @@ TEST(DdpSharded, ParametersThatSomeOrAllRanksLeaveOut) {
   expect_equal([](const Copy& copy, const auto& compare) {
     for (int step = 0; step < 4; ++step) {
       if (step != 2) copy.zero_grad();
-      // One rank at most uses `side`, all but one use `other`. Step 2 keeps the gradients of step
-      // 1.
+      // At most one rank uses `side`, and all ranks but one use `other`. Step 2 does not clear the
+      // gradients of step 1.
       copy.backward(4, step, {step % 2 == 1 && copy.rank == copy.world_size - 1, copy.rank != 0});
       if (step != 2) compare();
     }
@@ -110,8 +110,8 @@ TEST(DdpSharded, AccumulationWithoutReduction) {
   });
 }
 
-// The local gradients of backwards without reduction are cleared with those that the optimizer
-// sees.
+// When the optimizer clears its gradients, the local gradients of backwards under no_sync() are
+// cleared, too.
 TEST(DdpSharded, ClearedGradientsTakeTheLocalOnesWithThem) {
   for (const bool set_to_none : {true, false}) {
     expect_equal([set_to_none](const Copy& copy, const auto& compare) {
@@ -166,8 +166,9 @@ TEST(DdpSharded, AFrozenParameterTakesNoPart) {
   });
 }
 
-// Two synchronized backwards run without zero_grad(): the replicated gradient averages the mean
-// with this rank's addition, the sharded gradient adds two means, so they differ in the last bits.
+// Two synchronized backwards run without zero_grad(). The replicated gradient averages the earlier
+// mean plus this rank's new gradient; the sharded gradient adds two means. So they differ in the
+// last bits.
 TEST(DdpSharded, AReducedGradientIsAddedTo) {
   for (const int world_size : {1, 2, 3}) {
     run_pairs(world_size, [](const ProcessGroup& group, Wrapped& replicated, Wrapped& sharded) {
@@ -215,7 +216,7 @@ TEST(DdpSharded, TwoWrappersTakeTurns) {
   });
 }
 
-// Throws in the middle of the backward; returns what the backward threw.
+// Throws in the middle of the backward, and returns the text of that error.
 std::string failure_of_backward(const Copy& copy, int64_t step) {
   Tensor weight = copy.net.down->weight;
   const unsigned hook =
@@ -225,8 +226,8 @@ std::string failure_of_backward(const Copy& copy, int64_t step) {
   return failure;
 }
 
-// The last rank leaves every other step by an exception; all ranks get an error that names it, and
-// the next step is right again.
+// In every other step the last rank throws. All ranks get an error that names it, and the next step
+// is right again.
 TEST(DdpSharded, AnExceptionOnOneRankEndsTheStepOnAll) {
   const Program program = [](const Copy& copy, const auto& compare) {
     const int last = copy.world_size - 1;
@@ -246,7 +247,7 @@ TEST(DdpSharded, AnExceptionOnOneRankEndsTheStepOnAll) {
   expect_equal(program, {2, 3, 4});
 }
 
-// Under no_sync() a backward that fails leaves gradients; clearing removes them.
+// A backward that fails under no_sync() leaves gradients, which zero_grad() removes.
 TEST(DdpSharded, ALocalBackwardThatFailsLeavesNothingBehind) {
   const Program program = [](const Copy& copy, const auto& compare) {
     {
@@ -260,7 +261,8 @@ TEST(DdpSharded, ALocalBackwardThatFailsLeavesNothingBehind) {
   expect_equal(program, {1, 3});
 }
 
-// Steps of SGD on the shards, by hand, train the model that SGD on replicated gradients trains.
+// Trains with SGD that the test applies to the shards. The model must equal one that SGD trains
+// with replicated gradients.
 TEST(DdpSharded, StepsOnTheShardsTrainTheModel) {
   for (const int world_size : {1, 3}) {
     run_pairs(world_size, [](const ProcessGroup& group, Wrapped& replicated, Wrapped& sharded) {
@@ -316,7 +318,8 @@ TEST(DdpSharded, TheOrderThatWasLearnedIsTakenOverByTheNextRun) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// An optimizer of the module's parameters would find no gradient and train nothing.
+// An optimizer of the module's own parameters would find no gradient and train nothing, so it is
+// refused.
 TEST(DdpSharded, AnOptimizerOfTheModulesParametersIsRefused) {
   for (const int world_size : {1, 2}) {
     run_pairs(world_size, [](const ProcessGroup& group, Wrapped& replicated, Wrapped& sharded) {
@@ -348,8 +351,7 @@ TEST(DdpSharded, AnOptimizerOfTheModulesParametersIsRefused) {
   }
 }
 
-// The same holds for replicated gradients, where the module's gradients are those that an optimizer
-// sees.
+// Replicated gradients, which are those of the module's parameters, are cleared, too.
 TEST(DdpSharded, ZeroGradOfTheModuleClearsTheShards) {
   expect_equal(
       [](const Copy& copy, const auto& compare) {
@@ -380,7 +382,7 @@ TEST(DdpSharded, ARegularizerAfterTheForwards) {
       {1, 2});
 }
 
-// A snapshot writes and loads the parameter itself, whatever its memory order.
+// A snapshot reads and writes the memory of the parameter itself, also in channels_last.
 TEST(DdpSharded, TheRecordOfAFrozenChannelsLastWeightIsItsMemory) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string&) {
     struct Images : nn::Module {

@@ -1,5 +1,5 @@
-// Which forwards a step consists of: a step that one rank leaves out is an error on all ranks
-// before any of them returns a gradient, and what only looks like one is not.
+// Tests which forwards make up a step. If one rank leaves out a step, all ranks throw before any of
+// them returns a gradient; programs that only look like this are not refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,7 +29,7 @@ namespace nn = torch::nn;
 
 constexpr auto kFloat64 = torch::kDouble;
 
-// y = x * weight + bias, element by element; it throws on request.
+// A module that computes y = x * weight + bias, element by element, and throws on request.
 struct Scale : nn::Module {
   Scale() {
     weight = register_parameter("weight", torch::ones({20}, kFloat64));
@@ -43,7 +43,7 @@ struct Scale : nn::Module {
   bool throws = false;
 };
 
-// A loss function that fails in its backward, above the model's outputs.
+// A loss function whose backward throws before it reaches the model's outputs.
 struct BadLoss : torch::autograd::Function<BadLoss> {
   static Tensor forward(torch::autograd::AutogradContext*, const Tensor& y) { return y.sum(); }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
@@ -58,8 +58,8 @@ Tensor rows(double value) {
   return torch::full({4, 20}, value, kFloat64);
 }
 
-// Ways in which a program leaves out a step and goes on. `losses` outlives the step, and with it
-// the graphs, as in a program that collects its losses.
+// A way in which a program leaves out a step and goes on. `losses` is kept after the step, and
+// keeps the graphs, as in a program that collects its losses.
 struct LeftOut {
   const char* name;
   void (*step)(Model& model, const Tensor& x, std::vector<Tensor>& losses);
@@ -115,7 +115,7 @@ TEST_P(DdpLeftOut, AStepOnOneRankIsAnErrorOnAllBeforeAnyGradientIsReturned) {
     std::vector<Tensor> losses;
     for (int step = 1; step <= 6 && out.empty(); ++step) {
       model->zero_grad();
-      const Tensor x = rows(step);  // the mean over ranks is that of one rank
+      const Tensor x = rows(step);  // the mean over the ranks equals the value of one rank
       if (group.rank() == test.rank && step == test.step) {
         test.left_out.step(model, x, losses);
         continue;
@@ -126,9 +126,9 @@ TEST_P(DdpLeftOut, AStepOnOneRankIsAnErrorOnAllBeforeAnyGradientIsReturned) {
                 format("gradient of another step in step {}", step));
       }
     }
-    // Later backwards throw, too: the ranks have not come together again.
+    // Later backwards throw, too, because the ranks are still in different steps.
     require(testing::failure_of([&] { model(rows(1)).sum().backward(); }) != "", "went on");
-    // The remedy that the message names: a new wrapper on all ranks begins anew.
+    // The error message names this remedy: all ranks make a new wrapper, which counts steps from 0.
     Model again{std::make_shared<Scale>(), group};
     again(rows(1)).sum().backward();
     require(torch::equal(again->weight.grad(), torch::full({20}, 4.0, kFloat64)), "wrapped again");
@@ -159,7 +159,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, DdpLeftOut, ::testing::ValuesIn(left_out_cases()
                                          test.param.step);
                          });
 
-// Two forwards with a backward each: the skipped one was not the last.
+// The step consists of two forwards, each with its backward. One rank leaves out the backward that
+// is not the last.
 TEST(DdpSteps, OneOfTwoBackwardsLeftOutIsAnErrorOnAll) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     Model model{std::make_shared<Scale>(), group};
@@ -177,8 +178,8 @@ TEST(DdpSteps, OneOfTwoBackwardsLeftOutIsAnErrorOnAll) {
   }
 }
 
-// Programs that leave out no step. Each runs twice, and then a plain step must be right on all
-// ranks.
+// A program that leaves out no step. It runs twice; then a plain step must give the right gradient
+// on all ranks.
 struct Legal {
   const char* name;
   void (*run)(Model& model, int rank);
@@ -232,7 +233,7 @@ struct BadBackward : torch::autograd::Function<BadBackward> {
   }
 };
 
-// The first forward's output is not reached on the rank that fails.
+// The rank that fails does not reach the output of the first forward.
 void exception_inside_a_step_of_two_forwards(Model& model, int rank) {
   const Tensor a = model(rows(1));
   Tensor x = a;
@@ -288,18 +289,18 @@ TEST(DdpSteps, AStepLeftOutIsNotHiddenByAnExceptionInTheNext) {
       output += failure.empty() ? "none;" : failure + ";";
     }
   });
-  // Rank 0's last backward has no counterpart: rank 1 has run one backward less.
+  // The last backward of rank 0 has no counterpart, because rank 1 has run one backward less.
   EXPECT_THAT(result.ranks[0].output, HasSubstr("rank 0 is in step 1 and rank 1 in step 2"));
   for (const auto& rank : result.ranks) {
     EXPECT_THAT(rank.output, ::testing::Not(HasSubstr("none;")));
   }
 }
 
-// Two wrappers of one shape, an ensemble for example: their buckets have equal sizes.
+// Two wrappers of equal models, for example in an ensemble: their buckets have equal sizes.
 struct TwoModelsCase {
   const char* name;
   GradientWeighting weighting;
-  int64_t cap_bytes;  // cap of a bucket: gives one bucket, or several
+  int64_t cap_bytes;  // bucket cap, which gives one bucket or several
 };
 
 class DdpTwoModels : public ::testing::TestWithParam<TwoModelsCase> {};
@@ -317,7 +318,8 @@ TEST_P(DdpTwoModels, ABackwardLeftOutInOneIsAnErrorInThePassThatMeetsTheOther) {
       const Tensor loss = a(rows(1)).sum();
       const bool leaves_out = group.rank() == 0 && step == 2;
       if (!leaves_out) output += testing::failure_of([&] { loss.backward(); });
-      if (step == 2 && group.rank() == 1) break;  // its pass of `a` met rank 0's pass of `b`
+      // The pass of `a` on this rank has met the pass of `b` on rank 0.
+      if (step == 2 && group.rank() == 1) break;
       output += testing::failure_of([&] { b(rows(100)).sum().backward(); });
       if (!output.empty() || leaves_out) continue;
       require(torch::equal(a->weight.grad(), torch::full({20}, 4.0, kFloat64)), "gradient of a");
@@ -373,7 +375,8 @@ TEST(DdpTwoModelsBuffers, ForwardsInAnotherOrderOnOneRankAreAnErrorInTheNextBack
   }
 }
 
-// The first model's forward on rank 1 gets the second one's buffers, then their backwards meet.
+// On rank 1 the forward of the first model gets the buffers of the second; then the backwards of
+// the two models meet.
 TEST(DdpTwoModelsBuffers, AWholeStepLeftOutInOneIsAnErrorInThePassThatMeetsTheOther) {
   const auto result = run_groups(3, [](const ProcessGroup& group, std::string& output) {
     DistributedDataParallel a{std::make_shared<BufferedScale>(), group};
@@ -449,7 +452,7 @@ TEST(DdpLifetime, ABackwardAfterTheWrapperIsGoneThrows) {
                                           {net->weight});
               }),
               HasSubstr("wrapper is gone"));
-  // A backward that reaches no parameter needs no wrapper.
+  // A backward that reaches no parameter does not involve the wrapper.
   const Tensor x = rows(1).requires_grad_(true);
   Tensor y;
   {

@@ -1,6 +1,6 @@
-// Uses of the wrapper at the edges: options that differ between ranks, modules that one rank
-// refuses, wrappers that were moved from, backwards in another order than their forwards; and that
-// gradients are reduced while backward still computes others.
+// Tests unusual uses of the wrapper: options that differ between ranks, modules that one rank
+// refuses, wrappers that were moved from, backwards in another order than their forwards; also
+// tests that gradients are reduced while backward still computes others.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -66,7 +66,7 @@ TEST(DdpOptions, ThatDifferAreNamedOnAllRanks) {
       if (group.rank() == 1) option.change(options);
       nn::Linear linear = small_linear();
       output += failure_of([&] { DistributedDataParallel(linear, group, options); }) + "\n";
-      DistributedDataParallel model{linear, group};  // nothing was changed
+      DistributedDataParallel model{linear, group};  // the refused constructor changed nothing
       model(torch::ones({1, 1}, kDouble)).sum().backward();
     }
   });
@@ -151,7 +151,7 @@ TEST(DdpWrappers, ThatWereMovedFromSaySo) {
   }
 }
 
-// The error for a parameter that was unfrozen advises this.
+// The error for a parameter that was unfrozen recommends a new wrapper.
 TEST(DdpWrappers, AModuleIsWrappedAgainAfterAParameterWasUnfrozen) {
   struct TwoLayers : nn::Module {
     TwoLayers() {
@@ -184,7 +184,7 @@ TEST(DdpWrappers, AModuleIsWrappedAgainAfterAParameterWasUnfrozen) {
                       "is destroyed")));
 }
 
-// Forwards that a backward carries later, or in another way, are not left behind.
+// Programs that run the backward of a forward later, or in another way, do not leave out a step.
 using Step = std::function<void(DistributedDataParallel<nn::LinearImpl>& model,
                                 DistributedDataParallel<nn::LinearImpl>& critic, const Tensor& x)>;
 
@@ -255,7 +255,7 @@ TEST(DdpOverlap, BucketsAreIssuedBeforeTheLastGradientIsComputed) {
         group,
         {.weighting = GradientWeighting::kEqual, .bucket_caps = {.first_bytes = 64, .bytes = 64}}};
     const Tensor x = torch::ones({4, 8});
-    model(x).sum().backward();  // learns the layout
+    model(x).sum().backward();  // this backward determines the layout
     uint64_t num_before_last = 0;
     net->layers[0]->weight.register_hook(
         [&](const Tensor&) { num_before_last = group.communicator().num_collectives(); });
@@ -263,7 +263,8 @@ TEST(DdpOverlap, BucketsAreIssuedBeforeTheLastGradientIsComputed) {
     const uint64_t num_before = group.communicator().num_collectives();
     loss.backward();
     const uint64_t num_after = group.communicator().num_collectives();
-    // Each layer has a bucket; those of the other layers are issued before the last gradient.
+    // Each layer has a bucket. The buckets of the other layers are issued before the last gradient
+    // is computed.
     require(num_after - num_before == 4, format("{} in all", num_after - num_before));
     require(num_before_last - num_before == 3,
             format("{} before the last gradient", num_before_last - num_before));

@@ -73,13 +73,13 @@ class DistributedDataParallel : public DataParallelModule<M> {
   }
   // Returns the ranks that have replicas of the module.
   const ProcessGroup& process_group() const { return replicas_.group; }
-  // Makes each forward call `call` at its start, also without grad. An optimizer waits there for
-  // the parameters of its last step.
+  // Makes each forward call `call` at its start, also without grad. In `call` an optimizer waits
+  // for the parameters of its last step.
   void call_before_forward(std::function<void()> call) {
     this->core().call_before_forward(std::move(call));
   }
   // Makes each backward through an output of a later forward call `call` at its start, also in a
-  // world of one. There an optimizer shows autograd what was written to its shards.
+  // world of one. In `call` an optimizer reports writes to its shards to autograd.
   void call_before_backward(std::function<void()> call) {
     this->core().call_before_backward(std::move(call));
   }
@@ -99,8 +99,8 @@ class DistributedDataParallel : public DataParallelModule<M> {
   parallel::DdpReplicas replicas_;
 };
 
-// The type of a refused argument's module, so that the compiler reports the refusal and nothing
-// else.
+// Replaces the type of the module if an argument has a wrong type, so that the compiler reports
+// this one error and no errors that follow from it.
 template <typename Given>
 struct RefusedArgument {};
 

@@ -1,4 +1,4 @@
-// The wrapper's layouts and weights, its arguments and its results.
+// Tests the wrapper's layouts and weights, its arguments and its results.
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 
 #include <array>
@@ -120,8 +120,8 @@ TEST_F(DistributedDataParallelTest, ABackwardIsWeightedByTheSamplesOfItsOwnForwa
                                HasSubstr("forwards of 5 and 30 samples")));
   net_->zero_grad();
 
-  // The forward is outside of no_sync() and its backward inside, so its samples count with what is
-  // added up.
+  // The forward runs outside of no_sync() and its backward inside. So its samples belong to the
+  // accumulated gradients.
   const Tensor added_up = forward(10);
   {
     const auto guard = model.no_sync();
@@ -176,8 +176,8 @@ std::vector<Tensor> held_tensors(const Described& described) {
   return {described.y, described.aux};
 }
 
-// These are results that forward() may have: a tensor that the wrapper does not see would get no
-// hook.
+// forward() may have these results. For a result with a tensor that the wrapper cannot find, the
+// wrapper could set no hook.
 static_assert(wrap::tensors_are_known<Tensor>() && wrap::tensors_are_known<Described>());
 static_assert(wrap::tensors_are_known<std::tuple<Tensor, std::vector<std::pair<int, Tensor>>>>());
 static_assert(wrap::tensors_are_known<std::map<std::string, std::optional<Tensor>>>());

@@ -14,7 +14,7 @@ namespace cadre {
 enum class GradientPlacement : uint8_t {
   kReplicated,  // every rank has every gradient, in parameter.grad()
   // Each gradient is reduced to the ranks that own a part of the parameter, in parameter_shards().
-  // Touching parameter.grad() after backward() throws. This is stage 2 of ZeRO.
+  // Any access to parameter.grad() after backward() throws. This is stage 2 of ZeRO.
   kSharded,
 };
 

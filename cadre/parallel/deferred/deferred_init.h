@@ -41,7 +41,7 @@ namespace cadre {
 
 class Tape;
 
-// While it lives, tensors that this thread creates are deferred. Scopes may nest.
+// While this object exists, tensors that this thread creates are deferred. Scopes may nest.
 class CADRE_EXPORT DeferredScope {
  public:
   DeferredScope();

@@ -52,8 +52,8 @@ void expect_same_module(const Module& deferred, const Module& plain) {
   }
 }
 
-// Constructs the module plainly and deferred with one seed; afterwards the generator must have the
-// same state, too.
+// Constructs the module plainly and deferred with one seed, and expects equal values. The state of
+// the generator must be equal afterwards, too.
 template <typename Make>
 void expect_bits_of_plain_construction(const Make& make) {
   torch::manual_seed(kSeed);
@@ -114,7 +114,7 @@ TEST(DeferInitTest, RecurrentAndAttentionLayers) {
   expect_bits<torch::nn::Transformer>(torch::nn::TransformerOptions(16, 2, 1, 1));
 }
 
-// A module with one tensor, filled by one initializer.
+// A module with one tensor, which one initializer fills.
 struct Filled : Module {
   explicit Filled(std::vector<int64_t> sizes, const std::function<void(torch::Tensor)>& fill) {
     weight = register_parameter("weight", torch::empty(sizes));
@@ -169,7 +169,7 @@ TEST(DeferInitTest, RandomOperationsOfEveryKind) {
   });
 }
 
-// Values go from tensor to tensor, through views and constants, before and after they are used.
+// Copies values from tensor to tensor, through views and constants, before and after their use.
 struct Woven : Module {
   Woven() {
     const torch::NoGradGuard no_grad;
@@ -178,7 +178,7 @@ struct Woven : Module {
     second = register_parameter("second", both.narrow(0, 3, 3));
     second.add_(first);  // the second half of one storage
     copied = register_parameter("copied", first.clone());
-    first.mul_(-2);  // `copied` has the values of before
+    first.mul_(-2);  // `copied` keeps the values from before this operation
     torch::Tensor table = torch::zeros({8, 6});
     const torch::Tensor position = torch::arange(0, 8).unsqueeze(1);
     const torch::Tensor rate =
@@ -332,7 +332,7 @@ TEST(DeferInitTest, AMaterializedModuleTrains) {
   expect_same_module(*deferred, *plain);
 }
 
-// The constructor may run a forward, here to find out a size; it changes running statistics.
+// A constructor may run a forward, here to determine a size; this changes running statistics.
 struct Probing : Module {
   Probing() {
     features = register_module(
@@ -385,7 +385,7 @@ TEST(DeferInitTest, LaterChangesOfATensorFromOutsideDoNotMatter) {
   EXPECT_TRUE(module->weight.equal(torch::full({3}, 5.0)));
 }
 
-// clone() sets the values of parameters, without an operation.
+// clone() sets the values of parameters without an operation that is recorded.
 TEST(DeferInitTest, ClonesOfAModuleFromOutside) {
   const torch::nn::Linear outside(3, 4);
   const auto module = defer_init([&] { return outside->clone(); });

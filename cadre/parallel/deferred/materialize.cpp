@@ -21,7 +21,7 @@ namespace cadre {
 
 namespace {
 
-// Deferred tensors and where they are, by tape.
+// Deferred tensors and their places in the module, by tape.
 struct Deferred {
   std::vector<at::Tensor> tensors;
   std::vector<Place> places;
@@ -54,7 +54,7 @@ DeferredByTape deferred_among(std::string_view caller, std::span<const NamedTens
   return by_tape;
 }
 
-// Gives the tensor the memory and form of `values`; what autograd knows about it stays.
+// Gives the tensor the memory and the form of `values`. Its state in autograd stays.
 void give_values(const at::Tensor& tensor, const at::Tensor& values) {
   if (!tensor.is_meta()) return;  // given already, as the base of a view or under another name
   tensor.unsafeGetTensorImpl()->shallow_copy_from(values.getIntrusivePtr());
@@ -83,7 +83,8 @@ void materialize_with(std::string_view caller, std::span<const NamedTensor> tens
                       const MakeValues& make_values) {
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard unrecorded(c10::DispatchKey::DeferredInit);
-  // All values first: an operation that cannot be repeated leaves every tensor deferred.
+  // All values are computed first, so that an operation that cannot be repeated leaves every tensor
+  // deferred.
   const DeferredByTape by_tape = deferred_among(caller, tensors);
   std::vector<std::pair<const Deferred*, std::vector<at::Tensor>>> made;
   for (const auto& [tape, deferred] : by_tape) {
@@ -116,7 +117,7 @@ void materialize_tensors(std::string_view caller, std::span<const NamedTensor> t
 
 void materialize_from(std::string_view caller, std::span<const NamedTensor> tensors, Rank root,
                       const wrap::LocatedGroup& group) {
-  // An operation may fail on the root alone, when it is repeated.
+  // An operation may fail only on the root, which alone repeats it.
   check_on_all_ranks(group.process_group(), "cadre::materialize", [&] {
     if (group.rank() == root) return materialize_tensors(caller, tensors);
     materialize_with(caller, tensors,

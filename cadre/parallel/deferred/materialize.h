@@ -14,7 +14,7 @@
 
 namespace cadre {
 
-// Throws what the functions below would throw, before anything is changed.
+// Throws the errors that the functions below would throw, before anything is changed.
 void check_materializable(std::string_view caller, std::span<const NamedTensor> tensors);
 
 // Gives deferred tensors their values; other tensors stay as they are. caller: the name with which

@@ -1,4 +1,5 @@
-// What the recorder must know of libtorch's operations beyond their schemas.
+// Describes properties of libtorch's operations that are not in their schemas and that the recorder
+// needs.
 //
 // Threads: pure functions. Blocking: never. Errors: none.
 #pragma once
@@ -12,8 +13,8 @@
 
 namespace cadre {
 
-// Whether the operation gives every element of its first argument a value that does not depend on
-// the old one.
+// Returns whether the operation gives every element of its first argument a value that does not
+// depend on the old one.
 inline bool is_fill(const c10::FunctionSchema& schema) {
   static constexpr std::array<std::string_view, 11> kFills = {
       "aten::uniform_",     "aten::normal_",    "aten::random_", "aten::bernoulli_",
@@ -22,7 +23,7 @@ inline bool is_fill(const c10::FunctionSchema& schema) {
   return std::ranges::find(kFills, schema.name()) != kFills.end();
 }
 
-// Whether only the sizes of the operation's arguments matter.
+// Returns whether only the sizes of the operation's arguments matter.
 inline bool is_random_like(const c10::FunctionSchema& schema) {
   static constexpr std::array<std::string_view, 3> kRandomLike = {
       "aten::rand_like", "aten::randn_like", "aten::randint_like"};

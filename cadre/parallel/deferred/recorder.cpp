@@ -89,7 +89,7 @@ class Recorder {
     bool is_deferred;
   };
 
-  // Lifts the guards of deferred memory, because implementations for meta tensors ask for pointers
+  // Lifts the guards of deferred memory, because implementations for meta tensors access pointers
   // that they do not use.
   class Unguarded {
    public:
@@ -405,8 +405,8 @@ class Recorder {
            tensor.nbytes() <= kMaxWritableBytes && tensor.nbytes() > 0;
   }
 
-  // Completes what the operation needs to run again: copies of the tensors that it reads, and the
-  // dtype if it came from a default, which may change.
+  // Keeps everything that the operation needs to run again: copies of the tensors that it reads,
+  // and the dtype if it came from a default, which may change.
   void finish_operation(RecordedOperation& operation, const std::vector<at::Tensor>& created) {
     for (const Input& input : inputs_) {
       if (input.is_deferred) take_bytes_of(input.tensor);
@@ -425,7 +425,7 @@ class Recorder {
     if (operation.generator) take_generator_argument(operation);
   }
 
-  // randn() and the like have a form that takes a generator.
+  // randn() and similar functions have an overload that takes a generator.
   void take_generator_argument(RecordedOperation& operation) const {
     if (std::ranges::any_of(schema_.arguments(), is_generator)) return;
     const std::string& overload = schema_.overload_name();

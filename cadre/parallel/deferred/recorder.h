@@ -1,4 +1,4 @@
-// Records what happens to deferred tensors: the kernel that libtorch's dispatcher calls for each
+// Records the operations on deferred tensors: the kernel that libtorch's dispatcher calls for each
 // operation on one, and, inside a DeferredScope, for each operation that creates a tensor.
 //
 // Threads: any; the scope is one of the calling thread. Blocking: never. Errors: kInvalidArgument.

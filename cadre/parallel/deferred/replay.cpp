@@ -32,8 +32,8 @@ struct Step {
   std::vector<RecordedOperation::Write> allocated = {};
 };
 
-// Goes through the operations backwards: keeps each that writes to a needed storage, and then needs
-// what that operation reads.
+// Goes backwards through the operations: keeps each operation that writes to a needed storage, and
+// then also needs the storages that this operation reads.
 std::vector<Step> slice(const Operations& operations, const std::vector<Place>& places) {
   std::unordered_set<StorageId> needed;
   for (const Place& place : places) needed.insert(place.storage);
@@ -203,7 +203,8 @@ class Replay {
     if (tensor.storage_offset() != place.offset || !has_strides(tensor, place.strides)) {
       refuse_result(operation, "results with other strides");
     }
-    // libtorch has returned an argument here; when the operation was recorded, it made a copy.
+    // When it was recorded, this operation made a copy; here libtorch has returned an argument
+    // instead.
     const bool is_shared = used_.contains(tensor.storage().unsafeGetStorageImpl());
     storages_.insert_or_assign(place.storage,
                                is_shared ? tensor.clone().storage() : tensor.storage());

@@ -23,7 +23,7 @@ namespace cadre {
 
 using StorageId = uint64_t;
 
-// Where a tensor lies in a deferred storage.
+// The place of a tensor in a deferred storage.
 struct Place {
   StorageId storage = 0;
   at::ScalarType dtype = at::kFloat;
@@ -51,7 +51,7 @@ struct RecordedOperation {
   std::vector<Write> writes;
   // State of the generator before the operation; nullopt if the operation draws nothing.
   std::optional<at::Generator> generator = {};
-  // What the program has written to a created storage before the next operation.
+  // The bytes that the program has written to a created storage before the next operation.
   struct Bytes {
     size_t size = 0;
     std::vector<std::byte> content = {};  // empty: zeros
@@ -66,10 +66,10 @@ class Tape;
 struct WritableBytes {
   std::vector<std::byte> memory;
   std::shared_ptr<RecordedOperation> created_by;
-  c10::StorageImpl* storage = nullptr;  // null after the storage is gone
+  c10::StorageImpl* storage = nullptr;  // null when the storage has been destroyed
 };
 
-// What a deferred storage keeps.
+// The state of a deferred storage.
 struct DeferredStorage {
   std::shared_ptr<Tape> tape;
   StorageId id = 0;
@@ -80,7 +80,7 @@ class Tape {
  public:
   // Returns the tape with which this one has been joined, or else this one.
   static std::shared_ptr<Tape> joined(std::shared_ptr<Tape> tape);
-  // Makes one tape of both.
+  // Joins the two tapes into one.
   static std::shared_ptr<Tape> join(const std::shared_ptr<Tape>& a, const std::shared_ptr<Tape>& b);
 
   // Makes the tensor a deferred one. created_by: the operation that made it, if the program may
@@ -97,7 +97,7 @@ class Tape {
   void add(std::shared_ptr<RecordedOperation> operation);
   const std::vector<std::shared_ptr<RecordedOperation>>& operations() const { return operations_; }
 
-  // These end the direct writes: what was written until now is recorded. See
+  // These functions end the direct writes: the bytes that were written until now are recorded. See
   // DeferredScope::finish().
   static void take_bytes(WritableBytes& writable);
   void end_direct_writes();

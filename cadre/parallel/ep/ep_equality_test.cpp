@@ -1,8 +1,8 @@
-// Training a model whose experts are divided among ranks, as threads, also with replicas of the
-// experts on other ranks, equals training it in one process with the whole batch: losses, gradients
-// and parameters of 20 steps, within the bounds of wrap_bounds.h. The bounds hold as for data
-// parallelism: ranks add the same terms in another order. The router chooses the same experts as
-// long as no two logits of a token are closer than these differences. CADRE_CASES_SEED picks the
+// Tests that training a model whose experts are divided among ranks, as threads, also with replicas
+// of the experts on other ranks, equals training it in one process with the whole batch: losses,
+// gradients and parameters of 20 steps, within the bounds of wrap_bounds.h. The bounds hold as for
+// data parallelism: ranks add the same terms in another order. The router chooses the same experts
+// as long as no two logits of a token are closer than these differences. CADRE_CASES_SEED picks the
 // share of the cases that CTest runs.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -85,7 +85,7 @@ Training train_on(const Case& test_case, const Degrees& degrees, uint64_t seed,
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   if (!result.ok()) return {};
-  // Ranks that differ only along "dp" have the same parameters.
+  // Ranks with the same coordinate along "ep" have the same parameters.
   for (int rank = degrees.ep; rank < num_ranks; ++rank) {
     EXPECT_EQ(bits_of(trained[rank].parameters), bits_of(trained[rank % degrees.ep].parameters))
         << "rank " << rank;

@@ -67,8 +67,8 @@ void check_layer(const NamedLayer& named, const DeviceMesh& mesh, const std::str
   }
 }
 
-// Returns the fields that must be equal on all ranks, beside names and shapes, which make_equal()
-// compares.
+// Returns those fields that must be equal on all ranks. make_equal() compares names and shapes in
+// addition.
 std::vector<AgreedField> fields_of(const std::vector<NamedLayer>& layers, const std::string& axis) {
   std::vector<AgreedField> fields{{"expert_axis", format("\"{}\"", axis)}};
   for (const auto& [name, layer] : layers) {
@@ -104,8 +104,8 @@ DividedParameters divided_by(const std::vector<NamedLayer>& layers) {
   return divided;
 }
 
-// Throws if a module that is no layer of experts has such a parameter: it would compute with a part
-// as if it were the whole.
+// Throws if a module other than a layer of experts has a divided parameter: it would compute with a
+// part as if it were the whole.
 void check_experts_only_in_layers(torch::nn::Module& module, const DividedParameters& divided) {
   const auto check = [&](const std::string& name, const torch::nn::Module& each) {
     if (dynamic_cast<const MixtureOfExpertsImpl*>(&each) != nullptr) return;
@@ -133,7 +133,7 @@ std::shared_ptr<const parallel::ExpertGroups> groups_of(const DeviceMesh& mesh,
       parallel::ExpertGroups{.tokens = tokens, .experts = experts, .members = std::move(members)});
 }
 
-// A record does not have axes along which nothing divides the parameter.
+// A record has no entry for an axis along which the parameter is not divided.
 bool is_replicated_along(const MeshAxis& axis, const ParameterShard& shard) {
   const auto found = std::ranges::find(shard.mesh.axes(), axis);
   if (found == shard.mesh.axes().end()) return true;

@@ -74,8 +74,9 @@ class CADRE_EXPORT ExpertParallel {
   // none of these ranks has one, as in one process. Call it once for each step, after the last
   // backward: a second call adds the sums again.
   void sum_gradients(const SumGradientsOptions& options = {}) const;
-  // Does the same for a wrapper that shards what this class has left on each rank: sums the
-  // gradients of the values of the wrapper's records. reduced_axes: those of the wrapper.
+  // Does the same for a wrapper that shards the parameters which this class has left on each rank:
+  // sums the gradients in the wrapper's records. reduced_axes: the axes along which the wrapper
+  // reduces.
   //   experts.sum_gradients(model.parameter_shards(), {.reduced_axes = {"dp_shard"}});
   void sum_gradients(std::span<const ParameterShard> shards,
                      const SumGradientsOptions& options) const;

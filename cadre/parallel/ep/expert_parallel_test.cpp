@@ -1,4 +1,5 @@
-// Tests what ExpertParallel makes of a module (values, records, norms), and what it refuses.
+// Tests the values, records and norms of a module that ExpertParallel has divided, and which
+// modules it refuses.
 #include "cadre/parallel/ep/expert_parallel.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +39,7 @@ void run_with_models(const testing::Degrees& degrees,
   }
   const auto result =
       run_groups(degrees.dp * degrees.ep, [&](const ProcessGroup& group, std::string&) {
-        // The model is released before the group's system.
+        // The rank's model must be destroyed before the os::System of its group.
         const auto model = std::move(models[static_cast<size_t>(group.rank())]);
         body(DeviceMesh(group, {{"dp", degrees.dp}, {"ep", degrees.ep}}), *model);
       });
@@ -78,7 +79,7 @@ TEST(ExpertParallel, TheNormIsThatOfOneProcess) {
     require(torch::allclose(model.named_parameters()["head.weight"].grad(),
                             plain->named_parameters()["head.weight"].grad(), 1e-9, 1e-12),
             "clipped gradients");
-    // The norm of this rank's experts alone would differ between ranks.
+    // A norm of this rank's experts alone would differ between ranks, so it is refused.
     require_refused(
         [&] {
           const std::vector<Tensor> parameters = model.parameters();
@@ -88,8 +89,8 @@ TEST(ExpertParallel, TheNormIsThatOfOneProcess) {
   });
 }
 
-// A gradient that one rank has is on all ranks after the sum; without a backward on any rank there
-// is no gradient.
+// If one rank has a gradient, all ranks have one after the sum. If no rank ran a backward, no rank
+// has a gradient.
 TEST(ExpertParallel, ParametersWithoutAGradientCountAsZeros) {
   run_with_models({.dp = 2, .ep = 2}, [&](const DeviceMesh& mesh, testing::ExpertModel& model) {
     const ExpertParallel experts(model, mesh);
@@ -162,7 +163,8 @@ TEST(ExpertParallel, RefusesWhatCannotBeDivided) {
   });
 }
 
-// Each expert would be divided twice, or would no longer equal the other module's.
+// These experts belong to another module, too: they would be divided twice, or would no longer
+// equal those of the other module.
 TEST(ExpertParallel, RefusesExpertsThatAnotherModuleHas) {
   struct Twins : torch::nn::Module {
     Twins() {

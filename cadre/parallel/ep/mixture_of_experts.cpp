@@ -71,8 +71,8 @@ at::Tensor activated(const at::Tensor& hidden, ExpertActivation activation) {
 
 // Returns the parameter of each expert; undefined tensors for a bias that the layer does not have.
 std::vector<at::Tensor> by_expert(const at::Tensor& parameter, size_t num_experts) {
-  // The backward of unbind() stacks all gradients once; select() would fill a whole tensor for
-  // each.
+  // The backward of unbind() stacks all gradients once. That of select() would fill a whole tensor
+  // for each expert.
   return parameter.defined() ? parameter.unbind(0) : std::vector<at::Tensor>(num_experts);
 }
 
@@ -83,7 +83,8 @@ at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const at::Te
 }  // namespace
 
 RouterLosses& RouterLosses::operator+=(const RouterLosses& other) {
-  // Not in place: the tensors belong to the graph, and the first ones may be undefined.
+  // This is not in place, because the tensors belong to the graph, and the first sum may be
+  // undefined.
   load_balance = load_balance.defined() ? load_balance + other.load_balance : other.load_balance;
   z = z.defined() ? z + other.z : other.z;
   return *this;

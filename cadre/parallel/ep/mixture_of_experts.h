@@ -87,13 +87,13 @@ struct RouterStatistics {
   int64_t num_dropped;  // number of dropped choices
 };
 
-// A struct, so that a program that uses `values` sees the losses beside them.
+// This is a struct, so that a program that uses `values` also sees the losses.
 struct [[nodiscard]] MixtureOfExpertsOutput {
   at::Tensor values;
   RouterLosses losses;
   RouterStatistics statistics;
 };
-// Called by wrappers of a module that returns one of these; see tensor/hooks/output_tensors.h.
+// Called by the wrapper of a module that returns RouterLosses; see tensor/hooks/output_tensors.h.
 CADRE_EXPORT std::vector<at::Tensor> held_tensors(const RouterLosses& losses);
 CADRE_EXPORT std::vector<at::Tensor> held_tensors(const MixtureOfExpertsOutput& output);
 

@@ -1,5 +1,5 @@
-// The layer alone and on ranks is compared with its definition in one process in float64: output,
-// auxiliary losses, and gradients of the input, the router and the experts.
+// Compares the layer, in one process and on ranks, with its definition in one process in float64:
+// output, auxiliary losses, and gradients of the input, the router and the experts.
 //
 // Bounds, as shares of a tensor's largest value: float64 1e-12. Every number is a chain of some ten
 // sums of at most 100 terms, in another order, so it differs by some 10 * 100 * 2^-53 = 1e-13 of
@@ -39,7 +39,7 @@ using torch::Tensor;
 
 constexpr int64_t kFeatures = 6;
 constexpr int64_t kHidden = 5;
-constexpr int64_t kExperts = 12;  // 1 to 4 ranks divide them
+constexpr int64_t kExperts = 12;  // the number is divisible by 1 to 4 ranks
 constexpr int64_t kTokens = 22;
 
 enum class Traffic { kMixed, kIdleExpert, kOneExpert, kIdleRank };
@@ -106,7 +106,7 @@ Tensor tokens_of(const Problem& problem) {
   return x.to(problem.dtype).to(torch::kDouble).clone().requires_grad_(true);
 }
 
-// The tokens that a rank has: shares that differ, and none for rank 0 of several if it is idle.
+// The tokens of a rank. Ranks have unequal numbers; with `has_idle`, rank 0 of several has none.
 struct Rows {
   int64_t begin;
   int64_t size;
@@ -129,8 +129,8 @@ void require_close(const Problem& problem, const Tensor& actual, const Tensor& e
   const double bound = problem.dtype == torch::kDouble  ? 1e-12
                        : problem.dtype == torch::kFloat ? 5e-4
                                                         : 5e-2;
-  // At least 0.01: all values of a part may be close to zero, as in gradients of hardly used
-  // experts.
+  // The scale is at least 0.01, because all values of a part may be close to zero, as in gradients
+  // of experts that few tokens select.
   const double largest = std::max(expected.abs().max().item<double>(), 0.01);
   const double difference = (actual.to(torch::kDouble) - expected).abs().max().item<double>();
   require(difference <= bound * largest, problem.name() + ": " + what + " differs by " +
@@ -164,7 +164,7 @@ Expected expected_of(const Problem& problem) {
   return expected;
 }
 
-// Makes the layer with the weights of the problem on rank 0, and with other weights elsewhere.
+// Makes the layer. Rank 0 gives it the weights of the problem, other ranks give it other weights.
 MixtureOfExperts layer_of(const Problem& problem, int rank) {
   MixtureOfExperts layer(problem.options);
   layer->to(problem.dtype);

@@ -1,5 +1,5 @@
-// Which rows of tokens go to which expert: the plan of one forward, made from the choices of all
-// ranks, and the exchange of rows that it describes.
+// Assigns rows of tokens to experts: makes the plan of one forward from the choices of all ranks,
+// and runs the exchange of rows that the plan describes.
 //
 // The choices of all tokens have one order, whatever the number of ranks: all first choices come
 // before all second ones, and among these the tokens come in rank order. With a capacity, an expert

@@ -1,6 +1,6 @@
-// The program gives new memory to parameters and shards, or writes to them, without
-// FullyShardedDataParallel: ties, replaced shards, gradients from before. Also constructors that
-// refuse, after which the module is unchanged.
+// Tests programs that replace the memory of parameters or shards, or write to them, without
+// FullyShardedDataParallel: ties, replaced shards, earlier gradients. Also tests that a constructor
+// that throws leaves the module unchanged.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -99,7 +99,7 @@ TEST(FsdpBehind, ASwapOfShardsIsNoticed) {
   }
 }
 
-// The program copies values into the shards, as the message of the error advises.
+// The program copies values into the shards, as the error message recommends.
 TEST(FsdpBehind, ValuesThatAreCopiedIntoShardsAreUsed) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -157,7 +157,7 @@ TEST(FsdpBehind, ReduceGradientsTakesWhatTheProgramAssigns) {
   });
 }
 
-// A parameter has a gradient from before, and no step uses it.
+// One parameter has an earlier gradient, and no step uses that parameter.
 TEST(FsdpBehind, EndsWithAGradientThatNoStepUsed) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -207,7 +207,7 @@ TEST(FsdpBehind, AnExceptionOfOneRankInABackwardEndsTheStepOnAllRanks) {
   }
 }
 
-// LoadIntoWrappers.AParameterThatIsTrainedFromNowOn shows what the error advises.
+// LoadIntoWrappers.AParameterThatIsTrainedFromNowOn tests what this error recommends.
 TEST(FsdpBehind, UnfreezingSaysWhatToDo) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -222,7 +222,7 @@ TEST(FsdpBehind, UnfreezingSaysWhatToDo) {
   });
 }
 
-// One of several units cannot be sharded, on all ranks or on one.
+// One of several units cannot be sharded, either on all ranks or on one.
 TEST(FsdpBehind, ARefusedConstructorChangesNothing) {
   for (const int refusing : {2, 1}) {
     on_two_ranks([&](const ProcessGroup& group) {
@@ -243,7 +243,7 @@ TEST(FsdpBehind, ARefusedConstructorChangesNothing) {
   }
 }
 
-// The module's values are gone with the first wrapper, on all ranks.
+// The first wrapper was destroyed, and with it the module's values, on all ranks.
 TEST(FsdpBehind, AModuleWhoseWrapperIsGoneIsRefusedOnAllRanks) {
   for (const bool has_units : {true, false}) {
     on_two_ranks([has_units](const ProcessGroup& group) {
@@ -289,8 +289,8 @@ TEST(FsdpBehind, WhatWasMovedFromOrIsNullSaysSo) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Momentum moves the parameters without the batch. torch::optim::SGD writes through
-// at::Tensor::data().
+// Momentum changes the parameters although the batch is dropped. torch::optim::SGD writes through
+// at::Tensor::data(), which changes no version counter.
 TEST(FsdpBehind, AStepWithoutTheBatchIsSeenByUnitsThatWereKeptWhole) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();

@@ -1,5 +1,5 @@
-// Deferred modules under FullyShardedDataParallel: they get rank 0's values with the bits of plain
-// construction, and need no more memory than the shards and one unit.
+// Tests deferred modules under FullyShardedDataParallel. They get rank 0's values, with the bits of
+// plain construction, and need no more memory than the shards and one unit.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>
@@ -50,8 +50,8 @@ Snapshot copies_of(const std::vector<Tensor>& tensors) {
   return copies;
 }
 
-// A model with what transformers have: every kind of layer, units, tied weights and a pass over all
-// modules.
+// A model with the properties of a transformer: every kind of layer, units, tied weights and a pass
+// over all modules.
 struct TiedHead : nn::Module {
   explicit TiedHead(const Tensor& tied) : weight(register_parameter("weight", tied)) {}
   Tensor weight;
@@ -168,7 +168,7 @@ TEST(FsdpDeferred, RefusesMetaTensorsOfTheProgram) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Bytes in use now, and at most so far.
+// Bytes in use now, and the peak so far.
 struct Usage {
   std::atomic<int64_t> now{0};
   std::atomic<int64_t> peak{0};
@@ -249,7 +249,7 @@ TEST(FsdpDeferred, ConstructionHoldsTheShardsAndOneUnit) {
   const auto memory = std::make_unique<CountedMemory>(kWeightBytes);
   std::atomic<int64_t> shards{0};
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
-    // The ranks record one after the other.
+    // The ranks record their modules one after the other.
     const auto tower = deferred(7, [] { return std::make_shared<LargeTower>(); });
     EXPECT_LE(memory->all().peak, LargeTower::kUnitBytes + kSmall) << "while it is recorded";
     group.barrier();
@@ -260,10 +260,10 @@ TEST(FsdpDeferred, ConstructionHoldsTheShardsAndOneUnit) {
       shards += static_cast<int64_t>(values.nbytes());
     }
     group.barrier();
-    // Each rank has one weight at a time, and no copy of it.
+    // Each rank holds one weight at a time, and makes no copy of it.
     EXPECT_EQ(memory->large().peak, kRanks * kWeightBytes);
     EXPECT_EQ(memory->large().now, 0) << "sharded";
-    // The shards of parameters are in memory that ranks share; those of gradients are not.
+    // The shards of parameters are in memory that the ranks share; the shards of gradients are not.
     EXPECT_LE(memory->all().peak, shards + kRanks * LargeTower::kUnitBytes + kSmall);
     group.barrier();
   });

@@ -1,5 +1,5 @@
-// The end of wrappers and their meshes after a step that failed: their groups end without pending
-// operations, and the rest of the job goes on.
+// Tests that wrappers and their meshes can end after a step that failed: their groups end without
+// pending operations, and the rest of the job goes on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -25,8 +25,8 @@ using ::testing::HasSubstr;
 struct End {
   int replicate;
   int shard;
-  bool fails_everywhere;  // false: on rank 1 only
-  bool in_forward;        // false: in the backward
+  bool fails_everywhere;  // false: the step fails on rank 1 only
+  bool in_forward;        // false: the step fails in the backward
   Reshard reshard = Reshard::kAfterForward;
 };
 

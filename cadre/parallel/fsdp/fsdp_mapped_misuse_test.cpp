@@ -1,5 +1,5 @@
-// Misuses that are refused with mapped shards, or with both forms: the texts of the errors, and
-// that no wrong number follows.
+// Tests which misuses are refused with mapped shards, or with mapped and gathered shards: the texts
+// of the errors, and that the ranks compute no wrong values.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -21,7 +21,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-// Each of two ranks owns elements of each unit in both forms.
+// A model of which each of two ranks owns elements of each unit, in both forms of shards.
 struct Wide : nn::Module {
   static constexpr int64_t kSide = 64;
   Wide() {
@@ -138,7 +138,8 @@ TEST(FsdpMappedMisuse, AForwardWritesToAParameter) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The first step is refused, too, before the ranks know what the others do.
+// The misuse is found in the first step, too, when a rank cannot compare its order of calls with
+// earlier steps.
 TEST(FsdpMappedMisuse, OneRankLeavesOutAStep) {
   for (const int num_good : {0, 1, 3}) {
     on_both_forms(2, [num_good](WideRank& rank) {
@@ -159,7 +160,7 @@ TEST(FsdpMappedMisuse, OneRankLeavesOutAStep) {
   }
 }
 
-// Without the refusal the ranks that own the same shards would differ from then on.
+// Without this error the ranks that own the same shards would have different values from then on.
 TEST(FsdpMappedMisuse, OneReplicaLeavesOutAStep) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -180,7 +181,8 @@ TEST(FsdpMappedMisuse, OneReplicaLeavesOutAStep) {
   }
 }
 
-// All ranks evaluate and accumulate at the same points between steps.
+// An evaluation or an accumulation between steps is no misuse if all ranks run it at the same
+// point.
 TEST(FsdpMappedMisuse, NothingWhereAllRanksChangeTheOrder) {
   on_both_forms(2, [](WideRank& rank) {
     for (int i = 0; i < 8; ++i) {
@@ -195,13 +197,13 @@ TEST(FsdpMappedMisuse, NothingWhereAllRanksChangeTheOrder) {
   });
 }
 
-// The graph was computed with values that are gone.
+// The graph was recorded with values that have been overwritten.
 TEST(FsdpMappedMisuse, ShardsChangeBetweenForwardAndBackward) {
   for (const int world_size : {1, 2}) {
     for (const Reshard reshard : {Reshard::kAfterForward, Reshard::kAfterBackward}) {
       for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
-        // Here the rank's buffer still has the old values, from which the backward computes right
-        // gradients.
+        // In this case the rank's buffer still has the values of the forward, so the backward
+        // computes right gradients.
         if (world_size > 1 && reshard == Reshard::kAfterBackward && form == ShardForm::kGathered)
           continue;
         const auto result = run_groups(world_size, [&](const ProcessGroup& group) {

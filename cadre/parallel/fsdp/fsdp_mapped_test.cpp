@@ -1,5 +1,6 @@
-// With mapped shards FullyShardedDataParallel computes the same bits as with gathered shards,
-// whatever the model, the options and the order of the program's calls, and on skewed ranks.
+// Tests that FullyShardedDataParallel with mapped shards computes the same bits as with gathered
+// shards, whatever the model, the options and the order of the program's calls, and on skewed
+// ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -23,7 +24,7 @@ using torch::optim::AdamW;
 using torch::optim::SGD;
 using Options = FullyShardedDataParallelOptions;
 
-// The results of a training on one rank, all of which are compared.
+// The results of a training on one rank. The tests compare all of them.
 struct Observed {
   std::vector<Tensor> losses;
   std::vector<Tensor> gradients;
@@ -41,12 +42,12 @@ void expect_same_bits(const std::vector<Tensor>& actual, const std::vector<Tenso
 }
 
 struct Setting {
-  std::function<void()> pause = [] {};  // called at places where a rank may be late
+  std::function<void()> pause = [] {};  // called at every point at which a rank may be slow
   int num_steps = 4;
 };
 
-// Gathers each gradient and parameter to a whole tensor, so that forms with other shards can be
-// compared.
+// Gathers each gradient and parameter to a whole tensor, so that models with different shards can
+// be compared.
 template <typename M, typename Step>
 Observed observe(FullyShardedDataParallel<M>& model, const std::shared_ptr<M>& module,
                  torch::optim::Optimizer& optimizer, const ProcessGroup& shard_group, Step step,
@@ -212,7 +213,7 @@ TEST(FsdpMapped, TrainsOnTwoAxes) {
   }
 }
 
-// Each rank is late at random places, also inside of forwards and backwards.
+// Each rank pauses at random places, also within forwards and backwards.
 TEST(FsdpMapped, TrainsOnSkewedRanks) {
   struct Late : Tower {
     Tensor forward(const Tensor& x) override {
@@ -269,7 +270,7 @@ TEST(FsdpMapped, ANumberOfUnitsOnlyEvaluates) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Trains a mapped model with parameter groups, also of parameters that are whole on every rank.
+// Trains a mapped model with parameter groups. Some of the parameters are whole on every rank.
 TEST(FsdpMapped, StepsGroupsAndIgnoredParameters) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     std::vector<Snapshot> trained;
@@ -305,7 +306,7 @@ TEST(FsdpMapped, StepsGroupsAndIgnoredParameters) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// In a world of one, too, where the parameters may be the shard itself.
+// The test includes a world of one, in which the parameters may be the shard itself.
 TEST(FsdpSummon, WritesOnlyWhatIsWrittenBackInBothForms) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     for (const int world_size : {1, 3}) {
@@ -336,7 +337,7 @@ TEST(FsdpSummon, WritesOnlyWhatIsWrittenBackInBothForms) {
   }
 }
 
-// The owner keeps its value of an element that was not changed.
+// The owner of an element that was not changed keeps its value.
 TEST(FsdpSummon, DoesNotRoundWhatIsWrittenBackUnchanged) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto module = std::make_shared<Tower>(2);
@@ -383,8 +384,8 @@ TEST(FsdpUpdate, WritesShardsOfBothForms) {
   }
 }
 
-// Between backwards without reduction units stay full, because the program is expected not to
-// change the shards; an update is noticed nevertheless.
+// Between backwards under no_sync() units stay full, because the program is not expected to change
+// the shards. An update is noticed nevertheless.
 TEST(FsdpUpdate, IsSeenByUnitsThatAreFull) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {

@@ -1,5 +1,5 @@
-// The exact number of bytes of gathered parameters that a rank holds, also if it computes
-// activations again.
+// Tests the exact number of bytes of gathered parameters that a rank holds, also if activations are
+// recomputed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -46,8 +46,8 @@ TEST(FsdpMemory, OfAForwardWithoutGradIsThatOfTheRootAndTwoUnits) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// At most the gradients of one unit and of the root are full, even in the first backward, whose
-// order no rank knows.
+// At most the gradients of one unit and of the root exist in full, even in the first backward, in
+// which the order of the units is not known yet.
 TEST(FsdpMemory, FewFullGradientsExistAtATime) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto net = std::make_shared<Tower>(6);

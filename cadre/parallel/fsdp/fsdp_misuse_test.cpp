@@ -1,4 +1,5 @@
-// What FullyShardedDataParallel refuses and with which words; training goes on afterwards.
+// Tests which misuses FullyShardedDataParallel refuses, the texts of the errors, and that training
+// goes on afterwards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -24,7 +25,8 @@ using ::testing::Not;
 constexpr int64_t kChainWidth = 4;
 constexpr int kRanks = 2;
 
-// Units of one size, called in any order, with hooks for what a user's forward may do.
+// A model whose units have one size and are called in any order. Its hooks run code of a test
+// within forward.
 struct Chain : nn::Module {
   Chain() {
     for (int i = 0; i < 3; ++i) {
@@ -96,7 +98,7 @@ void expect_parameters(const TrainedRank& rank, const Snapshot& expected) {
   }
 }
 
-// Runs `body` on two ranks, each of which has trained a step.
+// Runs `body` on two ranks, each of which has trained one step.
 void on_ranks(const std::function<void(TrainedRank&)>& body) {
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
     TrainedRank rank(group);
@@ -157,7 +159,8 @@ TEST(FsdpMisuse, AnOptimizerOfTheModulesParameters) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The call reaches no shard: the next backward clears the shards' gradients.
+// zero_grad() of the module reaches no shard. The next backward clears the gradients of the shards
+// instead.
 TEST(FsdpMisuse, ZeroGradOfTheModule) {
   on_ranks([](TrainedRank& rank) {
     rank.model->zero_grad();
@@ -200,7 +203,7 @@ TEST(FsdpMisuse, AModelIsShardedTwice) {
     expect_parameters(rank, after_plain_steps(2));
   });
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
-    const auto plain = std::make_shared<Chain>();  // has no units
+    const auto plain = std::make_shared<Chain>();  // declares no units
     const FullyShardedDataParallel model{plain, group};
     EXPECT_THAT(
         error_of([&] { FullyShardedDataParallel(plain, group); }, ErrorCode::kInvalidArgument),
@@ -262,7 +265,7 @@ TEST(FsdpMisuse, TwoBackwardsThroughOneForward) {
 
 TEST(FsdpMisuse, AForwardThrowsOnAllRanks) {
   on_ranks([](TrainedRank& rank) {
-    rank.step();  // units are prefetched from now on
+    rank.step();  // the wrapper prefetches units from now on
     rank.module->between = [](size_t unit) {
       if (unit == 1) throw std::runtime_error("user");
     };
@@ -352,7 +355,8 @@ TEST(FsdpMisuse, RanksHaveOtherOptions) {
   }
 }
 
-// The module's parameters are sharded with those of the root, so the call would change nothing.
+// The module's parameters are already sharded together with those of the root, so the call would
+// have no effect.
 TEST(FsdpMisuse, AModuleIsDeclaredAfterTheWrapperIsMade) {
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
     const auto module = std::make_shared<Chain>();

@@ -1,4 +1,4 @@
-// What the ranks of a ShardedOptimizer compare before each step.
+// Tests what the ranks of a ShardedOptimizer compare before each step.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -36,7 +36,7 @@ struct Training {
 
   explicit Training(const ProcessGroup& of, ShardForm form = ShardForm::kGathered)
       : Training(of, of, form) {}
-  // ranks: the group, or a mesh of it.
+  // ranks: the process group, or a mesh of it.
   template <typename Ranks>
   Training(const ProcessGroup& of, const Ranks& ranks, ShardForm form)
       : group(of),
@@ -67,8 +67,8 @@ struct Training {
   ShardedOptimizer<AdamW> optimizer;
 };
 
-// `prepare` makes the ranks differ before the third step, which must throw `expected` on all ranks
-// and change nothing.
+// Before the third step `prepare` makes the ranks differ. The step must throw `expected` on all
+// ranks and change nothing.
 void expect_refused(const std::function<void(Training&)>& prepare,
                     const std::vector<std::string>& expected) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
@@ -182,7 +182,8 @@ TEST(FsdpStep, AShardThatIsFrozenOrUnfrozenIsRefused) {
   }
 }
 
-// These calls would read zeros instead of the gradients that wait on one rank.
+// On one rank gradients of no_sync() are not reduced yet. These functions would use zeros for them,
+// so they are refused.
 TEST(FsdpStep, NormsAndChecksOfGradientsThatWaitAreRefused) {
   const std::vector<std::pair<std::string, std::function<void(Training&)>>> readers = {
       {"clip_grad_norm_", [](Training& t) { clip_grad_norm_(t.model, 1e9); }},
@@ -222,7 +223,7 @@ TEST(FsdpStep, NormsAndChecksOfGradientsThatWaitAreRefused) {
   }
 }
 
-// The ranks may have different parameters of the program in the optimizer.
+// The optimizer may also have parameters that are no shards, and these may differ between ranks.
 TEST(FsdpStep, TensorsThatAreNoShardsAreNotCompared) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Training training(group);
@@ -239,7 +240,7 @@ TEST(FsdpStep, TensorsThatAreNoShardsAreNotCompared) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Cleared gradients do not wait, and a batch may be dropped.
+// A program may drop a batch: cleared gradients no longer wait for a reduction.
 TEST(FsdpStep, AStepAfterADroppedBatchIsNoMistake) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Training training(group);
@@ -263,7 +264,8 @@ struct Row : nn::Module {
   Tensor v;
 };
 
-// The parts of the ranks have equal sizes, so only the archive can tell whose state it has.
+// The parts of the ranks have equal sizes. Only the archive itself records to which rank its state
+// belongs.
 TEST(FsdpStep, AnArchiveOfAnotherRankIsRefusedOnAllRanks) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -290,8 +292,8 @@ TEST(FsdpStep, AnArchiveOfAnotherRankIsRefusedOnAllRanks) {
       train(1);
       const Tensor after = shard.detach().clone();
       output = failure_of([&] { load(archives[0]); });
-      train(2);  // the refused load has changed the state of no rank
-      // Each rank loads its own archive and does the second step again.
+      train(2);  // the refused load changed the state of no rank
+      // Each rank loads its own archive and repeats the second step.
       load(archives[static_cast<size_t>(group.rank())]);
       {
         const torch::NoGradGuard no_grad;

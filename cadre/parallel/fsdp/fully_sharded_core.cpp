@@ -217,7 +217,8 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
 
 namespace {
 
-// Makes the gradients report their passes to the units. units: empty after the wrapper is gone.
+// Makes the gradients report their passes to the units. units: expires when the wrapper is
+// destroyed.
 ShardedGradients::Options gradient_options(
     std::optional<at::ScalarType> reduce_dtype, size_t num_late_units,
     const std::shared_ptr<std::weak_ptr<ShardedUnits>>& units) {
@@ -257,7 +258,8 @@ reduction::DataParallelOptions data_parallel_options(
           .ignored = std::move(ignored),
           .is_idle_alone = false,
           .change_remedy = kChangeRemedy,
-          // Evaluations call this, too: after gradients were cleared the shards may have changed.
+          // Evaluations call this function, too, because the shards may have changed after
+          // gradients were cleared.
           .before_forward =
               [gradients] {
                 if (at::GradMode::is_enabled() || !*gradients) return;
@@ -299,7 +301,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   Construction construction{.assignment = agreed_assignment()};
   std::optional<wrap::LocatedGroup> all_ranks;
   materialize_unsharded(*module_, construction.assignment);
-  // The storage may outlive this object, with a NoSync.
+  // The storage may outlive this object, because a NoSync shares it.
   const auto made = std::make_shared<std::weak_ptr<ShardedUnits>>();
   const auto gradients = std::make_shared<GradientStorage*>(nullptr);
   const auto make_storage = [&](const std::vector<NamedTensor>& trained,

@@ -94,7 +94,7 @@ class CADRE_EXPORT FullyShardedCore {
   void write_back();
   void dismiss() noexcept;
 
-  // The full parameters in this rank's memory, now and at most so far, in bytes.
+  // Return the bytes of full parameters in this rank's memory now, and their peak.
   int64_t full_bytes() const;
   int64_t peak_full_bytes() const;
   // Bytes in this rank's files.

@@ -1,5 +1,5 @@
-// What FullyShardedDataParallel does with special parameters, accumulation, precision and
-// meshes: training equals that of the plain module in one process.
+// Tests FullyShardedDataParallel with special parameters, accumulation, mixed precision and meshes.
+// Training must equal that of the plain module in one process.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -125,7 +125,7 @@ TEST(FsdpAccumulation, TwoForwardsBeforeTwoBackwards) {
   expect_trains_as_plain([] { return std::make_shared<Tower>(3); }, options, together, {2});
 }
 
-// Writes values like load_sharded(), also before any gradient was reduced.
+// Writes values into the shards as load_sharded() does, also before any gradient was reduced.
 TEST(FsdpStale, ValuesThatTheProgramWritesAreUsedByTheNextForward) {
   for (const Reshard reshard :
        {Reshard::kAfterForward, Reshard::kAfterBackward, Reshard::kAfterReduction}) {
@@ -145,7 +145,7 @@ TEST(FsdpStale, ValuesThatTheProgramWritesAreUsedByTheNextForward) {
   }
 }
 
-// The same holds for units that are kept between two backwards.
+// Summoned parameters have the written values, too, if units stay full between two backwards.
 TEST(FsdpStale, ValuesThatTheProgramWritesAreThoseThatAreSummoned) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     Options options = every_unit();
@@ -169,7 +169,7 @@ TEST(FsdpStale, ValuesThatTheProgramWritesAreThoseThatAreSummoned) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// An example is a limit on the weights after each part of an accumulation.
+// A program does this if it limits the weights after each part of an accumulation.
 TEST(FsdpStale, ValuesWrittenBetweenBackwardsWithoutReductionAreUsed) {
   for (const Reshard reshard : {Reshard::kAfterBackward, Reshard::kAfterReduction}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -190,7 +190,8 @@ TEST(FsdpStale, ValuesWrittenBetweenBackwardsWithoutReductionAreUsed) {
   }
 }
 
-// The step uses the gradients of the first backward, whatever comes between.
+// The step uses the gradients of the first backward. A backward under no_sync() between them does
+// not change that.
 TEST(FsdpStale, ABackwardWithoutReductionBeforeTheStepKeepsNothing) {
   for (const Reshard reshard : {Reshard::kAfterBackward, Reshard::kAfterReduction}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -279,7 +280,7 @@ TEST(FsdpSummon, ShowsAndTakesThePlainParameters) {
     {
       const auto full = model.summon_full_params();
       expect_same();
-      double_all(*module);  // this change is lost
+      double_all(*module);  // the wrapper discards this change
     }
     {
       const auto full = model.summon_full_params();

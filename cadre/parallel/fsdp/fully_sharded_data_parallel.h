@@ -53,8 +53,8 @@ class [[nodiscard]] FullParameters {
   FullParameters(FullParameters&&) noexcept = default;
   FullParameters& operator=(FullParameters&&) = delete;
 
-  // Copies to the shards what the program has written to the parameters, in the same way on all
-  // ranks; without this call it is lost. Called on all ranks.
+  // Copies to the shards the values that the program has written to the parameters, in the same way
+  // on all ranks; without this call they are lost. Called on all ranks.
   void write_back() { parallel::checked(core_, "FullParameters").write_back(); }
 
  private:
@@ -80,7 +80,7 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
                            const Options& options = {})
       : FullyShardedDataParallel(module, std::make_shared<parallel::FullyShardedCore>(
                                              module, parallel::ShardGroups::of(ranks), options)) {}
-  // Serves tests, whose groups may have engines of their own: ShardGroups of fully_sharded_core.h.
+  // Used by tests, whose groups may have engines of their own: ShardGroups of fully_sharded_core.h.
   template <typename Groups>
     requires requires(const Groups& groups) { groups.shard_axis; }
   FullyShardedDataParallel(const std::shared_ptr<M>& module, const Groups& groups,
@@ -133,8 +133,9 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
     }
   }
 
-  // Returns what this rank owns, for optimizers: one tensor for each parameter of the module, in
-  // the order of named_parameters(), without those of options.ignored; some have no element here.
+  // Returns this rank's shards for optimizers: one tensor for each parameter of the module, in the
+  // order of named_parameters(), without those of options.ignored. Some have no element on this
+  // rank.
   std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> values;
     for (const ParameterShard& shard : parameter_shards()) values.push_back(shard.values);
@@ -152,8 +153,8 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   // See DataParallelModule.
   void reduce_gradients() { sharded().reduce_gradients(); }
 
-  // Bytes of gathered parameters that this rank holds, now and at most so far, without mapped
-  // parameters, which are not its own.
+  // Returns the bytes of gathered parameters that this rank holds now, and their peak. Mapped
+  // parameters do not count, because the ranks share their memory.
   int64_t full_bytes() const { return sharded().full_bytes(); }
   int64_t peak_full_bytes() const { return sharded().peak_full_bytes(); }
   // Bytes in this rank's files (FileOffload).

@@ -1,5 +1,5 @@
-// Shards and gradients in files: a run has the bits of the run in memory, takes the bytes of the
-// formula, and all ranks throw one error if there is no room.
+// Tests shards and gradients in files: a run has the same bits as a run in memory and takes the
+// bytes that the formula gives, and all ranks throw one error if the disk has no room.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(
         OffloadMode{"kept", "mlp", {}, Reshard::kAfterReduction}),
     [](const auto& mode) { return mode.param.name; });
 
-// Two backwards, the first one with or without reduction.
+// The steps of a training: two backwards for each, the first one with or without reduction.
 struct OffloadSteps {
   bool reduces;
   template <typename Model>
@@ -113,8 +113,8 @@ TEST(FsdpOffloadMechanics, TrainsOnTwoAxes) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Every shard and its gradients take whole pages. tests/training/memory_limit_test.cpp has the same
-// with the state of the optimizer.
+// Every shard and its gradients take whole pages. tests/training/memory_limit_test.cpp tests the
+// same for the state of the optimizer.
 TEST(FsdpOffloadMemory, IsThatOfShardsAndGradients) {
   for (const int world_size : {1, 2}) {
     const TemporaryFolder folder;
@@ -138,8 +138,8 @@ TEST(FsdpOffloadMemory, IsThatOfShardsAndGradients) {
   }
 }
 
-// The pages that are needed: a shard and gradients for each of 4 units and the root, and the state
-// of ten parameters.
+// The run needs these pages: a shard and gradients for each of 4 units and the root, and the state
+// of ten parameters. The disk has exactly this room, or one page less.
 TEST(FsdpOffloadErrors, AFullDiskIsReportedAtConstruction) {
   constexpr size_t kNeeded = (5 * 2 + 10 * 2) * 4096;
   for (const auto& [num_bytes, is_enough] : {std::pair(kNeeded, true), {kNeeded - 4096, false}}) {
@@ -159,15 +159,15 @@ TEST(FsdpOffloadErrors, AFullDiskIsReportedAtConstruction) {
       EXPECT_THAT(failure, HasSubstr("kUnavailable: FullyShardedDataParallel, rank 0: "
                                      "options.offload: reserve 122880 bytes in folder"));
       EXPECT_THAT(failure, HasSubstr("No space left on device"));
-      // Nothing was sharded yet.
+      // The constructor threw before it sharded anything.
       EXPECT_EQ(module->forward(data_of(0)).numel(), kRows);
     });
     EXPECT_TRUE(result.ok()) << result.failures();
   }
 }
 
-// The pages that are needed: a shard and gradients for each of five units, and the state of those
-// parameters of which the rank has a part.
+// A rank needs these pages: a shard and gradients for each of five units, and the state of the
+// parameters of which it has a part.
 TEST(FsdpOffloadErrors, EachRankReservesForItsOwnParts) {
   const auto result = run_groups(8, [](const ProcessGroup& group, std::string& output) {
     size_t num_pages = 5 * 2;

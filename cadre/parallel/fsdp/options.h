@@ -82,7 +82,7 @@ using WrapPolicy = std::function<bool(const WrapCandidate& candidate)>;
 
 struct FullyShardedDataParallelOptions {
   // kMapped: the ranks of one host that own shards of the same parameters read them in place. It
-  // needs a ShardedOptimizer, because other optimizers do not know when they may write.
+  // needs a ShardedOptimizer, because other optimizers do not synchronize their writes.
   ShardForm form = ShardForm::kGathered;
   Reshard reshard = Reshard::kAfterForward;        // how long units keep full parameters
   Reshard reshard_root = Reshard::kAfterBackward;  // the same for parameters outside of units
@@ -92,8 +92,8 @@ struct FullyShardedDataParallelOptions {
   ShardPrecision precision = {};
   std::optional<FileOffload> offload = {};  // given on all ranks or on none
   WrapPolicy wrap_policy = {};              // see wrap_policy.h
-  // Names of parameters, or of modules with all that is below them, that stay as they are: whole on
-  // every rank, neither sharded nor reduced.
+  // Names of parameters, or of modules with all of their submodules, that stay whole on every rank,
+  // neither sharded nor reduced.
   std::vector<std::string> ignored = {};
   GradientWeighting weighting = GradientWeighting::kSamples;
   // Whether every rank gets rank 0's buffers before each synchronized forward in training mode.

@@ -16,8 +16,8 @@
 
 namespace cadre::parallel {
 
-// How long a unit is full, and among how many ranks its parameters stay between its forward and its
-// backward.
+// For one unit: how long it is full, and among how many ranks its parameters stay between its
+// forward and its backward.
 struct ReshardChoice {
   Reshard reshard = Reshard::kAfterForward;
   int group_size = 0;  // for kOntoGroup only

@@ -1,6 +1,6 @@
-// Units that stay on a smaller group of ranks between forward and backward: they compute the same
-// bits as other modes. Also the memory of the parts, and what the whole group and the small one
-// gather.
+// Tests units whose parts stay on a smaller group of ranks between forward and backward. They
+// compute the same bits as in other modes. Also tests the memory of the parts, and what the whole
+// group and the smaller one gather.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -64,7 +64,8 @@ INSTANTIATE_TEST_SUITE_P(
         ReshardCase{"onto_1", "mlp", 2, 1}, ReshardCase{"onto_all", "mlp", 2, 2}),
     [](const auto& mode) { return mode.param.name; });
 
-// Accumulates without reduction, and evaluates between the passes and between backward and step.
+// The steps of a training that accumulates without reduction, and evaluates between the passes and
+// between backward and step.
 struct ReshardSteps {
   template <typename Model>
   void operator()(Model& model, const Tensor& rows) const {
@@ -83,7 +84,8 @@ struct ReshardSteps {
     evaluate();  // gathers anew
     loss.backward();
     evaluate();
-    model.forward(rows.sin());  // has no backward: its parts have the values before the step
+    model.forward(rows.sin());  // this forward has no backward, so its parts keep the values from
+                                // before the step
   }
 };
 
@@ -119,7 +121,7 @@ TEST(FsdpReshardMechanics, ChoosesTheGroupForEachUnit) {
 }
 
 // After the forward a rank holds the root and its part of each unit. During forward and backward it
-// also holds, full, the root, the unit that computes and the next one. While the last unit that
+// also holds in full the root, the unit that computes and the next one. While the last unit that
 // computes is turned into its part, or was gathered from it, that part exists, too.
 TEST(FsdpReshardMemory, IsThatOfThePartsAndTwoUnits) {
   const auto result = run_groups(4, [&](const ProcessGroup& group) {
@@ -138,8 +140,8 @@ TEST(FsdpReshardMemory, IsThatOfThePartsAndTwoUnits) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Returns the elements that a rank receives in gathers of the whole group, in one step after the
-// first ones.
+// Returns the number of elements that a rank receives from all_gathers of the whole group in one
+// step, which is not the first.
 int64_t gathered_over_all(const ProcessGroup& group,
                           const FullyShardedDataParallelOptions& options) {
   const FakeGroup counting(group);

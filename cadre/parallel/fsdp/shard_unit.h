@@ -49,7 +49,7 @@ class CADRE_EXPORT ShardUnitBase {
   ShardUnitBase& operator=(const ShardUnitBase&) noexcept { return *this; }
   virtual ~ShardUnitBase() = default;
 
-  // What fully_shard() and the wrapper know about a unit.
+  // The state of a unit in fully_shard() and in its wrapper.
   struct Binding {
     bool is_declared = false;  // fully_shard() was called for it
     bool is_wrapped = false;   // it is in a model that a wrapper has sharded, as a unit or not

@@ -1,4 +1,5 @@
-// ShardUnit<M> is used wherever an M is; what fully_shard() refuses; which unit holds what.
+// Tests that ShardUnit<M> can be used wherever an M can, what fully_shard() refuses, and which
+// parameters belong to which unit.
 #include "cadre/parallel/fsdp/shard_unit.h"
 
 #include <gmock/gmock.h>

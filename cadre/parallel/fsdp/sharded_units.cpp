@@ -68,8 +68,8 @@ void ShardedUnits::enter_backward() {
   const auto on_failure = [units = weak_from_this()] {
     if (const auto alive = units.lock()) alive->schedule_->abandon();
   };
-  // The end is queued in two steps, so that it runs after what the reducer has queued for the end
-  // of the backward, which still reads the full gradients.
+  // The end is queued in two steps, so that it runs after the functions that the reducer has queued
+  // for the end of the backward, which still read the full gradients.
   wrap::at_end_of_backward(
       [units = weak_from_this(), creates_graph, on_failure] {
         wrap::at_end_of_backward(

@@ -50,8 +50,8 @@ class Assigner {
  private:
   using Keys = std::set<const void*>;
 
-  // Fills chosen_ for the module and for what is below it, children first. Returns the parameters
-  // that no unit below the module holds.
+  // Fills chosen_ for the module and its submodules, children first. Returns the parameters that no
+  // unit below the module holds.
   Keys choose(const Module& module, const std::string& name) {
     Keys held;
     for (const auto& child : module.named_children()) {

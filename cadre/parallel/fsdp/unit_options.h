@@ -34,13 +34,13 @@ ReshardChoice reshard_of(const AssignedUnit& assigned,
                          const FullyShardedDataParallelOptions& options,
                          const wrap::LocatedGroup& shard);
 
-// Refuses a null module, numbers out of range, and options that do not go with each other.
+// Throws for a null module, for numbers out of range, and for options that exclude each other.
 void check_options(const torch::nn::Module* module, const FullyShardedDataParallelOptions& options);
 // Refuses a model that cannot be sharded in these units. Changes nothing.
 void check_model(const torch::nn::Module& module, const UnitAssignment& assignment,
                  const FullyShardedDataParallelOptions& options, const wrap::LocatedGroup& shard);
 // Returns the fields that must be equal on all ranks; otherwise ranks would shard different sets of
-// parameters, and gather each other's.
+// parameters, and gather wrong ones.
 std::vector<AgreedField> fields_of(const UnitAssignment& assignment,
                                    const FullyShardedDataParallelOptions& options,
                                    const wrap::LocatedGroup& shard);

@@ -41,7 +41,7 @@ std::optional<size_t> UnitOrder::next() const {
 }
 
 void UnitOrder::end() {
-  // A pass that ended early has not used all units that the other ranks expect it to use.
+  // If a pass ended early, it has not used all units that the other ranks expect it to use.
   if (current_.size() < known_[index(pass_)].size()) is_expected_ = false;
   known_[index(pass_)] = std::exchange(current_, {});
   last_ = pass_;

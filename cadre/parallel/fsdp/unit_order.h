@@ -43,9 +43,10 @@ class UnitOrder {
   static size_t index(Pass pass) { return static_cast<size_t>(pass); }
 
   Pass pass_ = Pass::kForward;
-  std::vector<size_t> current_;                          // units of the pass that runs
-  std::array<std::vector<size_t>, kNumPasses> known_;    // units of the last pass of each kind
-  std::array<std::optional<Pass>, kNumPasses> follows_;  // what came after a pass of this kind
+  std::vector<size_t> current_;                        // units of the pass that runs
+  std::array<std::vector<size_t>, kNumPasses> known_;  // units of the last pass of each kind
+  // The pass that followed the last pass of each kind.
+  std::array<std::optional<Pass>, kNumPasses> follows_;
   std::optional<Pass> last_;
   bool is_expected_ = false;
 };

@@ -91,14 +91,15 @@ void UnitSchedule::fail_forward(size_t unit) noexcept {
 
 void UnitSchedule::abandon() noexcept {
   const bool was_in_backward = std::exchange(phase_, Phase::kIdle) == Phase::kBackward;
-  // The next forward then drops what is kept below, and gathers the same units on all ranks.
+  // Then the next forward drops the gathered parameters that are kept below, and all ranks gather
+  // the same units.
   if (was_in_backward) may_change_ = true;
   keeps_all_ = false;
   close_calls();
   order_.abandon();
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     const Unit& left = units_[unit];
-    // follow_others() gathers from this part.
+    // The gathers in follow_others() need this part.
     const bool has_part = left.reshard == Reshard::kOntoGroup && !left.memory->is_full();
     if (!was_in_backward || !has_part) release_after_failure(unit);
   }
@@ -160,8 +161,9 @@ void UnitSchedule::follow_others(size_t launch) {
 
 void UnitSchedule::reached_output(const std::shared_ptr<Call>& call, const wrap::GraphNode& node) {
   begin_backward();
-  // If a unit was called with this output, its own hook of the same node runs only after this hook.
-  // But its parameters must be released before the next unit is gathered, so it is passed here.
+  // If a unit was called with this output, the hook of that unit on the same node runs only after
+  // this hook. But its parameters must be released before the next unit is gathered, so its input
+  // counts as passed here.
   const auto is_node = [&node](const wrap::GraphNode& input) {
     return input.address == node.address && input.sequence == node.sequence;
   };
@@ -272,7 +274,7 @@ void UnitSchedule::begin_pass(UnitOrder::Pass pass) {
   order_.begin(pass);
 }
 
-// Counts only operations: a unit that is full, or whose gather runs, needs none.
+// Starts an operation only if it is needed: not for a unit that is full or is being gathered.
 void UnitSchedule::gather(size_t unit) {
   if (phase_ == Phase::kBackward && !units_[unit].memory->is_full()) {
     gathers_.push_back({.unit = unit, .num_launched = num_launched_});

@@ -1,5 +1,5 @@
-// When the parameters of each unit are gathered and released: the state machine behind every use of
-// a sharded model.
+// Decides when the parameters of each unit are gathered and released. It is the state machine
+// behind every use of a sharded model.
 //
 // Threads: forward, backward and every method from one thread. Blocking: the methods that gather,
 // until the group's deadline. Lifetime: owns the units' memory.
@@ -42,7 +42,7 @@ namespace cadre::parallel {
 class UnitMemory {
  public:
   virtual ~UnitMemory() = default;
-  // Whether the parameters are gathered, or their gather runs.
+  // Returns whether the parameters are gathered, or are being gathered.
   virtual bool is_full() const = 0;
   // Starts to gather from the owners; collective.
   virtual void gather() = 0;
@@ -53,10 +53,11 @@ class UnitMemory {
   // Frees the memory except for a part, with which the next gather costs less, until mark_stale()
   // or release().
   virtual void release_onto_group() = 0;
-  // Called when the owners change their shards: what was gathered before no longer counts.
+  // Called when the owners change their shards: values that were gathered before are no longer
+  // valid.
   virtual void mark_stale() = 0;
-  // Whether the parameters are gathered, or their gather runs, with values that this rank's shard
-  // no longer has.
+  // Returns whether the parameters are gathered, or are being gathered, with values that this
+  // rank's shard no longer has.
   virtual bool is_outdated() const = 0;
 };
 
@@ -94,8 +95,8 @@ class UnitSchedule {
     int num_prefetched = 1;
     // Compares the use with those of the other ranks, and throws on all ranks if they differ.
     std::function<void(const Use& use)> compare = [](const Use&) {};
-    // Whether shards have reduced gradients, which a step of the optimizer may still use. The same
-    // on all ranks.
+    // Returns whether shards have reduced gradients, which a step of the optimizer may still use.
+    // The result is the same on all ranks.
     std::function<bool()> has_gradients = [] { return false; };
     // Returns the number of updates of the shards so far, the same on all ranks. A rank that skips
     // an update, or makes one alone, differs from the others in the order of its passes.
@@ -125,7 +126,7 @@ class UnitSchedule {
   // A call of a unit that a backward passes.
   struct Call {
     size_t unit;
-    // The nodes that made those of the call's inputs that have gradients.
+    // For each input of the call that has a gradient, the node that made it.
     std::vector<wrap::GraphNode> inputs = {};
     bool is_open = false;  // backward is between outputs and inputs
   };
@@ -144,8 +145,8 @@ class UnitSchedule {
   void begin_reduction();
   void count_launch() { ++num_launched_; }
   // Called on a rank that has left the reducing backward by an exception: starts the gathers that
-  // the others make before they reduce bucket `launch`. Does nothing if these are not known: in the
-  // first backward, and if units came in another order.
+  // the others make before they reduce bucket `launch`. Does nothing if these gathers are not
+  // known: in the first backward, and if the units were used in another order.
   void follow_others(size_t launch);
   // Called when gradients were reduced outside of a backward: a step of the optimizer follows.
   void end_reduction();
@@ -159,7 +160,7 @@ class UnitSchedule {
   void dismiss();
 
   bool is_in_backward() const { return phase_ == Phase::kBackward; }
-  // Whether a gradient has arrived in the running backward.
+  // Returns whether a gradient has arrived in the running backward.
   bool has_accumulated() const { return has_accumulated_; }
   size_t num_units() const { return units_.size(); }
   const std::string& name(size_t unit) const { return units_[unit].name; }
@@ -202,13 +203,13 @@ class UnitSchedule {
   UnitOrder order_;
   Phase phase_ = Phase::kIdle;
   bool is_with_grad_ = false;
-  // Whether the program may change the shards before the next forward, by a step or by loading
+  // true: the program may change the shards before the next forward, by a step or by loading
   // values. Between backwards without reduction it is expected to leave them unchanged; then the
   // units are gathered again only after a change that is_outdated() notices, or if accumulated
   // gradients are cleared.
   bool may_change_ = true;
   uint64_t num_updates_ = 0;  // number at the start of the last pass
-  bool awaits_step_ = false;  // reduced gradients are still there
+  bool awaits_step_ = false;  // reduced gradients still wait for a step
   bool has_accumulated_ = false;
   bool keeps_all_ = false;  // for the graph of a derivative, nothing is released
   std::vector<std::weak_ptr<Call>> open_calls_;

@@ -1,5 +1,5 @@
-// When units are gathered and released, and how many are full at a time, with a UnitMemory that
-// only records what it is told to do.
+// Tests when units are gathered and released, and how many are full at a time. The UnitMemory of
+// these tests only records its calls.
 #include "cadre/parallel/fsdp/unit_schedule.h"
 
 #include <gmock/gmock.h>
@@ -23,9 +23,9 @@ using ::testing::IsEmpty;
 struct Notes {
   std::vector<std::string> events;
   std::vector<std::string> full;
-  std::vector<std::string> kept;  // units of which a part is kept on a group
+  std::vector<std::string> kept;  // units of which this rank keeps a part, on a smaller group
   size_t peak = 0;
-  std::optional<Error> refusal;  // error of the next wait for a gather
+  std::optional<Error> refusal;  // the error that the next wait for a gather returns
   std::string fails;             // the unit whose gather fails
 
   std::vector<std::string> take() { return std::exchange(events, {}); }
@@ -72,7 +72,7 @@ class NotedMemory final : public UnitMemory {
   bool is_stale_ = false;
 };
 
-// A root and units "1" to "4", each with two trained parameters.
+// A model with a root and units "1" to "4", each with two trained parameters.
 class ScheduleTest : public ::testing::Test {
  protected:
   static constexpr size_t kUnits = 5;
@@ -95,7 +95,8 @@ class ScheduleTest : public ::testing::Test {
                               .compare = [this](const UnitSchedule::Use&) { ++num_compared_; }});
   }
 
-  // Unit u is called with the output of unit u - 1; the input of the first unit has no gradient.
+  // Calls each unit with the output of the unit before it. The input of the first unit requires no
+  // gradient.
   std::vector<Call> forward(const std::vector<size_t>& order = {1, 2, 3, 4}, bool grad = true) {
     std::vector<Call> calls;
     schedule_->begin_forward(grad);
@@ -147,7 +148,8 @@ TEST_F(ScheduleTest, GathersBeforeEachUseAndReleasesAfterIt) {
   EXPECT_EQ(notes_.peak, 2);
 }
 
-// The other ranks of the step gather from the parts of a rank whose backward has failed.
+// Other ranks still gather from the parts that a rank keeps, so a rank whose backward has failed
+// must keep its parts.
 TEST_F(ScheduleTest, AFailedBackwardKeepsPartsOnGroupsAndAFailedForwardDoesNot) {
   for (const bool is_in_backward : {true, false}) {
     notes_ = {};
@@ -227,7 +229,8 @@ TEST_F(ScheduleTest, KeepsAPartOfUnitsBetweenForwardAndBackward) {
       << "the next use gathers anew";
 }
 
-// After a reduction the optimizer may step at any time, so units that are full are gathered again.
+// After a reduction the optimizer may step at any time, so units that are full are gathered again
+// for their next use.
 TEST_F(ScheduleTest, GathersAgainAfterAReduction) {
   make(Reshard::kAfterReduction, 0);
   backward(forward({1}));
@@ -365,7 +368,7 @@ TEST_F(ScheduleTest, AFailedGatherLeavesNothingFull) {
   forward();
 }
 
-// The memory names the unit, so the schedule does not name it again.
+// The error of the UnitMemory names the unit, so the schedule does not add the name.
 TEST_F(ScheduleTest, AFailedGatherNamesItsUnitOnce) {
   make();
   notes_.refusal = Error(ErrorCode::kInvalidArgument, "refused");
@@ -404,7 +407,7 @@ TEST_F(ScheduleTest, ARankThatHasLeftABackwardGathersWhatTheOthersGather) {
   EXPECT_THAT(notes_.take(), ElementsAre("gather 1", "release 2"));
   schedule_->follow_others(4);
   EXPECT_THAT(notes_.take(), IsEmpty());
-  schedule_->begin_reduction();  // outside of a backward
+  schedule_->begin_reduction();  // called outside of a backward
   schedule_->follow_others(4);
   EXPECT_THAT(notes_.take(), IsEmpty());
 }

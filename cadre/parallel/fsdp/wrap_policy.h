@@ -15,12 +15,12 @@
 
 namespace cadre {
 
-// Chooses modules with at least so many elements in parameters that no unit below them holds.
+// Chooses modules with at least min_numel elements in parameters that no unit below them holds.
 inline WrapPolicy wrap_by_size(int64_t min_numel) {
   return [min_numel](const WrapCandidate& candidate) { return candidate.numel >= min_numel; };
 }
 
-// Chooses modules of one of these types: BlockImpl for a ShardUnit<BlockImpl>.
+// Chooses modules of the given types: BlockImpl for a ShardUnit<BlockImpl>.
 template <typename... Modules>
 WrapPolicy wrap_by_type() {
   return [](const WrapCandidate& candidate) {

@@ -1,4 +1,5 @@
-// Weights that a forward or a backward writes while they are gathered, on all ranks or on one.
+// Tests weights that a forward or a backward writes while they are gathered, on all ranks or on
+// one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -49,7 +50,7 @@ TEST(FsdpWritten, AWeightThatForwardWritesIsRefusedInTheFirstStep) {
   }
 }
 
-// Both ranks get the error of the pass that reduces the gradients, and go on.
+// Both ranks get the error of the pass that reduces the gradients; then training goes on.
 void expect_refusal_on_both_ranks(const std::shared_ptr<Stack>& net,
                                   const FullyShardedDataParallelOptions& options,
                                   const std::function<void(bool)>& set_writing,
@@ -76,7 +77,7 @@ void expect_refusal_on_both_ranks(const std::shared_ptr<Stack>& net,
   }
 }
 
-// The root is whole until the end of the backward.
+// The root stays gathered until the end of the backward, so the write is noticed only then.
 TEST(FsdpWritten, AWriteOfOneRankToTheRootEndsTheStepOnAllRanks) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -92,7 +93,7 @@ TEST(FsdpWritten, AWriteOfOneRankToTheRootEndsTheStepOnAllRanks) {
   });
 }
 
-// The rank that writes notices the write when the unit is freed, in the middle of the forward.
+// The rank that has written notices it when the unit is resharded, in the middle of the forward.
 TEST(FsdpWritten, AWriteOfOneRankToAUnitEndsTheStepOnAllRanks) {
   for (const Reshard reshard : {Reshard::kAfterForward, Reshard::kOntoGroup,
                                 Reshard::kAfterBackward, Reshard::kAfterReduction}) {
@@ -107,7 +108,8 @@ TEST(FsdpWritten, AWriteOfOneRankToAUnitEndsTheStepOnAllRanks) {
   }
 }
 
-// Under no_sync() the backward ends as on the other ranks, and the reduction throws on all ranks.
+// Under no_sync() the backward returns as on the other ranks. The reduction then throws on all
+// ranks.
 TEST(FsdpWritten, AWriteUnderNoSyncEndsTheReductionOnAllRanks) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -127,7 +129,8 @@ TEST(FsdpWritten, AWriteUnderNoSyncEndsTheReductionOnAllRanks) {
   });
 }
 
-// No pass follows an evaluation, so the rank that has written throws alone, at its end.
+// No reduction follows an evaluation. So the rank that has written throws at the end of the
+// evaluation, and the other ranks do not.
 TEST(FsdpWritten, AnEvaluationOfOneRankThatWritesLeavesTheOthers) {
   for (const Reshard reshard : {Reshard::kAfterForward, Reshard::kAfterReduction}) {
     on_two_ranks([reshard](const ProcessGroup& group) {
@@ -151,7 +154,8 @@ TEST(FsdpWritten, AnEvaluationOfOneRankThatWritesLeavesTheOthers) {
   }
 }
 
-// A rank in a world of one writes to its shards themselves; the result is that of the plain module.
+// In a world of one the gathered weights are the shards themselves, so a write to them stays, as in
+// the plain module.
 TEST(FsdpWritten, AWeightThatForwardWritesRemainsInAWorldOfOne) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();

@@ -40,7 +40,7 @@ namespace cadre {
 class PrivateMessages;
 
 enum class ContextForm : uint8_t {
-  kRing,      // keys and values travel around the ring; any number of heads
+  kRing,  // keys and values are passed around a ring of the ranks; any number of heads is possible
   kAllToAll,  // ranks exchange tokens for heads: each computes some heads for all tokens
 };
 CADRE_EXPORT std::string_view to_string(ContextForm form);
@@ -106,8 +106,8 @@ class CADRE_EXPORT ContextParallel {
   // after the last backward: a second call adds the sums again.
   void sum_gradients(const std::vector<at::Tensor>& parameters) const;
 
-  // Returns messages on the group that a program cannot name, for the forms of attention. REQUIRES:
-  // the form is kRing, and the group has several ranks.
+  // Returns the messages for the forms of attention, which the program's own messages on the group
+  // never meet. REQUIRES: the form is kRing, and the group has several ranks.
   const PrivateMessages& messages() const { return *messages_; }
 
  private:

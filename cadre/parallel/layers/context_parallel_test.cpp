@@ -1,5 +1,5 @@
 // Tests which tokens of a sequence each rank has, shard() and unshard(), the loss and the sum of
-// gradients over the tokens of all ranks, and what is refused.
+// gradients over the tokens of all ranks, and which modules are refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -26,7 +26,8 @@ using torch::Tensor;
 
 constexpr SequenceOrder kBothOrders[] = {SequenceOrder::kContiguous, SequenceOrder::kZigzag};
 
-// The numbers are written out: of 4 chunks, rank 0 has 0 and 3, and rank 1 has 1 and 2.
+// The expected positions are literals. Of 4 chunks, rank 0 has chunks 0 and 3, and rank 1 has
+// chunks 1 and 2.
 TEST(ContextParallel, ZigzagPairsTheFirstChunkWithTheLast) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     const auto positions_of = [&](int64_t num_tokens, SequenceOrder order) {
@@ -43,8 +44,8 @@ TEST(ContextParallel, ZigzagPairsTheFirstChunkWithTheLast) {
     require(positions_of(8, SequenceOrder::kContiguous) ==
                 (is_first ? Numbers{0, 1, 2, 3} : Numbers{4, 5, 6, 7}),
             "8 tokens in order");
-    // Chunks of ceil(7 / 4) = 2: the last has one token. Neighbouring chunks count as one run of
-    // positions, in ascending order.
+    // A chunk has ceil(7 / 4) = 2 tokens, except the last, which has one. Two neighbouring chunks
+    // of a rank form one run of positions, in ascending order.
     require(positions_of(7, SequenceOrder::kZigzag) ==
                 (is_first ? Numbers{0, 1, 6} : Numbers{2, 3, 4, 5}),
             "7 tokens");
@@ -80,7 +81,8 @@ TEST(ContextParallel, UnshardIsTheReverseOfShardAlsoForGradients) {
   }
 }
 
-// A sum over unequal numbers of tokens, some of which do not count, is not a mean of means.
+// Ranks have unequal numbers of tokens, some of which the loss ignores. So the mean over all tokens
+// is not the mean of the ranks' means.
 TEST(ContextParallel, TheLossIsTheMeanOverTheTokensOfAllRanks) {
   const Tensor x = torch::arange(11, torch::kDouble).sin();
   const Tensor counts = torch::arange(11).remainder(3).ne(0);
@@ -110,7 +112,7 @@ TEST(ContextParallel, TheLossIsTheMeanOverTheTokensOfAllRanks) {
   }
 }
 
-// The rows of a token have the same mask as in one process.
+// The mask of a token is the same on ranks as in one process.
 TEST(ContextParallel, DropoutOfActivationsIsThatOfOneProcess) {
   const auto stream = std::make_shared<DropoutStream>(DropoutStream{.seed = 3});
   const CounterBasedDropoutOptions options{.p = 0.4, .layer = 2, .stream = stream};
@@ -189,7 +191,7 @@ TEST(ContextParallel, RefusesWhatDoesNotFit) {
   });
 }
 
-// Without the refusal each layer would see this rank's tokens only, without an error.
+// Without this error each layer would silently combine the tokens of this rank only.
 TEST(ContextParallel, RefusesLayersOfLibtorchThatCombineTokens) {
   namespace nn = torch::nn;
   struct Mixed : nn::Module {
@@ -219,14 +221,14 @@ TEST(ContextParallel, RefusesLayersOfLibtorchThatCombineTokens) {
                       "set_context_parallel: \"other\", a ");
       // A refused module is unchanged: its attention takes whole sequences.
       require(model.attention(whole).size(1) == 8, "unchanged");
-      set_context_parallel(*model.attention, context);  // the part with divided sequences
+      set_context_parallel(*model.attention, context);  // this module has divided sequences
     }
     Mixed single(nn::Conv1d(nn::Conv1dOptions(4, 4, 1)).ptr());
     set_context_parallel(single, context);
   });
 }
 
-// Modules differ if one rank has no layer, or if options differ.
+// Modules differ if one rank has no attention layer, or if their options differ.
 TEST(ContextParallel, ModulesThatDifferBetweenRanksAreRefusedOnAll) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     const ContextParallel context(group, {.num_tokens = 8});
@@ -245,7 +247,7 @@ TEST(ContextParallel, ModulesThatDifferBetweenRanksAreRefusedOnAll) {
   });
 }
 
-// The program sends messages between the same neighbours, with any tags.
+// The program itself sends messages between neighbours of the ring, with arbitrary tags.
 TEST(ContextParallel, TheRingDoesNotTakeTheProgramsMessages) {
   torch::manual_seed(2);
   SelfAttention plain(SelfAttentionOptions{.embed_dim = 4, .num_heads = 2});

@@ -21,7 +21,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Everything that a mask depends on.
+// All values on which a mask depends.
 struct Mask final : torch::CustomClassHolder {
   PhiloxKey key;
   uint64_t threshold;  // a random word below it drops its element
@@ -213,7 +213,8 @@ at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
                list_of(input.sizes()), sequence.num_own_tokens(), sequence.options().num_tokens));
   }
   const size_t dim = region.sizes.size() - 2;
-  // Where the input's tokens are among this rank's; under sequence parallelism they are only some.
+  // The input's tokens are at [begin, end) of this rank's tokens. Under sequence parallelism these
+  // are only some of them.
   const int64_t begin = region.offsets[dim];
   const int64_t end = begin + input.size(-2);
   region.sizes[dim] = sequence.options().num_tokens;
@@ -233,7 +234,8 @@ at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
 
 DropoutRegion CounterBasedDropoutImpl::region_of(const at::Tensor& input) const {
   const LayerParallelism* const how = parallelism();
-  // Refused, because each rank would draw the mask of the first features for its part of them.
+  // Such a layer is refused, because each rank would apply the mask of the first features to its
+  // own part of them.
   if (options.features && !has_style(ParallelStyle::kColwise) &&
       (input.dim() == 0 || input.size(-1) != *options.features)) {
     refuse(

@@ -47,7 +47,8 @@ struct DropoutStream {
   int64_t sample_stride = 1;
 };
 
-// Which elements of a whole tensor an input holds. Without sizes it is the whole tensor.
+// The region of a whole tensor that an input holds. If `sizes` is empty, the input is the whole
+// tensor.
 struct DropoutRegion {
   // For each dimension but the first: its size in the whole tensor, and the index there of the
   // input's first element. The first dimension counts samples, whose offset is in the stream.

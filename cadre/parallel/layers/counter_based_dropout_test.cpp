@@ -28,7 +28,8 @@ Tensor kept(const Tensor& shape_of, const DropoutStream& stream, uint64_t layer,
   return counter_based_dropout(torch::ones_like(shape_of), p, stream, layer).ne(0);
 }
 
-// The input is (B, R, D). The mask is computed by its definition, without the function's loops.
+// The input is (B, R, D). The test computes the mask by its definition, without the loops of the
+// function under test.
 TEST(CounterBasedDropout, TheMaskIsTheGeneratorsAtEachElement) {
   constexpr double kP = 0.4;
   const Tensor output =
@@ -89,7 +90,8 @@ TEST(CounterBasedDropout, EverythingThatAMaskDependsOnChangesIt) {
   EXPECT_FALSE(torch::equal(mask[0], mask[1]));
 }
 
-// The whole is cut along each dimension, not at multiples of the four elements of a counter.
+// The tensor is cut along each dimension, at places that are no multiples of the four elements of a
+// counter.
 TEST(CounterBasedDropout, APartHasTheMaskOfTheWhole) {
   const Tensor whole = torch::rand({4, 3, 6, 11});
   const Tensor expected = counter_based_dropout(whole, 0.4, kStream, kLayer);
@@ -150,7 +152,8 @@ TEST(CounterBasedDropout, RefusesWhatHasNoMask) {
               HasSubstr("options.stream is null"));
 }
 
-// On a column-parallel output a plain dropout would draw the mask of other features.
+// A plain dropout on a column-parallel output would draw the mask of other features, so it is
+// refused.
 TEST(CounterBasedDropout, RefusesAPartOfItsFeaturesUnlessColumnParallel) {
   const CounterBasedDropoutOptions options{
       .layer = kLayer, .stream = std::make_shared<DropoutStream>(kStream), .features = 8};
@@ -180,7 +183,7 @@ TEST(CounterBasedDropout, RefusesAPartOfItsFeaturesUnlessColumnParallel) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Only prints, because a busy machine makes a speed useless as a condition of a test.
+// Only prints the time: a speed that is measured on a busy machine cannot be a condition.
 TEST(CounterBasedDropout, TimeBesideLibtorch) {
   at::set_num_threads(1);
   const Tensor x = torch::rand({64, 128, 128});

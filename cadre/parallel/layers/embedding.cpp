@@ -17,7 +17,8 @@
 namespace cadre {
 namespace {
 
-// Every rank has the same indices, so all refuse them, not only the one that would look them up.
+// Every rank has the same indices. So all ranks throw for an invalid index, not only the rank that
+// would look it up.
 void check_indices(const at::Tensor& indices, int64_t vocabulary) {
   if (indices.scalar_type() != at::kLong && indices.scalar_type() != at::kInt) {
     throw Error(ErrorCode::kInvalidArgument,

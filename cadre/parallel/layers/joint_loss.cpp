@@ -37,7 +37,8 @@ void check_dense(const at::Tensor& parameter) {
              list_of(parameter.sizes())));
 }
 
-// Returns what must be equal on all ranks, which reduce these gradients together in this order.
+// Returns the fields that must be equal on all ranks, because these reduce the gradients together
+// in this order.
 std::vector<AgreedField> fields_of(const std::vector<at::Tensor>& trained) {
   std::vector<AgreedField> fields{
       {"the number of trained parameters", format("{}", trained.size())}};
@@ -64,7 +65,7 @@ at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count, const ProcessG
                                                list_of(sum.sizes())),
                        count));
   };
-  // The number of tokens, and the number of ranks that refuse.
+  // These are the number of tokens and the number of ranks that refuse their arguments.
   const at::Tensor totals = at::zeros({2}, at::kLong);
   auto* const own = totals.mutable_data_ptr<int64_t>();
   try {

@@ -1,5 +1,5 @@
-// Layers with inputs of unusual sizes, plain and divided: no rows, no tokens, a dimension too few
-// or too many. Also options that are out of range or differ between ranks.
+// Tests layers, plain and divided, with inputs of unusual sizes: no rows, no tokens, one dimension
+// too few or too many. Also tests options that are out of range or differ between ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -30,7 +30,7 @@ using testing::require;
 using testing::require_refused;
 using torch::Tensor;
 
-// The gradients of parameters have the sizes of the layer's, which may be parts.
+// The gradients of parameters have the sizes of the layer's parameters, which may be divided.
 void require_empty_pass(SelfAttentionImpl& layer, const std::vector<int64_t>& sizes) {
   const Tensor x = torch::zeros(sizes).requires_grad_();
   const Tensor output = layer.forward(x);
@@ -71,7 +71,8 @@ TEST(LayerInputs, AttentionTakesNoRowsAndNoTokens) {
   }
 }
 
-// 1 token is divided over 2 ranks, so one rank has no token; batches without rows, too.
+// One token is divided over 2 ranks, so one rank has no token. Batches without rows are tested,
+// too.
 TEST(LayerInputs, AttentionTakesNoTokensOnARankOfASequence) {
   torch::manual_seed(1);
   SelfAttention plain(kHeads);
@@ -137,7 +138,7 @@ TEST(LayerInputs, OptionsOutOfRangeAreRefused) {
                   },
                   ErrorCode::kInvalidArgument),
               HasSubstr("is no part of a tensor"));
-  // The options are public, so a program can change them later.
+  // The options are a public member, so a program can change them after construction.
   CounterBasedDropout dropout(CounterBasedDropoutOptions{.layer = 1, .stream = stream});
   dropout->options.stream = nullptr;
   EXPECT_THAT(error_of(
@@ -156,7 +157,7 @@ TEST(LayerInputs, OptionsOutOfRangeAreRefused) {
               HasSubstr("dropout->stream is null"));
 }
 
-// A division of 10 features in blocks of 4 would cut through a block.
+// Dividing 10 features in blocks of 4 would split a block, so it is refused.
 TEST(LayerInputs, FeaturesThatAreNoBlocksAreNotDivided) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     Linear layer(6, 10);
@@ -172,7 +173,7 @@ TEST(LayerInputs, FeaturesThatAreNoBlocksAreNotDivided) {
   });
 }
 
-// They take what torch::nn::Linear and Embedding take, for each number of dimensions.
+// Divided layers accept the same numbers of dimensions as torch::nn::Linear and Embedding.
 TEST(LayerInputs, DividedLayersTakeTheSizesThatPlainOnesTake) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     ColumnParallelLinear up(torch::nn::LinearOptions(6, 5), group,

@@ -33,8 +33,8 @@ class CADRE_EXPORT LinearImpl : public torch::nn::LinearImpl, public TensorParal
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
   // The divided features are divided in multiples of `size`, such as those of one head of
-  // attention: ranks that do not divide the number of blocks are refused.
-  // Throws kInvalidArgument for a size below 1.
+  // attention. The number of blocks must be divisible by the ranks. Throws kInvalidArgument for a
+  // size below 1.
   void set_block_size(int64_t size);
   // Returns the first of the divided features that this rank has; 0 if none are divided.
   int64_t first_divided_feature() const;

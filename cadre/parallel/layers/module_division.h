@@ -27,10 +27,10 @@ class ModuleDivision {
   ModuleDivision(const torch::nn::Module& module, const DeviceMesh& mesh, std::string axis,
                  const DividedParameters& divided, std::string_view caller);
 
-  // Throws for what would otherwise fail after the first parameters are divided: values of
-  // parameters or buffers that are not there, a parameter that is divided or lies on other ranks
-  // already, and memory that a divided tensor shares with another one, because a rank keeps its
-  // part in new memory.
+  // Throws for a problem that would otherwise show only after the first parameters are divided:
+  // parameters or buffers without values, a parameter that is divided already or lies on other
+  // ranks, and memory that a divided tensor shares with another one, because a rank keeps its part
+  // in new memory.
   void check() const;
   // Called after the parameters were divided. Returns the records, and keeps each division in its
   // parameter with keep_division().
@@ -42,7 +42,7 @@ class ModuleDivision {
   std::optional<int64_t> divided_dim(const at::Tensor& parameter) const;
   // Returns the record of a parameter, also on an axis of one rank, which keeps it whole.
   ParameterShard record_of(const NamedTensor& parameter) const;
-  // Returns the record with the axes of what has divided the parameter before.
+  // Returns the record with the axes along which the parameter was divided before.
   ParameterShard joint_record_of(const NamedTensor& parameter) const;
   bool is_cut(const NamedTensor& parameter) const;
   void check_values(const std::vector<NamedTensor>& tensors) const;

@@ -1,4 +1,4 @@
-// Each layer that ranks divide, and the loss, is compared with the layer of torch::nn in one
+// Compares each layer that is divided among ranks, and the loss, with the layer of torch::nn in one
 // process: output, gradients of the input and of the parameters, and gradients of gradients. The
 // ranks do not divide the numbers of features and classes evenly, so that a rank may have fewer or
 // none.
@@ -36,7 +36,7 @@ using testing::run_groups;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// Smooth numbers of the size of weights.
+// Returns smooth values of the magnitude of weights.
 Tensor filled(at::IntArrayRef shape, double seed) {
   const int64_t count = c10::multiply_integers(shape);
   return (torch::arange(count, torch::kDouble) * 0.7 + seed).sin().view(shape) * 0.5;
@@ -53,20 +53,22 @@ void require_close(const Tensor& actual, const Tensor& expected, const std::stri
           what);
 }
 
-// Output, gradients of the leaves for the weighted sum of outputs, and gradients of the sum of
-// their squares, which goes through a backward of the backward.
+// The output of a layer; the gradients of the leaves for a weighted sum of the output; and the
+// second-order gradients, which go through a backward of the backward.
 struct Derivatives {
   Tensor output;
   Tensors first;
   Tensors second;
 };
 
-// weights: the factors of this rank's outputs. penalty: returns a number from the gradients, over
-// what the ranks have divided.
+// Returns the derivatives of this rank's part of the output. `weights` are the gradients of the
+// output. `penalty` computes a number from the first gradients, summed over the ranks where these
+// are divided.
 Derivatives derivatives_of(const Tensor& output, const Tensor& weights, const Tensors& leaves,
                            const std::function<Tensor(const Tensors&)>& penalty) {
   Derivatives result{.output = output.detach(), .first = {}, .second = {}};
-  // Without create_graph the hand-written backward runs, with it the recorded one.
+  // Without create_graph the hand-written backward runs; with create_graph autograd records the
+  // backward.
   result.first = torch::autograd::grad({output}, leaves, {weights}, /*retain_graph=*/true);
   const Tensors recorded =
       torch::autograd::grad({output}, leaves, {weights}, true, /*create_graph=*/true);
@@ -91,10 +93,10 @@ struct LinearProblem {
   Tensor x = filled({2, 12, 7}, 1);
   Tensor weight = filled({5, 7}, 2);
   Tensor bias = filled({5}, 3);
-  Tensor weights = filled({2, 12, 5}, 4);  // gradients of the outputs
+  Tensor weights = filled({2, 12, 5}, 4);  // gradients of the output
 };
 
-// The sum of the squares of all three gradients.
+// Returns the sum of the squares of all three gradients.
 Tensor sum_of_squares(const Tensors& gradients) {
   return gradients[0].pow(2).sum() + gradients[1].pow(2).sum() + gradients[2].pow(2).sum();
 }
@@ -196,7 +198,8 @@ TEST_P(ParallelLayers, AutocastComputesInItsDtype) {
   });
 }
 
-// All ranks compute one loss from rows of a table of 11 entries; the padding row gets no gradient.
+// All ranks compute the same loss from rows of a table of 11 entries. The padding row gets no
+// gradient.
 TEST_P(ParallelLayers, EmbeddingEqualsOneProcess) {
   const Tensor indices = torch::arange(24).remainder(11).view({2, 12});
   const Tensor weights = filled({2, 12, 6}, 2);
@@ -213,7 +216,7 @@ TEST_P(ParallelLayers, EmbeddingEqualsOneProcess) {
       layers.back()->weight.set_data(plain->weight.detach().clone());
     }
     expect_on_all([&](const ProcessGroup& group) {
-      // The layer of this rank is released before the system of the group.
+      // This rank's layer must be destroyed before the os::System of its group.
       const auto owned = std::move(layers[static_cast<size_t>(group.rank())]);
       EmbeddingImpl& layer = *owned;
       layers::parallelize_new(
@@ -257,7 +260,8 @@ TEST_P(ParallelLayers, CrossEntropyEqualsOneProcess) {
     require_close(mine.output, alone.output, "loss");
     require_close(mine.first[0], part(alone.first[0], 2, group), "gradient");
     require_close(mine.second[0], part(alone.second[0], 2, group), "second gradient");
-    // Logits whose exponentials exceed the dtype, and targets none of which counts.
+    // The exponentials of these logits overflow in the dtype. Then the targets are ones that the
+    // loss ignores.
     const Tensor large =
         vocab_parallel_cross_entropy(leaf.detach() * 1e4, targets, group, {.vocabulary = 11});
     require_close(large, alone_of(logits * 1e4), "large logits");
@@ -269,7 +273,7 @@ TEST_P(ParallelLayers, CrossEntropyEqualsOneProcess) {
       return vocab_parallel_cross_entropy(leaf_of_sum, some_targets, group,
                                           {.vocabulary = 11, .reduction = LossReduction::kSum});
     };
-    // 11 of the 12 tokens count.
+    // The loss ignores one of the 12 tokens.
     const Derivatives sum =
         derivatives_of(sum_of(targets), weight / 11, {leaf_of_sum}, [&](const Tensors& gradients) {
           return functional::reduce_from_group(penalty(gradients), group);
@@ -337,7 +341,7 @@ TEST_P(ParallelLayers, AttentionEqualsOneProcess) {
   });
 }
 
-// The constructors with a group give each rank its part of what rank 0 has drawn.
+// The constructors with a group give each rank its part of the values that rank 0 has drawn.
 TEST_P(ParallelLayers, MegatronsLayersComputeWithOneWeight) {
   std::vector<Tensors> weights(static_cast<size_t>(GetParam()));
   std::vector<Tensors> results(weights.size());
@@ -411,7 +415,7 @@ TEST(ParallelLayersErrors, NameWhatTheRanksDoNotDivide) {
             "max_norm, scale_grad_by_freq or sparse");
     Embedding positions(6, 4);
     layers::parallelize_new(*positions, {.group = group, .style = ParallelStyle::kSequence}, "p");
-    // Only rank 1's shard of the indices has one outside of the vocabulary.
+    // Only the indices of rank 1 include one outside of the vocabulary.
     refused([&] { positions(torch::arange(8)); }, "reach from 0 to 7, but the vocabulary has 6");
     refused(
         [&] {
@@ -423,7 +427,8 @@ TEST(ParallelLayersErrors, NameWhatTheRanksDoNotDivide) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Microseconds of one call, the fastest mean of several rounds.
+// Returns the time of one call in microseconds: the mean of a round of calls, for the fastest of
+// several rounds.
 double microseconds_of(const std::function<void()>& call) {
   constexpr int kCalls = 200;
   double best = 1e9;
@@ -436,8 +441,8 @@ double microseconds_of(const std::function<void()>& call) {
   return best;
 }
 
-// Prints what a column-parallel and a row-parallel layer cost beside their matrix products and
-// collectives: four operations, forward and backward of each.
+// Prints the time that a column-parallel and a row-parallel layer need in addition to their matrix
+// products and collectives. Four operations are timed: forward and backward of each.
 TEST(ParallelLayersTime, OfAnOperationBesideProductsAndCollectives) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const Tensor x = torch::rand({8, 16}).requires_grad_(true);

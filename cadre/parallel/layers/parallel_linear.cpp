@@ -60,9 +60,8 @@ std::vector<int64_t> with_features(const at::Tensor& tensor, int64_t features) {
 
 enum Operand : size_t { kInput, kWeight, kBias, kNumOperands };
 
-// The node of both functions. A torch::autograd::Function does the same at a higher price: it keeps
-// values by name, describes all outputs again in each backward and looks for outputs that are
-// inputs.
+// The node of both functions. A torch::autograd::Function would take more time: it keeps values by
+// name, describes all outputs again in each backward and looks for outputs that are inputs.
 class ParallelLinearNode : public torch::autograd::Node {
  public:
   ParallelLinearNode(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
@@ -83,7 +82,8 @@ class ParallelLinearNode : public torch::autograd::Node {
     return in_backward_of(function(), [&]() -> variable_list {
       const variable_list saved = unpacked();
       if (!at::GradMode::is_enabled()) {
-        const at::AutoDispatchBelowADInplaceOrView below_autograd;  // nothing is recorded
+        // Autograd records nothing below this line.
+        const at::AutoDispatchBelowADInplaceOrView below_autograd;
         return gradients_of(saved, gradient);
       }
       return recorded_backward(saved, gradient,

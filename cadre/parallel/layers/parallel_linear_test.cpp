@@ -1,5 +1,5 @@
-// How the functions with divided weights behave in autograd, beside their values and gradients,
-// which parallel_layers_test.cpp compares with one process.
+// Tests how the functions with divided weights behave in autograd. parallel_layers_test.cpp
+// compares their values and gradients with one process.
 #include "cadre/parallel/layers/parallel_linear.h"
 
 #include <ATen/ops/_make_dual.h>
@@ -38,7 +38,7 @@ INSTANTIATE_TEST_SUITE_P(Functions, ParallelLinearFunctions,
                            return given.param == column_parallel_linear ? "Column" : "Row";
                          });
 
-// A program that saves memory does this: torch::relu_(layer(x)). With a bias and three dimensions,
+// To save memory a program may compute torch::relu_(layer(x)). With a bias and three dimensions,
 // the output of at::linear is a view.
 TEST_P(ParallelLinearFunctions, TheOutputMayBeChangedInPlace) {
   expect_on_all([](const ProcessGroup& group) {
@@ -52,7 +52,8 @@ TEST_P(ParallelLinearFunctions, TheOutputMayBeChangedInPlace) {
     require(torch::equal(output, values.relu()), "values");
     output.sum().backward();
     const Tensor passed = values.gt(0).to(torch::kDouble);
-    // The gradient of the whole: the column-parallel function sums it over the ranks.
+    // This is the gradient of the whole input, which the column-parallel function sums over the
+    // ranks.
     const double ranks = GetParam() == column_parallel_linear ? 2 : 1;
     require(torch::equal(input.grad(), passed * ranks), "gradient");
   });
@@ -82,8 +83,8 @@ TEST_P(ParallelLinearFunctions, ASecondBackwardNeedsTheGraph) {
   });
 }
 
-// Two layers that are applied twice, so that the input of the second pair depends on the weights.
-// combine(x, up, down) -> the output of the pair.
+// Applies a pair of layers twice, so that the input of the second application depends on the
+// weights. combine(x, up, down) returns the output of the pair.
 template <typename Combine>
 Tensor applied_twice(const Tensor& x, const Tensor& up, const Tensor& down,
                      const Combine& combine) {
@@ -134,7 +135,7 @@ TEST(ParallelLinear, SharedWeightsEqualOneProcessAlsoWithCreateGraph) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// kSequence: each rank has a part of the tokens and the whole weight.
+// In the style kSequence each rank has a part of the tokens and the whole weight.
 TEST(ParallelLinear, OnShardsOfTheSequenceTheGradientsAreThoseOfAllTokens) {
   for (const bool has_bias : {false, true}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -170,7 +171,8 @@ TEST(ParallelLinear, OnShardsOfTheSequenceTheGradientsAreThoseOfAllTokens) {
   }
 }
 
-// The test has one rank, because libtorch has one level of tangents for the whole process.
+// The test uses one rank, because a process has only one level of forward-mode tangents in
+// libtorch.
 TEST_P(ParallelLinearFunctions, RefuseForwardModeDifferentiation) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();

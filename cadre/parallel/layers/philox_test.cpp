@@ -5,7 +5,8 @@
 namespace cadre {
 namespace {
 
-// The known answers that the authors publish with their implementation (Random123, kat_vectors).
+// These are the known answers that the authors of Random123 publish with their implementation
+// (kat_vectors).
 TEST(Philox, GivesThePublishedAnswers) {
   EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}),
             (PhiloxCounter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));

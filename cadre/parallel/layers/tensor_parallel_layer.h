@@ -49,13 +49,14 @@ struct LayerParallelism {
   // Whether activations between the divided layers are shards along T: then column-parallel layers
   // gather their input, and row-parallel layers reduce-scatter their output.
   bool sequence_parallel = false;
-  // Whether the output of a kColwise linear layer is gathered, so that every rank has it whole.
+  // Whether the output of a kColwise linear layer is gathered, so that every rank has the whole
+  // output.
   bool gather_output = false;
-  // Whether the input of a kRowwise linear layer is divided; false if every rank has it whole.
+  // Whether the input of a kRowwise linear layer is divided; false: every rank has the whole input.
   bool input_is_parallel = true;
 };
 
-// A parameter of a parallelized layer, for records of what a rank holds.
+// A parameter of a parallelized layer, for the records of this rank's parts.
 struct DividedParameter {
   std::vector<int64_t> sizes;  // sizes of the whole parameter
   std::optional<int64_t> dim;  // dimension divided as by Shard(dim) of tensor/mesh/placement.h
@@ -68,14 +69,15 @@ class CADRE_EXPORT TensorParallelLayer {
   virtual ~TensorParallelLayer() = default;
 
   // Throws if the layer cannot be divided in this way, and changes nothing in it. Adds its
-  // parameters to `divided`, which has those of the layers before.
+  // parameters to `divided`, which contains those of earlier layers.
   void check(const LayerParallelism& how, std::string_view name, DividedParameters& divided) const;
   // Keeps this rank's part of each parameter, after check(). The whole parameters are equal on all
   // ranks: see make_equal().
   void parallelize(const LayerParallelism& how, std::string_view name,
                    const DividedParameters& divided);
   bool is_parallelized() const { return parallelism_.has_value(); }
-  // The options of the layer that must be equal on all ranks, beside the sizes of its parameters.
+  // Returns the options of the layer that must be equal on all ranks. The sizes of its parameters
+  // are compared in addition.
   virtual std::string options_text() const { return {}; }
   // Returns the parallelism and the layer's name as a field of tensor/group/agreement.h.
   AgreedField agreed_field(const LayerParallelism& how, std::string_view name) const;
@@ -86,7 +88,8 @@ class CADRE_EXPORT TensorParallelLayer {
   // Returns the dimension along which the style divides a parameter; nullopt: it stays whole.
   virtual std::optional<int64_t> divided_dim(std::string_view parameter,
                                              ParallelStyle style) const = 0;
-  // Returns what the layer cannot do, as the end of a sentence; nullopt if it can.
+  // Returns why the layer cannot be divided in this way, as the end of a sentence; nullopt if it
+  // can.
   virtual std::optional<std::string> problem_of(const LayerParallelism& how) const = 0;
 
   // Null for a layer that computes alone.
@@ -94,10 +97,11 @@ class CADRE_EXPORT TensorParallelLayer {
   bool has_style(ParallelStyle style) const {
     return !computes_alone_ && parallelism_->style == style;
   }
-  // Throws unless the input has `expected` features. Otherwise a part of a column-parallel output
-  // would meet weights for the whole output, and libtorch's error would not say so.
+  // Throws unless the input has `expected` features. Without this check, a part of a
+  // column-parallel output could be used with weights for the whole output, and libtorch's error
+  // would not explain that.
   void check_features(const at::Tensor& input, int64_t expected) const;
-  // Called by clone(): a copy would not know what is divided.
+  // Called by clone(), which is refused because a copy would have no record of the division.
   void refuse_copy_if_parallelized() const;
 
  private:
@@ -136,8 +140,8 @@ CADRE_EXPORT void make_equal(const torch::nn::Module& module, const ProcessGroup
 
 namespace layers {
 
-// Makes a layer parallel in its constructor: check(), make_equal() and parallelize(). All ranks
-// throw what one rank refuses, and throw if options differ between ranks. type: static text.
+// Makes a layer parallel in its constructor: check(), make_equal() and parallelize(). If one rank
+// refuses its arguments, or options differ between ranks, all ranks throw. type: static text.
 // REQUIRES: the layer is a torch::nn::Module.
 CADRE_EXPORT void parallelize_new(TensorParallelLayer& layer, const LayerParallelism& how,
                                   const char* type);

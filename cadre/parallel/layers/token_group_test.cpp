@@ -1,5 +1,5 @@
-// The cross-entropy over ranks with different tokens, compared with that of one process. Ranks are
-// threads.
+// Compares the cross-entropy over ranks that have different tokens with that of one process. Ranks
+// are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -18,8 +18,8 @@ using torch::Tensor;
 
 constexpr int64_t kClasses = 10;
 
-// Along "cp" the ranks have two and four of six tokens, one of which does not count; along "tp"
-// each rank has half of the classes.
+// Along "cp" one rank has two of six tokens and the other four, and the loss ignores one token.
+// Along "tp" each rank has half of the classes.
 TEST(TokenGroup, TheLossIsTheMeanOverTheTokensOfAllRanks) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"cp", 2}, {"tp", 2}});

@@ -1,5 +1,5 @@
-// Layers of libtorch that combine the tokens of a sequence, which a rank that has a part of the
-// sequence must not apply to its part.
+// Recognizes layers of libtorch that combine the tokens of a sequence. A rank that has a part of
+// the sequence must not apply such a layer to its part.
 //
 // Threads: as the module. Blocking: never. Lifetime: keeps nothing. Errors: none.
 #pragma once

@@ -24,7 +24,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The tokens that count, and those of their targets that this rank has. (N), for N tokens.
+// The tokens that the loss does not ignore, and those targets of them that this rank has, for N
+// tokens.
 struct Targets final : torch::CustomClassHolder {
   Targets(ProcessGroup given_group, const at::Tensor& targets, const Chunk& chunk,
           const VocabParallelCrossEntropyOptions& options)

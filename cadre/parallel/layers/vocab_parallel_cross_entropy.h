@@ -21,7 +21,7 @@
 
 namespace cadre {
 
-// How the losses of the tokens that count are reduced.
+// The reduction of the losses of those tokens that are not ignored.
 enum class LossReduction : uint8_t {
   kMean,  // NaN if no token counts
   kSum,
@@ -31,7 +31,7 @@ struct VocabParallelCrossEntropyOptions {
   // The number of classes on all ranks together; each rank has a chunk of them by the rule of
   // Shard.
   int64_t vocabulary;
-  // Tokens with this target do not count.
+  // The loss ignores tokens with this target.
   int64_t ignore_index = -100;
   LossReduction reduction = LossReduction::kMean;
   // Ranks with different tokens, such as those of a context-parallel or expert-parallel model.

@@ -194,7 +194,7 @@ class Planner {
     for (const ParameterSize& parameter : trained_) add_state(parameter, parameter.numel());
   }
 
-  // Adds parameters that are not trained: stages 1 and 2 leave them where they are.
+  // Adds parameters that are not trained. Stages 1 and 2 do not move them.
   void add_frozen() {
     for (const ParameterSize& parameter : model_.parameters) {
       if (!parameter.is_trained) plan_.held.parameters += parameter.num_bytes();
@@ -236,7 +236,7 @@ class Planner {
     return memory;
   }
 
-  // Adds one FlatParameters, and what the optimizer keeps for it.
+  // Adds one FlatParameters, and the optimizer's state for it.
   void add_flat(PlannedPart& part, const Parameters& members, const FlatMemory& memory) {
     const FlatMemory::Buffers buffers = memory.buffers();
     for (const auto& buffer : {buffers.whole, buffers.part, buffers.shard, buffers.sent}) {
@@ -323,7 +323,7 @@ class Planner {
     return largest;
   }
 
-  // Adds what ShardedGradients allocates for one FlatParameters with trained parameters.
+  // Adds the memory that ShardedGradients allocates for one FlatParameters with trained parameters.
   void add_sharded_gradients(PlannedPart& part, const FlatMemory& memory) {
     const shard::FlatLayout& layout = memory.layout();
     const auto reduce = options().reduce_dtype;

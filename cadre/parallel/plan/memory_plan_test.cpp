@@ -1,4 +1,4 @@
-// Plans compared with numbers that were computed by hand, and invalid options.
+// Compares memory plans with numbers that were computed by hand, and tests invalid options.
 #include "cadre/parallel/plan/memory_plan.h"
 
 #include <gmock/gmock.h>
@@ -16,8 +16,8 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kTrailer = 167 * 4;
-constexpr int64_t kSamples = 128;  // message that agrees on weights
-constexpr int64_t kDigests = 40;   // message that ZeRO compares in each step
+constexpr int64_t kSamples = 128;  // bytes of the message in which ranks agree on weights
+constexpr int64_t kDigests = 40;   // bytes of the digests that ZeRO compares in each step
 
 // A model of two layers, each a unit with a weight of 64 x 64 and a bias of 64, and a head of 64 in
 // the root: 8,384 elements, 33,536 bytes.
@@ -47,8 +47,8 @@ TEST(MemoryPlan, OfOneRankIsFourTimesTheParameters) {
   EXPECT_EQ(plan.traffic.received_bytes(), 0);
 }
 
-// The first bucket is closed at 1 MiB, so it has all gradients and the trailer: 33,884 bytes in 9
-// pages, after one page of signals.
+// The first bucket is closed at 1 MiB, so it contains all gradients and the trailer: 33,884 bytes.
+// These take 9 pages, after one page of signals.
 TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
   const MemoryPlan plan = plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 2));
   EXPECT_EQ(plan.held.parameters, kAll);
@@ -65,7 +65,7 @@ TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
 
 TEST(MemoryPlan, OfStage1DividesTheStateAndGathers) {
   PlanOptions options = on_ranks(DataStrategy::kZero1, 4);
-  options.zero_bucket_cap_bytes = 20'000;  // one buffer for each layer; the head is in the second
+  options.zero_bucket_cap_bytes = 20'000;  // each layer has a buffer; the head is in the second one
   const MemoryPlan plan = plan_memory(small_model(), options);
   // A layer of 4,160 elements gives 1,040 to each rank, padded to 1,056. With the head, 4,224
   // elements give 1,056. Both take 16,896 bytes in 5 pages, after one page of signals.
@@ -97,7 +97,8 @@ TEST(MemoryPlan, OfStage2KeepsShardsOfGradientsAndTwoBuffers) {
 
 TEST(MemoryPlan, OfShardedUnitsHoldsTheRootAndTwoUnits) {
   const MemoryPlan plan = plan_memory(small_model(), on_ranks(DataStrategy::kFsdp, 3));
-  // 4,160 elements on 3 ranks give 1,387 to each, padded to 1,408; 64 give 22, padded to 32.
+  // On 3 ranks, 4,160 elements give 1,387 elements for each rank, padded to 1,408, and 64 elements
+  // give 22, padded to 32.
   constexpr int64_t kUnit = 3 * 1408 * 4;
   constexpr int64_t kRoot = 3 * 32 * 4;
   EXPECT_EQ(plan.held.parameters, (2 + 3 + 3) * kPage);
@@ -113,7 +114,8 @@ TEST(MemoryPlan, OfShardedUnitsHoldsTheRootAndTwoUnits) {
   ASSERT_EQ(plan.parts.size(), 3U);
   EXPECT_EQ(plan.parts[1].name, "unit a");
   EXPECT_EQ(plan.parts[1].shard_bytes, 1408 * 4);
-  // The last rank holds what is left: 4,160 - 2 * 1,408 of each layer, and no element of the root.
+  // The last rank holds the remaining elements: 4,160 - 2 * 1,408 of each layer, and none of the
+  // root.
   PlanOptions last = on_ranks(DataStrategy::kFsdp, 3);
   last.rank = 2;
   EXPECT_EQ(plan_memory(small_model(), last).held.optimizer_state, 2 * 4 * (2 * 1344));
@@ -125,7 +127,8 @@ TEST(MemoryPlan, OfUnitsThatStayHoldsAllOfThem) {
   options.accumulate = 3;
   const MemoryPlan kept = plan_memory(small_model(), options);
   EXPECT_EQ(kept.held.full_units, kAll);
-  constexpr int kComparisons = 2;  // comparisons of the order of uses, which accumulation changes
+  // Ranks compare the order of uses twice, because accumulation changes it.
+  constexpr int kComparisons = 2;
   EXPECT_EQ(kept.traffic.all_gather.num_calls, 3 * 3 + kComparisons);
   EXPECT_EQ(kept.held.transient, kAll + 4 * 64 * 64) << "whole gradients, and one on its way";
   options.reshard = options.reshard_root = Reshard::kAfterReduction;
@@ -146,7 +149,8 @@ TEST(MemoryPlan, OfLowerPrecisionHasACopyOfTheShard) {
   EXPECT_EQ(plan.traffic.all_gather.payload_bytes, (kHead + 4 * kLayer) / 2);
   EXPECT_EQ(plan.traffic.reduce_scatter.payload_bytes, kAll);
   EXPECT_EQ(plan.held.transient, (kHead + kLayer) / 2);
-  // The result of a reduction in bfloat16 is not the float32 gradient itself: two more buffers.
+  // A reduction in bfloat16 does not write to the float32 gradient itself, so it needs two more
+  // buffers.
   options.reduce_dtype = DType::kBfloat16;
   EXPECT_EQ(plan_memory(small_model(), options).held.reduction_buffers,
             2 * (3 + 1) * kPage + 2 * 2080 * 2 + 2 * kPage);

@@ -1,4 +1,4 @@
-// The sizes of a module are those of its registered parameters, even if it is deferred.
+// Tests that the sizes of a module are those of its registered parameters, even if it is deferred.
 #include "cadre/parallel/plan/model_sizes.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +28,8 @@ struct SizedBlockImpl : torch::nn::Module {
 };
 using SizedBlock = torch::nn::ModuleHolder<ShardUnit<SizedBlockImpl>>;
 
-// Has a frozen parameter of another dtype, and a weight of the root under two names.
+// A model with a frozen parameter of another dtype, and with a weight of the root that has two
+// names.
 struct SizedNet : torch::nn::Module {
   SizedNet() {
     first = register_module("first", SizedBlock());
@@ -83,8 +84,8 @@ TEST(ModelSizesOf, ADeferredModuleAndAPolicy) {
   ASSERT_EQ(sizes.units.size(), 3U);
   expect_sizes_of_net(sizes, 1, 2);
   EXPECT_TRUE(is_deferred(net->tied));
-  // The sum of weights and biases of 20 elements each, of the tied weight and of the frozen
-  // parameter.
+  // The expected bytes are the sum over weights and biases of 20 elements each, the tied weight and
+  // the frozen parameter.
   EXPECT_EQ(plan_memory(sizes, {.strategy = DataStrategy::kSingle}).held.parameters,
             4 * (2 * 20 + 8) + 2 * 6);
 }

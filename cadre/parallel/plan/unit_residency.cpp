@@ -19,7 +19,7 @@ struct Counts {
   int64_t full_bytes = 0;
 };
 
-// Has the states of FlatParameters, without memory.
+// A unit with the states of FlatParameters, but without memory.
 class CountedUnit final : public UnitMemory {
  public:
   CountedUnit(size_t unit, int64_t full_bytes, Counts& counts)
@@ -67,7 +67,7 @@ class Steps {
   }
 
   Residency run() {
-    constexpr int kNumSteps = 3;  // the third knows the orders
+    constexpr int kNumSteps = 3;  // in the third step the orders of use are known
     for (int step = 0; step < kNumSteps; ++step) {
       counts_.residency.num_gathers.assign(units_.size(), 0);
       counts_.residency.num_comparisons = 0;
@@ -105,7 +105,7 @@ class Steps {
 
   void forward(size_t unit) {
     calls_[unit] = std::make_shared<UnitSchedule::Call>(UnitSchedule::Call{.unit = unit});
-    // Inputs have gradients only behind the first trained parameter.
+    // Only inputs after the first trained parameter have gradients.
     if (unit > first_trained_) {
       calls_[unit]->inputs.push_back({.address = nullptr, .sequence = unit});
     }

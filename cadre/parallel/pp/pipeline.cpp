@@ -149,7 +149,7 @@ class Pipeline::Core {
     }
   }
 
-  // The facts about a step that all ranks know.
+  // The facts about a step on which all ranks have agreed.
   struct Agreed {
     int64_t rows = 0;
     int64_t total_rows = 0;  // rows of all replicas
@@ -159,8 +159,8 @@ class Pipeline::Core {
     uint64_t trained = 0;  // digest of the parameters' requires_grad and dtypes
   };
 
-  // Refuses, on all ranks of all replicas and while the stages are unchanged, everything that would
-  // make the rest of the constructor fail.
+  // Throws, on all ranks of all replicas and while the stages are unchanged, for everything that
+  // would make the rest of the constructor fail.
   void check_before_changes(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh) {
     const auto refusal = parallel::refusal_of([&] {
       records_.emplace(ranks_.group, mesh, stages, parallel::StageRecords::Form{.shards = shards_});
@@ -171,8 +171,8 @@ class Pipeline::Core {
     parallel::check_replicas(stages, ranks_);
   }
 
-  // All refusals have been exchanged before, so an error here may be one of this rank alone; the
-  // other ranks get it from the aborted group.
+  // The ranks have exchanged all errors of arguments before. So an error here may occur on this
+  // rank only; the other ranks learn of it from the aborted group.
   void shard(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh) {
     try {
       sharded_ = shard_stages(stages, *shards_, schedule_.ranks[ranks_.group.rank()]);
@@ -298,7 +298,8 @@ class Pipeline::Core {
                                     kNumStepWords + ties_->num_trained_words(), make_words,
                                     options.timeout));
     });
-    // With replicas the refusal is thrown below, because their ranks wait for this one.
+    // With replicas the error is thrown below, because the ranks of the other replicas wait for
+    // this one.
     if (refusal && !ranks_.replicas) throw *refusal;
     agreed.total_rows =
         ranks_.replicas ? rows_of_replicas(is_training, agreed, refusal, options) : agreed.rows;
@@ -339,8 +340,9 @@ class Pipeline::Core {
             .trained = trained.value()};
   }
 
-  // Throws on all ranks of all replicas if one has refused, or if replicas differ in what the ranks
-  // of each pipeline have agreed on. Returns the rows of all replicas.
+  // Throws on all ranks of all replicas if a rank has refused its arguments, or if the values on
+  // which the ranks of each pipeline have agreed differ between replicas. Returns the rows of all
+  // replicas.
   int64_t rows_of_replicas(bool is_training, const Agreed& agreed,
                            const std::optional<Error>& refusal,
                            const PipelineStepOptions& options) const {

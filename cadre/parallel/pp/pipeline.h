@@ -48,13 +48,13 @@ namespace cadre {
 
 struct PipelineOptions {
   // The name of a schedule (core/schedule/generate.h), for the number of stages that each rank
-  // passes; or a compute-only schedule.
+  // passes to the constructor; or a compute-only schedule.
   std::variant<std::string, PipelineSchedule> schedule = "1f1b";
   // The number of parts into which a batch is cut along its first dimension. Default: that of the
   // PipelineSchedule, or 1.
   std::optional<int> num_microbatches = {};
-  // Whether to accept a batch that the microbatches do not divide: their sizes then differ by one
-  // row.
+  // Whether to accept a batch whose rows cannot be divided evenly by the microbatches. The sizes of
+  // microbatches then differ by one row.
   bool allow_uneven_microbatches = false;
   // Whether to announce the shapes of every message. Otherwise they are announced in the first
   // step, and again after a change of the batch's shapes or of the parameters that require grad;
@@ -73,8 +73,8 @@ struct PipelineOptions {
   // With `shards`: the number of stages that a rank holds whole at a time, also in forward(). It is
   // one more if the schedule computes on two stages at once.
   int max_unsharded_stages = 2;
-  // Called before each forward and each backward of a microbatch, to set what depends on the rows,
-  // for example the first sample of a DropoutStream.
+  // Called before each forward and each backward of a microbatch, to set values that depend on the
+  // rows, for example the first sample of a DropoutStream.
   std::function<void(const PipelineMicrobatch&)> before_microbatch = {};
 };
 
@@ -108,14 +108,15 @@ struct PipelineStepOptions {
 
 struct PipelineResult {
   // The loss of each microbatch, (num_microbatches) float64, and their mean over the rows of the
-  // batch, 0-dim; on the rank of the last stage or, if wanted, on all ranks. Undefined on other
+  // batch, 0-dim; on the rank of the last stage or, if requested, on all ranks. Undefined on other
   // ranks and without a loss function.
   at::Tensor losses;
   at::Tensor loss;
-  // If wanted, what the last stage returned for the whole batch, on the rank of that stage; without
-  // history. A tensor of 0 dims becomes one of (num_microbatches).
+  // If requested, the outputs of the last stage for the whole batch, on the rank of that stage,
+  // without history. A tensor of 0 dims becomes one of (num_microbatches).
   std::vector<at::Tensor> outputs;
-  // The most microbatches with kept activations on this rank at one time, counted on each stage.
+  // The largest number of microbatches whose activations this rank has kept at one time, counted on
+  // each stage.
   int peak_live_microbatches = 0;
   // The wall time, by stage, in which this rank ran the stage's forwards and backwards, including
   // waits inside of them (as in a tensor-parallel layer); zero for the stages of other ranks.
@@ -154,7 +155,7 @@ class CADRE_EXPORT Pipeline {
 
   // Returns the parameters that this rank holds, or its shards of them, each once, for optimizers.
   // In a group of several ranks clip_grad_norm_() and GradScaler::unscale_() refuse this list,
-  // whose norm is not that of the model; pass them the pipeline.
+  // because its norm is not that of the model; pass them the pipeline.
   std::vector<at::Tensor> parameters() const;
   // Returns the shards of all stages, the same list on all ranks, with an empty range if this rank
   // holds no part. So clip_grad_norm_(pipeline, 1.0) is the norm of the whole model, and a snapshot
@@ -171,7 +172,7 @@ class CADRE_EXPORT Pipeline {
  private:
   class Core;
   Core& core() const;           // throws if the pipeline was moved from
-  std::unique_ptr<Core> core_;  // hidden, because its headers are not installed
+  std::unique_ptr<Core> core_;  // hidden, because the headers of its members are not installed
 };
 
 }  // namespace cadre

@@ -37,8 +37,8 @@ std::optional<ProcessGroup> replicas_of(const PipelineOptions& options) {
   return options.replicas ? std::optional(options.replicas->group()) : std::nullopt;
 }
 
-// Returns the field that must be equal on the ranks of a pipeline and of its replicas, beside the
-// schedule: the two decide when stages are gathered, which all replicas do at the same time.
+// Returns a field that must be equal on the ranks of a pipeline and of its replicas. Together with
+// the schedule it decides when stages are gathered, which all replicas do at the same time.
 AgreedField field_of_memory(const PipelineOptions& options) {
   return {"max_unsharded_stages", format("{}", options.max_unsharded_stages)};
 }
@@ -181,7 +181,7 @@ AgreedSchedule agree_on_schedule(const ProcessGroup& group,
         "pass the same options on all ranks");
     check_stages_match(group, *schedule, stages);
   });
-  // A rank that refuses its options makes the group, too, because the other replicas wait for it.
+  // A rank that refuses its options still makes the group, because the other replicas wait for it.
   PipelineRanks ranks{.group = group, .replicas = replicas_of(options)};
   std::vector<AgreedField> fields;
   if (schedule) fields = {field_of(*schedule), field_of_memory(options)};

@@ -1,10 +1,10 @@
-// What the ranks of a pipeline must agree on before they compute: the arguments of its constructor
+// Compares between the ranks of a pipeline, before they compute, the arguments of its constructor
 // and of each step. Every rank takes part in the exchange, also one whose own arguments are
 // refused, so that an error is thrown on all ranks, also on those of the replicas, and the groups
 // stay usable. Refusals go through tensor/group/agreement.h.
 //
-// Threads: one. Blocking: collective, until the group's deadline. Errors: what a rank refuses, the
-// same on all ranks; kInvalidArgument for what differs.
+// Threads: one. Blocking: collective, until the group's deadline. Errors: the error of a rank that
+// refuses its arguments, on all ranks; kInvalidArgument for arguments that differ.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ namespace cadre::parallel {
 // The subject of every agreement of a pipeline.
 inline constexpr const char* kPipelineCall = "cadre::Pipeline";
 
-// Returns the kInvalidArgument error for wrong arguments of a pipeline. what: what is wrong.
+// Returns the kInvalidArgument error for wrong arguments of a pipeline. `what` describes the
+// mistake.
 Error pipeline_refusal(const std::string& what);
 
 // Returns the first rank whose word at `index` is not rank 0's; nullopt if there is none.
@@ -37,11 +38,11 @@ struct PipelineRanks {
   std::optional<ProcessGroup> replicas = {};  // ranks with the same stages in other pipelines
 };
 
-// Returns the error with which `check`, which may be collective, refuses; nullopt if it refuses
-// nothing. An error of a failed group is thrown.
+// Runs `check`, which may be collective, and returns its kInvalidArgument error; nullopt if it
+// throws none. An error of a failed group is thrown.
 std::optional<Error> refusal_of(const std::function<void()>& check);
 
-// Throws `refusal`, which all ranks of a pipeline have or none of them, on the ranks of all its
+// Throws `refusal`, which either all ranks of a pipeline have or none, on the ranks of all its
 // replicas. Also throws on all ranks if these fields differ between replicas.
 void agree_with_replicas(const PipelineRanks& ranks, const std::vector<AgreedField>& fields,
                          const std::optional<Error>& refusal);
@@ -58,7 +59,7 @@ AgreedSchedule agree_on_schedule(const ProcessGroup& group,
 
 // Throws on all ranks of all replicas unless their stages are alike. Does nothing without replicas.
 void check_replicas(const std::vector<PipelineStage>& stages, const PipelineRanks& ranks);
-// Gives all replicas the values of their rank 0. Does nothing without replicas.
+// Gives all replicas the parameters of rank 0 of `replicas`. Does nothing without replicas.
 void equalize_replicas(const std::vector<PipelineStage>& stages, const PipelineRanks& ranks);
 
 }  // namespace cadre::parallel

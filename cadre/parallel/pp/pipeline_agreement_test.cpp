@@ -1,5 +1,5 @@
-// If one rank refuses, or one of several replicas does, the call ends on all ranks with an error,
-// and the groups stay usable. Ranks are threads: 2 stages by 2 replicas.
+// Tests that a call ends with an error on all ranks if one rank, or one of several replicas,
+// refuses it, and that the groups stay usable. Ranks are threads: 2 stages by 2 replicas.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -32,8 +32,8 @@ using torch::Tensor;
 
 constexpr size_t kNumRanks = 4;
 
-// Returns, by rank, the error that the rank gets when it runs `body`, after which the world still
-// works. The ranks of a replica have one coordinate in "dp": rank 2 * pp + dp.
+// Runs `body` on all ranks and returns, by rank, the error that it threw. The world must still work
+// afterwards. Rank 2 * pp + dp has the coordinate "dp" of its replica.
 std::vector<std::string> refusals(const std::function<void(const DeviceMesh&)>& body) {
   std::vector<std::string> texts(kNumRanks);
   const auto result = run_groups(kNumRanks, [&](const ProcessGroup& world) {
@@ -56,7 +56,7 @@ std::vector<PipelineStage> stages_on(const DeviceMesh& mesh) {
   return {{std::make_shared<StageNet>(stage, 2), {.stage = stage, .num_stages = 2}}};
 }
 
-// Returns a stage with these parameters, which no computation uses.
+// Returns stages with these parameters, which no computation uses.
 std::vector<PipelineStage> stages_with(const DeviceMesh& mesh,
                                        std::vector<NamedTensor> parameters) {
   return {{[](const std::vector<Tensor>& inputs) { return inputs; },
@@ -112,7 +112,8 @@ TEST(PipelineAgreement, AStageThatOneRankCannotShardEndsTheConstructorOnAll) {
   }
 }
 
-// The values of such modules are gone; a new module is filled from a snapshot.
+// The first pipeline has freed the values of these modules. A program must make a new module and
+// load a snapshot into it.
 TEST(PipelineAgreement, ModulesOfAnEarlierShardedPipelineAreRefused) {
   expect_refused("a wrapper or optimizer has sharded them already", [](const DeviceMesh& mesh) {
     const auto stages = stages_on(mesh);
@@ -137,7 +138,7 @@ TEST(PipelineTies, ParametersOfOtherShapesAreRefused) {
       });
 }
 
-// Returns this rank's part of a whole (4, 4), with the marks that parallelize_module() sets.
+// Returns this rank's part of a (4, 4) tensor, with the marks that parallelize_module() sets.
 Tensor divided_leaf(const DeviceMesh& mesh, int64_t dim) {
   const Tensor part = dim == 0 ? leaf({2, 4}) : leaf({4, 2});
   wrap::mark_as_shard(
@@ -185,7 +186,7 @@ TEST(PipelineTies, AFrozenParameterAndATrainedOneAreRefused) {
   });
 }
 
-// A second sum would add again what the gradients already contain.
+// A second tie would sum the gradients twice, so it is refused.
 TEST(PipelineTies, AParameterIsTiedOnce) {
   expect_refused("is tied already; name all parameters that are one in one call",
                  [](const DeviceMesh& mesh) {
@@ -195,8 +196,8 @@ TEST(PipelineTies, AParameterIsTiedOnce) {
                  });
 }
 
-// The norm would count the tensor's gradient beside that of the tied one, and optimizers would step
-// twice.
+// The norm would count this tensor's gradient in addition to that of the tied one, and an optimizer
+// would step the same memory twice.
 TEST(PipelineTies, ATensorThatSharesMemoryWithATiedOneIsRefused) {
   const auto texts = refusals([](const DeviceMesh& mesh) {
     const Tensor head = leaf({3});
@@ -227,7 +228,8 @@ void step_once(Pipeline& pipeline, const PipelineStepOptions& options = {}) {
   pipeline.step(tokens, targets_of(tokens), cross_entropy, options);
 }
 
-// Replicas differ in one stage only; without the refusal the ranks of the other stage would reduce.
+// Replicas differ in one stage only. Without this error the ranks of the other stage would start a
+// reduction that never ends.
 TEST(PipelineAgreement, ReplicasTrainTheSameParameters) {
   const auto result = run_groups(kNumRanks, [&](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
@@ -245,7 +247,8 @@ TEST(PipelineAgreement, ReplicasTrainTheSameParameters) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A tensor that two stages have is reduced once.
+// If two stages have one tensor, its gradient is reduced once, so replicas must have it in the same
+// stages.
 TEST(PipelineAgreement, ReplicasHaveATensorInTheSameStages) {
   expect_refused(", the same as ", [](const DeviceMesh& mesh) {
     const int stage = mesh.coordinate("pp");

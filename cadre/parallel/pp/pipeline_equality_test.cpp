@@ -1,10 +1,10 @@
-// Training in a pipeline on 2 to 4 ranks, as threads, equals training in one process: the losses of
-// each step, the parameters after them and the outputs of an evaluation, in float64, within 1e-10
-// of the largest value of each parameter. Ranks add the gradients of microbatches in another order
-// than one process adds rows, so gradients differ by a few roundings. SGD passes these on linearly.
-// AdamW divides by the size of the gradient, which amplifies them where a gradient is small: the
-// bound leaves room for gradients 1e-5 times smaller than their terms. CADRE_CASES_SEED picks the
-// share of the cases that CTest runs.
+// Tests that training in a pipeline on 2 to 4 ranks, as threads, equals training in one process:
+// the losses of each step, the parameters after them and the outputs of an evaluation, in float64,
+// within 1e-10 of the largest value of each parameter. Ranks add the gradients of microbatches in
+// another order than one process adds rows, so gradients differ by a few roundings. SGD passes
+// these on linearly. AdamW divides by the size of the gradient, which amplifies the differences if
+// a gradient is small: the bound leaves room for gradients 1e-5 times smaller than their terms.
+// CADRE_CASES_SEED picks the share of the cases that CTest runs.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -59,7 +59,7 @@ std::ostream& operator<<(std::ostream& out, const PipelineCase& given) {
   return out << text_of(given);
 }
 
-// Returns every schedule on 2 to 4 ranks; the other properties change from case to case.
+// Returns cases with every schedule on 2 to 4 ranks. The other properties vary between the cases.
 std::vector<PipelineCase> pipeline_cases() {
   std::vector<PipelineCase> cases;
   for (const PipelineScheduleInfo& info : pipeline_schedules()) {
@@ -69,7 +69,8 @@ std::vector<PipelineCase> pipeline_cases() {
           const PipelineScheduleOptions options{info.kind, num_ranks, num_microbatches,
                                                 stages_per_rank};
           if (!make_pipeline_schedule(options).ok()) continue;
-          // Properties are spread by a hash, so that any share of the cases has all of them.
+          // A hash chooses the properties, so that every property occurs in any subset of the
+          // cases.
           const uint64_t bits = (cases.size() * 0x9e3779b97f4a7c15) >> 32;
           cases.push_back({.schedule = options,
                            .rows = num_microbatches + static_cast<int>(bits % 5),
@@ -116,7 +117,7 @@ std::vector<Tensor> distinct(const std::vector<Tensor>& tensors) {
 struct Trained {
   std::vector<double> losses;
   Snapshot parameters;
-  Tensor logits;  // outputs of an evaluation at the end
+  Tensor logits;  // outputs of an evaluation after training
 };
 
 // Trains in one process, on whole batches.
@@ -128,7 +129,7 @@ Trained train_alone(const PipelineCase& given, int num_stages, int num_replicas)
   for (const auto& stage : stages) {
     for (const Tensor& parameter : stage->parameters()) parameters.push_back(parameter);
   }
-  // The tied weight replaces another one, which gets no gradient.
+  // The tied weight takes the place of another one, which gets no gradient.
   const auto optimizer = make_optimizer(given.uses_adamw, distinct(parameters));
   Trained trained;
   for (int step = 0; step < kNumSteps; ++step) {
@@ -153,7 +154,7 @@ Trained train_alone(const PipelineCase& given, int num_stages, int num_replicas)
   return trained;
 }
 
-// A mistake that a rank makes on purpose.
+// A mistake that a rank makes deliberately.
 enum class Mistake { kNone, kSwappedMicrobatches, kNotTied };
 
 struct RankTask {
@@ -163,14 +164,14 @@ struct RankTask {
   Mistake mistake = Mistake::kNone;
 };
 
-// Exchanges the first two microbatches of a target.
+// Exchanges the targets of the first two microbatches.
 Tensor with_swapped_microbatches(const Tensor& target, int num_microbatches) {
   const int64_t rows = target.size(0) / num_microbatches;
   return torch::cat(
       {target.slice(0, rows, 2 * rows), target.slice(0, 0, rows), target.slice(0, 2 * rows)});
 }
 
-// Trains one rank; writes what it holds to `trained`.
+// Trains one rank, and writes its results to `trained`.
 void train_rank(const RankTask& task, Trained& trained) {
   const PipelineCase& given = task.given;
   const ProcessGroup& group = task.group;
@@ -223,7 +224,7 @@ void train_rank(const RankTask& task, Trained& trained) {
   for (const auto& net : nets) trained.parameters[net->stage] = copies(*net);
 }
 
-// Returns the largest difference of any parameter, divided by the largest value of its tensor.
+// Returns the largest difference of any parameter, relative to the largest value of that parameter.
 double worst_difference(const Snapshot& trained, const Snapshot& alone) {
   double worst = 0;
   for (size_t stage = 0; stage < alone.size(); ++stage) {
@@ -305,7 +306,8 @@ TEST(PipelineReplicas, EqualOneProcessOnTheBatchesOfAllReplicas) {
   }
 }
 
-// Two pipeline steps precede one of the optimizer: earlier gradients are kept, and reduced once.
+// The optimizer steps after every second step of the pipeline. Gradients of the first step are
+// kept, and reduced once.
 TEST(PipelineAccumulation, StepsAddToTheGradients) {
   const auto alone = all_stages(2);
   alone[1]->head = alone[0]->table;
@@ -335,7 +337,7 @@ TEST(PipelineAccumulation, StepsAddToTheGradients) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Shapes that change between steps are announced again; equal shapes are announced once.
+// If shapes change between steps they are announced again; otherwise they are announced once.
 TEST(PipelineShapes, MayChangeFromStepToStep) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto net = std::make_shared<StageNet>(group.rank(), 2);
@@ -355,8 +357,8 @@ TEST(PipelineShapes, MayChangeFromStepToStep) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Messages have 2 MB, and go through shared memory and over TCP. The model is x w_0 w_1 ..., whose
-// gradients are known.
+// Messages have 2 MB, and are sent through shared memory and over TCP. The model computes x w_0 w_1
+// ..., whose gradients are known.
 TEST(PipelineMessages, LargeOnesGoThroughEverySchedule) {
   constexpr int kRanks = 3;
   constexpr int kMicrobatches = 6;
@@ -397,7 +399,8 @@ TEST(PipelineMessages, LargeOnesGoThroughEverySchedule) {
   }
 }
 
-// One microbatch is naive model parallelism. It works in a group of one rank, too.
+// With one microbatch only one stage computes at a time (naive model parallelism). The test
+// includes a group of one rank.
 TEST(PipelineNaive, RunsWithOneMicrobatch) {
   for (const int num_ranks : {1, 3}) {
     const auto alone = all_stages(num_ranks);

@@ -1,4 +1,4 @@
-// The error of a pipeline's step, with the action at which this rank was.
+// The error of a pipeline's step, with the action that this rank was running.
 //
 // Threads: a plain value. Blocking: never. Lifetime: owns its parts.
 #pragma once
@@ -16,7 +16,7 @@ class CADRE_EXPORT PipelineError : public Error {
   PipelineError(const Error& error, PipelineAction action)
       : Error(error), action_(std::move(action)) {}
 
-  // The action at which this rank was, with its stage and microbatch.
+  // Returns the action that this rank was running, with its stage and microbatch.
   const PipelineAction& action() const { return action_; }
 
  private:

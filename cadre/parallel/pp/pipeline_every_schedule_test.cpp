@@ -1,9 +1,9 @@
-// Every schedule on 2 to 8 ranks with 1 to 16 microbatches and 1 to 4 stages on each rank. The
-// checker accepts it, and then it runs, on threads as ranks: each rank computes in the order that
-// the simulator gives, keeps activations of as many microbatches, and the losses, outputs and
-// gradients of two steps are those of one process. The bound in float64 is 1e-10 of the largest
-// value of each tensor: microbatches are added in another order than rows. CADRE_CASES_SEED picks
-// the cases that CTest runs.
+// Tests every schedule on 2 to 8 ranks with 1 to 16 microbatches and 1 to 4 stages on each rank.
+// The checker accepts the schedule. When it runs, with threads as ranks, each rank computes in the
+// order that the simulator gives and keeps activations of as many microbatches, and the losses,
+// outputs and gradients of two steps are those of one process. The bound in float64 is 1e-10 of the
+// largest value of each tensor: microbatches are added in another order than rows. CADRE_CASES_SEED
+// picks the cases that CTest runs.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -30,7 +30,7 @@ using torch::Tensor;
 constexpr int kRowsPerMicrobatch = 2;
 constexpr int kFeatures = 3;
 
-// Values in (-1/2, 1/2) that differ for each offset.
+// Returns values in (-1/2, 1/2), which differ between offsets.
 Tensor values_of(const std::vector<int64_t>& sizes, double offset) {
   const Tensor values = torch::empty(sizes, torch::kDouble);
   return values.copy_((torch::arange(values.numel(), torch::kDouble) + offset).sin().view(sizes) /
@@ -38,7 +38,7 @@ Tensor values_of(const std::vector<int64_t>& sizes, double offset) {
 }
 
 // Computes x + tanh(x weight) with a weight of its own. The second input, the numbers of the rows
-// in the batch, tells to which microbatch x belongs.
+// in the batch, identifies the microbatch to which x belongs.
 struct TracedStage {
   explicit TracedStage(int number)
       : stage(number),
@@ -56,7 +56,7 @@ struct TracedStage {
     add('F');
     const Tensor used = weight.view_as(weight);
     used.register_hook([add](const Tensor&) { add('W'); });
-    // Made after `used`, because autograd computes first what comes later in forward.
+    // This view is made after `used`, because autograd runs the backward of later operations first.
     const Tensor x = inputs[0].view_as(inputs[0]);
     if (x.requires_grad()) x.register_hook([add](const Tensor&) { add('I'); });
     return {x + torch::tanh(torch::matmul(x, used)), inputs[1]};
@@ -66,8 +66,8 @@ struct TracedStage {
   Tensor weight;
 };
 
-// Returns what TracedStage adds for the computations of a rank in the order of the simulator. The
-// batch has no gradient, so none is computed in an I of stage 0.
+// Returns the entries that TracedStage adds when a rank computes in the order of the simulator. The
+// batch requires no gradient, so the input pass "I" of stage 0 computes none.
 std::vector<std::string> expected_trace(const std::vector<TimedAction>& actions) {
   std::vector<std::string> trace;
   for (const TimedAction& timed : actions) {
@@ -99,11 +99,11 @@ struct Batch {
   Tensor x, target, rows;
 };
 
-constexpr int kSteps = 2;  // one with headers, and one without
+constexpr int kSteps = 2;  // the first step sends headers, the second does not
 
 struct OneProcess {
   std::vector<Tensor> losses, outputs;  // by step
-  std::vector<Tensor> gradients;        // by stage, of all steps
+  std::vector<Tensor> gradients;        // gradients of all steps, by stage
 };
 
 OneProcess compute_in_one_process(const PipelineSchedule& schedule) {
@@ -170,7 +170,8 @@ std::string name_of(const PipelineScheduleOptions& options) {
                 *options.stages_per_rank);
 }
 
-// Picks in a random order: one in n of a regular order would leave out numbers that n divides.
+// Picks schedules in a random order. Every n-th schedule of a regular order would miss values whose
+// period divides n.
 std::vector<PipelineScheduleOptions> picked_schedules() {
   std::vector<PipelineScheduleOptions> all;
   for (const PipelineScheduleInfo& info : pipeline_schedules()) {

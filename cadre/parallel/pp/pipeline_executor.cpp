@@ -26,12 +26,12 @@ Id backward_id(int stage, int microbatch) {
   return {StageMessages::Kind::kBackward, stage, microbatch};
 }
 
-// Whether an evaluation runs this action of the schedule.
+// Returns whether an evaluation runs this action of the schedule.
 bool is_of_forward(Kind kind) {
   return kind == Kind::kForward || kind == Kind::kSendForward || kind == Kind::kRecvForward;
 }
 
-// Returns what the error of an action calls it.
+// Returns the words for an action in its error.
 std::string_view words_of(Kind kind) {
   switch (kind) {
     case Kind::kForward:
@@ -130,7 +130,8 @@ auto PipelineExecutor::timed(int stage, Running& running, const Compute& compute
   return compute();
 }
 
-// An evaluation gathers stages itself: what the schedule gathers and frees is for training.
+// An evaluation gathers stages itself, because the gathers and frees of the schedule are those of
+// training.
 void PipelineExecutor::gather_next_forwards(size_t first) {
   const size_t count =
       std::min(static_cast<size_t>(options_.max_unsharded_stages), runners_.size());
@@ -190,7 +191,8 @@ void PipelineExecutor::fail(const PipelineAction& action, const Error& error) {
   if (action.microbatch) where += format(", microbatch {}", *action.microbatch);
   where += format(", {} ({})", words_of(action.kind), to_text(action));
   const Error named = error.with_context(where);
-  // The first failure of the group counts: if the group has failed already, this changes nothing.
+  // The first failure of the group is kept: if the group has failed already, this call changes
+  // nothing.
   group_.abort(named.message());
   messages_.clear();
   to_send_.clear();

@@ -32,7 +32,7 @@
 
 namespace cadre::parallel {
 
-// What a rank is given of a step; batches, targets and weights are by microbatch.
+// The arguments of a step on one rank. Batches, targets and weights are listed by microbatch.
 struct PipelineStep {
   bool is_training = true;
   bool has_headers = true;
@@ -51,10 +51,10 @@ class PipelineExecutor {
   struct Options {
     // The ranks with the same stages in other pipelines, over which gradients are summed.
     std::optional<ProcessGroup> replicas = {};
-    // Has the parameters of the stages if ranks own shards of them; then there are no replicas.
+    // The parameters of the stages, if ranks own shards of them. Then there are no replicas.
     ShardedStages* sharded = nullptr;
-    // The number of stages that an evaluation with `sharded` gathers at a time. A training step
-    // gathers what the schedule says.
+    // The number of stages that an evaluation with `sharded` gathers at a time. In a training step
+    // the schedule says which stages are gathered.
     int max_unsharded_stages = 1;
     // Called before each forward and each backward of a microbatch. May be empty.
     std::function<void(const PipelineMicrobatch&)> before_microbatch = {};
@@ -87,7 +87,7 @@ class PipelineExecutor {
 
   void run_action(const PipelineAction& action, Running& running);
   void run_leaf(const PipelineAction& action, Running& running);
-  // Returns what `compute` returns, and counts its time for the stage.
+  // Runs `compute` and returns its result. Adds the time to that of the stage.
   template <typename Compute>
   auto timed(int stage, Running& running, const Compute& compute);
   // Called before an action that computes: waits for whole parameters and calls before_microbatch.
@@ -103,8 +103,8 @@ class PipelineExecutor {
   // Returns the roots of the backward of the last stage: its loss, if there is a loss function.
   std::vector<at::Tensor> roots_of(int microbatch, const std::vector<at::Tensor>& outputs,
                                    Running& running) const;
-  // Hands tensors to the stage that needs them: at once if this rank has it, else by the send that
-  // follows.
+  // Passes tensors to the stage that needs them: directly if this rank has that stage, else in the
+  // send that follows.
   void hand_over(const StageMessages::Id& id, std::vector<at::Tensor> tensors);
   bool is_last(int stage) const { return stage == schedule_.num_stages() - 1; }
   [[noreturn]] void fail(const PipelineAction& action, const Error& error);

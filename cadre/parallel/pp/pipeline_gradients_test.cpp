@@ -1,7 +1,7 @@
-// Which gradients a step leaves, and which values they have, where a stage does not simply use each
-// of its parameters once: a tensor in two stages of a rank, parameters that no rank uses or only
-// one replica, sparse gradients, and losses that ignore labels. Ranks are threads: one pipeline of
-// two stages on each rank, and 2 replicas.
+// Tests which gradients a step leaves, and which values they have, if a stage does not use each of
+// its parameters exactly once: a tensor in two stages of a rank, parameters that no rank uses or
+// only one replica, sparse gradients, and losses that ignore labels. Ranks are threads: one
+// pipeline of two stages on each rank, and 2 replicas.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -48,7 +48,7 @@ PipelineStage stage_with(int stage, const std::vector<NamedTensor>& parameters) 
       {.stage = stage, .num_stages = 2}};
 }
 
-// Inputs of one of the two replicas.
+// Returns the inputs of one of the two replicas.
 Tensor inputs_of(int replica) {
   return filled({kReplicaRows, kWidth}, 100 * replica + 20);
 }
@@ -64,7 +64,7 @@ void run_replicas(const std::function<void(const DeviceMesh&)>& body) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The gradients of the first of two steps are kept, and reduced once.
+// Gradients of the first of two steps are kept, and reduced once after the second.
 TEST(PipelineGradients, ATensorInTwoStagesOfARankIsReducedOnce) {
   const Tensor alone = weight_of(1);
   for (int step = 0; step < 2; ++step) {
@@ -75,7 +75,7 @@ TEST(PipelineGradients, ATensorInTwoStagesOfARankIsReducedOnce) {
   for (const char* schedule : {"interleaved-1f1b", "looped-bfs", "zb-v"}) {
     run_replicas([&](const DeviceMesh& mesh) {
       const Tensor weight = weight_of(1);
-      // The second stage names it twice.
+      // The second stage lists the tensor under two names.
       Pipeline pipeline(
           {stage_with(0, {{"weight", weight}}),
            stage_with(1, {{"weight", weight}, {"again", weight}})},
@@ -89,7 +89,7 @@ TEST(PipelineGradients, ATensorInTwoStagesOfARankIsReducedOnce) {
   }
 }
 
-// How the ranks of a pipeline hold its stages.
+// The way in which the ranks of a pipeline hold its stages.
 enum class StageForm { kAlone, kReplicas, kShards };
 
 PipelineOptions options_for(StageForm form, const DeviceMesh& mesh) {
@@ -99,7 +99,7 @@ PipelineOptions options_for(StageForm form, const DeviceMesh& mesh) {
   return options;
 }
 
-// Number of parameters with this name that have a gradient.
+// Returns the number of parameters with this name that have a gradient.
 int num_gradients(const Pipeline& pipeline, const std::string& name) {
   int count = 0;
   for (const ParameterShard& shard : pipeline.parameter_shards()) {
@@ -108,7 +108,8 @@ int num_gradients(const Pipeline& pipeline, const std::string& name) {
   return count;
 }
 
-// This is as in one process: an optimizer leaves the parameter as it is, also with weight decay.
+// Training in one process leaves no gradient, either; then an optimizer does not change the
+// parameter, even with weight decay.
 TEST(PipelineGradients, AParameterThatNoRankUsesHasNone) {
   for (const StageForm form : {StageForm::kAlone, StageForm::kReplicas, StageForm::kShards}) {
     for (const bool is_tied : {false, true}) {
@@ -127,8 +128,8 @@ TEST(PipelineGradients, AParameterThatNoRankUsesHasNone) {
   }
 }
 
-// Each stage has two weights, one for each of two paths: (x) -> (f(x, a), f(x, b)) -> ..., where f
-// is residual_layer().
+// Returns stages with two weights each, one for each of two paths: (x) -> (f(x, a), f(x, b)) ->
+// ..., where f is residual_layer().
 std::vector<PipelineStage> stages_of_two_paths(int num_stages, int first, int last) {
   std::vector<PipelineStage> stages;
   for (int stage = first; stage <= last; ++stage) {
@@ -144,8 +145,8 @@ std::vector<PipelineStage> stages_of_two_paths(int num_stages, int first, int la
   return stages;
 }
 
-// The gradients of the other path are undefined, not zeros, by which weight decay and the momentum
-// of an optimizer would move the weights.
+// The gradients of the other path must be undefined. With zeros, weight decay and momentum would
+// still change the weights.
 void expect_gradients_of_one_path(const std::vector<PipelineStage>& stages) {
   for (const PipelineStage& stage : stages) {
     EXPECT_TRUE(stage.parameters()[0].tensor.grad().defined()) << "stage " << stage.stage();
@@ -180,7 +181,7 @@ TEST(PipelineGradients, OutputsThatTheLossDoesNotUseHaveNone) {
   }
 }
 
-// Only the second microbatch uses the other path: its gradient is that of one process.
+// Only the second microbatch uses the other path. Its gradient must equal that of one process.
 TEST(PipelineGradients, AnOutputThatOneMicrobatchUsesHasItsGradient) {
   const auto loss = [](const std::vector<Tensor>& outputs, const std::vector<Tensor>& targets) {
     const bool is_second = targets[0].sum().item<double>() > 100;
@@ -205,7 +206,8 @@ TEST(PipelineGradients, AnOutputThatOneMicrobatchUsesHasItsGradient) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The other replica, and the other stage of a tied parameter, count as zeros.
+// For a parameter that one replica or one stage uses, the other replica and the other stage count
+// as zeros.
 TEST(PipelineGradients, AParameterThatOneReplicaUsesHasOneOnAll) {
   const Tensor alone = weight_of(2);
   const Tensor output = residual_layer(inputs_of(0) + alone.sum(), weight_of(3));
@@ -259,11 +261,12 @@ TEST(PipelineGradients, SparseOnesAreNotReduced) {
   }
 }
 
-// The recipe of the guide: the mean over the labels of the batch that count.
+// The test runs the recipe of the guide: the loss is the mean over those labels of the batch that
+// are not ignored.
 TEST(PipelineGradients, IgnoredLabelsAreLeftOutOfTheMean) {
   const Tensor x = inputs_of(0);
-  const Tensor labels = torch::tensor({-100, -100, 1, 2});  // the first microbatch has none that
-                                                            // counts
+  // The first microbatch has only ignored labels.
+  const Tensor labels = torch::tensor({-100, -100, 1, 2});
   const Tensor alone = weight_of(1);
   const Tensor expected =
       torch::nn::functional::cross_entropy(residual_layer(residual_layer(x, alone), alone), labels);

@@ -1,6 +1,6 @@
-// What a program may do to the parameters of stages without the pipeline: it replaces them, or a
-// forward writes to them. Also constructors that are refused. Ranks are threads: each of 2 ranks
-// has one pipeline, and the ranks are replicas or own shards.
+// Tests programs that replace the parameters of stages, or whose forward writes to them. Also tests
+// constructors that throw. Ranks are threads: each of 2 ranks has one pipeline, and the ranks are
+// replicas or own shards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,7 +29,7 @@ using torch::Tensor;
 
 constexpr int64_t kWidth = 3;
 
-// A table whose rows are returned unchanged, and to which a forward may write.
+// A table whose forward returns its rows unchanged, and may write to it.
 struct Table : torch::nn::Module {
   explicit Table(std::function<void(const Tensor& weight, const Tensor& rows)> given)
       : change(std::move(given)) {
@@ -42,7 +42,7 @@ struct Table : torch::nn::Module {
     }
     return torch::embedding(weight, rows);
   }
-  // Replaces the weight, as if the layer were exchanged between two steps.
+  // Replaces the weight, as a program does that exchanges the layer between two steps.
   void replace() {
     parameters_.erase("weight");
     weight = register_parameter("weight", filled({6, kWidth}, 2));
@@ -76,7 +76,7 @@ std::string failure_of_step(Pipeline& pipeline, const Tensor& rows) {
   });
 }
 
-// Without the refusal each rank would get the norm of its own stages.
+// A norm of this rank's stages alone would differ between ranks, so it is refused.
 TEST(PipelineParameters, ANormOfThemAloneIsRefused) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Pipeline pipeline(
@@ -104,7 +104,7 @@ TEST(PipelineParameters, AReplacedOneIsRefused) {
       Pipeline pipeline({{table, {}}}, mesh["pp"], options_for(form, mesh));
       const Tensor rows = torch::arange(4);
       EXPECT_EQ(failure_of_step(pipeline, rows), "");
-      // Only one rank replaces it: the replicas wait for each other.
+      // Only one rank replaces its table. The replicas notice it when they compare.
       if (form != Form::kReplicas || mesh.coordinate("dp") == 1) table->replace();
       EXPECT_THAT(failure_of_step(pipeline, rows),
                   HasSubstr("\"weight\" was replaced by another tensor in the module of stage 0"));
@@ -112,7 +112,7 @@ TEST(PipelineParameters, AReplacedOneIsRefused) {
   }
 }
 
-// Writes like torch::nn::Embedding with max_norm: which rows change depends on the batch.
+// Writes as torch::nn::Embedding with max_norm does: the batch determines which rows change.
 void shrink(const Tensor& weight, const Tensor& rows) {
   weight.index_put_({rows}, weight.index({rows}) * 0.5);
 }
@@ -129,7 +129,7 @@ TEST(PipelineParameters, AForwardThatWritesOtherValuesInEachReplicaIsRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The forward normalizes the weight, in the same way in all replicas.
+// The forward normalizes the weight in the same way on all replicas.
 TEST(PipelineParameters, AForwardThatWritesTheSameInEachReplicaIsNotRefused) {
   run_on_two([](const DeviceMesh& mesh) {
     const auto table = std::make_shared<Table>(
@@ -157,7 +157,7 @@ TEST(PipelineParameters, AForwardThatWritesToAShardedStageIsRefused) {
   }
 }
 
-// Without replicas a forward may change the stage.
+// If a stage has no replicas, its forward may change the weight.
 TEST(PipelineParameters, AForwardMayWriteToAStageOfOneRank) {
   run_on_two([](const DeviceMesh& mesh) {
     const auto table = std::make_shared<Table>(shrink);
@@ -166,7 +166,7 @@ TEST(PipelineParameters, AForwardMayWriteToAStageOfOneRank) {
   });
 }
 
-// Values, sizes and memory are unchanged, on all ranks.
+// After the error the values, sizes and memory of the parameters are unchanged on all ranks.
 TEST(PipelineParameters, ARefusedConstructorLeavesThemAsTheyWere) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
@@ -188,7 +188,7 @@ TEST(PipelineParameters, ARefusedConstructorLeavesThemAsTheyWere) {
       }
       world.barrier();
     };
-    // The replicas of one stage differ.
+    // The replicas of one stage have different parameters.
     for (const bool is_sharded : {false, true}) {
       const bool is_other = world.rank() == 3;
       PipelineOptions options;
@@ -200,7 +200,7 @@ TEST(PipelineParameters, ARefusedConstructorLeavesThemAsTheyWere) {
       expect_unchanged({{"weight", weight_of({is_other ? 3 : 2})}}, options, mesh["pp"],
                        "Double (2) that requires grad on rank 0 and Double (3)");
     }
-    // The axes of shards and pipeline come from two meshes.
+    // The axis of the shards and that of the pipeline belong to different meshes.
     const DeviceMesh other(world, {{"pp", 2}, {"dp", 2}});
     expect_unchanged({{"weight", weight_of({2})}}, {.shards = other["dp"]}, mesh["pp"],
                      "must come from one mesh");

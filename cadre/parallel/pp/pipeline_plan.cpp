@@ -75,7 +75,8 @@ std::optional<Error> check_shards(const std::vector<PipelineStage>& stages,
   return refusal_of([&] { ShardedStages::check_shardable(stages); });
 }
 
-// Refuses sharded modules: their values are on other ranks, and stages would not exchange these.
+// Returns an error for sharded modules: their values are on other ranks, and stages would not
+// exchange them.
 std::optional<Error> check_values(const std::vector<PipelineStage>& stages) {
   for (const PipelineStage& stage : stages) {
     for (const NamedTensor& parameter : stage.parameters()) {

@@ -1,4 +1,4 @@
-// The lowered schedule that the arguments of a pipeline ask for.
+// Makes the lowered schedule for the arguments of a pipeline.
 //
 // Threads: pure. Blocking: never. Lifetime: a value. Errors: kInvalidArgument for arguments that do
 // not fit each other, of this rank alone: the caller exchanges them before it uses the schedule.

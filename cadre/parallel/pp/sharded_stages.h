@@ -35,7 +35,8 @@ class ShardedStages {
   // the same shards. stages: the stages of this rank, in the order in which a step reduces them;
   // equal on all ranks.
   ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineStage>& stages);
-  // Throws on this rank for what the constructor would refuse, without a collective.
+  // Throws, on this rank only and without a collective, for stages that the constructor would
+  // refuse.
   static void check_shardable(const std::vector<PipelineStage>& stages);
 
   // Starts to gather the parameters of a stage.
@@ -53,10 +54,10 @@ class ShardedStages {
   // none.
   std::optional<std::string> changed_parameter() const;
   void begin_step();
-  // Starts to reduce what the step has added to the gradients of the stage.
+  // Starts to reduce the gradients that the step has added to the stage.
   void reduce(int stage);
-  // reduce() leaves out the gradient of this parameter: finish_reductions() sums it whole, for the
-  // sum over tied stages, and finish_step() cuts it.
+  // reduce() leaves out the gradient of this parameter. finish_reductions() sums the whole gradient
+  // instead, for the sum over tied stages, and finish_step() cuts it into shards.
   void keep_whole(const at::Tensor& parameter) { whole_.insert(parameter.unsafeGetTensorImpl()); }
   // Waits for the reductions, and sums the gradients of the parameters of keep_whole() over the
   // ranks. The gradient of a parameter that no rank has used stays as it was before the step.
@@ -98,7 +99,7 @@ class ShardedStages {
   std::unique_ptr<ShardedGradients> gradients_;  // null without a trained parameter
 };
 
-// Keeps the parameters of these stages whole as long as it lives.
+// Keeps the parameters of these stages whole as long as this object exists.
 class WholeStages {
  public:
   WholeStages(ShardedStages* sharded, const std::set<int>& stages)

@@ -1,4 +1,4 @@
-// Stages whose parameters are divided among the ranks that hold the same stages: under every
+// Tests stages whose parameters are divided among the ranks that hold the same stages. Under every
 // schedule they train like whole replicas, which pipeline_equality_test.cpp compares with one
 // process. Gradients are sums of the same terms, so parameters differ by a few roundings at most.
 // Ranks are threads.
@@ -30,8 +30,8 @@ using torch::Tensor;
 constexpr int kMicrobatches = 4;
 constexpr int kRowsOfARank = 6;
 
-// The nets and the pipeline of one rank, and its parameters before two of them were tied, because
-// an optimizer may be made of these.
+// The nets and the pipeline of one rank, and its parameters before two of them were tied, because a
+// program may make its optimizer from these.
 struct ShardedRank {
   std::vector<std::shared_ptr<StageNet>> nets;
   std::unique_ptr<Pipeline> pipeline;
@@ -82,7 +82,8 @@ std::vector<Tensor> trained_parameters(PipelineScheduleKind kind, bool is_sharde
       const Tensor tokens = testing::tokens_of(2 * kRowsOfARank, step)
                                 .narrow(0, mesh.coordinate("dp") * kRowsOfARank, kRowsOfARank);
       rank.pipeline->step(tokens, testing::targets_of(tokens), testing::cross_entropy);
-      if (step % 2 == 1) optimizer.step();  // one update for two pipeline steps
+      // The optimizer takes one step for two steps of the pipeline.
+      if (step % 2 == 1) optimizer.step();
     }
     rank.pipeline->check_tied_parameters();
     const auto records = rank.pipeline->parameter_shards();
@@ -108,9 +109,9 @@ TEST(ShardedStages, TrainAsWholeOnesUnderEverySchedule) {
   }
 }
 
-// A step has one all_gather of parameters, one reduction of gradients, one agreement before it and
-// one about the parameters in use after it, whatever the number of microbatches. Between steps
-// ranks hold only shards.
+// A step runs one all_gather of parameters and one reduction of gradients, whatever the number of
+// microbatches. It also runs one agreement before, and one after it about the parameters in use.
+// Between steps ranks hold only shards.
 TEST(ShardedStages, AreGatheredAndReducedOnceInAStep) {
   const auto schedule =
       make_pipeline_schedule(
@@ -145,7 +146,7 @@ TEST(ShardedStages, AreGatheredAndReducedOnceInAStep) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Has two stages on each rank of a mesh {pp: 2, dp: 2}, with 1 row in a microbatch.
+// One rank's two stages on a mesh {pp: 2, dp: 2}, with 1 row in a microbatch.
 struct InterleavedRank {
   InterleavedRank(const DeviceMesh& mesh, const PipelineOptions& options,
                   const std::function<void(const StageNet&)>& before_forward) {
@@ -198,21 +199,21 @@ TEST(ShardedStages, NoMoreStagesAreWholeThanAllowed) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A stage that fits into memory is gathered once, before it is needed.
+// If all stages fit into memory, each is gathered once, before it is needed.
 TEST(ShardedStages, AnEvaluationGathersEachStageOnceWhereAllFit) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
     const InterleavedRank rank(mesh, {.shards = mesh["dp"]}, nullptr);
     const uint64_t before = mesh.group("dp").communicator().num_collectives();
     rank.pipeline->forward(testing::tokens_of(2, 0));
-    // One of the three is the agreement.
+    // One of the three collectives is the agreement.
     EXPECT_EQ(mesh.group("dp").communicator().num_collectives() - before, 3);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The shards of the other ranks hold gradients only of parameters that were trained at the
-// construction.
+// The shards hold gradients only for the parameters that were trained when the pipeline was
+// constructed.
 TEST(ShardedStages, OtherTrainedParametersAreRefused) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
@@ -222,7 +223,7 @@ TEST(ShardedStages, OtherTrainedParametersAreRefused) {
                   ::testing::AnyOf(::testing::HasSubstr(sentence),
                                    ::testing::HasSubstr("refused its arguments of a step")));
     };
-    // The rank of stage 0 changes that stage, the rank of stage 1 changes stage 1.
+    // The rank of stage 0 changes a parameter of stage 0, and the rank of stage 1 one of stage 1.
     const bool is_first = mesh.coordinate("pp") == 0;
     const Tensor trained = rank.nets[0]->bias[0];
     if (is_first) trained.requires_grad_(false);
@@ -246,8 +247,8 @@ TEST(ShardedStages, OtherTrainedParametersAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 0 fails in a step. The next step is refused on both ranks, and computes nothing from what
-// the failed step has left.
+// Rank 0 fails in a step. The next step is refused on both ranks, so no rank computes from what is
+// left of the failed step.
 TEST(ShardedStages, AFailedStepIsTheLastOne) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 1}, {"dp", 2}});

@@ -31,7 +31,7 @@ struct OwnedWeights {
   edge_list weights;  // weights that have no other owner
 };
 
-// Finds out what the nodes of a graph are for, as the header explains.
+// Classifies the nodes of a graph as the header explains.
 class GraphParts {
  public:
   GraphParts(const edge_list& roots, const std::vector<at::Tensor>& inputs) {
@@ -49,8 +49,8 @@ class GraphParts {
       if (is_checkpoint(*node)) allow_partial_backward(*node);
       for (const Edge& edge : node->next_edges()) {
         if (!edge.is_valid() || reaches_input(edge.function.get())) continue;
-        // The backward of a checkpoint adds to the gradients of weights that are not in this graph,
-        // so that it may run only once, in the input pass.
+        // The backward of a checkpoint adds to the gradients of weights that are not in this graph.
+        // So it may run only once, in the input pass.
         add_weights(edge, is_checkpoint(*node) ? nullptr : node);
       }
     }
@@ -94,7 +94,8 @@ class GraphParts {
   }
   bool reaches_input(Node* node) const { return reaches_input_.at(node); }
 
-  // Visits depth first, with a stack of its own: graphs are deeper than the thread's stack allows.
+  // Visits the graph depth first. The stack of the search is a container, because graphs are deeper
+  // than the thread's stack allows.
   void visit(Node* root) {
     std::vector<std::pair<Node*, size_t>> path;
     const auto enter = [&](Node* node) {
@@ -144,10 +145,12 @@ class GraphParts {
   std::vector<Node*> finished_;                    // each node after those that it leads to
   std::unordered_map<Node*, size_t> places_;
   std::unordered_map<Node*, std::set<uint32_t>> used_inputs_;
-  std::unordered_map<Node*, std::set<Node*>> owners_;  // owners of each weight's AccumulateGrad
+  // The owners of each weight, by its AccumulateGrad node.
+  std::unordered_map<Node*, std::set<Node*>> owners_;
 };
 
-// The gradients captured at an owner and the weights that they are for.
+// The gradients that were captured at an owner, and the weights whose gradients are computed from
+// them.
 struct PendingWeights {
   edge_list owner;
   variable_list gradients;
@@ -159,7 +162,7 @@ struct PendingWeights {
 struct StageGraph::State {
   edge_list outputs;               // by output; not valid if the output does not require grad
   std::vector<at::Tensor> inputs;  // leaves
-  // Left for the weight pass.
+  // The gradients that are left for the weight pass.
   std::vector<PendingWeights> pending = {};
   edge_list whole_roots = {};  // roots of a backward left as a whole
   variable_list whole_gradients = {};

@@ -5,8 +5,8 @@
 // a weight without passing an input's node: the product of a linear layer, for example. The input
 // pass asks the engine for the gradients that arrive at the inputs and at the owners, so that it
 // computes no gradient of a weight. The weight pass starts at each owner with the gradient captured
-// there, and asks for the weights of this owner only. One pass for all owners would be wrong: a
-// gradient that flows through one owner to another would be counted once for each path.
+// there, and computes the gradients of this owner's weights only. One pass for all owners would be
+// wrong: a gradient that flows through one owner to another would be counted once for each path.
 //
 // A weight that several owners use (a matrix used twice in one stage) cannot be separated so, and
 // gets its gradient in the input pass; the sum is right, only earlier than the schedule asks. The
@@ -37,8 +37,8 @@ class StageGraph {
 
   // Runs the whole backward, which adds to the gradients of the parameters. gradients: by output;
   // undefined for an output that has none, and ignored for one that does not require grad. Returns
-  // the gradients of the inputs, by input; undefined where no gradient has reached an input. Called
-  // at most once, and not together with input_pass() and weight_pass().
+  // the gradients of the inputs, by input; undefined for an input that no gradient has reached.
+  // Called at most once, and not together with input_pass() and weight_pass().
   std::vector<at::Tensor> backward(const std::vector<at::Tensor>& gradients);
   // Runs the input pass. Returns what backward() returns.
   std::vector<at::Tensor> input_pass(const std::vector<at::Tensor>& gradients);

@@ -161,7 +161,7 @@ std::vector<at::Tensor> StageMessages::take(const Id& id) {
       if (are_defined[i] == 0) tensors[i] = at::Tensor();
     }
   }
-  // Sets the flag of tensors that were received; tensors of put() have it already.
+  // Sets requires_grad of tensors that were received. Tensors of put() have it already.
   if (id.kind == Kind::kForward && !node.mapped().works.empty()) {
     const TensorHeader& header = headers_.at(header_id_of(id));
     for (size_t i = 0; i < tensors.size(); ++i) {

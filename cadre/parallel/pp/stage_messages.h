@@ -40,7 +40,7 @@ namespace cadre::parallel {
 class StageMessages {
  public:
   enum class Kind { kForward, kBackward };
-  // The stage is the one that receives the message.
+  // Identifies a message; `stage` is the stage that receives it.
   struct Id {
     Kind kind;
     int stage;
@@ -63,10 +63,10 @@ class StageMessages {
   };
   void begin(const StepKind& step);
 
-  // Hands tensors to another stage of this rank, without a message.
+  // Passes tensors to another stage of this rank, without a message.
   void put(const Id& id, std::vector<at::Tensor> tensors);
-  // kForward: leaves; the receiver learns which of them require grad. kBackward: a tensor is
-  // undefined if its input has no gradient.
+  // kForward: the tensors are leaves, and the receiver learns which of them require grad.
+  // kBackward: a tensor is undefined if its input has no gradient.
   void send(const Id& id, const std::vector<at::Tensor>& tensors);
   void post_receive(const Id& id);
   // Waits for the message. kForward: returns leaves. kBackward: returns a gradient for each output
@@ -95,7 +95,7 @@ class StageMessages {
   int sender_of(const Id& id) const;
   int tag_of(const Id& id) const;
   HeaderId header_id_of(const Id& id) const;
-  // Sends the header, or checks that the receiver knows it.
+  // Sends the header, or checks that the receiver expects it.
   void announce(const Id& id, const std::vector<at::Tensor>& tensors);
   const TensorHeader& header_for_receive(const Id& id);
   void send_gradients(const Id& id, const std::vector<at::Tensor>& gradients);

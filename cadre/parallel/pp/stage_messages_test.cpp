@@ -1,5 +1,5 @@
-// The messages of pipelines and those of the program on one group never meet, whatever the tags.
-// Ranks are threads.
+// Tests that messages of pipelines and of the program on one group are never mistaken for each
+// other, whatever their tags. Ranks are threads.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -47,7 +47,7 @@ struct Pair {
   Pipeline pipeline;
 };
 
-// Sends of the program are under way before the step, in both directions, and received after it.
+// The program starts sends in both directions before the step, and receives the messages after it.
 TEST(PipelineMessages, ThoseOfTheProgramAreNotTakenForThem) {
   double expected = 0;
   double sum_of_gradients = 0;
@@ -88,7 +88,7 @@ TEST(PipelineMessages, ThoseOfTheProgramAreNotTakenForThem) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A receive of the program that waits during the step gets the program's message.
+// The program starts a receive before the step. It must get the program's message.
 TEST(PipelineMessages, AReceiveOfTheProgramDoesNotTakeThem) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     Pair pair(group);
@@ -111,7 +111,8 @@ TEST(PipelineMessages, AReceiveOfTheProgramDoesNotTakeThem) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two pipelines on one group take turns with their steps; a third is made after one has gone.
+// Two pipelines on one group run their steps alternately. A third pipeline is made after one of
+// them was destroyed.
 TEST(PipelineMessages, PipelinesOfOneGroupDoNotMeet) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     Pair first(group);

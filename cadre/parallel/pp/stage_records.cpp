@@ -27,7 +27,7 @@ struct AxisDivision {
 };
 constexpr int64_t kFlat = -1;
 
-// What a rank sends to the others about a parameter that it holds.
+// The description of a parameter that a rank sends to the others.
 struct Description {
   std::vector<StageParameter> names = {};  // in the order of the rank's stages
   std::vector<int64_t> sizes = {};
@@ -49,8 +49,8 @@ Description description_of(std::vector<StageParameter> names, const ParameterSha
   return text;
 }
 
-// Returns "Double (4, 4), divided along tp in dim 0". Leaves out flat shards, which are the
-// pipeline's.
+// Returns "Double (4, 4), divided along tp in dim 0". Leaves out the flat shards of the pipeline
+// itself.
 std::string form_of(const Description& text) {
   std::string form = format("{} {}", c10::toString(text.dtype), list_of(text.sizes));
   for (const AxisDivision& axis : text.axes) {
@@ -103,7 +103,8 @@ Description read(wire::ByteReader& in) {
   return text;
 }
 
-// Returns what all ranks have made, by rank. Throws on all ranks if one of them refuses.
+// Returns the descriptions that all ranks have made, by rank. Throws on all ranks if one rank
+// refuses its stages.
 std::vector<std::vector<Description>> exchange(
     const ProcessGroup& group, const std::function<std::vector<Description>()>& make_own) {
   const std::vector<std::string> contents = gather_texts(group, kPipelineCall, [&] {
@@ -124,7 +125,7 @@ std::vector<std::vector<Description>> exchange(
   return all;
 }
 
-// Returns `record` on the axes of the pipeline, too.
+// Returns `record` with the axis of the pipeline added to its axes.
 ParameterShard along_pipeline(ParameterShard record, const DeviceMesh& pipeline) {
   const shard::ParameterDivision whole{record.sizes, pipeline, {Replicate()}};
   record = shard::on_joint_mesh(std::move(record), &whole);

@@ -21,12 +21,12 @@ namespace cadre::parallel {
 
 class StageRecords {
  public:
-  // How ranks hold the stages.
+  // The way in which ranks hold the stages.
   struct Form {
     // The mesh whose ranks own shards; nullopt if every rank has whole stages.
     std::optional<DeviceMesh> shards = {};
-    // Null while the stages are whole, before they are sharded: the records then say what this rank
-    // has now, and the constructor refuses what it would refuse afterwards.
+    // Null before the stages are sharded. Then the records describe the whole stages, and the
+    // constructor makes the same checks as afterwards.
     const ShardedStages* sharded = nullptr;
   };
   // mesh: the pipeline's axis.
@@ -38,10 +38,10 @@ class StageRecords {
   std::vector<ParameterShard> all() const;
   // Returns the tensors that this rank holds, for optimizers.
   std::vector<at::Tensor> values() const;
-  // Makes these one parameter from now on, with the name of the first. If a rank has several
-  // tensors of it, the further ones stay in the list, as copies of that name.
+  // Ties these parameters, under the name of the first. If a rank has several tensors of the tied
+  // parameter, the further ones stay in the list as copies, with that name.
   void tie(const std::vector<StageParameter>& parameters);
-  // Returns why these cannot be one parameter: a sentence about two whose sizes, dtypes or
+  // Returns why these parameters cannot be tied: a sentence about two whose sizes, dtypes or
   // divisions differ, the same on all ranks; nullopt if they can. Names that no stage has are
   // ignored.
   std::optional<std::string> difference(const std::vector<StageParameter>& parameters) const;

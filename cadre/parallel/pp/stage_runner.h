@@ -24,7 +24,7 @@
 
 namespace cadre::parallel {
 
-// Throws kInvalidArgument for a sparse gradient, which no reduction takes.
+// Throws kInvalidArgument for a sparse gradient, which no reduction supports.
 void check_dense_gradient(const NamedTensor& parameter);
 
 class StageRunner {
@@ -37,9 +37,9 @@ class StageRunner {
   }
 
   const PipelineStage& stage() const { return stage_; }
-  // Returns a sentence about the first parameter of the module that came, went or was replaced
-  // since the construction, so that what the pipeline reduces and lists is no longer what the
-  // module has; nullopt if there is none.
+  // Returns a sentence about the first parameter of the module that was added, removed or replaced
+  // since the construction, so that the pipeline's list of parameters is no longer right; nullopt
+  // if there is none.
   std::optional<std::string> changed_parameter() const {
     return list_ ? list_->change_of_list() : std::nullopt;
   }
@@ -54,14 +54,15 @@ class StageRunner {
   std::vector<at::Tensor> forward(int microbatch, const std::vector<at::Tensor>& inputs,
                                   const Roots& roots_of);
 
-  // These turn gradients of the outputs into gradients of the inputs: see StageGraph.
+  // These functions turn gradients of the outputs into gradients of the inputs: see StageGraph.
   std::vector<at::Tensor> backward(int microbatch, const std::vector<at::Tensor>& gradients);
   std::vector<at::Tensor> input_grad(int microbatch, const std::vector<at::Tensor>& gradients);
   void weight_grad(int microbatch);
 
   // Puts the gradients of earlier steps aside, so that only those of this step are reduced.
   void set_gradients_aside();
-  // Starts to sum the gradients over `replicas`; this rank adds zeros where it has none.
+  // Starts to sum the gradients over `replicas`. This rank adds zeros for a parameter without a
+  // gradient.
   void reduce_grad(const ProcessGroup& replicas);
   // Waits for the sums. Parameters that no replica has used then have no gradient, as in one
   // process.

@@ -1,5 +1,5 @@
-// A header describes any list of tensors between stages, and numbers that describe none are refused
-// before anything is allocated.
+// Tests that a header can describe any list of tensors that stages exchange, and that invalid
+// numbers are refused before memory is allocated for them.
 #include "cadre/parallel/pp/tensor_header.h"
 
 #include <gtest/gtest.h>
@@ -38,10 +38,10 @@ TEST(TensorHeader, RefusesNumbersThatDescribeNoTensors) {
   };
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
   for (const Change change : std::initializer_list<Change>{
-           {0, 0},   // another magic number
-           {1, -1},  // number of tensors
+           {0, 0},   // a wrong magic number
+           {1, -1},  // a negative number of tensors
            {1, 17},
-           {2, -1},  // dtype of the first tensor
+           {2, -1},  // an invalid dtype of the first tensor
            {2, 1000},
            {3, 2},   // requires_grad
            {4, -1},  // dim
@@ -49,7 +49,7 @@ TEST(TensorHeader, RefusesNumbersThatDescribeNoTensors) {
            {5, -2},  // size
            {5, kHuge},
            {6, int64_t{1} << 41},
-           {14, 1},  // an integer tensor that requires grad
+           {14, 1},  // an integer tensor cannot require grad
        }) {
     std::vector<int64_t> words = good;
     words[change.word] = change.value;

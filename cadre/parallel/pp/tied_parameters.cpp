@@ -14,7 +14,7 @@
 namespace cadre::parallel {
 namespace {
 
-// State of a rank's tensors of a tied parameter.
+// The state of a tied parameter on a rank: not held, frozen or trained.
 constexpr int64_t kNotHeld = -1;
 constexpr int64_t kFrozen = 0;
 constexpr int64_t kTrained = 1;
@@ -101,7 +101,7 @@ std::optional<Error> TiedParameters::find_holders(const std::vector<StageParamet
 }
 
 std::optional<StageParameter> TiedParameters::sharer_of_memory(const NamedTensor& parameter) const {
-  // The memory of sharded stages is the pipeline's own.
+  // Only the pipeline uses the memory of sharded stages.
   if (stages_.sharded != nullptr || parameter.tensor.numel() == 0) return std::nullopt;
   for (const PipelineStage& stage : stages_.own) {
     for (const NamedTensor& other : stage.parameters()) {

@@ -36,7 +36,7 @@ class TiedParameters {
   // messages: a message space on the pipeline's group.
   TiedParameters(PipelineRanks ranks, PrivateMessages messages, Stages stages);
 
-  // Makes these one parameter from now on: gives all of them the values of the first.
+  // Ties these parameters: gives all of them the values of the first, from now on.
   void tie(const std::vector<StageParameter>& parameters);
   bool is_empty() const { return ties_.empty(); }
   // Sums the gradients of each tied parameter in the order of ranks, so that all holders have the
@@ -45,7 +45,8 @@ class TiedParameters {
   // Throws if the values of tied parameters differ.
   void check_equal() const;
 
-  // Returns, for each tie, what check_trained() compares: whether this rank's tensors require grad.
+  // Returns, for each tie, whether this rank's tensors require grad. check_trained() compares these
+  // words.
   std::vector<int64_t> trained_words() const;
   size_t num_trained_words() const { return ties_.size(); }
   // words: by rank; from the index `first` on they are trained_words(). Throws, the same on all
@@ -57,11 +58,11 @@ class TiedParameters {
     std::string text;                  // names of the parameters, for messages
     std::set<int> stages = {};         // stages of this rank in the tie
     std::vector<int> ranks = {};       // ranks that hold it, ascending, unique
-    int root = 0;                      // rank whose values all take; one of `ranks`
+    int root = 0;                      // the rank whose values all tensors get; one of `ranks`
     std::vector<at::Tensor> own = {};  // tensors of this rank, the root's first one first
   };
 
-  // Fills `tie` with the holders of the parameters; returns why this rank refuses the list.
+  // Fills `tie` with the holders of the parameters; returns an error if the list is invalid.
   std::optional<Error> find_holders(const std::vector<StageParameter>& parameters, Tie& tie) const;
   // Returns another tensor of this rank that begins in the same memory, as after set_data();
   // nullopt if there is none.
@@ -73,7 +74,7 @@ class TiedParameters {
   at::Tensor from_root(const Tie& tie, const at::Tensor& tensor) const;
   void broadcast(const Tie& tie) const;
   void sum_gradients(const Tie& tie) const;
-  // Whether the values of this rank are the root's.
+  // Returns whether the values of this rank equal those of the root.
   bool are_equal(const Tie& tie) const;
 
   PipelineRanks ranks_;

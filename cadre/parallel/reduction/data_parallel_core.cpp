@@ -36,8 +36,8 @@ constexpr std::string_view kInForward = "its forward {}, which begins with rank 
 constexpr std::string_view kInBackward = "the backward() after its forward {}";
 constexpr std::string_view kInMean = "mean_over_ranks() after its forward {}";
 
-// The position in the message of a mean. In practice no backward has it, so a mean and a bucket of
-// the same size can be distinguished.
+// The position of a forward in the message of mean_over_ranks(). In practice no backward has it, so
+// this message is never mistaken for a bucket of the same size.
 constexpr StepPosition kPlaceOfMean{.num_older = 7, .num_newer = 0, .places = 0xff};
 
 std::string name_of(const torch::nn::Module* module) {
@@ -198,9 +198,9 @@ void DataParallelCore::broadcast_buffers() {
 
 void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
   if (replicas_) replicas_->end_forward();
-  // is_recorded_ is the mode at the beginning of the forward: forward() may have changed it since.
+  // Uses the grad mode at the beginning of the forward, because forward() may have changed it.
   if (!std::exchange(is_recorded_, false)) return;
-  num_samples_.reset();  // only now, because a forward that throws may be called again
+  num_samples_.reset();  // reset only here, because a forward that throws may be called again
   watch_backwards(outputs);
   if (reducer_) reducer_->watch(outputs);
 }

@@ -53,14 +53,14 @@ struct DataParallelOptions {
   // Copies rank 0's buffers to all ranks before each synchronized forward in training mode.
   bool broadcast_buffers = true;
   // Copies rank 0's parameters to all ranks at construction, and materializes deferred ones. If
-  // false, the caller, or what makes the storage, does both.
+  // false, the caller or the function that makes the storage must do both.
   bool broadcast_parameters = true;
-  // Names of parameters that stay as they are: neither broadcast nor reduced.
+  // Names of parameters that are neither broadcast nor reduced.
   std::vector<std::string> ignored = {};
-  // In a world of one, leaves gradients as they are, without any hook.
+  // In a world of one, leaves gradients unchanged and installs no hook.
   bool is_idle_alone = true;
-  // How the program may change the parameters of a wrapped module. The error that refuses such a
-  // change quotes it.
+  // A sentence that says how the program may change the parameters of a wrapped module. The error
+  // that refuses such a change quotes it.
   std::string change_remedy =
       "Wrap the module again after the change, on all ranks, once this wrapper is destroyed, and "
       "give its parameters to a new optimizer";
@@ -70,8 +70,9 @@ struct DataParallelOptions {
   // Makes the error that all ranks throw after set_written(); the wrapper's place is put in front
   // of it. ranks: the ranks that have written.
   std::function<Error(const std::string& parameter, const std::string& ranks)> written_error = {};
-  // Returns what must be equal on all ranks besides `weighting` and `broadcast_buffers`, as this
-  // rank has it. Called once, in the constructor; what it throws is thrown on all ranks.
+  // Returns the fields of this rank that must be equal on all ranks besides `weighting` and
+  // `broadcast_buffers`. Called once, in the constructor. If it throws on one rank, all ranks
+  // throw.
   std::function<std::vector<AgreedField>()> agreed = {};
 };
 
@@ -103,9 +104,9 @@ class CADRE_EXPORT DataParallelCore {
   // `outputs`: the tensors that the forward returned.
   void after_forward(std::span<const at::Tensor> outputs);
 
-  // Called when forward() of this rank has written to the parameter of this name. The next pass is
-  // then an error on all ranks (DataParallelOptions::written_error); so is a pass that has begun,
-  // as long as it has reductions to start. For wrappers that watch their parameters themselves
+  // Called when forward() of this rank has written to the parameter of this name. Then the next
+  // pass throws on all ranks (DataParallelOptions::written_error), and so does a running pass that
+  // has not started all of its reductions. For wrappers that watch their parameters themselves
   // (ParameterValues::kUnwatched).
   void set_written(std::string_view parameter);
   void set_num_samples(int64_t count);
@@ -138,10 +139,11 @@ class CADRE_EXPORT DataParallelCore {
   Wrapper wrapper_;
   const DataParallelOptions options_;
   std::vector<std::function<void()>> calls_before_forward_;
-  // Nothing else owns this: hooks of outputs, which may outlive the core, have weak references.
+  // Only this object owns the list. Hooks of outputs, which may outlive the core, have weak
+  // references to it.
   std::shared_ptr<std::vector<std::function<void()>>> calls_before_backward_ =
       std::make_shared<std::vector<std::function<void()>>>();
-  // These four are null in a world of one with is_idle_alone.
+  // These four members are null in a world of one with is_idle_alone.
   std::unique_ptr<BufferBroadcast> buffers_;
   std::unique_ptr<wrap::ParameterWatch> watch_;
   std::unique_ptr<ReplicaWatch> replicas_;
@@ -149,7 +151,7 @@ class CADRE_EXPORT DataParallelCore {
   bool has_forward_ = false;
   int64_t num_forwards_ = 0;                     // synchronized forwards with grad
   int num_no_sync_ = 0;                          // no_sync() guards that exist now
-  bool is_recorded_ = false;                     // grad was on when the forward began
+  bool is_recorded_ = false;                     // whether grad mode was on when the forward began
   std::optional<int64_t> num_samples_;           // set by set_num_samples() for the next forward
   std::optional<int64_t> last_num_samples_ = 0;  // samples of the last forward
 };

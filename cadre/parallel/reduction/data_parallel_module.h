@@ -1,5 +1,5 @@
-// The part of every wrapper that averages gradients in a backward: it calls the module and tells
-// the core which tensors go in and come out.
+// The part of every wrapper that averages gradients in a backward: it calls the module and passes
+// the module's inputs and outputs to DataParallelCore.
 //
 // Threads, blocking, errors: as DataParallelCore. Lifetime: shares the module and the core.
 // Parameters keep the names that they have in the module. A wrapper does not notice
@@ -44,8 +44,8 @@ class [[nodiscard]] NoSync {
   std::shared_ptr<reduction::DataParallelCore> core_;  // shared: the guard may outlive the wrapper
 };
 
-// A class with a module M inside. TORCH_MODULE(Net) makes such a holder; torch::nn::Sequential is
-// one.
+// A class that holds a module M, such as the classes that TORCH_MODULE(Net) makes, or
+// torch::nn::Sequential.
 template <typename Holder>
 concept ModuleHolder = requires { typename Holder::ContainedType; };
 
@@ -126,7 +126,7 @@ class DataParallelModule {
   std::optional<BucketLayout> learned_layout() const { return core().learned_layout(); }
 
  protected:
-  DataParallelModule() = default;  // used by wrappers that were refused
+  DataParallelModule() = default;  // used by wrappers whose constructor throws
   DataParallelModule(std::shared_ptr<M> module, std::shared_ptr<reduction::DataParallelCore> core)
       : module_(std::move(module)), core_(std::move(core)) {}
   ~DataParallelModule() = default;

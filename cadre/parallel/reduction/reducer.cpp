@@ -112,8 +112,8 @@ void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
   if (std::ranges::find(pass_.passed, forward) == pass_.passed.end()) join_late(forward);
 }
 
-// Adds a forward whose output is only in the graph of a nested backward, which was unknown when the
-// pass began.
+// Adds a forward whose output is only in the graph of a nested backward. When the pass began, it
+// was not known to belong to it.
 void Reducer::join_late(const std::shared_ptr<Forward>& forward) {
   for (const CarriedForward& late : ledger_.take(forward.get(), {.is_accumulated = false})) {
     pass_.newest_forward = std::max(pass_.newest_forward, late.number);
@@ -126,7 +126,8 @@ void Reducer::join_late(const std::shared_ptr<Forward>& forward) {
 }
 
 void Reducer::on_gradient(size_t parameter) {
-  // A parameter may be frozen since its forward: then the hook runs, but no gradient was added.
+  // A parameter may have been frozen since its forward. Then the hook runs, but no gradient was
+  // added.
   if (is_frozen(parameter)) return;
   local_.set_touched(parameter);
   if (!sync_) {
@@ -285,7 +286,7 @@ void Reducer::launch_all_but_last() {
     }
   }
   while (storage_->num_launched() < storage_->num_early_buckets()) storage_->launch_next();
-  // Asked after the launches, which look for parameters to which the program has written.
+  // Read after the launches, which check whether the program has written to parameters.
   if (replicas_.suspicion() != 0) has_news = true;
   write_trailer(storage_->trailer(), trailer_word(has_news));
 }
@@ -362,7 +363,7 @@ void Reducer::forgive_left_behind(int64_t newest_forward) {
   log_left_behind_once();
 }
 
-// Logs forwards that were left behind. All ranks left out equally many, but these may belong to
+// Logs forwards that were left behind. All ranks left out the same number, but these may belong to
 // different steps.
 void Reducer::log_left_behind_once() {
   if (left_behind_are_logged_ || group_.rank() != 0) return;
@@ -429,8 +430,8 @@ void Reducer::log_unused_once(const Attention& attention) {
 }
 
 // Called when this rank leaves the pass, in which the other ranks wait for it. Issues the remaining
-// operations without waiting for them; the trailer says that this rank gave up. A group that has
-// failed refuses the operations, and the next call throws its error.
+// operations without waiting for them; the trailer says that this rank gave up. In a group
+// that has failed these operations throw, and the next call throws the group's error.
 void Reducer::abandon_pass() noexcept {
   pass_.is_active = false;
   try {
@@ -444,7 +445,7 @@ void Reducer::abandon_pass() noexcept {
     ledger_.end_pass(pass_.newest_forward);  // it has ended for the others, too
     abandoned_ = news;
     newest_abandoned_forward_ = pass_.newest_forward;
-  } catch (...) {  // the group has failed; the next call throws its error
+  } catch (...) {  // the group has failed, and the next call throws its error
   }
 }
 

@@ -13,14 +13,16 @@
 //   ready    each parameter's hook gives the gradient to the storage; a bucket whose gradients are
 //            all ready is reduced in the background, and buckets only in their order, so all ranks
 //            issue the same operations.
-//   finish   what the engine runs last: parameters that were not reached are unused on this rank
-//            and contribute zeros; the rest of the buckets follow; wait for all; reduce the last.
-// No rank knows whether another had unused or frozen parameters, carries other forwards, or gave up
-// by an exception. Each writes that into the trailer, which is reduced with the last bucket
-// (agreement/trailer.h). If a rank has news, or the ranks differ, all reduce one vector of counts
-// (agreement/attention.h) and end alike. The first time that a parameter is unused, rank 0 logs its
-// name and on which ranks it is. After the first pass the storage learns the order in which
-// gradients became ready on rank 0. Source: c10d's Reducer; docs/decisions/0003 lists what differs.
+//   finish   runs as the engine's last callback: parameters that were not reached are unused on
+//            this rank and contribute zeros; the remaining buckets but the last are reduced; after
+//            all of these have completed, the last bucket is reduced.
+// Ranks may differ in which parameters are unused or frozen and which forwards a pass carries, and
+// a rank may leave a pass by an exception. Each rank writes this state into the trailer, which is
+// reduced with the last bucket (agreement/trailer.h). If a rank reports such a state, or the ranks
+// differ, all ranks reduce one vector of counts (agreement/attention.h) and end the pass in the
+// same way. The first time that a parameter is unused, rank 0 logs its name and the ranks on which
+// it is unused. After the first pass the storage receives the order in which gradients became ready
+// on rank 0. Source: c10d's Reducer; docs/decisions/0003 lists what differs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -69,8 +71,8 @@ class Reducer {
   void set_got_other_buffers() { got_other_buffers_ = true; }
   // While sync is off, gradients accumulate on this rank.
   void set_sync(bool on) { sync_ = on; }
-  // Reduces the gradients outside of a backward: what backwards without sync have added, and
-  // gradients that the program has assigned or changed since the last reduction.
+  // Reduces the gradients outside of a backward: those that backwards without sync have
+  // accumulated, and those that the program has assigned or changed since the last reduction.
   void reduce_now();
   // See GradientStorage::zero_grad().
   void zero_grad(bool set_to_none) { storage_->zero_grad(set_to_none); }
@@ -101,15 +103,15 @@ class Reducer {
   void on_derivative(const std::shared_ptr<Forward>& forward);
   void on_gradient(size_t parameter);
   void begin_pass(std::vector<CarriedForward> carried);
-  // `reached`: the forward whose output begins the backward; null if the gradient `just_touched`
-  // does.
+  // `reached`: the forward with whose output the backward begins; null if it begins with the
+  // gradient of `just_touched`.
   void begin_backward(const Forward* reached, std::optional<size_t> just_touched);
   void join_late(const std::shared_ptr<Forward>& forward);
   void place_gradient(size_t parameter);
   void launch_complete_buckets();
   void finish_pass();
   void launch_all_but_last();
-  // Whether a parameter that the backward has not reached has a gradient to reduce all the same.
+  // Returns whether a parameter that the backward has not reached still has a gradient to reduce.
   bool contributes(size_t parameter) const;
   bool is_frozen(size_t parameter) const;
   Attention attention(bool gave_up) const;
@@ -141,8 +143,8 @@ class Reducer {
   GradientWeighting weighting_;
   bool unused_are_logged_ = false;
   bool left_behind_are_logged_ = false;
-  // The number of forwards that the first pass left behind: a program that trains two models in
-  // turn leaves as many behind in each step.
+  // The number of forwards that the first pass left behind. A program that trains two models
+  // alternately leaves the same number behind in each step.
   std::optional<int32_t> usual_left_behind_;
   bool sync_ = true;
   ForwardLedger ledger_;
@@ -152,7 +154,8 @@ class Reducer {
   ReplicaWatch& replicas_;
   LocalGradients local_;
   Pass pass_;
-  // Counts that this rank sent in a pass that it gave up; after the wait, the sums of all ranks.
+  // The counts that this rank sent in a pass that it left by an exception; after the wait, the sums
+  // over all ranks.
   std::optional<Attention> abandoned_;
   std::function<void()> wait_for_abandoned_;
   int64_t newest_abandoned_forward_ = 0;

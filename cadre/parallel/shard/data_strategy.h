@@ -1,5 +1,5 @@
-// How the ranks that have different rows of a batch divide the model: the strategies of memory
-// plans, of verifications and of the trainer, and their names; and the form of shards.
+// Defines the strategies by which ranks that have different rows of a batch divide the model, for
+// memory plans, verifications and the trainer, with their names. Also defines the form of shards.
 //
 // Threads: plain functions.
 #pragma once
@@ -34,9 +34,9 @@ CADRE_EXPORT std::optional<DataStrategy> parse_data_strategy(std::string_view te
 // hsdp.
 CADRE_EXPORT bool has_units(DataStrategy strategy);
 
-// How ranks read each other's shards. Equal on all ranks.
+// The way in which ranks read each other's shards. It is equal on all ranks.
 enum class ShardForm : uint8_t {
-  // Each rank copies them into a buffer of its own.
+  // Each rank copies the shards into a buffer of its own.
   kGathered,
   // If all ranks share memory, each reads the shards where their owners keep them: the buffer is
   // one mapping of all shards, nothing is copied, and a host holds the parameters once. Shards are

@@ -57,8 +57,8 @@ namespace shard {
 struct FlatAlignment {
   int64_t of_shards = 1;  // divides the length of every shard
   // Every tensor begins at a multiple of it. If a matrix does not begin at a multiple of 64 bytes,
-  // as separate tensors do, matrix products of libtorch round differently. So a smaller alignment
-  // gives parameters in flat buffers other last bits than plain ones.
+  // as separate tensors do, matrix products of libtorch round differently. So with a smaller
+  // alignment, results differ from those of plain parameters in the last bits.
   int64_t of_tensors = 1;
 };
 
@@ -101,8 +101,8 @@ struct FlatBuffer {
   int64_t num_bytes() const { return numel * static_cast<int64_t>(c10::elementSize(dtype)); }
 };
 
-// The memory of one FlatParameters. FlatParameters allocates what buffers() lists, and a memory
-// plan adds it up.
+// The memory of one FlatParameters. FlatParameters allocates the buffers that buffers() lists, and
+// a memory plan adds them up.
 class CADRE_EXPORT FlatMemory {
  public:
   // See FlatParametersOptions.
@@ -119,12 +119,12 @@ class CADRE_EXPORT FlatMemory {
   const FlatLayout& layout() const { return layout_; }
   at::ScalarType dtype() const { return options_.dtype; }
   at::ScalarType compute_dtype() const { return options_.compute_dtype.value_or(options_.dtype); }
-  // Called when the ranks have mapped the shards side by side, as ShardForm::kMapped asks.
+  // Called when the ranks have mapped the shards contiguously, as ShardForm::kMapped requires.
   void set_mapped() { is_mapped_ = true; }
   bool is_mapped() const { return is_mapped_; }
-  // Whether the shard is a part of the whole buffer.
+  // Returns whether the shard is a part of the whole buffer.
   bool shares_memory() const;
-  // Whether the whole buffer is never freed.
+  // Returns whether the whole buffer is never freed.
   bool keeps_whole() const { return options_.keep_full || shares_memory() || is_mapped_; }
 
   // A buffer that does not exist is nullopt.

@@ -1,5 +1,5 @@
-// Flat layouts are compared with a count of every element, and the boxes of a range with the
-// elements that they cut out of a tensor.
+// Compares flat layouts with a count of every element, and the boxes of a range with the elements
+// that they cut out of a tensor.
 #include "cadre/parallel/shard/flat_layout.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ using testing::failure_of;
 using ::testing::HasSubstr;
 using torch::Tensor;
 
-// Where each element lies, found by counting: (shard, place in it).
+// The test finds the shard of each element, and its index in the shard, by counting.
 TEST(FlatLayout, RangesAreWhereCountingPutsTheElements) {
   for (const uint64_t seed : testing::test_seeds(300)) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -62,7 +62,7 @@ TEST(FlatLayout, RangesAreWhereCountingPutsTheElements) {
       }
     }
     ASSERT_LE(place, layout.numel());
-    // No shard is longer than it has to be.
+    // No shard is longer than necessary.
     ASSERT_LT((layout.shard_numel() - alignment) * num_shards, std::max<int64_t>(place, 1));
   }
 }
@@ -82,7 +82,7 @@ TEST(FlatLayout, RefusesWhatIsNoLayout) {
   EXPECT_THAT(failure_of([] { shard::FlatLayout({1, -2}, 1, {}); }), HasSubstr("tensor 1 has -2"));
 }
 
-// Three elements on two ranks: shards of 2, or of 1,024, which are a page.
+// Three elements on two ranks give shards of 2 elements, or of 1,024 if shards are whole pages.
 TEST(FlatMemory, HasTheBuffersOfItsForm) {
   const auto sizes_of_buffers = [](shard::FlatMemory::Options options, int num_shards,
                                    bool is_mapped = false) {
@@ -103,7 +103,7 @@ TEST(FlatMemory, HasTheBuffersOfItsForm) {
   const shard::FlatMemory::Options mapped = {.form = ShardForm::kMapped};
   EXPECT_THAT(sizes_of_buffers(mapped, 2, /*is_mapped=*/true), ElementsAre(0, 4096, 0, 0, 0));
   EXPECT_THAT(sizes_of_buffers(mapped, 2), ElementsAre(0, 0, 4096, 0, 8192)) << "across hosts";
-  // In half the bytes, so that a page has 2,048 elements.
+  // A bfloat16 element has half the bytes, so a page has 2,048 elements.
   const auto kHalf = at::kBFloat16;
   EXPECT_THAT(sizes_of_buffers({.compute_dtype = kHalf}, 2), ElementsAre(0, 0, 8, 4, 8));
   EXPECT_THAT(sizes_of_buffers({.compute_dtype = kHalf, .keep_full = true}, 2),
@@ -165,7 +165,7 @@ TEST(BoxesOfRange, OfNothingAndOfANumber) {
               HasSubstr("elements [1, 4) are no range of a box of 3 elements"));
 }
 
-// Rows 2 and 3 of a (4, 2, 3) tensor, of which the range leaves out the first and the last element.
+// The range covers rows 2 and 3 of a (4, 2, 3) tensor, except for the first and the last element.
 TEST(BoxesOfRange, AreAsFewAsTheyCanBe) {
   EXPECT_THAT(shard::boxes_of_range({{2, 0, 0}, {2, 2, 3}}, {1, 11}),
               ElementsAre(Box{{2, 0, 1}, {1, 1, 2}}, Box{{2, 1, 0}, {1, 1, 3}},

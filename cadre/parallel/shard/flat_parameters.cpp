@@ -100,7 +100,7 @@ FlatParameters::~FlatParameters() {
     try {
       wait_unsharded();
     } catch (...) {
-      // The group has failed. The guard's sentence says so when a parameter is touched.
+      // The group has failed. On any access to a parameter the guard throws an error that says so.
     }
   }
   options_.fence->remove(*this);
@@ -232,9 +232,9 @@ uint32_t FlatParameters::version_of_shard() const {
   return shard_._version() + shard_watch_->num_writes();
 }
 
-// No samples are taken of mapped shards, which are written in updates only, or of shards that are
-// the parameters, to which the program may write at any time. Shards that a step gathers are
-// compared then.
+// Returns no samples for mapped shards, which only updates write, and for shards that are the
+// parameters themselves, to which the program may write at any time. Shards that a step gathers are
+// compared in that step.
 FlatParameters::ShardState FlatParameters::state_of_shard() const {
   const bool has_samples = !is_mapped() && (options_.keep_full || !shares_memory());
   return {.version = version_of_shard(), .samples = has_samples ? shard_watch_->samples() : 0};
@@ -289,12 +289,12 @@ void FlatParameters::refuse_use(const std::string& problem) const {
 void FlatParameters::unshard_async() {
   if (state_ == State::kGathering) {
     if (!is_outdated()) return;
-    mark_stale();  // the arriving values are old
+    mark_stale();  // the values that arrive are outdated
   }
   check_shards_in_place();
-  // Whether the program has written to the shards between two steps. Only versions count: a change
-  // of samples may be a write to the parameters, of which the shard is a part, and only some ranks
-  // may notice it.
+  // true: the program has written to the shards between two steps. Only versions count here. A
+  // change of samples may be a write to the parameters, of which the shard is a part, and only some
+  // ranks may notice it.
   const bool is_written = is_unsharded() && filled_->version != version_of_shard();
   if (is_written && options_.keep_full) mark_stale();
   if (is_unsharded()) {
@@ -356,7 +356,7 @@ void FlatParameters::drop_gather() {
   state_ = State::kSharded;
   end_private();
   guard("are not there, because gathering them from the other ranks failed");
-  // The operation may still write to the buffer, and read the part.
+  // The operation may still write to the buffer and read the part, so neither is used again.
   if (!keeps_buffer()) options_.pool->forget(std::exchange(buffer_, at::Tensor()));
   if (part_.defined()) options_.pool->forget(std::exchange(part_, at::Tensor()));
 }

@@ -65,7 +65,7 @@ struct FlatParametersOptions {
   bool keep_full = false;
   // The name of the parameters in messages: "unit \"blocks.3\" of FullyShardedDataParallel".
   std::string name = {};
-  // The remedy in the error for touching sharded parameters.
+  // The remedy in the error for an access to sharded parameters.
   std::string remedy = "call unshard_async() and wait_unsharded() before";
   // Pool of buffers to share with other FlatParameters; default: a new pool.
   std::shared_ptr<FlatBufferPool> pool = {};
@@ -108,7 +108,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
   const std::string& name() const { return options_.name; }
   const wrap::LocatedGroup& group() const { return group_; }
-  // Whether the ranks read the shards in place; equal on all ranks.
+  // Returns whether the ranks read the shards in place. It is equal on all ranks.
   bool is_mapped() const { return parts_.has_value(); }
   const std::shared_ptr<ShardFence>& fence() const { return options_.fence; }
   // Whether the whole parameters always exist. Then the shard may be written at any time, and
@@ -126,13 +126,13 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::vector<ParameterShard> parameter_shards(const DeviceMesh& mesh,
                                                const std::string& flat_axis) const;
 
-  // Whether the parameters may be read and are those of the shards.
+  // Returns whether the parameters may be read and have the values of the shards.
   bool is_unsharded() const { return state_ == State::kFull && !is_stale_; }
-  // Whether a gather runs, so that unshard_async() would start nothing.
+  // Returns whether a gather runs, so that unshard_async() would start nothing.
   bool is_gathering() const { return state_ == State::kGathering; }
   // Starts to fill the buffer from the shards of all ranks, unless it is full and current, or its
   // gather runs. If the shards were written since that gather began, waits for it and starts
-  // another one. Touching a parameter throws until wait_unsharded().
+  // another one. Any access to a parameter throws until wait_unsharded().
   void unshard_async();
   void wait_unsharded();
   // Frees the buffer, unless it is a mapping. Waits first for a gather that runs.
@@ -144,13 +144,13 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // Called when the shards have changed, or will change before the next unshard_async(), which then
   // fills the buffer again.
   void mark_stale();
-  // Whether this rank's shard has changed since the last gather, which is running or has filled the
-  // buffer. A write through at::Tensor::data() is noticed only by a rank that has elements of it.
+  // Returns whether this rank's shard has changed since the last gather, which is running or has
+  // filled the buffer. A write through at::Tensor::data() is noticed only by a rank that has
+  // elements of it.
   bool is_outdated() const;
-  // With keep_full, called before a backward: lets autograd refuse the backward if parameters that
-  // it saved have other values by now, because the program has written to the shards since they
-  // were filled. A write through at::Tensor::data() is not noticed. The next unshard_async()
-  // gathers.
+  // With keep_full, called before a backward: makes autograd refuse the backward if it has saved
+  // parameters whose values have changed since, because the program has written to the shards. A
+  // write through at::Tensor::data() is not noticed. The next unshard_async() gathers.
   void show_writes() {
     if (options_.keep_full && is_unsharded() && is_outdated()) bump_versions();
   }
@@ -192,12 +192,12 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void finish_gather();
   void drop_gather();
   void free_buffer();
-  // Makes autograd refuse a backward through what was computed before the shards changed.
+  // Makes autograd refuse a backward through graphs from before the shards changed.
   void bump_versions();
   void end_private();
   void guard(const std::string& reason);
   // The number of writes to this rank's shard, and a digest of one element of each parameter's
-  // part, which all but certainly changes when an optimizer writes through at::Tensor::data().
+  // part. The digest almost certainly changes when an optimizer writes through at::Tensor::data().
   struct ShardState {
     uint32_t version = 0;
     uint64_t samples = 0;
@@ -208,7 +208,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   ShardState state_of_shard() const;
   std::vector<NamedTensor> named_values() const;
   void check_shards_in_place() const;
-  // Refuses, or reports, what the program has written to the parameters since they were unsharded.
+  // Throws, or reports, if the program has written to the parameters since they were unsharded.
   void check_unwritten();
   [[noreturn]] void refuse_use(const std::string& problem) const;
   // Called by the fence, for mapped shards, when an update begins and when it ends.

@@ -1,4 +1,4 @@
-// Flat parameters on 1 to 8 ranks are compared with the parameters from which they were made.
+// Compares flat parameters on 1 to 8 ranks with the parameters from which they were made.
 #include "cadre/parallel/shard/flat_parameters.h"
 
 #include <gmock/gmock.h>
@@ -34,7 +34,7 @@ Tensor leaf(const Tensor& values) {
   return values.clone().requires_grad_(true);
 }
 
-// Parameters of uneven sizes: one is empty, one has one element, one is not contiguous.
+// Returns parameters of uneven sizes: one is empty, one has one element, one is not contiguous.
 std::vector<NamedTensor> make_parameters(torch::ScalarType dtype = torch::kFloat) {
   auto numbers = [dtype, next = 1.0](torch::IntArrayRef sizes) mutable {
     const Tensor values =
@@ -102,7 +102,7 @@ TEST(FlatParameters, GatherWhatWasShardedOnAnyNumberOfRanks) {
   }
 }
 
-// Each rank changes its own part; then all ranks have all changes.
+// Each rank changes its own shard; then all ranks see all changes.
 TEST(FlatParameters, ChangesOfTheShardsArriveEverywhere) {
   for (const bool keep_full : {false, true}) {
     for (const auto compute : {torch::kFloat, torch::kBFloat16}) {
@@ -122,7 +122,7 @@ TEST(FlatParameters, ChangesOfTheShardsArriveEverywhere) {
           flat.mark_stale();
           require(!flat.is_unsharded(), "stale");
           flat.unshard_async();
-          flat.unshard_async();  // does nothing: a gather is running
+          flat.unshard_async();  // has no effect, because a gather is running
           flat.wait_unsharded();
           require_values(parameters, values, "changed");
           require(flat.shard().scalar_type() == torch::kFloat, "the master's dtype");
@@ -154,7 +154,7 @@ TEST(FlatParameters, AParameterKeepsWhatItIs) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A small network of one unit, and its gradients without any sharding.
+// A small network whose parameters form one unit; it computes its gradients without sharding.
 struct Unit {
   Unit() {
     linear = torch::nn::Linear(4, 5);
@@ -165,7 +165,7 @@ struct Unit {
                   {"bias", linear->bias},
                   {"norm.weight", norm->weight},
                   {"norm.bias", norm->bias}};
-    // Not random: ranks are threads, and draw from one generator.
+    // The values are not random: ranks are threads that share one generator.
     const torch::NoGradGuard no_grad;
     for (size_t i = 0; i < parameters.size(); ++i) {
       const Tensor& tensor = parameters[i].tensor;
@@ -219,7 +219,8 @@ TEST(FlatParameters, ABackwardGoesThroughABufferThatWasFreedAndFilledAgain) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The test above relies on this: a backward uses the memory that was filled again.
+// The test above relies on the following: a backward reads the memory as it is after the second
+// gather.
 TEST(FlatParameters, ABackwardThroughOtherValuesGivesOtherGradients) {
   Unit alone;
   alone.loss().backward();
@@ -232,13 +233,14 @@ TEST(FlatParameters, ABackwardThroughOtherValuesGivesOtherGradients) {
   flat.unshard_async();
   flat.wait_unsharded();
   for (const NamedTensor& parameter : unit.parameters) {
-    parameter.tensor.data().zero_();  // no version counter moves
+    parameter.tensor.data().zero_();  // does not change the version counter
   }
   loss.backward();
   EXPECT_FALSE(all_equal(unit.gradients(), alone.gradients()));
 }
 
-// This holds also if the writer bypasses autograd's version counters and calls gather_changed().
+// The backward is refused even if the writer bypasses autograd's version counters and calls
+// gather_changed().
 TEST(FlatParameters, ABackwardThroughAForwardBeforeAChangeIsRefused) {
   for (const auto& [keep_full, is_told] :
        {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
@@ -334,13 +336,14 @@ TEST(FlatParameters, UnitsTakeTurnsInTheMemoryOfAPool) {
   EXPECT_EQ(pool->kept_bytes(), 0);
   units[1]->reshard();
   units[2]->reshard();
-  unshard(3);  // needs other memory, so that some of the kept memory is freed
+  unshard(3);  // needs more memory, so some of the kept buffers are freed
   EXPECT_EQ(pool->used_bytes(), 256);
   EXPECT_EQ(pool->kept_bytes(), 512);
   EXPECT_EQ(pool->peak_bytes(), 1024);
 }
 
-// A gather that a peer does not finish gives an error and no values; its memory is not used again.
+// If a peer does not finish a gather, the gather fails and gives no values, and its memory is not
+// used again.
 TEST(FlatParameters, AGatherThatFailsLeavesThemSharded) {
   for (const bool keep_full : {false, true}) {
     const FakeGroup group(std::make_shared<PeersFormula>(2));
@@ -359,7 +362,7 @@ TEST(FlatParameters, AGatherThatFailsLeavesThemSharded) {
                 HasSubstr("of unit 7 are not there, because gathering them from the other ranks "
                           "failed"));
     EXPECT_EQ(pool->used_bytes() + pool->kept_bytes(), 0);
-    group.group().close();  // a closed group issues nothing more
+    group.group().close();  // no operation is issued on a closed group
     EXPECT_THAT(failure_of([&] { flat.unshard_async(); }), HasSubstr("rank 1 is gone"));
     EXPECT_THAT(failure_of([&] { unit.loss(); }), HasSubstr("are not there"));
     EXPECT_EQ(pool->used_bytes(), 0);
@@ -463,7 +466,7 @@ TEST(FlatParameters, RefuseWhatCannotBeSharded) {
   EXPECT_THAT(
       refusal({{"a", weight}}, {.reshard_group = formula_of(3)}),
       HasSubstr("the group to reshard onto has 3 ranks, which does not divide the 2 ranks"));
-  weight.sum();  // no refused call has taken over its memory
+  weight.sum();  // the refused calls left the memory of the parameter alone
   const Tensor both = torch::ones({6});
   EXPECT_EQ(refusal({{"a", both.narrow(0, 0, 3)}, {"b", both.narrow(0, 3, 3)}}), "");
 }

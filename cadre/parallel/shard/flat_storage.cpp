@@ -31,8 +31,8 @@ constexpr const char* kOwnStepOnly =
     "cadre::ShardUpdate while you write; or choose ShardForm::kGathered, whose shards any "
     "optimizer may write";
 
-// libtorch calls this before each write to the memory; because it throws, the next write calls it
-// again.
+// libtorch calls this function before each write to the memory. Because it throws, libtorch calls
+// it again at the next write.
 void refuse_write(c10::StorageImpl*) {
   throw Error(ErrorCode::kInvalidArgument, kOwnStepOnly);
 }

@@ -18,14 +18,14 @@
 
 namespace cadre::shard {
 
-// Hands a freed buffer out again, because the first touch of fresh memory costs more than filling
-// it. The buffers in use and those that the pool keeps, together, never exceed the most that was in
-// use at one time: peak_bytes().
+// Reuses freed buffers, because the first access to new memory costs more than filling the buffer.
+// The buffers in use and those that the pool keeps, together, never exceed the peak of the buffers
+// in use: peak_bytes().
 class CADRE_EXPORT FlatBufferPool {
  public:
   // Returns a contiguous tensor (numel), not initialised.
   at::Tensor take(int64_t numel, at::ScalarType dtype);
-  // Takes back a buffer that take() gave and to which nothing writes any more.
+  // Takes back a buffer from take(). No operation may still write to it.
   void give_back(const at::Tensor& buffer);
   // Called for a buffer that will not come back: an operation that failed may still write to it.
   void forget(const at::Tensor& buffer);
@@ -36,14 +36,15 @@ class CADRE_EXPORT FlatBufferPool {
   int64_t peak_bytes() const { return peak_bytes_; }
 
  private:
-  std::vector<at::Tensor> kept_;  // byte tensors; the last one returned is handed out first
+  std::vector<at::Tensor> kept_;  // byte tensors; the last one returned is the first one reused
   int64_t used_bytes_ = 0;
   int64_t kept_bytes_ = 0;
   int64_t peak_bytes_ = 0;
 };
 
-// A flat tensor whose memory comes and goes; the program's tensors are views of it. At first it has
-// no memory. The storage keeps its size all the time, because libtorch checks each view against it.
+// A flat tensor whose memory is attached and detached; the program's tensors are views of it. At
+// first it has no memory. The storage always keeps its size, because libtorch checks each view
+// against it.
 class CADRE_EXPORT GuardedStorage {
  public:
   // Makes a storage without elements; assign another one to it later.
@@ -64,7 +65,7 @@ class CADRE_EXPORT GuardedStorage {
 };
 
 // Makes writes to a mapped shard throw a sentence that names the updates which may write. Reading
-// is allowed, except before libtorch 2.13, which cannot tell it from writing.
+// is allowed, except before libtorch 2.13, which cannot distinguish reads from writes.
 CADRE_EXPORT void guard_against_writes(const at::Tensor& shard);
 CADRE_EXPORT void clear_write_guard(const at::Tensor& shard);
 

@@ -23,16 +23,17 @@ namespace cadre::shard {
 // all ranks.
 CADRE_EXPORT at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part);
 
-// These return the values of all shards, and their gradients. A gradient is undefined if no rank of
-// `world` has one; else a rank without one counts as zeros. The shards lie on a mesh of `world`.
+// These functions return the values of all shards, and their gradients. A gradient is undefined if
+// no rank of `world` has one; else a rank without one counts as zeros. The shards lie on a mesh of
+// `world`.
 CADRE_EXPORT std::vector<NamedTensor> gather_values(std::span<const ParameterShard> shards);
 CADRE_EXPORT std::vector<NamedTensor> gather_gradients(std::span<const ParameterShard> shards,
                                                        const ProcessGroup& world);
 
 // Throws kInvalidArgument on all ranks if a gradient of any rank waits for its reduction to the
 // shards, after a backward() under no_sync() for example: the caller would read zeros from the
-// gradients of the shards. call: what the program called; static text. Collective along the axes
-// that divide the parameters, and over the ranks of each wrapper.
+// gradients of the shards. call: the name of the program's call in the error; static text.
+// Collective along the axes that divide the parameters, and over the ranks of each wrapper.
 CADRE_EXPORT void check_gradients_reduced(const char* call, std::span<const ParameterShard> shards);
 
 // Returns a view of the values, of one dimension if the parameter is contiguous. Never returns a

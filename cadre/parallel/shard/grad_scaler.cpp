@@ -28,7 +28,7 @@ namespace cadre {
 
 namespace {
 
-// The smallest scale of which float32 holds the inverse, too.
+// The smallest scale whose inverse float32 can represent, too.
 constexpr double kSmallestScale = 0x1p-126;
 
 void check_scale(double scale) {
@@ -107,7 +107,8 @@ bool multiply(const std::vector<at::Tensor>& gradients, double by) {
   return num_found.item<float>() == 0;
 }
 
-// What the ranks find together: all gradients are finite, none is refused, and all have one scale.
+// The results of the checks of all ranks: whether all gradients are finite, whether a rank has an
+// error, and the smallest and the largest scale.
 struct CommonFindings {
   bool are_finite = true;
   bool is_refused = false;

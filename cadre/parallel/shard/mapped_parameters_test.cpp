@@ -1,5 +1,5 @@
-// Flat parameters that all ranks of a host map give the same numbers as those that each rank
-// gathers, whichever rank is late.
+// Tests that flat parameters in memory that all ranks of a host map give the same values as
+// gathered ones, whichever rank is late.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -38,7 +38,8 @@ using testing::ShardedTraining;
 using testing::ShardedTrainingOptions;
 using torch::Tensor;
 
-// Compares losses and parameters of both forms, trained in turn on the same ranks.
+// Compares the losses and parameters of mapped and gathered shards, trained one after the other on
+// the same ranks.
 void compare_forms(
     const ProcessGroup& group, const ShardedTrainingOptions& options, int num_steps,
     const std::function<void()>& pause = [] {}) {
@@ -86,7 +87,7 @@ TEST(MappedParameters, TrainInEveryDtype) {
   }
 }
 
-// Units of less than a page, of a page and one element, and of fewer elements than ranks.
+// The units have less than a page, a page and one element, or fewer elements than there are ranks.
 TEST(MappedParameters, TrainWhereSomeRanksOwnNothing) {
   for (const std::vector<int64_t>& widths :
        {std::vector<int64_t>{1, 2, 1}, std::vector<int64_t>{31, 32, 33, 3}}) {
@@ -99,7 +100,7 @@ TEST(MappedParameters, TrainWhereSomeRanksOwnNothing) {
   }
 }
 
-// The reference in one process: the plain parameters with the mean of all ranks' gradients.
+// The reference trains the plain parameters in one process, with the mean of all ranks' gradients.
 TEST(MappedParameters, TrainAsOneProcess) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped({.dtype = torch::kDouble}));
@@ -126,7 +127,8 @@ TEST(MappedParameters, TrainAsOneProcess) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The others must not write what a rank still reads in a forward between backward and step.
+// The other ranks must not write parameters that a rank still reads in a forward between backward
+// and step.
 TEST(MappedParameters, AnOwnerWaitsForTheLastReader) {
   for (const int slow : {0, 2}) {
     const auto result = run_groups(3, [&](const ProcessGroup& group) {
@@ -172,7 +174,7 @@ TEST(MappedParameters, AReaderWaitsForTheFirstValues) {
     const testing::FakeGroup fake(group);
     fake.on_call = [&](testing::GroupCall& call) {
       call.pass_on();
-      // Rank 1 pauses before it writes to the memory.
+      // Rank 1 pauses before it writes its values to the memory.
       if (call.kind == OpKind::kAllocate && group.rank() == 1) nap(group, milliseconds(20));
     };
     shard::FlatParameters flat({{"weight", weight}}, fake.group(), {.form = ShardForm::kMapped});
@@ -184,7 +186,8 @@ TEST(MappedParameters, AReaderWaitsForTheFirstValues) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Gathered parameters behave like this, too. It holds also where no rank waits for another.
+// Gathered parameters behave in the same way. The test also covers ranks that do not wait for each
+// other.
 TEST(MappedParameters, AreNotThereAfterAFailureOfTheGroup) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped());
@@ -253,7 +256,7 @@ TEST(MappedParameters, OfTwoOptimizersAreWrittenInTurn) {
       training.backward(step);
       training.update();
       if (group.rank() == 1) nap(group, microseconds(200));
-      training.update();  // with no forward between
+      training.update();  // no forward ran since the last update
     }
     require(fence->num_updates() == 40, "counted");
   });
@@ -283,7 +286,8 @@ TEST(MappedParameters, AreGatheredWhereRanksShareNoMemory) {
   EXPECT_FALSE(flat.is_mapped());
 }
 
-// Like mapped ones: from the beginning of an update on no rank reads what the owners write.
+// This holds for mapped parameters, too: from the beginning of an update no rank reads memory that
+// the owners write.
 TEST(MappedParameters, ThatAreGatheredAreNotThereDuringAnUpdate) {
   const auto result = run_groups(
       2,

@@ -15,7 +15,8 @@ namespace cadre {
 
 namespace {
 
-// More ranks than a job has, so that one number can hold a parameter and a rank.
+// This number is larger than any number of ranks, so that one integer can hold a parameter and a
+// rank.
 constexpr int64_t kMaxRanks = int64_t{1} << 31;
 
 bool is_finite(const at::Tensor& gradient) {
@@ -61,7 +62,8 @@ std::optional<NonFiniteGradient> find_nonfinite_gradient(std::span<const Paramet
     if (first == num_shards) return std::nullopt;
     return NonFiniteGradient{.parameter = shards[first].name, .rank = std::nullopt};
   }
-  // The smallest key of all ranks has the first such parameter, and the lowest rank that found it.
+  // The smallest key over all ranks contains the first such parameter and the lowest rank that has
+  // found it.
   const at::Tensor key =
       at::full({1}, first * kMaxRanks + groups[0].global_rank(groups[0].rank()), at::kLong);
   for (const ProcessGroup& group : groups) group.all_reduce(key, {.op = ReduceOp::kMin});

@@ -31,16 +31,16 @@ struct NonFiniteGradient {
   friend bool operator==(const NonFiniteGradient&, const NonFiniteGradient&) = default;
 };
 
-// Returns the first parameter, in the order of the list, that has such a gradient on any rank, and
-// the lowest rank that has one; the same on all ranks. nullopt if all gradients are finite. The
-// list has the same parameters in the same order on all ranks.
+// Returns the first parameter, in the order of the list, that has a gradient with a NaN or an
+// infinity on any rank, and the lowest such rank. The result is the same on all ranks. nullopt if
+// all gradients are finite. The list has the same parameters in the same order on all ranks.
 CADRE_EXPORT std::optional<NonFiniteGradient> find_nonfinite_gradient(
     std::span<const ParameterShard> shards);
 
 enum class NonFinitePolicy {
   kStop,      // throws an error
   kSkip,      // the step is left out on all ranks
-  kContinue,  // the step is done, and what comes of it is the program's decision
+  kContinue,  // the step is done, and the program decides what to do about it
 };
 
 struct NonFiniteOptions {

@@ -67,8 +67,8 @@ struct ParameterShard {
   // The axis of a pipeline's stages. A rank of it holds what the fields above say or, if it has
   // other stages than the parameter's, an empty range. nullopt: all ranks hold the parameter.
   std::optional<std::string> stage_axis = {};
-  // Whether another rank of stage_axis holds the same elements, as of a tied weight; norms count
-  // only those of that rank.
+  // Whether another rank of stage_axis holds the same elements, as for a tied weight. A norm counts
+  // only the elements of that other rank.
   bool is_copy = false;
 };
 

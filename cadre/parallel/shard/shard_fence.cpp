@@ -45,7 +45,7 @@ bool ShardFence::prepare(const wrap::LocatedGroup& group) {
 }
 
 void ShardFence::add(FlatParameters& unit) {
-  // Once all ranks meet here, the owners have written the first values.
+  // When all ranks have called this, the owners have written the first values.
   if (unit.is_mapped()) meet(std::nullopt);
   units_.push_back(&unit);
   had_units_ = true;
@@ -219,9 +219,9 @@ void ShardFence::abandon_update(const std::string& reason) noexcept {
                           where(), names(), reason));
   try {
     for (FlatParameters* const unit : units_) unit->guard_writes();
-    versions_->signal_peers(kWritten);  // the version is odd
+    versions_->signal_peers(kWritten);  // the version stays odd, which marks half-written shards
   } catch (...) {
-    // The group has failed, and all its ranks are notified of that.
+    // The group has failed, and all its ranks learn of that.
   }
 }
 

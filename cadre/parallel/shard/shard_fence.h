@@ -49,7 +49,7 @@ class FlatParameters;
 class CADRE_EXPORT ShardFence {
  public:
   ShardFence() = default;
-  // ranks: those that step together, for example the ranks of several replicas; default: the ranks
+  // ranks: the ranks that step together, for example those of several replicas; default: the ranks
   // of the units.
   explicit ShardFence(const ProcessGroup& ranks) : ranks_(ranks) {}
   ShardFence(const ShardFence&) = delete;
@@ -66,8 +66,9 @@ class CADRE_EXPORT ShardFence {
   // has, on any rank, a gradient that waits for its reduction. Tensors in the groups that are no
   // shards are not compared. Collective.
   void agree_on_step(const Step& step);
-  // Throws on all ranks what `check` throws on one; on this rank alone while the fence has no units
-  // and was made without ranks. Collective. `call`: what the program called; static text.
+  // Runs `check`. If it throws on one rank, all ranks throw that error. But while the fence has no
+  // units and was made without ranks, only this rank throws. Collective. `call`: the name of the
+  // program's call in the error; static text.
   void check_on_all(const char* call, const std::function<void()>& check) const;
 
   // Covers all FlatParameters made with this fence; every rank makes the same calls. Between the
@@ -81,7 +82,8 @@ class CADRE_EXPORT ShardFence {
   // Number of completed updates.
   uint64_t num_updates() const { return num_updates_; }
   // Sets a check that runs before the gradient of a shard of these FlatParameters is read; it
-  // throws if the gradient may not be read. Null: no check. What `check` uses outlives it.
+  // throws if the gradient may not be read. Null: no check. The objects that `check` uses must
+  // outlive it.
   void set_gradient_check(std::function<void(const at::Tensor& shard)> check) {
     gradient_check_ = std::move(check);
   }

@@ -1,4 +1,4 @@
-// When mapped shards may be read and written, and the errors when they may not.
+// Tests when mapped shards may be read and written, and the errors at other times.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -62,11 +62,11 @@ TEST(ShardFence, ThrowTheSameSentencesAsGatheredOnesWhereTheyAreNotThere) {
   EXPECT_EQ(sentences[0], sentences[1]);
 }
 
-// libtorch tells reading from writing since 2.13.
+// libtorch distinguishes reads from writes since 2.13.
 template <typename Storage>
 constexpr bool kReadsArePossible = requires(Storage& storage) { storage.has_materializer(); };
 
-// Norms and snapshots read shards.
+// Norms and snapshots read shards, so the shard must be readable.
 void require_readable(const Tensor& leaf) {
   require(torch::equal(leaf.detach().clone(), leaf.detach() + 0), "copies");
   require(std::isfinite(leaf.detach().norm().item<double>()), "a norm");
@@ -87,7 +87,7 @@ TEST(ShardFence, AreWrittenByCadresStepOnly) {
       torch::optim::SGD sgd(leaves, 0.1);
       torch::optim::AdamW adamw(leaves);
       training.backward(0);
-      if (group.rank() == 0) {  // rank 1 owns nothing of so small a unit
+      if (group.rank() == 0) {  // rank 1 owns no element of this small unit
         refused([&] { sgd.step(); });
         refused([&] { adamw.step(); });
         const torch::NoGradGuard no_grad;
@@ -131,8 +131,8 @@ TEST(ShardFence, AStepThatThrowsIsCorruptionOnAllRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The other ranks get the error when they begin the next update, without a use of parameters
-// between.
+// No use of parameters follows the failed step, so the other ranks get the error when they begin
+// the next update.
 TEST(ShardFence, AStepAfterAStepThatThrewIsRefusedOnAllRanks) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped());
@@ -213,7 +213,7 @@ TEST(ShardFence, RefuseAnUpdateOutOfPlace) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// All ranks would write the same memory, so each change would be made once for each rank.
+// All ranks write the same memory, so a change by each rank would be applied once for each rank.
 TEST(ShardFence, AWriteToTheParametersIsNoticed) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped());
@@ -229,7 +229,7 @@ TEST(ShardFence, AWriteToTheParametersIsNoticed) {
       require_in(own, "kCorruption: of unit 0, rank 1: the program has written");
     if (group.rank() == 0) require(own.empty(), own);
     require_in(failure_of([&] { training.weights[0].sum(); }), "are sharded");
-    // A write between a use and the step ends the step on all ranks.
+    // If a rank writes between a use of the parameters and the step, the step fails on all ranks.
     training.units[1]->unshard_async();
     training.units[1]->wait_unsharded();
     if (group.rank() == 1) {
@@ -245,7 +245,7 @@ TEST(ShardFence, AWriteToTheParametersIsNoticed) {
 
 TEST(ShardFence, ABackwardThroughAForwardBeforeAStepIsRefused) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
-    // Too small for rank 1 to own any of it.
+    // The weight is so small that rank 1 owns no element of it.
     const Tensor weight = parameter_of(torch::ones({3}));
     shard::FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
     flat.unshard_async();

@@ -44,7 +44,8 @@ at::Tensor bytes_in(const at::Tensor& bytes, const Occupant& occupant, const std
   return bytes.as_strided(sizes, strides, occupant.extent.begin - origin);
 }
 
-// Whether tensors whose extents overlap have an element in common: columns of a matrix have none.
+// Returns whether two tensors whose extents overlap have an element in common. Columns of a matrix
+// have none.
 bool share_elements(const Occupant& first, const Occupant& second) {
   if (first.named->tensor.is_non_overlapping_and_dense() &&
       second.named->tensor.is_non_overlapping_and_dense()) {
@@ -58,7 +59,7 @@ bool share_elements(const Occupant& first, const Occupant& second) {
   return bytes_in(bytes, second, origin).any().item<bool>();
 }
 
-// occupants: all within one address space.
+// occupants: tensors in the same address space.
 void check_apart_in_space(const std::string& what, const std::vector<Occupant>& occupants) {
   std::vector<MemoryExtent> extents;
   for (const Occupant& occupant : occupants) extents.push_back(occupant.extent);

@@ -1,4 +1,4 @@
-// Refuses parameters that cannot be cut into shards.
+// Throws for parameters that cannot be cut into shards.
 //
 // Threads: any. Blocking: never. Lifetime: keeps nothing.
 // Errors: kInvalidArgument, with the parameter and the remedy.
@@ -37,15 +37,14 @@ CADRE_EXPORT void check_shardable(const std::string& what,
 CADRE_EXPORT void check_apart(const std::string& what, std::span<const NamedTensor> moved,
                               std::span<const NamedTensor> kept = {});
 
-// Logs one warning if something that is in neither list lies in the memory of tensors of `moved`: a
-// member made by detach(), a view, the weight of another module. It keeps the earlier memory, and
-// later changes of one no longer show in the other.
+// Logs one warning if another tensor, which is in neither list, shares the memory of a tensor of
+// `moved`: a member made by detach(), a view, the weight of another module. It keeps the earlier
+// memory, and later changes of one no longer show in the other.
 CADRE_EXPORT void warn_of_other_holders(LogSink& log, std::string_view component,
                                         std::span<const NamedTensor> moved,
                                         std::span<const NamedTensor> kept);
 
-// Returns why the memory of a parameter is not there, as the end of a sentence; nullopt if it is
-// there.
+// Returns why the parameter has no values, as the end of a sentence; nullopt if it has values.
 std::optional<std::string_view> reason_without_values(const at::Tensor& parameter);
 
 }  // namespace cadre::shard

@@ -1,4 +1,4 @@
-// Which tensors share memory, so that only one place can hold them.
+// Tests which tensors share memory; of these only one may be divided.
 #include "cadre/parallel/shard/shardable.h"
 
 #include <gmock/gmock.h>
@@ -71,7 +71,7 @@ TEST(CheckShardable, AResultOfAnOperationIsRefusedWithTheRemedy) {
 TEST(OtherHolders, AreTensorsInTheMemoryThatAreInNoList) {
   const Tensor alone = torch::zeros({3});
   Tensor base = torch::zeros({6, 4});
-  const Tensor same = base;  // another handle of one tensor
+  const Tensor same = base;  // another handle of the same tensor
   EXPECT_THAT(warnings({{"a", base}, {"b", alone}}), IsEmpty());
   const Tensor top = base.narrow(0, 0, 3);
   const Tensor rest = base.narrow(0, 3, 3);

@@ -104,9 +104,9 @@ class JointNorm {
     part->value = wrap::joint_power_sum(part->value, wrap::power_sum(gradient, p_), p_);
   }
 
-  // Ranks that divide other parameters unevenly along an axis have flat shards that end at
-  // different places, so along that axis the same elements are added in different orders. All take
-  // the largest sum.
+  // Along an axis along which ranks divide other parameters unevenly, flat shards end at different
+  // places, and the same elements are added in different orders. So all ranks take the largest of
+  // their sums.
   void agree(Part& part) const {
     std::vector<ProcessGroup> others;
     for (const Part& other : parts_) {

@@ -1,4 +1,4 @@
-// The norm of gradients that ranks divide among them, compared with a sum over all elements in
+// Compares the norm of gradients that are divided among ranks with a sum over all elements in
 // float64.
 #include "cadre/parallel/shard/sharded_norm.h"
 
@@ -26,7 +26,8 @@ using Shards = std::vector<ParameterShard>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Returns the whole gradients, the same on all ranks: of uneven sizes, of few elements and of none.
+// Returns the whole gradients, which are equal on all ranks. Some have uneven sizes, some few
+// elements or none.
 std::vector<Tensor> whole_gradients(torch::ScalarType dtype) {
   std::vector<Tensor> gradients;
   double first = 0.3;
@@ -53,7 +54,7 @@ double norm_by_formula(const std::vector<Tensor>& gradients, double p) {
 
 struct Division {
   std::vector<MeshAxis> axes;
-  // Placements of parameters with dims; one without dims is replicated.
+  // The placement of each parameter. A parameter without sharded dims is replicated.
   std::vector<Placement> placements;
   std::optional<std::string> flat_axis;
 };
@@ -160,7 +161,7 @@ TEST(ShardedNorm, ScalesEveryShardOnce) {
   }
 }
 
-// A gradient that only some ranks have counts on these ranks only.
+// If only some ranks have a gradient, the norm counts it on these ranks only.
 TEST(ShardedNorm, AnUnusedParameterDoesNotCount) {
   const auto result = testing::run_groups(3, [](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"dp", 3}});
@@ -169,7 +170,7 @@ TEST(ShardedNorm, AnUnusedParameterDoesNotCount) {
     for (ParameterShard& shard : shards) shard.values.mutable_grad().reset();
     require(clip_grad_norm_(shards, 1.0) == 0, "without gradients");
     if (group.rank() == 1) shards[0].values.mutable_grad() = torch::full_like(shards[0].values, 2);
-    const double expected = 2 * std::sqrt(12.0);  // 35 elements in shards of 12, 12 and 11
+    const double expected = 2 * std::sqrt(12.0);  // 35 elements form shards of 12, 12 and 11
     require_near(gradient_norm(shards), expected, "of one rank's part");
   });
   EXPECT_TRUE(result.ok()) << result.failures();

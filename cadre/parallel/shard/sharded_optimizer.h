@@ -63,7 +63,7 @@ class ShardedOptimizer : public O {
                 "and each rank has only its shard; use an optimizer that is elementwise");
 
  public:
-  // Optimizes all parameters of the model. arguments: what O's constructor takes after the
+  // Optimizes all parameters of the model. arguments: the arguments of O's constructor after the
   // parameters.
   template <HasShardUpdates Model, typename... Arguments>
     requires(!(GroupsOfParameters<Arguments> || ...))

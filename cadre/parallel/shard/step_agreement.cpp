@@ -18,8 +18,8 @@ bool agree_on_step(const wrap::LocatedGroup& group, const StepTerms& terms) {
   } catch (...) {
     refusal = std::current_exception();
   }
-  // The maxima of a number and of its complement are complements only if the ranks have equal
-  // numbers.
+  // The maximum of a number and the maximum of its complement are complements of each other only if
+  // all ranks have the same number.
   const auto own_digest = static_cast<int64_t>(digest);
   const auto own_sample = static_cast<int64_t>(sample);
   const std::array<int64_t, 5> own = {own_digest, ~own_digest, own_sample, ~own_sample,

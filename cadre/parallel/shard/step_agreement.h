@@ -20,12 +20,13 @@ namespace cadre::shard {
 
 struct StepTerms {
   const char* subject;               // the optimizer; see AgreementSubject
-  std::function<void()> check;       // throws what this rank refuses
-  std::function<uint64_t()> digest;  // digest of what must be equal
-  // Returns what must be equal; called if the digests differ.
+  std::function<void()> check;       // throws if this rank refuses the step
+  std::function<uint64_t()> digest;  // returns a digest of the values that must be equal
+  // Returns the values that must be equal. Called if the digests differ.
   std::function<std::vector<AgreedField>()> fields;
   std::string_view remedy;
-  // Digest of values that are equal in a good step; a difference is not refused. Null: no sample.
+  // A digest of values that are expected to be equal; a difference is reported and not refused.
+  // Null: no sample.
   std::function<uint64_t()> sample = {};
 };
 

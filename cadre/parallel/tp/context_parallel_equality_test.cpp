@@ -1,9 +1,9 @@
-// Training a GPT whose sequences are divided among ranks, as threads, also together with a division
-// of its layers, equals training it in one process: losses, gradients and parameters of 20 steps,
-// within the bounds of wrap_bounds.h. In one process attention is libtorch's, or the formula
-// with dropout, and the loss libtorch's cross_entropy. The bounds hold as for tensor parallelism:
-// ranks add the same terms in another order. CADRE_CASES_SEED picks the share of the cases that
-// CTest runs.
+// Tests that training a GPT whose sequences are divided among ranks, as threads, also together with
+// a division of its layers, equals training it in one process: losses, gradients and parameters of
+// 20 steps, within the bounds of wrap_bounds.h. In one process the attention is that of libtorch,
+// or the formula if it has dropout, and the loss is libtorch's cross_entropy. The bounds hold as
+// for tensor parallelism: ranks add the same terms in another order. CADRE_CASES_SEED picks the
+// share of the cases that CTest runs.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -87,7 +87,7 @@ Training train_on(const ContextCase& context_case, const Degrees& degrees, uint6
   std::vector<DividedDims> dims(models.size());
   const auto result = run_groups(num_ranks, [&](const ProcessGroup& group, std::string&) {
     const auto rank = static_cast<size_t>(group.rank());
-    // The model is released before the group's system.
+    // The rank's model must be destroyed before the os::System of its group.
     const auto model = std::move(models[rank]);
     const DeviceMesh mesh(group, {{"cp", degrees.context}, {"tp", degrees.tensor}});
     for (const ParameterShard& record : parallelize_module(*model, mesh["tp"], model->plan())) {
@@ -126,7 +126,7 @@ TEST_P(ContextParallelEquality, EqualsOneProcessAlsoWithTensorParallelism) {
     batches.push_back(plain->make_batch(trained.batch));
   }
   const Training alone = train_shared(trained, *plain, batches);
-  // The reason is given in tp_equality_test.cpp.
+  // tp_equality_test.cpp explains this factor.
   const double later_gradients = trained.dtype == torch::kFloat ? 4 : 1;
   for (const Degrees degrees :
        {Degrees{1, 1}, Degrees{2, 1}, Degrees{3, 1}, Degrees{4, 1}, Degrees{2, 2}}) {

@@ -98,7 +98,7 @@ class Planner {
     const PlanEntry* const entry = entry_of(name);
     auto* const layer = dynamic_cast<TensorParallelLayer*>(&module);
     if (layer == nullptr) {
-      // SelfAttention is such a layer: the plan names the layers inside of it.
+      // SelfAttention is a layer of this kind: the plan names the layers inside of it.
       const auto* const other = dynamic_cast<const ContextParallelLayer*>(&module);
       if (other != nullptr) fields_.push_back({format("\"{}\"", name), other->options_text()});
     }

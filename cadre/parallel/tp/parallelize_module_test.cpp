@@ -1,4 +1,5 @@
-// Tests what parallelize_module() makes of a module (values, records, norms), and what it refuses.
+// Tests the values, records and norms of a module that parallelize_module() has divided, and which
+// modules it refuses.
 #include "cadre/parallel/tp/parallelize_module.h"
 
 #include <gmock/gmock.h>
@@ -38,21 +39,21 @@ using torch::Tensor;
 
 const Case kGpt{"gpt_tied_sequence", "sgd", 4};
 
-// Ranks get their parts of the values that one process has drawn, under the plain names, and
-// records of them.
+// Each rank gets its parts of the values that one process has drawn, under the plain names, and a
+// ParameterShard for each of them.
 TEST(ParallelizeModule, KeepsThisRanksPartsOfRankZerosWeights) {
   const auto plain = make_divided_model(kGpt, 1);
   std::vector<std::shared_ptr<testing::DividedModel>> models;
   for (uint64_t rank = 0; rank < 3; ++rank) models.push_back(make_divided_model(kGpt, 1 + rank));
   const auto result = run_groups(3, [&](const ProcessGroup& group, std::string&) {
-    // The model is released before the group's system.
+    // The rank's model must be destroyed before the os::System of its group.
     const auto owned = std::move(models[static_cast<size_t>(group.rank())]);
     testing::DividedModel& model = *owned;
     const DeviceMesh mesh(group, {{"tp", 3}});
     const std::vector<ParameterShard> records = parallelize_module(model, mesh, model.plan());
     const int num_divided = testing::num_divided(records, model, *plain, 0);
-    // The divided parameters are tokens, and in each of two blocks qkv, output and up (weight and
-    // bias), and down.weight.
+    // The divided parameters are `tokens`, and in each of two blocks the weights and biases of qkv,
+    // output and up, and down.weight.
     require(num_divided == 11, "divided: " + std::to_string(num_divided));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -67,7 +68,7 @@ TEST(ParallelizeModule, TheNormIsThatOfOneProcess) {
   std::vector<std::shared_ptr<testing::DividedModel>> models;
   for (int rank = 0; rank < 4; ++rank) models.push_back(make_divided_model(kGpt, 1));
   const auto result = run_groups(4, [&](const ProcessGroup& group, std::string&) {
-    // The model is released before the group's system.
+    // The rank's model must be destroyed before the os::System of its group.
     const auto owned = std::move(models[static_cast<size_t>(group.rank())]);
     testing::DividedModel& model = *owned;
     const DeviceMesh mesh(group, {{"tp", 4}});
@@ -80,7 +81,7 @@ TEST(ParallelizeModule, TheNormIsThatOfOneProcess) {
     const Tensor whole = plain->named_parameters()["norm.weight"].grad();
     require(torch::allclose(model.named_parameters()["norm.weight"].grad(), whole, 1e-9, 1e-12),
             "clipped gradients");
-    // The norm of this rank's part alone would differ between ranks.
+    // A norm of this rank's parts alone would differ between ranks, so it is refused.
     require(error_of(
                 [&] {
                   const std::vector<Tensor> parameters = model.parameters();
@@ -93,7 +94,8 @@ TEST(ParallelizeModule, TheNormIsThatOfOneProcess) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The parameters stay the same tensors.
+// Dividing a module keeps its parameter tensors, so an optimizer that was made earlier still trains
+// them.
 TEST(ParallelizeModule, AnOptimizerMadeBeforeTrainsTheParts) {
   std::vector<std::shared_ptr<DividedMlp>> models = {std::make_shared<DividedMlp>(),
                                                      std::make_shared<DividedMlp>()};
@@ -133,7 +135,7 @@ TEST(ParallelizeModule, RefusesPlansThatDoNotFit) {
             "parallelize_module: the pattern \"blocks.*\" (kColwise) matches none of the 5 modules "
             "in the module; their names are \"first\" \"second\" \"third\" \"fourth\"");
   DividedGpt gpt(GptKind{});
-  // A star does not pass a dot.
+  // In a pattern, a star matches no dot.
   EXPECT_THAT(refusal_of_plan(gpt, {{"*qkv", ParallelStyle::kColwise}}), HasSubstr("matches none"));
   EXPECT_EQ(
       refusal_of_plan(gpt,
@@ -230,7 +232,7 @@ TEST(ParallelizeModule, RefusesAnAxisTooManyAndPlansThatDiffer) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two layers have the same tensor: the second layer does not divide it again.
+// Two layers share one tensor, which is divided only once.
 TEST(ParallelizeModule, AWeightOfTwoLayersIsDividedOnce) {
   struct Tied : torch::nn::Module {
     Tied() {
@@ -259,7 +261,7 @@ TEST(ParallelizeModule, AWeightOfTwoLayersIsDividedOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The time for a pattern of many stars is at most the product of the lengths.
+// Matching a pattern with many stars takes a time of at most the product of the lengths.
 TEST(ParallelizeModule, AStarMatchesAnyTextWithoutDots) {
   const std::string name = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab";
   struct Outer : torch::nn::Module {
@@ -332,7 +334,8 @@ TEST(ParallelizeModule, AllRanksRefuseWhatOneRefuses) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The weights do not show these options, so each rank would compute another function.
+// These options do not show in the weights; without the comparison each rank would compute another
+// function.
 TEST(ParallelizeModule, OptionsThatDifferBetweenRanksAreRefusedOnAll) {
   struct Model : torch::nn::Module {
     Model(double eps, bool is_causal, uint64_t seed) {
@@ -370,7 +373,7 @@ TEST(ParallelizeModule, OptionsThatDifferBetweenRanksAreRefusedOnAll) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The header recommends this for parameters whose inputs are parts of the features.
+// The header recommends this for a parameter that is applied to a part of the features.
 TEST(ParallelizeModule, CopyToGroupSumsTheGradientOfAParameterBetweenDividedLayers) {
   struct Scaled : torch::nn::Module {
     Scaled() {

@@ -23,7 +23,7 @@ using testing::refusal_of_plan;
 using testing::run_groups;
 using torch::Tensor;
 
-// A module of the user would compute with this rank's part as if it were the whole table.
+// The other module would compute with this rank's part as if it were the whole table.
 TEST(ParallelizedTensors, RefusesADividedWeightThatAnotherModuleHas) {
   struct Head : torch::nn::Module {
     explicit Head(const Tensor& table) { weight = register_parameter("kernel", table); }
@@ -54,7 +54,7 @@ TEST(ParallelizedTensors, RefusesADividedWeightThatAnotherModuleHas) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Each rank would keep its part in memory of its own, so the two would no longer be equal.
+// Each rank would keep its part in separate memory, so the two tensors would no longer be equal.
 TEST(ParallelizedTensors, RefusesAWeightWhoseMemoryAnotherTensorHas) {
   struct Tied : torch::nn::Module {
     Tied() {
@@ -70,7 +70,7 @@ TEST(ParallelizedTensors, RefusesAWeightWhoseMemoryAnotherTensorHas) {
                   model, {{"table", ParallelStyle::kRowwise}, {"head", ParallelStyle::kColwise}}),
               HasSubstr("parallelize_module: \"table.weight\" and \"head.weight\" share memory"));
   EXPECT_FALSE(model.table->is_parallelized());
-  // The two are whole on every rank and stay equal.
+  // Both tensors are whole on every rank, so they stay equal.
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Tied whole;
     parallelize_module(whole, DeviceMesh(group, {{"tp", 2}}),
@@ -79,7 +79,7 @@ TEST(ParallelizedTensors, RefusesAWeightWhoseMemoryAnotherTensorHas) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// One tensor of another size may lie between the two that share the memory.
+// A tensor of another size may lie in the same memory, between the two that overlap.
 TEST(ParallelizedTensors, RefusesAWeightWithinABufferThatHasASmallerOneBeforeIt) {
   struct Model : torch::nn::Module {
     Model() {
@@ -95,7 +95,7 @@ TEST(ParallelizedTensors, RefusesAWeightWithinABufferThatHasASmallerOneBeforeIt)
               HasSubstr("parallelize_module: \"head.weight\" and \"all\" share memory"));
 }
 
-// A deferred module has such tensors, too.
+// The parameters of a deferred module are on the meta device, too.
 TEST(ParallelizedTensors, RefusesTensorsOnTheMetaDevice) {
   struct Model : torch::nn::Module {
     explicit Model(bool is_parameter) {

@@ -1,9 +1,9 @@
-// Training a module that is divided on 1 to 4 ranks, as threads, equals training it in one process:
-// the same losses and gradients in the first step, and the same parameters after 20 steps, within
-// the bounds of wrap_bounds.h, put together from the ranks' parts. In one process the loss is
-// libtorch's cross_entropy. The bounds hold as for data parallelism: ranks add the same terms in
-// another order, here the products of a sum over features, and each layer passes on a difference of
-// a few roundings. CADRE_CASES_SEED picks the share of the cases that CTest runs.
+// Tests that training a module that is divided on 1 to 4 ranks, as threads, equals training it in
+// one process: the same losses and gradients in the first step, and the same parameters after 20
+// steps, within the bounds of wrap_bounds.h, put together from the ranks' parts. In one process the
+// loss is libtorch's cross_entropy. The bounds hold as for data parallelism: ranks add the same
+// terms in another order, here the products of a sum over features, and each layer passes on a
+// difference of a few roundings. CADRE_CASES_SEED picks the share of the cases that CTest runs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -68,7 +68,7 @@ Training train_divided(const Case& test_case, uint64_t seed, int num_ranks,
   std::vector<DividedDims> dims(models.size());
   const auto result = run_groups(num_ranks, [&](const ProcessGroup& group, std::string&) {
     const auto rank = static_cast<size_t>(group.rank());
-    // The model is released before the group's system.
+    // The rank's model must be destroyed before the os::System of its group.
     const auto model = std::move(models[rank]);
     const DeviceMesh mesh(group, {{"tp", num_ranks}});
     for (const ParameterShard& record : parallelize_module(*model, mesh, model->plan())) {

@@ -13,12 +13,12 @@ struct ZeroOptions {
   // stepped. A parameter of more bytes has a buffer of its own.
   int64_t bucket_cap_bytes = int64_t{16} << 20;
   // true: step() returns when all parameters have arrived. false: the next forward of the wrapper
-  // waits, or wait(), and reading a parameter before that throws a sentence. Default: true in stage
-  // 1, which has no wrapper that waits, else false.
+  // waits, or wait(), and reading a parameter before that throws. Default: true in stage 1, which
+  // has no wrapper that waits, else false.
   std::optional<bool> wait_in_step = {};
 };
 
-// Where the gradients are when step() is called.
+// The place of the gradients when step() is called.
 enum class ZeroStage : uint8_t {
   kReplicatedGradients = 1,  // whole and the same on all ranks, in parameter.grad()
   kShardedGradients = 2,     // reduced to their owners, in the grad() of the shards

@@ -1,5 +1,4 @@
-// The agreement of the ranks of a ZeroRedundancyOptimizer, and the refusals before anything
-// changes.
+// The checks and agreements of the ranks of a ZeroRedundancyOptimizer before anything changes.
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -101,8 +100,8 @@ void ZeroCore::check_named() const {
   check_fresh(trained);
 }
 
-// Throws for tensors that cannot be laid into buffers, for example because they share memory with
-// a tensor that stays where it is.
+// Throws for tensors that cannot be moved into buffers, for example because they share memory with
+// a tensor that is not moved.
 void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
   if (stage_ == ZeroStage::kShardedGradients) return;
   std::vector<bool> is_moved(named_.size(), false);

@@ -1,5 +1,5 @@
-// What the ranks of a divided optimizer compare, and how its parameters are put into buffers.
-// Gradients are set by hand, the same on all ranks except for what a test changes.
+// Tests what the ranks of a ZeRO optimizer compare, and how its parameters are put into buffers.
+// The tests set the gradients, which are equal on all ranks except for what a test changes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -23,7 +23,7 @@ using testing::require;
 using testing::run_groups;
 using torch::Tensor;
 
-// Layer "a" has 1,000 and 50 elements, "b" has 250 and 5.
+// A model in which layer "a" has 1,000 and 50 elements, and layer "b" 250 and 5.
 struct TwoLayers : torch::nn::Module {
   TwoLayers() {
     a = register_module("a", torch::nn::Linear(20, 50));
@@ -46,8 +46,8 @@ struct TwoLayers : torch::nn::Module {
 
 using DividedSgd = ZeroRedundancyOptimizer<torch::optim::SGD>;
 
-// Returns the errors of both ranks for a step before which rank 1 has changed its gradients;
-// nothing is stepped.
+// Lets rank 1 change its gradients before a step, and returns the errors of both ranks. The step
+// must change nothing.
 std::string refusal_of_step(int num_steps_before, const std::function<void(TwoLayers&)>& change) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
     TwoLayers net;
@@ -80,8 +80,8 @@ TEST(ZeroAgreement, ComparesTheFirstAndTheLastElementInEveryStep) {
   }
 }
 
-// An optimizer decays a parameter that has a gradient of zeros, and does not change one without a
-// gradient.
+// An optimizer applies weight decay to a parameter whose gradient is zeros, and does not change one
+// without a gradient. So ranks must compare which gradients exist.
 TEST(ZeroAgreement, TellsNoGradientFromOneOfZeros) {
   for (const int num_steps_before : {0, 2}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -144,7 +144,8 @@ TEST(ZeroAgreement, ABufferIsClosedBeforeItExceedsTheCap) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// In stage 1 gradients are lent for the step: the program finds them only in the parameters.
+// In stage 1 the shards borrow the gradients during the step. Afterwards the program finds
+// gradients only in the parameters.
 TEST(ZeroAgreement, ShardsHaveNoGradientAfterAStepOfWholeGradients) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     TwoLayers net;

@@ -82,7 +82,7 @@ ZeroCore::~ZeroCore() {
     try {
       flat->wait_unsharded();
     } catch (...) {
-      // The gather has failed, or a step ended by an exception before it; touching a parameter
+      // The gather has failed, or a step ended by an exception before it. Any access to a parameter
       // throws the reason.
     }
   }
@@ -93,7 +93,7 @@ void ZeroCore::refuse(const std::string& problem) const {
                                                   optimizer_, group_.rank(), problem));
 }
 
-// Stage 1: lays those of these parameters that require grad into buffers.
+// Stage 1: moves those of these parameters that require grad into buffers.
 void ZeroCore::adopt(std::span<const at::Tensor> parameters) {
   if (stage_ == ZeroStage::kShardedGradients) return;
   std::vector<NamedTensor> fresh;

@@ -49,22 +49,22 @@ class CADRE_EXPORT ZeroCore {
     // Used for groups without options; null if there are none.
     const torch::optim::OptimizerOptions* defaults;
   };
-  // Both constructors refuse, before anything is changed, what cannot be divided, and groups or
-  // options that differ between the ranks.
-  // Stage 1. `named`: distinct, the same list on all ranks; parameters that are in a group and
-  // require grad are laid into buffers. Rank 0's values are copied to all ranks.
+  // Both constructors throw, before anything is changed, for parameters that cannot be divided, and
+  // for groups or options that differ between the ranks. Stage 1. `named`: distinct, the same list
+  // on all ranks; parameters that are in a group and require grad are laid into buffers. Rank 0's
+  // values are copied to all ranks.
   ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const ProcessGroup& group,
            ZeroOptions options, const Settings& settings);
   // Stage 2, for a wrapper whose forward waits for the gathers.
   ZeroCore(std::string optimizer,
            std::vector<std::shared_ptr<shard::FlatParameters>> flat_parameters,
            std::vector<ParameterShard> shards, const Settings& settings);
-  // Waits for the gathers of the last step, without which parameters could not be read.
+  // Waits for the gathers of the last step. Without them the parameters could not be read.
   ~ZeroCore();
   ZeroCore(const ZeroCore&) = delete;
   ZeroCore& operator=(const ZeroCore&) = delete;
 
-  // Adds a group, with the checks of the constructor.
+  // Adds a group, with the same checks as the constructor.
   void add_group(const torch::optim::OptimizerParamGroup& group,
                  const torch::optim::OptimizerOptions& defaults);
 
@@ -80,15 +80,15 @@ class CADRE_EXPORT ZeroCore {
   std::vector<ParameterShard> parameter_shards() const;
 
   // One step is begin_step(), then for each bucket lend_gradients(), the local step, and gather();
-  // then end_step(), also after an exception. begin_step() refuses, on all ranks, what a rank
-  // cannot step, and groups, options or states that differ between the ranks; it takes in what was
-  // added to the groups. state_mark_of: optim_state::mark_of_state() of a leaf; null if the ranks'
-  // states cannot differ.
+  // then end_step(), also after an exception. begin_step() throws on all ranks if a rank cannot
+  // step, or if groups, options or states differ between the ranks. It also takes over parameters
+  // that were added to the groups. state_mark_of: optim_state::mark_of_state() of a leaf; null if
+  // the ranks' states cannot differ.
   void begin_step(const Groups& groups, const StateMarkOf& state_mark_of = {});
   void lend_gradients(size_t bucket);
   void gather(size_t bucket);
   void end_step();
-  // Waits for the gathers of the last step; returns at once for parameters that are there.
+  // Waits for the gathers of the last step. Returns at once if they have ended.
   void finish_gathers();
   // Calls FlatParameters::show_writes() of all buckets.
   void show_writes() const;
@@ -109,11 +109,11 @@ class CADRE_EXPORT ZeroCore {
     std::vector<std::string> fields;                // fields of the optimizer's class
     const torch::optim::OptimizerOptions* options;  // null if they are not known
   };
-  // Throws for a state of another optimizer or of other sizes, or one that lacks what the options
-  // need.
+  // Throws for a state that is of another optimizer or has other sizes, or that lacks tensors which
+  // the options need.
   void check_state(const ParameterState& given, const ExpectedState& expected) const;
   [[noreturn]] void refuse(const std::string& problem) const;
-  // Throws on all ranks what `check` throws on one. Collective.
+  // Runs `check`. If it throws on one rank, all ranks throw that error. Collective.
   void check_on_all(const std::function<void()>& check) const;
 
  private:
@@ -158,7 +158,8 @@ class CADRE_EXPORT ZeroCore {
   int64_t num_steps_ = 0;
   optim_state::UncomparedOptions uncompared_options_;
   bool is_reduction_checked_ = false;
-  bool samples_are_equal_ = true;  // sampled elements of this step's gradients, on all ranks
+  // Whether the sampled elements of this step's gradients are equal on all ranks.
+  bool samples_are_equal_ = true;
 };
 
 // Returns the indices of the parameters of each flat buffer of stage 1. A buffer has one dtype, and

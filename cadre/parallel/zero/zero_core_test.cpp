@@ -1,5 +1,6 @@
-// The options of a divided optimizer are in one place, param_groups(): the step, a snapshot and the
-// other ranks see these. Also what happens to the parameters when the optimizer ends.
+// Tests that the options of a ZeRO optimizer have one source, param_groups(), from which the step,
+// a snapshot and the other ranks take them. Also tests what happens to the parameters when the
+// optimizer is destroyed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -53,7 +54,8 @@ TEST(ZeroSettings, ALoadedOptimizerStepsWithTheLoadedOptions) {
       torch::optim::Optimizer& optimizer =
           each == &net ? static_cast<torch::optim::Optimizer&>(zero) : plain;
       train_step(*each, group, optimizer, 0);
-      optimizer.param_groups()[0].options().set_lr(0.01);  // saved before the next step
+      // No step uses this rate before the archive is written.
+      optimizer.param_groups()[0].options().set_lr(0.01);
     }
     SGD plain_loaded(plain_net.parameters(), SGDOptions(0.1));
     ZeroRedundancyOptimizer<SGD> loaded(net.named_parameters(), group, SGDOptions(0.1));
@@ -70,7 +72,7 @@ TEST(ZeroSettings, ALoadedOptimizerStepsWithTheLoadedOptions) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The base class treats an option of a new group that equals the default of its class as not given.
+// The base class takes an option of a new group for unset if it equals the default of its class.
 TEST(ZeroSettings, AGroupThatIsAddedKeepsWhatIsSetLater) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Net plain_net;
@@ -119,7 +121,7 @@ TEST(ZeroSettings, GroupsOfAdadeltaKeepTheirOptions) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Returns the errors of both ranks for an optimizer that rank 1 makes differently.
+// Makes an optimizer that differs on rank 1, and returns the errors of both ranks.
 std::string refusal_of(const std::function<void(const ProcessGroup&, Net&)>& make) {
   return testing::refusal_of_both_ranks(
       [](const ProcessGroup&) { return std::make_shared<Net>(); },
@@ -155,8 +157,8 @@ TEST(ZeroSettings, GroupsThatDifferBetweenTheRanksAreRefused) {
               HasSubstr("bucket_cap_bytes is 200 on rank 0 and 100 on rank 1"));
 }
 
-// The second group cannot be divided, so the first must not be divided, either; on one rank or on
-// all.
+// The second group cannot be divided, either on one rank or on all. Then the first group must not
+// be divided, either.
 TEST(ZeroSettings, ARefusedConstructorChangesNothing) {
   for (const int refusing : {1, 2}) {
     const std::string refusal = refusal_of([refusing](const ProcessGroup& group, Net& net) {
@@ -170,7 +172,8 @@ TEST(ZeroSettings, ARefusedConstructorChangesNothing) {
   }
 }
 
-// Whether one buffer has both or each has its own, the buffers would separate their memory.
+// The two tensors would lie in one buffer or in two; in both cases they would no longer share
+// memory.
 TEST(ZeroSettings, ATieByMemoryIsRefused) {
   for (const int64_t cap : {int64_t{1} << 20, int64_t{100}}) {
     EXPECT_THAT(refusal_of([cap](const ProcessGroup& group, Net& net) {
@@ -255,7 +258,7 @@ TEST(ZeroSettings, AStateThatLacksATensorIsRefusedOnAllRanks) {
   }
 }
 
-// The values are there even while a record of the parameters exists.
+// The values are valid although a ParameterShard still exists.
 TEST(ZeroSettings, ParametersAreThereAfterAnOptimizerThatDidNotWait) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Net plain_net;

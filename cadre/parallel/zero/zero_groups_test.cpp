@@ -1,4 +1,5 @@
-// The parameter groups and schedulers of a divided optimizer behave as those of the plain one.
+// Tests that the parameter groups and schedulers of a ZeRO optimizer behave as those of the plain
+// optimizer.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -25,7 +26,8 @@ using zero_net::options;
 using zero_net::require_same;
 using zero_net::train_step;
 
-// Rules by dimension see the original shapes, and a scheduler sees the groups, as without ZeRO.
+// Rules that depend on the number of dimensions see the original shapes, and a scheduler sees the
+// groups, as without ZeRO.
 TEST(ZeroGroups, HasGroupsAndSchedulersOfAPlainOptimizer) {
   for (const int world_size : {1, 3, 4}) {
     const auto result = run_groups(world_size, [](const ProcessGroup& group) {
@@ -69,7 +71,7 @@ TEST(ZeroGroups, TakesGroupsThatAreAddedLater) {
       train_step(net, group, zero, step);
     }
     require_same(net, plain_net, "added");
-    // Adds a group through the base class.
+    // Adds a group through the base class torch::optim::Optimizer.
     Net plain_late_net;
     Net late_net;
     AdamW plain_late(Groups{all(plain_late_net)[0]}, options());
@@ -86,7 +88,7 @@ TEST(ZeroGroups, TakesGroupsThatAreAddedLater) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The program takes a group out, or exchanges the parameters of two groups of one size.
+// The program removes a group, or exchanges the parameters of two groups of equal size.
 TEST(ZeroGroups, FollowsWhatTheProgramDoesToItsGroups) {
   using torch::optim::SGDOptions;
   const std::vector<std::function<void(Groups&)>> changes = {

@@ -98,8 +98,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                       {groups, &defaults}),
             groups, defaults, options) {}
 
-  // Takes a wrapped model; the model's options choose the stage. Without groups it takes each
-  // parameter once, also one registered under two names.
+  // Takes a wrapped model, whose options determine the stage. Without groups it takes each
+  // parameter once, even if it is registered under two names.
   template <typename Model, OptimizerOptionsType Options>
     requires HasReplicas<Model>
   ZeroRedundancyOptimizer(Model& model, const Options& defaults, const ZeroOptions& options = {})
@@ -162,7 +162,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   }
 
   // Returns the optimizer of this rank's parts: its groups and states are those of the `values` of
-  // parameter_shards(). Its options are copies of those of param_groups(), which each step takes.
+  // parameter_shards(). Each step copies the options from param_groups() to it.
   O& local_optimizer() {
     copy_options();
     return *local_;
@@ -171,13 +171,13 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     copy_options();
     return *local_;
   }
-  // Returns what this rank steps, in the order of the buffers; in stage 2, in the order of the
-  // model's records.
+  // Returns the shards that this rank steps, in the order of the buffers; in stage 2, in the order
+  // of the model's records.
   std::vector<ParameterShard> parameter_shards() const { return core().parameter_shards(); }
 
-  // Returns the whole state of every parameter that has one, on all ranks or only on `only_on`;
-  // then the others get an empty list. Learning rates and other options are not part of it.
-  // Collective.
+  // Returns the whole state of every parameter that has one, on all ranks; or only on rank
+  // `only_on`, in which case the others get an empty list. Learning rates and other options are not
+  // part of it. Collective.
   std::vector<ParameterState> state_dict(std::optional<int> only_on = {}) const {
     std::vector<ParameterState> states;
     const bool is_kept = !only_on || core().group().rank() == *only_on;
@@ -363,8 +363,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                               });
   }
 
-  // Copies to the local optimizer what the program has changed in param_groups(): options, added
-  // and removed groups, and the parameters of a group.
+  // Copies changes of the program in param_groups() to the local optimizer: options, added and
+  // removed groups, and the parameters of a group.
   void follow_groups() {
     Groups& locals = local_->param_groups();
     for (size_t i = 0; i < param_groups().size(); ++i) {

@@ -1,4 +1,4 @@
-// What a divided optimizer offers beside its numbers: state, waiting, and the messages for misuse.
+// Tests the state of a ZeRO optimizer, when it waits, and its errors for misuse.
 // zero_groups_test.cpp tests its parameter groups.
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 
@@ -64,7 +64,7 @@ TEST(ZeroRedundancyOptimizer, CallsTheClosureOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The gathers of a step still run when the optimizer and the mesh of its group end.
+// The all_gathers of a step still run when the optimizer and the mesh of its group are destroyed.
 TEST(ZeroRedundancyOptimizer, AMeshEndsAfterAStepThatNobodyHasWaitedFor) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     {
@@ -80,8 +80,8 @@ TEST(ZeroRedundancyOptimizer, AMeshEndsAfterAStepThatNobodyHasWaitedFor) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The state is that of the plain optimizer, with the original sizes, and can be loaded on any
-// number of ranks.
+// The state is that of the plain optimizer, with the original sizes. Any number of ranks can load
+// it.
 TEST(ZeroRedundancyOptimizer, StateGoesFromAnyNumberOfRanksToAnyOther) {
   for (const int from : {1, 2, 3, 8}) {
     std::vector<ParameterState> saved;
@@ -125,7 +125,7 @@ TEST(ZeroRedundancyOptimizer, StateGoesFromAnyNumberOfRanksToAnyOther) {
           for (size_t i = 0; i < values.size(); ++i) each->parameters()[i].copy_(values[i]);
         }
         ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), group, options());
-        // The reference is the undivided optimizer, in a group of one for each rank.
+        // The reference is the undivided optimizer; each rank runs it in a group of one.
         const ProcessGroup alone = init_process_group();
         ZeroRedundancyOptimizer<AdamW> plain(plain_net.named_parameters(), alone, options());
         zero.load_state_dict(saved);
@@ -136,7 +136,7 @@ TEST(ZeroRedundancyOptimizer, StateGoesFromAnyNumberOfRanksToAnyOther) {
         }
         require_same(net, plain_net, "resumed");
         for (const ParameterState& state : zero.state_dict()) {
-          // A layer that is listed twice takes two steps each time, as in torch::optim.
+          // A layer that is listed twice is stepped twice in each step, as in torch::optim.
           const int64_t expected = state.parameter.starts_with("rare")
                                        ? 4
                                        : (state.parameter.starts_with("in") ? 12 : 6);
@@ -178,7 +178,7 @@ TEST(ZeroRedundancyOptimizer, RefusesAStateOfOthers) {
                              .scalars = step};
   zero.load_state_dict(std::vector<ParameterState>{given});
   EXPECT_EQ(zero.state_dict().size(), 1U);
-  zero.load_state_dict({});  // a list without the parameter removes its state
+  zero.load_state_dict({});  // an empty list removes the state of the parameter
   EXPECT_TRUE(zero.state_dict().empty());
 }
 
@@ -195,7 +195,7 @@ TEST(ZeroRedundancyOptimizer, ParametersArriveWhenTheProgramWaits) {
     zero.wait();
     zero.wait();
     net.in->weight.sum();
-    zero.step();  // does not wait
+    zero.step();  // returns before the gathers have ended
     zero.step();
     zero.wait();
   });
@@ -257,7 +257,7 @@ TEST(ZeroRedundancyOptimizer, SaysWhatEachRankSteps) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A wrapper with whole gradients, which has a module and a group.
+// A wrapper that has whole gradients, a module and a group.
 struct ReplicatedModel {
   const std::shared_ptr<Net>& module() const { return net; }
   const ProcessGroup& process_group() const { return group; }
@@ -282,7 +282,8 @@ TEST(ZeroRedundancyOptimizer, StepsAWrapperOfWholeGradients) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Without DistributedDataParallel gradients differ between ranks.
+// Without DistributedDataParallel the gradients differ between ranks, which the optimizer must
+// notice.
 TEST(ZeroRedundancyOptimizer, NoticesGradientsThatNobodyReduced) {
   const auto result = run_groups(3, [](const ProcessGroup& group, std::string& output) {
     Net net;

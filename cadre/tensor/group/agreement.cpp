@@ -18,8 +18,8 @@
 namespace cadre {
 namespace {
 
-// The message that every rank sends first. The mark and the subject distinguish it from what a rank
-// in another call sends in an all_gather of this size.
+// The message that every rank sends first. Its mark and subject distinguish it from the message of
+// a rank that runs another all_gather of this size.
 struct Announcement {
   static constexpr uint64_t kMark = 0x6361647265'616772;  // "cadreagr"
   static constexpr int64_t kNoError = -1;
@@ -222,7 +222,7 @@ std::optional<Error> common_refusal(std::span<const ProcessGroup> groups,
   } catch (...) {
     problem = caught_error();
   }
-  // A refusal that one group has found counts as one of this rank in the groups that follow.
+  // If an earlier group has refused, this rank reports that in the groups that follow.
   for (const ProcessGroup& group : groups) {
     const auto refusal = common_refusal(group, subject, [&problem] {
       if (problem) throw *problem;

@@ -1,5 +1,5 @@
-// An agreement throws a refusal of one rank on all ranks, compares fields, and leaves the group
-// usable.
+// Tests that an agreement throws the error of one rank on all ranks, compares fields, and leaves
+// the group usable.
 #include "cadre/tensor/group/agreement.h"
 
 #include <gmock/gmock.h>
@@ -22,8 +22,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::run_groups;
 
-// Runs the body on every rank; returns what each rank threw as "kCode culprit: message", and checks
-// that the group still works afterwards.
+// Runs the body on every rank and returns the error of each rank as "kCode culprit: message".
+// Checks that the group still works afterwards.
 std::vector<std::string> thrown_on_ranks(int world_size,
                                          const std::function<void(const ProcessGroup&)>& body) {
   const testing::RanksResult result =
@@ -98,7 +98,7 @@ TEST(AgreementTest, OneRankAloneThrowsTheSameError) {
 TEST(AgreementTest, GathersTextsOfAnyLength) {
   const testing::RanksResult result = run_groups(3, [](const ProcessGroup& group,
                                                        std::string& out) {
-    // Lengths 2000, 0 and 1.
+    // The ranks' texts have these lengths.
     const std::vector<size_t> lengths = {2000, 0, 1};
     const auto texts = gather_texts(group, "texts", [&] {
       return std::string(lengths[static_cast<size_t>(group.rank())],
@@ -167,7 +167,8 @@ TEST(AgreementTest, NamesTheFieldThatDiffers) {
   EXPECT_THAT(compare(1, true), ElementsAre(more, more, more));
 }
 
-// "ab" + "c" and "a" + "bc" have the same characters, and values may hold any byte.
+// "ab" + "c" and "a" + "bc" have the same characters, and a value may contain any byte, so the
+// comparison must include the lengths.
 TEST(AgreementTest, FieldsAreComparedWithTheirBoundaries) {
   const auto thrown = thrown_on_ranks(2, [](const ProcessGroup& group) {
     check_equal_on_all_ranks(
@@ -195,7 +196,7 @@ TEST(AgreementTest, RanksInAgreementsOfDifferentCallsAreToldSo) {
 TEST(AgreementTest, WaitsForTheTimeoutOfTheCall) {
   const testing::RanksResult result = run_groups(2, [](const ProcessGroup& group) {
     if (group.rank() == 1) {
-      // Rank 1 does not call; the deadline of rank 0 makes the group fail.
+      // Rank 1 makes no call until the deadline of rank 0 has made the group fail.
       while (!group.error()) {
         at::ones({1});
       }

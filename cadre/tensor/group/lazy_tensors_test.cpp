@@ -1,5 +1,6 @@
-// The differentiable collectives take lazy tensors and gradients, whose values differ from what is
-// in their memory; the collectives of the group refuse them. Ranks are threads.
+// Tests that the differentiable collectives accept lazy tensors and gradients, whose values differ
+// from the contents of their memory, and that the collectives of the group refuse them. Ranks are
+// threads.
 #include <ATen/ops/_efficientzerotensor.h>
 #include <ATen/ops/_neg_view.h>
 #include <gmock/gmock.h>
@@ -51,7 +52,7 @@ std::vector<Function> functions() {
        [](const Tensor& x, const ProcessGroup& g) { return gather_from_group(x, g, {.dim = 0}); }}};
 }
 
-// A lazy form of a tensor, and the same values in memory.
+// A function that makes a lazy tensor, and one that makes the same values in memory.
 struct Form {
   std::string name;
   std::function<Tensor(const Tensor&)> lazy;
@@ -78,7 +79,7 @@ TEST(LazyTensors, MayBeInputsOfTheDifferentiableCollectives) {
         require(torch::equal(lazy.detach(), plain.detach()), function.name + " of " + form.name);
         require(!lazy.is_neg() && !lazy._is_zerotensor(), function.name + " of " + form.name);
       }
-      // The input of autograd is lazy, too.
+      // Here the input of the graph is lazy, too.
       const Tensor input = numbers(group.rank()).requires_grad_(true);
       function.call(at::_neg_view(input), group).sum().backward();
       const Tensor truth = numbers(group.rank()).requires_grad_(true);
@@ -105,7 +106,7 @@ TEST(LazyTensors, MayBeGradientsOfTheDifferentiableCollectives) {
                 function.name + " of " + form.name);
       }
     }
-    // A gathered real tensor goes through complex operators, whose derivatives are negated views.
+    // Complex operators use a real tensor that was gathered. Their derivatives are negated views.
     const Tensor input = torch::ones({4}, torch::kDouble).requires_grad_(true);
     const Tensor all = functional::all_gather(input, group);
     const Tensor ones = torch::ones_like(all);
@@ -130,7 +131,7 @@ TEST(LazyTensors, AreRefusedByTheCollectivesOfTheGroup) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// In float16 even the sum of two large gradients is infinite.
+// In float16 the sum of two large gradients would be infinite.
 TEST(LazyTensors, AnInfiniteGradientOfAnExtremumIsZeroElsewhere) {
   const double infinity = std::numeric_limits<double>::infinity();
   const auto result = run_groups(2, [&](const ProcessGroup& group) {

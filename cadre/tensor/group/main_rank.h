@@ -40,9 +40,9 @@ CADRE_EXPORT bool is_main_rank(const ProcessGroup& group, const MainRankOptions&
 CADRE_EXPORT void on_main_rank(const ProcessGroup& group, const std::function<void()>& work,
                                const MainRankOptions& options = {});
 
-// Runs `work` on the main rank, then on all others at the same time, which find what it has left
-// behind. Returns when all have ended. main_rank_first() returns on each rank what its own `work`
-// has returned.
+// Runs `work` on the main rank, then on all others at the same time, which can read the files that
+// it has written. Returns when all have ended. main_rank_first() returns on each rank what its own
+// `work` has returned.
 CADRE_EXPORT void run_main_rank_first(const ProcessGroup& group, const std::function<void()>& work,
                                       const MainRankOptions& options = {});
 template <typename Work>

@@ -1,5 +1,5 @@
-// Tests which work the main rank does and before which other work, which error the ranks throw, and
-// which ranks write to the log.
+// Tests main_rank_first() and related functions: which rank runs before which, which error the
+// ranks throw, and which ranks write to the log.
 #include "cadre/tensor/group/main_rank.h"
 
 #include <gmock/gmock.h>
@@ -51,7 +51,8 @@ TEST(MainRank, OfEachNodeIsTheLowestRankOfTheGroupOnTheHost) {
   EXPECT_EQ(num_runs, 2);
 }
 
-// One rank throws: first the main rank in its turn, then another rank in the turn of the others.
+// One rank throws: first the main rank, which runs before the others, and then one of the other
+// ranks.
 TEST(MainRank, ThrowsAnErrorOnAllRanksAndTheGroupStaysUsable) {
   const auto result = run_groups(3, [&](const ProcessGroup& group, std::string& output) {
     for (const int failing : {0, 2}) {

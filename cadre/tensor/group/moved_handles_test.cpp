@@ -1,4 +1,4 @@
-// Handles that were moved from, and null handles, refuse every call with a sentence.
+// Tests that handles that were moved from, and null handles, refuse every call with a clear error.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

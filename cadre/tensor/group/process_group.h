@@ -127,8 +127,8 @@ struct NewGroupOverStoreOptions {
 };
 
 struct RejoinOptions {
-  // The limit for ranks that are not known to be lost; the group goes on without those that do not
-  // come.
+  // The time limit for ranks that are not known to be lost. The group continues without ranks that
+  // have not joined by then.
   Duration timeout = kDefaultConnectTimeout;
   Duration connect_timeout = kDefaultConnectTimeout;
 };
@@ -137,7 +137,8 @@ class CADRE_EXPORT ProcessGroup {
  public:
   explicit ProcessGroup(std::shared_ptr<Communicator> communicator);
 
-  // An int, so that it goes where a number goes: torch::full(), std::max(), printf().
+  // Returns an int, so that it can be passed to functions that take numbers: torch::full(),
+  // std::max(), printf().
   int rank() const;
   int world_size() const;
   // These functions say where the ranks of this group run. A host is a running kernel in one
@@ -267,8 +268,8 @@ class CADRE_EXPORT ProcessGroup {
                                       const std::vector<at::Tensor>& inputs,
                                       const ReduceScatterOptions& options = {}) const;
 
-  // The error of the ranks that wait names a rank that does not come, as c10d's monitored_barrier
-  // does.
+  // If a rank does not call barrier(), the error of the ranks that wait names it, as c10d's
+  // monitored_barrier does.
   void barrier(const BarrierOptions& options = {}) const;
   Work barrier_async(const BarrierOptions& options = {}) const;
 
@@ -326,13 +327,13 @@ class CADRE_EXPORT ProcessGroup {
   std::shared_ptr<Communicator> communicator_;
 };
 
-// Both timeouts are positive. The environment supplies what is left out.
+// Both timeouts must be positive. A field that is not set is taken from the environment.
 struct InitOptions {
   // The rank of this process and the number of processes: give both, or neither.
   std::optional<int> rank = {};
   std::optional<int> world_size = {};
-  // The place where the processes meet: "tcp://HOST:PORT" of rank 0, "file:///PATH" on one host, or
-  // "env://", which is the default: MASTER_ADDR and MASTER_PORT.
+  // The address at which the processes find each other: "tcp://HOST:PORT" of rank 0, "file:///PATH"
+  // on one host, or "env://", which is the default: MASTER_ADDR and MASTER_PORT.
   std::string init_method = {};
   // "host": shared memory, or an error if a rank is on another host; "net": TCP, also on one host.
   // Empty or "gloo" (PyTorch's name for collectives on CPUs): "host" if all ranks share a host,
@@ -341,7 +342,7 @@ struct InitOptions {
   // The limit of each operation without a timeout of its own, from its start: of collectives,
   // messages and waits for signals, in the world and in the groups that are split from it.
   Duration timeout = kDefaultOperationTimeout;
-  // The limit of init_process_group(), until all ranks have come and are connected. split(),
+  // The limit of init_process_group(): all ranks must have joined and connected by then. split(),
   // new_group() and rejoin() have timeouts of their own.
   Duration connect_timeout = kDefaultConnectTimeout;
 };

@@ -1,4 +1,4 @@
-// Effects of the operations on autograd: version counters and refused leaves.
+// Tests the effects of the operations on autograd: version counters, and the errors for leaves.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -18,7 +18,7 @@ using testing::require;
 using testing::run_groups;
 using torch::Tensor;
 
-// A call that writes `tensor`, (2, 4), on two ranks.
+// A call on two ranks that writes to `tensor`, of sizes (2, 4).
 struct Write {
   const char* name;
   std::function<void(const ProcessGroup&, const Tensor& tensor)> run;
@@ -72,8 +72,8 @@ std::vector<Write> all_writes() {
   };
 }
 
-// reduce() needs one root on all ranks, so it is left out here; only its refusal is tested with the
-// others.
+// reduce() needs the same root on all ranks, so it is left out here. Only its error is tested
+// together with the others.
 TEST(ProcessGroupAutograd, ABackwardThatNeedsTheValuesOfBeforeThrows) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     for (const Write& write : all_writes()) {
@@ -82,7 +82,7 @@ TEST(ProcessGroupAutograd, ABackwardThatNeedsTheValuesOfBeforeThrows) {
         if (!is_contiguous && write.needs_contiguous) continue;
         const Tensor weight = torch::ones({2, 4}).requires_grad_();
         const Tensor saved = is_contiguous ? torch::ones({2, 4}) : torch::ones({4, 2}).t();
-        const Tensor loss = (weight * saved).sum();  // its backward reads `saved`
+        const Tensor loss = (weight * saved).sum();  // the backward of this product reads `saved`
         write.run(group, saved);
         const std::string failure = failure_of([&] {
           try {
@@ -135,7 +135,7 @@ TEST(ProcessGroupAutograd, ALeafThatRequiresGradIsRefusedOutsideNoGradGuard) {
                 std::string(write.name) + ": " + failure);
       }
       if (std::string_view(write.name) == "recv_from_any") {
-        // Serves the receives of both refused calls
+        // Receives the messages that the peer has sent in its two refused calls.
         group.recv(torch::empty({2, 4}), 1 - group.rank());
         group.recv(torch::empty({2, 4}), 1 - group.rank());
       }
@@ -144,7 +144,8 @@ TEST(ProcessGroupAutograd, ALeafThatRequiresGradIsRefusedOutsideNoGradGuard) {
       write.run(group, leaf);
       require(leaf.is_leaf() && leaf.requires_grad(), "a leaf as before");
     }
-    // A tensor that is part of a graph is no leaf; a leaf that is an input is only read.
+    // A tensor that is the result of an operation is no leaf, and a leaf that is an input is only
+    // read. So these calls are accepted.
     const Tensor leaf = torch::ones({4}).requires_grad_();
     group.all_reduce(leaf * 2);
     group.all_gather(torch::empty({8}), leaf);

@@ -1,5 +1,5 @@
-// What a program learns from the errors of a group: which call failed, whether the group is usable
-// afterwards, and what a call refuses.
+// Tests the errors of a group: whether they name the call that failed, whether the group is usable
+// afterwards, and which arguments a call refuses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -33,7 +33,7 @@ void expect_on_ranks(int world_size, const Call& body) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Returns the error that the call throws; fails the rank if it throws none.
+// Returns the error that the call throws. Fails the rank if the call throws none.
 Error error_of_call(const std::function<void()>& call) {
   try {
     call();
@@ -66,7 +66,7 @@ Tensor row() {
   return torch::ones({2});
 }
 
-// Returns all calls of operations that are implemented by another operation with another name.
+// Returns all calls that are implemented by an operation with another name.
 std::vector<NamedCall> calls_by_name() {
   using Tensors = std::vector<Tensor>;
   return {
@@ -168,7 +168,7 @@ TEST(ProcessGroupErrors, ATimeoutOfAWaitLeavesTheOperationAndTheGroupUsable) {
   });
 }
 
-// Rank 0 alone refuses the argument, and then makes the call for which rank 1 waits.
+// Only rank 0 refuses an argument. It then makes the call for which rank 1 waits.
 TEST(ProcessGroupErrors, ARefusedArgumentLeavesTheGroupUsableOnAllRanks) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     if (group.rank() == 0) {
@@ -221,7 +221,7 @@ std::string fields_of_all_gather(const ProcessGroup& group, Duration timeout) {
   return testing::failed_fields_of([&] { group.all_gather(parts, row(), {.timeout = timeout}); });
 }
 
-// A rank refuses a call and does not repeat it: the errors of the ranks that wait name it.
+// A rank refuses a call and does not repeat it. The errors of the ranks that wait for it name it.
 TEST(ProcessGroupErrors, ARankThatRefusesAndCallsNothingIsTheCulpritOfTheOthersTimeouts) {
   expect_on_ranks(3, [](const ProcessGroup& group) {
     if (group.rank() == 1) {
@@ -265,7 +265,7 @@ TEST(ProcessGroupErrors, AFailureIsKeptAndThrownByEveryLaterCall) {
   });
 }
 
-// Returns every call that a handle has.
+// Returns all calls of a ProcessGroup.
 std::vector<NamedCall> all_calls() {
   std::vector<NamedCall> calls = calls_by_name();
   const auto add = [&](std::string name, Call call) {
@@ -373,7 +373,8 @@ TEST(ProcessGroupErrors, CoalescedListsRefuseTensorsThatOverlapAndNoTensors) {
           g.all_reduce_coalesced({part(4, 9), row(), part(0, 5)});
         },
         problem);
-    // Input 2 overlaps output 0 behind input 0, which is this rank's slice of output 0.
+    // Input 0 may be this rank's slice of output 0. Input 2 overlaps the rest of output 0, so the
+    // call is refused.
     const int64_t at = 2 * group.rank();
     require_refused(
         group, "all_gather_coalesced",
@@ -385,7 +386,7 @@ TEST(ProcessGroupErrors, CoalescedListsRefuseTensorsThatOverlapAndNoTensors) {
     require_refused(
         group, "all_reduce_coalesced", [](const auto& g) { g.all_reduce_coalesced({}); },
         "the list of tensors is empty");
-    // Lets tensors be neighbours in one tensor, and an input be this rank's slice of its own
+    // Tensors may be adjacent parts of one tensor, and an input may be this rank's slice of its own
     // output.
     group.all_reduce_coalesced({part(0, 4), part(4, 8), part(8, 12)});
     group.all_gather_coalesced({part(0, 4), part(4, 8)}, {part(at, at + 2), part(4 + at, 6 + at)});
@@ -404,8 +405,8 @@ TEST(ProcessGroupErrors, ANegativeColorIsInNoGroup) {
   });
 }
 
-// Waits for the works of a plain operation, of a list form and of several messages. Rank 1 takes
-// part only after the callback was set.
+// Waits for a plain operation, for one of a list and for several messages. Rank 1 takes part only
+// after the callback was set.
 TEST(ProcessGroupErrors, AWaitThrowsTheExceptionOfACallback) {
   struct UsersOwn {};
   const std::vector<std::function<Work(const ProcessGroup&)>> forms = {

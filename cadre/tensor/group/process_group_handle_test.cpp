@@ -1,5 +1,5 @@
-// Properties of a group besides its results: rank and backend, the lifetime of memory in use, and
-// remedies in messages that keep the result.
+// Tests properties of a group other than its results: rank and backend, the lifetime of memory in
+// use, and whether the remedies that its errors name keep the result.
 #include <ATen/native/Resize.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -45,7 +45,7 @@ TEST(ProcessGroup, SaysWhatMovesItsBytes) {
               }).ok());
 }
 
-// A rank works as a number: as a value, in comparisons, and as an argument of printf.
+// A Rank can be used as a number: as a value, in comparisons, and as an argument of printf.
 TEST(ProcessGroup, ItsRankIsANumber) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     require(torch::full({2}, group.rank())[0].item<int>() == group.rank(), "full");
@@ -59,7 +59,7 @@ TEST(ProcessGroup, ItsRankIsANumber) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Memory that records when it is freed.
+// An allocator that records when its memory is freed.
 class WatchedAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t num_bytes) override {
@@ -87,7 +87,7 @@ Tensor watched_ones() {
   return torch::empty({0}).set_(storage, 0, {100}, {1}).fill_(1);
 }
 
-// Rank 1 enters the operation after rank 0 has released the memory of its tensors.
+// Rank 1 starts the operation after rank 0 has released its tensors.
 TEST(ProcessGroup, MemoryOfAnOperationInFlightIsNotFreed) {
   const std::vector<std::pair<const char*, std::function<void(Tensor&)>>> ways = {
       {"emptied", [](Tensor& t) { t.storage().unsafeGetStorageImpl()->set_data_ptr({}); }},
@@ -118,7 +118,8 @@ TEST(ProcessGroup, MemoryOfAnOperationInFlightIsNotFreed) {
   }
 }
 
-// A temporary copy is a good remedy for an input; for an output its result would be lost.
+// For an input the error recommends a temporary copy. For an output a temporary copy would lose the
+// result.
 TEST(ProcessGroup, ItsRemediesKeepTheResult) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const auto expect = [](const std::function<void()>& call, const std::string& remedy) {

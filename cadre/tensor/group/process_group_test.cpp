@@ -1,4 +1,4 @@
-// Each operation against its formula, and each refusal by its sentence. Ranks are threads.
+// Compares each operation with its formula, and each error with its text. Ranks are threads.
 #include "cadre/tensor/group/process_group.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,8 @@ TEST_P(OnRanks, AllReduceOfEveryDTypeAndShape) {
            {std::vector<int64_t>{}, {0}, {1}, {3, 5}, {40000}}) {
         const Tensor tensor = torch::full(shape, group.rank() + 1, type);
         group.all_reduce(tensor);
-        // A bool sum is true if any value is true, and full() stores 1 for it.
+        // The sum of bools is true if any value is true, and full() converts any number but 0 to
+        // true.
         require(torch::equal(tensor, torch::full(shape, n * (n + 1) / 2, type)), "sum");
         const Tensor largest = torch::full(shape, group.rank() + 1, type);
         group.all_reduce_async(largest, {.op = ReduceOp::kMax}).wait();
@@ -52,7 +53,7 @@ TEST_P(OnRanks, AllReduceOfEveryDTypeAndShape) {
   });
 }
 
-// The reference is PyTorch's own operators over the stacked inputs of all ranks.
+// The reference applies PyTorch's own operators to the stacked inputs of all ranks.
 TEST_P(OnRanks, AllReduceOfEveryOperationEqualsTorch) {
   expect_on_all([](const ProcessGroup& group) {
     const int n = group.world_size();
@@ -115,7 +116,8 @@ TEST_P(OnRanks, BoolsNaNsAndHalvesKeepTheTablesPromises) {
       group.all_reduce(tensor, {.op = op});
       require(tensor.isnan().all().item<bool>(), "a NaN comes out");
     }
-    // float16 has no 2049, so the sum is right only if all ones are added to 2048 in float32 first.
+    // float16 cannot represent 2049. So the sum is right only if the ones are added to 2048 in
+    // float32.
     const Tensor half = torch::full({3}, group.rank() == 0 ? 2048 : 1, torch::kHalf);
     group.all_reduce(half);
     require(torch::equal(half, torch::full({3}, 2048 + n - 1, torch::kFloat).to(torch::kHalf)),
@@ -253,7 +255,7 @@ TEST_P(OnRanks, AllToAllExchangesRows) {
     for (int other = 0; other < n; ++other) {
       to.insert(to.end(), 2, row(me, other));
       from.insert(from.end(), 2, row(other, me));
-      // Rank i sends i + j rows to rank j: rank 0 sends itself no rows.
+      // Rank i sends i + j rows to rank j, so rank 0 sends no row to itself.
       uneven.input_split_sizes.push_back(me + other);
       uneven.output_split_sizes.push_back(other + me);
       uneven_to.insert(uneven_to.end(), static_cast<size_t>(me + other), row(me, other));
@@ -293,7 +295,8 @@ TEST(ProcessGroup, SplitsThatDisagreeAreExplainedOnAllRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The shapes have the same number of elements, so they fit the same memory but are different.
+// The shapes have the same number of elements, so only a comparison of shapes can find the
+// difference.
 TEST(ProcessGroup, ShapesThatDisagreeAreExplainedOnAllRanks) {
   struct Call {
     const char* name;

@@ -65,8 +65,8 @@ class CADRE_EXPORT SymmetricTensor {
   // Sends one more signal to a rank, which may be this rank. slot: below
   // SymmetricBuffer::kNumSignals. Never blocks.
   void signal(int rank, uint32_t slot) const;
-  // Takes one signal from a rank, waiting for it if there is none yet. A timeout is a failure of
-  // the group and names the rank.
+  // Consumes one signal from a rank, and waits for it if there is none yet. A timeout is a failure
+  // of the group and names the rank.
   void wait_signal(int rank, uint32_t slot, const WaitSignalOptions& options = {}) const;
   // These send one signal to each other rank, and take one from each. The timeout is for all waits
   // together.

@@ -20,7 +20,7 @@
 namespace cadre {
 namespace {
 
-// A collective on packed tensors; `finish` moves the result to where the caller wants it.
+// A collective on packed tensors; `finish` copies the result to the tensors of the caller.
 struct PackedCall {
   Collective collective;
   at::Tensor in = {};
@@ -90,7 +90,7 @@ std::function<void()> unpacking(const at::Tensor& from, const std::vector<at::Te
   };
 }
 
-// Makes the collective write `output`, by way of a packed tensor if it is not contiguous.
+// Makes the collective write to `output`, through a packed tensor if `output` is not contiguous.
 void write_to(PackedCall& call, const at::Tensor& output) {
   call.out = output;
   if (!output.is_contiguous()) {

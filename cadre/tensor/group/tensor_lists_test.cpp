@@ -36,8 +36,8 @@ INSTANTIATE_TEST_SUITE_P(ProcessGroup, ListsOnRanks,
                                            std::tuple(4, TransportChoice::kAuto),
                                            std::tuple(3, TransportChoice::kTcp)));
 
-// Returns the rows that rank `from` sends to rank `to`, in memory with gaps: (rows, 2); some parts
-// are empty.
+// Returns the rows that rank `from` sends to rank `to`: (rows, 2), in memory that is not
+// contiguous. Some parts are empty.
 Tensor brought(int from, int to, int64_t rows, at::ScalarType type = torch::kFloat) {
   return (torch::arange(rows * 2, torch::kLong).view({2, rows}) % 5 + from + 2 * to).to(type).t();
 }
@@ -46,7 +46,7 @@ int64_t uneven_rows(int rank) {
   return rank % 3 == 1 ? 0 : 2 + rank;
 }
 
-// Returns zeros whose layout differs from the input's, so that the result is copied into place.
+// Returns zeros whose layout differs from that of the input, so that the result must be copied.
 Tensor empty_like_rows(int64_t rows, at::ScalarType type = torch::kFloat) {
   return torch::zeros({rows, 4}, type).slice(1, 0, 4, 2);
 }
@@ -131,8 +131,8 @@ TEST_P(ListsOnRanks, ReduceScatterOfUnevenAndEvenListsOfEveryDType) {
           }
           const Tensor output = empty_like_rows(rows(group.rank()), type);
           group.reduce_scatter(output, inputs, {.op = op});
-          // Values are at most 13^4: exact in every dtype except those of 8 and 16 bits, which
-          // saturate or round.
+          // Values are at most 13^4, which is exact in every dtype except those of 8 and 16 bits.
+          // These saturate or round.
           const Tensor exact = reduced(op, torch::stack(stacked).to(torch::kDouble));
           const bool is_narrow = at::elementSize(type) < 4 && type != torch::kBool;
           if (!is_narrow || op == ReduceOp::kMax || op == ReduceOp::kMin) {
@@ -148,7 +148,7 @@ TEST_P(ListsOnRanks, ReduceScatterOfUnevenAndEvenListsOfEveryDType) {
   });
 }
 
-// Each part has the bits of an all_reduce, in either engine's order of additions.
+// Each part must have the bits of an all_reduce, in the order of additions of either engine.
 TEST_P(ListsOnRanks, AnUnevenReduceScatterOfHalvesIsRoundedOnce) {
   expect_on_all([](const ProcessGroup& group) {
     Tensors inputs;
@@ -250,7 +250,7 @@ TEST_P(ListsOnRanks, CoalescedCallsAreTheCallsOneByOne) {
   });
 }
 
-// Large messages wait for their receives, so one by one these blocking calls would deadlock.
+// Large messages wait for their receives. So these calls would deadlock if each of them blocked.
 TEST_P(ListsOnRanks, ABatchOfSendsBeforeReceives) {
   expect_on_all([](const ProcessGroup& group) {
     const int n = group.world_size();
@@ -324,8 +324,8 @@ TEST(ProcessGroup, UnevenListsThatDisagreeAreExplainedOnAllRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 comes late: a wait with a timeout of its own ends, and the operation goes on. A timeout of
-// the call fails the group.
+// Rank 1 is late. If a wait with its own timeout expires, the operation goes on; if the timeout of
+// a call expires, the group fails.
 TEST(ProcessGroup, TimeoutsOfWaitsAndOfCalls) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     constexpr auto kShort = std::chrono::milliseconds(20);
@@ -344,7 +344,7 @@ TEST(ProcessGroup, TimeoutsOfWaitsAndOfCalls) {
     require(torch::equal(sum, torch::full({2}, 2.0)), "the sum of both");
     const std::string failure = failure_of([&] {
       if (group.rank() == 0) return group.barrier({.timeout = kShort});
-      group.recv(sum, 0);  // ends with the group
+      group.recv(sum, 0);  // ends when the group ends
     });
     require(failure.starts_with(group.rank() == 0 ? "kTimeout: barrier #2" : "k"), failure);
   });

@@ -1,5 +1,5 @@
-// Megatron's conjugate functions, compared with one process, and the errors of the differentiable
-// collectives. Ranks are threads.
+// Compares Megatron's conjugate functions f and g with one process, and tests the errors of the
+// differentiable collectives. Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -35,7 +35,8 @@ Tensor filled(at::IntArrayRef shape, double seed) {
   return (torch::arange(count, torch::kDouble) * 0.7 + seed).sin().view(shape) * 0.5;
 }
 
-// gelu(x W1^T + b1) W2^T + b2, the weights of (12, 6), (12), (5, 12) and (5), for x of (4, 6).
+// Computes gelu(x W1^T + b1) W2^T + b2 for x of (4, 6). The weights have the sizes (12, 6), (12),
+// (5, 12) and (5).
 struct Mlp {
   Tensor x = filled({4, 6}, 1);
   Tensor w1 = filled({12, 6}, 2);
@@ -48,7 +49,7 @@ struct Mlp {
     for (Tensor& tensor : all) tensor.requires_grad_(true);
     return all;
   }
-  // Returns the part of one rank: rows of the first weight, columns of the second.
+  // Returns the part of one rank: rows of the first weight and columns of the second.
   static Mlp part(int rank, int world_size) {
     const int64_t size = 12 / world_size;
     Mlp mlp;
@@ -71,7 +72,7 @@ Tensor loss_in_one(const Mlp& mlp) {
   return mean_square(torch::linear(hidden(mlp.x, mlp), mlp.w2) + mlp.b2);
 }
 
-// Computes the loss with a column-parallel layer, then a row-parallel one.
+// Computes the loss with a column-parallel layer and a row-parallel layer.
 Tensor loss_on_ranks(const Mlp& mlp, const ProcessGroup& group) {
   const Tensor h = hidden(functional::copy_to_group(mlp.x, group), mlp);
   return mean_square(functional::reduce_from_group(torch::linear(h, mlp.w2), group) + mlp.b2);
@@ -122,7 +123,8 @@ TEST_P(TensorParallel, AnMlpEqualsOneProcess) {
   });
 }
 
-// f and g are each other's backward, so a penalty on the input's gradient has the right gradients.
+// The backward of f is g, and that of g is f. So a penalty on the gradient of the input has the
+// right gradients, too.
 TEST_P(TensorParallel, AGradientPenaltyEqualsOneProcess) {
   const auto penalty = [](const Tensor& loss, const Tensor& x) {
     return torch::autograd::grad({loss}, {x}, {}, true, true)[0].square().sum();
@@ -139,8 +141,8 @@ TEST_P(TensorParallel, AGradientPenaltyEqualsOneProcess) {
   });
 }
 
-// Tests each dimension, counted from either end: scatter_to_group divides the hidden units, and
-// gather_from_group puts them together.
+// Tests each dimension, counted from either end: scatter_to_group divides the hidden features, and
+// gather_from_group joins them.
 TEST_P(TensorParallel, ScatteredAndGatheredAlongADimension) {
   for (const int64_t dim : {0, 1, 2, -1, -3}) {
     const Tensor x = filled({12, 24, 12}, 1).requires_grad_(true);
@@ -188,8 +190,8 @@ TEST_P(TensorParallel, CopyToGroupCommunicatesOnlyForAGradient) {
   });
 }
 
-// A change in place of the result of copy_to_group(), or of its input, would remove the backward
-// from the graph. So autograd refuses it.
+// If the result of copy_to_group() or its input were changed in place, the backward would drop out
+// of the graph. So autograd refuses the change.
 TEST(Functional, CopyToGroupIsNotChangedInPlace) {
   constexpr auto kSentence = "You can fix this by cloning the output of the custom Function";
   const auto result = run_groups(1, [](const ProcessGroup& group) {
@@ -207,7 +209,7 @@ TEST(Functional, CopyToGroupIsNotChangedInPlace) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The graph keeps the group, also when the program's handle is gone.
+// The graph keeps the group alive, also after the program has destroyed its handle.
 TEST(Functional, TheGraphKeepsTheGroup) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Tensor x = torch::ones({2}, torch::kDouble).requires_grad_(true);
@@ -218,7 +220,7 @@ TEST(Functional, TheGraphKeepsTheGroup) {
     }
     y.sum().backward();
     require(torch::equal(x.grad(), torch::full({2}, 2.0, torch::kDouble)), "gradient");
-    // A closed group is not opened again.
+    // A group that was closed cannot be used again.
     const auto pair = group.split({.color = 0, .name = "pair"});
     y = functional::all_gather(x, *pair);
     pair->close();
@@ -230,8 +232,8 @@ TEST(Functional, TheGraphKeepsTheGroup) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Megatron's pair differentiates one loss that all ranks compute; the other functions differentiate
-// the sum of the ranks' losses.
+// Megatron's functions differentiate one loss that all ranks compute. The other functions
+// differentiate the sum of the ranks' losses.
 TEST(Functional, TheTwoMeaningsDifferByTheWorldSize) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     const Tensor x = torch::ones({2}, torch::kDouble).requires_grad_(true);
@@ -253,7 +255,7 @@ struct RefusedCall {
   const char* sentence;
 };
 
-// Returns calls that are refused in a group of 2.
+// Returns calls that a group of 2 refuses.
 std::vector<RefusedCall> refused_calls() {
   const Tensor ones = torch::ones({4, 2}, torch::kDouble);
   return {
@@ -344,7 +346,8 @@ TEST(Functional, ATangentIsRefusedInsteadOfLost) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The extremum saves a mask for backward; like any operator it can be differentiated once.
+// The extremum saves a mask for its backward. Like that of any operator, its backward can run only
+// once.
 TEST(Functional, WhatIsSavedIsFreedByBackward) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Tensor x = torch::ones({2}, torch::kDouble).requires_grad_(true);
@@ -356,7 +359,8 @@ TEST(Functional, WhatIsSavedIsFreedByBackward) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 does not use its result and calls another operation: the error names both calls.
+// Rank 1 does not use its result, and calls another operation instead of the backward. The error
+// names both calls.
 TEST(Functional, ARankThatLeavesOutABackwardIsNamed) {
   std::vector<std::string> failures(2);
   run_groups(2, [&](const ProcessGroup& group) {
@@ -372,8 +376,7 @@ TEST(Functional, ARankThatLeavesOutABackwardIsNamed) {
   EXPECT_THAT(failures[1], AllOf(HasSubstr("barrier #2"), HasSubstr("reduce_scatter")));
 }
 
-// Rank 1 leaves out the backward and calls no other operation: the timeout names the operation and
-// the rank.
+// Rank 1 leaves out the backward and calls nothing. The timeout names the operation and the rank.
 TEST(Functional, ARankThatLeavesOutABackwardIsNamedAtTheDeadline) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);

@@ -32,8 +32,8 @@ TEST(Autocast, LowersProductsInItsScopeAlone) {
   EXPECT_EQ(dtype_of_product(), torch::kFloat);
 }
 
-// Without clear_cache(), the second scope would use the cast that the first scope made of the
-// earlier values.
+// Without clear_cache(), the second scope would use the cast of the earlier values that the first
+// scope has made.
 TEST(Autocast, SeesNewValuesOfAParameterInTheNextScope) {
   const Tensor weight = torch::full({1, 1}, 2.0F).requires_grad_();
   const auto output = [&] {

@@ -35,8 +35,8 @@ class PostHook final : public torch::autograd::FunctionPostHook {
   std::function<void()> on_gradient_;
 };
 
-// The engine's callback owns it. If the backward ends by an exception, the engine destroys it
-// without running the callback.
+// The engine's callback owns this object. If the backward ends by an exception, the engine destroys
+// the callback without running it.
 struct EndOfBackward {
   std::function<void()> on_end;
   std::function<void()> on_failure;
@@ -67,7 +67,8 @@ AccumulationHooks::AccumulationHooks(std::span<const at::Tensor> parameters,
       installed_.push_back({parameters[i], std::move(accumulator), key});
     }
   } catch (...) {
-    remove();  // no destructor runs after this, and a hook would call a destroyed object
+    // If the constructor throws, no destructor runs, and a hook would call a destroyed object.
+    remove();
     throw;
   }
 }

@@ -52,8 +52,8 @@ class AccumulationHooks {
   // after remove().
   bool current_backward_reaches_a_parameter() const;
 
-  // Returns the index of a parameter whose gradients no longer come here, because a change of its
-  // dtype or device has given it another accumulator.
+  // Returns the index of a parameter whose gradients no longer reach these hooks, because a change
+  // of its dtype or device has given it another accumulator.
   std::optional<size_t> first_lost() const;
 
  private:
@@ -86,9 +86,9 @@ bool current_backward_passes(const GraphNode& node);
 void at_end_of_backward(std::function<void()> on_end, std::function<void()> on_failure);
 
 // Called after a backward of this thread has thrown: releases the nodes that it has not reached.
-// libtorch keeps those that were ready to run in a queue of the thread until the thread's next
-// backward, and with them the tensors and the process groups of the graph behind them. Does nothing
-// during a backward.
+// Until the thread's next backward, libtorch keeps the nodes that were ready to run in a queue of
+// the thread, and with them the tensors and the process groups of their graph. Does nothing during
+// a backward.
 CADRE_EXPORT void release_failed_backward();
 
 // Returns whether the backward that runs in this thread was called with create_graph=true.

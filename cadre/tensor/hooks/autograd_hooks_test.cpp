@@ -47,7 +47,7 @@ TEST(AccumulationHooks, IgnoreUndefinedGradients) {
 TEST(AccumulationHooks, AreRemovedByTheDestructor) {
   Tensor x = torch::ones({2}, kDouble).requires_grad_(true);
   int fired = 0;
-  const Tensor y = x.sum();  // keeps the accumulator alive beyond the hooks
+  const Tensor y = x.sum();  // keeps the gradient accumulator alive when the hooks are gone
   {
     const std::vector<Tensor> leaves = {x};
     const AccumulationHooks hooks(leaves, [&](size_t) { ++fired; });
@@ -56,8 +56,8 @@ TEST(AccumulationHooks, AreRemovedByTheDestructor) {
   EXPECT_EQ(fired, 0);
 }
 
-// A backward passes the newest output first. At that time it is known which other outputs it will
-// pass.
+// A backward runs the node of the newest output first. At that time it is known which other nodes
+// the backward will run.
 TEST(GraphNodes, ABackwardTellsAtItsStartWhichItPasses) {
   const Tensor x = torch::ones({2}, kDouble).requires_grad_(true);
   const Tensor w = torch::ones({2}, kDouble).requires_grad_(true);
@@ -157,7 +157,7 @@ TEST(EndOfBackward, FailureIsToldBeforeTheExceptionArrives) {
 }
 
 // The failing node is made after the branches beside it, or before them. The engine runs the latest
-// node first; so if that one fails, other nodes are ready.
+// node first. So if the failing node runs first, others are still waiting in the engine.
 TEST(FailedBackward, ItsGraphIsKeptUntilItIsReleased) {
   for (const bool fails_first : {true, false}) {
     Tensor x = torch::ones({2}, kDouble).requires_grad_(true);

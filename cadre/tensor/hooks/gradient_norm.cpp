@@ -70,7 +70,8 @@ std::vector<at::Tensor> gradients_of(std::span<const at::Tensor> parameters) {
     check_can_be_scaled(gradient, i, parameters.size());
     // The norm of an empty tensor is 0, but libtorch has no maximum of an empty tensor.
     if (gradient.numel() == 0) continue;
-    // A zero tensor without memory cannot be scaled, and a norm of NaN makes NaN of zeros.
+    // A zero tensor without memory cannot be scaled, and scaling by a norm of NaN turns zeros into
+    // NaN.
     if (gradient._is_zerotensor()) parameters[i].mutable_grad() = gradient.clone();
     gradients.push_back(gradient);
   }

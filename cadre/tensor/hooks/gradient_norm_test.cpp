@@ -1,4 +1,4 @@
-// clip_grad_norm_() against a sum over all elements in float64, and against libtorch's.
+// Compares clip_grad_norm_() with a sum over all elements in float64, and with libtorch's function.
 #include "cadre/tensor/hooks/gradient_norm.h"
 
 #include <ATen/ops/_efficientzerotensor.h>
@@ -99,8 +99,8 @@ TEST(ClipGradNorm, IsTheFormulaForEveryP) {
   }
 }
 
-// A sum of so many squares in float32 has an error of 9e-5. The elements are several blocks, the
-// last one short.
+// In float32 the sum of this many squares has an error of 9e-5. The elements fill several blocks,
+// of which the last one is short.
 TEST(ClipGradNorm, IsExactForLargeGradients) {
   torch::manual_seed(2);
   const Tensors parameters = {with_gradient(torch::randn({2048, 2047}))};
@@ -155,7 +155,7 @@ TEST(ClipGradNorm, UndefinedAndEmptyGradientsDoNotCount) {
   EXPECT_FALSE(none.grad().defined());
 }
 
-// A module lists a tensor that two of its members share twice.
+// If two members of a module share a tensor, parameters() of the module lists it twice.
 TEST(ClipGradNorm, ATiedParameterCountsOnce) {
   const Tensor tied = with_gradient(torch::tensor({3.0, 4.0}, torch::kDouble));
   EXPECT_DOUBLE_EQ(clip_grad_norm_(Tensors{tied, tied}, 1), 5);
@@ -163,8 +163,8 @@ TEST(ClipGradNorm, ATiedParameterCountsOnce) {
       << "scaled once";
 }
 
-// None of the p-norms of 1,000 values of 1 + 2^-7 can be represented in bfloat16 or float16, except
-// the largest value.
+// The values are 1,000 times 1 + 2^-7. None of their p-norms can be represented in bfloat16 or
+// float16, except the maximum.
 TEST(ClipGradNorm, LowPrecisionIsSummedInFloat64) {
   for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
     const Tensors parameters = {with_gradient(torch::full({1000}, 1.0078125, dtype)),
@@ -216,7 +216,7 @@ TEST(ClipGradNorm, WhatIsNotFiniteIsRefusedIfAskedForAndNothingIsScaled) {
   EXPECT_EQ(refusal(make_parameters(), 1, {.error_if_nonfinite = true}), "no error");
 }
 
-// Gradients as autograd may leave them: conjugated or negated when they are read, or zero without
+// Autograd may return gradients that are conjugated or negated when they are read, or zeros without
 // memory.
 TEST(ClipGradNorm, LazyGradientsAreReadAndScaled) {
   torch::manual_seed(1);
@@ -247,8 +247,8 @@ TEST(ClipGradNorm, LazyGradientsAreReadAndScaled) {
   EXPECT_GT(clip_grad_norm_(Tensors{leaf}, 0.1, {.error_if_nonfinite = true}), 0.1);
 }
 
-// Such a gradient could only be scaled as a whole, and the gradients before it would already be
-// scaled.
+// A gradient whose elements share memory cannot be scaled in place. It is refused before the
+// gradients that come before it are scaled.
 TEST(ClipGradNorm, GradientsThatCannotBeScaledAreRefusedFirst) {
   const Tensor good = with_gradient(torch::full({3}, 5.0));
   const Tensor expanded = with_gradient(torch::zeros({4}));

@@ -1,5 +1,5 @@
-// The fake groups do what tests of wrappers rely on: they pass collectives on unchanged, and any
-// single collective can be dropped, changed, delayed or failed.
+// Tests the fake groups of the tests of wrappers: they pass collectives on unchanged, and a test
+// can drop, change, delay or fail any single collective.
 #include "cadre/testing/torch/group_fakes.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +31,8 @@ std::shared_ptr<PeersFormula> formula_of_four() {
   return std::make_shared<PeersFormula>(4);
 }
 
-// Runs five collectives, which reduce a tensor of ones twice; returns rank 0's result.
+// Runs five collectives, which together reduce a tensor of ones twice. Returns the result of rank
+// 0.
 Tensor run_collectives(const ProcessGroup& group) {
   const Tensor tensor = torch::ones({3}, torch::kDouble);
   group.all_reduce(tensor);
@@ -47,7 +48,7 @@ void expect_all(const Tensor& tensor, double value) {
   EXPECT_TRUE(torch::equal(tensor, torch::full_like(tensor, value))) << tensor;
 }
 
-// The ranks have 1, 2, 3 and 4 times the value of rank 0.
+// The four ranks have 1, 2, 3 and 4 times the values of rank 0.
 TEST(FakeGroup, AFormulaIsTheOtherRanks) {
   const FakeGroup fake(formula_of_four());
   EXPECT_EQ(fake.group().world_size(), 4);
@@ -76,7 +77,7 @@ TEST(FakeGroup, AFormulaReducesInTheWait) {
   expect_all(tensor, 10);
 }
 
-// Rank 0 has 0, 1, 2, ... and the other ranks have two, three and four times these values.
+// Rank 0 has 0, 1, 2, ..., and the other ranks have two, three and four times these values.
 TEST(FakeGroup, AFormulaGathersAndScattersInTheWait) {
   const FakeGroup fake(formula_of_four());
   const ProcessGroup group = fake.group();
@@ -189,8 +190,9 @@ TEST(FakeGroup, ARealGroupKeepsTheMemoryThatItsRanksShare) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The real group, the located group and the fake group do the same: each rank has rank + 1 and 10
-// (rank + 1), both if the parts lie apart and if this rank's part lies in the whole.
+// The real group, the located group and the fake group give the same result. Each rank has the
+// values rank + 1 and 10 (rank + 1). The parts are separate tensors, or this rank's part is a slice
+// of the whole.
 TEST(FakeGroup, GathersAndScattersOfARealGroup) {
   for (const int world_size : {1, 2, 3}) {
     const auto result = testing::run_groups(world_size, [&](const ProcessGroup& group) {
@@ -222,8 +224,8 @@ TEST(FakeGroup, GathersAndScattersOfARealGroup) {
   }
 }
 
-// The error of a mismatch says in which step the ranks were, also in the wait of an asynchronous
-// call.
+// The error of a mismatch names the steps of the ranks, also if an asynchronous call throws it in
+// its wait.
 TEST(FakeGroup, AMismatchOfAnAsynchronousCallIsLocated) {
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
     const wrap::LocatedGroup located(group, {.wrapper = "Wrapper", .module = "Net"});

@@ -45,8 +45,8 @@ LocatedGroup::Location::~Location() {
     const Deadline deadline = running_.back().deadline_in(kDefaultCloseTimeout);
     for (const Work& work : running_) work.wait(deadline);
   } catch (...) {
-    // The group has failed, or another rank does not come; in the second case the group fails when
-    // it is destroyed.
+    // Either the group has failed, or another rank has not called the operation. In the second case
+    // the group fails when it is destroyed.
   }
 }
 

@@ -35,7 +35,7 @@ class CADRE_EXPORT LocatedGroup {
     std::string wrapper;  // "DistributedDataParallel"
     std::string module;   // "Net"
   };
-  // A part of the wrapper's step, in the wrapper's words: "the backward() after its forward {}",
+  // A part of the wrapper's step, in words for messages: "the backward() after its forward {}",
   // where `number` replaces {}. The text is not copied, so it must be a literal.
   struct Place {
     std::string_view text = "its construction";
@@ -65,7 +65,7 @@ class CADRE_EXPORT LocatedGroup {
   // Reduces a contiguous tensor in place. The returned function waits for the result and throws its
   // error; the operation runs whether or not the function is called.
   std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) const;
-  // Reduces in place. Runs on the calling thread if that saves waking another one.
+  // Reduces in place. Runs on the calling thread if that avoids waking another thread.
   void all_reduce(const at::Tensor& tensor, ReduceOp op) const;
   void broadcast(const at::Tensor& tensor, int root) const;
   // output: (world_size * n) for input (n), both contiguous. The input may be this rank's part of

@@ -1,4 +1,4 @@
-// Tests what ends with the last copy of a LocatedGroup.
+// Tests what happens when the last copy of a LocatedGroup is destroyed.
 #include "cadre/tensor/hooks/located_group.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ using testing::run_groups;
 using torch::Tensor;
 using namespace std::chrono_literals;
 
-// Rank 0 drops an operation that it has started, while rank 1 has not begun it.
+// Rank 0 destroys its copies while an operation is pending that rank 1 has not started yet.
 TEST(LocatedGroup, TheLastCopyWaitsForWhatRuns) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const Tensor sum = torch::ones({4});

@@ -19,7 +19,7 @@
 
 namespace cadre::wrap {
 
-// Whether replace_tensors() can find a tensor in a T.
+// True if replace_tensors() can find a tensor in a T.
 template <typename T>
 struct HoldsReplaceableTensors : std::false_type {};
 template <>

@@ -30,7 +30,7 @@ class CADRE_EXPORT ParameterWatch {
   explicit ParameterWatch(std::shared_ptr<const torch::nn::Module> module);
 
   // Returns the first difference from the parameters at construction, such as "\"fc.bias\" was
-  // added". Other values are no difference, and neither is a parameter that was frozen since.
+  // added". Changed values are no difference, and neither is a parameter that was frozen since.
   std::optional<std::string> change() const;
   // Returns only a difference of the list: a parameter that was added, removed or replaced.
   std::optional<std::string> change_of_list() const;

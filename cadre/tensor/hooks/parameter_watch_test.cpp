@@ -1,4 +1,4 @@
-// Tests what counts as a write to a parameter.
+// Tests which changes count as writes to a parameter.
 #include "cadre/tensor/hooks/parameter_watch.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ TEST(WriteWatch, SeesChangesInPlaceAndOtherMemory) {
   EXPECT_EQ(watch.written(), (std::vector<size_t>{1}));
 }
 
-// The second tensor is no leaf, so it has no accumulator, and the constructor throws.
+// The second tensor is no leaf. So it has no gradient accumulator, and the constructor throws.
 TEST(AccumulationHooks, AreRemovedWhereTheirConstructionFails) {
   const at::Tensor leaf = torch::ones({1}).requires_grad_(true);
   const std::vector<at::Tensor> parameters = {leaf, leaf * 2};

@@ -137,7 +137,8 @@ void broadcast_packed(std::span<const NamedTensor> tensors, std::span<const size
   }
 }
 
-// `apart`: whether to receive into other memory first, so that equal values are no change.
+// `apart`: whether to receive into other memory first, so that a tensor whose values are already
+// equal is not changed.
 struct LargeTensor {
   size_t place;
   bool apart;
@@ -164,7 +165,7 @@ uint64_t digest_of(const at::Tensor& tensor) {
     uint64_t word = 0;
     std::memcpy(&word, bytes + begin, sizeof(word));
     digest.add(word);
-    digest.add(word >> 32);  // a product keeps no difference of high bits
+    digest.add(word >> 32);  // a product does not carry differences of high bits
   }
   for (; begin < contiguous.nbytes(); ++begin) digest.add(static_cast<uint64_t>(bytes[begin]));
   return digest.value();

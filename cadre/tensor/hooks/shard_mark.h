@@ -1,6 +1,6 @@
 // Marks a tensor that is this rank's shard of a parameter, or a parameter of this rank's stages of
-// a pipeline, to tell it from a parameter that all ranks have. The gradients of marked tensors are
-// not the same on all ranks, so their norm is not that of the model.
+// a pipeline, to distinguish it from a parameter that all ranks have. The gradients of marked
+// tensors are not the same on all ranks, so their norm is not that of the model.
 //
 // Threads: as the tensor. Blocking: never. Lifetime: the mark goes with the tensor and with what
 // detach() makes of it; set_data() removes it. Errors: kInvalidArgument from refuse_shards() and
@@ -57,8 +57,8 @@ struct StageMark {
 };
 CADRE_EXPORT void mark_as_of_stage(const at::Tensor& tensor, StageMark mark);
 
-// Throws for the first parameter that is a shard or a parameter of a stage. `call`: what the
-// program called; `remedy`: what it is to call instead.
+// Throws for the first parameter that is a shard or a parameter of a stage. `call`: the name of the
+// program's call in the error; `remedy`: the call to use instead.
 CADRE_EXPORT void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
                                 std::string_view remedy);
 

@@ -1,5 +1,5 @@
-// Says which ranks of a mesh have different rows of a batch and which have the same; a data loader
-// needs this.
+// Determines, for a data loader, which ranks of a mesh get different rows of a batch and which get
+// the same.
 //
 //   const cadre::DataRanks data = cadre::data_ranks(mesh);       // {pp: 2, dp: 2, tp: 2}
 //   cadre::DataLoader loader(dataset, {.batch_size = 64, .ranks = data.group});

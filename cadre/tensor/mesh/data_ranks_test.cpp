@@ -1,4 +1,4 @@
-// Tests which ranks of a mesh have the same rows of a batch. Ranks are threads.
+// Tests which ranks of a mesh get the same rows of a batch. Ranks are threads.
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -81,7 +81,8 @@ uint64_t number_of_mesh(const ProcessGroup& world, const std::vector<MeshAxis>& 
   Communicator& communicator = world.communicator();
   const uint64_t number = communicator.num_collectives() + 1;
   if (world.world_size() == 1) {
-    // The agreement of one rank is no collective, and the next mesh needs another number.
+    // In a world of one this agreement is no collective, so a collective is added here to give the
+    // next mesh another number.
     std::byte none{};
     communicator.all_gather(std::span(&none, 1), std::span(&none, 1), DType::kUint8,
                             {.call = "DeviceMesh"});
@@ -101,7 +102,7 @@ std::shared_ptr<MeshGroups> groups_for(const ProcessGroup& world,
   // All ranks compare the axes first, so that they check the same axes and throw the same error.
   const uint64_t number = number_of_mesh(world, axes);
   check_axes(world, axes);
-  // Two groups may have one id, but names of groups differ.
+  // Two groups may have the same id, but they have different names.
   const std::string& name = world.communicator().membership().group;
   return std::make_shared<MeshGroups>(world, format("{}/{}", name, number));
 }

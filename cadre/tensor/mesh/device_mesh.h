@@ -83,15 +83,15 @@ class CADRE_EXPORT DeviceMesh {
   // Returns the axes of whole() of which an axis consists, the slowest first: one axis, or those
   // that were flattened.
   std::vector<std::string> whole_axes_of(std::string_view axis) const;
-  // The reverse: returns a mesh of one axis, which has this name and consists of these axes of
-  // whole(). It equals the axis that flatten() makes, also on ranks that have not called flatten().
-  // No communication.
+  // Does the reverse of whole_axes_of(): returns a mesh of one axis with this name, which consists
+  // of these axes of whole(). It equals the axis that flatten() makes, also on ranks that have not
+  // called flatten(). No communication.
   DeviceMesh axis_over(const std::vector<std::string>& whole_axes, std::string name) const;
   // Returns a mesh of one axis, the axis of whole() along which the ranks of `group` lie; nullopt
   // if no axis has exactly these ranks. No communication.
   std::optional<DeviceMesh> axis_of(const ProcessGroup& group) const;
-  // Returns the mesh that the constructor made over all ranks of the world. This mesh is that one,
-  // or was made from it (slice(), flatten(), ...).
+  // Returns the mesh that the constructor made over all ranks of the world: this mesh itself, or
+  // the mesh from which it was made (slice(), flatten(), ...).
   DeviceMesh whole() const;
 
   // Closes all groups created by this mesh and by meshes that share its groups, like

@@ -1,5 +1,5 @@
-// Coordinates of ranks in a mesh, compared with formulas; when and how often groups are created;
-// errors. Ranks are threads.
+// Compares the coordinates of ranks in a mesh with formulas, and tests when and how often groups
+// are created, and errors. Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -43,7 +43,8 @@ const Grid kGrids[] = {{{{"x", 3}}, 3},
                        {{{"x", 2}, {"y", 1}, {"z", 2}}, 4},
                        {{{"x", 2}, {"y", 2}, {"z", 2}}, 8}};
 
-// Returns a rank's coordinates by axis: divides its number by the sizes, the last axis first.
+// Returns a rank's coordinates by axis. Divides the rank by the sizes, beginning with the last
+// axis.
 std::vector<int> expected_coordinates(const Grid& grid, int rank) {
   std::vector<int> coordinates(grid.axes.size());
   for (size_t axis = grid.axes.size(); axis-- > 0;) {
@@ -53,7 +54,7 @@ std::vector<int> expected_coordinates(const Grid& grid, int rank) {
   return coordinates;
 }
 
-// Returns the ranks whose coordinates differ from this rank's in these axes only.
+// Returns the ranks whose coordinates differ from those of this rank in no other axis than these.
 std::vector<int> expected_ranks(const Grid& grid, int self, const std::vector<size_t>& axes) {
   std::vector<int> ranks;
   const std::vector<int> own = expected_coordinates(grid, self);
@@ -98,7 +99,7 @@ TEST(DeviceMesh, AGroupIsMadeAtItsFirstUseAndOnce) {
     const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}, {"z", 2}});
     const uint64_t num_collectives = world.communicator().num_collectives();
     require(num_collectives == 1, "a mesh costs one collective");
-    // Only ranks with x = 0 make this call: no other rank is needed.
+    // Only ranks with x = 0 make this call, because no other rank is a member.
     if (mesh.coordinate("x") == 0) {
       const Communicator* first = address_of(mesh.group("y"));
       require(first == address_of(mesh.group("y")), "again");
@@ -125,7 +126,7 @@ TEST(DeviceMesh, MeshesOfOneWorldHaveGroupsOfTheirOwn) {
     const DeviceMesh first(world, {{"x", 2}, {"y", 2}});
     const DeviceMesh same(world, {{"x", 2}, {"y", 2}});
     const DeviceMesh other(world, {{"all", 4}});
-    // Meshes of equal axes, and a mesh over the same ranks, do not share groups.
+    // Two meshes with equal axes over the same ranks do not share groups.
     require(address_of(first.group("y")) != address_of(same.group("y")), "groups of two meshes");
     require(sum_over(same.group("x"), world.rank()) == (world.rank() % 2 == 0 ? 2 : 4), "x");
     require(sum_over(other.group("all"), world.rank()) == 6, "all");
@@ -194,7 +195,8 @@ TEST(DeviceMesh, SlicesJoinInTheOrderOfTheirMesh) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Makes the axis on ranks that have not flattened it, with parts in another order than in the mesh.
+// Makes the axis on ranks that have not flattened it. The parts come in another order than in the
+// mesh.
 TEST(DeviceMesh, AnAxisIsMadeAgainFromTheAxesItConsistsOf) {
   const auto result = run_groups(8, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}, {"z", 2}});
@@ -217,7 +219,7 @@ TEST(DeviceMesh, FindsTheAxisOfAGroup) {
     require(mesh["x"].axis_of(mesh.group("y")).value().to_string() == "{y: 2}", "a slice");
     require(!mesh.axis_of(mesh.joint_group({"x", "y"})), "two axes");
     require(!mesh.axis_of(world), "the world");
-    // This group has the same ranks, but is no group of the mesh.
+    // This group has the same ranks as a group of the mesh, but does not belong to the mesh.
     const ProcessGroup pairs = *world.split({.color = world.rank() / 2});
     require(mesh.axis_of(pairs).value().to_string() == "{z: 2}", "another group");
     pairs.close();
@@ -236,7 +238,7 @@ TEST(DeviceMesh, AWorldOfOneNeedsNoStore) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The mesh is made over a group that is itself a part of the job.
+// The mesh is made over a group that contains only some ranks of the job.
 TEST(DeviceMesh, RanksAreThoseOfTheWorldThatWasConnectedFirst) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const auto odd = world.split({.color = world.rank() % 2});
@@ -248,8 +250,8 @@ TEST(DeviceMesh, RanksAreThoseOfTheWorldThatWasConnectedFirst) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Several threads of each rank call at once; each rank creates the group once, and all threads get
-// it.
+// Several threads of each rank call group() at the same time. Each rank creates the group once, and
+// all threads get it.
 TEST(DeviceMesh, ThreadsThatAskAtOnceGetOneGroup) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});
@@ -341,7 +343,7 @@ TEST(DeviceMesh, AxesThatAreWrongOnOneRankAreRefusedOnAll) {
     const std::string name(1000, 'x');
     expect({{name + "a", 2}}, {{name + "b", 2}},
            "the mesh is {" + name + "a: 2} on rank 0 and {" + name + "b: 2} on rank 1");
-    // The names look like axes.
+    // These names contain the text of other axes.
     expect({{"a: 1, b", 2}}, {{"a", 1}, {"b", 2}},
            "the mesh is {\"a: 1, b\": 2} on rank 0 and {a: 1, b: 2} on rank 1");
     expect({{"a\": 1, \"b", 2}}, {{"a:", 1}, {"b:", 2}},

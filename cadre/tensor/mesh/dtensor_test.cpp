@@ -58,7 +58,7 @@ TEST(DTensor, DistributesWithoutCommunication) {
   }));
 }
 
-// Counts collectives by the operation numbers of the groups.
+// The test counts collectives by the operation numbers of the groups.
 TEST(DTensor, CommunicatesOnlyWhatItMust) {
   require_ok(run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
@@ -91,7 +91,7 @@ TEST(DTensor, CommunicatesOnlyWhatItMust) {
       cost({Partial(), Partial()}, {Shard(0), Shard(0)}, {1, 1, 0}, requires_grad);
       cost({Shard(0), Shard(0)}, {Replicate(), Replicate()}, {0, 0, 1}, requires_grad);
     }
-    // The ranks exchange whether to record a graph only if one is possible.
+    // The ranks exchange whether they record a graph only if a graph is possible.
     const auto question = [&](const Tensor& full, uint64_t expected, const char* what) {
       const DTensor tensor = DTensor::distribute(full, mesh, {Replicate(), Replicate()});
       const std::vector<uint64_t> before = counts();
@@ -105,7 +105,7 @@ TEST(DTensor, CommunicatesOnlyWhatItMust) {
   }));
 }
 
-// On 4 ranks with unequal chunks, the collective that moves the fewest elements is chosen; a tensor
+// On 4 ranks with unequal chunks, the collective is used that moves the fewest elements. A tensor
 // without elements needs no collective.
 TEST(DTensor, ChoosesTheCollectiveByThePadding) {
   require_ok(run_groups(4, [](const ProcessGroup& world) {
@@ -139,7 +139,7 @@ TEST(DTensor, ChoosesTheCollectiveByThePadding) {
   }));
 }
 
-// The rank that requires no gradient takes part in the backward of the other.
+// A rank that requires no gradient takes part in the backward of the other rank.
 TEST(DTensor, OneRankMayRequireNoGrad) {
   require_ok(run_groups(3, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 3}});
@@ -159,7 +159,8 @@ TEST(DTensor, OneRankMayRequireNoGrad) {
   }));
 }
 
-// A column-parallel product is redistributed from columns to rows; one rank's part is empty.
+// The result of a column-parallel product is redistributed from columns to rows, of which one rank
+// has none.
 TEST(DTensor, TrainsThroughSeveralRedistributions) {
   require_ok(run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"tp", 2}});
@@ -170,12 +171,13 @@ TEST(DTensor, TrainsThroughSeveralRedistributions) {
     const Tensor expected_x = x.clone().requires_grad_(true);
     loss_of(torch::matmul(expected_x, expected_weight)).backward();
 
-    // Column-parallel: the columns of y are 2 and 1; its single row is on rank 0 alone.
+    // In the column-parallel product, rank 0 has two columns of y and rank 1 has one. The only row
+    // is on rank 0 after the redistribution.
     const DTensor split = DTensor::distribute(weight, mesh, {Shard(1)});
     split.local().requires_grad_(true);
     const Tensor replicated = x.clone().requires_grad_(true);
     const DTensor input = DTensor::from_local(replicated, mesh, {Replicate()}, {1, 3});
-    // Each rank's gradient of x is the term of its columns.
+    // The gradient of x on each rank is the term of that rank's columns.
     const Tensor columns = torch::matmul(input.local(), split.local());
     const DTensor y = DTensor::from_local(columns, mesh, {Shard(1)}, {1, 3});
     const DTensor rows = y.redistribute({Shard(0)});
@@ -191,7 +193,7 @@ TEST(DTensor, TrainsThroughSeveralRedistributions) {
   }));
 }
 
-// The second derivative of (w * t^3).sum() by t, times v: 6 * w * t * v.
+// The expected second derivative of (w * t^3).sum() with respect to t, times v, is 6 * w * t * v.
 TEST(DTensor, HasASecondDerivative) {
   require_ok(run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});
@@ -210,7 +212,7 @@ TEST(DTensor, HasASecondDerivative) {
       const Tensor slope = torch::autograd::grad({loss}, {t.local()}, {}, /*retain_graph=*/true,
                                                  /*create_graph=*/true)[0];
       require(torch::allclose(slope, mine(3 * w * full.square(), t)), "the first");
-      // Each rank computes its term of the product; the terms of shards add up.
+      // Each rank computes its term of the product, and the sum of the terms is the expected value.
       const Tensor second = torch::autograd::grad({(slope * mine(v, t)).sum()}, {t.local()})[0];
       require(torch::allclose(second, mine(6 * w * full * v, t)), "the second");
     }
@@ -293,7 +295,7 @@ TEST(DTensor, WrongUsesGiveSentences) {
         "(-8, 2) are not the sizes of a tensor");
     const DTensor tensor = DTensor::distribute(full, mesh, {Shard(0), Replicate()});
     expect([&] { (void)tensor.redistribute({Replicate()}); }, "give one for each axis");
-    // All ranks throw, even if only another rank requires grad.
+    // All ranks throw, also those on which the tensor does not require grad.
     const Tensor local = full.clone().requires_grad_(world.rank() == 0);
     const DTensor greatest =
         DTensor::from_local(local, mesh, {Partial(ReduceOp::kMax), Replicate()}, {4, 2});
@@ -307,7 +309,8 @@ TEST(DTensor, WrongUsesGiveSentences) {
   }));
 }
 
-// If one rank refuses its arguments, all ranks throw its message, and the mesh stays usable.
+// If one rank refuses its arguments, all ranks throw the message of that rank, and the mesh stays
+// usable.
 TEST(DTensor, ARefusalOfOneRankIsThrownOnAll) {
   const auto on_ranks = [](const std::function<void(const DeviceMesh&, bool is_wrong)>& make) {
     const auto result = run_groups(4, [&](const ProcessGroup& world, std::string& output) {

@@ -1,5 +1,5 @@
-// Which axes of a mesh divide each dimension of a tensor, and in which order. Represents lists of
-// placements and the intermediate states of a redistribution.
+// Describes which axes of a mesh divide each dimension of a tensor, and in which order. It
+// represents lists of placements and the intermediate states of a redistribution.
 //
 // Threads: plain values. Blocking: never. Lifetime: owns what it holds. Errors: none.
 #pragma once

@@ -27,8 +27,8 @@ class CADRE_EXPORT Ranks {
   int size() const;
   // Returns the group of all these ranks, row-major along several axes.
   const ProcessGroup& group() const;
-  // Returns the group along the only axis; throws if there are several axes. call: what the program
-  // called; example: the name of an axis in the error.
+  // Returns the group along the only axis; throws if there are several axes. call: the name of the
+  // program's call in the error; example: the name of an axis in the error.
   const ProcessGroup& group_of_one_axis(std::string_view call, std::string_view example) const;
   // Returns the mesh from which these ranks were made; nullopt if they were made from a group.
   const std::optional<DeviceMesh>& mesh() const { return mesh_; }

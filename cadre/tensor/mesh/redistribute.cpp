@@ -53,8 +53,8 @@ class Passage {
         target_(mesh_.shape(), move.to, sizes_.size()),
         tensor_(local) {}
 
-  // Slices first, because then less remains to be reduced; reduces before it exchanges, because a
-  // reduce_scatter leaves a shard.
+  // The order of the steps: slices come first, because then less remains to be reduced; reductions
+  // come before exchanges, because a reduce_scatter leaves a shard.
   at::Tensor run() {
     cut_replicated();
     reduce_partials();

@@ -1,5 +1,5 @@
-// Tests a redistributed tensor in autograd: a result is no view, and backward accepts every form in
-// which libtorch passes a gradient. The ranks are threads.
+// Tests redistributed tensors in autograd: their result is no view, and the backward accepts every
+// form in which libtorch passes a gradient. The ranks are threads.
 #include <ATen/ops/_efficientzerotensor.h>
 #include <ATen/ops/_make_dual.h>
 #include <ATen/ops/_neg_view.h>
@@ -61,8 +61,8 @@ Tensor ones_of(const DeviceMesh& mesh, const Case& c) {
       local_box(c.sizes, mesh.shape(), mesh.coordinates(), Placements{c.from}).sizes);
 }
 
-// Autograd refuses to change some views in place. So if a result were a view on some ranks only,
-// these would throw and the others wait.
+// Autograd refuses to change some views in place. If the result were a view on some ranks only,
+// these ranks would throw while the others wait.
 TEST(DTensorAutograd, AResultIsNoViewAndMayBeChangedInPlace) {
   expect_ok(run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});
@@ -74,7 +74,7 @@ TEST(DTensorAutograd, AResultIsNoViewAndMayBeChangedInPlace) {
       moved.local().mul_(2);
       moved.full_tensor().sum().backward();
       require(torch::equal(local.grad(), torch::full_like(local, 2)), c.name() + ": gradient");
-      // zero_grad(/*set_to_none=*/false) does this.
+      // zero_grad(/*set_to_none=*/false) makes these calls.
       require(failure_of([&] { local.mutable_grad().detach_().zero_(); }).empty(), c.name());
 
       const torch::NoGradGuard no_grad;
@@ -103,7 +103,7 @@ void check_gradient_in_form(const std::function<Tensor(const Tensor&)>& change, 
   }));
 }
 
-// Derivatives of complex operators pass gradients that are negated when they are read.
+// The derivatives of complex operators pass on gradients that are negated only when they are read.
 TEST(DTensorAutograd, AGradientMayBeALazilyNegatedView) {
   check_gradient_in_form([](const Tensor& gradient) { return at::_neg_view(gradient); }, -1);
   expect_ok(run_groups(2, [](const ProcessGroup& world) {
@@ -124,7 +124,7 @@ TEST(DTensorAutograd, AGradientMayBeALazyZero) {
       0);
 }
 
-// This also works if only one rank has such a tensor: no rank waits for another one.
+// A lazy tensor on only one rank must not make ranks wait for each other.
 TEST(DTensorAutograd, ALocalTensorMayBeLazy) {
   expect_ok(run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});
@@ -152,8 +152,8 @@ TEST(DTensorAutograd, ALocalTensorMayBeLazy) {
   }));
 }
 
-// A mean along an axis whose placement stays the same must not scale the derivative: float16 would
-// overflow in between, and a division by 3 after a multiplication is not exact.
+// A mean along an axis whose placement does not change must not scale the gradient: float16 would
+// overflow in between, and multiplying and then dividing by 3 is not exact.
 TEST(DTensorAutograd, AMeanThatStaysDoesNotScaleTheGradient) {
   expect_ok(run_groups(6, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"a", 3}, {"b", 2}});
@@ -167,7 +167,7 @@ TEST(DTensorAutograd, AMeanThatStaysDoesNotScaleTheGradient) {
     const Tensor large = torch::full({100, 2}, 40000.0, torch::kHalf);
     const Tensor own = large.narrow(0, 0, 50);
     check(torch::ones({50, 2}, torch::kHalf), {mean, Shard(0)}, {mean, Replicate()}, large, own);
-    // The mean moves from one axis to another, so it has 3 operands before and 2 after.
+    // The mean moves from one axis to another. So it has 3 operands before and 2 operands after.
     check(torch::ones({100, 2}, torch::kHalf), {mean, Replicate()}, {Replicate(), mean}, large,
           (large.to(torch::kDouble) * 2 / 3).to(torch::kHalf));
     torch::manual_seed(1);
@@ -177,7 +177,7 @@ TEST(DTensorAutograd, AMeanThatStaysDoesNotScaleTheGradient) {
   }));
 }
 
-// A redistribution would lose the tangent.
+// A redistribution would drop the tangent, so it refuses one.
 TEST(DTensorAutograd, ForwardModeIsRefused) {
   const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();
   const testing::RanksResult result = run_groups(2, [&](const ProcessGroup& world) {

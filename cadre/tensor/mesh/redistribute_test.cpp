@@ -1,5 +1,5 @@
 // Compares redistribution between all pairs of placements, forward and backward, with plain tensors
-// of one process; and local_box with torch::chunk. The ranks are threads.
+// of one process. Also compares local_box() with torch::chunk. The ranks are threads.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -32,7 +32,7 @@ using Placements = std::vector<Placement>;
 
 const std::vector<std::vector<int64_t>> kSizes = {{4, 6}, {5, 3}, {1, 7}, {0, 3}};
 
-// Returns all lists of num_axes of these placements.
+// Returns all lists of num_axes placements from `choices`.
 std::vector<Placements> lists_of(const Placements& choices, size_t num_axes) {
   std::vector<Placements> lists = {{}};
   for (size_t axis = 0; axis < num_axes; ++axis) {
@@ -54,13 +54,13 @@ std::vector<MeshAxis> axes_of(const std::vector<int>& shape) {
   return axes;
 }
 
-// One redistribution and the result of each rank.
+// A redistribution, and the result on each rank.
 struct Trial {
   std::vector<int64_t> sizes;
   Placements from;
   Placements to;
   Tensor operands;      // operands of all ranks under `from`
-  Tensor weights = {};  // coefficients of the linear loss; undefined: forward only
+  Tensor weights = {};  // coefficients of the linear loss; undefined: only the forward is tested
   std::vector<Tensor> results = {};
   std::vector<Tensor> gradients = {};
 
@@ -88,7 +88,7 @@ void run_trial(const DeviceMesh& mesh, int rank, Trial& trial) {
   const std::vector<int>& coordinates = mesh.coordinates();
   const Tensor part = reference_part(operand_of(trial.operands, coordinates, trial.from),
                                      mesh.shape(), coordinates, trial.from);
-  // The local tensor is column-major, like a transposed parameter.
+  // The local tensor is column-major, as the transpose of a parameter is.
   const Tensor local = part.t().clone(torch::MemoryFormat::Contiguous).t();
   if (trial.weights.defined()) local.requires_grad_(true);
   const DTensor tensor = DTensor::from_local(local, mesh, trial.from, trial.sizes);
@@ -110,8 +110,8 @@ bool are_close(const Tensor& a, const Tensor& b) {
   return a.is_floating_point() ? torch::allclose(a, b, 1e-12, 1e-12) : torch::equal(a, b);
 }
 
-// Returns the operands that the ranks hold: one for each coordinate of the Partial axes, where the
-// other axes have the coordinates of rank `self`.
+// Returns the operands that rank `self` and its peers hold: one for each coordinate along the
+// Partial axes, at the coordinates of rank `self` along the others.
 Tensor operands_held(const std::vector<int>& shape, const Trial& trial, int self) {
   const std::vector<int> own = coordinates_in(shape, self);
   std::vector<Tensor> held;
@@ -200,7 +200,8 @@ TEST(Redistribute, AllPairsOnTwoByThree) {
   check_all_pairs({2, 3}, {Shard(0), Shard(1), Replicate(), Partial()});
 }
 
-// The meshes have three axes, one of size 1 in the second mesh; the lists have means besides sums.
+// The meshes have three axes; in the second mesh one of them has size 1. The placements include
+// means and sums.
 TEST(Redistribute, PairsOnThreeAxes) {
   for (const std::vector<int>& shape : {std::vector<int>{2, 2, 2}, {2, 1, 3}}) {
     torch::manual_seed(2);
@@ -218,9 +219,10 @@ TEST(Redistribute, PairsOnThreeAxes) {
   }
 }
 
-// Only the forward is tested: these reductions have no derivative, or the dtype has none.
+// Only the forward is tested, because these reductions or dtypes have no derivative.
 TEST(Redistribute, EveryReductionOfTheDtype) {
-  // Runs on even and odd world sizes: an odd number of equal operands is its own xor.
+  // The world sizes are even and odd, because the xor of an odd number of equal operands is the
+  // operand itself.
   const auto check_on = [](int num_ranks, torch::Dtype dtype, const std::vector<ReduceOp>& ops) {
     std::vector<Trial> trials;
     for (const ReduceOp op : ops) {
@@ -250,8 +252,8 @@ TEST(Redistribute, EveryReductionOfTheDtype) {
   check(torch::kBFloat16, {kSum, kMin, kMax});
 }
 
-// The sizes are large enough for both ways to gather: 50 rows on 4 ranks are padded, 5 rows are
-// sent without padding.
+// The sizes cover both ways to gather: 50 rows on 4 ranks are padded, and 5 rows are sent without
+// padding.
 TEST(Redistribute, PaddedAndUnpaddedGathers) {
   torch::manual_seed(5);
   std::vector<Trial> trials;
@@ -266,8 +268,8 @@ TEST(Redistribute, PaddedAndUnpaddedGathers) {
   check_trials({4}, std::move(trials));
 }
 
-// The replicas differ here, which shows where each element comes from: it is sent once, by the rank
-// with the same coordinates in the replicated axes.
+// The replicas have different values, which shows the source of each element: the rank with the
+// same coordinates along the replicated axes sends it.
 TEST(Redistribute, ElementsComeFromTheReplicaAtTheOwnCoordinate) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, axes_of({2, 2}));
@@ -301,8 +303,8 @@ TEST(LocalBox, IsTheChunkThatTorchCuts) {
       }
     }
   }
-  // The example of the header: 7 elements on 4 ranks are 2, 2, 2, 1; 5 elements are 2, 2, 1 and an
-  // empty chunk at the end.
+  // In the example of the header, 7 elements on 4 ranks are chunks of 2, 2, 2 and 1, and 5 elements
+  // are chunks of 2, 2, 1 and 0.
   const std::vector<int64_t> five = {5};
   const std::vector<int> four = {4};
   const Placements rows = {Shard(0)};

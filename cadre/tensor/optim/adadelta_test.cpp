@@ -1,4 +1,4 @@
-// Adadelta against its formula, and its state in an archive.
+// Compares Adadelta with its formula, and tests its state in an archive.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

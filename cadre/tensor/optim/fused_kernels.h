@@ -62,7 +62,7 @@ struct FusedBatch {
 // The kernels compute whole vectors with fused multiply-add and the last few elements of a tensor
 // without it, so the bits of an element depend on where its tensor ends.
 enum class TailRounding {
-  kByKernel,  // like at::_fused_adamw_ and its siblings
+  kByKernel,  // like at::_fused_adamw_ and the other kernels of libtorch
   // All elements are computed as in whole vectors, so the bits of an element do not depend on the
   // slice or tensor that contains it. Each tensor whose size is no multiple of 64 bytes costs some
   // microseconds.

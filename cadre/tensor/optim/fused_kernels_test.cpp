@@ -1,5 +1,5 @@
-// Inputs that the fused kernels would compute incorrectly are refused with an error before anything
-// changes.
+// Tests that inputs for which the fused kernels would compute wrong results are refused before
+// anything changes.
 #include <ATen/ops/_efficientzerotensor.h>
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The optimizer has a valid parameter before `bad`, which a refused step must not change.
+// The optimizer has another parameter before `bad`. A refused step must not change that parameter.
 template <typename Made = AdamW, typename Options = torch::optim::AdamWOptions>
 std::string refusal_of(const at::Tensor& bad, const Options& options = Options(kRate)) {
   const at::Tensor good = torch::ones({4}).requires_grad_(true);
@@ -78,7 +78,7 @@ TEST(FusedRefusal, AParameterThatNoKernelComputes) {
               HasSubstr("parameter 2 is sparse Float (4) on cpu; expected a dense tensor"));
 }
 
-// Such parameters have no version counter that a step could bump.
+// A parameter made in inference mode has no version counter for a step to increment.
 TEST(FusedRefusal, AParameterMadeInInferenceMode) {
   const auto make = [] {
     const c10::InferenceMode inference;
@@ -104,7 +104,7 @@ TEST(FusedRefusal, AParameterWithoutMemory) {
               HasSubstr("parameter 2 is a zero without memory"));
 }
 
-// The kernel of torch 2.13 would leave such a parameter unchanged.
+// The kernel of torch 2.13 would leave a parameter of 16 bits unchanged without an error.
 TEST(FusedRefusal, HalfPrecisionUnderSgd) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     const auto weight = torch::ones({64}, dtype).requires_grad_(true);
@@ -114,8 +114,8 @@ TEST(FusedRefusal, HalfPrecisionUnderSgd) {
   }
 }
 
-// Calls the kernel without the check of dtypes. When the kernel is correct for these dtypes,
-// kSgdDtypes may include them.
+// Calls the kernel without the check of dtypes. If this test fails, the kernel supports these
+// dtypes, and kSgdDtypes may include them.
 TEST(FusedRefusal, TheSgdKernelStillIgnoresHalfPrecision) {
   const torch::NoGradGuard no_grad;
   const at::Tensor weight = torch::ones({64}, at::kBFloat16);
@@ -165,7 +165,7 @@ TEST(FusedRefusal, HasTheNameOfANamedParameter) {
   }
 }
 
-// Lazy zeros are tensors without memory. The derivatives of some operators return them.
+// A lazy zero is a tensor without memory. The derivatives of some operators return such tensors.
 TEST(FusedRefusal, NotALazyZero) {
   const at::Tensor weight = torch::full({20}, 2.0).requires_grad_(true);
   const at::Tensor truth = weight.detach().clone().requires_grad_(true);
@@ -181,7 +181,8 @@ TEST(FusedRefusal, NotALazyZero) {
   EXPECT_TRUE(weight.equal(truth));
 }
 
-// Such gradients are computed correctly, from a copy in the parameter's order.
+// A gradient with other strides than the parameter is accepted: the step uses a copy with the
+// strides of the parameter.
 TEST(FusedRefusal, NotAGradientWithOtherStrides) {
   for (const at::Tensor& gradient :
        {torch::tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0}).reshape({2, 3}),

@@ -1,4 +1,4 @@
-// The state of optimizers whose parameters are in files is in the files, too, and the numbers are
+// Tests that the state of an optimizer lies in files if its parameters do, and that its steps equal
 // those of parameters in memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ void set_gradients(const std::vector<torch::Tensor>& leaves, int step) {
   }
 }
 
-// Returns how many tensors of the parameters' states are in `files`.
+// Returns how many tensors of the parameters' states lie in `files`.
 template <typename O>
 size_t num_in(FileMemory& files, O& optimizer, const std::vector<torch::Tensor>& leaves) {
   size_t count = 0;
@@ -77,7 +77,7 @@ void expect_state_in_files(const Options& options, size_t num_states) {
   EXPECT_EQ(num_in(*files, optimizer, leaves), num_states * num_with_elements);
   EXPECT_EQ(optimizer.param_groups()[0].params().size(), leaves.size());
 
-  // Loaded state is in the files, too.
+  // The state that is loaded lies in the files, too.
   std::stringstream saved;
   torch::save(optimizer, saved);
   O loaded(leaves, options);
@@ -134,7 +134,7 @@ TEST(StateInFiles, TheStepsOfAParameterListedTwiceAreThoseOfAPlainOptimizer) {
   for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::equal(leaves[i], expected[i])) << i;
 }
 
-// The first step makes the state; that of the second group does not fit.
+// The first step makes the state. The file has no room for that of the second group.
 TEST(StateInFiles, AFullDiskChangesNothing) {
   const testing::SmallDisk disk(160 << 10);
   if (!disk.is_there()) GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN";

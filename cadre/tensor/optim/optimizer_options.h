@@ -36,8 +36,9 @@ namespace cadre::optim_state {
 // that is not torch::optim's, returns its name and what its serialize() writes; without a
 // serialize(), its name and its learning rate, if it has one.
 CADRE_EXPORT std::string text_of(const torch::optim::OptimizerOptions& options);
-// Returns whether text_of() has all fields, as far as that can be known. False for a class of the
-// program that has no serialize(), or has the one of its base class in torch::optim.
+// Returns whether text_of() contains all fields, as far as that can be determined. False for a
+// class of the program without serialize(), or whose serialize() is that of its base class in
+// torch::optim.
 CADRE_EXPORT bool has_whole_text(const torch::optim::OptimizerOptions& options);
 
 // Returns the names of the state tensors without which these options cannot continue, such as
@@ -45,7 +46,7 @@ CADRE_EXPORT bool has_whole_text(const torch::optim::OptimizerOptions& options);
 CADRE_EXPORT std::vector<std::string> needed_state_of(
     const torch::optim::OptimizerOptions& options);
 
-// Parameter groups to compare, and the names by which all ranks know their parameters.
+// Parameter groups to compare, and the names that their parameters have on all ranks.
 struct GroupTerms {
   const std::vector<torch::optim::OptimizerParamGroup>& groups;
   const torch::optim::OptimizerOptions* defaults;  // options of groups that have none of their own;

@@ -1,4 +1,4 @@
-// Tests what the ranks compare of options whose class is defined by the program.
+// Tests which texts the ranks compare for options whose class is defined by the program.
 #include "cadre/tensor/optim/optimizer_options.h"
 
 #include <gmock/gmock.h>
@@ -80,7 +80,7 @@ TEST(OptimizerOptions, EachFieldThatAClassSerializesIsCompared) {
   EXPECT_NE(text, changed([](Serialized& options) { options.schedule = "flat "; }));
   EXPECT_NE(text, changed([](Serialized& options) { options.scales[1] = 2; }));
   EXPECT_NE(text, changed([](Serialized& options) { options.milestones[1] = 6; }));
-  // A view of other memory with the same elements is equal.
+  // A tensor with the same elements has the same text, even if it is a view of other memory.
   EXPECT_EQ(text, changed([](Serialized& options) {
               options.scales = torch::tensor({7, 1, 1}, torch::kFloat).slice(0, 1);
             }));

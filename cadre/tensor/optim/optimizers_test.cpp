@@ -31,7 +31,8 @@ void expect_equal(const Tensors& a, const Tensors& b) {
 
 class FusedTest : public ::testing::TestWithParam<Rule> {
  protected:
-  // The tensors are small: on a busy machine a second thread takes ten times the time.
+  // One thread suffices for small tensors: on a busy machine a second thread makes a step ten times
+  // slower.
   FusedTest() { at::set_num_threads(1); }
 };
 
@@ -55,8 +56,8 @@ TEST_P(FusedTest, IsTorchOptim) {
   }
 }
 
-// Slices of a flat buffer at any offset get the bits of the whole buffer, and the gaps between them
-// are unchanged.
+// Steps on slices of a flat buffer, at any offset, give the bits of a step on the whole buffer, and
+// leave the gaps between the slices unchanged.
 TEST_P(FusedTest, SlicesHaveTheBitsOfTheWhole) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
     torch::manual_seed(5);
@@ -65,7 +66,7 @@ TEST_P(FusedTest, SlicesHaveTheBitsOfTheWhole) {
     const at::Tensor truth = whole.detach().clone().requires_grad_(true);
     const at::Tensor flat = whole.detach().clone();
     const at::Tensor gradients = torch::empty({numel}, dtype);
-    // Neighbours share cache lines and vectors; one gap of three elements.
+    // Adjacent slices share cache lines and vectors. There is one gap, of three elements.
     std::vector<std::pair<int64_t, int64_t>> cuts = {{0, 1}, {1, 18}, {18, 50}, {50, 51}};
     for (int64_t begin = 54; begin < 3001; begin += 7) cuts.emplace_back(begin, begin + 7);
     cuts.emplace_back(cuts.back().second, 15'001);
@@ -77,7 +78,8 @@ TEST_P(FusedTest, SlicesHaveTheBitsOfTheWhole) {
     }
     const at::Tensor gap = flat.slice(0, 51, 54).clone();
     const auto of_slices = GetParam().ours(slices);
-    // The whole buffer is in the second group, the first half of the slices in the first.
+    // The whole buffer is in the second group of its optimizer, but the first half of the slices is
+    // in the first group. So all groups get one rate.
     for (auto& group : of_slices->param_groups()) group.options().set_lr(kRate);
     const auto of_whole = GetParam().ours({whole});
     const auto oracle = GetParam().torchs({truth});
@@ -166,7 +168,7 @@ TEST_P(FusedTest, ASchedulerSetsTheRate) {
   expect_close(own, truth, 8);
 }
 
-// A parameter that is listed twice takes two steps, as in torch::optim.
+// A parameter that is listed twice is stepped twice, as in torch::optim.
 TEST_P(FusedTest, OneThatIsListedTwiceTakesTwoSteps) {
   Tensors own = make_parameters(at::kDouble);
   Tensors truth = copies(own);
@@ -216,7 +218,7 @@ struct Moments {
   at::Tensor parameter, mean, square;
 };
 
-// Computes one step of Adam's formula in double.
+// Computes one step of Adam by its formula in double.
 Moments formula(const Moments& before, const at::Tensor& gradient, int step, bool decoupled) {
   const double beta1 = 0.9, beta2 = 0.999, decay = 0.1;
   const at::Tensor kept = decoupled ? before.parameter * (1 - kRate * decay) : before.parameter;
@@ -227,7 +229,8 @@ Moments formula(const Moments& before, const at::Tensor& gradient, int step, boo
   return {kept - kRate * mean / (1 - std::pow(beta1, step)) / divisor, mean, square};
 }
 
-// Expects that `halves` has at most the error of one rounding of `exact` plus that of float32.
+// Expects that `halves` differs from `exact` by at most the error of rounding once, plus that of
+// float32.
 void expect_rounded(const at::Tensor& halves, const at::Tensor& exact, const char* what) {
   const bool is_bfloat16 = halves.scalar_type() == at::kBFloat16;
   const double unit_roundoff = std::ldexp(1, is_bfloat16 ? -8 : -11);

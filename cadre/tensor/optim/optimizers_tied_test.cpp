@@ -1,5 +1,5 @@
 // Tests tied parameters: two tensors over the same memory, a tensor that is listed several times,
-// and one in two groups. The reference is torch::optim, where it supports them.
+// and one in two groups. The reference is torch::optim if it supports the case.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -28,8 +28,8 @@ Tensors over_one_memory(const at::Tensor& memory, int64_t begin) {
           part(begin, numel)};
 }
 
-// The steps are made one after the other, also for the last elements, which the kernels compute
-// from copies.
+// The parameters are stepped one after the other, also for the last elements, which the kernels
+// compute from copies.
 TEST_P(TiedTest, ParametersThatShareMemoryStepOneAfterTheOther) {
   for (const int64_t numel : {3, 8, 19, 35, 200}) {
     for (const int64_t begin : {int64_t{0}, int64_t{1}, numel - 1}) {
@@ -38,7 +38,7 @@ TEST_P(TiedTest, ParametersThatShareMemoryStepOneAfterTheOther) {
       const at::Tensor truth = memory.clone();
       const Tensors own = over_one_memory(memory, begin);
       const Tensors others = over_one_memory(truth, begin);
-      // All in one group, after empty parameters.
+      // All tensors are in one group, after empty parameters.
       const auto with_first = [](Tensors tensors) {
         const at::Tensor empty = torch::empty({0}, at::kDouble).requires_grad_(true);
         tensors.insert(tensors.begin(), {empty, empty, empty});
@@ -60,8 +60,8 @@ TEST_P(TiedTest, ParametersThatShareMemoryStepOneAfterTheOther) {
   }
 }
 
-// torch::load() moves the saved state to the parameter once for each time that it is listed, so the
-// last move gives it an empty state.
+// torch::load() moves the saved state to the parameter once for each time that it is listed. So the
+// last move leaves an empty state.
 TEST_P(TiedTest, OneThatIsListedTwiceGoesOnAfterALoad) {
   const at::Tensor own = torch::ones({7}, at::kDouble).requires_grad_(true);
   const at::Tensor again = own.detach().clone().requires_grad_(true);
@@ -101,7 +101,7 @@ TEST_P(TiedTest, OneThatIsListedTwiceGoesOnAfterALoad) {
 INSTANTIATE_TEST_SUITE_P(All, TiedTest, ::testing::ValuesIn(rules()),
                          [](const auto& instance) { return instance.param.name; });
 
-// The parameter is saved as one tensor that is listed twice, and loaded into two: the file has one
+// One tensor that is listed twice is saved, and loaded into two tensors. The file has only one
 // state for both.
 TEST(TiedParameter, AStateThatTheFileHasForAnotherOneOnlyIsRefused) {
   const auto make = [] {
@@ -127,7 +127,7 @@ TEST(TiedParameter, AStateThatTheFileHasForAnotherOneOnlyIsRefused) {
   EXPECT_TRUE(apart[0].equal(torch::ones({4}))) << "nothing is changed";
 }
 
-// The first group would make a state that lacks a tensor which the second group needs.
+// The first group would make a state without max_exp_avg_sq, which the second group needs.
 TEST(TiedParameter, InTwoGroupsOfWhichTheSecondNeedsMoreState) {
   using torch::optim::AdamWOptions;
   const at::Tensor tied = torch::ones({4}).requires_grad_(true);

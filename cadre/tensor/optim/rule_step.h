@@ -76,7 +76,8 @@ class Rounds {
   std::vector<Ends> ends_;
 };
 
-// One step of the optimizer: first all checks, then the kernels, so that an error changes nothing.
+// Runs one step of the optimizer: first all checks, then the kernels, so that an error changes
+// nothing.
 template <typename Rule>
 class RuleStep {
  public:
@@ -125,8 +126,8 @@ class RuleStep {
     }
   }
 
-  // A parameter without state may be in several groups: the first group whose options need a state
-  // makes it.
+  // A parameter without state may be in several groups. The first group whose options need a state
+  // makes the state.
   void check_state_to_be_made(const at::Tensor& parameter, const Options& options,
                               const ParameterPlace& place) {
     void* const key = parameter.unsafeGetTensorImpl();
@@ -147,7 +148,7 @@ class RuleStep {
 
   State* find_state(const at::Tensor& parameter) {
     const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
-    // Like the base class, whose load() makes states of this type only.
+    // load() of the base class makes only states of this type, so the cast is valid.
     return found == optimizer_.state().end() ? nullptr : static_cast<State*>(found->second.get());
   }
 
@@ -186,8 +187,8 @@ class RuleStep {
     }
   }
 
-  // A rule without state keeps none, as in torch::optim. If a parameter lies in a file, so does its
-  // state.
+  // A rule without state makes none, as in torch::optim. If a parameter lies in a file, its state
+  // lies in the file, too.
   void make_state(const at::Tensor& parameter, const Options& options) {
     auto state = std::make_unique<State>();
     const auto named_states = Rule::states(*state, options);

@@ -25,17 +25,17 @@ namespace cadre::optim_state {
 
 using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
 
-// Records in the archive of which shards it has the optimizer state: the rank, the number of ranks,
-// a digest of the groups by parameter name, and a digest of this rank's elements. Writes nothing if
-// no parameter is a shard.
+// Records in the archive to which shards the optimizer state in it belongs: the rank, the number of
+// ranks, a digest of the groups by parameter name, and a digest of this rank's elements. Writes
+// nothing if no parameter is a shard.
 CADRE_EXPORT void write_part(torch::serialize::OutputArchive& archive, const ParamGroups& groups);
 
 enum class PartRule : uint8_t {
   kRequired,
   kIfWritten,  // also accepts an archive of torch::optim, which does not name the rank
 };
-// Throws unless write_part() has written the same for these groups. optimizer: the name with which
-// the message begins.
+// Throws unless write_part() has written the description of the same shards for these groups.
+// optimizer: the name with which the message begins.
 CADRE_EXPORT void check_part(torch::serialize::InputArchive& archive, const ParamGroups& groups,
                              std::string_view optimizer, PartRule rule = PartRule::kRequired);
 

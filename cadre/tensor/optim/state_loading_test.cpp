@@ -45,8 +45,8 @@ struct Trained {
   AdamW optimizer;
 };
 
-// Returns the error of loading a state that `change` has damaged into an optimizer that has made a
-// step. That optimizer must then take the same steps as one that did not load.
+// Lets `change` damage a saved state, loads it into an optimizer that has made a step, and returns
+// the error. The optimizer must then take the same steps as one that has loaded nothing.
 std::string loading(const std::function<void(Trained&)>& change) {
   Trained saved;
   change(saved);
@@ -114,7 +114,8 @@ TEST(OptimizerLoading, AnArchiveOfAnotherOptimizerIsRefused) {
   }
 }
 
-// A parameter without a state in the file has none afterwards, as in the optimizer that was saved.
+// A parameter without a state in the file has no state after loading, as in the optimizer that was
+// saved.
 TEST(OptimizerLoading, AStateOfBeforeIsNotMixedWithTheLoadedOne) {
   Trained saved;
   saved.optimizer.state().erase(saved.second.unsafeGetTensorImpl());
@@ -153,7 +154,7 @@ TEST(OptimizerLoading, OffloadedOptimizersRefuseTheSame) {
   running.step();
 }
 
-// State that the first step makes in inference mode is used by the next step outside of it.
+// A step in inference mode makes state, which the next step uses outside of that mode.
 TEST(OptimizerModes, AStepInInferenceModeIsAStep) {
   Trained inside;
   Trained outside;

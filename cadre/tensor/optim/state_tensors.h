@@ -34,7 +34,7 @@ using StateOf = std::conditional_t<
                                                   std::conditional_t<std::is_base_of_v<Adadelta, O>,
                                                                      AdadeltaParamState, void>>>>>>;
 
-// The options class of such an optimizer.
+// The options class of the optimizer O.
 template <typename O>
 using OptionsOf = std::conditional_t<
     std::is_base_of_v<torch::optim::AdamW, O>, torch::optim::AdamWOptions,

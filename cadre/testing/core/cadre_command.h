@@ -33,7 +33,7 @@ inline constexpr Duration kPatience = std::chrono::seconds(60);
 inline constexpr std::string_view kMarkerName = "CADRE_TEST_MARKER";
 
 struct CommandResult {
-  int exit_code = -1;  // as a shell reports it; -1 if the command did not end in time
+  int exit_code = -1;  // the exit code as a shell reports it; -1 if the command did not end in time
   std::string output;
   std::string error;
 };
@@ -42,8 +42,9 @@ class CadreCommand {
  public:
   struct Options {
     std::vector<std::pair<std::string, std::string>> environment = {};
-    bool reads_output = true;  // false: acts as a reader that has stopped reading
-    // A script for sh that executes the command as "$@", for limits and redirections.
+    bool reads_output = true;  // false: the test stops reading, as a slow reader of a pipe does
+    // A script for sh that executes the command as "$@". A test uses it to set limits or
+    // redirections.
     std::string shell = "";
   };
 
@@ -77,7 +78,7 @@ class CadreCommand {
   int pid() const { return process_->pid(); }
   void send(int signal) { ::kill(process_->pid(), signal); }
   void start_reading() { reads_output_ = true; }
-  // Returns the output until the last wait.
+  // Returns the output that was read until the last wait.
   const CommandResult& seen() const { return result_; }
 
   // Waits until `text` was written to either stream.
@@ -113,7 +114,7 @@ class CadreCommand {
     }
     return pids;
   }
-  // Returns whether all of them end before the deadline.
+  // Returns whether all marked processes end before the deadline.
   bool leaves_nothing() {
     return step_until([&] {
       process_->try_wait();
@@ -158,7 +159,7 @@ class CadreCommand {
   bool error_ended_ = false;
 };
 
-// Runs `cadre` with these words to its end.
+// Runs `cadre` with these words until it ends.
 inline CommandResult run_cadre(std::vector<std::string> words,
                                std::vector<std::pair<std::string, std::string>> environment = {}) {
   return CadreCommand(std::move(words), {.environment = std::move(environment)}).wait();

@@ -27,7 +27,7 @@ class EngineCaller {
   EngineCaller& operator=(const EngineCaller&) = delete;
 
   virtual Backend& engine() = 0;
-  // All operations share it; it shows the last operation.
+  // The progress of the last operation; all operations share this object.
   OpProgress& progress() { return progress_; }
   void set_patience(Duration patience) { patience_ = patience; }
 
@@ -54,7 +54,7 @@ class EngineCaller {
     return run(Collective::all_to_all_v(in, out, DType::kUint8, {sizes.sent, sizes.received}));
   }
   Status barrier() { return run(Collective::barrier()); }
-  // Makes one call of the engine.
+  // Passes the collectives to the engine in one call.
   Status submit(std::span<Collective> collectives) {
     std::vector<Fingerprint> fingerprints;
     for (Collective& collective : collectives) {

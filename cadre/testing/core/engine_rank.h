@@ -1,4 +1,5 @@
-// One rank's NetEngine with its counter of operations, and elements of every dtype, for tests.
+// Holds one rank's NetEngine with its counter of operations, and makes elements of every dtype, for
+// tests.
 //
 // Threads: one rank each. Blocking: every operation, until its deadline. Lifetime: borrows the
 // System and the Transport.
@@ -12,7 +13,7 @@
 
 namespace cadre {
 
-inline constexpr int kMaxRanks = 9;  // largest world size of in-process groups
+inline constexpr int kMaxRanks = 9;  // largest world size of a group in one process
 
 class EngineRank final : public EngineCaller {
  public:

@@ -1,5 +1,5 @@
-// The bytes that gather, scatter and all_to_all must move. Each byte shows where it came from. The
-// tests of both engines use them as expected results.
+// Computes the bytes that gather, scatter and all_to_all must move. The value of a byte identifies
+// its source. The tests of both engines use them as expected results.
 //
 // Threads: pure functions over values. Blocking: never.
 #pragma once
@@ -66,7 +66,8 @@ inline std::vector<std::byte> exchange_output(const SizeMatrix& sizes, int rank)
   return bytes;
 }
 
-// Returns what `rank` sends in a gather, or what the root's scatter sends to `rank` (from == root).
+// Returns the bytes that `rank` sends in a gather, or that the root sends to `rank` in a scatter
+// (then from == root).
 inline std::vector<std::byte> part_between(int from, int to, size_t size) {
   std::vector<std::byte> bytes;
   append_part(bytes, from, to, size);

@@ -22,14 +22,16 @@ namespace cadre::testing {
 
 // A collective that a fake engine was asked to run.
 struct FakeCall {
-  const Rank rank;                  // the rank that calls the collective
-  const uint64_t number;            // counts the group's collectives from 1
-  const OpKind called;              // kAllocate, if the collective serves an allocation
-  Collective collective;            // on_call may change it before it passes it on
-  std::function<Status()> pass_on;  // runs `collective`, as it is at that time, with the peers
+  const Rank rank;        // the rank that calls the collective
+  const uint64_t number;  // counts the group's collectives from 1
+  const OpKind called;    // kAllocate, if the collective serves an allocation
+  Collective collective;  // on_call may change it before it passes it on
+  // Runs `collective`, as it is at the time of this call, on the peers.
+  std::function<Status()> pass_on;
 };
 
-// The function of a test and a log of the calls. The engines of several ranks may share it.
+// Holds the on_call function of a test, and a log of the calls. The engines of several ranks may
+// share it.
 class FakeCalls {
  public:
   using OnCall = std::function<Status(FakeCall& call)>;
@@ -43,8 +45,8 @@ class FakeCalls {
   //   fail    return Error(...);
   explicit FakeCalls(OnCall on_call) : on_call_(std::move(on_call)) {}
 
-  // Sets what runs in place of each collective from now on. REQUIRES: the groups have no pending
-  // operations.
+  // Sets the function that runs in place of each later collective. REQUIRES: the groups have no
+  // pending operations.
   void set_on_call(OnCall on_call) { on_call_ = std::move(on_call); }
   // Returns, for example, "all_reduce(sum, float32 x 12)", in the order of the calls.
   std::vector<std::string> log() const;

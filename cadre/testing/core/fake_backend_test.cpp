@@ -1,5 +1,4 @@
-// Tests a Communicator with an engine that the program chose, and what a test can do with the fake
-// engine.
+// Tests a Communicator whose engine the program has chosen, and the functions of the fake engine.
 #include "cadre/testing/core/fake_backend.h"
 
 #include <gmock/gmock.h>
@@ -199,7 +198,8 @@ TEST(FakeBackendTest, ARankThatDoesNotComeIsNamedByATimeout) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Returns a function that runs `what` for one collective of one rank and passes the others on.
+// Returns an on_call function that runs `what` for one collective of one rank and passes the others
+// on.
 FakeCalls::OnCall on(Rank rank, uint64_t number, const FakeCalls::OnCall& what) {
   return [=](FakeCall& call) {
     return call.rank == rank && call.number == number ? what(call) : call.pass_on();

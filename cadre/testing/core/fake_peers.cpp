@@ -76,7 +76,7 @@ void compute_collective(std::span<const Collective* const> calls) {
   const auto root = static_cast<size_t>(first.root.value);
   std::vector<Buffer> inputs;
   for (const Collective* call : calls) inputs.push_back(input_of(*call));
-  Buffer result;  // the result of each rank, or the results of all ranks one after the other
+  Buffer result;  // the result of one rank, or the results of all ranks one after the other
   bool is_in_parts = false;
   switch (first.kind) {
     case OpKind::kAllToAll:
@@ -113,7 +113,7 @@ void compute_collective(std::span<const Collective* const> calls) {
   }
   ConstBytes rest = result;
   for (const Collective* call : calls) {
-    write(call->out, rest);  // empty if the rank gets nothing
+    write(call->out, rest);  // `rest` is empty if the rank receives nothing
     if (is_in_parts) rest = rest.subspan(call->out.size());
   }
 }
@@ -139,7 +139,7 @@ Status RanksInProcess::run(const FakeRank& self, const OpContext& op, const Coll
   return status;
 }
 
-// The last rank to arrive computes the results of all, while the others wait.
+// The last rank that arrives computes the results of all ranks, while the others wait.
 void RanksInProcess::arrive(PendingCall& pending, const FakeRank& self) {
   const Arrival& own = pending.arrivals[static_cast<size_t>(self.rank.value)];
   std::vector<const Collective*> calls;
@@ -172,7 +172,7 @@ void RanksInProcess::arrive(PendingCall& pending, const FakeRank& self) {
   }
 }
 
-// Returns the result of a call that is done or mismatched.
+// Returns the result of a call that has ended, or whose ranks mismatch.
 Status RanksInProcess::result_of(const PendingCall& pending, const FakeRank& self,
                                  const OpContext& op) {
   if (pending.is_done) return pending.parts ? pending.parts->check(op) : Status();

@@ -1,4 +1,5 @@
-// The other ranks that the engines of tests use: threads of this process, or a formula.
+// Simulates the other ranks for the engines of tests: they are threads of this process, or a
+// formula.
 //
 // Threads: run() from one thread of each rank at a time. Blocking: RanksInProcess::run(), until all
 // ranks have called it, until the deadline of the operation, or until the group's Interrupt if
@@ -25,13 +26,13 @@
 
 namespace cadre::testing {
 
-// What an engine knows of its own rank.
+// The facts that an engine knows about its own rank.
 struct FakeRank {
   std::string group;
   Rank rank;
   int world_size = 1;
   os::System& system;
-  const os::Interrupt* interrupt = nullptr;  // null: run() cannot be aborted
+  const os::Interrupt* interrupt = nullptr;  // if null, run() cannot be aborted
 };
 
 // Computes one collective from the calls of all ranks, in rank order. Reduces in rank order, as the
@@ -42,12 +43,12 @@ void compute_collective(std::span<const Collective* const> calls);
 class FakePeers {
  public:
   virtual ~FakePeers() = default;
-  // Removes those of full_capabilities() that peers of this kind do not have.
+  // Removes from full_capabilities() those that peers of this kind do not have.
   virtual void restrict(Capabilities&) const {}
   virtual Status run(const FakeRank& self, const OpContext& op, const Collective& collective) = 0;
 };
 
-// The ranks are threads; groups with different names are independent.
+// Peers that are threads of this process. Groups with different names are independent.
 class RanksInProcess final : public FakePeers {
  public:
   Status run(const FakeRank& self, const OpContext& op, const Collective& collective) override;
@@ -55,11 +56,11 @@ class RanksInProcess final : public FakePeers {
  private:
   struct Arrival {
     const Collective* collective =
-        nullptr;  // borrowed from a rank that waits; null before and after
-    std::optional<Fingerprint> fingerprint;  // stays when the rank has left
+        nullptr;  // the rank's call while it waits, borrowed; null at other times
+    std::optional<Fingerprint> fingerprint;  // kept when the rank has left the call
     os::Waiter* waiter = nullptr;
   };
-  // A collective, from the first rank that calls it until the last rank has left it.
+  // A call of a collective. It exists from the first rank's call until the last rank has returned.
   struct PendingCall {
     std::vector<Arrival> arrivals;  // by rank
     int num_left = 0;
@@ -79,15 +80,15 @@ class RanksInProcess final : public FakePeers {
   std::map<Key, PendingCall> pending_;
 };
 
-// The peers of rank 0 in tests of one rank. Derive from it for other peers.
+// The peers of rank 0 in tests of one rank, computed by a formula. Derive from it for other peers.
 class FormulaPeers : public FakePeers {
  public:
   void restrict(Capabilities& can) const override;
   Status run(const FakeRank& self, const OpContext& op, const Collective& collective) override;
 
  protected:
-  // Returns the input of another rank r, computed from rank 0's. Here it is r + 1 times rank 0's
-  // values in a reduction of floating-point values, and equal to rank 0's otherwise.
+  // Returns the input of another rank r, computed from that of rank 0. Here it is r + 1 times rank
+  // 0's values in a reduction of floating-point values, and equal to rank 0's otherwise.
   virtual std::vector<std::byte> input_of(Rank peer, const Collective& collective) const;
 };
 

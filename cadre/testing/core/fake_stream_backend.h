@@ -1,5 +1,6 @@
-// A stream-ordered engine for tests, on a fake device whose memory is the host's: submit() enqueues
-// on a stream that a thread executes, and the Completion is done later. It cannot be aborted.
+// A stream-ordered engine for tests, on a fake device whose memory is host memory: submit()
+// enqueues on a stream that a thread executes, and the Completion is done later. It cannot be
+// aborted.
 //
 // Threads: FakeStream from any; FakeStreamBackend those of Backend. Blocking:
 // FakeStream::synchronize(), and the destructors, until everything enqueued has run; submit()
@@ -39,7 +40,7 @@ class FakeEvent {
   std::vector<os::Waiter*> waiting_;
 };
 
-// Runs in order what is enqueued, in a thread of its own.
+// Runs the enqueued functions in order, in a thread of its own.
 class FakeStream {
  public:
   explicit FakeStream(os::System& system);
@@ -48,7 +49,7 @@ class FakeStream {
   FakeStream& operator=(const FakeStream&) = delete;
 
   void enqueue(std::function<void()> task);
-  // Makes what is enqueued from now on run after the event.
+  // Makes everything that is enqueued later run after the event.
   void wait_event(std::shared_ptr<FakeEvent> event);
   // Returns an event that is set when everything enqueued until now has run.
   std::shared_ptr<FakeEvent> record_event();

@@ -30,7 +30,8 @@ class FakeStreamBackendTest : public ::testing::Test {
  protected:
   Deadline soon() { return system_.deadline_in(kStreamPatience); }
 
-  // The calls do not use `this`: an engine that a group has left may begin after the test.
+  // These calls do not use `this`: if a group has abandoned its engine, the engine may run a call
+  // after the test has ended.
   std::shared_ptr<FakeCalls> make_gated_calls(Status status = {}) {
     return std::make_shared<FakeCalls>(
         [gate = gate_, &system = system_, status](FakeCall& call) -> Status {
@@ -76,11 +77,12 @@ class FakeStreamBackendTest : public ::testing::Test {
     }
     EXPECT_TRUE(is_met());
   }
-  // Waits until the engine works on its first collective.
+  // Waits until the engine has begun its first collective.
   void await_begin(const FakeCalls& calls) {
     await([&] { return !calls.log().empty(); });
   }
-  // Returns the status of a completion. It must not end before the caller allows it.
+  // Returns the status of a completion. The completion must not end before the test allows the call
+  // to run.
   Status wait_for(const Completion& completion) {
     FakeEvent end(system_);
     Status status;
@@ -222,7 +224,7 @@ TEST_F(FakeStreamBackendTest, AnErrorThatCompletesLaterIsTheFailureOfTheGroup) {
   EXPECT_THAT(failure, HasSubstr("the device is gone"));
   EXPECT_THAT(failure, HasSubstr("all_reduce"));
   EXPECT_THAT(failure, HasSubstr("#1"));
-  // The group fails before its operations do.
+  // Waits for the failure of the group, which comes before that of its operations.
   await([&] { return work.error().has_value(); });
   EXPECT_THAT(work.error()->message(), HasSubstr("the device is gone"));
   group->close(soon());
@@ -230,8 +232,8 @@ TEST_F(FakeStreamBackendTest, AnErrorThatCompletesLaterIsTheFailureOfTheGroup) {
 
 constexpr const char* kEndProcess = "end the process instead of calling rejoin()";
 
-// The engine cannot abort: the waits end with the failure, and the memory is kept until the engine
-// is done.
+// This engine cannot abort. So the waits end when the group fails, but the memory is kept until the
+// engine has ended the operation.
 TEST_F(FakeStreamBackendTest, AFailureEndsTheWaitsAndKeepsTheMemoryUntilTheEngineIsDone) {
   const auto calls = make_gated_calls();
   const auto group = make_group(calls);
@@ -253,11 +255,11 @@ TEST_F(FakeStreamBackendTest, AFailureEndsTheWaitsAndKeepsTheMemoryUntilTheEngin
   await([&] { return memory.expired(); });
 }
 
-// One thread ends both calls. A callback must not block it.
+// One thread ends both calls, so a callback that waits must not block it.
 TEST_F(FakeStreamBackendTest, ACallbackWaitsForAnotherCallThatAFailureEnds) {
   const auto calls = make_gated_calls();
   const auto group = make_group(calls);
-  static float value = 1;  // the engine may write it after the test
+  static float value = 1;  // static, because the engine may write it after the test has ended
   const Work first = group->issue(sum(value));
   const Work second = group->issue(sum(value));
   std::string failure_of_second;
@@ -275,7 +277,7 @@ TEST_F(FakeStreamBackendTest, ACallbackWaitsForAnotherCallThatAFailureEnds) {
 
 TEST_F(FakeStreamBackendTest, ACallThatTheEngineDoesNotEndFailsAtItsDeadline) {
   const auto group = make_group(make_gated_calls());
-  static float value = 1;  // the engine may write it after the test
+  static float value = 1;  // static, because the engine may write it after the test has ended
   const Deadline deadline = system_.deadline_in(std::chrono::milliseconds(50));
   const std::string failure = failure_of([&] { group->run(sum(value), {.deadline = deadline}); });
   EXPECT_THAT(failure, HasSubstr("all_reduce #1"));
@@ -285,7 +287,7 @@ TEST_F(FakeStreamBackendTest, ACallThatTheEngineDoesNotEndFailsAtItsDeadline) {
   group->close(soon());
 }
 
-// The engine must not get the call: it would write the buffer after the call has thrown.
+// The engine must not get this call: it would write to the buffer after the call has thrown.
 TEST_F(FakeStreamBackendTest, ACallThatCannotBeWatchedIsNotSubmitted) {
   struct NoWatch final : ForwardingSystem {
     using ForwardingSystem::ForwardingSystem;
@@ -301,16 +303,16 @@ TEST_F(FakeStreamBackendTest, ACallThatCannotBeWatchedIsNotSubmitted) {
   const auto run = [&] { group->run(sum(value)); };
   EXPECT_EQ(failed_fields_of(run), "kUnavailable culprit=0 operation=all_reduce#1");
   group->close(soon());
-  group.reset();  // the engine would run what it was given
+  group.reset();  // Without the group, the engine would still run the enqueued operation.
   EXPECT_EQ(value, 1);
   EXPECT_THAT(calls->log(), ElementsAre());
 }
 
-// The watch ends what is enqueued, long before its own deadline.
+// The watch thread ends the enqueued operations at close(), long before their own deadline.
 TEST_F(FakeStreamBackendTest, CloseEndsACallThatTheEngineDoesNotEnd) {
   const auto calls = make_gated_calls();
   const auto group = make_group(calls);
-  static float value = 1;  // the engine may write it after the test
+  static float value = 1;  // static, because the engine may write it after the test has ended
   const Work work = group->issue(sum(value), {.deadline = soon()});
   await_begin(*calls);
   const TimePoint begin = system_.now();
@@ -320,8 +322,8 @@ TEST_F(FakeStreamBackendTest, CloseEndsACallThatTheEngineDoesNotEnd) {
   gate_->set();
 }
 
-// A destructor that waited for the engine would wait until a lost rank returns. The test runs in
-// its own process, which ends with what the group leaves to it.
+// If the destructor waited for the engine, it would wait for a lost rank. The test runs in a
+// process of its own, because the group leaves its engine running.
 TEST_F(FakeStreamBackendTest, AGroupIsDestroyedWhileItsEngineCannotEnd) {
   const auto result = run_ranks_as_processes(1, [this](RankContext& context) {
     const auto calls = make_gated_calls();

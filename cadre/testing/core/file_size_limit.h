@@ -1,4 +1,4 @@
-// Replaces a full disk: while the object lives, the kernel does not let any file of this process
+// Simulates a full disk: while this object exists, the kernel does not let any file of this process
 // grow beyond a size.
 //
 // Threads: affects the whole process; make and destroy it in one thread. Blocking: never.

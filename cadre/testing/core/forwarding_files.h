@@ -1,4 +1,4 @@
-// The operating system's files, for tests that change some of the operations.
+// A FileSystem that forwards every call to another one. Tests override the calls that they change.
 //
 // Threads: those of os::FileSystem. Blocking: that of the file system to which it forwards.
 #pragma once

@@ -1,4 +1,4 @@
-// One rank of a host group for the tests of the host engine: its engine and its counter of
+// Holds one rank of a host group for tests of the host engine: its engine and its counter of
 // operations.
 //
 // Threads: one rank each. Blocking: every operation, until its deadline. Lifetime: borrows the
@@ -31,12 +31,12 @@ inline const std::vector<std::byte>& of(const testing::Inputs& inputs, Rank rank
 
 struct TestMemoryOptions {
   size_t slice_bytes = 0;             // symmetric memory per rank
-  std::vector<size_t> num_free = {};  // bytes that each rank can commit; empty: no limit
+  std::vector<size_t> num_free = {};  // number of bytes that each rank can commit; empty: no limit
 };
 
-// The memory of a group of ranks: a block for each rank, and symmetric memory. The test itself has
-// one more slot, which holds the blocks, so that a test can read what engines left there after they
-// have ended.
+// The memory of a group of ranks: a block for each rank, and symmetric memory. There is one more
+// slot for the test itself. It keeps the blocks mapped, so that a test can read them after the
+// engines have ended.
 class TestMemory {
  public:
   explicit TestMemory(int num_ranks, const TestMemoryOptions& options = {})

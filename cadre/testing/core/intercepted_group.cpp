@@ -9,14 +9,15 @@
 namespace cadre::testing {
 namespace {
 
-// The other ranks, which are reached through an engine.
+// Peers that a real engine of the group reaches.
 class PeersOfEngine final : public FakePeers {
  public:
   explicit PeersOfEngine(std::unique_ptr<Backend> engine) : engine_(std::move(engine)) {}
 
   void restrict(Capabilities& can) const override { can = engine_->capabilities(); }
   Status run(const FakeRank&, const OpContext& op, const Collective& collective) override {
-    return engine_->submit(op, {&collective, 1}).status();  // a native engine, which blocks
+    // A native engine, which blocks, so the status is final.
+    return engine_->submit(op, {&collective, 1}).status();
   }
 
  private:
@@ -30,7 +31,7 @@ void intercept(Communicator& group, std::shared_ptr<FakeCalls> calls) {
     throw Error(ErrorCode::kInvalidArgument, "intercept: the group has run operations already");
   }
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
-  // FormulaPeers never run, because a world of one has no other rank.
+  // A world of one never calls its FormulaPeers, because it has no other rank.
   std::shared_ptr<FakePeers> peers = std::make_shared<FormulaPeers>();
   if (impl.engine != nullptr) peers = std::make_shared<PeersOfEngine>(std::move(impl.engine));
   impl.engine = std::make_unique<FakeBackend>(FakeRank{.group = group.name(),
@@ -39,7 +40,7 @@ void intercept(Communicator& group, std::shared_ptr<FakeCalls> calls) {
                                                        .system = impl.system,
                                                        .interrupt = nullptr},
                                               std::move(peers), std::move(calls));
-  // These parts of the group still have the former engine.
+  // The following parts of the group still use the former engine.
   const bool has_memory = impl.capabilities.shares_memory;
   impl.queue->close();
   impl.heap = std::make_unique<SymmetricHeap>(SymmetricHeap::Parts{

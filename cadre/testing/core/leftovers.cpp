@@ -56,8 +56,8 @@ int count_segments() {
   return count;
 }
 
-// ThreadSanitizer starts a thread of its own together with the first thread of a process. That
-// thread must not be counted as one that a test left.
+// ThreadSanitizer starts a thread of its own when a process starts its first thread. That thread
+// must not be counted as one that a test leaked.
 void let_sanitizer_start_its_thread() {
 #ifdef __SANITIZE_THREAD__
   std::thread([] {}).join();
@@ -97,7 +97,8 @@ std::string leftovers_since(const Resources& before) {
 }
 
 int64_t committed_shared_bytes() {
-  std::map<ino_t, int64_t> segments;  // a segment may be open more than once
+  // Bytes by inode, because a segment may be open more than once.
+  std::map<ino_t, int64_t> segments;
   for (const fs::directory_entry& entry : fs::directory_iterator("/proc/self/fd")) {
     std::error_code failure;
     const std::string target = fs::read_symlink(entry.path(), failure).string();

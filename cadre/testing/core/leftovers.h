@@ -1,4 +1,4 @@
-// Counts what a process holds, so that a test can show that nothing was left behind.
+// Counts the resources that a process holds, so that a test can show that it leaks none.
 //
 // Threads: any. Blocking: leftovers_since() for at most half a second, because the kernel takes a
 // moment to remove a thread that was joined.

@@ -1,5 +1,6 @@
-// One process's end of TcpLinks in a test. It listens, accepts in a thread of its own, and opens
-// connections on first use. The opener sends its rank first, without a proof.
+// The TcpLinks of one process in a test. It listens, accepts in a thread of its own, and opens
+// connections on first use. The side that opens a connection sends its rank first, without
+// authentication.
 //
 // Threads: all methods from any thread. Blocking: the destructor joins the thread. Lifetime: the
 // System must outlive it. Errors: the constructor throws if it cannot listen.
@@ -17,7 +18,7 @@
 
 namespace cadre::testing {
 
-// Moves one byte in one direction, as greetings do.
+// Moves one byte in one direction. It replaces the greeting of a connection.
 inline Status move_greeting(os::System& system, os::Socket& socket, std::byte& value,
                             bool is_sender, Deadline deadline) {
   while (true) {
@@ -80,7 +81,8 @@ inline LinkedProcess::~LinkedProcess() {
 
 inline Result<std::unique_ptr<os::Socket>> LinkedProcess::dial(int peer, Deadline deadline) {
   auto socket = system_.connect(address_of_(peer), deadline);
-  // The error is kTimeout, because in a test a peer that does not listen yet will do so.
+  // The error is kTimeout, which the caller retries, because in a test a peer that does not listen
+  // yet will do so soon.
   if (!socket.ok()) return Error(ErrorCode::kTimeout, socket.error().message());
   auto greeting = static_cast<std::byte>(rank_);
   CADRE_RETURN_IF_ERROR(move_greeting(system_, **socket, greeting, true, deadline));

@@ -1,5 +1,5 @@
-// A memory cgroup for processes of a test. If they exceed its limit, the kernel writes pages back
-// to files or drops pages of files, or it kills one of the processes with SIGKILL.
+// Limits the memory of processes of a test by a cgroup. If they exceed its limit, the kernel writes
+// pages back to files or drops pages of files, or it kills one of the processes with SIGKILL.
 //
 // Threads: one owner. Blocking: the destructor for a moment, until the kernel has released the
 // processes that were in the cgroup. Lifetime: the destructor removes the cgroup. Errors: reason()
@@ -57,7 +57,7 @@ class MemoryCgroup {
   void enter() const {
     require(write("cgroup.procs", format("{}", ::getpid())), "cannot enter " + path_);
   }
-  // Returns the largest use of memory at any time, as the kernel reports it.
+  // Returns the peak use of memory that the kernel reports.
   std::string peak() const {
     for (const char* name : {"memory.max_usage_in_bytes", "memory.peak"}) {
       std::string text;
@@ -72,7 +72,7 @@ class MemoryCgroup {
     path_ = format("{}/cadre-test-{}-{}", parent, ::getpid(), name);
     is_there_ = ::mkdir(path_.c_str(), 0755) == 0;
     if (is_there_ && write(limit_file, format("{}", num_bytes))) {
-      write(swap_file, swap);  // only if the kernel counts swap
+      write(swap_file, swap);  // the file exists only if the kernel accounts swap
       return;
     }
     reason_ = format("cannot limit memory with {}/{}", path_, limit_file);

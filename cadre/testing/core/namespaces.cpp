@@ -65,7 +65,8 @@ Namespaces::Namespaces(int num_hosts) : num_hosts_(num_hosts) {
 
 Namespaces::~Namespaces() {
   for (int host = 0; host < num_hosts_; ++host) {
-    // A namespace may be missing because making another one failed before it.
+    // The constructor may have failed before it made this namespace. Then the deletion fails, which
+    // is ignored.
     const int status =
         std::system(format("ip netns delete {} >/dev/null 2>&1", name_of(host)).c_str());
     static_cast<void>(status);

@@ -32,8 +32,8 @@ class Namespaces {
   // Makes a host route packets for others.
   void forward(int host);
 
-  // Moves this process to a host, which is called "node<host>" and knows only the names in `hosts`,
-  // which has lines of /etc/hosts.
+  // Moves this process to a host, which is called "node<host>". The host resolves only the names in
+  // `hosts`, which has the format of /etc/hosts.
   void enter(int host, const std::string& hosts = "") const;
 
  private:

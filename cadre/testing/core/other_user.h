@@ -11,14 +11,14 @@
 
 namespace cadre::testing {
 
-inline constexpr int kOtherUser = 65534;  // nobody
+inline constexpr int kOtherUser = 65534;  // the user "nobody"
 
 // Returns why this process cannot become another user; an empty text if it can.
 std::string obstacle_to_other_user();
 
 // Connects to `address`, which is numeric, as kOtherUser, and sends `bytes`. Returns what it
-// receives until the server ends the connection. If the server does not within 2 s, returns
-// "(kept)" and what was received.
+// receives until the server ends the connection. If the server does not end it within 2 s, returns
+// "(kept)" followed by the received bytes.
 std::string talk_as_other_user(const os::Address& address, const std::string& bytes);
 
 }  // namespace cadre::testing

@@ -1,6 +1,6 @@
-// A job of control planes for tests: ranks that connect to each other, and groups that record the
-// events delivered to them. It runs on threads, where hosts exist only in the addresses, and in the
-// simulator.
+// Runs a job of control planes for tests: ranks that connect to each other, and groups that record
+// the events that they get. The ranks are threads, for which hosts exist only in the addresses, or
+// run in the simulator.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +46,7 @@ class RecordedGroup final : public GroupEvents {
     std::lock_guard lock(mutex_);
     return losses_;
   }
-  // Returns the lost ranks of all reports, ascending, with repetitions.
+  // Returns the lost ranks of all reports in ascending order, with repetitions.
   std::vector<int> lost() const {
     std::vector<int> ranks;
     for (const LossReport& loss : losses()) ranks.push_back(loss.rank);
@@ -72,7 +72,7 @@ class RecordedGroup final : public GroupEvents {
   std::vector<GroupFailure> failures_;
 };
 
-// Polls every millisecond; returns false at the deadline.
+// Evaluates the condition every millisecond; returns false at the deadline.
 inline bool await(os::System& system, const std::function<bool()>& is_met, Deadline deadline) {
   while (!is_met()) {
     if (deadline.has_passed(system.now())) return false;
@@ -97,7 +97,8 @@ class PlaneJob {
     Duration patience = std::chrono::seconds(30);  // how long to wait until all ranks listen
   };
 
-  // Returns where a rank listens: loopback on threads, its host's address in the simulator.
+  // Returns the host at which a rank listens: loopback for threads, the address of its host in the
+  // simulator.
   using ListenHost = std::function<std::string(int host)>;
   PlaneJob(const std::vector<int>& ranks_per_host, ListenHost listen_host)
       : listen_host_(std::move(listen_host)) {
@@ -117,7 +118,8 @@ class PlaneJob {
   int num_ranks() const { return static_cast<int>(rank_addresses_.size()); }
   int host_of(int rank) const { return host_of_[static_cast<size_t>(rank)]; }
 
-  // Returns when all ranks listen; their planes open all connections themselves.
+  // Opens a plane, and returns it when all ranks listen. The planes then open their connections
+  // themselves.
   std::unique_ptr<ControlPlane> open(os::System& system, int rank, Options options) {
     ControlPlane::Setup setup;
     setup.rank = rank;
@@ -142,7 +144,7 @@ class PlaneJob {
     return open(system, rank, Options());
   }
 
-  // Waits until a plane has the connections that the topology asks for at the start.
+  // Waits until a plane has the connections that its topology requires at the start.
   void await_connected(os::System& system, const ControlPlane& plane, int rank) const {
     const size_t wanted =
         neighbours(*layout_, std::vector<bool>(rank_addresses_.size(), true), rank).size();

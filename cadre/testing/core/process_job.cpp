@@ -22,7 +22,7 @@ namespace {
 constexpr char kToken[] = "token of the test";
 constexpr Duration kConnectTime = std::chrono::seconds(20);
 
-// A pipe whose writing end every rank holds as long as it lives. No rank writes.
+// A pipe whose write end every rank holds until it ends. No rank writes to it.
 struct LifeLine {
   os::Fd reading_end;
   os::Fd writing_end;
@@ -34,7 +34,7 @@ LifeLine make_life_line() {
   return {os::Fd(ends[0]), os::Fd(ends[1])};
 }
 
-// Serves the store until the last rank is gone, killed or ended.
+// Serves the store until the last rank has ended or was killed.
 void hold_store(RankContext& context, LifeLine& line) {
   const auto server = TcpStoreServer::start(
                           context.system, {.address = context.rendezvous_address, .token = kToken})

@@ -36,7 +36,7 @@ void write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(fd, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return;  // the parent, which would read this, is gone
+    if (written < 0) return;  // the parent, which reads this pipe, has ended
     text.remove_prefix(static_cast<size_t>(written));
   }
 }
@@ -102,7 +102,7 @@ RankOutcome parse_outcome(const std::string& received, int status, bool was_late
   return outcome;
 }
 
-// The started ranks. The destructor kills and reaps those that still run.
+// The processes of the ranks. The destructor kills and reaps those that still run.
 class Children {
  public:
   ~Children() {
@@ -136,7 +136,7 @@ class Children {
     RanksResult result;
     for (Child& child : children_) {
       bool was_late = false;
-      // The pipes are read one after the other. Meanwhile the others can hold 64 KiB each.
+      // The pipes are read one after the other. Meanwhile each of the others can buffer 64 KiB.
       while (!was_late) {
         if (!os::poll_one(child.pipe.get(), POLLIN, deadline)) {
           was_late = true;

@@ -1,5 +1,5 @@
-// A file of the program. It gets the numbers of descriptors that the program has closed by mistake,
-// so that a write to such a number afterwards destroys the file.
+// A file that reuses the numbers of descriptors that the program has closed by mistake. A later
+// write of Cadre to such a number would then damage the file.
 //
 // Threads: one. Lifetime: the numbers stay open until the process ends or they are closed.
 #pragma once
@@ -16,8 +16,8 @@
 
 namespace cadre::testing {
 
-// Closes a descriptor of Cadre, as a program may do by mistake. It is a direct system call, because
-// a detector of data races reports the close of a descriptor that another thread uses, which is the
+// Closes a descriptor of Cadre, as a faulty program may do. It makes the system call directly,
+// because ThreadSanitizer would report that another thread still uses the descriptor, which is the
 // purpose here.
 inline void close_from_outside(int number) {
   ::syscall(SYS_close, number);
@@ -29,7 +29,7 @@ class ProgramFile {
     std::ofstream(path_) << content();
   }
 
-  // Closes the descriptor and opens the file with its number.
+  // Closes the descriptor, and opens the file under the same number.
   void take_number(int number) const {
     const int fd = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
     ::syscall(SYS_dup3, fd, number, O_CLOEXEC);
@@ -40,7 +40,8 @@ class ProgramFile {
     std::ifstream file(path_);
     return std::string(std::istreambuf_iterator<char>(file), {}) == content();
   }
-  // Returns whether the number still leads to the file, and nothing was read or written through it.
+  // Returns whether the number still refers to the file, and nothing was read or written through
+  // it.
   static bool is_open(int number) { return ::lseek(number, 0, SEEK_CUR) == 0; }
 
  private:

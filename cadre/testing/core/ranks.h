@@ -30,7 +30,7 @@ struct RankContext {
   int world_size = 1;
   // An address, unique to this run, at which rank 0 may listen so that the others find it.
   os::Address rendezvous_address;
-  // What the rank returns to the test.
+  // The text that the rank returns to the test.
   std::string output;
   // The store that the ranks of this run share; null for ranks that are processes.
   std::shared_ptr<Store> store = {};
@@ -41,7 +41,8 @@ struct RankContext {
 using RankMain = std::function<void(RankContext&)>;
 
 struct RankOutcome {
-  std::string failure;  // empty if the rank returned; else what it threw or how it died
+  // Empty if the rank function returned; otherwise its error, or how the process died.
+  std::string failure;
   std::string output;
   int signal = 0;  // the signal that ended the process of the rank; 0 for threads
 };

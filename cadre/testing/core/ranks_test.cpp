@@ -88,7 +88,7 @@ TEST(SimulatedRanks, ConnectAGroupAcrossHostsAndRepeatBySeed) {
 
 TEST(ProcessRanks, ReturnOutputsAndFailuresByRank) {
   const Resources before = count_resources();
-  const std::string large(200'000, 'x');  // more than a pipe holds
+  const std::string large(200'000, 'x');  // larger than the buffer of a pipe
   const RanksResult result = run_ranks_as_processes(3, [&](RankContext& context) {
     require(context.rank != 1, "rank 1 does not want to");
     context.output = large + cadre::format("{} of {}", context.rank, context.world_size);
@@ -131,7 +131,7 @@ TEST(Leftovers, NameWhatIsHeld) {
   thread->join();
 }
 
-// Checks the rendezvous address: rank 0 listens there, whether ranks are threads or processes.
+// Checks that rank 0 can listen at the rendezvous address, whether ranks are threads or processes.
 void greet_rank_zero(RankContext& context) {
   const Deadline deadline = context.system.deadline_in(seconds(10));
   if (context.rank == 0) {

@@ -11,15 +11,15 @@
 namespace cadre::testing {
 namespace {
 
-// A 16-bit floating-point type, as the list of its non-negative numbers.
+// A 16-bit floating-point type, represented by the list of its non-negative numbers.
 class Half {
  public:
   explicit Half(int num_mantissa_bits) {
     const int num_exponent_bits = 15 - num_mantissa_bits;
     const int bias = (1 << (num_exponent_bits - 1)) - 1;
     const int infinite = ((1 << num_exponent_bits) - 1) << num_mantissa_bits;
-    // The list also has the number after the largest finite one, at the code of infinity, because
-    // rounding must compare with it.
+    // The list also contains, at the code of infinity, the number that would follow the largest
+    // finite one, because rounding must compare with it.
     for (int code = 0; code <= infinite; ++code) {
       const int exponent = code >> num_mantissa_bits;
       const int hidden = exponent == 0 ? 0 : 1 << num_mantissa_bits;
@@ -38,8 +38,8 @@ class Half {
     return static_cast<float>((code & 0x8000U) != 0 ? -value : value);
   }
 
-  // Returns the nearest number by exact distance; of two equally near numbers, the one with the
-  // even code.
+  // Returns the code of the nearest number, by exact distance. Of two equally near numbers it
+  // chooses the one with the even code.
   uint16_t encode(float value) const {
     if (std::isnan(value)) return quiet_nan_;
     const double magnitude = std::abs(static_cast<double>(value));
@@ -135,7 +135,7 @@ void reduce_integers(const Inputs& inputs, ReduceOp op, std::vector<std::byte>& 
   }
 }
 
-// Counts the true values: "and" means all, "or" means any, "exclusive or" means an odd number.
+// Counts the true values: AND requires all, OR requires any, and XOR an odd number.
 void reduce_bools(const Inputs& inputs, ReduceOp op, std::vector<std::byte>& out) {
   for (size_t i = 0; i < out.size(); ++i) {
     const auto is_true = [i](const auto& input) { return input[i] != std::byte{0}; };
@@ -150,7 +150,7 @@ void reduce_bools(const Inputs& inputs, ReduceOp op, std::vector<std::byte>& out
 }
 
 double random_number(DType dtype, Random& random) {
-  // The numbers of float16 end at 2^16 and begin at 2^-24.
+  // The exponents of float16 range from -24 to 15.
   const int num_exponents = dtype == DType::kFloat16 ? 24 : 40;
   const auto exponent = static_cast<int>(random.below(static_cast<uint64_t>(num_exponents)));
   return std::ldexp(random.unit() - 0.5, exponent - num_exponents / 2);
@@ -279,7 +279,7 @@ std::vector<ReduceKind> all_reduce_kinds() {
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
     for (int op = 0; op < kNumReduceOps; ++op) {
       const ReduceKind kind{static_cast<DType>(dtype), static_cast<ReduceOp>(op)};
-      if (kind.op == ReduceOp::kPremulSum) continue;  // an engine gets it as a sum
+      if (kind.op == ReduceOp::kPremulSum) continue;  // an engine gets it as SUM
       if (is_supported(kind.dtype, kind.op)) kinds.push_back(kind);
     }
   }

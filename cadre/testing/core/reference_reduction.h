@@ -1,5 +1,5 @@
-// Computes what a reduction must give, one element at a time, as the expected result in tests of
-// the kernels and of every engine.
+// Computes the expected result of a reduction, one element at a time, for tests of the kernels and
+// of every engine.
 //
 // Threads: any. Blocking: never. Lifetime: values. Errors: none. It shares no code with
 // core/collective/reduce: it has plain loops over scalars; float16 and bfloat16 are lists of
@@ -15,7 +15,7 @@
 
 namespace cadre::testing {
 
-// One buffer for each rank.
+// The inputs of a reduction: one buffer for each rank.
 using Inputs = std::vector<std::vector<std::byte>>;
 
 template <typename T>
@@ -46,11 +46,11 @@ std::vector<ReduceKind> all_reduce_kinds();
 // conformance program tests every kind in every world.
 std::vector<ReduceKind> reduce_kinds_in(int world_size);
 
-// Returns integers with any bits, or finite floats whose sizes differ so much that the order of the
+// Returns random integers, or finite floats whose magnitudes differ so much that the order of the
 // additions shows in the result.
 Inputs random_inputs(size_t num_inputs, size_t count, DType dtype, uint64_t seed);
 
-// Reduces all inputs in their order; returns a single input unchanged. REQUIRES: at least one
+// Reduces all inputs in rank order. A single input is returned unchanged. REQUIRES: at least one
 // input; all have one size.
 std::vector<std::byte> reference_reduction(const Inputs& inputs, ReduceKind kind);
 

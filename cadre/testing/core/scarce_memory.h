@@ -1,4 +1,5 @@
-// Shared memory of which only so many bytes can be reserved, as on a host without free memory.
+// Shared memory of which only a given number of bytes can be reserved, as on a host without free
+// memory.
 //
 // Threads: one. Blocking: never. Lifetime: shares the inner memory. Errors: reserve() returns
 // kUnavailable if too little is left.

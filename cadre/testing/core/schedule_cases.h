@@ -1,5 +1,5 @@
-// The pipelines with which schedules are tested: every schedule on 2 to 8 ranks with 1 to 16
-// microbatches and 1 to 4 stages on each rank.
+// Enumerates the pipelines with which schedules are tested: every schedule on 2 to 8 ranks with 1
+// to 16 microbatches and 1 to 4 stages on each rank.
 //
 // Threads: one. Blocking: never.
 #pragma once

@@ -1,4 +1,4 @@
-// A queue of collectives on a runner that a test scripts.
+// An OperationQueue whose runner is scripted by a test.
 //
 // Threads: those of OperationQueue. Blocking: the destructor, until the queue is closed. For tests
 // only.
@@ -41,7 +41,7 @@ inline Completion out_of_memory_at_first(const Operation& operation) {
   return Status();
 }
 
-// Returns an operation of barriers. The addresses of their streams distinguish them.
+// Returns an operation of barriers. Tests recognize the barriers by the addresses of their streams.
 inline Operation barrier_operation(size_t num_collectives = 1) {
   // Static, because an Operation borrows its collectives, and the queue keeps the Operation.
   static std::array<Collective, 3> collectives;

@@ -1,4 +1,4 @@
-// The seeds of randomised tests.
+// Returns the seeds of randomised tests.
 //
 // Threads: any. Blocking: never.
 #pragma once
@@ -12,21 +12,21 @@ namespace cadre::testing {
 // a failure (each such test names its seed if it fails).
 std::vector<uint64_t> test_seeds(int count);
 
-// Returns test_seeds() of 200, or of CADRE_SIM_SEEDS if it is set, for runs of the simulator.
+// Returns test_seeds(200) for runs of the simulator; CADRE_SIM_SEEDS sets another count.
 std::vector<uint64_t> simulator_seeds();
-// Returns the largest number of ranks in such a run: CADRE_SIM_MAX_RANKS, at least 2; default 4.
+// Returns the largest number of ranks in a simulated run: CADRE_SIM_MAX_RANKS, which must be at
+// least 2; by default 4.
 int max_simulated_ranks();
 
-// Returns the number that picks this run's share of the cases, if a test has too many for every
-// run: the environment variable CADRE_CASES_SEED, or 1. .ci/run derives it from the commit and
-// prints it.
+// Returns the seed by which a test with too many cases picks those of this run: the environment
+// variable CADRE_CASES_SEED, or 1. .ci/run derives it from the commit and prints it.
 uint64_t cases_seed();
 
-// Returns the environment variable CADRE_CASES_ONE_IN, at least 1; default 1, with which all cases
-// run.
+// Returns n if one in n cases runs: the environment variable CADRE_CASES_ONE_IN, which must be at
+// least 1; by default 1, with which all cases run.
 uint64_t cases_one_in();
 
-// Returns one in cases_one_in() of `cases`; cases_seed() picks them.
+// Returns one in cases_one_in() of `cases`, which cases_seed() picks.
 template <typename Case>
 std::vector<Case> share_of(const std::vector<Case>& cases) {
   std::vector<Case> share;

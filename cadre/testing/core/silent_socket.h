@@ -1,4 +1,5 @@
-// A socket that takes all bytes and receives none. Tests override the calls that they use.
+// A socket that accepts all bytes that are sent and never receives any. Tests override the calls
+// that they use.
 //
 // Threads: one at a time. Blocking: never. For tests only.
 #pragma once

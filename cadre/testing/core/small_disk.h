@@ -1,4 +1,4 @@
-// A file system of a given size, so that a test can fill it.
+// Mounts a file system of a given size, so that a test can fill it.
 //
 // Threads: one owner. Blocking: never. Lifetime: its files are lost when the last one is closed.
 // Errors: is_there() is false if this process may not mount a file system.

@@ -1,5 +1,5 @@
-// What the conformance tests of every Store share: the kinds of stores, and a fixture with one of
-// them.
+// The fixture of the conformance tests of every Store, and the kinds of stores with which it is
+// instantiated.
 //
 // Threads: one, and those of run_together(). Blocking: for the time of the test. Lifetime: that of
 // the test.
@@ -25,11 +25,11 @@ namespace cadre {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// One store that several ranks open.
+// A store that several ranks open.
 class StoreHarness {
  public:
   virtual ~StoreHarness() = default;
-  // Returns a handle like that of a rank; all handles see the same keys.
+  // Returns a handle, as a rank would open it. All handles see the same keys.
   virtual std::shared_ptr<Store> open() = 0;
 };
 

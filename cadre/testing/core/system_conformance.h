@@ -1,7 +1,7 @@
-// Tests of what every os::System does. Each implementation instantiates them.
+// Conformance tests of os::System, which each implementation instantiates.
 //
 // Include this header in one test file of the implementation, with INSTANTIATE_TEST_SUITE_P over a
-// SystemWorld. Bodies run inside SystemWorld::run, because there a simulation has its baton.
+// SystemWorld. Bodies run inside SystemWorld::run: the simulator must know their threads.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ class SystemConformance : public ::testing::TestWithParam<SystemWorld> {
   static os::Address tcp(const std::string& host = "127.0.0.1") {
     return {os::Address::Kind::kTcp, host, 0};
   }
-  // Returns one address of each kind.
+  // Returns one address of each kind of socket.
   static std::vector<os::Address> addresses(os::System& system) {
     return {tcp(), tcp("::1"), tcp("localhost"), make_rendezvous_address(system)};
   }
@@ -87,7 +87,7 @@ class SystemConformance : public ::testing::TestWithParam<SystemWorld> {
       if (got == 0) require(wait_readable(system, socket), "never readable");
     }
   }
-  // Reads until the stream fails, and returns the error.
+  // Reads until the stream fails, and returns that error.
   static Error end_of(os::System& system, os::Socket& socket) {
     std::array<std::byte, 256> buffer{};
     for (;;) {
@@ -193,7 +193,7 @@ TEST_P(SystemConformance, WaitOnAWordEndsAtTheDeadline) {
   });
 }
 
-// The caller must see its abort flag although no thread publishes.
+// A caller must notice its abort flag although no thread changes the word on which it waits.
 TEST_P(SystemConformance, WaitOnAWordNaps) {
   run([](os::System& system) {
     os::WaitWord word;
@@ -330,7 +330,7 @@ TEST_P(SystemConformance, AFullStreamTakesNothingUntilItIsRead) {
       const Pair pair = connect_pair(system, address);
       const std::vector<std::byte> block = pattern(64 << 10);
       size_t total = 0;
-      // While the kernel moves bytes to the other end, the stream may take more bytes.
+      // The kernel may move bytes to the other end meanwhile, so the stream may accept more bytes.
       size_t sent = 0;
       do {
         sent = pair.client->try_send(block).value_or_throw();
@@ -407,7 +407,7 @@ TEST_P(SystemConformance, NobodyListeningIsUnavailable) {
       const auto refused = system.connect(gone, system.deadline_in(kLong));
       ASSERT_FALSE(refused.ok());
       EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable) << refused.error().message();
-      // The name is free again.
+      // The name can be used again.
       EXPECT_TRUE(system.listen(gone).ok());
     }
   });

@@ -1,4 +1,4 @@
-// What the tests of the store over sockets share: a server, its log, and connections on which a
+// The fixture of the tests of the store over sockets: a server, its log, and connections on which a
 // test sends arbitrary bytes.
 //
 // Threads: one; the log from any. Blocking: for the time of the test. Lifetime: the test's.
@@ -35,7 +35,7 @@ class CollectingLog final : public LogSink {
   std::string text_;
 };
 
-// Returns the beginning of the stream of a rank that runs `build`.
+// Returns the first bytes of a connection from a rank that runs `build`.
 inline std::string hello_of_build(const std::string& build) {
   return std::string(
       wire::as_text(wire::encode({.verb = wire::StoreVerb::kHello,
@@ -58,7 +58,8 @@ class TcpStoreTest : public ::testing::Test {
     return TcpStore::connect(*system_, {.address = server.address(), .token = token}, soon());
   }
 
-  // Connects as a stranger, sends `bytes`, and returns what it receives until it is dropped.
+  // Connects without a greeting, sends `bytes`, and returns the bytes that it receives until the
+  // server closes the connection.
   std::string say(const TcpStoreServer& server, ConstBytes bytes) {
     auto socket = system_->connect(server.address(), soon()).value_or_throw();
     const Deadline deadline = soon();

@@ -1,4 +1,4 @@
-// What the tests of TcpLinks share: bytes to send, and a fixture that sends and receives them.
+// The fixture of the tests of TcpLinks, and functions that send and receive bytes.
 //
 // Threads: one owner. Blocking: for 20 s at most. For tests only.
 #pragma once
@@ -57,7 +57,8 @@ class TcpLinksTest : public ::testing::Test {
     transfer(transport, {peer, {}, bytes}, soon()).value_or_throw();
     return bytes;
   }
-  // Sends until the channel has taken nothing for a while. Returns how many bytes it took.
+  // Sends until the channel has accepted no byte for a while. Returns the number of bytes that it
+  // accepted.
   size_t send_until_full(Transport& transport, Rank peer) {
     const std::vector<std::byte> piece(1 << 20);
     size_t total = 0;

@@ -1,4 +1,4 @@
-// A folder for one test. The destructor removes the folder and everything in it.
+// Makes a folder for one test. The destructor removes it with everything in it.
 //
 // Threads: one owner. Blocking: for the time of the disk.
 #pragma once

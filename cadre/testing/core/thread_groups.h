@@ -1,5 +1,5 @@
-// What the tests of groups share: ranks on threads of one native System, over shared memory and
-// over TCP, with their own store.
+// The fixture of the tests of groups: ranks on threads of one native System, over shared memory and
+// over TCP, with a store of their own.
 //
 // Threads: run() makes one for each rank. Blocking: until all ranks have ended.
 #pragma once
@@ -73,15 +73,14 @@ inline void await(RankContext& context, std::string_view what,
   }
 }
 
-// Waits for the event that the rank has left the group in good order.
+// Waits for the event that the rank has left the group in an orderly way.
 inline void await_leave(RankContext& context, const Communicator& group, Rank rank) {
   await(context, "a leave", [&] {
     return monitor_of(group).peers()[static_cast<size_t>(rank.value)].left_after.has_value();
   });
 }
 
-// Returns the offset, in this rank's slice of the host memory, of the next piece that it would
-// allocate.
+// Returns the offset of the next allocation in this rank's slice of the host memory.
 inline size_t next_offset(const Communicator& world) {
   HostMemory& memory = *CommunicatorParts::impl_of(world).fabric->host_memory();
   return memory.allocate({.num_bytes = 1}).value_or_throw().place().offset;

@@ -1,4 +1,4 @@
-// What the tests of commands that start the trainer share.
+// The fixture of the tests of commands that start the trainer.
 //
 // Threads: one. Blocking: until the command has ended. For tests only.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace cadre::cli {
 
-// An installed tree whose trainer is a shell script, or which has no trainer.
+// An installed tree whose trainer is a shell script, or which contains no trainer.
 class TrainerTree : public ::testing::Test {
  protected:
   TrainerTree() {
@@ -26,7 +26,8 @@ class TrainerTree : public ::testing::Test {
     std::ofstream(config_) << "";
   }
 
-  // Runs the copied command under the built command, whose prefix "[0] " is part of the output.
+  // Runs the copied command as a worker of the built command, whose prefix "[0] " is part of the
+  // output.
   CommandResult run(const std::vector<std::string>& words) const {
     std::vector<std::string> all{"run", folder_ + "/bin/cadre"};
     all.insert(all.end(), words.begin(), words.end());

@@ -1,4 +1,5 @@
-// All transports of one group in one process, connected, for tests and benches of what uses them.
+// Connects all transports of one group in one process, for tests and benches of the code that uses
+// transports.
 //
 // Threads: of(rank) belongs to the thread that acts as that rank; run() starts one for each.
 // Blocking: the constructor connects; run() until all ranks have ended. Lifetime: nothing is left
@@ -38,11 +39,11 @@ class TransportGroup {
   // Returns the rank's TCP links, on which a further group between the ranks can be opened. TCP
   // only.
   TcpLinks& links_of(Rank rank) const { return *links_[static_cast<size_t>(rank.value)]; }
-  // Closes all channels of the rank, as a rank that ends in good order does.
+  // Closes all channels of the rank, as a rank that ends in an orderly way does.
   void close(Rank rank) { transports_[static_cast<size_t>(rank.value)].reset(); }
 
-  // Runs the body as every rank, each in a thread. Returns what ranks threw, one line each; an
-  // empty text if all returned.
+  // Runs the body as every rank, each in a thread of its own. Returns the errors of the ranks, one
+  // a line; an empty text if all returned.
   std::string run(const std::function<void(Transport&)>& body) const;
 
  private:

@@ -1,4 +1,4 @@
-// The layouts in which the tests of meshes of several axes train.
+// Lists the layouts in which the tests of meshes of several axes train.
 //
 // Threads: plain values. Blocking: never.
 #pragma once
@@ -28,8 +28,8 @@ inline std::vector<Layout> axes_layouts() {
        .axes = {{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}},
        .sharding = kHsdp,
        .kind = kUntied},
-      // Three ranks do not divide the vocabulary and the hidden features evenly, so shards end at
-      // other elements of the parameters that the ranks replicate.
+      // The vocabulary and the hidden features are not divisible by three ranks. So the shards of
+      // replicated parameters end at other elements.
       {.name = "zero1_x_tp_uneven",
        .axes = {{"dp", 2}, {"tp", 3}},
        .sharding = kZero1,

@@ -1,7 +1,7 @@
-// What the tests of meshes of several axes train: a decoder of two blocks that can be cut into up
-// to four stages, with a tied or an untied head, counter-based dropout, sizes that 4 ranks do not
-// divide, and, if requested, a layer of experts. In every stage, parameters have the names that
-// they have in the whole decoder.
+// The model of the tests of meshes of several axes: a decoder of two blocks that can be cut into up
+// to four stages, with a tied or an untied head, counter-based dropout, sizes that are not
+// divisible by 4 ranks, and, if requested, a layer of experts. In every stage, parameters have the
+// names that they have in the whole decoder.
 //
 // Threads: one for each model. Blocking: like the layers, once they are divided.
 #pragma once
@@ -29,8 +29,8 @@ struct AxesGptKind {
   bool has_experts = false;
 };
 
-// Stage `stage` of `num_stages`, at most four, which divide the embeddings, the two blocks and the
-// head among them.
+// Stage `stage` of `num_stages`. The embeddings, the two blocks and the head are divided among at
+// most four stages.
 struct AxesGpt : nn::Module {
   static constexpr int64_t kTokens = 12;
   static constexpr int64_t kWidth = DividedBlockImpl::kWidth;
@@ -63,8 +63,8 @@ struct AxesGpt : nn::Module {
   }
   bool has_block() const { return has(1) || has(2); }
 
-  // x: whole sequences of tokens (B, T) for the first stage, else the output of the previous stage.
-  // The last stage returns logits, of this rank's tokens and part of the vocabulary.
+  // x: whole sequences of tokens (B, T) for the first stage; for others, the output of the previous
+  // stage. The last stage returns the logits of this rank's tokens and its part of the vocabulary.
   Tensor forward(const Tensor& x) {
     Tensor h = x;
     if (has(0)) {
@@ -85,7 +85,7 @@ struct AxesGpt : nn::Module {
     return kind.is_tied ? tokens->logits(h) : head(h);
   }
 
-  // Returns entries for the layers that the stage has.
+  // Returns plan entries for those layers that the stage has.
   std::vector<PlanEntry> plan() const {
     using enum ParallelStyle;
     std::vector<PlanEntry> entries;
@@ -115,8 +115,8 @@ struct AxesGpt : nn::Module {
   std::shared_ptr<DropoutStream> stream = std::make_shared<DropoutStream>();
   std::optional<ContextParallel> context;
   RouterLosses router_losses;  // losses of the last forward
-  // Called before the blocks in the forward, and after them in the backward; a test disturbs a rank
-  // in them.
+  // Called before the blocks in the forward, and after them in the backward. A test uses them to
+  // make a rank fail or wait.
   std::function<void()> in_forward, in_backward;
   Embedding tokens{nullptr}, positions{nullptr};
   Block first{nullptr}, second{nullptr};
@@ -133,7 +133,7 @@ inline std::shared_ptr<AxesGpt> make_axes_gpt(const AxesGptKind& kind, torch::Sc
   return model;
 }
 
-// Returns the stage with the weights of the whole model.
+// Returns the stage, with the weights that it has in the whole model.
 inline std::shared_ptr<AxesGpt> stage_of(const AxesGpt& whole, int stage, int num_stages) {
   const auto part = std::make_shared<AxesGpt>(whole.kind, stage, num_stages);
   const torch::NoGradGuard no_grad;

@@ -42,11 +42,11 @@
 namespace cadre::testing {
 
 inline constexpr int64_t kAxesRows = 8;
-// The norm is so small that every step is clipped.
+// This norm is so small that every step clips its gradients.
 inline constexpr double kAxesMaxNorm = 0.25;
 inline constexpr RouterLossWeights kAxesRouterWeights{.load_balance = 0.1, .z = 0.02};
 
-// How a model is divided among the ranks.
+// Describes how a model is divided among the ranks.
 struct Layout {
   std::string name;
   std::vector<MeshAxis> axes;
@@ -70,17 +70,17 @@ inline std::ostream& operator<<(std::ostream& out, const Layout& layout) {
   return out << layout.name;
 }
 
-// What a program does wrong on purpose, on all ranks.
+// Mistakes that a program makes deliberately, on all ranks.
 enum class AxesMistake {
   kNone,
-  kNoSumOverTp,  // a norm on shards of the sequence does not sum its gradients
-  kNoSumOverDp,  // no wrapper, or a pipeline without replicas
-  kUntied,       // each stage's copy of a tied weight has its own gradient
+  kNoSumOverTp,  // the gradients of a norm on shards of the sequence are not summed
+  kNoSumOverDp,  // the model has no data-parallel wrapper, or the pipeline no replicas
+  kUntied,       // each copy of a tied weight keeps its own gradient
   kSwappedMicrobatches,
-  kCountedTwice,  // the norm sums what all ranks of tp have, also for whole parameters
+  kCountedTwice,  // the norm sums over all ranks of tp, also for parameters that are not divided
 };
 
-// What the ranks have computed together in all steps.
+// The results of all ranks together, for all steps.
 struct AxesTraining {
   Training training;
   std::vector<double> norms;
@@ -118,7 +118,7 @@ inline AxesTraining train_axes_alone(const Case& test_case, AxesGpt& model,
   return result;
 }
 
-// One rank of a layout. The members are in the order in which they are made.
+// One rank of a layout. The constructor makes the members in the order in which they are declared.
 class AxesRank {
  public:
   AxesRank(const Layout& layout, const Case& test_case, const ProcessGroup& world,
@@ -141,8 +141,8 @@ class AxesRank {
     make_optimizer_for(test_case);
   }
 
-  // Runs a step. Returns the mean loss over all rows; the gradients are those that the optimizer
-  // used.
+  // Runs a step. Returns the mean loss over all rows, and leaves the gradients that the optimizer
+  // has used.
   double step(const Tensor& batch) {
     optimizer_->zero_grad();
     for (const auto& part : parts_) {
@@ -178,7 +178,7 @@ class AxesRank {
   // Returns whole parameters, in the order of the plain module.
   Snapshot parameters() { return in_order(shard::gather_values(records())); }
 
-  // Returns what this rank owns, for snapshots.
+  // Returns the ParameterShards of this rank, for snapshots.
   std::vector<ParameterShard> records() {
     if (pipeline_) return pipeline_->parameter_shards();
     if (fsdp_) return fsdp_->parameter_shards();
@@ -186,17 +186,17 @@ class AxesRank {
     return shards_;
   }
   SnapshotParts parts() { return parts_of(records()); }
-  // Returns the optimizer whose state is that of the records.
+  // Returns the optimizer that holds the state of the parameters in records().
   torch::optim::Optimizer& optimizer() { return zero_local_ ? zero_local_() : *optimizer_; }
   void step_optimizer() { optimizer_->step(); }
-  // Disturbs the rank in the forward or the backward of its first stage.
+  // Sets functions that run in the forward and the backward of this rank's first stage.
   void disturb(std::function<void()> in_forward, std::function<void()> in_backward) {
     parts_[0]->in_forward = std::move(in_forward);
     parts_[0]->in_backward = std::move(in_backward);
   }
-  // Closes the mesh. After an error its destructor does that instead.
+  // Closes the mesh. After an error the destructor of the mesh does that.
   void close() { mesh_.close(); }
-  // Continues after so many steps.
+  // Continues a training of num_steps steps: sets the counters of steps.
   void start_after(int num_steps) {
     for (const auto& part : parts_) part->stream->step = static_cast<uint64_t>(num_steps);
   }
@@ -209,7 +209,7 @@ class AxesRank {
   int64_t num_rows() const { return kAxesRows / data_.size; }
   int64_t first_row() const { return num_rows() * data_.rank; }
 
-  // Returns those of the axes that the layout has.
+  // Returns those of the named axes that the layout has.
   std::vector<std::string> axes_among(const std::vector<std::string>& names) const {
     std::vector<std::string> present;
     for (const std::string& name : names) {
@@ -336,7 +336,8 @@ class AxesRank {
     return parameters_of(*parts_[0]);
   }
 
-  // Returns the loss of this rank's rows, or of its tokens of these rows.
+  // Returns the loss of this rank's rows, or of its tokens of these rows if the sequence is
+  // divided.
   Tensor loss_of(const Tensor& logits, const Tensor& whole_targets) const {
     const Tensor targets = context_ ? context_->shard(whole_targets, 1) : whole_targets;
     const Tensor mean =
@@ -366,7 +367,7 @@ class AxesRank {
     return result.loss;
   }
 
-  // Sums the gradients that no wrapper sums.
+  // Sums those gradients that no wrapper sums.
   void sum_gradients() {
     if (experts_) {
       experts_->sum_gradients(gradient_records(), {.reduced_axes = reduced_axes()});
@@ -407,7 +408,7 @@ class AxesRank {
   ProcessGroup world_;
   DeviceMesh mesh_;
   DataRanks data_;
-  std::vector<std::string> names_;  // names in the plain module
+  std::vector<std::string> names_;  // the names of the parameters in the plain module
   PipelineSchedule schedule_;
   std::vector<std::shared_ptr<AxesGpt>> parts_;
   std::vector<ParameterShard> shards_;

@@ -1,4 +1,4 @@
-// What the tests of DataLoader share.
+// A dataset for the tests of DataLoader.
 //
 // For tests only.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace cadre::testing {
 
-// A dataset whose samples are their own indices.
+// A dataset in which each sample is its own index.
 class Counting : public Dataset {
  public:
   explicit Counting(int64_t num_samples) : num_samples_(num_samples) {}

@@ -1,6 +1,6 @@
-// What the tests of sharded gradients share: a model of odd parameters, and a program that runs on
-// two copies of it. One copy is wrapped with replicated gradients and the other with sharded
-// gradients. What the program compares must have equal bits.
+// Helpers for the tests of sharded gradients: a model with unusual parameters, and a function that
+// runs a program on two copies of it. One copy is wrapped with replicated gradients and the other
+// with sharded gradients. The gradients that the program compares must have equal bits.
 //
 // Threads: expect_equal makes one for each rank. Blocking: until all ranks have ended. Errors: a
 // difference fails the test.
@@ -26,7 +26,7 @@ namespace cadre::testing {
 using torch::Tensor;
 namespace nn = torch::nn;
 
-// A linear layer whose weight is another module's parameter.
+// A linear layer that uses the weight of another module.
 struct TiedHeadImpl : nn::Module {
   explicit TiedHeadImpl(const Tensor& weight) : weight_(register_parameter("weight", weight)) {}
   Tensor forward(const Tensor& x) { return torch::matmul(x, weight_.t()); }
@@ -34,8 +34,8 @@ struct TiedHeadImpl : nn::Module {
 };
 TORCH_MODULE(TiedHead);
 
-// Has sizes that no number of ranks divides, a tied and a frozen weight, two dtypes, a parameter of
-// 0 dims, and branches that a forward may leave out.
+// A model with sizes that are not divisible by any number of ranks, a tied and a frozen weight, two
+// dtypes, a parameter of 0 dims, and branches that a forward may leave out.
 struct Zoo : nn::Module {
   Zoo() {
     torch::manual_seed(5);
@@ -51,7 +51,7 @@ struct Zoo : nn::Module {
     small = register_module("small", nn::Linear(5, 13));  // the parameters have dtype float32
     scale = register_parameter("scale", torch::full({}, 0.7, torch::kDouble));
   }
-  // x: (B, 3) int64. `use`: whether the branches `side` and `other` are used.
+  // x: (B, 3) int64. `use` selects whether the forward uses the branches `side` and `other`.
   Tensor forward(const Tensor& x, std::pair<bool, bool> use) {
     Tensor h = torch::tanh(up(embedding(x)));
     h = h + torch::gelu(frozen(h));
@@ -70,7 +70,7 @@ struct Zoo : nn::Module {
 
 using Wrapped = DistributedDataParallel<Zoo>;
 
-// Returns false also for a gradient that throws when it is touched.
+// Returns whether the gradient is defined and readable; some gradients throw when they are read.
 inline bool has_values(const Tensor& gradient) {
   if (!gradient.defined()) return false;
   try {
@@ -85,7 +85,7 @@ inline DistributedDataParallelOptions options_of(GradientPlacement placement) {
   return {.bucket_caps = {.first_bytes = 300, .bytes = 300}, .gradients = placement};
 }
 
-// One of the two copies, through the interface that a program uses.
+// One of the two copies, with the interface that a program uses.
 struct Copy {
   Wrapped& model;
   Zoo& net;
@@ -129,10 +129,10 @@ inline bool equal_bits(const Tensor& a, const Tensor& b) {
          std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
 }
 
-// What the program read at each of its comparisons: the gradients of the whole model, or those of
+// The gradients that the program read at each of its comparisons: those of the whole model, or of
 // the shards.
 struct Seen {
-  // The gradients by comparison and parameter; undefined if a parameter has no gradient.
+  // Gradients, by comparison and parameter; undefined if a parameter has no gradient.
   std::vector<std::vector<Tensor>> gradients;
   std::vector<std::string> names;
   std::vector<FlatRange> ranges;
@@ -191,8 +191,8 @@ inline void require_slices(const Seen& replicated, const Seen& sharded) {
   }
 }
 
-// Runs the program on each rank, with equal weights in both wrappers of rank 0. The process has one
-// random generator, so the models are made before the ranks begin.
+// Runs the program on each rank. Both copies start with the weights of rank 0. The models are made
+// before the ranks start, because the process has only one random generator.
 inline void run_pairs(
     int world_size,
     const std::function<void(const ProcessGroup&, Wrapped& replicated, Wrapped& sharded)>& body) {

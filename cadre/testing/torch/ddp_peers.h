@@ -1,5 +1,5 @@
-// What the tests of DistributedDataParallel on one rank share: a wrapper whose peers' values are
-// computed by a formula.
+// The fixture of the tests of DistributedDataParallel on one rank: a wrapper whose peers are
+// simulated by a formula.
 //
 // Threads: one. Blocking: never.
 #pragma once
@@ -21,9 +21,9 @@ namespace cadre::testing {
 
 inline constexpr int kWorld = 4;
 
-// Peers that know the wrapper's messages: the sums of the samples in int64, the counts by parameter
-// and by rank in int32, and the trailer behind the gradients. They send the same as this rank,
-// unless a test sets something else.
+// Simulates peers of a wrapper. It knows the wrapper's messages: the sums of the samples in int64,
+// the counts by parameter and by rank in int32, and the trailer behind the gradients. Peers send
+// the same values as this rank, unless a test sets other ones.
 class DdpPeers : public PeersFormula {
  public:
   using PeersFormula::PeersFormula;
@@ -39,10 +39,12 @@ class DdpPeers : public PeersFormula {
     }
   }
 
-  // Sum of the counts of all peers, without their samples; undefined: the same as on this rank.
+  // The sum of the counts of all peers, without their samples; if undefined, each peer sends the
+  // same counts as this rank.
   Tensor counts;
-  std::optional<int64_t> samples;  // sum over all peers; nullopt: each has as many as this rank
-  double flag = 0;                 // added to the last element of each floating-point reduction
+  // The sum over all peers; nullopt: each peer has as many samples as this rank.
+  std::optional<int64_t> samples;
+  double flag = 0;  // added to the last element of each floating-point reduction
 
  private:
   void reduce_counts(const Tensor& tensor) const {
@@ -53,8 +55,8 @@ class DdpPeers : public PeersFormula {
       return;
     }
     tensor.mul_(world_size());
-    // The last elements hold the samples, numbers of writes, wrappers, positions and suspicions of
-    // the ranks.
+    // These elements of the trailer hold the ranks' samples, numbers of writes, wrappers, positions
+    // and suspicions.
     for (const int64_t place : {1, 2, 3, 4, 5, 6, 8}) {
       const Tensor of_ranks = tensor.narrow(0, -place * world_size(), world_size());
       of_ranks.fill_(of_ranks[0] / world_size());
@@ -72,7 +74,7 @@ class DdpTest : public ::testing::Test {
   std::shared_ptr<Net> net_ = std::make_shared<Net>();
   std::shared_ptr<DdpPeers> formula_ = std::make_shared<DdpPeers>(kWorld);
   FakeGroup peers_{formula_};
-  // There are at least two buckets, because each parameter of more than 64 bytes fills one.
+  // These caps give at least two buckets, because each parameter of more than 64 bytes fills one.
   DistributedDataParallelOptions options_{.bucket_caps = {.first_bytes = 64, .bytes = 64}};
 
   DistributedDataParallel<Net> wrap() { return {net_, peers_.group(), options_}; }

@@ -1,5 +1,5 @@
-// Runs a job of which one rank kills or stops itself while it trains. On every other rank, training
-// must fail in time, and nothing must be left behind.
+// Runs a job in which one rank, the victim, kills or stops itself while it trains. On every other
+// rank training must fail in time, and no process, thread or file may be leaked.
 //
 // Threads: those of run_job(). Blocking: run_disturbed(), until all ranks have ended. For tests
 // only.
@@ -29,23 +29,23 @@ namespace cadre::testing {
 
 inline constexpr int kVictim = 1;
 inline constexpr Duration kStopTimeout = std::chrono::seconds(2);
-// The guaranteed time. It counts from the signal, or from the deadline if the victim is only
-// stopped.
+// The time in which survivors must fail. It counts from the signal, or from the deadline if the
+// victim is only stopped.
 inline constexpr Duration kLimit = std::chrono::seconds(2);
 
 struct DisturbedJob {
   int world_size = 2;
   int signal =
-      SIGKILL;  // SIGSTOP: the victim does not answer; 0: it leaves the group in good order
+      SIGKILL;  // SIGSTOP: the victim stops answering; 0: it leaves the group in an orderly way
   TransportChoice transport = TransportChoice::kAuto;
 
-  // Returns the timeout of the operations of its groups.
+  // Returns the timeout of the operations of the job's groups.
   Duration timeout() const {
     return signal == SIGSTOP ? kStopTimeout : Duration(std::chrono::seconds(30));
   }
 };
 
-// When the victim disturbed itself, and the pid of its process.
+// The time at which the victim killed or stopped itself, and the pid of its process.
 struct Moment {
   TimePoint time;
   int pid = 0;
@@ -75,10 +75,11 @@ struct DisturbedRank {
   [[noreturn]] void disturb_self() const {
     std::ofstream(moment_file) << context.system.now().ns << " " << ::getpid();
     ::raise(job.signal);
-    // A stopped process that is continued must not take part again.
+    // If a stopped process is continued, it must not take part again.
     throw Error(ErrorCode::kInternal, "the victim goes on");
   }
-  // Returns what `train` throws, and when. `check` is then called with the error.
+  // Runs `train` and returns its error and the time of that error. Then it calls `check` with the
+  // error.
   FailureReport report_of(const std::function<void()>& train,
                           const std::function<void(const Error&)>& check = nullptr) const {
     FailureReport report;
@@ -93,11 +94,11 @@ struct DisturbedRank {
   }
 };
 
-// What a rank does; it must fail on every survivor. On the victim it ends in disturb_self(). If the
-// victim leaves in good order, the body returns with any message.
+// The function of each rank. It must fail on every survivor; on the victim it ends in
+// disturb_self(). If the victim leaves in an orderly way, it returns with any message.
 using DisturbedBody = std::function<FailureReport(DisturbedRank&)>;
 
-// Returns a body that runs with a group of all ranks.
+// Returns a DisturbedBody that calls a function with a group of all ranks.
 inline DisturbedBody on_group(
     std::function<FailureReport(DisturbedRank&, const ProcessGroup&)> train) {
   return [train = std::move(train)](DisturbedRank& rank) {
@@ -110,7 +111,7 @@ inline DisturbedBody on_group(
 
 inline void live_through(DisturbedRank& rank, const DisturbedBody& body) {
   at::set_num_threads(1);
-  // Makes libtorch start now what it starts once.
+  // Makes libtorch start its threads now, before the group exists.
   torch::ones({4}, torch::requires_grad()).sum().backward();
   const Resources before = count_resources();
   const FailureReport report = body(rank);
@@ -125,8 +126,8 @@ inline void live_through(DisturbedRank& rank, const DisturbedBody& body) {
 }
 
 struct DisturbedOutcome {
-  std::string victim;                   // how messages name the victim at the end: ", pid 812)"
-  std::string farewell;                 // the message of a victim that left in good order
+  std::string victim;    // the end of the victim's name in messages, for example ", pid 812)"
+  std::string farewell;  // the message of a victim that left in an orderly way
   std::map<int, std::string> messages;  // messages of the survivors, by rank
 };
 
@@ -169,11 +170,12 @@ inline DisturbedOutcome run_disturbed(const DisturbedJob& job, const DisturbedBo
   return outcome;
 }
 
-// A timeout in the group of one axis of a mesh names the rank that it waits for, and the group in
-// which that rank waits. So only one rank must name the victim.
+// The groups in which the ranks wait. In a mesh, a timeout names the rank for which the group of
+// one axis waits, and the group in which that rank waits in turn. So it suffices that one rank
+// names the victim.
 enum class WaitsIn { kOneGroup, kGroupsOfAxes };
 
-// Checks that the survivors' codes fit the signal, and that their messages name the victim.
+// Checks that the survivors' error codes fit the signal, and that their messages name the victim.
 inline void expect_victim_named(const DisturbedJob& job, const DisturbedOutcome& outcome,
                                 WaitsIn groups) {
   const std::string code = job.signal == SIGSTOP ? "kTimeout: " : "kPeerLost: ";

@@ -1,4 +1,4 @@
-// What the equality tests of expert parallelism train: a GPT whose MLPs are mixtures of experts,
+// The models of the equality tests of expert parallelism: a GPT whose MLPs are mixtures of experts,
 // and an MLP with one mixture in the middle, with one selected expert and a capacity that drops
 // choices.
 //
@@ -22,9 +22,10 @@ struct Degrees {
   int ep;
 };
 
-// loss() is the mean over the tokens of all ranks plus the auxiliary losses of the last forward.
+// A model whose loss() is the mean over the tokens of all ranks plus the auxiliary losses of the
+// last forward.
 struct ExpertModel : Model {
-  // Null if there is one process.
+  // Null if the model trains in one process.
   const ExpertParallel* experts = nullptr;
 
  protected:
@@ -123,7 +124,7 @@ struct ExpertGpt : ExpertModel {
   nn::Linear head{nullptr};
 };
 
-// model: mlp or gpt.
+// `test_case.model` is mlp or gpt.
 inline std::shared_ptr<ExpertModel> make_expert_model(const Case& test_case, uint64_t seed) {
   torch::manual_seed(seed);
   std::shared_ptr<ExpertModel> model;

@@ -1,6 +1,6 @@
 // Computes a mixture of experts by its definition, token by token and expert by expert in one
-// process, as the expected result in tests of the layer. Also has models and numbers that these
-// tests use.
+// process, as the expected result in tests of the layer. The header also defines problems and
+// values for these tests.
 //
 // Threads: pure functions. Blocking: never.
 #pragma once
@@ -23,17 +23,18 @@ struct ExpertReference {
   Tensor z;             // ()
   std::vector<int64_t> choices_of_expert;
   int64_t num_dropped = 0;
-  // The smallest difference between a chosen logit and the next smaller one of the same token.
+  // The smallest difference between the logit of a chosen expert and the next smaller logit of the
+  // same token.
   double smallest_gap = 1e9;
 };
 
-// The parameters of the layer, whole.
+// The parameters of the whole layer.
 struct ExpertWeights {
   Tensor router, up_weight, up_bias, down_weight, down_bias;
   std::vector<Tensor> all() const { return {router, up_weight, up_bias, down_weight, down_bias}; }
 };
 
-// Returns the experts of each token, best first, by comparing single numbers.
+// Returns the experts of each token, the best one first. It compares logits one by one.
 inline std::vector<std::vector<int64_t>> best_experts(const Tensor& logits, int64_t num_selected,
                                                       double& smallest_gap) {
   std::vector<std::vector<int64_t>> chosen;
@@ -62,7 +63,7 @@ inline Tensor output_of_expert(const ExpertWeights& weights, int64_t expert, con
   return weights.down_weight[expert].mv(hidden) + weights.down_bias[expert];
 }
 
-// x: (n, D), the tokens of all ranks, n > 0.
+// x: (n, D), the tokens of all ranks, with n > 0.
 inline ExpertReference reference_of(const ExpertWeights& weights, const Tensor& x,
                                     const MixtureOfExpertsOptions& options) {
   ExpertReference result;
@@ -108,7 +109,7 @@ inline ExpertReference reference_of(const ExpertWeights& weights, const Tensor& 
   return result;
 }
 
-// Returns smooth numbers that are as large as weights.
+// Returns smooth values of the magnitude of weights.
 inline Tensor smooth_numbers(at::IntArrayRef shape, double seed) {
   const int64_t count = c10::multiply_integers(shape);
   return (torch::arange(count, torch::kDouble) * 0.7 + seed).sin().view(shape) * 0.5;

@@ -1,5 +1,5 @@
-// The models of wrap_models.h with units in them, and more models that tests of units need. The
-// same seed gives the same parameters in the same order.
+// The models of wrap_models.h, divided into units, and more models for tests of units. The same
+// seed gives the same parameters in the same order.
 //
 // Threads: one for each model. Blocking: never.
 #pragma once
@@ -17,7 +17,7 @@ namespace cadre::testing {
 using LinearUnit = nn::ModuleHolder<ShardUnit<nn::LinearImpl>>;
 using ConvUnit = nn::ModuleHolder<ShardUnit<nn::Conv2dImpl>>;
 
-// Values for Unit<M> in the models below: a unit, or a unit that computes its forward again in
+// Templates for Unit<M> in the models below: a plain unit, or a unit that recomputes its forward in
 // backward.
 template <typename M>
 using PlainShardUnit = ShardUnit<M>;
@@ -34,7 +34,8 @@ struct MlpOfUnits : Mlp {
 };
 using UnitMlp = MlpOfUnits<PlainShardUnit>;
 
-// Has two consecutive units without an operation between them, and a root of two layers.
+// A model with two consecutive units without an operation between them, and with two layers in the
+// root.
 template <template <typename> typename Unit>
 struct CnnOfUnits : TinyCnn {
   explicit CnnOfUnits(torch::ScalarType dtype) : TinyCnn(dtype) {
@@ -54,7 +55,7 @@ struct CnnOfUnits : TinyCnn {
 };
 using UnitCnn = CnnOfUnits<PlainShardUnit>;
 
-// The halves of TinyGpt's block, as units that take and return the residual stream.
+// The two halves of the block of TinyGpt, as units that take and return the residual stream.
 struct AttentionImpl : nn::Module {
   explicit AttentionImpl(int64_t width) {
     norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({width})));
@@ -107,8 +108,8 @@ struct GptOfUnits : Model {
 };
 using UnitGpt = GptOfUnits<PlainShardUnit>;
 
-// Sets values that are the same in every thread: random values would not be, because ranks that
-// make models at the same time share the generator of the process.
+// Sets values that do not depend on the thread. Random values would: ranks that make models at the
+// same time share the generator of the process.
 inline void set_values(nn::Module& module) {
   const torch::NoGradGuard no_grad;
   double phase = 0;
@@ -135,7 +136,7 @@ std::shared_ptr<Model> make_model_of_units(const Case& test_case) {
   return model;
 }
 
-// Does the same as make_model(), with other names for parameters of the GPT.
+// Makes the models of make_model() with units. Some parameters of the GPT have other names.
 inline std::shared_ptr<Model> make_unit_model(const Case& test_case, uint64_t seed) {
   const std::shared_ptr<Model> model = test_case.is_checkpointed
                                            ? make_model_of_units<CheckpointedUnit>(test_case)

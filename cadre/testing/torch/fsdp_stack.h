@@ -1,5 +1,5 @@
-// A model of three units and a root. Its forward may write to a weight, and call the test also
-// during its backward.
+// A model of three units and a root. Its forward may write to a weight, and a test can set
+// functions that run during forward and backward.
 //
 // Threads: a model for each rank. Blocking: on_two_ranks() until both have ended. Errors: if a rank
 // fails, the test fails.

@@ -1,4 +1,4 @@
-// Models of equal units. Tests train each beside its sharded form.
+// Models of equal units. Tests train a plain copy and a sharded copy of each and compare them.
 //
 // Threads: expect_trains_as_plain() makes one for each rank. Blocking: until all ranks have ended.
 // Errors: a difference fails the test.
@@ -23,7 +23,7 @@
 
 namespace cadre::testing {
 
-inline constexpr int64_t kWidth = 5;  // no number of ranks divides the parameters evenly
+inline constexpr int64_t kWidth = 5;  // the parameters are not divisible by any number of ranks
 inline constexpr int64_t kRows = 12;
 inline constexpr int kTowerSteps = 3;
 
@@ -52,7 +52,7 @@ struct BorrowerImpl : nn::Module {
   Tensor weight;
 };
 
-// Has units that are frozen in part or as a whole, unused, or tied to another unit.
+// A tower with units that are frozen in part or as a whole, unused, or tied to another unit.
 struct Special : Tower {
   Special() : Tower(4) {
     units[1]->weight.requires_grad_(false);
@@ -75,13 +75,13 @@ struct MixedTower : Tower {
   Tensor scale;
 };
 
-// A unit of Tower with the operations around it in Tower.
+// A unit that contains one layer of Tower and the operations around it.
 struct HalfImpl : nn::LinearImpl {
   using nn::LinearImpl::LinearImpl;
   Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
 };
 
-// A tower that computes its activations again in backward.
+// A tower that recomputes its activations in backward.
 struct Recomputed : nn::Module {
   using Unit = nn::ModuleHolder<ShardUnit<ActivationCheckpoint<HalfImpl>>>;
   Recomputed() {
@@ -101,7 +101,7 @@ struct Recomputed : nn::Module {
   nn::Linear head{nullptr};
 };
 
-// Returns the size of the flat buffer of a Linear(kWidth, num_outputs).
+// Returns the number of bytes of the flat buffer of a Linear(kWidth, num_outputs).
 inline int64_t bytes_of_linear(int64_t num_outputs, int world_size) {
   const int64_t alignment = shard::FlatParametersOptions().alignment;
   const shard::FlatLayout layout({num_outputs * kWidth, num_outputs}, world_size,
@@ -122,8 +122,8 @@ inline FullyShardedDataParallelOptions every_unit() {
   return {.wrap_policy = wrap_by_size(1)};
 }
 
-// Called with (model, step, rows), runs one step up to the gradients. `model` is the module or its
-// wrapper.
+// Called with (model, step, rows), runs one step without the optimizer. `model` is the module or
+// its wrapper.
 struct PlainSteps {
   template <typename Model>
   void operator()(Model& model, const Tensor& rows) const {
@@ -149,7 +149,7 @@ struct Accumulation {
   }
 };
 
-// Returns each parameter once, as the wrapper has them.
+// Returns each parameter once, in the order of the wrapper.
 template <typename M>
 std::vector<Tensor> parameters_of(const M& module) {
   std::vector<Tensor> parameters;

@@ -1,5 +1,5 @@
-// The groups that tests of wrappers use: a real group whose collectives a test sees on their way to
-// the engine, or rank 0 of a group whose other ranks are computed by a formula.
+// Groups for tests of wrappers: a real group whose collectives a test can intercept on their way to
+// the engine, or rank 0 of a group whose other ranks are simulated by a formula.
 //
 // Threads: those of ProcessGroup; on_call runs in the thread that runs the collective, which may be
 // the group's own. Blocking: that of the real group; never with a formula. Lifetime: group() and
@@ -30,16 +30,16 @@
 
 namespace cadre::testing {
 
-// Returns the elements of an operand, without its shape.
+// Returns the elements of an operand as a tensor of one dimension.
 inline at::Tensor tensor_of(ConstBytes bytes, DType dtype) {
   const auto numel = static_cast<int64_t>(bytes.size() / size_of(dtype));
   return at::from_blob(const_cast<std::byte*>(bytes.data()),  // NOLINT: a tensor is never const
                        {numel}, at::TensorOptions().dtype(to_scalar_type(dtype)));
 }
 
-// Computes the other ranks in tests of rank 0 alone. The floating-point values of rank r are r + 1
-// times those of rank 0, and its integers are those of rank 0. Derive from it for a wrapper that
-// puts more into its messages than gradients.
+// Simulates the other ranks in tests of rank 0 alone. The floating-point values of rank r are r + 1
+// times those of rank 0, and its integers are those of rank 0. Derive from it for a wrapper whose
+// messages contain more than gradients.
 class PeersFormula : public FormulaPeers {
  public:
   explicit PeersFormula(int world_size) : world_size_(world_size) {}
@@ -60,7 +60,7 @@ class PeersFormula : public FormulaPeers {
     if (!reduces(c.kind)) return FormulaPeers::run(self, op, c);
     const at::NoGradGuard no_grad;
     const at::Tensor output = tensor_of(c.out, c.dtype);
-    // This rank's part of a reduce_scatter is the first, because it is rank 0.
+    // This rank is rank 0, so its part of a reduce_scatter is the first one.
     const at::Tensor own = tensor_of(c.in, c.dtype).narrow(0, 0, output.numel());
     if (output.const_data_ptr() != own.const_data_ptr()) output.copy_(own);
     reduce(output, c.reduction.op());
@@ -82,12 +82,13 @@ class GroupCall {
         output(tensor_of(call.collective.out, call.collective.dtype)),
         call_(call) {}
 
-  // Returns whether it reduces gradients, as opposed to the integers that the ranks compare.
+  // Returns whether the collective reduces gradients, as opposed to the integers that the ranks
+  // compare.
   bool is_reduction_of_values() const { return reduces(kind) && is_of_values(); }
   bool is_of_values() const { return input.is_floating_point(); }
   ReduceOp op() const { return call_.collective.reduction.op(); }
   void reduce_with(ReduceOp op) { call_.collective.reduction = op; }
-  // Runs the collective, as it is at that time, with the other ranks.
+  // Runs the collective, as it is at the time of this call, on the other ranks.
   void pass_on() {
     const at::NoGradGuard no_grad;
     status_ = call_.pass_on();
@@ -113,8 +114,9 @@ class FakeGroup {
       std::make_shared<OnCall>([](GroupCall& call) { call.pass_on(); });
 
  public:
-  // Makes a group of the ranks of `real`, split off from it; all of them must make one. The two
-  // fail together, so groups that fail together with `real` also fail together with this group.
+  // Makes a group of the ranks of `real`, split off from it; all of them must make one. A failure
+  // of either group fails both, and groups that fail together with `real` fail together with this
+  // group, too.
   explicit FakeGroup(const ProcessGroup& real)
       : FakeGroup(split(real.communicator(), {.color = 0, .name = real.name()},
                         real.communicator().system().deadline_in(kDefaultConnectTimeout))) {
@@ -125,9 +127,9 @@ class FakeGroup {
     intercept(*communicator_, calls_);
     install();
   }
-  // Makes rank 0 of a group whose other ranks are computed by a formula. Its asynchronous
-  // collectives run when they, or later collectives, are waited for. So a wrapper that reads before
-  // it waits sees the old values.
+  // Makes rank 0 of a group whose other ranks are computed by a formula. An asynchronous collective
+  // runs when the caller waits for it or for a later one. So a wrapper that reads before it waits
+  // reads the old values.
   explicit FakeGroup(const std::shared_ptr<PeersFormula>& formula) {
     const auto lone = std::make_shared<Lone>();
     CommunicatorOptions options;
@@ -140,7 +142,7 @@ class FakeGroup {
   FakeGroup(const FakeGroup&) = delete;
   FakeGroup& operator=(const FakeGroup&) = delete;
 
-  // Runs in place of each collective. It passes the collective on unless it drops it:
+  // A function that runs in place of each collective. It passes the collective on or drops it:
   //   count   ++n; call.pass_on();
   //   drop    return;
   //   change  call.reduce_with(ReduceOp::kSum); call.pass_on();
@@ -148,15 +150,16 @@ class FakeGroup {
   //   fail    throw Error(...);
   // Set it while no operation is pending.
   OnCall& on_call = *on_call_;
-  // Passes a collective on late, as a slow group does.
+  // Passes a collective on after a pause, as a slow group does.
   void delay(GroupCall& call) const {
     os::System& system = communicator_->system();
     system.make_waiter()->park(system.deadline_in(std::chrono::milliseconds(5)));
     call.pass_on();
   }
 
-  // With a formula, callers run all operations. This lets the group's own thread run what an
-  // abandoned pass has left, for which a wrapper's destructor waits. Does nothing for a real group.
+  // With a formula, callers run all operations. This call starts the group's own thread, which runs
+  // the operations of an abandoned pass, for which a wrapper's destructor waits. It has no effect
+  // for a real group.
   void begin_threads() const {
     if (lone_ != nullptr) lone_->system.begin_threads();
   }
@@ -165,7 +168,8 @@ class FakeGroup {
   // Returns how many objects own the group, without this object.
   long num_owners() const { return communicator_.use_count() - 1; }
 
-  // Returns the collectives in the order in which they ran: "all_reduce(sum, float32 x 12)".
+  // Returns the collectives in the order in which they ran, for example "all_reduce(sum, float32 x
+  // 12)".
   std::vector<std::string> log() const { return calls_->log(); }
   void clear_log() const { calls_->clear_log(); }
   // Returns the number of allocations of symmetric memory in the log.
@@ -175,7 +179,7 @@ class FakeGroup {
   }
 
  private:
-  // A System whose progress threads do not begin before begin_threads() or their join(), so that
+  // A System whose progress threads do not start before begin_threads() or their join(), so that
   // callers run the operations.
   class CallersRunAll final : public ForwardingSystem {
    public:

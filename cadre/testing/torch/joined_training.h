@@ -16,7 +16,7 @@
 
 namespace cadre::testing {
 
-// The dimension along which each parameter is divided, by parameter; nullopt: it is not divided.
+// For each parameter, the dimension along which it is divided; nullopt: it is not divided.
 using DividedDims = std::vector<std::optional<int64_t>>;
 
 // Joins the ranks' parts of each parameter. Parameters that are not divided must be equal on all

@@ -1,9 +1,9 @@
-// Measures the memory of a process: the exact allocations of libtorch, and the numbers of the
-// system.
+// Measures the memory of a process: the exact allocations of libtorch, and the memory that the
+// kernel reports.
 //
 // For tests and benches. Threads: any; an allocation counts for the rank that the allocating thread
 // has set, whichever thread frees it. Blocking: reads /proc. Lifetime: install() is permanent.
-// Errors: cadre::Error if the system has no numbers.
+// Errors: cadre::Error if the kernel does not report them.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -21,12 +21,12 @@
 
 namespace cadre::testing {
 
-// libtorch's CPU allocator with a count of bytes for each rank.
+// The CPU allocator of libtorch, with a count of bytes for each rank.
 class CountedMemory final : public c10::Allocator {
  public:
   static constexpr int kMaxRanks = 64;
 
-  // Replaces libtorch's allocator, once in a process.
+  // Installs this allocator in libtorch; only the first call has an effect.
   static CountedMemory& install() {
     static CountedMemory counted(*c10::GetCPUAllocator());
     static const bool is_set = [] {
@@ -114,14 +114,14 @@ class CountedMemory final : public c10::Allocator {
 // is the memory that they hold together.
 struct ProportionalSize {
   int64_t total_bytes = 0;
-  int64_t shared_bytes = 0;  // memory that ranks of a host share
+  int64_t shared_bytes = 0;  // memory that the ranks of a host share
 };
 
 inline int64_t kilobytes_of(const std::string& line) {
   return std::stoll(line.substr(line.find(':') + 1)) * 1024;
 }
 
-// Returns the Pss of all mappings, a number that the kernel sums.
+// Returns the Pss over all mappings, as the kernel has summed it.
 inline int64_t proportional_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string line; std::getline(file, line);) {
@@ -130,7 +130,7 @@ inline int64_t proportional_bytes() {
   throw Error(ErrorCode::kUnavailable, "/proc/self/smaps_rollup has no Pss");
 }
 
-// Sums the mappings one by one, which takes longer.
+// Sums the mappings one by one, which takes longer, and separates shared memory.
 inline ProportionalSize proportional_size() {
   ProportionalSize size;
   std::ifstream file("/proc/self/smaps");
@@ -139,7 +139,7 @@ inline ProportionalSize proportional_size() {
     if (line.find("/memfd:cadre") != std::string::npos) {
       is_shared = true;
     } else if (!line.empty() && (line[0] < 'A' || line[0] > 'Z')) {
-      is_shared = false;  // the first line of another mapping begins with its address
+      is_shared = false;  // the first line of a mapping begins with its address
     }
     if (!line.starts_with("Pss:")) continue;
     size.total_bytes += kilobytes_of(line);

@@ -1,5 +1,5 @@
-// What the tests of the fused optimizers share: parameters of unusual shapes, equal gradients for
-// several copies of them, and the rules with their options.
+// Helpers for the tests of the fused optimizers: parameters of unusual shapes, equal gradients for
+// several copies of them, and the update rules with their options.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,8 @@ using Optimizer = torch::optim::Optimizer;
 
 constexpr double kRate = 0.01;
 
-// A rule with its options. It makes Cadre's optimizer with two groups, or that of torch::optim.
+// An update rule with its options. It makes Cadre's optimizer with two groups, or that of
+// torch::optim.
 struct Rule {
   std::string name;
   std::function<std::unique_ptr<Optimizer>(const Tensors&)> ours;
@@ -32,7 +33,7 @@ struct Rule {
   friend void PrintTo(const Rule& rule, std::ostream* out) { *out << rule.name; }
 };
 
-// Makes an optimizer in which the first half of the parameters has twice the learning rate.
+// Makes an optimizer with two groups; the first half of the parameters has twice the learning rate.
 template <typename Made, typename Options>
 std::unique_ptr<Optimizer> make(const Tensors& parameters, const Options& options) {
   const auto middle = parameters.begin() + static_cast<std::ptrdiff_t>(parameters.size() / 2);
@@ -123,8 +124,8 @@ inline Tensors copies(const Tensors& tensors) {
   return made;
 }
 
-// Sets the same gradients for both. They are contiguous, so that those of transposed parameters
-// have other strides.
+// Sets the same gradients for both lists. The gradients are contiguous, so for transposed
+// parameters their strides differ from those of the parameter.
 inline void set_gradients(const Tensors& a, const Tensors& b, int step) {
   torch::manual_seed(100 + step);
   for (size_t i = 0; i < a.size(); ++i) {
@@ -148,7 +149,7 @@ inline double bound(const at::Tensor& parameter, int num_steps) {
   return 4 * epsilon * num_steps * std::max(scale, 1.0);
 }
 
-// Returns the error of a step; an empty text if there is none.
+// Returns the text of the error of a step; an empty text if it succeeds.
 inline std::string refusal(Optimizer& optimizer) {
   try {
     optimizer.step();

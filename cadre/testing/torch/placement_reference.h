@@ -1,5 +1,5 @@
-// Computes the parts that the ranks of a mesh hold of a tensor, with torch's chunk, sum, mean,
-// amax, amin and prod in one process: the reference for placements and redistributions.
+// Computes in one process, with torch's chunk, sum, mean, amax, amin and prod, the part of a tensor
+// that each rank of a mesh holds. It is the reference for placements and redistributions.
 //
 // Threads: plain functions. Blocking: never. Errors: those of torch.
 #pragma once
@@ -21,7 +21,7 @@ inline int num_ranks_of(const std::vector<int>& shape) {
   return number;
 }
 
-// Returns the coordinates of the rank; the order is row-major.
+// Returns the coordinates of the rank in row-major order.
 inline std::vector<int> coordinates_in(const std::vector<int>& shape, int rank) {
   std::vector<int> coordinates(shape.size());
   for (size_t axis = shape.size(); axis-- > 0;) {
@@ -45,9 +45,9 @@ inline torch::Tensor reference_part(torch::Tensor part, const std::vector<int>& 
   return part;
 }
 
-// Returns the sizes of the operands of a tensor that has these sizes and placements. They have one
-// more dimension in front for each axis, which has the axis' size if the axis is Partial, else size
-// 1.
+// Returns the sizes of a tensor that holds the operands of all ranks, for a tensor with these sizes
+// and placements. It has one more leading dimension for each axis, of the axis' size if the axis is
+// Partial, otherwise of size 1.
 inline std::vector<int64_t> operand_sizes(const std::vector<int64_t>& sizes,
                                           const std::vector<int>& shape,
                                           const std::vector<Placement>& placements) {
@@ -100,7 +100,8 @@ inline torch::Tensor value_of(torch::Tensor operands, const std::vector<Placemen
   return operands;
 }
 
-// Returns d (weights * value_of(operands)).sum() / d operands, by autograd in one process.
+// Returns the gradient of (weights * value_of(operands)).sum() with respect to the operands, by
+// autograd in one process.
 inline torch::Tensor operand_gradients(const torch::Tensor& weights, const std::vector<int>& shape,
                                        const std::vector<Placement>& placements) {
   const torch::Tensor operands =

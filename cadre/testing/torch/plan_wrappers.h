@@ -1,4 +1,4 @@
-// The wrappers and the optimizer that a memory plan describes, and one step with them.
+// Makes the wrappers and the optimizer that a memory plan describes, and runs a step with them.
 //
 // Threads: one for each rank. Blocking: collective, like the wrappers. Lifetime: the wrappers live
 // as long as the call of with_planned_wrappers(). Errors: those of the wrappers.
@@ -34,8 +34,8 @@ inline FullyShardedDataParallelOptions sharding_of(const PlanOptions& options) {
   return sharding;
 }
 
-// Calls use(model, optimizer, groups) with AdamW over the wrapped module. All operations are in the
-// groups; the first group has all ranks.
+// Calls use(model, optimizer, groups) with AdamW over the wrapped module. All operations run in
+// these groups; the first group has all ranks.
 template <typename Module, typename Use>
 void with_planned_wrappers(const Module& net, const ProcessGroup& world, const PlanOptions& options,
                            const Use& use) {
@@ -70,7 +70,7 @@ void with_planned_wrappers(const Module& net, const ProcessGroup& world, const P
   use(model, optimizer, all);
 }
 
-// Runs the backwards before a step of the optimizer; the last backward reduces.
+// Runs the backwards of one step of the optimizer. Only the last one reduces.
 template <typename Model, typename Optimizer>
 void accumulate_gradients(Model& model, Optimizer& optimizer, const at::Tensor& x,
                           int64_t num_backwards) {

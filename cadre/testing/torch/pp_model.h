@@ -1,4 +1,4 @@
-// What the tests of pipelines train: a small language model that can be cut into any number of
+// The model of the tests of pipelines: a small language model that can be cut into any number of
 // stages, with several tensors between stages, integers among them, stages of unequal length, a
 // frozen weight, and a weight that one stage uses twice.
 //
@@ -17,7 +17,7 @@ namespace cadre::testing {
 
 using torch::Tensor;
 
-// Returns values that differ for each stage and name, and are the same on every rank.
+// Returns values that are equal on all ranks and differ between offsets.
 inline Tensor filled(const std::vector<int64_t>& sizes, double offset) {
   const Tensor values = torch::empty(sizes, torch::kDouble);
   return values.copy_((torch::arange(values.numel(), torch::kDouble) + offset).sin().view(sizes) /
@@ -48,8 +48,8 @@ struct StageNet : torch::nn::Module {
   bool is_last() const { return stage == num_stages - 1; }
   int num_blocks() const { return 1 + stage % 2; }
 
-  // (tokens) -> (hidden, tokens, skip) -> ... -> (logits): hidden and skip (B, T, kWidth), tokens
-  // (B, T) int64, logits (B, T, kWords).
+  // Each stage maps (tokens) or (hidden, tokens, skip) to (hidden, tokens, skip), and the last one
+  // to (logits). hidden and skip: (B, T, kWidth); tokens: (B, T) int64; logits: (B, T, kWords).
   std::vector<Tensor> forward(const std::vector<Tensor>& inputs) {
     ++num_forwards;
     const Tensor& tokens = is_first() ? inputs[0] : inputs[1];
@@ -94,7 +94,7 @@ inline Tensor forward_all(const std::vector<std::shared_ptr<StageNet>>& stages,
   return values[0];
 }
 
-// Returns words, (rows, 5), that differ in each step.
+// Returns words (rows, 5), which differ between steps.
 inline Tensor tokens_of(int64_t rows, int step) {
   const Tensor numbers = torch::arange(rows * 5, torch::kLong) * 7 + step * 3;
   return (numbers + numbers.floor_divide(4)).remainder(StageNet::kWords).view({rows, 5});

@@ -1,4 +1,4 @@
-// Expectations of tests whose ranks are threads: all ranks succeed, or a call on a rank is refused.
+// Expectations for tests whose ranks are threads: all ranks succeed, or a call on a rank throws.
 #pragma once
 
 #include <ATen/ops/ones.h>
@@ -22,8 +22,8 @@ inline void expect_on_ranks(int num_ranks, const std::function<void(const Proces
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Used in the body of a rank: requires that `call` throws kInvalidArgument with `sentence` in its
-// message.
+// Requires that `call` throws kInvalidArgument with `sentence` in its message. Called in the body
+// of a rank.
 inline void require_refused(const std::function<void()>& call, const std::string& sentence) {
   const std::string message = error_of(call, ErrorCode::kInvalidArgument);
   require(message.find(sentence) != std::string::npos, message);

@@ -1,4 +1,4 @@
-// What the tests of divided layers check of their records.
+// Checks the ParameterShards of divided layers.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -13,9 +13,9 @@
 
 namespace cadre::testing {
 
-// Requires that there is a record for each parameter of `whole`, in any order, and that the
-// records' values are the tensors of `divided`, each with the elements of its local box. Returns
-// how many parameters are divided along the axis of this number.
+// Requires that `records` has one entry for each parameter of `whole`, in any order, and that the
+// entries' values are the tensors of `divided`, each with the elements of its local box. Returns
+// how many parameters are divided along the axis with this index.
 inline int num_divided(const std::vector<ParameterShard>& records, const torch::nn::Module& divided,
                        const torch::nn::Module& whole, size_t axis) {
   const auto expected = whole.named_parameters();

@@ -1,5 +1,5 @@
-// A small network of several units on flat parameters, trained by hand in the way a wrapper would.
-// Tests of mapped shards compare it with the gathering form.
+// A small network of several units on flat parameters, which the test trains as a wrapper would.
+// Tests of mapped shards compare them with gathered shards.
 //
 // Threads: one for each rank. Blocking: that of the group. Errors: those of FlatParameters. For
 // tests only.
@@ -43,7 +43,7 @@ inline torch::Tensor parameter_of(const torch::Tensor& values) {
   return values.clone().requires_grad_(true);
 }
 
-// An optimizer that calls `pause` before it steps, inside the update.
+// An optimizer that calls `pause` before it steps, within the update.
 class PausingAdamW : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
@@ -67,7 +67,7 @@ struct FencedLeaves {
 struct ShardedTrainingOptions {
   shard::FlatParametersOptions flat = {};
   torch::ScalarType dtype = torch::kFloat;
-  // Sizes of the hidden layers. Each layer with its bias is a unit.
+  // The sizes of the hidden layers. Each layer is a unit, with its bias.
   std::vector<int64_t> widths = {7, 40, 33, 5};
   // Called before each call of the units and of the optimizer.
   std::function<void()> pause = [] {};
@@ -78,7 +78,7 @@ inline ShardedTrainingOptions mapped(ShardedTrainingOptions options = {}) {
   return options;
 }
 
-// y = tanh(W x + b) for each unit. The ranks have different inputs.
+// A network of units that compute y = tanh(W x + b). The ranks have different inputs.
 class ShardedTraining {
  public:
   using Options = ShardedTrainingOptions;
@@ -116,7 +116,7 @@ class ShardedTraining {
     return loss.item<double>();
   }
 
-  // Computes the loss with the whole network, without grad.
+  // Computes the loss with the whole network, without recording gradients.
   double evaluate(int step) {
     const torch::NoGradGuard no_grad;
     return forward(step, /*keeps=*/false).pow(2).sum().item<double>();
@@ -127,7 +127,8 @@ class ShardedTraining {
     optimizer->step();
   }
 
-  // Returns what every step computes on this rank: the loss, and a loss between backward and step.
+  // Returns the numbers that every step computes on this rank: the loss, and a loss between
+  // backward and step.
   std::vector<double> train(int num_steps) {
     std::vector<double> losses;
     for (int step = 0; step < num_steps; ++step) {
@@ -176,7 +177,7 @@ class ShardedTraining {
         .requires_grad_(true);
   }
 
-  // keeps: whether units stay gathered until the backward has passed.
+  // `keeps`: whether units stay gathered until their backward has ended.
   torch::Tensor forward(int step, bool keeps) {
     torch::Tensor x = input(step, group_.rank());
     for (size_t i = 0; i < units.size(); ++i) {

@@ -1,5 +1,5 @@
-// Trains the models of wrap_models.h on ranks under every wrapper, with every way in which a
-// program may divide a batch.
+// Trains the models of wrap_models.h on ranks under every wrapper, and with every way to divide a
+// batch among ranks and backwards.
 //
 // Threads: one for each rank. Blocking: collective, until the group's deadline. Errors: those of
 // the wrappers. For tests only.
@@ -30,7 +30,8 @@
 
 namespace cadre::testing {
 
-// One way to place parameters, gradients and optimizer state: a column of the matrix.
+// A way to place parameters, gradients and optimizer state, which a training combines with the
+// other options.
 struct Strategy {
   std::string name;
   DataStrategy sharding;
@@ -45,7 +46,7 @@ inline std::ostream& operator<<(std::ostream& out, const Strategy& strategy) {
   return out << strategy.name;
 }
 
-// Returns the strategies that are possible on so many ranks.
+// Returns the strategies that are possible with this number of ranks.
 inline std::vector<Strategy> all_strategies(int world_size) {
   std::vector<Strategy> strategies = {
       {"ddp", DataStrategy::kDdp},
@@ -80,12 +81,12 @@ inline std::vector<Strategy> all_strategies(int world_size) {
   return strategies;
 }
 
-// How the rows of a step are divided among ranks and parts.
+// The way in which the rows of a step are divided among ranks and backwards.
 enum class Division : uint8_t {
-  kWhole,   // one forward and backward over each rank's share
-  kEmpty,   // the same, but in each step another rank has no rows
-  kNoSync,  // two parts; the first, or in some steps both, are accumulated locally
-  kSynced,  // two parts, both reduced
+  kWhole,   // each rank runs one forward and backward over its share
+  kEmpty,   // the same, but in each step a different rank has no rows
+  kNoSync,  // two backwards; the first, or in some steps both, run under no_sync()
+  kSynced,  // two backwards, both of which reduce
 };
 
 inline const char* name_of(Division division) {
@@ -113,18 +114,19 @@ inline std::ostream& operator<<(std::ostream& out, const ShardedCase& test_case)
              << (test_case.is_fused ? "_fused" : "_libtorch");
 }
 
-// All strategies for which this returns the same text, unless it is empty, have equal bits.
+// Trainings for which this returns the same text must have equal bits; an empty text promises
+// nothing.
 inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_case) {
-  // Two reductions of each gradient, one along each axis, add in another order. libtorch's
-  // optimizers round the last elements of a slice in another way.
+  // With replicas of shards each gradient is reduced along each of two axes, which adds in another
+  // order. libtorch's optimizers round the last elements of a slice differently.
   if (strategy.num_replicas > 1 || !test_case.is_fused) return "";
   if (test_case.division != Division::kSynced) return "all";
-  // Shards sum means, replicated gradients average the sum again:
+  // Sharded gradients add up means, while replicated gradients average the sum again: see
   // docs/guide/parallel/data-parallel.md.
   return strategy.sharding <= DataStrategy::kZero1 ? "replicated" : "sharded";
 }
 
-// What a test does to the group that carries gradients and parameters.
+// Changes the group that carries gradients and parameters, for example to make it slow.
 using Disturbance = std::function<void(const FakeGroup& group)>;
 
 // Returns the rows of one rank in one part of a step's batch.
@@ -143,7 +145,8 @@ inline Share rows_of(const ShardedCase& test_case, size_t step, Share part,
   return {part.begin + share.begin, part.begin + share.end};
 }
 
-// Runs forward and backward of one step; its loss is the mean over the batch. Returns that mean.
+// Runs the forwards and backwards of one step. The loss is the mean over the batch, which is
+// returned.
 template <typename Wrapper>
 double run_step(const ShardedCase& test_case, size_t step, const Tensor& batch, Wrapper& wrapper,
                 Model& model, const ProcessGroup& group) {
@@ -155,7 +158,7 @@ double run_step(const ShardedCase& test_case, size_t step, const Tensor& batch, 
   }
   int64_t num_own = 0;
   for (const Share& part : parts) num_own += rows_of(test_case, step, part, group).size();
-  // A synchronized backward needs the same share in all parts.
+  // All backwards that reduce in one step need the same share of the rows.
   const bool is_even = num_rows % (2 * group.world_size()) == 0;
   const bool is_reduced_at_end = is_local && (!is_even || step % 2 == 0);
   double mean = 0;
@@ -186,7 +189,7 @@ double run_step(const ShardedCase& test_case, size_t step, const Tensor& batch, 
   return mean;
 }
 
-// Assembles tensors, of which this rank owns parts, from the parts of all ranks.
+// Assembles tensors of which each rank owns parts.
 template <typename Wrapper, typename Part>
 Snapshot whole_of(const Wrapper& wrapper, const Part& part) {
   Snapshot tensors;
@@ -220,7 +223,7 @@ Training train_with(const Strategy& strategy, const ShardedCase& test_case,
   return training;
 }
 
-// Calls `call` with the type of the optimizer and its options.
+// Calls `call` with the type of the optimizer and with its options.
 template <typename Call>
 auto with_optimizer(const ShardedCase& test_case, const Call& call) {
   if (test_case.training.optimizer == "sgd") {
@@ -241,7 +244,7 @@ inline Training train_replicated(const Strategy& strategy, const ShardedCase& te
                                  const std::vector<Tensor>& batches, const ProcessGroup& group,
                                  const std::shared_ptr<Model>& module, const Disturbance& disturb) {
   const auto element_bytes = static_cast<int64_t>(torch::elementSize(test_case.training.dtype));
-  // The caps are small, so that there are several buckets.
+  // The caps are small, so that each model has several buckets.
   DistributedDataParallelOptions options{
       .bucket_caps = {.first_bytes = 64 * element_bytes, .bytes = 256 * element_bytes}};
   if (strategy.sharding == DataStrategy::kZero2) options.gradients = GradientPlacement::kSharded;

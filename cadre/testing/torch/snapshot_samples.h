@@ -1,5 +1,5 @@
-// What the tests of sharded snapshots share: tensors whose elements are a function of name and
-// position, divided among ranks in each way.
+// Samples for the tests of sharded snapshots: tensors whose elements are a function of name and
+// position, divided among ranks in every way.
 //
 // Threads: plain functions. Blocking: never.
 #pragma once
@@ -20,7 +20,7 @@
 
 namespace cadre::snapshot_test {
 
-// kUneven: two replicas, whose flat shards end at different elements.
+// Ways to divide a tensor. kUneven: two replicas, whose flat shards end at different elements.
 enum class Division { kReplicated, kFlat, kHybrid, kUneven, kShard0, kOwner };
 
 struct World {
@@ -53,7 +53,8 @@ struct Sample {
   bool has_state;
 };
 
-// Returns even and uneven samples, of 0 to 4 dims, empty, frozen, and of several dtypes.
+// Returns samples of even and uneven sizes, of 0 to 4 dims and of several dtypes; some are empty or
+// frozen.
 inline std::vector<Sample> samples() {
   return {{"fc.weight", {7, 5}, at::kFloat, true},
           {"fc.bias", {7}, at::kFloat, true},
@@ -66,8 +67,8 @@ inline std::vector<Sample> samples() {
           {"embed.weight", {64, 8}, at::kFloat, true}};
 }
 
-// Returns the value of an element. It is exact in every dtype of the samples, and differs for up to
-// 251 neighbours and for each name.
+// Returns the value of an element. It is exact in every dtype of the samples. Up to 251
+// neighbouring elements have different values, and so do tensors of different names.
 inline double value_at(const std::string& name, int64_t index) {
   return static_cast<double>((fnv1a(name) % 1000 + static_cast<uint64_t>(index) * 7) % 251);
 }
@@ -90,7 +91,7 @@ inline std::vector<Box> boxes_of(const World& world, int rank, const Sample& sam
     case Division::kUneven: {
       const int num_first = world.size / 2;
       if (rank < num_first) return flat(num_first, rank);
-      // Each shard has three elements more than an even part, except the last.
+      // Each shard except the last has three elements more than an even division gives.
       const int64_t length = whole.numel() / (world.size - num_first) + 3;
       const bool is_last = rank == world.size - 1;
       const int64_t begin = std::min(length * (rank - num_first), whole.numel());
@@ -108,8 +109,8 @@ inline std::vector<Box> boxes_of(const World& world, int rank, const Sample& sam
   return {};
 }
 
-// Returns the elements of the boxes, as (n), or with the sample's own sizes if that is one whole
-// box.
+// Returns the elements of the boxes, with sizes (n), or with the sizes of the sample if one box
+// covers all of it.
 inline at::Tensor values_of(const std::string& name, const Sample& sample,
                             const std::vector<Box>& boxes) {
   std::vector<double> values;
@@ -131,8 +132,8 @@ inline at::Tensor values_of(const std::string& name, const Sample& sample,
   return is_whole ? flat.view(sample.sizes) : flat;
 }
 
-// Returns the parts of a trained model on the rank. If not `is_filled`, values are zeros and there
-// is no optimizer state, as before loading.
+// Returns the parts of a trained model that the rank owns. If not `is_filled`, the values are zeros
+// and there is no optimizer state, as before loading.
 inline SnapshotParts make_parts(const World& world, int rank, bool is_filled) {
   SnapshotParts parts;
   const std::vector<Sample> all = samples();
@@ -161,7 +162,7 @@ inline SnapshotParts make_parts(const World& world, int rank, bool is_filled) {
   return parts;
 }
 
-// Returns "" if both are bitwise equal; else the name of the first difference.
+// Returns an empty text if both are equal bit by bit; otherwise the name of the first difference.
 inline std::string difference(const SnapshotParts& a, const SnapshotParts& b) {
   const auto differ = [](const at::Tensor& x, const at::Tensor& y) {
     return x.scalar_type() != y.scalar_type() || x.sizes() != y.sizes() || !x.equal(y);

@@ -1,6 +1,7 @@
-// What the equality tests of tensor parallelism train: an MLP and a GPT of Cadre's layers, with the
-// plans that divide them. 3 and 4 ranks do not divide some sizes: the vocabulary, the hidden
-// features, the features of the MLP. The sequence of the GPT can be divided among other ranks.
+// The models of the equality tests of tensor parallelism: an MLP and a GPT of Cadre's layers, with
+// the plans that divide them. Some sizes are not divisible by 3 and 4 ranks: the vocabulary, the
+// hidden features, the features of the MLP. The sequence of the GPT can be divided among other
+// ranks.
 //
 // Threads: one for each model. Blocking: like the layers, once they are parallelized.
 #pragma once
@@ -26,10 +27,10 @@
 
 namespace cadre::testing {
 
-// A model that knows how it is divided.
+// A model with the description of how it is divided.
 struct DividedModel : Model {
   virtual std::vector<PlanEntry> plan() const = 0;
-  // The stream of the dropout, which is set before each step.
+  // The stream of the dropout. The training sets its step before each step.
   std::shared_ptr<DropoutStream> stream = std::make_shared<DropoutStream>();
   // The ranks that share the model.
   std::optional<ProcessGroup> group;
@@ -122,7 +123,7 @@ struct DividedGpt : DividedModel {
       head = register_module("head", Linear(nn::LinearOptions(kWidth, kVocabulary).bias(false)));
     }
   }
-  // x: whole. Returns the logits of this rank's tokens and part of the vocabulary.
+  // x: the whole batch. Returns the logits of this rank's tokens and part of the vocabulary.
   Tensor forward(const Tensor& x) override {
     const Tensor own = context ? context->shard(x, 1) : x;
     const Tensor places = context ? context->positions() : torch::arange(x.size(1));
@@ -168,7 +169,7 @@ struct DividedGpt : DividedModel {
   Linear head{nullptr};
 };
 
-// model: mlp, gpt_tied, gpt_untied, gpt_tied_sequence, gpt_untied_sequence.
+// `test_case.model` is mlp, gpt_tied, gpt_untied, gpt_tied_sequence or gpt_untied_sequence.
 inline std::shared_ptr<DividedModel> make_divided_model(const Case& test_case, uint64_t seed) {
   torch::manual_seed(seed);
   std::shared_ptr<DividedModel> model;

@@ -1,4 +1,4 @@
-// Finds out what parallelize_module() refuses in a group of one rank.
+// Returns the errors of parallelize_module() in a group of one rank.
 //
 // Threads: one. Blocking: runs a rank.
 #pragma once
@@ -16,8 +16,7 @@
 
 namespace cadre::testing {
 
-// Returns the error for the plan. For tests that run no forward, in which the module must stay
-// unchanged.
+// Returns the error for the plan. The module must stay unchanged. For tests that run no forward.
 inline std::string refusal_of_plan(torch::nn::Module& module, const std::vector<PlanEntry>& plan) {
   std::string message;
   const auto result = run_groups(1, [&](const ProcessGroup& group) {

@@ -58,7 +58,7 @@ class TrainerTest : public ::testing::Test {
     std::string failures;
   };
 
-  // `stop_after`: the last rank is asked to stop during that step.
+  // `stop_after` is the step during which the last rank is asked to stop; -1: none.
   Run run(const Config& config, int world_size = 1, int64_t stop_after = -1) {
     Run run;
     const testing::RanksResult ranks = testing::run_groups(
@@ -90,11 +90,11 @@ class TrainerTest : public ::testing::Test {
     return SnapshotFolder(folder_ + "/" + run_name).path_of(step);
   }
 
-  // Returns the tensors of a snapshot of either form, by name.
+  // Returns the tensors of a snapshot, sharded or whole, by name.
   std::vector<NamedTensor> tensors(const std::string& run_name, int64_t step,
                                    const std::string& file) const {
     std::string path = snapshot(run_name, step) + "/" + file;
-    // Prefix of the names of the optimizer's state in a snapshot in parts.
+    // The prefix of the names of the optimizer's state in a sharded snapshot.
     const std::string prefix = "state.";
     const bool is_whole = std::filesystem::exists(path);
     if (!is_whole) {
@@ -122,7 +122,7 @@ class TrainerTest : public ::testing::Test {
     }
   }
 
-  // Converts a snapshot to an earlier format, without digests.
+  // Converts a snapshot to an earlier version of the format, without digests.
   static void set_format(const std::string& snapshot, int format) {
     std::filesystem::remove(snapshot + "/B2SUMS");
     nlohmann::json state = nlohmann::json::parse(std::ifstream(snapshot + "/state.json"));

@@ -1,5 +1,4 @@
-// Programs for the tests of a verification on threads as ranks. Their values are equal in every
-// call.
+// Programs for the tests of `verify`, with threads as ranks. Their values are equal in every call.
 //
 // Threads: verify_on_ranks() makes one for each rank. Blocking: until all ranks have ended.
 // Errors: what a rank throws fails the test.
@@ -45,7 +44,8 @@ inline std::vector<std::string> names_of(const VerifyReport& report) {
   return names;
 }
 
-// Has two independent layers, so that a defect of one does not change the gradients of the other.
+// A model with two independent layers, so that a defect of one does not change the gradients of the
+// other.
 struct TwoHeads : nn::Module {
   TwoHeads() {
     left = register_module("left", nn::Linear(4, 3));

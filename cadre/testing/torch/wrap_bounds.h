@@ -1,25 +1,28 @@
-// Defines when training on ranks equals training in one process: what may differ, and by how much.
+// Defines when training on ranks equals training in one process: the bounds within which gradients,
+// parameters and losses may differ.
 //
 // Threads: plain values. Blocking: never.
 //
 // The bounds, for each tensor:
-//   gradients      float64 1e-10, float32 1e-5 of the tensor's largest value. Ranks add the same
-//                  terms in another order, so they differ by a few roundings of partial sums. The
-//                  terms of the gradient of a single number may cancel: there it is the largest of
-//                  all steps, which has their size.
-//   SGD            the same shares of the largest parameter. The update is linear in the gradient.
-//   AdamW float64  the same.
-//   AdamW float32  AdamwBound, for each element: the update divides by sqrt(v) + eps, so where
-//                  gradients are close to zero a difference in their last bits becomes a visible
-//                  one, up to the size of the update itself.
-//   losses         the same share of the loss, and what the bounds of the parameters move it by:
-//                  see loss_bounds().
-//   bfloat16       in part: 2^-6 for gradients. Each rank rounds its part of a gradient to 8 bits
-//                  (2^-8 of it), their sum is rounded once, and so is the gradient of one process;
-//                  the fourth is for what is rounded below. A parameter is rounded in each step by
-//                  each of the two trainings, which may go apart each time: 2 kSteps 2^-8 of the
-//                  largest comes to the bound of parameters. So wide a bound notices only what is
-//                  wrong by far: see the gradients of the first step.
+//   gradients      A share of the tensor's largest value: 1e-10 in float64, 1e-5 in float32. Ranks
+//                  add the same terms in another order, so gradients differ by a few roundings of
+//                  partial sums. If a gradient has only one element, its terms may cancel. Then the
+//                  share is taken of its largest value in any step, which has the size of the
+//                  terms.
+//   SGD            The same shares of the largest parameter: the update is linear in the gradient.
+//   AdamW float64  The same shares.
+//   AdamW float32  AdamwBound, for each element. The update divides by sqrt(v) + eps. So if
+//                  gradients are close to zero, a difference in their last bits is amplified, up to
+//                  the size of the update itself.
+//   losses         The same share of the loss, plus the change of the loss by parameters within
+//                  their bounds: see loss_bounds().
+//   bfloat16       If a model has parameters in bfloat16: 2^-6 for gradients. Each rank rounds its
+//                  part of a gradient to 8 bits (2^-8 of it), their sum is rounded once, and so is
+//                  the gradient of one process; a fourth 2^-8 covers earlier roundings. For
+//                  parameters, 2 kSteps 2^-8 of the largest value is added to the bound, because
+//                  each of the two trainings rounds a parameter in each step, and they may deviate
+//                  further each time. Such a wide bound finds only large defects; the gradients of
+//                  the first step show smaller ones.
 #pragma once
 
 #include <torch/types.h>
@@ -42,7 +45,7 @@ inline double largest(const Tensor& tensor) {
   return tensor.abs().max().item<double>();
 }
 
-// Returns, by parameter, how much the gradient of a step may differ.
+// Returns, for each parameter, how much the gradient of a step may differ.
 inline double gradient_tolerance(const Training& alone, size_t step, size_t parameter,
                                  double tolerance) {
   const Tensor& gradient = alone.gradients[step][parameter];
@@ -56,12 +59,12 @@ inline double gradient_tolerance(const Training& alone, size_t step, size_t para
   return tolerance * size;
 }
 
-// Returns the share that the rounding of stored parameters adds to their bounds.
+// Returns the relative error that the rounding of stored parameters adds to their bounds.
 inline double rounding_share(const Case& test_case) {
   return has_bfloat16(test_case) ? 2 * kSteps * 0x1p-8 : 0;
 }
 
-// Returns, for every element of a tensor, the same share of the tensor's largest value.
+// Returns, for every element of a tensor, the given share of the tensor's largest value.
 inline Snapshot share_of_largest(const Snapshot& tensors, double share) {
   Snapshot bounds;
   for (const Tensor& tensor : tensors) {
@@ -72,19 +75,20 @@ inline Snapshot share_of_largest(const Snapshot& tensors, double share) {
   return bounds;
 }
 
-// Bounds how far AdamW's parameters may differ after kSteps if no gradient of any step differs by
+// Bounds the difference of AdamW's parameters after kSteps if no gradient of any step differs by
 // more than `tolerance` of its tensor's largest value.
 //
 // With m and s = sqrt(v), bias corrected, an update is u = lr m / (s + eps). m is a weighted mean
-// of the gradients so far and s a weighted root mean square of them, a norm: if gradient i differs
-// by at most d_i, m differs by at most M, the same mean of the d_i, and s by at most S, the same
-// root mean square of them. From
+// of the gradients so far, and s is a weighted root mean square of them. If gradient i differs by
+// at most d_i, then m differs by at most M, the same weighted mean of the d_i, and s differs by at
+// most S, the same weighted root mean square of the d_i, because the root mean square is a norm.
+// From
 //   u' - u = lr (m' - m) / (s + eps) + lr m' / (s' + eps) (s - s') / (s + eps)
-// and |m'| <= c s' (Cauchy and Schwarz; c depends on the betas and the step: 1 in the first, 1.16
-// in the twentieth) follows |u' - u| <= lr (M + c S) / (s + eps), and never more than 2 c lr. The
-// bound is the sum over the steps; weight decay only shrinks it. To it comes the rounding of the
-// parameter itself: four in each step (two products and sums on either side), and one for those
-// of u, which is some hundred times smaller than a parameter.
+// and |m'| <= c s' (Cauchy and Schwarz; c depends on the betas and the step: 1 in the first step,
+// 1.16 in the twentieth) follows |u' - u| <= lr (M + c S) / (s + eps), and never more than 2 c lr.
+// The bound is the sum over the steps; weight decay only reduces it. The rounding of the parameter
+// is added: four roundings in each step (two products and sums in either training), and one for the
+// roundings of u, which is about a hundred times smaller than a parameter.
 class AdamwBound {
  public:
   explicit AdamwBound(const Tensor& parameter)
@@ -92,7 +96,7 @@ class AdamwBound {
         sum_(torch::zeros_like(parameter, torch::kDouble)),
         square_(torch::zeros_like(sum_)) {}
 
-  // difference: the largest difference of an element of the gradient.
+  // `difference` is the largest difference of an element of the gradient.
   void add_step(const Tensor& gradient, double difference) {
     ++step_;
     square_ = mix(square_, gradient.to(torch::kDouble).square(), kBeta2);
@@ -172,10 +176,8 @@ inline std::vector<double> loss_bounds(const Case& test_case, const Training& al
   return bounds;
 }
 
-// Returns the largest
-// a - b
-// divided by its bound, of any element of any tensor; infinite for NaN, and if only one of the two
-// is defined.
+// Returns the largest ratio of |a - b| to its bound over all elements of all tensors; infinite for
+// NaN, or if only one of the two tensors is defined.
 inline double used_share(const Snapshot& a, const Snapshot& b, const Snapshot& bounds) {
   double share = 0;
   if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
@@ -195,10 +197,11 @@ inline double used_share(const Snapshot& a, const Snapshot& b, const Snapshot& b
 // most 1 count as equal.
 struct Comparison {
   double first_gradients = 0;
-  double gradients = 0;  // largest of all steps
+  double gradients = 0;  // the largest ratio of all steps
   double parameters = 0;
-  double losses = 0;  // 0 unless the training reports losses of all ranks
-  // The largest difference of a parameter divided by its tensor's largest value, not by a bound.
+  double losses = 0;  // 0 unless the training reports the losses of all ranks
+  // The largest difference of a parameter, relative to the largest value of its tensor instead of a
+  // bound.
   double relative = 0;
 };
 
@@ -223,7 +226,8 @@ inline Comparison compare(const Case& test_case, const Training& trained, const 
   return result;
 }
 
-// Does the same as compare(), and compares the losses, which are those of all ranks.
+// Does the same as compare(), and also compares the losses, if the training reports those of all
+// ranks.
 inline Comparison compare_with_losses(const Case& test_case, const Training& trained,
                                       const Training& alone) {
   Comparison result = compare(test_case, trained, alone);

@@ -1,5 +1,6 @@
-// What the equality tests of wrappers train: a small MLP, CNN or GPT, or a model of parameters that
-// are shared, frozen, unused and of uneven sizes, in float64 or float32, or partly in bfloat16.
+// The models of the equality tests of wrappers: a small MLP, CNN or GPT, or a model of parameters
+// that are shared, frozen, unused and of uneven sizes, in float64 or float32, or partly in
+// bfloat16.
 //
 // Threads: one for each model. Blocking: never.
 #pragma once
@@ -63,7 +64,7 @@ struct TinyCnn : Model {
     h = is_smooth ? torch::avg_pool2d(h, 2) : torch::max_pool2d(h, 2);
     return torch::log_softmax(fc2(activate(fc1(h.flatten(1)))), 1);
   }
-  // The class of an image is the brightest of its first pixels.
+  // The class of an image is the index of the brightest of its first pixels.
   Tensor loss(const Tensor& output, const Tensor& x) override {
     return torch::nll_loss(output, x.flatten(1).narrow(1, 0, kClasses).argmax(1));
   }
@@ -76,7 +77,8 @@ struct TinyCnn : Model {
   nn::Linear fc1{nullptr}, fc2{nullptr};
 };
 
-// Has one pre-norm block with causal attention, and a head tied to the token embedding.
+// A model with one pre-norm block with causal attention, and a head that is tied to the token
+// embedding.
 struct TinyGpt : Model {
   TinyGpt() {
     constexpr int64_t kWidth = 8;
@@ -109,7 +111,7 @@ struct TinyGpt : Model {
   nn::Linear qkv{nullptr}, project{nullptr}, up{nullptr}, down{nullptr};
 };
 
-// The weight may be another module's, too. `gain` has no dims.
+// The weight may belong to another module, too. `gain` has no dims.
 struct GainedLinearImpl : nn::Module {
   GainedLinearImpl(Tensor shared_weight, double first_gain)
       : weight(register_parameter("weight", std::move(shared_weight))),
@@ -122,8 +124,8 @@ struct GainedLinearImpl : nn::Module {
   Tensor weight, bias, gain;
 };
 
-// Uses its parameters for some rows only, so a rank with few rows may not use them at all. `mark`:
-// (rows).
+// A layer that uses its parameters only for some rows, so a rank with few rows may not use them at
+// all. `mark`: (rows).
 struct RareLinearImpl : nn::Module {
   RareLinearImpl(int64_t in, int64_t out) {
     linear = register_module("linear", nn::Linear(in, out));
@@ -136,16 +138,18 @@ struct RareLinearImpl : nn::Module {
   nn::Linear linear{nullptr};
 };
 
-// A model uses Unit<M> for each M that a wrapper may treat as a unit.
+// The default for Unit<M>: the module M itself. A model uses Unit<M> for each M that a wrapper may
+// treat as a unit.
 template <typename M>
 using PlainUnit = M;
 
-// Has parameters of every kind: frozen ones before the first trained parameter and between trained
-// parameters, a weight that two units share, a unit that is called twice, parameters outside of
-// units that are used for some rows only, which some ranks or all may lack, a unit that is never
-// used, and sizes that no number of ranks divides. With bfloat16, one unit has that dtype, and one
-// parameter of another unit. Unit is used for modules that share no parameters, TiedUnit for others
-// and for the first module, after whose backward nothing is left to do.
+// A model with parameters of every kind: frozen ones before the first trained parameter and between
+// trained parameters, a weight that two units share, a unit that is called twice, parameters
+// outside of units that are used for some rows only, which some ranks or all may lack, a unit that
+// is never used, and sizes that are not divisible by any number of ranks. With bfloat16, one unit
+// has that dtype, and one parameter of another unit. Unit is used for modules that share no
+// parameters. TiedUnit is used for the others, and for the first module, whose backward is the last
+// one.
 template <template <typename> typename Unit, template <typename> typename TiedUnit = Unit>
 struct Mixed : Model {
   explicit Mixed(bool has_bfloat16) : has_bfloat16_(has_bfloat16) {
@@ -165,7 +169,7 @@ struct Mixed : Model {
     }
     second->bias.set_requires_grad(false);
   }
-  // Called after to(); sets the dtypes that the comment above describes.
+  // Called after to(). Sets the dtypes that the comment above this class describes.
   void narrow_parameters() {
     if (!has_bfloat16_) return;
     narrow->to(torch::kBFloat16);
@@ -206,7 +210,8 @@ struct Case {
   std::string optimizer;
   int64_t batch;
   torch::ScalarType dtype = torch::kDouble;
-  bool is_checkpointed = false;  // for a model that has units: recompute them in backward
+  // Whether the units of the model are recomputed in backward, if it has units.
+  bool is_checkpointed = false;
 };
 
 inline bool has_bfloat16(const Case& test_case) {

@@ -1,4 +1,5 @@
-// What the tests of wrappers share: a small model, and its gradients without any wrapper.
+// A small model for the tests of wrappers, and functions that compute its gradients without a
+// wrapper.
 //
 // Threads: one. Blocking: never.
 #pragma once
@@ -32,7 +33,7 @@ struct Net : torch::nn::Module {
   Tensor forward(const Tensor& x) {
     const Tensor hidden = torch::tanh(first(x));
     if (!use_side) return second(hidden);
-    // Called before `second`: its gradients come after those of `second`.
+    // `side` is called before `second`, so its gradients come after those of `second`.
     const Tensor extra = side(hidden);
     return second(hidden) + extra;
   }
@@ -48,8 +49,8 @@ inline Tensor loss_of(const Tensor& output) {
   return output.pow(2).mean();
 }
 
-// Returns the gradients of a copy of `net` after `step(copy)`, without any wrapper; undefined for
-// unused parameters.
+// Runs `step` on a copy of `net` without a wrapper, and returns the gradients; undefined for unused
+// parameters.
 template <typename Step>
 std::vector<Tensor> local_gradients(const Net& net, Step step) {
   auto copy = std::make_shared<Net>();
@@ -88,7 +89,7 @@ std::string error_of(Function function, ErrorCode code) {
   return "no error";
 }
 
-// Returns its input. Its backward throws if `fail` is set, and returns no gradient for the leaf
+// An identity function. Its backward throws if `fail` is set, and returns no gradient for the leaf
 // `ignored`.
 struct Probe : torch::autograd::Function<Probe> {
   // Static like the functions of every torch::autograd::Function. A test that sets it resets it.

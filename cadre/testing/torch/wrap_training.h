@@ -1,4 +1,4 @@
-// How the equality tests train a model: with 20 steps of SGD or AdamW, in one process or as one of
+// Trains a model for the equality tests: 20 steps of SGD or AdamW, in one process or as one of
 // several ranks.
 //
 // Threads: one for each model.
@@ -30,7 +30,8 @@ inline constexpr double kBeta1 = 0.9;
 inline constexpr double kBeta2 = 0.999;
 inline constexpr double kEpsilon = 1e-8;
 
-// Rows [begin, end) of a batch that belong to `rank`. Shares differ by one row at most.
+// The rows [begin, end) of a batch that belong to `rank`. The numbers of rows of two ranks differ
+// by one at most.
 struct Share {
   int64_t begin;
   int64_t end;
@@ -45,8 +46,8 @@ inline Share share_of(int64_t batch, int rank, int world_size) {
 using Snapshot = std::vector<Tensor>;
 
 struct Training {
-  std::vector<double> losses;       // one for each step, as the training reports it
-  std::vector<Snapshot> gradients;  // one for each step, before the update
+  std::vector<double> losses;       // the losses of all steps, as the training reports them
+  std::vector<Snapshot> gradients;  // the gradients of all steps, before the update
   Snapshot parameters;
 };
 
@@ -90,8 +91,8 @@ inline Snapshot gradients_of(const Model& model) {
   return copies_of(gradients);
 }
 
-// loss_of_batch: runs the model on this rank's rows of a batch and returns their loss.
-// after_backward: sums gradients over ranks if the program itself must do so.
+// loss_of_batch runs the model on this rank's rows of a batch and returns their loss.
+// after_backward sums gradients over ranks, if the program itself must do that.
 inline Training train(
     const Case& test_case, Model& model, const std::vector<Tensor>& batches,
     const std::function<Tensor(const Tensor&)>& loss_of_batch,

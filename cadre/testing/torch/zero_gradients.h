@@ -1,5 +1,5 @@
-// What the tests of ZeroRedundancyOptimizer share: gradients are reduced by one plain all_reduce
-// for each parameter (stage 1), or to their owners (stage 2).
+// Reduces gradients for the tests of ZeroRedundancyOptimizer: by one all_reduce for each parameter
+// (stage 1), or to their owners (stage 2).
 //
 // Threads: one for each rank. Blocking: collective. For tests only.
 #pragma once
@@ -18,8 +18,7 @@
 
 namespace cadre::testing {
 
-// Replaces this rank's gradients, in place, by the sum over the ranks of the gradients times
-// `weight`.
+// Replaces this rank's gradients, in place, by the sum over the ranks of gradient times `weight`.
 inline void reduce_gradients(const torch::nn::Module& module, const ProcessGroup& group,
                              double weight) {
   for (const NamedTensor& parameter : distinct_parameters(module)) {
@@ -30,7 +29,7 @@ inline void reduce_gradients(const torch::nn::Module& module, const ProcessGroup
   }
 }
 
-// A small wrapper of stage 2. Its parameters are in two buffers, and reduce() leaves each rank the
+// A small wrapper of stage 2. Its parameters lie in two buffers. After reduce() each rank has the
 // gradients of its shards.
 class ShardedGradientsModel {
  public:
@@ -75,7 +74,7 @@ class ShardedGradientsModel {
     }
     return shards;
   }
-  // Waits for the parameters, as the forward of a wrapper does.
+  // Waits for the gathers of the parameters, as the forward of a wrapper does.
   void before_forward() {
     for (const auto& flat : flat_) flat->wait_unsharded();
   }

@@ -78,7 +78,8 @@ Fields fields(AdadeltaParamState& state, const AdadeltaOptions&) {
   return {{{"square_avg", &state.square_avg()}, {"acc_delta", &state.acc_delta()}}, &state.step()};
 }
 
-// What each kind of optimizer must provide: a new state object, and the list of its fields.
+// The functions that each kind of optimizer must provide: they make a new state object, and list
+// its fields.
 struct Rule {
   std::string name;
   std::unique_ptr<OptimizerParamState> (*make)();

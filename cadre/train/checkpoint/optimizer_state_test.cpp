@@ -50,8 +50,8 @@ std::vector<std::pair<std::string, Make>> rules() {
 
 const std::vector<std::vector<int64_t>> kShapes = {{4, 3}, {5}, {}, {7, 2}};
 
-// The leaves of a rank: slices of the parameters along their elements. The last parameter never has
-// a gradient.
+// The leaves of a rank, which are slices of the parameters along their elements. The last parameter
+// never gets a gradient.
 struct OwnedSlices {
   OwnedSlices(int rank, int size) {
     for (size_t i = 0; i < kShapes.size(); ++i) {
@@ -79,8 +79,7 @@ struct OwnedSlices {
   SnapshotParts parts;
 };
 
-// The state after three steps on two ranks is loaded on three ranks, which train for three more
-// steps.
+// Two ranks train three steps and save the state. Three ranks load it and train three more steps.
 TEST(OptimizerState, EveryOptimizerGoesOnOnOtherRanksBitForBit) {
   for (const auto& [name, make] : rules()) {
     const testing::TemporaryFolder run;
@@ -115,7 +114,8 @@ TEST(OptimizerState, EveryOptimizerGoesOnOnOtherRanksBitForBit) {
   }
 }
 
-// A state is kept while training goes on, and set again, also in two optimizers at once.
+// The test keeps a copy of the state while training goes on, and loads it later, also into two
+// optimizers.
 TEST(OptimizerState, AStateIsCopiedOnTheWayOutAndOnTheWayIn) {
   for (const auto& [name, make] : rules()) {
     OwnedSlices rank(0, 1);
@@ -147,8 +147,8 @@ TEST(OptimizerState, AStateIsCopiedOnTheWayOutAndOnTheWayIn) {
   }
 }
 
-// Resumes as docs/guide/training/snapshots.md does: a schedule has no state except the number of
-// its steps.
+// Resumes as docs/guide/training/snapshots.md describes: the only state of a schedule is the number
+// of its steps.
 TEST(OptimizerState, AScheduleThatIsSteppedAsOftenGoesOn) {
   const testing::TemporaryFolder run;
   SnapshotFolder folder(run.path());
@@ -193,8 +193,8 @@ TEST(OptimizerState, TheSharedFormHasTheTensorsOfTheOptimizer) {
   }
 }
 
-// If a parameter lies in a file, so does its state, also if the given tensors already lie in the
-// file.
+// If a parameter lies in a file, its loaded state is copied into the file, even if the given
+// tensors already lie in a file.
 TEST(OptimizerState, TheStateOfAParameterInAFileIsCopiedIntoTheFile) {
   const testing::TemporaryFolder folder;
   const auto file = FileMemory::open(folder.path());
@@ -268,7 +268,7 @@ TEST(OptimizerState, AStateThatDoesNotFitIsRefusedAndNothingIsChanged) {
             "state of 'p0' for AdamW: 'step' is -1; expected 0 or more");
 }
 
-// Steps outside of inference mode use a state that was loaded in inference mode.
+// A state that was loaded in inference mode must be usable by steps outside of it.
 TEST(OptimizerState, AStateThatIsLoadedInInferenceModeGoesOn) {
   const testing::TemporaryFolder run;
   SnapshotFolder folder(run.path());

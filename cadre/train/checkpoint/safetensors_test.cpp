@@ -72,7 +72,7 @@ TEST_F(SafetensorsTest, SaysWhatItCannotHold) {
   EXPECT_THAT(message({{"a", at::Tensor()}}), ::testing::HasSubstr("undefined"));
   EXPECT_THAT(message({{"a", torch::empty({2}, torch::kMeta)}}),
               ::testing::HasSubstr("call cadre::materialize() for a module of defer_init()"));
-  // A file with these names could not be read again.
+  // A file with this name could not be read again.
   EXPECT_THAT(message({{"__metadata__", torch::ones(1)}}),
               ::testing::HasSubstr("'__metadata__' is reserved by the safetensors format"));
   EXPECT_THAT(message({{"\xff", torch::ones(1)}}), ::testing::HasSubstr("is no UTF-8 text"));
@@ -95,7 +95,8 @@ std::string corruption_of(const std::function<void()>& read) {
   return "no error";
 }
 
-// Another process cuts the file while this one reads it. A mapping would end this process.
+// Another process truncates the file while this process reads it. If the file were mapped, SIGBUS
+// would end this process.
 TEST_F(SafetensorsTest, AFileThatIsCutShortIsAnErrorAndNoSignal) {
   constexpr int64_t kRows = 300;
   const at::Tensor weight = torch::arange(kRows * 1000, torch::kDouble).view({kRows, 1000});
@@ -117,7 +118,7 @@ TEST_F(SafetensorsTest, AFileThatIsCutShortIsAnErrorAndNoSignal) {
               expected);
 }
 
-// The tensor is larger than what is read at a time, and the boxes contain parts of rows.
+// The tensor is larger than one read, and the boxes contain parts of rows.
 TEST_F(SafetensorsTest, BoxesOfALargeTensorAreRead) {
   const std::vector<int64_t> sizes = {1200, 5, 500};  // 24 MB
   const at::Tensor weight = torch::arange(1200 * 2500, torch::kDouble).view(sizes);
@@ -177,7 +178,8 @@ TEST_F(SafetensorsTest, AFileOfAnotherFormatIsSaidToBeOne) {
             "create a file beside " + path_ + ".none/x: No such file or directory (errno 2)");
 }
 
-// Reads the format from its description only, with struct and json and no other package.
+// A reader that is written from the description of the format, with the modules struct and json
+// only.
 constexpr const char* kPythonReader = R"(
 import json, struct, sys
 raw = open(sys.argv[1], 'rb').read()
@@ -222,7 +224,7 @@ TEST_F(SafetensorsTest, AFileThatIsWrittenOrReplacedWhileItIsOpenIsNoticed) {
   const SafetensorsFile file = SafetensorsFile::open(path_);
   file.check_unchanged();
   save(*net, path_);
-  file.check_unwritten();  // the open file was not written; the path leads to another file
+  file.check_unwritten();  // the open file was not written to; the path now names another file
   EXPECT_THAT([&] { file.check_unchanged(); },
               ThrowsMessage<Error>(AllOf(HasSubstr(path_), HasSubstr("was replaced by another"))));
   const SafetensorsFile next = SafetensorsFile::open(path_);
@@ -231,8 +233,8 @@ TEST_F(SafetensorsTest, AFileThatIsWrittenOrReplacedWhileItIsOpenIsNoticed) {
   EXPECT_THAT([&] { next.check_unchanged(); }, ThrowsMessage<Error>(HasSubstr(path_)));
 }
 
-// All ranks of one host may save at once. Every file that is read is whole, and nothing else stays
-// in the folder.
+// All ranks of one host may save at once. A reader always gets a complete file, and no other file
+// stays in the folder.
 TEST_F(SafetensorsTest, SeveralWritersOfOnePathDoNotMeet) {
   constexpr int kWriters = 4;
   std::vector<std::thread> writers;

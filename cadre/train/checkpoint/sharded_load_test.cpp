@@ -1,5 +1,5 @@
-// Errors about damaged or mismatching snapshots name the file or the tensor, are equal on all
-// ranks, and are thrown before anything is changed.
+// Tests that errors about damaged or mismatching snapshots name the file or the tensor, are equal
+// on all ranks, and are thrown before anything is changed.
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,8 +51,8 @@ class ShardedFailureTest : public ::testing::Test {
     ASSERT_NE(shard_, "");
   }
 
-  // Loads and returns the error, which must be equal on both ranks. Checks that nothing has
-  // changed.
+  // Loads the snapshot and returns the error, which must be equal on both ranks. Checks that the
+  // load has changed nothing.
   std::string load_error(const std::function<void(SnapshotParts&)>& change = {},
                          const LoadOptions& options = {}) {
     const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -84,7 +84,7 @@ class ShardedFailureTest : public ::testing::Test {
     std::ofstream(file(name), std::ios::binary) << content;
   }
 
-  // Changes the manifest and its digest.
+  // Replaces a text in the manifest, and updates the digest of the manifest.
   void rewrite_manifest(std::string_view from, std::string_view to) {
     rewrite("manifest.json", [&](std::string& text) {
       const size_t at = text.find(from);
@@ -110,7 +110,8 @@ TEST_F(ShardedFailureTest, AFlippedByteOfAnyFileIsFound) {
   }
   ASSERT_GT(names.size(), 5u);
   for (const std::string& name : names) {
-    // In a small file of tensors, the middle is in the header, and the end is in the values.
+    // In a small file of tensors, the byte in the middle belongs to the header, and the last byte
+    // to the values.
     for (const bool is_last : {false, true}) {
       const auto flip = [is_last](std::string& content) {
         (is_last ? content.back() : content[content.size() / 2]) ^= 1;
@@ -153,7 +154,7 @@ TEST_F(ShardedFailureTest, DamageToTheCopyThatOneRankReadsIsFound) {
     const std::string copy = place.file("copy");
     fs::copy(snapshot_, copy, fs::copy_options::recursive);
     std::fstream stream(copy + "/" + name, std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekp(-1, std::ios::end);  // in the values of the tensors
+    stream.seekp(-1, std::ios::end);  // a byte of the tensors' values
     stream.put('\x7f');
     stream.close();
     const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -172,7 +173,7 @@ TEST_F(ShardedFailureTest, DamageToTheCopyThatOneRankReadsIsFound) {
   }
 }
 
-// Two runs of one program write the same manifest for different values.
+// Two runs of one program write equal manifests, although the values of their snapshots differ.
 TEST(ShardedLoad, SnapshotsThatDifferInTheirValuesOnlyAreTwo) {
   const testing::TemporaryFolder run;
   const World whole{Division::kReplicated, 2};
@@ -224,7 +225,7 @@ TEST_F(ShardedFailureTest, AMissingOrShortFileIsNamed) {
 }
 
 TEST_F(ShardedFailureTest, AManifestThatContradictsTheFilesIsFound) {
-  // The two ranks have 7 and 6 of 13 elements.
+  // The two ranks have 7 and 6 of the 13 elements.
   rewrite_manifest(R"("offsets":[0],"sizes":[7])", R"("offsets":[0],"sizes":[6])");
   rewrite_manifest(R"("offsets":[7],"sizes":[6])", R"("offsets":[6],"sizes":[7])");
   EXPECT_THAT(load_error(), ::testing::AllOf(HasSubstr("kCorruption: rank 0"),
@@ -288,7 +289,8 @@ TEST_F(ShardedFailureTest, AFolderThatIsNoShardedSnapshotIsNamed) {
                 other.path().string() + "/model.safetensors, which has no state of an optimizer");
 }
 
-// The other rank would wait for this one before gathering the parameters.
+// Without this error the other rank would wait for the failing rank before it gathers the
+// parameters.
 TEST(ShardedLoad, AnErrorOfLibtorchOnOneRankIsThatOfAll) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {

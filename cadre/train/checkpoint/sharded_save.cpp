@@ -311,8 +311,8 @@ Status write_manifest(os::FileSystem& files, const std::string& folder, const Sa
   return write_digest_list(files, folder, digests);
 }
 
-// The ranks exchange what they hold and agree on which rank writes what. subject: the operation,
-// which must be the same on all ranks.
+// The ranks exchange the descriptions of their tensors and agree on the tensors that each rank
+// writes. subject: the operation, which must be the same on all ranks.
 Result<SavePlan> agree_on_plan(const Result<Held>& held, std::string_view subject,
                                const RankAgreement& ranks) {
   const auto text_of = [&] { return cadre::format("{}\n{}", subject, encode_held(held->tensors)); };

@@ -1,5 +1,5 @@
-// What cannot be saved, or could never be loaded again, is refused by name on all ranks, and the
-// run folder stays empty.
+// Tests that a snapshot that cannot be saved, or could never be loaded, is refused on all ranks
+// with the name of the tensor, and that the run folder stays empty.
 #include "cadre/train/checkpoint/sharded_save.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 
 const World kTwoRanks{Division::kFlat, 2};
 
-// Returns the error of save_sharded() on both ranks if `change` was applied on one of them.
+// Applies `change` on one of two ranks, and returns the error of save_sharded() on both.
 std::string save_error(const std::function<void(SnapshotParts&)>& change, int changed_rank) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -87,7 +87,7 @@ TEST(ShardedSave, WhatTheRanksDoNotAgreeOnIsNamed) {
             "overlap; the boxes of a rank have no element in common");
 }
 
-// A load on the same ranks would refuse such a snapshot.
+// A load on the same ranks would refuse this snapshot, so the save refuses it.
 TEST(ShardedSave, BuffersThatNotAllRanksHaveAreRefused) {
   const auto add = [](SnapshotParts& parts) {
     parts.buffers.push_back(whole_tensor("running_mean", torch::zeros({3})));
@@ -123,14 +123,15 @@ TEST(ShardedSave, StatesThatWouldHaveOneNameInTheFilesAreRefused) {
   EXPECT_TRUE(fs::is_empty(run.path()));
 }
 
-// check_savable() throws what a save throws.
+// check_savable() throws the same error as a save, before the first snapshot.
 TEST(ShardedSave, WhatCannotBeSavedIsKnownBeforeTheFirstSnapshot) {
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
     SnapshotParts parts = make_parts(kTwoRanks, group.rank(), true);
     check_savable(parts, group);
     for (const char* const text : {"7", "", "epoch 3", "[1]", "{\"a\": \"\xff\"}"}) {
       SnapshotParts other = parts;
-      if (group.rank() == 0) other.extra = text;  // the `extra` of the other ranks is not written
+      // The `extra` of ranks other than 0 is not written.
+      if (group.rank() == 0) other.extra = text;
       const std::string refusal = testing::failure_of([&] { check_savable(other, group); });
       testing::require(
           refusal.find("kInvalidArgument: snapshot: rank 0: `extra` of the parts must be "
@@ -187,8 +188,9 @@ TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {
               HasSubstr("rank 1: 'state.fc.weight.lr' has sizes (1); a scalar has none"));
 }
 
-// The other rank compares a number, as FullyShardedDataParallel does before an unexpected use of a
-// unit. This number must not be taken for the length of a message for which memory is allocated.
+// The rank that saves receives a number which the other rank sends for another purpose, as
+// FullyShardedDataParallel does before an unexpected use of a unit. It must not take this number
+// for the length of a message and allocate memory for it.
 TEST(ShardedSave, ARankThatSavesAloneIsToldSo) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {

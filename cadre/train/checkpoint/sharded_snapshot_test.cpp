@@ -41,7 +41,7 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
 
-// World i saves a snapshot of step i.
+// Saves a snapshot with each of the worlds; world i saves step i.
 void save_all(const std::string& run) {
   for (size_t i = 0; i < worlds().size(); ++i) {
     const World world = worlds()[i];
@@ -128,12 +128,13 @@ TEST(ShardedSnapshot, ReplicasWriteEachElementOnceAndShareTheWork) {
   expect_shared_work({Division::kHybrid, 4});
 }
 
-// The ranks have parts of different sizes, as under tensor parallelism with shards.
+// The ranks have parts of different sizes, as tensor parallelism with sharded parameters has.
 TEST(ShardedSnapshot, ReplicasThatAreCutAtOtherPlacesDoSo) {
   expect_shared_work({Division::kUneven, 4});
 }
 
-// Statistics of a batch norm differ by rank; those of rank 0 are kept, as DDP broadcasts them.
+// The statistics of a batch norm differ between ranks. The snapshot contains those of rank 0, as
+// DDP broadcasts them.
 TEST(ShardedSnapshot, BuffersAreThoseOfRank0) {
   const testing::TemporaryFolder run;
   const World world{Division::kFlat, 3};
@@ -151,8 +152,8 @@ TEST(ShardedSnapshot, BuffersAreThoseOfRank0) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Reads the files by the formula of torch.distributed.checkpoint, which takes the offsets from the
-// metadata and the sizes from the entries.
+// Computes the places of the tensors as torch.distributed.checkpoint does: from the offsets in the
+// metadata and the sizes in the entries.
 TEST(ShardedSnapshot, FilesFollowTheConventionOfTorchDistributedCheckpoint) {
   const testing::TemporaryFolder run;
   const World world{Division::kFlat, 3};
@@ -185,7 +186,7 @@ TEST(ShardedSnapshot, FilesFollowTheConventionOfTorchDistributedCheckpoint) {
       ++num_boxes;
     }
   }
-  EXPECT_GT(num_boxes, 3u);  // ranks that begin within a row have several boxes
+  EXPECT_GT(num_boxes, 3u);  // a rank whose part begins within a row has several boxes
 }
 
 TEST(ShardedSnapshot, TiedParametersAreSavedOnceAndLoadUnderEveryName) {
@@ -213,7 +214,7 @@ TEST(ShardedSnapshot, TiedParametersAreSavedOnceAndLoadUnderEveryName) {
   EXPECT_TRUE(third.first->weight.equal(net.tied));
 }
 
-// The error comes before anything is changed, here the parameters.
+// The error is thrown before any parameter is changed.
 TEST(ShardedSnapshot, ABufferWhoseElementsShareMemoryIsRefused) {
   const testing::TemporaryFolder run;
   SnapshotParts parts;
@@ -228,7 +229,7 @@ TEST(ShardedSnapshot, ABufferWhoseElementsShareMemoryIsRefused) {
   EXPECT_EQ(parts.parameters[0].values.sum().item<float>(), 0);
 }
 
-// A wrapper may leave some parameters undivided, for example frozen or ignored ones.
+// A wrapper may leave some parameters whole, for example frozen or ignored ones.
 TEST(ShardedSnapshot, ParametersInNoShardAreSavedWhole) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"shard", 2}});

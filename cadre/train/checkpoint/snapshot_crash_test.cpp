@@ -1,5 +1,6 @@
-// If a snapshot is interrupted at any file operation, the previous one stays usable. The writers
-// run on a simulated disk; its files are then copied to a folder, from which the reader maps them.
+// Tests that the previous snapshot stays usable if a save is interrupted at any file operation. The
+// saves run on a simulated disk, whose files are then copied to a real folder, from which the
+// reader maps them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
@@ -61,8 +62,8 @@ void copy_folder(sim::SimulatedDisk& disk, const std::string& from, const std::s
   }
 }
 
-// Returns "" if the latest snapshot on the disk is complete and has one of the two steps, which is
-// stored in `step`, and all other snapshots are complete, too.
+// Returns an empty text if the latest snapshot on the disk is complete and has one of the two
+// steps, and all other snapshots are complete, too. Writes the step of the latest one to `step`.
 std::string problem_of_run(sim::SimulatedDisk& disk, int64_t* step) {
   const testing::TemporaryFolder copy;
   copy_folder(disk, kRun, copy.path());
@@ -84,7 +85,7 @@ std::string problem_of_run(sim::SimulatedDisk& disk, int64_t* step) {
   return difference(parts_of_step(*step), parts);
 }
 
-// Fails the n-th operation; if the power is cut, also all later ones.
+// Makes the n-th operation fail. If the power is cut, all later operations fail, too.
 void interrupt(sim::SimulatedDisk& disk, std::optional<Unsynced> after_power_cut, uint64_t n) {
   if (after_power_cut) {
     disk.cut_power_at(n);
@@ -93,7 +94,7 @@ void interrupt(sim::SimulatedDisk& disk, std::optional<Unsynced> after_power_cut
   }
 }
 
-// Makes operations work again. Returns whether the n-th operation was reached.
+// Ends the failures. Returns whether the n-th operation was reached.
 bool end_interruption(sim::SimulatedDisk& disk, std::optional<Unsynced> after_power_cut) {
   const bool has_struck = disk.has_failed();
   disk.fail_operation(0);
@@ -101,7 +102,7 @@ bool end_interruption(sim::SimulatedDisk& disk, std::optional<Unsynced> after_po
   return has_struck;
 }
 
-// Saves `next` again and again; the n-th attempt is interrupted at its n-th operation.
+// Saves step `next` repeatedly. The n-th attempt is interrupted at its n-th operation.
 void interrupt_everywhere(std::optional<Unsynced> after_power_cut, int64_t next) {
   constexpr int64_t kBefore = 1;
   for (uint64_t n = 1;; ++n) {
@@ -109,7 +110,7 @@ void interrupt_everywhere(std::optional<Unsynced> after_power_cut, int64_t next)
     sim::SimulatedDisk disk;
     SnapshotFolder folder = snapshot_folder_on(disk, kRun);
     save_sharded(folder, kBefore, parts_of_step(kBefore));
-    // In a run that goes back, the later step is there already.
+    // If the run has gone back to an earlier step, the later step exists already.
     if (next != kBefore + 1) save_sharded(folder, next, parts_of_step(next));
     interrupt(disk, after_power_cut, n);
     const std::string failure =
@@ -126,7 +127,7 @@ void interrupt_everywhere(std::optional<Unsynced> after_power_cut, int64_t next)
       return;
     }
     EXPECT_TRUE(!failure.empty() || step == next);
-    // The next attempt succeeds.
+    // After the interruption the next attempt succeeds.
     save_sharded(folder, next, parts_of_step(next));
     ASSERT_EQ(problem_of_run(disk, &step), "");
     EXPECT_EQ(step, next);
@@ -148,7 +149,7 @@ TEST(SnapshotCrash, APowerCutWhileAStepIsSavedAgainLeavesOneOfTheTwo) {
   interrupt_everywhere(Unsynced::kOnlyWhatDestroys, 3);
 }
 
-// Writes a snapshot of one file, for the tests of branches.
+// Writes a snapshot that consists of one file, for the tests of branches.
 void save_text(SnapshotFolder& folder, int64_t step, std::string_view text) {
   folder.save(step, [&](const std::string& path) {
     const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
@@ -160,8 +161,8 @@ std::string latest_text(const SnapshotFolder& folder) {
   return latest ? files_of(folder).read(*latest + "/x", 100).value_or_throw() : "none";
 }
 
-// For n = 1, 2, ...: runs `prepare`, then `act` interrupted at its n-th operation, then `check`,
-// which gets whether `act` has returned without an error.
+// For n = 1, 2, ...: runs `prepare`; runs `act`, which is interrupted at its n-th operation; and
+// calls `check` with whether `act` has returned without an error.
 void interrupt_branch(const std::function<void(SnapshotFolder&)>& prepare,
                       const std::function<void(SnapshotFolder&)>& act,
                       const std::function<void(SnapshotFolder&, bool has_returned)>& check) {
@@ -182,7 +183,7 @@ void interrupt_branch(const std::function<void(SnapshotFolder&)>& prepare,
   }
 }
 
-// Saves three snapshots, of which the second and third are abandoned.
+// Saves three snapshots. The second and the third will be abandoned.
 void save_three(SnapshotFolder& folder) {
   for (const int64_t step : {100, 200, 300}) save_text(folder, step, std::to_string(step));
 }
@@ -193,7 +194,7 @@ TEST(SnapshotCrash, GoingBackContinuesFromTheChosenStepOnceItHasBegun) {
       [](SnapshotFolder& folder, bool has_returned) {
         const std::string latest = latest_text(folder);
         EXPECT_TRUE(latest == "100" || (!has_returned && latest == "300")) << latest;
-        // A snapshot that was moved already was moved after the choice was recorded.
+        // If one snapshot was moved, the choice had been recorded before.
         if (folder.steps().size() < 3) EXPECT_EQ(latest, "100");
         folder.set_aside_after(100);
         EXPECT_EQ(folder.steps(), std::vector<int64_t>{100});
@@ -213,7 +214,8 @@ TEST(SnapshotCrash, TheFirstSnapshotOfABranchIsTheLatestAsSoonAsItIsComplete) {
           const bool is_complete = folder.steps().size() == 2;
           EXPECT_EQ(latest_text(folder), is_complete ? "new" : "100");
           EXPECT_TRUE(is_complete || !has_returned);
-          // Whatever was left, the next save goes on from there, even if that save fails, too.
+          // The next save works with any state that the interruption has left, even if that save
+          // fails, too.
           (void)testing::failure_of([&] {
             folder.save(
                 400, [](const std::string&) { throw Error(ErrorCode::kUnavailable, "disk full"); });
@@ -225,8 +227,8 @@ TEST(SnapshotCrash, TheFirstSnapshotOfABranchIsTheLatestAsSoonAsItIsComplete) {
   }
 }
 
-// A program goes back without setting snapshots aside, and saves the step of an abandoned snapshot
-// again.
+// A program goes back to an earlier step without setting snapshots aside, and saves the step of an
+// abandoned snapshot again.
 TEST(SnapshotCrash, AnAbandonedSnapshotIsNeverTakenForTheLatest) {
   interrupt_branch(
       [](SnapshotFolder& folder) {
@@ -244,7 +246,7 @@ TEST(SnapshotCrash, AnAbandonedSnapshotIsNeverTakenForTheLatest) {
       });
 }
 
-// Tests disks of every size at which the disk gets full.
+// The disk gets full at each possible size.
 TEST(SnapshotCrash, AFullDiskLeavesTheSnapshotBeforeAndNothingElse) {
   const auto bytes_of_snapshots = [](int count) {
     for (size_t capacity = 1024;; capacity += 1024) {
@@ -274,7 +276,7 @@ TEST(SnapshotCrash, AFullDiskLeavesTheSnapshotBeforeAndNothingElse) {
   }
 }
 
-// After the call has returned, the pointer or the folder survives any crash.
+// When the call has returned, the pointer or the folder must survive any crash.
 TEST(SnapshotCrash, TheBestAndTheKeptSnapshotsOutliveAPowerCut) {
   sim::SimulatedDisk disk;
   SnapshotFolder folder = snapshot_folder_on(disk, kRun);
@@ -289,7 +291,7 @@ TEST(SnapshotCrash, TheBestAndTheKeptSnapshotsOutliveAPowerCut) {
   EXPECT_EQ(step, 3);
 }
 
-// No folder that has the name of a step lacks a file.
+// A folder that is named like a step must contain all of its files.
 TEST(SnapshotCrash, APowerCutWhileSnapshotsAreRemovedLeavesNoPartialOne) {
   for (const Unsynced kept : {Unsynced::kNone, Unsynced::kOnlyWhatDestroys}) {
     for (uint64_t n = 1;; ++n) {
@@ -331,7 +333,7 @@ TEST(SnapshotCrash, AnInterruptionLeavesTheFormerBestOrTheNewOne) {
   }
 }
 
-// After the call has returned, the file survives any crash.
+// When the call has returned, the file must survive any crash.
 TEST(SnapshotCrash, AFullStateOutlivesAPowerCut) {
   const testing::TemporaryFolder run;
   SnapshotFolder folder(run.path());
@@ -346,8 +348,8 @@ TEST(SnapshotCrash, AFullStateOutlivesAPowerCut) {
   EXPECT_TRUE(parts.parameters[0].values.eq(1).all().item<bool>());
 }
 
-// `write` replaces the durable file /model.safetensors. Interrupted at any operation, it leaves the
-// old file or the new one, before and after a power cut.
+// `write` replaces the durable file /model.safetensors. If it is interrupted at any operation, the
+// file must be the old or the new one, before and after a power cut.
 void replace_interrupted(const std::function<void(sim::SimulatedDisk&)>& write) {
   const std::string path = "/model.safetensors";
   const std::string old = "old";
@@ -397,7 +399,7 @@ TEST(SnapshotCrash, AFullStateIsNotMadeOfDamagedFiles) {
   for (const auto& entry : std::filesystem::directory_iterator(folder.path_of(1))) {
     if (entry.path().filename().string().find("-model-") == std::string::npos) continue;
     std::fstream stream(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekp(-1, std::ios::end);  // in the values
+    stream.seekp(-1, std::ios::end);  // a byte of the values
     stream.put('\x7f');
   }
   const std::string file = run.file("whole.safetensors");
@@ -407,7 +409,7 @@ TEST(SnapshotCrash, AFullStateIsNotMadeOfDamagedFiles) {
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 
-// If one of two ranks has an error, both return it, and it names the rank.
+// If one of two ranks gets an error, both return an error that names this rank.
 TEST(SnapshotCrash, AnErrorOfOneRankIsThatOfAll) {
   sim::SimulatedDisk disk;
   const World world{Division::kFlat, 2};
@@ -442,7 +444,8 @@ TEST(SnapshotCrash, AnErrorOfOneRankIsThatOfAll) {
     SnapshotParts parts = make_parts(kAlone, 0, false);
     load_sharded(*folder.latest(), parts);
     const std::string& output = result.ranks[0].output;
-    if (output.empty()) {  // the process was removing what the snapshot does not need
+    // The save succeeded, because the failed operation only removed old files.
+    if (output.empty()) {
       EXPECT_EQ(folder.latest_step(), 2);
       continue;
     }

@@ -50,7 +50,7 @@ class CADRE_EXPORT SnapshotFolder {
   std::optional<int64_t> latest_step() const;
   // Writes the name of this step's snapshot to runs/NAME/best. REQUIRES: it was saved.
   void mark_best(int64_t step);
-  // Returns the folder of the snapshot that was marked last; nullopt if none was marked.
+  // Returns the folder of the snapshot that was marked as the best; nullopt if none was marked.
   std::optional<std::string> best() const;
   std::string path_of(int64_t step) const;
   // Called by a run that continues from an earlier step than its last one, by one process of the

@@ -45,7 +45,7 @@ class SnapshotFolderTest : public ::testing::Test {
   }
 
   testing::TemporaryFolder folder_;
-  const std::string run_ = folder_.file("run");  // does not exist at first
+  const std::string run_ = folder_.file("run");  // this folder does not exist at first
 };
 
 TEST_F(SnapshotFolderTest, BestIsTheOneThatWasMarked) {
@@ -62,7 +62,7 @@ TEST_F(SnapshotFolderTest, KeepsTheLastTheLatestAndTheBest) {
   EXPECT_NO_THROW(folder.keep_last(2)) << "of a run that has none";
   for (const int64_t step : {500, 100, 200, 300, 400}) save(step, "a");
   folder.mark_best(100);
-  save(250, "b");  // the latest is not the highest
+  save(250, "b");  // the latest snapshot need not have the highest step
   folder.keep_last(2);
   EXPECT_EQ(folder.steps(), (std::vector<int64_t>{100, 250, 400, 500}));
   EXPECT_EQ(content_of_latest(), "b");
@@ -79,7 +79,7 @@ TEST_F(SnapshotFolderTest, LatestIsTheLastThatWasSaved) {
   save(200, "b");
   EXPECT_EQ(content_of_latest(), "b");
   EXPECT_EQ(SnapshotFolder(run_).latest_step(), 200);
-  save(100, "c");  // saved by a run that went back
+  save(100, "c");  // saved by a run that has gone back
   EXPECT_EQ(content_of_latest(), "c");
   EXPECT_EQ(num_entries(), 3u);  // two snapshots and `latest`
 }
@@ -145,7 +145,7 @@ TEST_F(SnapshotFolderTest, ALatestThatCannotBeWrittenIsAnErrorAndLosesNothing) {
   EXPECT_EQ(num_entries(), 4u) << "three snapshots and `latest`";
 }
 
-// keep_last() would look for the folder that path_of() names, which does not exist.
+// keep_last() would remove the folder that path_of() returns, and such a folder does not exist.
 TEST_F(SnapshotFolderTest, AFolderWithAnotherSpellingOfAStepIsNoSnapshot) {
   save(7, "a");
   for (const char* const name : {"step-7", "step-0000008", "step-+00009", "step-00000a", "step-"}) {
@@ -163,7 +163,7 @@ TEST_F(SnapshotFolderTest, AFolderWithAnotherSpellingOfAStepIsNoSnapshot) {
   }
 }
 
-// The second save has removed the folder of the first one and published its own.
+// The second save has removed the folder of the first save and published its own.
 TEST_F(SnapshotFolderTest, ASaveWhoseFolderAnotherSaveHasRemovedSaysSo) {
   const auto meanwhile = [&](const std::string& folder) {
     save(7, "of the other");
@@ -178,7 +178,7 @@ TEST_F(SnapshotFolderTest, ASaveWhoseFolderAnotherSaveHasRemovedSaysSo) {
   EXPECT_EQ(num_entries(), 2u);
 }
 
-// The first save of a step publishes its folder while the second one removes the files in it.
+// The first save of a step publishes its folder while the second save removes the files in it.
 TEST_F(SnapshotFolderTest, APartOfASnapshotIsNotPublishedWhileAnotherSaveRemovesIt) {
   class Publishing final : public testing::ForwardingFiles {
    public:
@@ -224,7 +224,7 @@ TEST_F(SnapshotFolderTest, AFileThatBecomesLatestAndIsRemovedMeanwhileIsWrittenA
   EXPECT_EQ(num_entries(), 3u);
 }
 
-// A child saves snapshots of three steps again and again, until it is killed.
+// A child process saves snapshots of three steps repeatedly until it is killed.
 TEST_F(SnapshotFolderTest, AKillAtAnyMomentLeavesALatestThatIsWhole) {
   save(0, "0");
   for (int round = 0; round < 40; ++round) {
@@ -236,8 +236,8 @@ TEST_F(SnapshotFolderTest, AKillAtAnyMomentLeavesALatestThatIsWhole) {
         if (!testing::failure_of(save_one).empty()) ::_exit(1);
       }
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(round * 317));  // another time in each
-                                                                          // round
+    // Kills the child at a different time in each round.
+    std::this_thread::sleep_for(std::chrono::microseconds(round * 317));
     ::kill(child, SIGKILL);
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
@@ -260,7 +260,8 @@ TEST_F(SnapshotFolderTest, WhatAKilledRunLeftIsNoSnapshot) {
   EXPECT_EQ(num_entries(), 3u);
 }
 
-// Otherwise a run would start at step 0, or continue from another step than its last one.
+// Without this error a run would start at step 0, or continue from an earlier step than its last
+// one.
 TEST_F(SnapshotFolderTest, AFolderThatCannotBeReadIsAnErrorAndNotAnEmptyOne) {
   sim::SimulatedDisk disk;
   SnapshotFolder folder = snapshot_folder_on(disk, "/run");

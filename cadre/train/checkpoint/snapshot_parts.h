@@ -52,7 +52,7 @@ struct SnapshotParts {
 // Maps name and ParameterState::entry to the tensor.
 using SnapshotEntries = std::map<std::pair<std::string, size_t>, const SnapshotTensor*>;
 SnapshotEntries entries_of(std::span<const SnapshotTensor> parameters);
-// Returns what a save writes: the parts without copies and the states of copies.
+// Returns the parts that a save writes: those without copies, and the states of copies.
 SnapshotParts without_copies(const SnapshotParts& parts);
 
 // `tensor` has the elements of `box`, with its sizes. Returns a view of the elements of `part`,

@@ -44,7 +44,7 @@ class CADRE_EXPORT SnapshotReader {
   }
 
   // Compares files, given as indices of the manifest's files, with their digests. Does nothing for
-  // a single file, which has none.
+  // a snapshot in a single file, which has no digest.
   void check_digests(std::span<const size_t> files) const;
   void check_all_digests() const;
   bool has_digests() const { return is_folder_; }

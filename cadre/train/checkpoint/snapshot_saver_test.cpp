@@ -62,7 +62,7 @@ bool hold(const std::vector<torch::Tensor>& tensors, double value) {
   });
 }
 
-// While the parts are written, training changes the parameters and replaces them.
+// Training changes and replaces the parameters while their copies are being written.
 TEST(SnapshotSaver, SavesWhatThePartsWereWhenItWasCalled) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
@@ -86,8 +86,8 @@ TEST(SnapshotSaver, SavesWhatThePartsWereWhenItWasCalled) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A weight that two stages of a pipeline tie is such a copy: rank 1 has the name of the tensor that
-// rank 0 writes.
+// If two stages of a pipeline tie a weight, rank 1 has a copy of a tensor that rank 0 writes. Rank
+// 1 must know its name.
 TEST(SnapshotSaver, ARankWithACopyOfATensorHasItsName) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
@@ -122,7 +122,7 @@ TEST(SnapshotSaver, TheNextCallReportsAFailureOnAllRanks) {
     if (group.rank() == 1) wrong.parameters[0].values = torch::zeros({3});
     saver.save(1, wrong);  // fails later
     output = testing::failure_of([&] { saver.save(2, parts); });
-    saver.finish();  // the failure is reported once, and the second save succeeds
+    saver.finish();  // the failure is reported only once, and the second save succeeds
     load_sharded(*SnapshotFolder(run.path()).latest(), parts, group);
     saver.close();
   });
@@ -153,7 +153,7 @@ TEST(SnapshotSaver, WorksInOneProcessAndAfterADiskThatWasInTheWay) {
   EXPECT_EQ(SnapshotFolder(path).latest_step(), 2);
 }
 
-// Needs some time to make the folder of a snapshot.
+// A file system that takes some time to make the folder of a snapshot.
 class SlowFiles final : public testing::ForwardingFiles {
  public:
   Result<std::string> make_folder_beside(const std::string& path) override {
@@ -173,7 +173,7 @@ TEST(SnapshotSaver, TheEndOfItsScopeFinishesTheLastSave) {
   EXPECT_EQ(SnapshotFolder(run.path()).latest_step(), 7);
 }
 
-// All ranks leave by exceptions, but all have begun the save, so it is finished.
+// All ranks leave by exceptions. The save is finished, because all ranks have begun it.
 TEST(SnapshotSaver, AnExceptionAfterTheSaveLosesNothing) {
   const testing::TemporaryFolder run;
   SlowFiles files;
@@ -188,8 +188,8 @@ TEST(SnapshotSaver, AnExceptionAfterTheSaveLosesNothing) {
   EXPECT_EQ(SnapshotFolder(run.path()).latest_step(), 7);
 }
 
-// One rank leaves before it begins the save that the other has begun. The other learns that and
-// reports what is lost, before the timeout.
+// One rank leaves before it begins a save that the other rank has begun. The other rank learns of
+// that and reports the lost snapshot before the timeout.
 TEST(SnapshotSaver, ASaveThatOneRankNeverBeginsIsReportedAsLost) {
   const testing::TemporaryFolder run;
   ::testing::internal::CaptureStderr();
@@ -283,7 +283,7 @@ TEST(SnapshotFolder, OneThatWasMovedFromIsUsable) {
   EXPECT_TRUE(folder.steps().empty());
 }
 
-// Rank 1 does not save, so the save of rank 0 waits for it.
+// Rank 1 does not save, so the save of rank 0 cannot end.
 TEST(SnapshotSaver, CloseGivesUpASaveThatDoesNotEndWithinTheTimeout) {
   const testing::TemporaryFolder run;
   const auto start = std::chrono::steady_clock::now();
@@ -316,7 +316,8 @@ TEST(SnapshotSaver, OneThatIsDestroyedWhileItSavesEndsTheWaitsOfTheOthers) {
     }
     saver.reset();
   });
-  // Rank 1's part may have been done before it was destroyed. In no case does rank 0 wait for long.
+  // Rank 1 may have finished its part before it was destroyed. In both cases rank 0 must not wait
+  // for long.
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 

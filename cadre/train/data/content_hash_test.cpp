@@ -7,12 +7,12 @@
 namespace cadre {
 namespace {
 
-// Hashes of XXH64 with seed 0 from the specification and other implementations.
+// These are hashes of XXH64 with seed 0 from the specification and from other implementations.
 TEST(ContentHash, IsXxh64) {
   EXPECT_EQ(content_hash(""), 0xEF46DB3751D8E999u);
   EXPECT_EQ(content_hash("a"), 0xD24EC4F1A98C6E5Bu);
   EXPECT_EQ(content_hash("abc"), 0x44BC2CF5AD770999u);
-  // The example in the documentation of the Python package xxhash.
+  // The documentation of the Python package xxhash contains this example.
   EXPECT_EQ(content_hash("Nobody inspects the spammish repetition"), 0xFBCEA83C8A378BF1u);
 }
 

@@ -152,7 +152,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderO
         },
         kSameOnAllRanks);
   }
-  // All ranks check the same values, so all refuse them or none.
+  // All ranks check the same values, so either all of them throw or none.
   check_options(options, num_samples_, share_.world_size);
 }
 

@@ -40,9 +40,10 @@
 
 namespace cadre {
 
-// How a batch is divided among the ranks.
+// The way in which a batch is divided among the ranks.
 enum class BatchSplit : uint8_t {
-  kInTurn,  // every world_size-th sample of the epoch, beginning with the one at the rank's number
+  // Every world_size-th sample of the epoch, beginning with the sample at the index of the rank.
+  kInTurn,
   // The ranks' parts, in rank order, are the batch. Use it if the order of samples matters, for
   // example for a capacity of experts.
   kConsecutive,
@@ -135,7 +136,7 @@ class CADRE_EXPORT DataLoader {
   void seek(const LoaderPosition& position);
 
  private:
-  // Which part of each batch this rank has.
+  // The part of each batch that this rank gets.
   struct Share {
     BatchSplit split = BatchSplit::kInTurn;
     int64_t batch_size = 1;

@@ -129,8 +129,7 @@ TEST(DataLoader, ItSplitsBatchesAmongTheRanksOfASubgroup) {
   EXPECT_EQ(by_rank, (std::vector<std::vector<Indices>>{first, second, first, second}));
 }
 
-// Returns the error of each rank if rank 1 of 3 has other options or another dataset than the
-// others.
+// Gives rank 1 of 3 different options or a different dataset, and returns the error of each rank.
 std::vector<std::string> refusals(const DataLoaderOptions& options, const DataLoaderOptions& other,
                                   int64_t other_size = 60) {
   std::vector<std::string> messages(3, "accepted");
@@ -144,7 +143,7 @@ std::vector<std::string> refusals(const DataLoaderOptions& options, const DataLo
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
       messages[static_cast<size_t>(world.rank())] = error.message();
     }
-    world.barrier();  // the group has not failed
+    world.barrier();  // the group still works
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   return messages;
@@ -169,12 +168,13 @@ TEST(DataLoader, RanksWithDifferentOptionsAreRefusedAlike) {
   EXPECT_THAT(refusals(same, same, 61), all_are("dataset size is 60 on rank 0 and 61"));
   EXPECT_THAT(refusals(same, {.batch_size = 6, .seed = 1, .num_threads = 1, .prefetch = 3}),
               ::testing::Each("accepted"));
-  // The error is the same if only one rank could detect the problem.
+  // The error is the same if only one rank could detect the mistake.
   EXPECT_THAT(refusals(same, {.batch_size = 1, .seed = 1}),
               all_are("batch_size is 6 on rank 0 and 1"));
 }
 
-// Rank 1 of 3 makes the loader with `odd`, the others with nine samples.
+// Rank 1 of 3 makes the loader with the dataset `odd`, the others with a dataset of nine samples.
+// Returns the errors.
 std::vector<std::string> refusals_with(const std::shared_ptr<const Dataset>& odd,
                                        const DataLoaderOptions& odd_options = {.batch_size = 3}) {
   std::vector<std::string> messages(3, "accepted");
@@ -187,13 +187,13 @@ std::vector<std::string> refusals_with(const std::shared_ptr<const Dataset>& odd
     } catch (const Error& error) {
       messages[static_cast<size_t>(world.rank())] = error.message();
     }
-    world.barrier();  // the group has not failed
+    world.barrier();  // the group still works
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   return messages;
 }
 
-// Throws an object that is no std::exception.
+// A dataset whose size() throws an object that is no std::exception.
 class Unreadable : public Counting {
  public:
   Unreadable() : Counting(9) {}
@@ -230,7 +230,7 @@ TEST(DataLoader, AnotherOperationInItsPlaceIsRefusedOnAllRanks) {
       if (world.rank() == 0) {
         (void)make_data_loader(Counting(9), {.batch_size = 2, .ranks = world});
       } else {
-        const std::vector<std::byte> bytes(128);  // as many bytes as an agreement exchanges
+        const std::vector<std::byte> bytes(128);  // as many bytes as one agreement exchanges
         std::vector<std::byte> all(256);
         world.communicator().all_gather(bytes, all, DType::kUint8);
       }
@@ -296,7 +296,7 @@ TEST(DataLoader, ItsPositionCountsWhatWasDeliveredNotWhatWasFetched) {
   EXPECT_EQ(seen, batches_of(moved, 1));
 }
 
-// Fails once, at one sample.
+// A dataset that fails once, at one sample.
 class Failing : public Counting {
  public:
   Failing() : Counting(20) {}
@@ -327,7 +327,7 @@ TEST(DataLoader, AFailedBatchComesAtItsPlaceAndMayBeAskedForAgain) {
   }
 }
 
-// Throws, at one sample, an object that is no std::exception.
+// A dataset that throws an object that is no std::exception, at one sample.
 class Throwing : public Counting {
  public:
   Throwing() : Counting(20) {}
@@ -346,8 +346,8 @@ TEST(DataLoader, WhatIsNoExceptionComesAtItsPlaceToo) {
   }
 }
 
-// A dataset that changes after the loader was made: another size, fewer rows than requested, no
-// data.
+// A dataset that changes after the loader was made: it has another size, returns fewer rows than
+// requested, or returns no data.
 class Changing : public Counting {
  public:
   Changing() : Counting(20) {}

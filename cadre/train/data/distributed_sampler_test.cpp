@@ -19,7 +19,7 @@ namespace {
 
 using Indices = std::vector<int64_t>;
 
-// The expected values come from torch.utils.data.DistributedSampler of torch 2.13 over range(n).
+// torch.utils.data.DistributedSampler of torch 2.13 returned the expected values for range(n).
 TEST(DistributedSampler, HasPythonsOrder) {
   EXPECT_EQ(DistributedSampler(
                 {.num_samples = 10, .rank = 0, .world_size = 3, .seed = 0, .drop_last = false})
@@ -61,7 +61,7 @@ TEST(DistributedSampler, RefusesARankOutsideTheWorld) {
   EXPECT_THROW(DistributedSampler({.num_samples = 1, .rank = 0, .world_size = 0}), Error);
 }
 
-// Prints one line of indices of the Python class for each combination.
+// A program that prints the indices of the Python class, one line for each combination.
 constexpr const char* kPythonProgram = R"(
 from torch.utils.data import DistributedSampler
 for n in (1, 2, 7, 48, 1000):
@@ -74,7 +74,7 @@ for n in (1, 2, 7, 48, 1000):
                     print(n, world, rank, seed, epoch, int(drop_last), ':', *list(s))
 )";
 
-// Returns what the program prints in the first Python that has torch; nullopt if none has it.
+// Returns the output of the program in the first Python that has torch; nullopt if none has it.
 std::optional<std::string> output_of_python_torch(const std::string& program) {
   const char* named = std::getenv("CADRE_TORCH");
   const auto system = os::make_native_system();

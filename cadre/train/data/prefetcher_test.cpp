@@ -17,7 +17,7 @@ class PrefetcherTest : public ::testing::Test {
 TEST_F(PrefetcherTest, HandsOutInOrderWhateverFinishesFirst) {
   for (const int num_threads : {1, 2, 5}) {
     for (const int64_t depth : {1, 3, 50}) {
-      // Every fourth item takes longer.
+      // Making every fourth item takes longer.
       Prefetcher<int64_t> prefetcher(
           *system_, 40,
           [&](int64_t i) {
@@ -77,7 +77,7 @@ TEST_F(PrefetcherTest, AnItemThatDoesNotComeIsNamed) {
   may_end = true;
 }
 
-// The prefetcher is destroyed while some items are ready, some are being made, and some are not
+// The prefetcher is destroyed while some items are ready, some are being made, and others are not
 // begun.
 TEST_F(PrefetcherTest, MayBeLeftAtAnyMoment) {
   for (int64_t num_taken = 0; num_taken < 20; ++num_taken) {

@@ -110,7 +110,7 @@ TEST_F(TextCorpusTest, SaysWhereThereIsNoText) {
 }
 
 TEST_F(TextCorpusTest, ALargeTextOnTheDiskIsThatOfMemory) {
-  // Marks cross the boundaries of the parts in which a file is scanned.
+  // These marks cross the boundaries of the parts in which a file is scanned.
   std::string text(1 << 20, 'x');
   for (size_t place = 3; place < 17; ++place) text[text.size() - place] = 'y';
   for (const size_t before_end : {13, 7, 1, 0}) {
@@ -159,14 +159,15 @@ TEST_F(TextCorpusTest, AChangedFileOnTheDiskIsNamedAndEndsInNoSignal) {
   EXPECT_THAT(refusal([](const std::string& path) { std::filesystem::resize_file(path, 0); }),
               ::testing::StartsWith(changed + "has 0 bytes instead of 20000 since it was opened"));
   EXPECT_THAT(refusal([](const std::string& path) {
-                std::fstream(path, std::ios::in | std::ios::out) << "bb";  // a change in place
+                // Changes the file in place.
+                std::fstream(path, std::ios::in | std::ios::out) << "bb";
                 std::filesystem::last_write_time(
                     path, std::filesystem::last_write_time(path) + std::chrono::seconds(1));
               }),
               ::testing::StartsWith(changed + "was written since it was opened"));
 }
 
-// There are more files than may be open at a time, so each is opened again.
+// There are more files than the corpus keeps open, so each file is opened again.
 TEST_F(TextCorpusTest, AReplacedFileIsNoticedWhenItIsOpenedAgain) {
   for (int i = 0; i < 100; ++i) write("f" + std::to_string(100 + i), "text " + std::to_string(i));
   const TextCorpus corpus = TextCorpus::open(folder_, {.max_bytes_in_memory = 100});

@@ -1,5 +1,5 @@
-// The trainer's evaluation of held-out data, against an independent calculation from the snapshot's
-// parameters and the files' bytes.
+// Compares the trainer's evaluation of held-out data with an independent calculation from the
+// snapshot's parameters and the bytes of the files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kSide = 28;
 constexpr int64_t kNumTraining = 30;
-constexpr int64_t kNumHeldOut = 37;  // more than a batch of 2 ranks, and not a multiple of it
+constexpr int64_t kNumHeldOut = 37;  // more than a batch of 2 ranks, and no multiple of one
 
 struct Images {
   torch::Tensor pixels;  // (N, 28, 28) uint8
@@ -42,7 +42,7 @@ struct Judgement {
   double accuracy;
 };
 
-// Computes the mlp with one hidden layer, in double precision.
+// Computes the model mlp with one hidden layer in double precision.
 Judgement judge(const Images& images, const std::vector<NamedTensor>& weights) {
   std::map<std::string, torch::Tensor> w;
   for (const auto& [name, tensor] : weights) w[name] = tensor.to(torch::kDouble);
@@ -85,7 +85,7 @@ class TrainerEvaluationTest : public TrainerTest {
     config.run = {.name = run_name,
                   .folder = folder_,
                   .steps = 4,
-                  .global_batch_size = kNumTraining,  // a step sees each image once
+                  .global_batch_size = kNumTraining,  // each step sees every image once
                   .evaluate_every = 0};
     return config;
   }
@@ -114,7 +114,7 @@ TEST_F(TrainerEvaluationTest, TrainsOnOnePairAndJudgesTheOther) {
     EXPECT_EQ(said["held_out_loss"], run.result.held_out.loss);
     EXPECT_EQ(said["accuracy"], *run.result.held_out.accuracy);
 
-    // A step reports the loss on the training images before its update.
+    // A step reports the loss of the training images before its update.
     const double before_last = judge(training_, weights_after(config.run.name, 3)).loss;
     EXPECT_NEAR(metrics(config.run.name)[3]["loss"].get<double>(), before_last, 1e-5);
   }

@@ -27,7 +27,7 @@ TEST(LossCurve, EveryColumnIsABarOfItsHeight) {
 }
 
 TEST(LossCurve, AColumnIsTheMeanOfItsSteps) {
-  // There are eight columns of two steps each.
+  // Each of the eight columns covers two steps.
   const std::vector<std::string> lines = plot_lines(falling(16), {.columns = 0, .rows = 2});
   ASSERT_EQ(lines.size(), 3U);
   EXPECT_THAT(lines[0], ::testing::StartsWith("  4.50 █"));
@@ -60,7 +60,7 @@ TEST(LossCurve, ThePictureHasBothCurvesAndAnEscapedTitle) {
   curve.held_out = {{3, 4.0}};
   const std::string svg = plot_svg(curve, "a<b & c");
   EXPECT_THAT(svg, HasSubstr(">a&lt;b &amp; c: loss by step<"));
-  // The points are corners of the axes: step 1 with loss 5, step 3 with loss 3.
+  // The points are corners of the plot: step 1 with loss 5, and step 3 with loss 3.
   EXPECT_THAT(svg, HasSubstr("points=\"56.0,40.0 340.0,182.0 624.0,324.0\""));
   EXPECT_THAT(svg, HasSubstr("<circle cx=\"624.0\" cy=\"182.0\""));
 }

@@ -74,7 +74,7 @@ class Trainer {
     bool data_have_changed = false;
   };
 
-  // Does what a rank does alone before the first collective.
+  // Does the work of a rank that needs no collective, before the first collective.
   void prepare();
   void make_loaders();
   void load_weights();

@@ -1,5 +1,5 @@
-// Tests runs whose processes do not have the same configuration, data, weights or snapshot: all of
-// them throw the same error, which names the difference, before anything is changed.
+// Tests runs whose processes have different configurations, data, weights or snapshots: all of them
+// throw the same error, which names the difference, before anything is changed.
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -22,7 +22,8 @@ class TrainerAgreementTest : public TrainerTest {
  protected:
   TrainerAgreementTest() : config_(config("a")) { config_.run.steps = 2; }
 
-  // Runs two ranks, the last one with `change`. Returns the failures of all ranks.
+  // Runs two ranks. The last one runs with the configuration after `change`. Returns the failures
+  // of all ranks.
   std::string failures_with(const std::function<void(Config&)>& change) const {
     const testing::RanksResult ranks = testing::run_groups(2, [&](const ProcessGroup& group) {
       Config config = config_;
@@ -38,7 +39,7 @@ class TrainerAgreementTest : public TrainerTest {
     return ranks.failures();
   }
 
-  // Matches the same refusal on both ranks.
+  // Matches failures in which both ranks have the same error.
   static auto refusal(const std::string& difference) {
     return AllOf(HasSubstr("rank 0: kInvalidArgument: cadre train on group "),
                  HasSubstr("rank 1: kInvalidArgument: cadre train on group "),
@@ -167,8 +168,8 @@ TEST_F(TrainerAgreementTest, DamagedWeightsInASnapshotOfWholeFilesAreRefused) {
   EXPECT_FALSE(fs::exists(folder_ + "/a"));
 }
 
-// Calls `change` when the time is read for the first time: after the weights were compared, before
-// they are loaded.
+// A System that calls `change` when the time is read for the first time. The weights have been
+// compared by then, and are not loaded yet.
 class ChangingSystem : public testing::ForwardingSystem {
  public:
   ChangingSystem(os::System& inner, std::function<void()> change)
@@ -229,7 +230,8 @@ TEST_F(TrainerAgreementTest, AnotherSnapshotIsRefused) {
   EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ::testing::ElementsAre(1, 2));
 }
 
-// A refusal of one rank, with an error of any type, is thrown on all ranks and names that rank.
+// If one rank refuses its data with an error of any type, all ranks throw an error that names that
+// rank.
 TEST_F(TrainerAgreementTest, ARefusalOfOneRankNamesIt) {
   EXPECT_THAT(failures_with([&](Config& config) { config.data.path = folder_ + "/nothing"; }),
               AllOf(HasSubstr("rank 0: kInvalidArgument: data.path: there is no file or folder " +

@@ -22,7 +22,7 @@ using ::testing::Not;
 
 class TrainerEndTest : public TrainerTest {
  protected:
-  // Returns a run of two processes, under a strategy or with a divided model.
+  // Returns the configuration of a run of two processes, under a strategy or with a divided model.
   Config config_of(const std::string& way, const std::string& name = "a") const {
     Config config = TrainerTest::config(name);
     config.run.steps = 3;
@@ -38,7 +38,7 @@ class TrainerEndTest : public TrainerTest {
     return SnapshotFolder(folder_ + "/" + name).steps();
   }
 
-  // Ends the run while it prints the line of that step.
+  // Makes the run end while it prints this line.
   void kill_at(const std::string& line) {
     on_print_ = [line](std::string_view text) {
       if (text.starts_with(line)) throw std::runtime_error("killed");
@@ -49,7 +49,7 @@ class TrainerEndTest : public TrainerTest {
   }
 };
 
-// The number of candidates is invalid; load_config() would have refused it.
+// The number of candidates is invalid, and the test bypasses load_config(), which would refuse it.
 TEST_F(TrainerEndTest, AnErrorWhileTheTextIsGeneratedLosesNothing) {
   for (const std::string way : {"ddp", "zero1", "fsdp", "tensor"}) {
     SCOPED_TRACE(way);
@@ -76,7 +76,7 @@ TEST_F(TrainerEndTest, ATemperatureNearZeroChoosesTheMostLikelyToken) {
   EXPECT_EQ(text_of(actual), text_of(expected));
 }
 
-// The loss of step 2 is NaN or infinite, while the snapshot of step 1 is written in the background.
+// The loss of step 2 is NaN or infinite. Meanwhile the snapshot of step 1 is being written.
 TEST_F(TrainerEndTest, AFailedStepLosesNoSnapshotThatIsBeingWritten) {
   for (const std::string way : {"zero1", "fsdp", "tensor"}) {
     SCOPED_TRACE(way);
@@ -106,7 +106,7 @@ TEST_F(TrainerEndTest, AfterGoingBackAKilledRunContinuesFromThere) {
   ASSERT_EQ(resumed.failures, "");
   EXPECT_THAT(resumed.screen, HasSubstr("resuming from " + snapshot("a", 2) + "\n"));
   EXPECT_THAT(steps(), ElementsAre(2, 4, 6, 7));
-  // The abandoned snapshots are complete.
+  // The snapshots that were set aside are complete.
   EXPECT_THAT(steps("a/abandoned.1"), ElementsAre(4, 6));
   EXPECT_NO_THROW(check_snapshot(snapshot("a/abandoned.1", 6)));
   EXPECT_EQ(losses("a/abandoned.1").size(), 6U);
@@ -134,7 +134,8 @@ TEST_F(TrainerEndTest, GoingBackIsSaidAndWithoutAStepNothingIsMoved) {
   EXPECT_THAT(steps("a/abandoned.2"), ElementsAre(4, 5));
 }
 
-// The best snapshot becomes the best one of the branch that the run continues.
+// If a run goes back to a step before the best snapshot, the best snapshot of the remaining steps
+// is marked.
 TEST_F(TrainerEndTest, GoingBackBehindTheBestMarksTheOneBefore) {
   Config config = config_of("ddp");
   config.run.steps = 8;
@@ -153,7 +154,8 @@ TEST_F(TrainerEndTest, GoingBackBehindTheBestMarksTheOneBefore) {
   EXPECT_EQ(snapshots.best(), snapshots.path_of(4));
 }
 
-// The last snapshot records that its loss is the best, so a resumed run marks only a better one.
+// The last snapshot records that its loss is the best, so a resumed run marks a snapshot only if it
+// is better.
 TEST_F(TrainerEndTest, TheLastSnapshotKnowsTheBestLoss) {
   Config config = config_of("fsdp");
   config.run.keep_best = true;
@@ -163,7 +165,8 @@ TEST_F(TrainerEndTest, TheLastSnapshotKnowsTheBestLoss) {
   EXPECT_EQ(SnapshotFolder(folder_ + "/a").best(), snapshot("a", 3));
 }
 
-// Other settings of the optimizer are refused by name, and the snapshot is not reported as damaged.
+// The error names the settings of the optimizer that differ, and does not report the snapshot as
+// damaged.
 TEST_F(TrainerEndTest, AnotherMomentumIsNoDamage) {
   const auto refusal_of = [this](const std::string& kind, double before, double now,
                                  const std::string& way) {
@@ -197,7 +200,7 @@ TEST_F(TrainerEndTest, AnotherMomentumIsNoDamage) {
   EXPECT_EQ(refusal_of("sgd", 0.9, 0.5, "ddp"), "") << "one of the same kind of state";
 }
 
-// The bytes are those that were written, so the snapshot is not reported as damaged.
+// The bytes of the snapshot are intact, so the error must not report it as damaged.
 TEST_F(TrainerEndTest, AGeneratorOfAnotherLibtorchIsNoDamage) {
   Config config = config_of("ddp");
   config.run.snapshot_every = 1;

@@ -99,7 +99,8 @@ TEST_F(TrainerTest, ABestLossThatWasNotKeptIsForgotten) {
     disk.reset();
   };
   ASSERT_EQ(run(config, 2).failures, "");
-  // The first snapshot was not written; every later one is better.
+  // The first snapshot could not be written. Every later snapshot is better, so the second one is
+  // the best.
   const SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_THAT(snapshots.steps(), ::testing::ElementsAre(4, 6, 8));
   EXPECT_EQ(snapshots.best(), snapshots.path_of(8));
@@ -107,8 +108,8 @@ TEST_F(TrainerTest, ABestLossThatWasNotKeptIsForgotten) {
 
 TEST_F(TrainerTest, AFullDiskLosesLinesOfTheMetricsAndNotTheRest) {
   Config config = this->config("a");
-  std::optional<testing::FileSizeLimit> disk(300);  // one step's line and a part of the one after
-                                                    // it
+  // Has room for the line of one step and a part of the next line.
+  std::optional<testing::FileSizeLimit> disk(300);
   on_print_ = [&](std::string_view text) {
     if (text.starts_with("step  6/")) disk.reset();
   };
@@ -134,7 +135,7 @@ TEST_F(TrainerTest, OneRunWritesToAFolderAtATime) {
     EXPECT_THAT(run(config).failures, HasSubstr(owner));
     config.run.resume = "auto";
     EXPECT_THAT(run(config).failures, HasSubstr(owner));
-    // Only rank 0 opens the folder; all ranks throw its error.
+    // Only rank 0 opens the folder, and all ranks throw its error.
     EXPECT_THAT(run(config, 2).failures,
                 AllOf(HasSubstr("rank 0: " + kind + owner), HasSubstr("rank 1: " + kind + owner)));
   }
@@ -159,7 +160,7 @@ TEST_F(TrainerTest, GoingOnFromAnotherRunLeavesItAndAnEarlierOneOfThisNameAlone)
   EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ::testing::ElementsAre(2));
   EXPECT_THAT(SnapshotFolder(folder_ + "/b.1").steps(), ::testing::ElementsAre(3));
   EXPECT_THAT(SnapshotFolder(folder_ + "/b").steps(), ::testing::ElementsAre(4));
-  // A run that resumes from its own snapshot keeps its folder.
+  // A run that resumes from one of its own snapshots keeps its folder.
   config.run.resume = folder_ + "/b";
   config.run.steps = 5;
   ASSERT_EQ(run(config).failures, "");
@@ -192,7 +193,7 @@ TEST_F(TrainerTest, SaysWhatHasChangedSinceTheSnapshot) {
   EXPECT_THAT(resumed.screen,
               HasSubstr("changed since the snapshot: run.steps 2 -> 4, run.seed 0 -> 7\n"));
   EXPECT_THAT(resumed.screen, HasSubstr("warning: run.seed has changed: the rest of this epoch"));
-  // The optimizer and the schedule do not use these keys.
+  // The optimizer and the schedule of this run do not use these keys.
   config.optimizer.momentum = 0.5;
   config.optimizer.rho = 0.5;
   config.schedule.gamma = 0.5;
@@ -227,8 +228,8 @@ TEST_F(TrainerTest, ADamagedSnapshotNamesAnother) {
   const std::string remedy =
       "; another snapshot is intact: run.resume=" + folder_ + "/a/step-000002";
   const std::string latest = folder_ + "/a/step-000004/";
-  set_format(latest, 2);  // this format has no digests, so the files' own checks must find the
-                          // damage
+  // This format has no digests, so the damage must be found by other checks of the files.
+  set_format(latest, 2);
   for (const std::string file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
     fs::rename(latest + file, folder_ + "/kept");
     EXPECT_THAT(run(config).failures, HasSubstr(remedy)) << file << " is missing";
@@ -242,7 +243,7 @@ TEST_F(TrainerTest, ADamagedSnapshotNamesAnother) {
   EXPECT_THAT(run(config).failures, HasSubstr("a generator's state has 1 bytes instead of "));
   fs::remove_all(folder_ + "/a/step-000002");
   EXPECT_THAT(run(config).failures, HasSubstr("; no other snapshot is intact: start at step 0"));
-  // The runs that were refused have written no metrics.
+  // The refused runs have written no metrics.
   ASSERT_EQ(metrics("a").size(), 5u);
 }
 

@@ -1,5 +1,5 @@
-// A run never resumes from a damaged snapshot: after any change of one of its files, the run ends
-// with an error that names the file and an intact snapshot.
+// Tests that a run never resumes from a damaged snapshot. After any change of one of its files, the
+// run ends with an error that names the file and an intact snapshot.
 #include <array>
 #include <chrono>
 #include <filesystem>
@@ -23,7 +23,7 @@ using ::testing::Not;
 constexpr std::array<std::string_view, 4> kFiles = {"model.safetensors", "optimizer.safetensors",
                                                     "state.json", "B2SUMS"};
 
-// There are snapshots of steps 2 and 4; the one of step 4 is damaged.
+// A run with snapshots of steps 2 and 4. The tests damage that of step 4.
 class TrainerIntegrityTest : public TrainerTest {
  protected:
   TrainerIntegrityTest() : config_(config("a")) {
@@ -34,7 +34,7 @@ class TrainerIntegrityTest : public TrainerTest {
     config_.run.steps = 6;
   }
 
-  // Resumes with `content` in the file, restores the file, and returns the failure.
+  // Writes `content` to the file, resumes, restores the file, and returns the failure.
   std::string failure_with(std::string_view file, const std::string& content) {
     const fs::path path = latest_ / file;
     const std::string kept = content_of(path);
@@ -54,7 +54,7 @@ TEST_F(TrainerIntegrityTest, AFlippedBitInAnyFileIsFound) {
   for (const std::string_view file : kFiles) {
     const std::string whole = content_of(latest_ / file);
     ASSERT_FALSE(whole.empty()) << file;
-    // A wrong digest is reported as damage of its file.
+    // If a digest is wrong, the error names the file of that digest.
     const std::string named = file == "B2SUMS" ? "B2SUMS" : (latest_ / file).string();
     for (const size_t place : {size_t{0}, whole.size() / 2, whole.size() - 2, whole.size() - 1}) {
       std::string damaged = whole;
@@ -85,7 +85,7 @@ TEST_F(TrainerIntegrityTest, AFileOfAnotherStepIsFound) {
   for (const std::string_view file : kFiles) {
     EXPECT_THAT(failure_with(file, content_of(older_ / file)), HasSubstr(remedy_)) << file;
   }
-  // Together the files are an intact snapshot, but of another step than the folder's name.
+  // The files form an intact snapshot, but that of another step than the name of the folder says.
   for (const std::string_view file : kFiles)
     write_content(latest_ / file, content_of(older_ / file));
   EXPECT_THAT(run(config_).failures,

@@ -113,8 +113,8 @@ class TrainerLayoutTest : public TrainerTest {
   }
   Config config_of(const TrainedLayout& layout) const { return config_of(layout, layout.name); }
 
-  // Trains the layout's model in one process, once for each kind of head. Returns the name of the
-  // run.
+  // Trains the layout's model in one process, once for each kind of head, and returns the name of
+  // that run.
   std::string alone(const TrainedLayout& model) {
     const std::string name = std::string(model.is_tied ? "alone_tied" : "alone_untied") +
                              (model.has_experts ? "_experts" : "");
@@ -143,7 +143,7 @@ class TrainerLayoutTest : public TrainerTest {
     return largest;
   }
 
-  // model: the model of the run.
+  // `model` describes the model of the run.
   void expect_run_of_one_process(const std::string& name, const TrainedLayout& model) {
     const std::string expected = alone(model);
     ASSERT_EQ(losses(name).size(), 20U);
@@ -160,14 +160,14 @@ class TrainerLayoutTest : public TrainerTest {
     for (size_t i = 0; i < expected.size(); ++i) {
       EXPECT_EQ(actual[i].name, expected[i].name);
       ASSERT_EQ(actual[i].tensor.sizes(), expected[i].tensor.sizes()) << expected[i].name;
-      // An element whose gradient is close to zero moves with the sign of its rounding in the
-      // first steps of AdamW, by the learning rate of the step at most.
+      // If the gradient of an element is close to zero, rounding decides its sign. In the first
+      // steps of AdamW this changes the element by up to the learning rate of the step.
       const double mean = (actual[i].tensor - expected[i].tensor).abs().mean().item<double>();
       EXPECT_LE(mean, 2e-5) << expected[i].name;
     }
   }
 
-  // Trains two steps under each layout, and the rest under the last.
+  // Trains two steps under each layout, and the remaining steps under the last layout.
   void expect_chain(const std::vector<std::string>& order, const TrainedLayout& model) {
     int64_t step = 0;
     for (size_t i = 0; i < order.size(); ++i) {
@@ -205,8 +205,8 @@ INSTANTIATE_TEST_SUITE_P(Equality, TrainerLayouts,
                          ::testing::ValuesIn(testing::share_of(trained_layouts())),
                          ::testing::PrintToStringParamName());
 
-// A snapshot of each layout is resumed under the next: the position of the dropout, the state of
-// AdamW and the count of its steps must be right, too.
+// A snapshot that was saved under each layout is resumed under the next one. The position of the
+// dropout, the state of AdamW and its counts of steps must be right, too.
 TEST_F(TrainerLayoutTest, ASnapshotOfEachLayoutResumesUnderTheNext) {
   expect_chain({"ddp_tensor", "single", "fsdp_pipeline", "zero2_tensor", "pipeline_zb_v",
                 "context_tensor_sequence", "fsdp_tensor", "pipeline_tensor", "zero1_tensor",
@@ -237,8 +237,8 @@ TEST_F(TrainerLayoutTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
   }
 }
 
-// The vocabulary is odd, so the processes of parallel.tensor have flat buffers of different sizes,
-// and their shards of the positions, which both have, end at different elements.
+// The vocabulary is odd. So the processes of parallel.tensor have flat buffers of different sizes,
+// and their shards of the position embeddings, which both have, end at different elements.
 TEST_F(TrainerLayoutTest, ShardsOfUnevenPartsAreSavedAndResumed) {
   const auto long_context = [this](TrainedLayout layout, const std::string& name) {
     layout.is_tied = true;
@@ -290,10 +290,10 @@ TEST_F(TrainerLayoutTest, EveryStrategyOfEveryDivisionStarts) {
       ++num_started;
     }
   }
-  EXPECT_EQ(num_started, 22);  // the stages of a pipeline have neither zero1 nor zero2
+  EXPECT_EQ(num_started, 22);  // stages of a pipeline support neither zero1 nor zero2
 }
 
-// The processes have different numbers of samples, and some parts of a share have none.
+// The processes have different numbers of samples, and some microbatches of a process are empty.
 TEST_F(TrainerLayoutTest, SharesAndPartsMayBeUneven) {
   const auto uneven = [this](const TrainedLayout& layout) {
     Config config = config_of(layout);
@@ -312,7 +312,7 @@ TEST_F(TrainerLayoutTest, SharesAndPartsMayBeUneven) {
 }
 
 // Without an auxiliary loss, the loss of a step is the mean of the losses of its parts. The parts
-// have different sizes, and some are empty on some processes or on all.
+// have different sizes, and some are empty on some or all processes.
 TEST_F(TrainerLayoutTest, PartsOfExpertsAddUpToTheStep) {
   const auto in_parts = [this](TrainedLayout layout, int64_t batch, int64_t num_parts) {
     layout.is_tied = layout.has_experts = true;
@@ -330,8 +330,8 @@ TEST_F(TrainerLayoutTest, PartsOfExpertsAddUpToTheStep) {
   EXPECT_LE(worst(in_parts(layout_named("fsdp_of_experts"), 6, 2), losses("single_6_1")), 2e-5);
 }
 
-// A router that has learned nothing chooses almost evenly, so the load-balancing loss of each of
-// the four blocks is about 1. The held-out loss does not include it.
+// An untrained router chooses experts almost evenly, so the load-balancing loss of each of the four
+// blocks is about 1. The held-out loss does not include it.
 TEST_F(TrainerLayoutTest, TheLossHasTheAuxiliaryLossOfAllBlocks) {
   const auto weighted = [this](TrainedLayout layout, double weight) {
     layout.is_tied = layout.has_experts = true;
@@ -353,7 +353,7 @@ TEST_F(TrainerLayoutTest, TheLossHasTheAuxiliaryLossOfAllBlocks) {
   }
 }
 
-// The dropped choices are the same as in one process, even if processes have different numbers of
+// The same choices are dropped as in one process, even if processes have different numbers of
 // samples.
 TEST_F(TrainerLayoutTest, ACapacityOfExpertsIsThatOfAllTokens) {
   const auto limited = [this](TrainedLayout layout, double capacity_factor) {
@@ -376,7 +376,7 @@ TEST_F(TrainerLayoutTest, ACapacityOfExpertsIsThatOfAllTokens) {
   }
 }
 
-// Recomputation repeats collectives and dropout, too.
+// Recomputation repeats the collectives and the dropout of the forward, too.
 TEST_F(TrainerLayoutTest, RecomputedActivationsGiveTheSameBits) {
   for (const std::string name :
        {"ddp_tensor_sequence", "pipeline_tensor", "fsdp_context", "fsdp_expert"}) {
@@ -409,7 +409,7 @@ TEST_F(TrainerLayoutTest, WeightsOfAPlainModelAreDivided) {
   }
 }
 
-// The error is this whole sentence, on all processes.
+// The error on all processes is this whole sentence.
 TEST_F(TrainerLayoutTest, ASnapshotOfAnotherModelIsRefused) {
   Config first = config_of(kAlone, "a");
   first.run.steps = 2;

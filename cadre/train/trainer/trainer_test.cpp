@@ -40,7 +40,7 @@ TEST_F(TrainerTest, LearnsAndTellsWhatItDoes) {
 }
 
 TEST_F(TrainerTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
-  // 700 lines make few samples, so that the runs pass the end of an epoch.
+  // 700 lines give so few samples that the runs pass the end of an epoch.
   for (const int world_size : {1, 2}) {
     SCOPED_TRACE(world_size);
     const std::string whole = "whole" + std::to_string(world_size);
@@ -90,7 +90,7 @@ TEST_F(TrainerTest, AResumedRunTakesOverTheBucketLayout) {
     config.run.resume = "none";
     ASSERT_TRUE(run(config, 3, /*stop_after=*/5).result.was_stopped);
     const std::string snapshot = config.run.name + "/step-000005";
-    // Format 2 has no digests, which would show the change.
+    // Format 2 has no digests, so the change of the file is not found.
     set_format(folder_ + "/" + snapshot, 2);
     nlohmann::json state = state_of(snapshot);
     EXPECT_EQ(state["bucket_layout"], learned);
@@ -112,7 +112,7 @@ TEST_F(TrainerTest, AResumedRunTakesOverTheBucketLayout) {
 
 TEST_F(TrainerTest, AnyNumberOfRanksTakesTheSameSteps) {
   Config config = this->config("one");
-  config.run.global_batch_size = 11;  // ranks have shares of different sizes
+  config.run.global_batch_size = 11;  // the ranks have shares of different sizes
   ASSERT_EQ(run(config, 1).failures, "");
   const std::vector<double> expected = losses("one");
   ASSERT_EQ(expected.size(), 12u);
@@ -156,7 +156,7 @@ TEST_F(ImageTrainerTest, AnyNumberOfRanksTakesTheSameSteps) {
   for (const std::string kind : {"cnn", "mlp"}) {
     Config config = this->config(kind + "1");
     config.model.kind = kind;
-    config.run.global_batch_size = 7;  // ranks have shares of different sizes
+    config.run.global_batch_size = 7;  // the ranks have shares of different sizes
     ASSERT_EQ(run(config, 1).failures, "");
     const std::vector<double> expected = losses(config.run.name);
     ASSERT_EQ(expected.size(), 6u);
@@ -176,7 +176,7 @@ TEST_F(ImageTrainerTest, AResumedRunWithDropoutHasTheBitsOfAnUninterruptedOne) {
   config.run.name = "parts";
   torch::manual_seed(5);
   ASSERT_TRUE(run(config, 1, /*stop_after=*/3).result.was_stopped);
-  torch::manual_seed(99);  // another process has other random numbers
+  torch::manual_seed(99);  // the state of the generator differs, as in another process
   config.run.resume = "auto";
   ASSERT_EQ(run(config).failures, "");
   expect_same_bits("whole", "parts", 6);
@@ -212,7 +212,7 @@ TEST_F(TrainerTest, EveryOptimizerGoesOnBitForBit) {
   }
 }
 
-// Earlier versions wrote `step` as float32, and did not write it for RMSprop and Adadelta.
+// Earlier versions stored `step` as float32, and stored none for RMSprop and Adadelta.
 void set_states_of_earlier_versions(const std::string& snapshot) {
   const std::string path = snapshot + "/optimizer.safetensors";
   std::vector<NamedTensor> states = SafetensorsFile::open(path).read_all();
@@ -250,7 +250,7 @@ TEST_F(TrainerTest, AnAccumulatedStepIsTheWholeStep) {
   Config config = this->config("whole");
   config.run.global_batch_size = 7;
   ASSERT_EQ(run(config, 1).failures, "");
-  // On 3 ranks, 4 parts have 2 or 3 samples, so some ranks have empty parts.
+  // On 3 ranks some ranks have empty parts: each of the 4 parts has 2 or 3 samples.
   for (const int world_size : {1, 2, 3}) {
     for (const int64_t accumulate : {2, 4}) {
       config.run.name = cadre::format("parts{}-{}", world_size, accumulate);
@@ -279,7 +279,8 @@ TEST_F(TrainerTest, TheBestSnapshotIsTheOneWithTheLowestLoss) {
   const SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_EQ(snapshots.best(), snapshots.path_of(best_step));
 
-  // The best loss is saved: a resumed run does not mark a worse snapshot as the best.
+  // The best loss is part of the snapshot, so a resumed run does not mark a worse snapshot as the
+  // best.
   config.run.resume = "auto";
   config.run.steps = 61;
   config.optimizer.learning_rate = 10;

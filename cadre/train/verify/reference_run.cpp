@@ -89,8 +89,8 @@ class DisturbedTraining {
     }
   }
 
-  // How much the step differs from the reference: the loss relative to the reference's, the
-  // gradients relative to their scales.
+  // The differences of a step from the reference: that of the loss, relative to the reference's
+  // loss, and those of the gradients, relative to their scales.
   struct Differences {
     double loss = 0;
     std::vector<double> gradients = {};
@@ -332,7 +332,7 @@ class ReferenceRecorder {
     std::vector<double> buffers = {};
   };
 
-  // Records whether any gradient is not 0 and any parameter changes: without that, a comparison
+  // Records whether any gradient is not 0 and any parameter changes. If neither does, a comparison
   // proves nothing.
   void note_changes(const std::vector<NamedTensor>& gradients,
                     const std::vector<NamedTensor>& parameters) {

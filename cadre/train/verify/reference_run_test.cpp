@@ -1,4 +1,4 @@
-// Tests the bounds that are derived from a reference, and the deviation that a comparison keeps.
+// Tests the bounds that are derived from a reference run, and which deviation a comparison records.
 #include "cadre/train/verify/reference_run.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ struct ScriptedRule final : UpdateRule {
   Optimizer optimizer;
 };
 
-// Has one parameter "p", which gets the same gradient in each step.
+// A training with one parameter "p", which gets the same gradient in each step.
 template <typename Optimizer, typename Options>
 struct Scripted final : ReferenceTraining {
   Scripted(const Tensor& initial, Tensor given, Options given_options)
@@ -85,7 +85,7 @@ TEST(ReferenceRun, InFloat64BoundsAreSharesOfTheLargestValue) {
   EXPECT_FALSE(run.steps[1].parameters[0].bounds.defined());
 }
 
-// A gradient of 1e-7 may differ by 2e-5, so the sign of AdamW's update is not known.
+// A gradient of 1e-7 may differ by 2e-5, so AdamW's update may have either sign.
 TEST(ReferenceRun, InFloat32AnElementMayDifferByWhatItsUpdateMakesOfTheGradientsBound) {
   const ReferenceRun run = run_scripted<torch::optim::AdamW>(
       torch::kFloat, torch::optim::AdamWOptions(kRate).weight_decay(0));
@@ -93,10 +93,10 @@ TEST(ReferenceRun, InFloat32AnElementMayDifferByWhatItsUpdateMakesOfTheGradients
   ASSERT_TRUE(first.bounds.defined());
   const Tensor absolute = first.bounds * first.scale;
   EXPECT_NEAR(absolute[0].item<double>(), 1e-5 * first.scale, 1e-6);
-  EXPECT_GT(absolute[1].item<double>(), 2 * kRate);  // the update may go up or down
+  EXPECT_GT(absolute[1].item<double>(), 2 * kRate);  // the update may have either sign
   EXPECT_LT(absolute[1].item<double>(), 4.1 * kRate);
   EXPECT_GT(absolute[2].item<double>(), 1.9 * kRate);
-  // The bound grows with the steps.
+  // The bound grows from step to step.
   const ReferenceTensor& second = run.steps[1].parameters[0];
   EXPECT_GT((second.bounds * second.scale)[1].item<double>(), 1.5 * absolute[1].item<double>());
 }
@@ -108,8 +108,8 @@ TEST(ReferenceRun, AnUpdateThatIsLinearInTheGradientKeepsTheShare) {
   EXPECT_NEAR((last.bounds * last.scale).max().item<double>(), 1e-5, 1e-5);
 }
 
-// The loss is the mean of p to a power, at p = 1, so a relative difference of p is `power` times as
-// large in the gradient. "small" has the gradient 1e-6.
+// The loss is the mean of p^power at p = 1, so a relative difference of p becomes `power` times as
+// large in the gradient. The gradient of "small" is 1e-6.
 struct Steep final : ReferenceTraining {
   explicit Steep(double of) : power(of) {}
   double backward(int64_t /*step*/) override {
@@ -149,8 +149,8 @@ std::vector<ReferenceTensor> gradients_of_steep(double power) {
   return gradients;
 }
 
-// The bound is four times the change of the gradient by roundings of the parameters of up to 2^-22,
-// but at most 1e-2.
+// The bound is four times the change of the gradient if parameters are rounded by up to 2^-22, but
+// at most 1e-2.
 TEST(ReferenceRun, InFloat32ABoundIsWhatRoundingMakesOfTheGradient) {
   EXPECT_EQ(gradients_of_steep(2)[0].bound, 1e-5);
   const auto gradients = gradients_of_steep(1000);

@@ -23,8 +23,9 @@ struct StrategyCase {
   // The number of parts of each rank's share of a batch. Their gradients are accumulated under
   // no_sync().
   int64_t num_parts = 1;
-  // How many ranks divide the layers, the experts and the tokens of the model. The strategy is that
-  // of the other ranks. Only programs that can divide their model, such as the trainer, set them.
+  // The numbers of ranks that divide the layers, the experts, the tokens and the matrices of the
+  // model. The strategy applies to the other ranks. Only programs that can divide their model, such
+  // as the trainer, set them.
   int pipeline = 1;
   int expert = 1;
   int context = 1;

@@ -36,7 +36,8 @@ namespace cadre::verify {
 CADRE_EXPORT std::vector<NamedTensor> whole_parameters(const torch::nn::Module& module);
 CADRE_EXPORT std::vector<NamedTensor> whole_gradients(const torch::nn::Module& module);
 
-// Collective. Runs `prepare`, which contains no collective; throws what one rank throws on all.
+// Collective. Runs `prepare`, which must contain no collective. If it throws on one rank, all ranks
+// throw that error.
 CADRE_EXPORT void prepare_on_all_ranks(const ProcessGroup& world,
                                        const std::function<void()>& prepare);
 
@@ -47,7 +48,6 @@ CADRE_EXPORT double mean_over_rows(double loss, int64_t rows, const ProcessGroup
 // Throws for batches that ranks cannot divide, and if all ranks have equal rows in every step: then
 // each of them has the gradient of the whole batch, and the verification would not notice a missing
 // reduction.
-// nothing.
 template <typename Program>
 void check_rows_of_ranks(Program& program, int world_size) {
   bool is_equal = world_size > 1;

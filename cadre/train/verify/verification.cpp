@@ -44,7 +44,7 @@ std::string text_of(const std::optional<double>& bound) {
   return bound ? format("{:a}", *bound) : "the default";
 }
 
-// Returns what must be equal on all ranks.
+// Returns the fields that must be equal on all ranks.
 std::vector<AgreedField> fields_of(const std::vector<StrategyCase>& cases,
                                    const VerificationOptions& options, int world_size) {
   std::string names;
@@ -70,8 +70,8 @@ struct RankDeviations {
   std::array<Of, 4> of;  // loss, gradients, parameters, buffers
 };
 
-// What the ranks exchange at the end of a case. An error with an empty message means that there was
-// none.
+// The outcome of a case, which the ranks exchange at its end. An error with an empty message means
+// that there was none.
 struct RankOutcome {
   RankDeviations deviations{};
   Error error{ErrorCode::kInternal, ""};

@@ -1,5 +1,6 @@
-// The reference is a world of one process. A program whose result depends on the number of ranks
-// deviates or is refused; one that is correct because of its collectives is within the bounds.
+// Tests programs that use the group. The reference is a world of one process. A program whose
+// result depends on the number of ranks deviates or is refused. A program that is correct because
+// of its collectives is within the bounds.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn.h>
@@ -39,7 +40,7 @@ std::shared_ptr<TwoHeads> make_heads() {
   return std::make_shared<TwoHeads>();
 }
 
-// Returns the error that all ranks throw.
+// Returns the error, which must be equal on all ranks.
 std::string error_of_ranks(int world_size, const std::function<void(const ProcessGroup&)>& verify) {
   const auto result =
       testing::run_groups(world_size, [&](const ProcessGroup& group, std::string& output) {
@@ -69,8 +70,8 @@ TEST(VerifyWorld, ALossTimesTheWorldSizeDeviates) {
   }
 }
 
-// The reference cannot run such a program. It throws an error with a remedy instead of waiting for
-// other ranks.
+// The reference cannot run a program that uses a captured group. It throws an error with a remedy
+// instead of waiting for other ranks.
 TEST(VerifyWorld, ACapturedGroupIsRefusedInTheReference) {
   const auto refused = [](const auto& loss) {
     return error_of_ranks(2, [&](const ProcessGroup& group) {
@@ -99,8 +100,8 @@ TEST(VerifyWorld, ACapturedGroupIsRefusedInTheReference) {
   EXPECT_THAT(of_module, HasSubstr("rank: group"));
 }
 
-// Subtracts from each row the mean over the rows of all ranks; autograd goes through the
-// collective.
+// A module that subtracts from each row the mean over the rows of all ranks, through a
+// differentiable collective.
 struct Centered : TwoHeads {
   explicit Centered(ProcessGroup ranks) : group(std::move(ranks)) {}
   Tensor forward(const Tensor& x) {
@@ -120,7 +121,8 @@ TEST(VerifyWorld, ACorrectLayerWithACollectiveIsWithin) {
         kSteps, {.num_steps = 2, .strategies = {"ddp", "zero1"}});
   });
   for (const StrategyReport& strategy : report.strategies) {
-    // The mean over the rows of a part differs from that over the rows of the batch.
+    // With accumulation the mean over the rows of a part differs from that over the rows of the
+    // batch.
     EXPECT_EQ(strategy.is_within(), !strategy.strategy.ends_with("/accumulate"))
         << report.to_text();
   }
@@ -141,8 +143,8 @@ TEST(VerifyWorld, FewerRowsThanPartsAreDivided) {
   }
 }
 
-// A failure of one rank ends only its strategy: the group of that strategy is aborted, and the next
-// strategy runs.
+// If one rank fails, only the current strategy ends: the group of that strategy is aborted, and the
+// next strategy runs.
 TEST(VerifyWorld, AFailureOfOneRankEndsItsCaseOnly) {
   const auto start = std::chrono::steady_clock::now();
   for (const bool is_exception : {true, false}) {
@@ -205,7 +207,7 @@ TEST(VerifyWorld, BoundsThatEveryDeviationWouldBeWithinAreRefused) {
   const double infinity = std::numeric_limits<double>::infinity();
   const auto refused = [](const VerifyBounds& bounds) {
     return error_of_ranks(2, [&](const ProcessGroup& group) {
-      // The loss is twice too large on two ranks.
+      // On two ranks the loss is twice as large as it should be.
       verify_strategies(group, make_heads, rows_of_step,
                         [](auto& model, const Tensor& rows, const ProcessGroup& ranks) {
                           return mean_loss(model, rows) * ranks.world_size();
@@ -240,7 +242,7 @@ TEST(VerifyWorld, OptionsThatDifferBetweenRanksAreRefused) {
               HasSubstr("no strategy \"zero7\""));
 }
 
-// Keeps the mean of all rows so far.
+// A module that keeps the mean of all rows so far in a buffer.
 struct Remembering : TwoHeads {
   explicit Remembering(ProcessGroup ranks) : group(std::move(ranks)) {
     seen = register_buffer("seen", torch::zeros({4}, torch::kDouble));
@@ -260,7 +262,7 @@ struct Remembering : TwoHeads {
   double error = 0;
 };
 
-// Buffers are compared, too, because a program evaluates with them and saves them.
+// Buffers are compared, too, because programs evaluate with them and save them.
 TEST(VerifyWorld, TheBufferOfOneRankDeviates) {
   for (const double error : {0.0, 1e-4}) {
     const VerifyReport report = verify_on_ranks(2, [&](const ProcessGroup& group) {
@@ -285,7 +287,7 @@ TEST(VerifyWorld, TheBufferOfOneRankDeviates) {
   }
 }
 
-// Each reduction multiplies three elements of its result by 1 + 1e-4.
+// The group multiplies three elements of each reduction's result by 1 + 1e-4.
 TEST(VerifyWorld, AnErrorOfTenThousandthsInOneGradientDeviates) {
   for (const auto dtype : {torch::kDouble, torch::kFloat}) {
     VerifyOptions options{.num_steps = 2, .dtype = dtype, .strategies = {"ddp"}};
@@ -308,7 +310,7 @@ TEST(VerifyWorld, AnErrorOfTenThousandthsInOneGradientDeviates) {
   }
 }
 
-// The error is in a gradient that is small compared with the others of the model.
+// The group changes a gradient that is small compared with the others of the model.
 TEST(VerifyWorld, AnErrorOfTenThousandthsInASmallGradientDeviates) {
   for (const double error : {0.0, 2e-4}) {
     const VerifyReport report = verify_on_ranks(2, [&](const ProcessGroup& group) {

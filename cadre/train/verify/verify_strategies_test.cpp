@@ -1,5 +1,5 @@
-// Correct programs are within their bounds under every strategy. Programs and groups with a defect
-// are reported, with the place of the deviation.
+// Tests that correct programs are within their bounds under every strategy, and that programs and
+// groups with a defect are reported, with the place of the deviation.
 #include "cadre/train/verify/verify_strategies.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +36,7 @@ using testing::verify_on_ranks;
 const torch::optim::SGDOptions kSgd = torch::optim::SGDOptions(0.05).momentum(0.9);
 const torch::optim::AdamWOptions kAdamw(0.003);
 
-// The mean over the rows, like the loss of every program of these tests.
+// The mean over the rows, which is the loss of every program of these tests.
 constexpr auto kLossOfHeads = [](auto& model, const Tensor& rows) {
   return (model(rows) - rows.narrow(1, 0, 3)).pow(2).mean();
 };
@@ -46,7 +46,8 @@ class VerifyModels : public ::testing::TestWithParam<std::pair<Case, int>> {};
 TEST_P(VerifyModels, EveryStrategyIsWithinTheBounds) {
   const auto& [test_case, world_size] = GetParam();
   constexpr uint64_t kSeed = 3;
-  // The batches are made here, because ranks that are threads share the generator.
+  // The batches are made before the ranks start, because ranks that are threads share the
+  // generator.
   const auto batches = make_batches(test_case, kSeed);
   const auto prototype = make_unit_model(test_case, kSeed)->parameters();
   const VerifyReport report = verify_on_ranks(world_size, [&](const ProcessGroup& group) {
@@ -68,8 +69,9 @@ TEST_P(VerifyModels, EveryStrategyIsWithinTheBounds) {
     return verify_strategies(group, make_module, make_batch, loss, kAdamw, options);
   });
   EXPECT_TRUE(report.is_within()) << report.to_text();
-  // The cases are ddp, zero1 and zero2; for fsdp and each mesh three modes and mapped; for fsdp on
-  // 4 ranks also resharding onto groups; each with one part and with two.
+  // The cases are ddp, zero1 and zero2; for fsdp and for each mesh, three modes of resharding and
+  // mapped shards; on 4 ranks also fsdp with resharding onto groups. Each case runs with one part
+  // and with two.
   EXPECT_EQ(report.strategies.size(), world_size == 4 ? 24U : 14U);
   EXPECT_EQ(report.num_steps, 3);
   EXPECT_EQ(report.world_size, world_size);
@@ -101,7 +103,7 @@ VerifyReport verify_heads(int world_size, const VerifyOptions& options) {
   });
 }
 
-// Trains two heads, with gradients that are clipped in every step.
+// Trains two heads. Every step clips the gradients.
 TEST(VerifyStrategies, ClippedGradientsAreThoseOfOneProcess) {
   const VerifyReport report = verify_heads(2, {.clip_norm = 0.01});
   EXPECT_TRUE(report.is_within()) << report.to_text();
@@ -144,7 +146,7 @@ struct Normalized : torch::nn::Module {
   torch::nn::BatchNorm1d norm{nullptr};
 };
 
-// Each rank normalizes by the statistics of its own rows.
+// Each rank normalizes by the statistics of its own rows, so its result deviates.
 TEST(VerifyStrategies, StatisticsOfOneRanksRowsDeviate) {
   const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
     return verify_strategies(
@@ -184,7 +186,7 @@ TEST(VerifyStrategies, AModuleThatUsesItsRankDeviatesWithItsName) {
           return heads;
         },
         rows_of_step,
-        // The heads do not meet, so the gradients of the left one are right.
+        // The heads are independent, so the gradients of the left one are right.
         [](auto& model, const Tensor& rows) { return model(rows).mean(); }, kSgd, {.num_steps = 2});
   });
   for (const StrategyReport& strategy : report.strategies) {
@@ -237,7 +239,7 @@ TEST(VerifyStrategies, BoundsOfTheCallerDecide) {
   EXPECT_TRUE(loose.is_within()) << loose.to_text();
 }
 
-// Verifies with a group that does something wrong, equally on all ranks.
+// Verifies with a group that makes the same mistake on all ranks.
 VerifyReport verify_with_fault(const std::vector<std::string>& strategies,
                                const std::function<void(GroupCall& call)>& on_call,
                                int world_size = 2) {
@@ -260,7 +262,7 @@ TEST(VerifyFaults, AMissingReductionIsReported) {
     EXPECT_EQ(strategy.gradients.step, 1) << strategy.strategy;
     EXPECT_GT(strategy.gradients.difference, 1e-2) << strategy.strategy;
   }
-  // The optimizer finds that the ranks have different gradients.
+  // The optimizer notices that the gradients differ between ranks.
   EXPECT_THAT(report_of(report, "zero1").error, HasSubstr("have different gradients of"));
   EXPECT_TRUE(report_of(report, "ddp").error.empty());
 }
@@ -278,12 +280,13 @@ TEST(VerifyFaults, AMissingDivisionIsReported) {
   }
 }
 
-// One element of each gather is corrupted.
+// Corrupts one element of each all_gather.
 TEST(VerifyFaults, ACorruptedGatherIsReported) {
   const VerifyReport report =
       verify_with_fault({"fsdp/after_backward", "zero1"}, [](GroupCall& call) {
         call.pass_on();
-        // The optimizer compares gradients by a gather of one element for each of 4 parameters.
+        // The optimizer compares gradients by an all_gather of one element for each of 4
+        // parameters, which is left alone.
         if (call.kind != OpKind::kAllGather || !call.is_of_values() || call.input.numel() <= 4) {
           return;
         }
@@ -312,7 +315,7 @@ TEST(VerifyFaults, AMissingReductionOverReplicasIsReported) {
   }
 }
 
-// Only rank 2 gets a wrong sum: its deviation is reported, with its rank.
+// Only rank 2 gets a wrong sum. The report has the deviation of that rank.
 TEST(VerifyFaults, EveryRankComparesWhatItHas) {
   const VerifyReport report = verify_on_ranks(4, [](const ProcessGroup& group) {
     VerifyOptions options{.num_steps = 1, .strategies = {"ddp"}};

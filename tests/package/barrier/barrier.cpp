@@ -1,4 +1,5 @@
-// Uses no symbol of libtorch itself, but libcadre.so needs libtorch when the program starts.
+// This program uses no symbol of libtorch itself, but libcadre.so needs libtorch when the program
+// starts.
 #include <cadre/process_group.h>
 
 int main() {

@@ -37,7 +37,7 @@ struct World {
   int size = group.world_size();
   int right = (rank + 1) % size;
   int left = (rank + size - 1) % size;
-  double sum = size * (size + 1) / 2.0;  // sum of rank + 1 over the ranks
+  double sum = size * (size + 1) / 2.0;  // the sum of rank + 1 over all ranks
   double own = rank + 1.0;
 };
 

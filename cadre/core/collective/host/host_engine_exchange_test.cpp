@@ -1,5 +1,6 @@
-// gather, scatter and all_to_all of the host engine against formulas, with private and symmetric
-// memory, on threads, on processes and in the simulator; and the errors of ranks that disagree.
+// Compares gather, scatter and all_to_all of the host engine with formulas, with private and
+// symmetric memory, on threads, on processes and in the simulator. Also tests the errors of ranks
+// that call different operations.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +26,7 @@ using testing::run_ranks_in_simulator;
 
 constexpr size_t kBytesPerRank = 16 << 20;
 
-// Where a rank's buffers are: in vectors, or in its slice of symmetric memory.
+// Allocates a rank's buffers: as vectors, or in the rank's slice of symmetric memory.
 class Ground {
  public:
   Ground() = default;
@@ -45,8 +46,8 @@ class Ground {
   std::vector<std::vector<std::byte>> kept_;
 };
 
-// Overwrites an input directly after the return. If other ranks still read it, their results are
-// wrong.
+// Overwrites an input as soon as the call has returned. If other ranks still read it, their results
+// are wrong.
 void spoil(Bytes bytes) {
   std::ranges::fill(bytes, std::byte{0xee});
 }
@@ -106,7 +107,7 @@ void check_all_to_all_v(TestRank& rank, const RankContext& context, Ground place
   require(equal_bytes(out, expected), format("all_to_all_v, {} bytes to rank {}", out.size(), me));
 }
 
-// The sizes of a rank's part: empty, inline, flat, staged, and several chunks.
+// Sizes of a rank's part: empty, inline, flat, staged, and several chunks.
 constexpr size_t kSizes[] = {0, 1, 13, 96, 9001, 40000, 600001};
 
 void check_all(TestRank& rank, const RankContext& context, const Ground& place) {
@@ -163,7 +164,7 @@ TEST_P(ExchangeTest, SymmetricBuffersAreReadInPlace) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// Only one rank has private memory: all ranks use the staging, and get the same results.
+// Only one rank has private memory. Then all ranks use the staging, and get the same results.
 TEST(ExchangeSymmetricTest, OnePrivateBufferIsEnoughForTheStagedWay) {
   constexpr int kNumRanks = 3;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
@@ -189,8 +190,8 @@ TEST(ExchangeProcessTest, ProcessesReachTheSameResults) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Operations of different kinds and sizes follow each other directly, in many orders of events.
-// Naps are longer than the deadline, so a lost wake-up becomes a time-out.
+// Operations of different kinds and sizes follow each other directly, in many orders of events. The
+// simulated naps are longer than the deadline, so a lost wake-up causes a timeout.
 TEST(ExchangeSimulatorTest, EveryOrderOfEventsEndsRight) {
   constexpr int kNumRanks = 3;
   for (uint64_t seed = 1; seed <= 30; ++seed) {
@@ -198,7 +199,7 @@ TEST(ExchangeSimulatorTest, EveryOrderOfEventsEndsRight) {
     const sim::SimOptions options{.max_nap = std::chrono::hours(1)};
     const auto result = run_ranks_in_simulator(seed, options, kNumRanks, [&](RankContext& context) {
       TestRank rank(context, memory);
-      Random random(seed);  // all ranks draw the same
+      Random random(seed);  // all ranks draw the same numbers
       for (int i = 0; i < 12; ++i) {
         const size_t size = kSizes[random.below(6)];
         const int root = static_cast<int>(random.below(kNumRanks));

@@ -1,4 +1,5 @@
-// Errors of the host engine when ranks call different operations, are missing or are interrupted.
+// Tests the errors of the host engine if ranks call different operations, are missing or are
+// interrupted.
 #include <gtest/gtest.h>
 
 #include "cadre/testing/core/host_engine_ranks.h"
@@ -36,7 +37,7 @@ TEST(HostEngineMismatchTest, EveryRankLearnsWhatAnotherCalled) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Ranks 1 and 2 disagree while both first wait for rank 0, which never enters.
+// Ranks 1 and 2 call different operations. Both first wait for rank 0, which never enters.
 TEST(HostEngineMismatchTest, IsFoundWithoutWaitingForThoseWhoAreMissing) {
   TestMemory memory(3);
   const auto result = run_ranks_as_threads(3, [&](RankContext& context) {
@@ -49,8 +50,8 @@ TEST(HostEngineMismatchTest, IsFoundWithoutWaitingForThoseWhoAreMissing) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 passes a different second collective in a call of three: the first one completes, the
-// third one is not run.
+// In a call of three collectives, the second one of rank 1 differs. The first one completes, and
+// the third one does not run.
 TEST(HostEngineMismatchTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers) {
   TestMemory memory(2);
   const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
@@ -102,7 +103,7 @@ TEST(HostEngineTimeoutTest, NamesARankThatDiedAsAProcess) {
     TestRank rank(context, memory);
     std::vector<std::byte> data(1 << 20);
     rank.all_reduce(data, data, kFloatSum).value_or_throw();
-    if (context.rank == 1) return;  // so rank 1 never enters the next operation
+    if (context.rank == 1) return;  // rank 1 never enters the next operation
     rank.set_patience(std::chrono::milliseconds(50));
     require_code(rank.all_reduce(data, data, kFloatSum), ErrorCode::kTimeout);
     require(rank.progress().waiting_for() == 1, "the wrong rank");
@@ -116,7 +117,7 @@ TEST(HostEngineInterruptTest, EndsAWaitThatSleeps) {
     if (context.rank == 1) return;
     TestRank rank(context, memory);
     auto raiser = context.system.spawn("raiser", [&] {
-      // Once the wait is published, the rank no longer spins.
+      // When the wait is published, the rank has stopped spinning.
       while (rank.progress().waiting_for() != 1) context.system.yield();
       rank.interrupt().raise();
     });
@@ -126,7 +127,8 @@ TEST(HostEngineInterruptTest, EndsAWaitThatSleeps) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The connections of rank 1 were cut, but the rank is alive and reads memory that rank 0 may reuse.
+// The connections of rank 1 have ended, but the rank is alive and reads memory that rank 0 may
+// already reuse.
 TEST(HostEngineLostRankTest, GetsNoResultFromMemoryThatItsPeersMayHaveUsedAgain) {
   TestMemory memory(2);
   memory.of(0).forget_holder(1);

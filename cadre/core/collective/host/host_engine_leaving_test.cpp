@@ -1,5 +1,6 @@
-// A rank that leaves an operation on symmetric memory with an error uses its buffers again at once:
-// no peer returns OK with data that it read there too late, and none writes there later.
+// Tests a rank that leaves an operation on symmetric memory with an error, and reuses its buffers
+// at once. No peer may return OK with data that it has read there too late, and no peer may write
+// there later.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -34,14 +35,14 @@ constexpr ReduceKind kFloatsAdded{DType::kFloat32, ReduceOp::kSum};
 constexpr size_t kSliceBytes = 4 << 20;
 constexpr std::byte kReused{0x5a};
 
-// The words through which the two ranks of the first test synchronize.
+// The words with which the two ranks of the first test synchronize.
 struct Progress {
   std::atomic<uint32_t> is_reused{0};
   std::atomic<uint32_t> is_finished{0};
 };
 
-// Pages whose first access waits until another rank has reused its memory: this process pauses in
-// the middle of its work, like a stopped one.
+// A range of pages. The first access to it blocks until another rank has reused its memory. So this
+// process pauses in the middle of its work, like a process that was stopped.
 struct Guard {
   std::byte* begin = nullptr;
   size_t num_bytes = 0;
@@ -68,7 +69,7 @@ void stand_still_at(Bytes pages, Progress& progress) {
   require(::mprotect(pages.data(), pages.size(), PROT_NONE) == 0, "mprotect");
 }
 
-// Throws in the first wait for a rank to leave the operation, as an allocation may throw at any
+// Throws in the first wait for a rank to leave the operation. An allocation may throw at that
 // point.
 class ThrowingSystem final : public testing::ForwardingSystem {
  public:
@@ -87,12 +88,12 @@ class ThrowingSystem final : public testing::ForwardingSystem {
   const os::WaitWord* word_;
 };
 
-// How rank 0's part of the operation ends.
+// The way in which the operation ends on rank 0.
 enum class Ending { kTimeout, kException };
 
 class LateWriterTest : public ::testing::TestWithParam<Ending> {
  protected:
-  // Runs rank 0's operation, which fails while rank 1 pauses in the middle of it.
+  // Runs the operation of rank 0. It fails while rank 1 pauses in the middle of its own part.
   static void fail(RankContext& context, const TestMemory& state, TestRank& rank) {
     const Bytes data = state.slice(context.rank);
     if (GetParam() == Ending::kException) {
@@ -106,7 +107,7 @@ class LateWriterTest : public ::testing::TestWithParam<Ending> {
   }
 };
 
-// Rank 0 overwrites one half of its memory and keeps the other.
+// After the error rank 0 overwrites one half of its memory and keeps the other half.
 TEST_P(LateWriterTest, NeitherSucceedsNorChangesTheMemoryOfTheRankThatLeft) {
   TestMemory state(2, {.slice_bytes = kSliceBytes});
   const auto words = os::make_native_system()->create_segment(sizeof(Progress)).value_or_throw();
@@ -116,10 +117,11 @@ TEST_P(LateWriterTest, NeitherSucceedsNorChangesTheMemoryOfTheRankThatLeft) {
     const Bytes data = state.slice(context.rank);
     if (context.rank == 1) {
       TestRank rank(context, state);
-      // With these values a sum differs from what rank 0 has in its memory by then.
+      // With these values a sum of rank 1 differs from the values that rank 0 then has in its
+      // memory.
       std::ranges::fill(data, kReused);
       rank.barrier().value_or_throw();
-      // The guarded page is in the second half, for which this rank writes the sum into all
+      // The guarded page lies in the second half. This rank writes the sums of that half into all
       // buffers.
       stand_still_at(state.slice(0).subspan(kSliceBytes / 4 * 3, 4096), progress);
       const Status status = rank.all_reduce(data, data, kFloatsAdded);
@@ -148,7 +150,7 @@ INSTANTIATE_TEST_SUITE_P(All, LateWriterTest,
                            return test.param == Ending::kTimeout ? "Timeout" : "Exception";
                          });
 
-// Rank 1 pauses at every point of the operation, for longer than rank 0 waits.
+// Rank 1 pauses at every point of the operation, for a longer time than rank 0 waits.
 TEST(HostEngineLeavingTest, NobodySucceedsWithMemoryThatItsOwnerUsesAgain) {
   constexpr int kNumRanks = 3;
   const testing::Inputs inputs = testing::random_inputs(kNumRanks, 20'000, DType::kFloat32, 5);

@@ -1,4 +1,4 @@
-// When the host engine wakes its peers, and its errors when there is no memory.
+// Tests when the host engine wakes its peers, and its errors when there is no memory.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -20,8 +20,8 @@ using testing::require;
 constexpr ReduceKind kSumOfFloats{DType::kFloat32, ReduceOp::kSum};
 constexpr size_t kLargeBytes = 1 << 20;
 
-// Lists wake-ups and published words. A sleep lasts until the value changes, however slow the
-// machine is, and shows in the word: no nap ends by itself.
+// Records wake-ups and published words. A wait ends only when the value changes, and is visible in
+// the word, so the test does not depend on the speed of the machine.
 class ListeningSystem final : public testing::ForwardingSystem {
  public:
   // The ranks share `num_wakes`.
@@ -65,8 +65,8 @@ class ListeningSystem final : public testing::ForwardingSystem {
   std::string events_;
 };
 
-// Rank 0 sleeps until rank 1 enters. Rank 1, the last one, must wake it before it begins its work,
-// not when the operation ends: a missing wake-up costs up to System::kMaxNap.
+// Rank 0 sleeps until rank 1, the last rank, enters. Rank 1 must wake it before it begins its own
+// work, and not when the operation ends. A missing wake-up would cost up to System::kMaxNap.
 class LastToEnterTest : public ::testing::TestWithParam<bool> {};
 
 TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
@@ -101,7 +101,7 @@ TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
 INSTANTIATE_TEST_SUITE_P(All, LastToEnterTest, ::testing::Values(true, false),
                          [](const auto& test) { return test.param ? "Direct" : "Staged"; });
 
-// The page of the flags, and the page of the piece's header.
+// These are the page of the flags and the page of the piece's header.
 constexpr size_t kForFlags = 2 * 4096;
 
 TEST(HostEngineReserveTest, ReservesWhatItWritesBeforeItWrites) {
@@ -124,8 +124,8 @@ TEST(HostEngineReserveTest, ReservesWhatItWritesBeforeItWrites) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The error is no SIGBUS and comes before the announcement: the next operation is the same on both
-// ranks.
+// The error replaces a SIGBUS, and comes before the announcement. So the next operation has the
+// same number on both ranks.
 TEST(HostEngineReserveTest, AMediumOperationWithoutMemoryIsRefusedBeforeItBegins) {
   TestMemory memory(1, {.num_free = {kForFlags, 0}});
   const auto result = testing::run_ranks_as_threads(1, [&](RankContext& context) {
@@ -154,7 +154,7 @@ TEST(HostEngineMemoryTest, ABlockOutsideOfItsSliceIsRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The pages of a block are not reused while another rank may read its flags.
+// The pages of a block must not be reused while another rank may read the flags in it.
 TEST(HostEngineMemoryTest, ABlockGoesWhenTheLastEngineThatReadsItHasGone) {
   const auto system = os::make_native_system();
   const os::Interrupt interrupt;

@@ -1,5 +1,5 @@
-// The host engine in virtual time: many interleavings, and the errors of survivors of a killed
-// rank.
+// Tests the host engine in virtual time: many interleavings, and the errors of the other ranks if
+// one is killed.
 #include <gtest/gtest.h>
 
 #include "cadre/core/base/format.h"
@@ -23,7 +23,7 @@ using testing::reference_reduction;
 using testing::require;
 using testing::run_ranks_in_simulator;
 
-// One count for each regime, and one that needs several chunks.
+// These counts cover each regime of sizes, and one needs several chunks.
 constexpr size_t kCounts[] = {3, 500, 9000, 700000};
 
 struct Case {
@@ -51,7 +51,7 @@ void run_cases(TestRank& rank, RankContext& context, const std::vector<Case>& ca
   }
 }
 
-// Naps are longer than the deadline, so a lost wake-up becomes a time-out.
+// Naps are longer than the deadline, so a lost wake-up causes a timeout.
 TEST(HostEngineSimulatorTest, EveryOrderOfEventsEndsRightAndLosesNoWakeUp) {
   constexpr int kNumRanks = 3;
   const std::vector<Case> cases = make_cases(kNumRanks);
@@ -66,7 +66,8 @@ TEST(HostEngineSimulatorTest, EveryOrderOfEventsEndsRightAndLosesNoWakeUp) {
   }
 }
 
-// Wherever rank 1 is killed, the others name it, or have completed without it.
+// Rank 1 is killed at every point. The other ranks either name it in their error or have completed
+// the operation.
 TEST(HostEngineSimulatorTest, SurvivorsNameTheRankThatWasKilledAtAnyPoint) {
   constexpr int kNumRanks = 3;
   const std::vector<Case> cases = make_cases(kNumRanks);

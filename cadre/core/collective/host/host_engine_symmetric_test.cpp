@@ -1,4 +1,5 @@
-// Operations on symmetric memory: the same bits as on private memory, and no staging.
+// Tests that operations on symmetric memory give the same bits as on private memory, and do not use
+// the staging.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +28,7 @@ using testing::run_ranks_as_threads;
 
 constexpr size_t kBytesPerRank = 8 << 20;
 
-// Puts data `offset` bytes into this rank's slice.
+// Writes data into this rank's slice, at `offset` bytes.
 Bytes place(const TestMemory& memory, Rank rank, size_t offset,
             const std::vector<std::byte>& data) {
   const Bytes target = memory.slice(rank).subspan(offset, data.size());
@@ -45,7 +46,7 @@ TEST_P(SymmetricTest, AllReduceEqualsTheFormulaWithoutStaging) {
     const std::vector<std::byte> expected = reference_reduction(inputs, kind);
     const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
       TestRank rank(context, memory);
-      // Ranks have their buffers at different offsets.
+      // The offsets of the buffers differ between ranks.
       const size_t offset = static_cast<size_t>(context.rank.value) * 4096 + 8;
       const Bytes in = place(memory, context.rank, offset, of(inputs, context.rank));
       const Bytes out = memory.slice(context.rank).subspan(kBytesPerRank / 2, in.size());
@@ -60,7 +61,7 @@ TEST_P(SymmetricTest, AllReduceEqualsTheFormulaWithoutStaging) {
   }
 }
 
-// Rank 0 has reported rank 1 as lost and may reuse its memory, while rank 1 is still alive.
+// Rank 0 has reported rank 1 as lost and may reuse its own memory, although rank 1 is still alive.
 TEST(SymmetricLostRankTest, DoesNotWriteToMemoryThatItsPeersMayReuse) {
   constexpr size_t kNumBytes = 1 << 16;
   constexpr std::byte kUntouched{0x77};
@@ -72,11 +73,11 @@ TEST(SymmetricLostRankTest, DoesNotWriteToMemoryThatItsPeersMayReuse) {
     const Bytes out = memory.slice(context.rank).subspan(kNumBytes, kNumBytes);
     std::ranges::fill(out, kUntouched);
     const Status status = rank.all_reduce(in, out, kFloatSum);
-    if (context.rank == 0) return;  // rank 0 may have returned before rank 1
+    if (context.rank == 0) return;  // rank 0 may have returned before rank 1 writes
     require(!status.ok() && status.error().code() == ErrorCode::kAborted, "rank 1 is lost");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
-  // Rank 1 would have reduced the second half.
+  // Without the loss, rank 1 would have reduced this second half.
   EXPECT_EQ(memory.slice(0)[2 * kNumBytes - 1], kUntouched);
 }
 
@@ -110,7 +111,7 @@ TEST_P(SymmetricTest, TheOtherOperationsReadPeersInPlace) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// One rank passes private memory: all must use the staging, with the same bits.
+// One rank passes private memory. Then all ranks use the staging, with the same bits.
 TEST_P(SymmetricTest, OnePrivateBufferSendsAllThroughTheStaging) {
   const int num_ranks = GetParam();
   TestMemory memory(num_ranks, {.slice_bytes = kBytesPerRank});
@@ -148,7 +149,7 @@ TEST(SymmetricProcessTest, ProcessesReadEachOthersBuffers) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// Only the root has symmetric memory: its peers read it in place.
+// If only the root has symmetric memory, its peers still read it in place.
 TEST(SymmetricRootTest, ABroadcastAndAScatterNeedTheRootsBufferAlone) {
   constexpr int kNumRanks = 3;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
@@ -170,8 +171,9 @@ TEST(SymmetricRootTest, ABroadcastAndAScatterNeedTheRootsBufferAlone) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// A group of ranks 0 and 2 and the group of all three use the same memory: each accesses memory of
-// the other group's ranks in place, and its end releases no memory of the first group.
+// A group of ranks 0 and 2 and a group of all three ranks use the same memory. Each group accesses
+// the memory of its members in place, and destroying one group releases no memory that the other
+// uses.
 TEST(SymmetricGroupsTest, MemoryIsSymmetricInEveryGroupOfTheHost) {
   constexpr int kNumRanks = 3;
   constexpr size_t kBufferBytes = 1 << 20;
@@ -226,7 +228,7 @@ void require_aborted(const Status& status, std::string_view part) {
   require(status.error().message().find(part) != std::string::npos, status.error().message());
 }
 
-// Memory that was revoked because another group failed.
+// The memory was revoked, because another group failed.
 TEST(SymmetricGroupsTest, MemoryThatWasTakenBackIsNeitherAnnouncedNorUsed) {
   constexpr int kNumRanks = 2;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
@@ -241,13 +243,13 @@ TEST(SymmetricGroupsTest, MemoryThatWasTakenBackIsNeitherAnnouncedNorUsed) {
     } else {
       rank.skip_number();
     }
-    rank.barrier().value_or_throw();  // nothing was announced
+    rank.barrier().value_or_throw();  // this shows that nothing was announced
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 revokes its memory after it has announced it: its peer notices that before it returns the
-// result.
+// Rank 1 revokes its memory after it has announced it. Its peer must notice that before it returns
+// the result.
 TEST(SymmetricGroupsTest, NoResultIsGoodThatWasReadFromMemoryTakenBackMeanwhile) {
   constexpr int kNumRanks = 2;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
@@ -272,7 +274,7 @@ TEST(SymmetricGroupsTest, NoResultIsGoodThatWasReadFromMemoryTakenBackMeanwhile)
                        .progress = progress};
     const host::Announcement places{.in = memory.place(1), .out = memory.place(1)};
     peers.enter(op, std::as_bytes(std::span(&places, 1))).value_or_throw();
-    peers.wait_for(0, 1, op).value_or_throw();  // rank 0 has copied
+    peers.wait_for(0, 1, op).value_or_throw();  // rank 0 has copied the data
     memory.of(1).revoke(memory.place(1), 4096, "another group failed").value_or_throw();
     peers.signal_step(1);
   });

@@ -1,4 +1,4 @@
-// Every operation of the host engine against formulas, on threads and on processes.
+// Compares every operation of the host engine with formulas, on threads and on processes.
 #include "cadre/core/collective/host/host_engine.h"
 
 #include <gtest/gtest.h>
@@ -43,8 +43,8 @@ std::vector<std::byte> slice_of(const std::vector<std::byte>& all, Rank rank, in
   return {begin, begin + static_cast<ptrdiff_t>(share)};
 }
 
-// What one rank does and checks. Each rank overwrites its input directly after the return; if other
-// ranks still read it, their results are wrong.
+// Runs an all_reduce on one rank and checks the result. The rank overwrites its input as soon as
+// the call has returned. If other ranks still read it, their results are wrong.
 void check_all_reduce(TestRank& rank, Rank me, const Inputs& inputs,
                       const std::vector<std::byte>& expected, ReduceKind kind) {
   std::vector<std::byte> in = of(inputs, me);
@@ -73,7 +73,7 @@ void check_reduce_scatter(TestRank& rank, RankContext& context, const Inputs& in
   require(equal_bytes(own, expected), "reduce_scatter in place");
 }
 
-// Reduces to every rank; large data only to the last.
+// Reduces to every rank. Large data is reduced to the last rank only.
 void check_reduces(TestRank& rank, RankContext& context, const Inputs& inputs,
                    const std::vector<std::byte>& total, ReduceKind kind) {
   const bool is_large = total.size() > 1000000;
@@ -108,7 +108,7 @@ void check_all_gather(TestRank& rank, RankContext& context, const Inputs& inputs
   require(equal_bytes(out, expected), format("all_gather in place of {} bytes", in.size()));
 }
 
-// Broadcasts from every rank; large data only from the last.
+// Broadcasts from every rank. Large data is broadcast from the last rank only.
 void check_broadcasts(TestRank& rank, RankContext& context, const Inputs& inputs) {
   const bool is_large = inputs[0].size() > 1000000;
   for (int root = is_large ? context.world_size - 1 : 0; root < context.world_size; ++root) {
@@ -119,7 +119,7 @@ void check_broadcasts(TestRank& rank, RankContext& context, const Inputs& inputs
   }
 }
 
-// One size of one reduction, with inputs and expected results computed beforehand.
+// One size of one reduction. Its inputs and expected results are computed before the ranks start.
 struct ReductionCase {
   ReduceKind kind;
   Inputs inputs;
@@ -131,7 +131,8 @@ std::vector<ReductionCase> reduction_cases(int num_ranks, const std::vector<Redu
   std::vector<ReductionCase> cases;
   for (ReduceKind kind : kinds) {
     for (size_t count : counts) {
-      // A multiple of the number of ranks, so that reduce_scatter can use the same inputs.
+      // The count is a multiple of the number of ranks, so that reduce_scatter can use the same
+      // inputs.
       const auto ranks = static_cast<size_t>(num_ranks);
       Inputs inputs = random_inputs(ranks, (count + ranks - 1) / ranks * ranks, kind.dtype, count);
       std::vector<std::byte> expected = reference_reduction(inputs, kind);
@@ -196,8 +197,8 @@ TEST_P(HostEngineTest, DataIsMovedWhole) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Operations of different sizes follow each other directly: a rank that reuses a slot, an entry or
-// a chunk too early causes a wrong result.
+// Operations of different sizes follow each other directly. If a rank reuses a slot, an entry or a
+// chunk too early, a result is wrong.
 TEST_P(HostEngineTest, AnyOrderOfSizesIsSafe) {
   const int num_ranks = GetParam();
   TestMemory memory(num_ranks);
@@ -205,7 +206,7 @@ TEST_P(HostEngineTest, AnyOrderOfSizesIsSafe) {
   const auto cases = reduction_cases(num_ranks, {kFloatSum}, {1, 20, 300, 7000, 40000, 700000});
   const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
     TestRank rank(context, memory);
-    Random random(kSeed);  // all ranks draw the same
+    Random random(kSeed);  // all ranks draw the same numbers
     for (int i = 0; i < 150; ++i) {
       const ReductionCase& c = cases[random.below(cases.size() - (i % 10 == 0 ? 0 : 1))];
       switch (random.below(5)) {

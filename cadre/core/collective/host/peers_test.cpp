@@ -18,7 +18,7 @@ using cadre::testing::RankContext;
 using cadre::testing::require;
 using cadre::testing::run_ranks_as_threads;
 
-// Makes an arena whose blocks lie side by side; those of a real group may lie anywhere.
+// Makes an arena whose blocks are adjacent. In a real group they may lie anywhere.
 Arena arena_in(Bytes memory) {
   std::vector<std::byte*> blocks;
   for (size_t at = 0; at + Arena::block_bytes() <= memory.size(); at += Arena::block_bytes()) {
@@ -54,7 +54,7 @@ TEST(ArenaTest, PartsLieApartAndInside) {
   }
 }
 
-// The numbers of docs/formats/shared-memory.md, written by hand.
+// These numbers were computed by hand from docs/formats/shared-memory.md.
 constexpr size_t kGoldenBlock = 4096 + 2 * 32768 + 4 * 524288;
 
 template <typename T>
@@ -64,23 +64,23 @@ void put(std::vector<std::byte>& memory, size_t at, T value) {
 
 std::vector<std::byte> golden_arena() {
   std::vector<std::byte> memory(2 * kGoldenBlock);
-  put<uint64_t>(memory, 384, 0x1'0000'0007);              // the notice: a mismatch in entry 7
-  put<uint64_t>(memory, 392, 0x8000'0001'0000'0005);      // rank 1 has left entry 5
-  const size_t entry = kGoldenBlock + 128;                // rank 1's entry for odd numbers
-  put<uint32_t>(memory, entry, 0x01020304);               // sequence number
-  put<uint32_t>(memory, entry + 4, 2);                    // sleepers
+  put<uint64_t>(memory, 384, 0x1'0000'0007);          // the notice: there is a mismatch in entry 7
+  put<uint64_t>(memory, 392, 0x8000'0001'0000'0005);  // rank 1 has left entry 5
+  const size_t entry = kGoldenBlock + 128;            // the entry of rank 1 for odd numbers
+  put<uint32_t>(memory, entry, 0x01020304);           // sequence number
+  put<uint32_t>(memory, entry + 4, 2);                // sleepers
   put<uint64_t>(memory, entry + 8, 0x1112131415161718);   // number
   put<uint64_t>(memory, entry + 16, 0x2122232425262728);  // call
   put<uint64_t>(memory, entry + 24, 0x3132333435363738);  // shape
-  put<uint32_t>(memory, entry + 32, 9);                   // a place: piece, padding, offset
+  put<uint32_t>(memory, entry + 32, 9);  // the place of a buffer: piece, padding, offset
   put<uint64_t>(memory, entry + 40, 0x4142434445464748);
-  put<uint32_t>(memory, 256, 77);                             // step of rank 0
-  put<uint8_t>(memory, 4096 + 32768, 0xaa);                   // flat slot of rank 0, odd numbers
+  put<uint32_t>(memory, 256, 77);            // the step of rank 0
+  put<uint8_t>(memory, 4096 + 32768, 0xaa);  // the flat slot of rank 0 for odd numbers
   put<uint8_t>(memory, 4096 + 2 * 32768 + 3 * 524288, 0xbb);  // chunk 3 of rank 0
   return memory;
 }
 
-// Page-aligned, like the engine's memory.
+// Returns memory that is aligned to pages, like that of the engine.
 std::shared_ptr<os::SharedMemory> arena_memory() {
   return os::make_native_system()->create_segment(2 * Arena::block_bytes()).value_or_throw();
 }
@@ -124,7 +124,8 @@ TEST(ArenaTest, ReadsTheDocumentedBytes) {
   EXPECT_EQ(*arena.chunk(0, 3), std::byte{0xbb});
 }
 
-// All counters start just below the wrap; every wait must still wait for the others' arrival.
+// All counters start just below their wrap-around. Every wait must still wait for the arrival of
+// the others.
 TEST(PeersTest, CountersWrap) {
   constexpr int kNumRanks = 3;
   constexpr uint32_t kStart = 0xfffffff0u;

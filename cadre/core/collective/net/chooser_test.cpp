@@ -1,5 +1,6 @@
-// The sizes at which each operation changes its algorithm, as the table names them and as the
-// engine counts them. Both algorithms give the right result, so only the choice shows an error.
+// Tests the sizes at which each operation changes its algorithm, both in the table and in the
+// engine. Both algorithms give the right result, so a wrong choice shows in no result and must be
+// tested itself.
 #include "cadre/core/collective/net/chooser.h"
 
 #include <gtest/gtest.h>
@@ -19,14 +20,14 @@ namespace {
 using testing::TransportGroup;
 using testing::TransportKind;
 
-constexpr int kChooserRanks = 4;  // with 4 ranks a tree, a chain and a ring differ
+constexpr int kChooserRanks = 4;  // on 4 ranks a tree, a chain and a ring differ
 constexpr size_t kPart = 96;      // bytes of one rank
 using Line = uint64_t CrossoverTable::*;
 
 struct Crossover {
   const char* name;
   Line line;
-  uint64_t num_bytes;  // the bytes that the operation counts
+  uint64_t num_bytes;  // the number of bytes by which the operation chooses
   std::function<Status(EngineRank&, Bytes all)> call;
 };
 
@@ -67,8 +68,9 @@ const std::vector<Crossover> kCrossovers = {
      }},
 };
 
-// Returns the errors of the operation when rank 0's crossover is at `first` bytes and that of the
-// others at `others`. If their algorithms differ, all fail, some only at the deadline.
+// Returns the errors of the operation if the crossover of rank 0 is at `first` bytes and that of
+// the others at `others`. If the algorithms of the ranks differ, all ranks fail, some of them only
+// at the deadline.
 std::string failure_of(const Crossover& crossover, uint64_t first, uint64_t others,
                        Duration patience = std::chrono::seconds(20)) {
   const auto system = os::make_native_system();

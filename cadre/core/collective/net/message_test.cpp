@@ -14,7 +14,7 @@ constexpr OperationHeader kHeader = {
     .number = 0x0102030405060708,
     .fingerprint = {.call = 0x1112131415161718, .shape = 0x2122232425262728}};
 
-// The bytes of docs/formats/net-messages.md, written by hand.
+// These bytes were written by hand from docs/formats/net-messages.md.
 TEST(MessageTest, HeaderHasTheDocumentedBytes) {
   constexpr char kExpected[] =
       "CDO3\x01\x05\x00\x00"

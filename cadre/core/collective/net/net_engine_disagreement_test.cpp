@@ -1,5 +1,5 @@
-// Ranks that call different operations over TCP: whatever a rank has received, it never returns OK
-// with a wrong result.
+// Tests ranks that call different operations over TCP. Whatever messages a rank has received, it
+// must never return OK with a wrong result.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
 
-// With these sizes the counts below use both algorithms of each operation.
+// With these crossovers the counts below use both algorithms of each operation.
 constexpr CrossoverTable kEarlyCrossovers = {.all_reduce_ring_bytes = 1000,
                                              .broadcast_chain_bytes = 1000,
                                              .all_gather_ring_bytes = 1000,
@@ -34,7 +34,7 @@ constexpr CrossoverTable kEarlyCrossovers = {.all_reduce_ring_bytes = 1000,
 
 using Numbers = std::vector<int32_t>;
 
-// Returns element `index` of a rank's input. The sum of a few elements equals none of them.
+// Returns element `index` of a rank's input. No element equals the sum of a few other elements.
 int32_t number_from(int rank, uint64_t index) {
   return (rank + 1) * 1'000'003 + static_cast<int32_t>(index) * 7919;
 }
@@ -45,7 +45,7 @@ int32_t sum_at(int world_size, uint64_t index) {
   return sum;
 }
 
-// What the call gives when all ranks make it.
+// Returns the result of the call if all ranks make it.
 Numbers expected_of(const CollectiveCall& call, Rank rank) {
   Numbers numbers;
   for (const auto& [from, begin, count] : call.output(rank)) {
@@ -72,7 +72,7 @@ Outcome run_call(EngineRank& engine, const CollectiveCall& call, Rank rank) {
   return {status, out};
 }
 
-// calls[r] is the call of rank r. Returns the empty text, or what was wrong.
+// calls[r] is the call of rank r. Returns an empty text, or a description of the wrong results.
 std::string wrong_results(os::System& system, const std::vector<CollectiveCall>& calls,
                           const CrossoverTable& table) {
   const int world_size = static_cast<int>(calls.size());
@@ -81,13 +81,13 @@ std::string wrong_results(os::System& system, const std::vector<CollectiveCall>&
     const Rank rank = transport.rank();
     EngineRank engine(system, transport, table);
     engine.barrier().value_or_throw();
-    // A rank that gets no report of the mismatch waits until its deadline: this engine has no
-    // monitor here.
+    // In these tests the engine has no monitor. A rank to which no other rank reports the mismatch
+    // waits until its deadline.
     engine.set_patience(milliseconds(100));
     const CollectiveCall& call = calls[static_cast<size_t>(rank.value)];
     const Outcome outcome = run_call(engine, call, rank);
     if (!outcome.status.ok()) return;
-    // No rank may leave a barrier unless all have entered it.
+    // No rank may return from a barrier before all ranks have entered it.
     require(call.kind != OpKind::kBarrier, "it left the barrier");
     const Numbers expected = expected_of(call, rank);
     const auto differs = std::ranges::mismatch(outcome.output, expected);
@@ -105,7 +105,7 @@ CollectiveCall call_of(OpKind kind, int world_size) {
           .world_size = world_size};
 }
 
-// Rank 0 notices the mismatch with rank 2 while rank 1 waits for rank 0's second message.
+// Rank 0 notices the mismatch with rank 2 while rank 1 waits for the second message of rank 0.
 TEST(NetEngineDisagreementTest, ARefusalIsNeverTakenForPayload) {
   const auto system = os::make_native_system();
   const CollectiveCall call = call_of(OpKind::kReduceScatter, 3);

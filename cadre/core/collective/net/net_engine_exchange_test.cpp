@@ -1,5 +1,5 @@
-// gather, scatter and all_to_all of the net engine against formulas over both transports, and how
-// ranks that disagree about a root or a part notice it.
+// Compares gather, scatter and all_to_all of the net engine with formulas over both transports, and
+// tests that ranks notice a different root or part.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,9 +21,10 @@ using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
 
-// Sizes: 0, less than a word, more than a header's inline payload, more than a small channel holds.
+// The sizes are: 0, less than a word, more than a header's inline payload, and more than a small
+// channel holds.
 constexpr size_t kSizes[] = {0, 1, 13, 5001, 70001};
-constexpr size_t kAnyRootBytes = 10000;  // larger data goes to and from the last rank only
+constexpr size_t kAnyRootBytes = 10000;  // for larger data only the last rank is the root
 
 class NetExchangeTest : public ::testing::TestWithParam<TransportKind> {
  protected:
@@ -109,7 +110,7 @@ TEST_P(NetExchangeTest, AllToAllOfEvenAndOfAnyParts) {
   });
 }
 
-// Parts that are larger than what channels hold in both directions at once.
+// The parts are larger than the channels can hold in both directions at the same time.
 TEST_P(NetExchangeTest, LargePartsDoNotBlockEachOther) {
   for (const int world_size : {2, 3}) {
     const TransportGroup group(*system_, GetParam(), world_size);
@@ -146,8 +147,8 @@ TEST_P(NetExchangeTest, APartThatIsNotExpectedIsNamedOnAllRanksBeforeDataMoves) 
   EXPECT_EQ(failures, "");
 }
 
-// Two ranks that both call gather with themselves as the root wait for each other. They announce
-// their operations when the wait gets long, so no rank waits until the deadline.
+// Two ranks both call gather with themselves as the root, and wait for each other. When the wait
+// gets long they announce their operations, so that no rank waits until the deadline.
 TEST_P(NetExchangeTest, RanksThatOnlyWaitForEachOtherFindOut) {
   for (const OpKind kind : {OpKind::kGather, OpKind::kReduce}) {
     const TransportGroup group(*system_, GetParam(), 3);
@@ -162,7 +163,8 @@ TEST_P(NetExchangeTest, RanksThatOnlyWaitForEachOtherFindOut) {
                    : engine.reduce(small, small, {DType::kFloat32, ReduceOp::kSum}, root);
       };
       auto status = call();
-      // Rank 2 may have finished its part by then; it notices the mismatch in the next operation.
+      // Rank 2 may have finished its part already. Then it notices the mismatch in the next
+      // operation.
       if (status.ok() && transport.rank() == 2) status = engine.barrier();
       require(!status.ok(), "it succeeded");
       const ErrorCode code = status.error().code();
@@ -170,7 +172,8 @@ TEST_P(NetExchangeTest, RanksThatOnlyWaitForEachOtherFindOut) {
       require(code == ErrorCode::kInvalidArgument || is_told, status.error().message());
       if (is_told) return;
       const auto theirs = OpDescriptor::from_fingerprint(engine.progress().mismatch_fingerprint);
-      // Rank 1 waits for a part of rank 2, which may send the header of its next operation instead.
+      // Rank 1 waits for a part from rank 2. Instead it may receive the header of the next
+      // operation of rank 2.
       if (transport.rank() == 1 && theirs.kind == OpKind::kBarrier) return;
       require(theirs.kind == kind, theirs.to_string());
       require(transport.rank() == 2 || theirs.root == 1 - root, theirs.to_string());
@@ -179,8 +182,8 @@ TEST_P(NetExchangeTest, RanksThatOnlyWaitForEachOtherFindOut) {
   }
 }
 
-// The root waits long for rank 1 and announces that to all. An announcement that other ranks read
-// after the operation is over must have no effect.
+// The root waits long for rank 1 and announces its operation to all ranks. If a rank reads the
+// announcement only after the operation, the announcement must have no effect.
 TEST_P(NetExchangeTest, AnAnnouncementOfAPastOperationIsNoMismatch) {
   const TransportGroup group(*system_, GetParam(), 4);
   const std::string failures = group.run([&](Transport& transport) {

@@ -1,4 +1,4 @@
-// Failures of the net engine: mismatching calls, silent peers, ended channels, interrupts.
+// Tests failures of the net engine: different calls, silent peers, closed channels, interrupts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -54,8 +54,8 @@ TEST_P(NetEngineFailureTest, TwoOperationsThatDifferAreNamedOnBothSides) {
   EXPECT_EQ(failures, "");
 }
 
-// Rank 1 passes a different second collective in a call of three: the first one completes, the
-// third one is not run.
+// In a call of three collectives, the second one of rank 1 differs. The first one completes, and
+// the third one does not run.
 TEST_P(NetEngineFailureTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers) {
   const TransportGroup group(*system_, GetParam(), 2);
   const std::string failures = group.run([&](Transport& transport) {
@@ -78,9 +78,9 @@ TEST_P(NetEngineFailureTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers)
   EXPECT_EQ(failures, "");
 }
 
-// Gathers `size` bytes to rank 0, but on rank 3 to rank 3, and runs a barrier. Ranks 0 and 3 do not
-// watch each other, and most others have completed the gather: they notice the mismatch when they
-// wait in the barrier.
+// Gathers `size` bytes and runs a barrier. Rank 3 names itself as the root of the gather, and the
+// other ranks name rank 0. Ranks 0 and 3 do not receive from each other, and most of the others
+// have completed the gather. They notice the mismatch when they wait in the barrier.
 Status gather_to_two_roots(EngineRank& engine, Rank rank, size_t size, int world_size) {
   CADRE_RETURN_IF_ERROR(engine.barrier());
   const std::vector<std::byte> part(size);
@@ -103,9 +103,9 @@ TEST_P(NetEngineFailureTest, TwoRootsThatAreFarApartAreFoundByTheOthers) {
   EXPECT_EQ(failures, "");
 }
 
-// A message that was sent in part hides the refusal from its receiver. In a Communicator the
-// control plane reports the failure; here a rank that fails interrupts the others, and at least one
-// rank must notice the mismatch.
+// A receiver that waits for the rest of a long message does not see the refusal behind it. In a
+// Communicator the control plane reports the failure. Here a rank that fails interrupts the others,
+// and at least one rank must notice the mismatch.
 TEST_P(NetEngineFailureTest, TwoRootsOfLongMessagesAreFoundByOneRankAtLeast) {
   constexpr int kRanks = 8;
   const TransportGroup group(*system_, GetParam(), kRanks);
@@ -122,14 +122,14 @@ TEST_P(NetEngineFailureTest, TwoRootsOfLongMessagesAreFoundByOneRankAtLeast) {
   EXPECT_GE(num_found.load(), 1);
 }
 
-// Rank 1 is in its second operation when a refusal of the first arrives. It must forward the
-// refusal under the number of the first operation: rank 2 may still be in that one, and would
-// ignore a refusal of the second.
+// Rank 1 is already in its second operation when a refusal of the first one arrives. It must
+// forward the refusal with the number of the first operation. Otherwise rank 2, which may still run
+// the first operation, would ignore it.
 TEST_P(NetEngineFailureTest, ARefusalIsPassedOnUnderItsOwnNumber) {
   const TransportGroup group(*system_, GetParam(), 3);
   EngineRank engine(*system_, group.of(1));
   std::array<std::byte, 8> data{};
-  engine.broadcast(data, 1).value_or_throw();  // the root waits for no rank
+  engine.broadcast(data, 1).value_or_throw();  // the root waits for no other rank
   const OpDescriptor first{.kind = OpKind::kBroadcast, .root = 1, .count = data.size()};
   Link::refuse(
       group.of(0).channel(1),
@@ -138,7 +138,7 @@ TEST_P(NetEngineFailureTest, ARefusalIsPassedOnUnderItsOwnNumber) {
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code(), ErrorCode::kAborted) << status.error().message();
 
-  // The payload of the broadcast and the barrier's header come first.
+  // The payload of the broadcast and the header of the barrier arrive first.
   const auto deadline = system_->deadline_in(std::chrono::seconds(20));
   std::vector<std::byte> arrived;
   std::optional<OperationHeader> last;
@@ -155,7 +155,7 @@ TEST_P(NetEngineFailureTest, ARefusalIsPassedOnUnderItsOwnNumber) {
   EXPECT_EQ(last->number, 1u);
 }
 
-// The peer already waited in the next operation when it was told that this one had failed.
+// The peer already waits in the next operation when it learns that this one has failed.
 TEST_P(NetEngineFailureTest, AnAnnouncementHidesNoRefusal) {
   const TransportGroup group(*system_, GetParam(), 2);
   const OpDescriptor barrier{.kind = OpKind::kBarrier};
@@ -180,7 +180,7 @@ TEST_P(NetEngineFailureTest, ADifferentCountIsAnotherOperation) {
   const TransportGroup group(*system_, GetParam(), 2);
   const std::string failures = group.run([&](Transport& transport) {
     EngineRank engine(*system_, transport);
-    // Too long for either side to send everything unless the other side receives.
+    // The data is so long that neither side can send all of it unless the other side receives.
     std::vector<std::byte> data((4 << 20) + 4 * static_cast<size_t>(transport.rank()));
     const auto status = engine.all_reduce(data, data, DType::kFloat32, ReduceOp::kSum);
     require_mismatch(status, engine.progress(), 1 - transport.rank(), OpKind::kAllReduce);
@@ -188,14 +188,14 @@ TEST_P(NetEngineFailureTest, ADifferentCountIsAnotherOperation) {
   EXPECT_EQ(failures, "");
 }
 
-// The root of a broadcast receives from no rank, and rank 2 waits for rank 1 only. The first rank
-// that notices the mismatch sends refusals, so the named ranks depend on timing; but no rank waits
-// until its deadline.
+// The root of a broadcast receives from no rank, and rank 2 waits only for rank 1. The rank that
+// first notices the mismatch sends refusals, so the ranks that an error names depend on timing. But
+// no rank waits until its deadline.
 TEST_P(NetEngineFailureTest, ARankThatExpectsNothingFromTheOddOneIsToldToo) {
   const TransportGroup group(*system_, GetParam(), 3);
   const std::string failures = group.run([&](Transport& transport) {
     EngineRank engine(*system_, transport);
-    std::vector<std::byte> data(64 << 20);  // more than channels hold
+    std::vector<std::byte> data(64 << 20);  // more than the channels hold
     if (transport.rank() == 1) {
       const auto status = engine.barrier();
       require_mismatch(status, engine.progress(), engine.progress().mismatch_peer,
@@ -205,13 +205,14 @@ TEST_P(NetEngineFailureTest, ARankThatExpectsNothingFromTheOddOneIsToldToo) {
     const auto status = engine.broadcast(data, 0);
     require(!status.ok(), "it succeeded");
     if (status.error().code() == ErrorCode::kAborted)
-      return;  // the other rank of the broadcast refused it
+      return;  // the other rank of the broadcast refused the operation
     require_mismatch(status, engine.progress(), 1, OpKind::kBarrier);
   });
   EXPECT_EQ(failures, "");
 }
 
-// Rank 3 waits long for rank 2 while rank 1, which has finished, sends it the next broadcast.
+// Rank 3 waits long for rank 2. Meanwhile rank 1 has finished the operation and sends the next
+// broadcast to rank 3.
 TEST_P(NetEngineFailureTest, APeerThatIsAheadIsNoMismatch) {
   const TransportGroup group(*system_, GetParam(), 4);
   const std::string failures = group.run([&](Transport& transport) {

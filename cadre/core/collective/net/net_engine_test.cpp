@@ -1,4 +1,4 @@
-// Every operation, dtype and reduction over both transports, against formulas.
+// Compares every operation, dtype and reduction with formulas, over both transports.
 #include "cadre/core/collective/net/net_engine.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
 
-// Counts: 0, fewer than ranks, odd, and more than a header's inline payload.
+// The counts are: 0, fewer than there are ranks, odd, and more than a header's inline payload.
 constexpr std::array<uint64_t, 4> kCounts = {0, 1, 7, 4099};
 // With this table the largest count uses the second algorithm of each operation.
 constexpr CrossoverTable kSmallCrossovers = {.all_reduce_ring_bytes = 16,
@@ -33,15 +33,15 @@ constexpr CrossoverTable kSmallCrossovers = {.all_reduce_ring_bytes = 16,
                                              .all_gather_ring_bytes = 500,
                                              .chain_segment_bytes = 1000};
 
-// Small whole numbers, whose sums are exact in every dtype, so every order gives the same bits.
-// Factors of products are 1, -1 and 2, so that products are exact too.
+// Returns small integers whose sums are exact in every dtype, so that every order of additions
+// gives the same bits. The factors of products are 1, -1 and 2, so that products are exact, too.
 int number_of(int rank, uint64_t index, ReduceOp op) {
   const uint64_t mixed = static_cast<uint64_t>(rank) * 5 + index * 3 + index / 7;
   if (op == ReduceOp::kProduct) return std::array{1, -1, 2}[mixed % 3];
   return static_cast<int>(mixed % 11);
 }
 
-// Returns elements begin .. begin + count - 1 of the rank's input.
+// Returns the elements [begin, begin + count) of the rank's input.
 std::vector<std::byte> input_of(int rank, DType dtype, uint64_t count, ReduceOp op = ReduceOp::kSum,
                                 uint64_t begin = 0) {
   std::vector<std::byte> bytes(count * size_of(dtype));
@@ -51,7 +51,7 @@ std::vector<std::byte> input_of(int rank, DType dtype, uint64_t count, ReduceOp 
   return bytes;
 }
 
-// The reference adds in rank order; here every order gives the same bits.
+// The reference adds in rank order. With these inputs every order gives the same bits.
 std::vector<std::byte> reduced(DType dtype, ReduceOp op, int world_size, uint64_t begin,
                                uint64_t count) {
   testing::Inputs inputs;
@@ -194,8 +194,8 @@ TEST_P(NetEngineTest, LargeBuffersWithTheDefaultTable) {
   }
 }
 
-// Recursive doubling sends and adds the same memory at once; here there is more of it than channels
-// and staging hold.
+// Recursive doubling sends from the memory to which it adds at the same time. Here this memory is
+// larger than channels and staging.
 TEST_P(NetEngineTest, RecursiveDoublingOfMuchInPlace) {
   constexpr uint64_t kCount = 700'001;
   const CrossoverTable never_ring{.all_reduce_ring_bytes = 1 << 30};
@@ -211,8 +211,8 @@ TEST_P(NetEngineTest, RecursiveDoublingOfMuchInPlace) {
   }
 }
 
-// No rank leaves before the last one has entered: each rank increments the counter before it
-// enters.
+// Each rank increments the counter before it enters. No rank may return from the barrier before the
+// last rank has entered.
 TEST_P(NetEngineTest, NobodyLeavesABarrierBeforeAllHaveEntered) {
   constexpr int kRounds = 20;
   std::array<std::atomic<int>, kMaxRanks + 1> entered{};

@@ -1,5 +1,5 @@
-// The order of additions and the rounding, bit for bit against a sequential reference that follows
-// docs/decisions/0005-net-engine.md.
+// Compares the order of additions and the rounding, bit for bit, with a sequential reference that
+// follows docs/decisions/0005-net-engine.md.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -24,14 +24,15 @@ constexpr int kMaxNumericsRanks = 9;
 constexpr CrossoverTable kAlwaysRing = {.all_reduce_ring_bytes = 0};
 constexpr CrossoverTable kNeverRing = {.all_reduce_ring_bytes = 1 << 30};
 
-// Numbers of very different sizes, so that every order of additions rounds differently.
+// Returns numbers of such different magnitudes that every order of additions gives a different
+// rounding.
 float element(int rank, uint64_t index) {
   Random random(kSeed + static_cast<uint64_t>(rank) * kNumericsCount + index);
   const auto exponent = static_cast<int>(random.below(24)) - 12;
   return std::ldexp(static_cast<float>(random.unit()) - 0.5F, exponent);
 }
 
-// Returns the rank's input, rounded to its dtype.
+// Returns an element of the rank's input, rounded to its dtype.
 float brought(int rank, uint64_t index, DType dtype) {
   const float value = element(rank, index);
   if (dtype == DType::kFloat32) return value;
@@ -50,7 +51,8 @@ float ring_sum(uint64_t index, int world_size, DType dtype) {
   return sum;
 }
 
-// Adds neighbours first: the pairs of combined ranks, then a balanced tree.
+// Adds as recursive doubling does: first the pairs of ranks that are combined, then a balanced
+// tree.
 float tree_sum(uint64_t index, int world_size, DType dtype) {
   int size = 1;
   while (2 * size <= world_size) size *= 2;
@@ -101,7 +103,7 @@ TEST_P(NumericsTest, BitsFollowTheDocumentedOrderOnAllRanksAndInEveryRun) {
           for (uint64_t i = 0; i < kNumericsCount; ++i) {
             const float sum = GetParam().reference(i, world_size, dtype);
             const float divisor = op == ReduceOp::kAvg ? static_cast<float>(world_size) : 1.0F;
-            // 16-bit floats round here, and only here.
+            // 16-bit floats are rounded here and nowhere else.
             append_element(expected, dtype, sum / divisor);
           }
           for (int run = 0; run < 3; ++run) {
@@ -123,7 +125,7 @@ TEST_P(NumericsTest, BitsFollowTheDocumentedOrderOnAllRanksAndInEveryRun) {
   }
 }
 
-// The reference itself must give different bits for different orders.
+// The two orders must give different bits, otherwise the test proves nothing.
 TEST(NumericsReferenceTest, TheTwoOrdersRoundDifferently) {
   int num_different = 0;
   for (uint64_t i = 0; i < kNumericsCount; ++i) {

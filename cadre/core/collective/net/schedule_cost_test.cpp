@@ -1,4 +1,4 @@
-// The cost of schedules in steps, partners and bytes, and which of their steps add.
+// Tests the cost of schedules in steps, partners and bytes, and which of their steps add.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,10 +23,10 @@ size_t num_partners(const Schedule& schedule) {
   return partners.size();
 }
 
-// Inner ranks of a tree hold the parts of their subtrees; the root's traffic is the same as in a
-// linear schedule. A tree has one message for each child, or two where its places wrap around. So
-// the root of a tree has as many partners as the tree is deep, and the root of a linear schedule
-// has all others.
+// An inner rank of a tree moves the parts of its subtree, but the root moves the same bytes as in a
+// linear schedule. A tree has one message for each child, or two if the parts of the child wrap
+// around the rank numbers. So the root of a tree has as many partners as the tree has levels, while
+// the root of a linear schedule exchanges messages with all ranks.
 TEST(ScheduleCostTest, TreesHaveFewPartnersAndLinearOnesSendEveryByteOnce) {
   for (int world_size = 2; world_size <= kMostRanks; ++world_size) {
     const auto log = static_cast<size_t>(std::bit_width(static_cast<unsigned>(world_size - 1)));
@@ -56,15 +56,16 @@ TEST(ScheduleCostTest, TreesHaveFewPartnersAndLinearOnesSendEveryByteOnce) {
   }
 }
 
-// Whether each message between two ranks belongs to the reduce part, in order, as both see it.
+// The messages between two ranks, in order: for each, whether sender and receiver count it to the
+// reduce part.
 struct MessageParts {
   std::vector<bool> sent;
   std::vector<bool> received;
 };
 
-// The reduce part may run in another dtype than the rest. So it holds all additions, and nothing
-// that is only stored. Both ends of a message count it to the same part, and at the end of the part
-// every element is complete on some rank.
+// The reduce part may run in another dtype than the other steps. So it must contain all steps that
+// add, and no step that only stores. Both ends of a message must count it to the same part, and at
+// the end of the reduce part every element must be complete on some rank.
 TEST(ScheduleCostTest, TheReducePartHoldsTheAdditionsAndNothingElse) {
   constexpr uint64_t kCount = 70;
   for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kRecursiveDoubling}) {

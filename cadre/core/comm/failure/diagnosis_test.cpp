@@ -1,4 +1,4 @@
-// Golden texts: a failure must read like a diagnosis, and name the true culprit.
+// Tests the texts of failures. A failure must read like a diagnosis and name the right culprit.
 #include "cadre/core/comm/failure/diagnosis.h"
 
 #include <gmock/gmock.h>
@@ -48,7 +48,7 @@ PeerView view(const Activity& what, bool answers = true) {
   return result;
 }
 
-// A group of some of the job's ranks has rank numbers of its own.
+// The members of a subgroup have other rank numbers in the group than in the job.
 TEST(Diagnosis, ASubgroupsRanksAreNamedWithTheirNumbersInTheJob) {
   Roster pair = roster();
   pair.group = "tp";
@@ -115,7 +115,7 @@ TEST(Diagnosis, TheRankThatAbortsIsNotSentToLookForAFirstFailure) {
                   "Remedy: look at the first failure, then restart the job or call rejoin()."));
 }
 
-// A tag that differs may be all that is wrong.
+// The only mistake may be a different tag, so the remedy mentions it.
 TEST(Diagnosis, AMessageThatTimesOutPointsToItsTag) {
   for (const OpKind kind : {OpKind::kSend, OpKind::kRecv}) {
     const Activity own = activity(ActivityState::kRunning, kind, 2, 1);
@@ -235,7 +235,7 @@ TEST(Diagnosis, TheRemedyOfAMismatchFitsWhatDiffers) {
   EXPECT_EQ(remedy(usual, with(usual, shorter), 8), in_order);
 }
 
-// All ranks print the remedy, also those that another rank told of the failure.
+// All ranks print the remedy, including those that learned of the failure from another rank.
 TEST(Diagnosis, TheRemedyOfACauseReplacesThatOfItsCode) {
   const Activity own = activity(ActivityState::kRunning, OpKind::kAllReduce, 3, 1);
   const auto ends_with = [](const char* text) { return ::testing::EndsWith(text); };
@@ -275,7 +275,7 @@ TEST(Diagnosis, AMismatchThatSeveralFindIsToldOfTheSameTwoRanks) {
   const auto call = [](int rank, const PeerView& what) {
     return Call{rank, 7, what.activity.fingerprint};
   };
-  // Rank 1 differs from all others; ranks 0, 2 and 3 find the mismatch.
+  // Rank 1 differs from all others. Ranks 0, 2 and 3 notice the mismatch.
   const std::vector views = {sums, meets, sums, sums};
   for (const int finder : {0, 2, 3}) {
     const Mismatch told = first_mismatch(views, {call(finder, sums), call(1, meets)});
@@ -283,15 +283,15 @@ TEST(Diagnosis, AMismatchThatSeveralFindIsToldOfTheSameTwoRanks) {
     EXPECT_EQ(told.other.rank, 1);
     EXPECT_EQ(told.other.fingerprint, meets.activity.fingerprint);
   }
-  // Rank 0 has not entered the operation yet. The calls of the two ranks that found the mismatch
-  // are known, whatever they do now.
+  // Rank 0 has not entered the operation yet. The calls of the two ranks that noticed the mismatch
+  // are known, whatever operation they run now.
   const Mismatch told =
       first_mismatch(std::vector{is_late, is_late, sums, meets}, {call(3, meets), call(1, sums)});
   EXPECT_EQ(told.one.rank, 1);
   EXPECT_EQ(told.other.rank, 3);
 }
 
-// Rank 0 has sent its part of a scatter and is in the next operation; rank 1 called something else.
+// Rank 0 has sent its part of a scatter and runs the next operation. Rank 1 called something else.
 TEST(Diagnosis, ARankThatHasCompletedTheOperationMayBeInALowerPair) {
   const PeerView before = view(activity(ActivityState::kDone, OpKind::kScatter, 4, 1));
   const PeerView inside = view(activity(ActivityState::kRunning, OpKind::kScatter, 5, 1));
@@ -325,19 +325,19 @@ TEST(Diagnosis, TheCulpritIsFoundAlongWhoWaitsForWhom) {
   };
   const PeerView behind = view(activity(ActivityState::kDone, OpKind::kAllReduce, 8, 1));
   const PeerView silent = view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1), false);
-  // A ring in which 0 waits for 1, 1 for 2, 2 for 3.
+  // In this chain rank 0 waits for 1, rank 1 for 2, and rank 2 for 3.
   EXPECT_EQ(culprit({PeerView(), inside(2), inside(3), behind}, 1).rank, 3);
   EXPECT_TRUE(culprit({PeerView(), inside(2), inside(3), behind}, 1).is_certain);
   EXPECT_EQ(culprit({PeerView(), inside(2), silent, inside(0)}, 1).rank, 2);
   EXPECT_TRUE(culprit({PeerView(), inside(2), silent, inside(0)}, 1).is_certain);
-  // The engine names no rank. Then a silent rank comes before a late one.
+  // The engine does not name the awaited rank. Then a silent rank takes precedence over a late one.
   EXPECT_EQ(culprit({PeerView(), behind, inside(-1), silent}, -1).rank, 3);
   EXPECT_EQ(culprit({PeerView(), behind, inside(-1), inside(-1)}, -1).rank, 1);
-  // If all ranks wait in a cycle, the culprit is the rank that this one waits for. That is
+  // If all ranks wait in a cycle, the culprit is the rank for which this rank waits. The finding is
   // uncertain, because another rank may have better evidence.
   EXPECT_EQ(culprit({PeerView(), inside(2), inside(0)}, 1).rank, 1);
   EXPECT_FALSE(culprit({PeerView(), inside(2), inside(0)}, 1).is_certain);
-  // In a cycle without this rank, the culprit is one of its members.
+  // In a cycle that does not contain this rank, the culprit is one of the members of the cycle.
   EXPECT_EQ(culprit({PeerView(), inside(2), inside(3), inside(2)}, 1).rank, 2);
   EXPECT_FALSE(culprit({PeerView(), inside(2), inside(3), inside(2)}, 1).is_certain);
 }
@@ -347,21 +347,21 @@ TEST(Diagnosis, TheCulpritIsFoundThroughOtherOperations) {
     return view(activity(ActivityState::kRunning, kind, number, 1, waiting_for));
   };
   const PeerView silent = view(activity(ActivityState::kDone, OpKind::kAllReduce, 8, 1), false);
-  // 0 waits in a collective for 1, which receives from 2, which waits in an earlier collective for
-  // 3.
+  // Rank 0 waits in a collective for rank 1, which receives from rank 2, which waits in an earlier
+  // collective for rank 3.
   const std::vector views = {PeerView(), in(OpKind::kRecv, 4, 2), in(OpKind::kBarrier, 8, 3),
                              silent};
   EXPECT_EQ(find_culprit(views, 0, 9, 1).rank, 3);
-  // The same holds for a message.
+  // The same culprit is found if rank 0 waits for a message.
   EXPECT_EQ(find_culprit(views, 0, std::nullopt, 1).rank, 3);
-  // A rank in a later collective has sent what this one waits for: the data was lost, or is still
-  // on its way.
+  // A rank that is in a later collective has sent the data for which this rank waits. The data was
+  // lost, or has not arrived yet.
   const std::vector passed = {PeerView(), in(OpKind::kBarrier, 10, 2), in(OpKind::kBarrier, 10, 0)};
   EXPECT_EQ(find_culprit(passed, 0, 9, 1).rank, 1);
   EXPECT_FALSE(find_culprit(passed, 0, 9, 1).is_certain);
 }
 
-// A rank that is not scheduled for a moment is silent, although no rank waits for it.
+// A process that is not scheduled for a moment is silent, although no rank waits for it.
 TEST(Diagnosis, AnAwaitedRankThatHasNotComeIsNamedBeforeASilentOneOutsideTheChain) {
   const auto inside = [](int waiting_for) {
     return view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1, waiting_for));
@@ -379,18 +379,18 @@ TEST(Diagnosis, AnAwaitedRankThatHasNotComeIsNamedBeforeASilentOneOutsideTheChai
   expect_named(1, {PeerView(), fresh, silent}, 1);
   expect_named(2, {PeerView(), silent, behind}, 2);
   expect_named(2, {PeerView(), silent, silent}, 2);
-  // The awaited rank is at the end of a longer chain, also through a message.
+  // The awaited rank is at the end of a longer chain, which may include a message.
   expect_named(2, {PeerView(), inside(2), behind, silent}, 1);
   const PeerView receives = view(activity(ActivityState::kRunning, OpKind::kRecv, 4, 1, 2));
   expect_named(2, {PeerView(), receives, behind, silent}, 1);
-  expect_named(2, {PeerView(), receives, behind, inside(0)}, 1);  // also if no rank is silent
-  // The message was not sent.
+  expect_named(2, {PeerView(), receives, behind, inside(0)}, 1);  // the same if no rank is silent
+  // The awaited rank did not send the message.
   const Suspect sender = find_culprit(std::vector{PeerView(), behind, silent}, 0, std::nullopt, 1);
   EXPECT_EQ(sender.rank, 1);
   EXPECT_TRUE(sender.is_certain);
 }
 
-// A process that was stopped (SIGSTOP) is silent; a rank that may wait for it is not at fault.
+// A process that was stopped by SIGSTOP is silent. A rank that may wait for it is not the culprit.
 TEST(Diagnosis, ARankThatShowsAMessageMayHavePassedTheCollective) {
   const PeerView awaited = view(activity(ActivityState::kDone, OpKind::kSend, 4, 1));
   const PeerView silent = view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1), false);
@@ -408,21 +408,21 @@ TEST(Diagnosis, ASilentRankIsNamedUnlessTheAwaitedOneHasCertainlyNotCome) {
     EXPECT_EQ(found.rank, rank);
     EXPECT_TRUE(found.is_certain);
   };
-  // A rank of the chain waits for the silent rank, in this or an earlier operation. The last rank
-  // is late.
+  // A rank of the chain waits for the silent rank, in this or in an earlier operation. The last
+  // rank is late.
   expect_named(1, {PeerView(), silent, behind}, 1);
   expect_named(2, {PeerView(), in(9, 2), silent, behind}, 1);
   expect_named(2, {PeerView(), in(8, 2), silent, behind}, 1);
-  // The awaited rank may wait for the silent one in another group.
+  // The awaited rank may wait for the silent rank in another group.
   PeerView elsewhere = behind;
   elsewhere.elsewhere = "all_reduce #2 of group \"tp\"";
   expect_named(2, {PeerView(), elsewhere, silent}, 1);
-  // The awaited rank is in this operation or an earlier one, for a reason that is not known.
+  // The awaited rank is in this or an earlier operation, and it is not known why.
   expect_named(2, {PeerView(), in(9, -1), silent}, 1);
   expect_named(2, {PeerView(), in(8, -1), silent}, 1);
   const PeerView stuck = view(activity(ActivityState::kFailed, OpKind::kAllReduce, 9, 1));
   expect_named(2, {PeerView(), stuck, silent}, 1);
-  // The awaited rank has passed the operation.
+  // The awaited rank has completed the operation.
   const PeerView passed = view(activity(ActivityState::kDone, OpKind::kAllReduce, 9, 1));
   expect_named(2, {PeerView(), passed, silent}, 1);
   // The ranks wait in a cycle, or the operation does not publish for which rank it waits.
@@ -430,19 +430,21 @@ TEST(Diagnosis, ASilentRankIsNamedUnlessTheAwaitedOneHasCertainlyNotCome) {
   expect_named(2, {PeerView(), behind, silent}, -1);
 }
 
-// Two hosts are partitioned. Control messages are routed around that, so no rank is silent.
+// Two hosts cannot reach each other. Control messages take another route, so no rank is silent.
 TEST(Diagnosis, ALostStreamIsBlamedOnTheRanksAtItsEnds) {
   const auto in = [](uint64_t number, int waiting_for) {
     return view(activity(ActivityState::kRunning, OpKind::kBarrier, number, 1, waiting_for));
   };
   const PeerView passed = view(activity(ActivityState::kDone, OpKind::kBarrier, 9, 1));
-  // 0 waits for 1, which waits for 3, which waits in an earlier collective for 0.
+  // Rank 0 waits for rank 1, which waits for rank 3, which waits in an earlier collective for rank
+  // 0.
   EXPECT_EQ(find_culprit(std::vector{PeerView(), in(9, 3), in(9, 1), in(8, 0)}, 0, 9, 1).rank, 3);
-  // 0 and 1 wait for each other, and the others are past it.
+  // Ranks 0 and 1 wait for each other, and the others have completed the operation.
   EXPECT_EQ(find_culprit(std::vector{PeerView(), in(9, 0), passed, passed}, 0, 9, 1).rank, 1);
-  // 0 waits for 1, which waits in an earlier collective for 2, which is past that one.
+  // Rank 0 waits for rank 1, which waits in an earlier collective for rank 2, which has completed
+  // that collective.
   EXPECT_EQ(find_culprit(std::vector{PeerView(), in(8, 2), in(9, 0), in(9, 1)}, 0, 9, 1).rank, 2);
-  // Ranks that have passed are not late.
+  // Ranks that have completed the operation are not late.
   EXPECT_EQ(find_culprit(std::vector{PeerView(), passed, passed, in(8, -1)}, 0, 9, -1).rank, 3);
 }
 
@@ -460,7 +462,7 @@ TEST(Diagnosis, TheLagOfAChainIsThatOfTheRankThatCameLast) {
   EXPECT_EQ(lag_of_chain(views, 0, 1, milliseconds(300)), milliseconds(300));
   EXPECT_EQ(lag_of_chain(views, 2, 0, seconds(2)), Duration(0));
   EXPECT_EQ(lag_of_chain(views, 0, -1, seconds(2)), Duration(0));
-  // Rank 3 is not awaited; ranks 1 and 2 wait for each other.
+  // No rank of the chain waits for rank 3; ranks 1 and 2 wait for each other.
   EXPECT_EQ(lag_of_chain(std::vector{views[0], views[1], waits(1, seconds(0)), views[3]}, 0, 1,
                          seconds(2)),
             milliseconds(900));
@@ -490,7 +492,7 @@ TEST(Diagnosis, WhoHasEndedIsNotBlamedForItsSilence) {
   const PeerView silent = view(activity(ActivityState::kRunning, OpKind::kBarrier, 9, 1), false);
   const PeerView inside = view(activity(ActivityState::kRunning, OpKind::kBarrier, 9, 1, 3));
   EXPECT_EQ(find_culprit(std::vector{PeerView(), left, gave_up, silent}, 0, 9, 1).rank, 3);
-  // The rank at the end of the chain has ended: its data was lost, or it reported the cause.
+  // The rank at the end of the chain has ended: its data was lost, or it reported the cause itself.
   EXPECT_EQ(find_culprit(std::vector{PeerView(), left, inside, gave_up}, 0, 9, 2).rank, 3);
   EXPECT_FALSE(find_culprit(std::vector{PeerView(), left, inside, gave_up}, 0, 9, 2).is_certain);
   EXPECT_EQ(timeout_cause(roster(), 2, left),

@@ -1,4 +1,4 @@
-// The failure arbiter, in every order of its events and without threads.
+// Tests the failure arbiter with every order of its events, without threads.
 #include "cadre/core/comm/failure/failure_arbiter.h"
 
 #include <gmock/gmock.h>
@@ -54,7 +54,7 @@ std::string describe(const Order& order) {
   return text;
 }
 
-// Runs the events in this order, one each second, and publishes as the monitor does.
+// Runs the events in the given order, one each second, and publishes failures as the monitor does.
 class Play {
  public:
   explicit Play(Duration patience) : patience_(patience) {}
@@ -106,8 +106,9 @@ class Play {
   int num_published_ = 0;
 };
 
-// The oracle: the failure is that of the claim or of a report, whichever came first. If it is the
-// claim, its finding stands, unless it is uncertain and a report comes before the patience expires.
+// Returns the culprit that must be published: that of the claim or of a report, whichever came
+// first. If the claim came first its finding is published, unless it is uncertain and a report
+// arrives before the patience expires.
 int expected_culprit(const Order& order, bool is_certain) {
   const auto place_of = [&](Event event) {
     return std::ranges::find(order, event) - order.begin();
@@ -126,7 +127,7 @@ TEST(FailureArbiter, InEveryOrderOfEventsOneFailureIsPublished) {
   Order order{Event::kClaim, Event::kReportA, Event::kReportB, Event::kConclude, Event::kExpire};
   int num_orders = 0;
   do {
-    // An investigation ends after it has begun.
+    // An investigation cannot end before it has begun.
     if (std::ranges::find(order, Event::kConclude) < std::ranges::find(order, Event::kClaim)) {
       continue;
     }
@@ -170,14 +171,14 @@ TEST(FailureArbiter, APublishedFailureIsFinal) {
   EXPECT_EQ(arbiter.error({}).details().culprit, 1);
 }
 
-// What this rank does when a failure is published, what its last collective is when the error is
-// read, and the number of the operation that the error must name.
+// A case: the operation that this rank runs when a failure is published, its last collective when
+// the error is read, and the number of the operation that the error must name.
 struct Attribution {
   std::string_view name;
   Activity own;
   Activity last;
   std::optional<uint64_t> expected;
-  bool is_open = false;  // the attribution may change until the collective has ended
+  bool is_open = false;  // true: the attribution may change until the collective has ended
 };
 
 std::vector<Attribution> attributions() {
@@ -225,7 +226,7 @@ TEST(FailureArbiter, AnErrorNamesTheOperationThatItEnded) {
   }
 }
 
-// A failure that names its operation, for example a timeout, is not attributed to another one.
+// If a failure names its operation, as a timeout does, it is not attributed to another one.
 TEST(FailureArbiter, AnOperationThatTheFailureNamesStays) {
   for (const Attribution& given : attributions()) {
     SCOPED_TRACE(given.name);
@@ -241,7 +242,7 @@ TEST(FailureArbiter, AnOperationThatTheFailureNamesStays) {
   }
 }
 
-// Ranks that share no group with the late rank wait for a rank that does, so the messages of all
+// Ranks that share no group with the late rank wait for a rank that does. So the messages of all
 // ranks together must lead to the late rank.
 TEST(FailureArbiter, ARankWhoseGroupIsAbortedNamesTheRankThatItWaitedFor) {
   const FailureArbiter arbiter(roster_of_four(), "");
@@ -260,7 +261,7 @@ TEST(FailureArbiter, ARankWhoseGroupIsAbortedNamesTheRankThatItWaitedFor) {
   EXPECT_THAT(message(failure, 2), naming(2));
   EXPECT_THAT(message(failure, -1), naming(-1));
   EXPECT_THAT(message(failure, 4), naming(-1)) << "no rank of the group";
-  failure.culprit = 2;  // the cause names it already
+  failure.culprit = 2;  // the cause names the rank already
   EXPECT_THAT(message(failure, 2), naming(-1));
   EXPECT_THAT(message(failure, 3), naming(3));
   failure.code = ErrorCode::kPeerLost;

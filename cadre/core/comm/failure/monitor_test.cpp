@@ -1,4 +1,4 @@
-// The monitor of a group: which failure it raises, and what it knows of peers.
+// Tests which failure the monitor of a group raises, and what it knows about peers.
 #include "cadre/core/comm/failure/monitor.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ class MonitorTest : public ::testing::Test {
   Monitor monitor_{*system_, setup_of(1, nullptr), StatusPage(), std::make_shared<GroupCell>()};
 };
 
-// The engine cannot say for which rank it waited.
+// The engine does not say for which rank it waited.
 TEST_F(MonitorTest, AStreamOfAnUnknownPeerEndsForTheReasonThatTheEngineGave) {
   const auto end = monitor_.why_stream_ended(-1, Error(ErrorCode::kPeerLost, "reset"));
   ASSERT_TRUE(end.has_value());
@@ -35,7 +35,7 @@ TEST_F(MonitorTest, AStreamOfAnUnknownPeerEndsForTheReasonThatTheEngineGave) {
   EXPECT_EQ(end->cause, "reset");
 }
 
-// The waits of the group end although the investigation failed.
+// The waits in the group end although the investigation has thrown.
 TEST_F(MonitorTest, AnInvestigationThatThrowsFailsTheGroup) {
   monitor_.fail_after([]() -> Finding { throw std::bad_alloc(); });
   ASSERT_TRUE(monitor_.has_failed());
@@ -77,7 +77,7 @@ TEST(MonitorOfAJob, ARankThatLeftTheJobWithoutLeavingTheGroupIsNotSilent) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 would otherwise take rank 0 for one that left in good order, and never fail.
+// Otherwise rank 1 would believe that rank 0 has left in an orderly way, and would never fail.
 TEST(MonitorOfAJob, ARankThatLeavesWhileItsFailureIsInvestigatedPublishesTheFailure) {
   PlaneJob job = PlaneJob::on_threads({1, 1});
   const auto result = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {

@@ -1,5 +1,6 @@
-// Groups of one process that fail together (Communicator::fail_together): which ranks learn of a
-// failure when some ranks have closed some of the groups. On threads, over shared memory and TCP.
+// Tests groups of one process that fail together (Communicator::fail_together): which ranks learn
+// of a failure if some ranks have closed some of the groups. Ranks are threads, over shared memory
+// and TCP.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -16,17 +17,17 @@
 namespace cadre {
 namespace {
 
-// Waits for a message that no rank sends; returns the failure of the group.
+// Waits for a message that no rank sends, and returns the failure of the group.
 std::string wait_in(Communicator& group, Rank from) {
   std::array<std::byte, 1> data{};
   return testing::failure_of([&] { group.recv(data, DType::kUint8, from, 7); });
 }
 
-// Ranks begin together with a barrier of a group that is not linked with any other: the failure may
-// reach the others while they are still in that barrier.
+// The ranks begin with a barrier of a group that is not linked with any other, because the failure
+// may reach the others while they are still in that barrier.
 class FailTogether : public GroupsTest {
  protected:
-  // Returns a group of the other ranks, linked with the world; null on `outsider`.
+  // Returns a group of all ranks but `outsider`, linked with the world. Returns null on `outsider`.
   static std::unique_ptr<Communicator> linked_without(Rank outsider, RankContext& context,
                                                       Communicator& world) {
     const auto color = world.rank() == outsider ? std::nullopt : std::optional<int>(0);
@@ -43,8 +44,8 @@ INSTANTIATE_TEST_SUITE_P(Transports, FailTogether,
                          ::testing::Values(TransportChoice::kAuto, TransportChoice::kTcp),
                          name_of_transport);
 
-// Rank 2 has closed the world in good order and works on in the group of ranks 1 and 2, which is
-// linked with the world. Rank 0 aborts the world, which rank 2 learns only in the group.
+// Rank 2 has closed the world in an orderly way and continues in the group of ranks 1 and 2, which
+// is linked with the world. Rank 0 aborts the world. Rank 2 can learn of that only in the group.
 TEST_P(FailTogether, AMemberThatClosedTheOneGroupHearsOfTheFailureInTheOther) {
   run(3, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
@@ -55,7 +56,7 @@ TEST_P(FailTogether, AMemberThatClosedTheOneGroupHearsOfTheFailureInTheOther) {
       world.abort("a test");
     } else {
       if (world.rank() == 2) world.close(soon(context));
-      // Rank 1 computes before its barrier, until it hears of the failure.
+      // Rank 1 computes until it learns of the failure, and calls its barrier then.
       if (world.rank() == 1) {
         await(context, "the failure", [&] { return monitor_of(*pair).has_failed(); });
       }
@@ -65,8 +66,8 @@ TEST_P(FailTogether, AMemberThatClosedTheOneGroupHearsOfTheFailureInTheOther) {
   });
 }
 
-// The group of ranks 0 and 1 is linked with the world. Rank 0 closes the world in good order and
-// aborts the group. So rank 1 must tell rank 2, which waits for rank 1 in the world.
+// The group of ranks 0 and 1 is linked with the world. Rank 0 closes the world in an orderly way
+// and aborts the group. So rank 1 must inform rank 2, which waits for rank 1 in the world.
 TEST_P(FailTogether, AReporterThatLeftTheLinkedGroupDoesNotKeepTheOthersWaiting) {
   run(3, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
@@ -83,8 +84,8 @@ TEST_P(FailTogether, AReporterThatLeftTheLinkedGroupDoesNotKeepTheOthersWaiting)
   });
 }
 
-// Rank 1 leaves a group in good order and stays in the world. Rank 0 enters a collective of the
-// group, which fails. Rank 2 learns of that from the notice of rank 0.
+// Rank 1 leaves the group in an orderly way and stays in the world. Rank 0 then enters a collective
+// of the group, which fails. Rank 2 learns of that failure from the notice of rank 0.
 TEST_P(FailTogether, ANoticeOfALeaveIsNoLossInTheLinkedGroup) {
   run(4, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
@@ -99,8 +100,8 @@ TEST_P(FailTogether, ANoticeOfALeaveIsNoLossInTheLinkedGroup) {
   });
 }
 
-// The groups are linked as MeshGroups links them: each with the world, which is closed first. Rank
-// 0 learns of the abort in its row, and leaves. Rank 2 waits for rank 0 in their column.
+// The groups are linked as those of a mesh: each with the world, which is closed first. Rank 0
+// learns of the abort in its row, and leaves. Rank 2 waits for rank 0 in their column.
 TEST_P(FailTogether, TheGroupsOfAMeshFailTogetherAfterTheWorldWasClosed) {
   run(4, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
@@ -120,7 +121,7 @@ TEST_P(FailTogether, TheGroupsOfAMeshFailTogetherAfterTheWorldWasClosed) {
   });
 }
 
-// The group was closed in good order on all ranks.
+// All ranks have closed the group in an orderly way.
 TEST_P(FailTogether, AnAbortOfAClosedGroupLeavesTheLinkedOneAtWork) {
   run(2, [](RankContext& context, Communicator& world) {
     const auto first = split(world, {.color = 0, .name = "first"}, soon(context));
@@ -136,7 +137,8 @@ TEST_P(FailTogether, AnAbortOfAClosedGroupLeavesTheLinkedOneAtWork) {
   });
 }
 
-// Like Parting.NoMonitorIsKeptOfAGroupThatFailedAroundItsClose, but the group fails by its link.
+// This test is like Parting.NoMonitorIsKeptOfAGroupThatFailedAroundItsClose, but the group fails
+// through its link.
 TEST_P(FailTogether, NoMonitorIsKeptOfAClosedGroupThatFailedByItsLink) {
   run(2, [](RankContext& context, Communicator& world) {
     const auto pair = split(world, {.color = 0, .name = "pair"}, soon(context));

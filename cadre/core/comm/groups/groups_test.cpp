@@ -1,5 +1,5 @@
-// Concurrent operations of several groups of one process, and the resources that they share; on
-// threads with one native System, over shared memory and over TCP.
+// Tests concurrent operations of several groups of one process, and the resources that these groups
+// share. Ranks are threads with one native System, over shared memory and over TCP.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -41,8 +41,8 @@ TEST_P(Groups, RanksAreTranslatedToAndFromTheWorld) {
   });
 }
 
-// The ranks issue the operations of different groups in different orders, and some wait for the
-// later one first.
+// The ranks issue the operations of different groups in different orders, and some of them wait for
+// the later operation first.
 TEST_P(Groups, AsynchronousOperationsOfSeveralGroupsEndInWhateverOrderTheyAreIssued) {
   constexpr size_t kGroups = 4;
   run(3, [](RankContext& context, Communicator& world) {
@@ -75,8 +75,8 @@ TEST_P(Groups, AsynchronousOperationsOfSeveralGroupsEndInWhateverOrderTheyAreIss
   });
 }
 
-// Two ranks wait for each other, each in another group: the error of each names the operation that
-// the other one runs.
+// Two ranks wait for each other in different groups. The error of each rank names the operation
+// that the other rank runs.
 TEST_P(Groups, BlockingCallsInOppositeOrdersAreNamedAtTheDeadline) {
   run(
       2,
@@ -86,7 +86,8 @@ TEST_P(Groups, BlockingCallsInOppositeOrdersAreNamedAtTheDeadline) {
         Communicator& mine = world.rank() == 0 ? *red : *blue;
         const std::string other = world.rank() == 0 ? "blue" : "red";
         const std::string failure = testing::failure_of([&] { mine.barrier(); });
-        // The other rank reaches its deadline at about the same time, and polls this one.
+        // The other rank reaches its deadline at about the same time, and then asks this rank for
+        // its status.
         context.system.make_waiter()->park(context.system.deadline_in(seconds(1)));
         require(failure.find("waiting for rank") != std::string::npos ||
                     failure.find("first failure") != std::string::npos,
@@ -117,8 +118,8 @@ TEST_P(Groups, AFailureOfOneGroupLeavesTheOthersAtWork) {
   });
 }
 
-// The ranks form a grid of two rows. Only rank 0 learns of the abort in its own row, and then
-// leaves; rank 2 waits for rank 0, and rank 3 for rank 2.
+// The ranks form a grid of two rows. Rank 0 alone learns of the abort, in its own row, and then
+// leaves. Rank 2 waits for rank 0, and rank 3 for rank 2.
 TEST_P(Groups, GroupsThatFailTogetherNameTheFirstFailureToAllMembers) {
   run(4, [](RankContext& context, Communicator& world) {
     const auto row = split(world, {.color = world.rank() / 2, .name = "row"}, soon(context));
@@ -146,7 +147,7 @@ TEST_P(Groups, AGroupFailsWithTheEarlierFailureOfOneThatItIsTiedTo) {
     world.barrier();
     if (world.rank() == 1) first->abort("a test");
     first->fail_together(*second);
-    first->fail_together(*third);  // it is closed, so nothing happens
+    first->fail_together(*third);  // has no effect, because `third` is closed
     const std::string failure = testing::failure_of([&] {
       while (true) second->barrier();
     });
@@ -199,7 +200,8 @@ TEST_P(Groups, AMessageFromAnyRankThatNeverComesEndsAtTheDeadline) {
       });
       require(failure.find("kTimeout: recv #1 on group \"world\" timed out") == 0, failure);
     } else {
-      testing::failure_of([&] { world.barrier(); });  // a rank that left would end the receive
+      // Waits, because a rank that left would end the receive.
+      testing::failure_of([&] { world.barrier(); });
     }
   });
 }
@@ -228,9 +230,9 @@ class SymmetricGroups : public GroupsTest {};
 
 INSTANTIATE_TEST_SUITE_P(SharedMemory, SymmetricGroups, ::testing::Values(TransportChoice::kAuto));
 
-// A buffer that is symmetric in the world is symmetric in each of its groups.
+// A buffer that is symmetric in the world is symmetric in each subgroup, too.
 TEST_P(SymmetricGroups, ABufferOfTheWorldIsReducedInPlaceInAGroup) {
-  constexpr size_t kCount = 1 << 16;  // too many for the flat regime
+  constexpr size_t kCount = 1 << 16;  // too large for the flat regime
   run(4, [](RankContext& context, Communicator& world) {
     const auto buffer = world.allocate_symmetric(kCount * sizeof(int64_t));
     const auto half = split(world, {.color = world.rank() % 2}, soon(context));
@@ -249,8 +251,8 @@ TEST_P(SymmetricGroups, ABufferOfTheWorldIsReducedInPlaceInAGroup) {
   });
 }
 
-// The memory that a rank has allocated for a group that all ranks refuse has no holders, so it is
-// reused.
+// All ranks refuse the group. No other rank holds the memory that a rank has allocated for it, so
+// the memory is reused.
 TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
   run(2, [](RankContext& context, Communicator& world) {
     const size_t before = next_offset(world);
@@ -270,11 +272,11 @@ TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
   });
 }
 
-// All ranks throw at once, and the world stays usable.
+// All ranks throw without a wait, and the world stays usable.
 TEST_P(SymmetricGroups, ARankWithoutMemoryForAGroupIsNamedByAll) {
   run(3, [](RankContext& context, Communicator& world) {
     HostMemory& memory = *CommunicatorParts::impl_of(world).fabric->host_memory();
-    std::vector<Piece> hoard;  // takes addresses only, which needs no memory
+    std::vector<Piece> hoard;  // reserves addresses only, which takes no memory
     for (size_t size = memory.layout().slice_bytes; world.rank() == 1 && size >= 4096; size /= 2) {
       for (auto piece = memory.allocate({.num_bytes = size, .committed_bytes = 0}); piece.ok();
            piece = memory.allocate({.num_bytes = size, .committed_bytes = 0})) {
@@ -324,7 +326,7 @@ TEST_P(SymmetricGroups, ASplitOfAGroupThatHasEndedLeavesNoMemoryBehind) {
   });
 }
 
-// In the groups of the next round the buffer is private memory.
+// In the groups of the next round this buffer counts as private memory.
 TEST_P(SymmetricGroups, ABufferOfAnEarlierRoundIsReducedLikePrivateMemory) {
   constexpr size_t kCount = 1 << 16;
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {

@@ -1,4 +1,5 @@
-// Groups of one job are rebuilt side by side, and processes of one die while another connects.
+// Tests groups of one job that are rebuilt at the same time, while processes of one group die and
+// another group connects.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -22,7 +23,7 @@ using std::chrono::seconds;
 using testing::RankContext;
 using testing::require;
 
-// Rebuilds a subgroup after a failure that one of its ranks caused.
+// Rebuilds a subgroup after one of its ranks has failed.
 std::unique_ptr<Communicator> rebuild_subgroup(RankContext& context,
                                                std::unique_ptr<Communicator> group,
                                                Deadline deadline) {
@@ -37,8 +38,9 @@ std::unique_ptr<Communicator> rebuild_subgroup(RankContext& context,
   return group;
 }
 
-// Rank 2, rank 1 of the rebuilt subgroup {1, 2}, dies. Ranks 0 and 1 then rebuild the world in the
-// same round, and rank 1 takes its time to connect: the dead rank 1 is of another group.
+// Rank 2 of the job, which is rank 1 of the rebuilt subgroup {1, 2}, dies. Ranks 0 and 1 then
+// rebuild the world in the same round, and rank 1 connects slowly. The dead rank 1 of the subgroup
+// must not be taken for rank 1 of the world.
 TEST(RejoinAfterLoss, ARankOfAnotherGroupThatDiedIsNotTakenForOneOfThisGroup) {
   const auto result = testing::run_ranks_as_processes(3, [](RankContext& context) {
     const Deadline deadline = context.system.deadline_in(seconds(20));
@@ -71,7 +73,7 @@ TEST(RejoinAfterLoss, ARankOfAnotherGroupThatDiedIsNotTakenForOneOfThisGroup) {
   EXPECT_EQ(result.ranks[2].signal, SIGKILL);
 }
 
-// Rank 0 dies. It hosts the store of a TcpRendezvous; the store of a FileRendezvous stays.
+// Rank 0 dies. With a TcpRendezvous its store ends, too; the store of a FileRendezvous stays.
 std::string rejoin_without_rank_0(RankContext& context, Rendezvous& rendezvous) {
   const Deadline deadline = context.system.deadline_in(seconds(20));
   const Membership membership = rendezvous.join(deadline).value_or_throw();

@@ -1,5 +1,6 @@
-// A rank dies, or stands still, while the survivors of an earlier loss rejoin: in virtual time, at
-// every point between the first note and the end of connect(). The others always come together.
+// Tests in virtual time that a rank dies or is stopped while the survivors of an earlier loss
+// rejoin, at every point between the first note and the end of connect(). The other ranks must
+// always form a group.
 #include "cadre/core/comm/groups/rejoin_group.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +28,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::require;
 
-constexpr int kRanks = 4;  // two hosts of two; rank 0 hosts the store
+constexpr int kRanks = 4;  // two hosts with two ranks each; rank 0 hosts the store
 constexpr Duration kEnd = seconds(60);
 constexpr RejoinTimes kTimes{.agreement = seconds(4), .connection = seconds(4)};
 
@@ -39,7 +40,7 @@ std::unique_ptr<Communicator> connect_world(os::System& system, int rank) {
                                     .job_token = "token"});
   const Membership membership = rendezvous.join(deadline).value_or_throw();
   auto group = Communicator::connect(system, membership, {}, deadline);
-  // Another rank may be through already, and rejoin.
+  // Another rank may have connected already, and rejoins again.
   (void)testing::failure_of([&] { group->barrier({.deadline = deadline}); });
   return group;
 }
@@ -52,20 +53,21 @@ int64_t sum_of_ones(Communicator& group) {
   return value[0];
 }
 
-// Rejoins until a group of `world_size` ranks works: a rank may also be lost after its connect().
+// Rejoins until a group of `world_size` ranks works. This may take several attempts, because a rank
+// may also be lost after its connect().
 std::unique_ptr<Communicator> rejoin_until(std::unique_ptr<Communicator> group, int world_size) {
   for (int i = 0; i < kRanks; ++i) {
     group = rejoin_group(*group, kTimes);
     try {
       if (sum_of_ones(*group) == world_size) return group;
     } catch (const Error&) {
-      // The rank that is to be lost was still a member.
+      // The rank that the test stops was still a member of this group.
     }
   }
   throw Error(ErrorCode::kInternal, format("no group of {} ranks", world_size));
 }
 
-// When a rank began to rejoin, and when its new group worked.
+// The time at which a rank began to rejoin, and that at which its new group worked.
 struct Span {
   TimePoint begin;
   TimePoint end;
@@ -80,14 +82,15 @@ Span undisturbed(uint64_t seed, int observed) {
     group = rejoin_group(*group, kTimes);
     if (rank == observed) span.end = system.now();
     require(sum_of_ones(*group) == kRanks, "nobody is lost");
-    if (rank == 0) system.poll({}, system.deadline_in(seconds(30)));  // it hosts the store
+    // Waits, because this rank hosts the store.
+    if (rank == 0) system.poll({}, system.deadline_in(seconds(30)));
   });
   EXPECT_EQ(result.failure, "") << "seed " << seed;
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "") << "seed " << seed;
   return span;
 }
 
-// Returns how long the slowest survivor took.
+// Returns the time that the slowest survivor took.
 Duration rejoin_despite(uint64_t seed, int victim, const Fault& fault) {
   sim::Simulator simulator(seed, {.ranks_per_host = {2, 2}, .faults = {fault}});
   Duration longest{};
@@ -122,7 +125,7 @@ TEST(RejoinGroup, ARankThatDiesAtAnyPointOfItCostsOneMoreRound) {
     const auto length = static_cast<uint64_t>((span.end - span.begin).count());
     const Duration at = span.begin - TimePoint{} + Duration(random.below(length));
     const Duration longest = rejoin_despite(seed, victim, Fault::kill(victim, When::at_time(at)));
-    // Its death is known, so no rank waits for a deadline.
+    // The death is known, so no rank waits for a deadline.
     EXPECT_LT(longest, seconds(2)) << "seed " << seed;
   }
 }
@@ -139,7 +142,7 @@ TEST(RejoinGroup, ARankThatStandsStillAtAnyPointOfItIsLeftBehind) {
   }
 }
 
-// The rank agreed and then stood still, while the others went on. Now it must not disturb them.
+// The rank was stopped after it had agreed, while the others went on. It must not disturb them now.
 TEST(RejoinGroup, ARankThatComesAfterTheNextRoundIsToldSo) {
   for (const uint64_t seed : testing::test_seeds(3)) {
     sim::Simulator simulator(seed, {.ranks_per_host = {2, 2}});

@@ -1,5 +1,5 @@
-// A rank closes its group to rejoin while another of its threads still investigates the failure of
-// the group, in virtual time.
+// Tests in virtual time a rank that closes its group to rejoin while another thread of it still
+// investigates the failure of the group.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -29,7 +29,7 @@ void sleep(os::System& system, Duration time) {
   system.poll({}, system.deadline_in(time));
 }
 
-// The investigation takes longer than the ranks need from abort() to the end of close().
+// The investigation takes longer than the ranks take from abort() to the end of close().
 void investigate(os::System& system, Monitor& monitor, Duration time) {
   monitor.fail_after([&] {
     sleep(system, time);
@@ -37,7 +37,7 @@ void investigate(os::System& system, Monitor& monitor, Duration time) {
   });
 }
 
-// Does the same as ProcessGroup::rejoin(), but without an operation that waits for the failure.
+// Does the same as ProcessGroup::rejoin(), but runs no operation that waits for the failure.
 Membership close_and_rejoin(os::System& system, const Membership& membership, Communicator& group) {
   group.abort("this rank rejoins");
   const std::vector<Rank> lost = group.lost_ranks();
@@ -51,7 +51,7 @@ void rejoin_while_another_thread_investigates(os::System& system, const Membersh
   group->barrier();
   const Duration time = milliseconds(50 + random.below(400));
   Monitor& monitor = *CommunicatorParts::impl_of(*group).monitor;
-  // Only rank 0 investigates: a member that hears of its leave, and of no failure, takes it for
+  // Only rank 0 investigates. A member that learns of its leave but of no failure regards it as
   // lost.
   const auto investigator =
       membership.rank == 0

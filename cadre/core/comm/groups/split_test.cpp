@@ -1,4 +1,4 @@
-// Subgroups on threads that share one native System, over shared memory and over TCP.
+// Tests subgroups on threads that share one native System, over shared memory and over TCP.
 #include "cadre/core/comm/groups/split.h"
 
 #include <gmock/gmock.h>
@@ -43,7 +43,7 @@ void run_world(int world_size, TransportChoice transport, const Body& body) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Returns the sum of the values of a group's ranks.
+// Returns the sum of the values over the ranks of a group.
 int64_t sum(Communicator& group, int64_t mine) {
   int64_t total = 0;
   group.all_reduce(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(&total, 1)),
@@ -62,7 +62,8 @@ INSTANTIATE_TEST_SUITE_P(Transports, Split,
                            return test.param == TransportChoice::kTcp ? "Tcp" : "SharedMemory";
                          });
 
-// Five ranks are split by parity: {0, 2, 4} and {1, 3}. Both groups and the world work in turns.
+// Five ranks are split by parity into {0, 2, 4} and {1, 3}. Both groups and the world are used
+// alternately.
 TEST_P(Split, GroupsOfOneColourSumAmongThemselves) {
   run_world(5, GetParam(), [this](RankContext& context, Communicator& world) {
     const int me = world.rank();
@@ -112,7 +113,7 @@ TEST_P(Split, ANewGroupHasTheListsOrderAndMayHaveOneRank) {
     if (pair) {
       require(pair->rank() == (world.rank() == 3 ? 0 : 1), "order");
       require(sum(*pair, world.rank()) == 4, "sum");
-      // This is a group of a group.
+      // This group is split off from a subgroup.
       const auto alone = split(*pair, {.color = pair->rank()}, soon(context));
       require(alone->world_size() == 1 && sum(*alone, 5) == 5, "alone");
       pair->close(soon(context));
@@ -120,8 +121,8 @@ TEST_P(Split, ANewGroupHasTheListsOrderAndMayHaveOneRank) {
   });
 }
 
-// In the whole grid there are groups at once for the rows, the columns and each row's halves, and
-// one that has the world's own name.
+// In a grid of ranks there are at the same time groups of the rows, of the columns and of the
+// halves of each row, and one with the name of the world.
 TEST_P(Split, GroupsMayShareAName) {
   run_world(4, GetParam(), [this](RankContext& context, Communicator& world) {
     const int me = world.rank();
@@ -147,7 +148,7 @@ std::string name_of(const FlightRecord& record) {
   return cadre::format("{} {} rank {}", who.group, who.id, who.rank);
 }
 
-// Each rank and group has its own record, although two groups share a name.
+// Each group has a record of its own on each rank, although two groups have the same name.
 TEST(SplitRecords, GroupsOfOneNameHaveRecordsOfTheirOwn) {
   const testing::TemporaryFolder folder;
   const auto system = os::make_native_system();
@@ -209,8 +210,8 @@ TEST_P(Split, ListsThatDifferOrMakeNoSenseAreRefused) {
   });
 }
 
-// One of five ranks is in no group, and the two of colour 1 give different names. All ranks throw
-// the same error before the deadline, and the world stays usable.
+// One of five ranks passes no colour, and the two ranks of colour 1 pass different names. All ranks
+// throw the same error before the deadline, and the world stays usable.
 TEST_P(Split, NamesThatDifferInOneColourAreRefusedOnAllRanks) {
   const std::string long_name = "a name that is longer than what travels of it";
   run_world(5, GetParam(), [&](RankContext& context, Communicator& world) {
@@ -242,7 +243,7 @@ TEST_P(Split, LeavesNothingBehind) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// This also holds in a world of one.
+// A group of one rank needs no store, also in a world of one.
 TEST_P(Split, AGroupOfOneOverAStoreNeedsNone) {
   for (const int world_size : {1, 3}) {
     run_world(world_size, GetParam(), [&](RankContext& context, Communicator& world) {

@@ -1,5 +1,5 @@
-// Groups that only their members create, over a store, and what remains of attempts that fail. On
-// threads, over shared memory and over TCP.
+// Tests groups that are created over a store by their members only, and what failed attempts leave
+// behind. Ranks are threads, over shared memory and over TCP.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -71,7 +71,7 @@ TEST_P(StoreGroups, AMemberThatDoesNotComeToAGroupOverAStoreIsNamed) {
   });
 }
 
-// Rank 1, which is no member, fails the world, so rank 2 does not come any more.
+// Rank 1, which is no member, makes the world fail. So rank 2 never calls.
 TEST_P(StoreGroups, AFailureOfTheGroupEndsTheWaitForMembers) {
   std::atomic<int> num_ready = 0;
   run(3, [&](RankContext& context, Communicator& world) {
@@ -111,7 +111,7 @@ TEST_P(StoreGroups, AMemberThatHasLeftTheJobIsNamed) {
   });
 }
 
-// The store still has the key of the failed try.
+// The store still has the key of the failed attempt.
 TEST_P(StoreGroups, ANewTryOverAStoreNeedsANewId) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -129,7 +129,7 @@ TEST_P(StoreGroups, ANewTryOverAStoreNeedsANewId) {
   });
 }
 
-// All members that can see the difference throw long before the deadline.
+// All members that can notice the difference throw long before the deadline.
 TEST_P(StoreGroups, MembersWithOtherListsOverAStoreAreRefused) {
   run(3, [this](RankContext& context, Communicator& world) {
     const auto refused = [&](const std::string& id, const std::vector<Rank>& list) {
@@ -146,7 +146,7 @@ TEST_P(StoreGroups, MembersWithOtherListsOverAStoreAreRefused) {
     };
     if (world.rank() < 2) {
       refused("orders", world.rank() == 0 ? std::vector<Rank>{0, 1} : std::vector<Rank>{1, 0});
-      // Rank 2, which is in the list of rank 1, never comes.
+      // Rank 1 lists rank 2, which never calls.
       refused("sizes", world.rank() == 0 ? std::vector<Rank>{0, 1} : std::vector<Rank>{0, 1, 2});
     }
     world.barrier();
@@ -167,7 +167,8 @@ TEST_P(StoreGroups, AGroupOverNoStoreOrWithoutAnIdIsRefused) {
   });
 }
 
-// Rank 0 gives up before rank 2 calls; ranks 1 and 2 find all keys and create the group.
+// Rank 0 times out before rank 2 calls. Ranks 1 and 2 find all keys and create the group, which
+// must then fail.
 TEST_P(StoreGroups, AMemberThatGivesUpFailsTheGroupOfThoseThatCameLater) {
   std::atomic<bool> has_given_up = false;
   run(3, [&](RankContext& context, Communicator& world) {
@@ -191,7 +192,7 @@ TEST_P(StoreGroups, AMemberThatGivesUpFailsTheGroupOfThoseThatCameLater) {
   });
 }
 
-// A store of the program whose error names a rank that is not in the group.
+// A user-defined store whose error names a rank that is not in the group.
 class StrayingStore final : public Store {
  public:
   explicit StrayingStore(std::shared_ptr<Store> inner)
@@ -222,7 +223,7 @@ TEST_P(StoreGroups, AnErrorOfTheStoreThatNamesNoMemberIsThisRanks) {
   });
 }
 
-// The refused call has written no key, so no other rank knows the places of its pieces.
+// The refused call has written no key. So no other rank knows where its pieces of memory are.
 TEST_P(SymmetricStoreGroups, AnIdOfAStoreThatIsRefusedLeavesNoMemoryBehind) {
   run(2, [this](RankContext& context, Communicator& world) {
     if (world.rank() == 0) {
@@ -232,7 +233,7 @@ TEST_P(SymmetricStoreGroups, AnIdOfAStoreThatIsRefusedLeavesNoMemoryBehind) {
             [&] { new_group_over_store(world, list, {.store = store_, .id = "used"}, deadline); });
       };
       const std::string first = failure(context.system.deadline_in(milliseconds(100)));
-      require(first.find("kTimeout") == 0, first);  // rank 1 does not come
+      require(first.find("kTimeout") == 0, first);  // rank 1 does not call
       const size_t before = next_offset(world);
       for (int again = 0; again < 3; ++again) {
         const std::string refused = failure(soon(context));
@@ -244,8 +245,8 @@ TEST_P(SymmetricStoreGroups, AnIdOfAStoreThatIsRefusedLeavesNoMemoryBehind) {
   });
 }
 
-// The key of a member of the first group exists again, as it does until the slowest member has read
-// it.
+// The key of a member of the first group exists again. This is the case until the slowest member
+// has read it.
 TEST_P(StoreGroups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -264,7 +265,7 @@ TEST_P(StoreGroups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
   });
 }
 
-// The keys of the first group have been erased by then.
+// The keys of the first group have been erased already.
 TEST_P(StoreGroups, AnIdThatThisRankUsesIsRefused) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -284,8 +285,8 @@ TEST_P(StoreGroups, AnIdThatThisRankUsesIsRefused) {
   });
 }
 
-// The key of rank 0 exists before its call, as an earlier attempt leaves it. So rank 1 has all that
-// it needs to make the group, in which rank 0 never takes part.
+// An earlier attempt has left the key of rank 0. So rank 1 finds all keys that it needs and makes
+// the group, in which rank 0 never takes part.
 TEST_P(StoreGroups, ARankWhoseIdIsRefusedFailsTheGroupOfTheOthers) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -307,7 +308,8 @@ TEST_P(StoreGroups, ARankWhoseIdIsRefusedFailsTheGroupOfTheOthers) {
   });
 }
 
-// The first operation of the world splits off a group with the id that the program has chosen.
+// The first operation of the world is a split that gives its group the id which the program has
+// chosen for another group.
 TEST_P(StoreGroups, AnIdThatSplitDerivesLaterIsOfAnotherGroup) {
   run(3, [this](RankContext& context, Communicator& world) {
     const auto sum_over = [](Communicator& group, int64_t value) {
@@ -334,7 +336,7 @@ TEST_P(StoreGroups, AnIdThatSplitDerivesLaterIsOfAnotherGroup) {
   });
 }
 
-// All members have left the first group of the id, and each rank knows that.
+// All members have left the first group with this id, and each rank knows that.
 TEST_P(StoreGroups, AnIdIsFreeAgainWhenAllMembersHaveLeft) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -349,7 +351,7 @@ TEST_P(StoreGroups, AnIdIsFreeAgainWhenAllMembersHaveLeft) {
   });
 }
 
-// One rank is in both groups of an id, one after the other.
+// One rank is in both groups with this id, one after the other.
 TEST_P(StoreGroups, GroupsOfOneIdWithOtherMembersStayApart) {
   run(3, [this](RankContext& context, Communicator& world) {
     const auto sum_of = [&](const std::vector<Rank>& list) {
@@ -369,7 +371,8 @@ TEST_P(StoreGroups, GroupsOfOneIdWithOtherMembersStayApart) {
   });
 }
 
-// Each member sees the other's list, so neither uses the memory that the other has allocated.
+// Each member sees that the other's list differs. So neither uses the memory that the other has
+// allocated.
 TEST_P(SymmetricStoreGroups, ListsThatDifferAtAStoreLeaveNoMemoryBehind) {
   run(2, [this](RankContext& context, Communicator& world) {
     const size_t before = next_offset(world);
@@ -383,7 +386,7 @@ TEST_P(SymmetricStoreGroups, ListsThatDifferAtAStoreLeaveNoMemoryBehind) {
   });
 }
 
-// A store that changes what a member has written about its memory.
+// A store that changes the value in which a member describes its memory.
 class ForgingStore final : public Store {
  public:
   ForgingStore(std::shared_ptr<Store> inner, uint32_t piece)
@@ -396,8 +399,8 @@ class ForgingStore final : public Store {
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override {
     const bool is_read = request.verb == wire::StoreVerb::kMultiGet;
     auto response = inner_->call(std::move(request), deadline);
-    // In the value of rank 1 the first place follows the digest, the stamp and the flag for short
-    // memory.
+    // In the value of rank 1, the first place comes after the digest, the stamp and the flag for
+    // missing memory.
     constexpr size_t kPiece = 3 * sizeof(uint64_t) + offsetof(Place, piece);
     if (is_read && response.ok()) {
       std::memcpy(response->values[1].data() + kPiece, &piece_, sizeof(piece_));

@@ -38,8 +38,7 @@ TEST(MessageHeader, ReadsAndWritesTheDocumentedBytes) {
 }
 
 TEST(MessageHeader, RefusesWhatNoRankSends) {
-  // Each pair has an offset and a value that is out of bounds there; at 4 and 26 the size does not
-  // fit the kind.
+  // Each pair is an offset and an invalid value there. At 4 and 26 the size does not fit the kind.
   for (const auto& [at, value] :
        {std::pair{0, 0}, {4, 4}, {4, 0}, {5, kNumDTypes}, {6, 1}, {26, 0}}) {
     auto bytes = documented_bytes();

@@ -1,4 +1,5 @@
-// How the queue of messages sleeps and wakes, counted in the simulator.
+// Tests when the queue of messages sleeps and wakes, by counting scheduling points in the
+// simulator.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -29,7 +30,7 @@ constexpr DType kType = DType::kUint8;
 
 using Payload = std::array<std::byte, 100>;
 
-// A system whose threads for messages begin late, as on a machine without a free core.
+// A System in which the threads for messages start late, as on a machine without a free core.
 class LateThreads final : public testing::ForwardingSystem {
  public:
   LateThreads(os::System& inner, Duration delay) : ForwardingSystem(inner), delay_(delay) {}
@@ -64,7 +65,7 @@ class MessageQueueTest : public ::testing::TestWithParam<TransportChoice> {
                                   const Settings& settings) {
     std::shared_ptr<HashStore> store;
     sim::SimOptions options;
-    options.max_nap = hours(1);  // a lost wake-up becomes a time-out
+    options.max_nap = hours(1);  // with such long naps a lost wake-up causes a timeout
     options.spurious_wake_probability = 0;
     return testing::run_ranks_in_simulator(seed, options, 2, [&](RankContext& context) {
       if (store == nullptr) store = std::make_shared<HashStore>(context.system);
@@ -84,8 +85,8 @@ class MessageQueueTest : public ::testing::TestWithParam<TransportChoice> {
     context.system.make_waiter()->park(context.system.deadline_in(time));
   }
 
-  // Rank 0 waits for a message that rank 1 sends after that time. Returns rank 0's scheduling
-  // points.
+  // Rank 0 waits for a message that rank 1 sends after `time`. Returns the number of scheduling
+  // points of rank 0.
   static int64_t points_of_a_receive(uint64_t seed, bool is_async, Duration time) {
     const auto result = run(seed, [&](RankContext& context, Communicator& group) {
       Payload message{};
@@ -103,8 +104,8 @@ class MessageQueueTest : public ::testing::TestWithParam<TransportChoice> {
   }
 };
 
-// An idle queue sleeps: ten times the wait costs no more looks. (The small difference is how bytes
-// are cut into sends, which the seed decides at another moment.)
+// An idle queue sleeps, so a wait of ten times the length needs no more scheduling points. (A small
+// difference remains, because the seed decides how bytes are cut into sends.)
 TEST_P(MessageQueueTest, ALongWaitTakesNoMoreLooksThanAShortOne) {
   constexpr int64_t kSlack = 30;
   for (const uint64_t seed : testing::test_seeds(10)) {
@@ -116,7 +117,7 @@ TEST_P(MessageQueueTest, ALongWaitTakesNoMoreLooksThanAShortOne) {
   }
 }
 
-// A thread that posts must wake the thread that waits with the progress role.
+// A thread that posts a message must wake the thread that waits and holds the progress role.
 TEST_P(MessageQueueTest, AMessagePostedDuringAWaitGoesAtOnce) {
   for (const uint64_t seed : testing::test_seeds(100)) {
     const auto result = run(seed, [&](RankContext& context, Communicator& group) {
@@ -160,7 +161,8 @@ TEST_P(MessageQueueTest, AWaitEndsAtItsOwnDeadlineAndTheMessageGoesOn) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A receive without a deadline starts 1 s after its issue, and its message arrives 2.5 s after it.
+// A receive without a deadline starts 1 s after it was issued, and its message arrives 2.5 s after
+// that.
 TEST_P(MessageQueueTest, ADefaultDeadlineCountsFromTheStartOfTheMessage) {
   const auto result =
       run(1,
@@ -177,9 +179,9 @@ TEST_P(MessageQueueTest, ADefaultDeadlineCountsFromTheStartOfTheMessage) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The queue's thread is asleep while a blocking call has the role, and no thread waits for the
-// message that is left when that call ends. The thread looks again after IdleThread::kIdleTime in
-// any case, here at 2 s, so the message must be there before.
+// The queue's thread sleeps while a blocking call holds the progress role. When that call ends, one
+// message is left for which no thread waits. The queue's thread looks again after
+// IdleThread::kIdleTime in any case, here at 2 s. So the message must arrive before that.
 TEST_P(MessageQueueTest, TheThreadGoesOnAtOnceWithWhatABlockingCallLeaves) {
   const auto result = run(1, [&](RankContext& context, Communicator& group) {
     Payload first{};
@@ -209,7 +211,7 @@ TEST_P(MessageQueueTest, TheThreadGoesOnAtOnceWithWhatABlockingCallLeaves) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The status shows the oldest message for which the rank still waits.
+// The status page shows the oldest message for which the rank still waits.
 TEST_P(MessageQueueTest, TheStatusShowsTheOldestMessageThatIsLeft) {
   const auto result = run(1, [&](RankContext& context, Communicator& group) {
     Payload first{};

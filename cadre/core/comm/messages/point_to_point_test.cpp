@@ -37,7 +37,7 @@ Bytes out_bytes(Values& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-// Returns what rank `from` sends as its message `index`. Receivers compare with it.
+// Returns the values of message `index` of rank `from`. Receivers compare with them.
 Values values_of(int from, int index, size_t count) {
   Values values(count);
   for (size_t i = 0; i < count; ++i) {
@@ -48,7 +48,7 @@ Values values_of(int from, int index, size_t count) {
 
 class PointToPointTest : public ::testing::TestWithParam<TransportChoice> {
  protected:
-  // The output of each rank is what it threw.
+  // The output of each rank is the text of its error.
   static RanksResult run(
       int world_size, const std::function<void(RankContext&, Communicator&)>& body,
       Duration timeout = kMessageBudget,
@@ -67,7 +67,7 @@ class PointToPointTest : public ::testing::TestWithParam<TransportChoice> {
     });
   }
 
-  // Does the same, but the output has the fields of the error.
+  // Does the same, but the output contains the fields of the error.
   static RanksResult run_for_fields(int world_size,
                                     const std::function<void(RankContext&, Communicator&)>& body) {
     return run(world_size, body, kMessageBudget, testing::failed_fields_of);
@@ -95,7 +95,7 @@ TEST_P(PointToPointTest, MessagesOfOneTagArriveInOrderWhateverTheirSizes) {
   }));
 }
 
-// Each rank sends to all others before it receives from any. The messages wait for their receive.
+// Each rank sends to all others before it receives. The messages wait for their receives.
 TEST_P(PointToPointTest, MessagesThatAreIssuedTogetherNeedNoOrder) {
   constexpr size_t kCount = 100'000;
   constexpr int kTag = 3;
@@ -138,7 +138,7 @@ TEST_P(PointToPointTest, OfMessagesThatAreIssuedTogetherAllAreIssuedOrNone) {
                            "in the group of 2 ranks",
                            context.rank),
             said);
-    // The first of those calls would be received here.
+    // If one of those calls had sent anything, it would be received here.
     const Values mine = values_of(context.rank.value, 0, 10);
     const std::array<MessageCall, 2> others = {
         MessageCall::send(in_bytes(mine), kElementType, other, 1),
@@ -170,7 +170,7 @@ TEST_P(PointToPointTest, TagsAreReceivedInAnyOrder) {
 }
 
 TEST_P(PointToPointTest, AllRanksSendFirstAndThenReceiveFromAll) {
-  constexpr size_t kCount = 1 << 20;  // 4 MB each
+  constexpr size_t kCount = 1 << 20;  // the messages have 4 MB each
   expect_well(run(4, [&](RankContext& context, Communicator& group) {
     const Values mine = values_of(context.rank.value, 0, kCount);
     std::vector<Work> sends;
@@ -315,7 +315,7 @@ TEST_P(PointToPointTest, APeerThatLeftIsNamed) {
 }
 
 TEST_P(PointToPointTest, MoreThanARankHoldsIsRefused) {
-  constexpr int kNumMessages = 300;  // 16 KiB each: beyond 4 MiB
+  constexpr int kNumMessages = 300;  // they have 16 KiB each, together more than 4 MiB
   const auto result = run(2, [&](RankContext& context, Communicator& group) {
     Values values(4096, 1);
     if (context.rank == 0) {

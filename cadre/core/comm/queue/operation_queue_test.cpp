@@ -1,5 +1,5 @@
-// What the queue of collectives does when an operation throws, when an owner's deleter uses it,
-// when its thread cannot be started, and when its engine ends operations later.
+// Tests the queue of collectives if an operation throws, if the deleter of an owner calls the
+// queue, if its thread cannot be started, and if its engine completes operations later.
 #include "cadre/testing/core/scripted_queue.h"
 
 #include <gmock/gmock.h>
@@ -34,14 +34,14 @@ TEST_F(OperationQueueTest, AnExceptionInTheCallersThreadEndsTheOperationAndGives
   OperationQueue& queue = start(out_of_memory_at_first);
   Operation first = barrier_operation();
   EXPECT_EQ(testing::failure_of([&] { queue.run(first); }), "kUnavailable: out of memory");
-  // Otherwise the next call would wait for a role that no thread holds.
+  // If the progress role were not released, the next call would wait for it without end.
   ASSERT_TRUE(queue.is_idle());
   Operation second = barrier_operation();
   queue.run(second);
 }
 
-// close() may wait for pending operations. An operation that has ended is counted once, however it
-// was run.
+// close() may wait for pending operations. An operation that has ended is counted once, whichever
+// thread has run it.
 TEST_F(OperationQueueTest, AnOperationIsPendingUntilItHasEnded) {
   std::atomic<uint64_t> last_to_end = 2;
   OperationQueue& queue = start([&](const Operation& operation) {
@@ -59,7 +59,7 @@ TEST_F(OperationQueueTest, AnOperationIsPendingUntilItHasEnded) {
     last_to_end = number;
     work.wait();
     EXPECT_FALSE(queue.has_pending()) << number;
-    // The role is given back only after that.
+    // The progress role is released only after that.
     ASSERT_TRUE(queue.drain(soon()));
   }
 }
@@ -68,7 +68,7 @@ TEST_F(OperationQueueTest, AnExceptionInTheProgressThreadEndsTheOperationOnly) {
   OperationQueue& queue = start(out_of_memory_at_first);
   const Work first = queue.issue(barrier_operation());
   const Work second = queue.issue(barrier_operation());
-  // With a deadline the caller leaves the role to the thread.
+  // A caller that passes a deadline leaves the progress role to the queue's thread.
   EXPECT_EQ(testing::failure_of([&] { first.wait(soon()); }), "kUnavailable: out of memory");
   second.wait(soon());
   EXPECT_EQ(first.error()->code(), ErrorCode::kUnavailable);
@@ -85,7 +85,7 @@ TEST_F(OperationQueueTest, AnyOtherExceptionIsNamed) {
   EXPECT_EQ(testing::failure_of([&] { queue.run(operation); }), "kTimeout: the engine was late");
 }
 
-// A process with many idle groups has no thread for any of them.
+// So a process with many idle groups has no thread for any of them.
 TEST_F(OperationQueueTest, TheThreadEndsAfterASecondWithoutWorkAndIsStartedAgain) {
   const int num_threads = testing::count_resources().num_threads;
   OperationQueue& queue = start([](const Operation&) { return Status(); });
@@ -101,8 +101,8 @@ TEST_F(OperationQueueTest, TheThreadEndsAfterASecondWithoutWorkAndIsStartedAgain
   EXPECT_EQ(queue.num_issued(), 2U);
 }
 
-// The deleter calls the queue from another thread, so that a lock which is held shows as a wait and
-// not as a deadlock of the test.
+// The deleter calls the queue from another thread. So a lock that is held shows as a wait, and not
+// as a deadlock of the test.
 TEST_F(OperationQueueTest, AnOwnersDeleterMayUseTheQueue) {
   OperationQueue& queue = start([](const Operation&) { return Status(); });
   std::atomic<bool> has_answer{false};
@@ -144,7 +144,8 @@ TEST_F(OperationQueueTest, ACallOfSeveralHasAsManyNumbers) {
   EXPECT_FALSE(queue.has_pending());
 }
 
-// The engine enqueues on the streams of a device; the test ends the operations.
+// The fixture has an engine that enqueues on the streams of a device. The test completes the
+// operations.
 class OperationQueueDeviceTest : public OperationQueueTest {
  protected:
   OperationQueue& start_device(bool can_order = true) {
@@ -212,7 +213,7 @@ TEST_F(OperationQueueDeviceTest, AClosedQueueIsIdleWhenItsEngineHasEndedWhatIsEn
   queue.close();
   EXPECT_FALSE(work.is_completed());
   EXPECT_FALSE(queue.is_idle());
-  bool has_run = false;  // set in this thread: those of the queue have ended
+  bool has_run = false;  // this thread sets it, because those of the queue have ended
   work.on_completed([&](const std::optional<Error>&) { has_run = true; });
   enqueued_[0].complete({});
   EXPECT_TRUE(has_run);
@@ -220,7 +221,8 @@ TEST_F(OperationQueueDeviceTest, AClosedQueueIsIdleWhenItsEngineHasEndedWhatIsEn
   work.wait();
 }
 
-// An operation that cannot be ordered is awaited. The next operation does not wait for it.
+// The queue waits for an operation that it cannot order on a stream. The next operation does not
+// wait for it.
 TEST_F(OperationQueueDeviceTest, AWaitForAnEngineWithoutStreamsReturnsWhenTheResultIsThere) {
   OperationQueue& queue = start_device(false);
   const Work first = queue.issue(barrier_operation());
@@ -241,7 +243,7 @@ TEST_F(OperationQueueDeviceTest, AWaitForAnEngineWithoutStreamsReturnsWhenTheRes
   engine->join();
 }
 
-// A system whose threads can be started or not, or do nothing, as the test says.
+// A System whose threads start, cannot be started, or do nothing, as the test sets it.
 class ScarceThreads final : public testing::ForwardingSystem {
  public:
   using ForwardingSystem::ForwardingSystem;
@@ -298,7 +300,8 @@ TEST_F(OperationQueueThreadTest, WithoutAThreadNoCallbackIsRegistered) {
   EXPECT_EQ(num_calls, 1);
 }
 
-// A close() between the start of the thread and the return of issue() must not lose the thread.
+// If close() runs between the start of the thread and the return of issue(), the thread must still
+// be joined.
 TEST_F(OperationQueueThreadTest, ACloseWhileTheThreadStartsJoinsIt) {
   OperationQueue& queue = start([](const Operation&) { return Status(); });
   std::atomic<bool> has_closed{false};
@@ -320,7 +323,7 @@ TEST_F(OperationQueueThreadTest, ACloseWhileTheThreadStartsJoinsIt) {
             "kAborted: the group is closed");
 }
 
-// The queue's thread does nothing here, so the caller that waits runs the operation itself.
+// The queue's thread does nothing in this test, so the waiting caller runs the operation itself.
 TEST_F(OperationQueueThreadTest, ACloseLeavesTheOperationThatAWaitingCallerRuns) {
   std::atomic<bool> is_running{false};
   std::atomic<bool> may_end{false};

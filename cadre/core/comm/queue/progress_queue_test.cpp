@@ -33,7 +33,7 @@ using testing::future_of;
 using ::testing::HasSubstr;
 using testing::out_of_memory_at_first;
 
-// Timeout of a wait in a callback, which must fail before the wait of the test does.
+// The timeout of a wait in a callback. It must expire before the timeout of the test's own wait.
 constexpr Duration kCallbackPatience = seconds(2);
 
 class OperationQueueCallsTest : public testing::OperationQueueTest {};
@@ -52,8 +52,8 @@ TEST_F(OperationQueueCallsTest, CallbacksMakeFutures) {
   }
 }
 
-// The queue's thread or a waiting caller moves the operation. In both cases the callback runs
-// without a lock and without the role, so it may even wait.
+// The queue's thread or a waiting caller runs the operation. In both cases the callback runs
+// without a lock and without the progress role, so it may even wait.
 TEST_F(OperationQueueCallsTest, ACallbackMayUseTheQueue) {
   OperationQueue& queue = start([](const Operation&) { return Status(); });
   for (const bool is_awaited : {false, true}) {
@@ -81,7 +81,7 @@ TEST_F(OperationQueueCallsTest, ACallbackMayUseTheQueue) {
   }
 }
 
-// The wait throws the exception itself, not an error that describes it, and the queue goes on.
+// The wait throws the exception itself, not an error that describes it. The queue goes on.
 TEST_F(OperationQueueCallsTest, AWaitThrowsWhatACallbackThrew) {
   std::atomic<bool> may_end{false};
   OperationQueue& queue = start([&](const Operation&) {
@@ -121,12 +121,13 @@ TEST_F(OperationQueueCallsTest, AWaitThrowsWhatACallbackThrew) {
               AllOf(HasSubstr("barrier #1 on group \"world\", rank 0: a callback threw, which "
                               "Work::wait() throws again: an exception that is no std::exception"),
                     HasSubstr("the second one")));
-  // After the operation has ended, the exception goes to the caller.
+  // The operation has ended, so the exception goes to the caller of on_completed().
   EXPECT_THROW(work.on_completed([](const std::optional<Error>&) { throw std::logic_error(""); }),
                std::logic_error);
 }
 
-// The caller waits for the failure. The exception of the callback may be a consequence of it.
+// The caller waits for the failure of the operation. The exception of the callback may be a
+// consequence of it.
 TEST_F(OperationQueueCallsTest, TheErrorOfTheOperationComesBeforeThatOfItsCallback) {
   std::atomic<bool> may_end{false};
   OperationQueue& queue = start([&](const Operation& operation) {
@@ -140,7 +141,7 @@ TEST_F(OperationQueueCallsTest, TheErrorOfTheOperationComesBeforeThatOfItsCallba
   EXPECT_THAT(log_text(), HasSubstr("a consequence"));
 }
 
-// The callback of the operation still runs, but the operation has ended, so a timeout would be
+// The callback of the operation still runs, but the operation has ended. So a timeout would be
 // wrong.
 TEST_F(OperationQueueCallsTest, ATimedWaitForAFailedOperationThrowsItsError) {
   std::atomic<bool> may_end{false};
@@ -161,8 +162,8 @@ TEST_F(OperationQueueCallsTest, ATimedWaitForAFailedOperationThrowsItsError) {
   EXPECT_EQ(testing::failure_of([&] { work.wait(soon()); }), "kUnavailable: out of memory");
 }
 
-// The callback of the second operation runs within that of the first, which waits for the second.
-// If a wait included callbacks, it would wait for itself.
+// The callback of the second operation runs within that of the first, which waits for the second
+// operation. If a wait included callbacks, the outer callback would wait for itself.
 TEST_F(OperationQueueCallsTest, ACallbackWaitsForOperationsNotForTheirCallbacks) {
   std::atomic<bool> may_end{false};
   OperationQueue& queue = start([&](const Operation&) {
@@ -186,8 +187,8 @@ TEST_F(OperationQueueCallsTest, ACallbackWaitsForOperationsNotForTheirCallbacks)
   EXPECT_EQ(log_text(), "");
 }
 
-// A wait with a limit of its own moves no operation, so another thread must move the one that it
-// awaits.
+// A wait with a timeout runs no operation, so another thread must run the operation for which it
+// waits.
 TEST_F(OperationQueueCallsTest, ATimedWaitInACallbackEndsWithItsOperation) {
   std::atomic<bool> may_end{false};
   OperationQueue& queue = start([&](const Operation&) {
@@ -203,7 +204,8 @@ TEST_F(OperationQueueCallsTest, ATimedWaitInACallbackEndsWithItsOperation) {
   EXPECT_EQ(queue.num_issued(), 2U);
 }
 
-// One thread of the engine ends both operations, and must not be the one that waits.
+// One thread of the engine completes both operations, so a callback that waits must not run in that
+// thread.
 TEST_F(OperationQueueCallsTest, ACallbackWaitsForAnOperationThatItsEngineEndsLater) {
   const std::vector<Completion> enqueued = {Completion::make_pending(), Completion::make_pending()};
   OperationQueue& queue =
@@ -268,7 +270,7 @@ TEST_F(OperationQueueCallsTest, ATimeoutOfAWaitNamesTheOperationAndWhatMayBeDone
   work.wait(soon());
 }
 
-// Returns a failure of a group as failure/diagnosis.h composes it.
+// Returns a failure of a group with the message that failure/diagnosis.h composes.
 Error failure_of_barrier(uint64_t number) {
   return Error(ErrorCode::kTimeout, format("barrier #{} on group \"world\" timed out", number))
       .with_details({.operation = "barrier", .operation_number = number});
@@ -302,7 +304,7 @@ TEST_F(OperationQueueCallsTest, AnErrorNamesTheCallThatTheProgramMade) {
   EXPECT_EQ(message_of("split", 2), "split: split (barrier #2) on group \"world\" timed out");
   EXPECT_EQ(message_of("barrier_async", 1), "barrier: barrier #1 on group \"world\" timed out");
   EXPECT_EQ(message_of("", 1), "barrier: barrier #1 on group \"world\" timed out");
-  // The failure belongs to another call, which this one only meets.
+  // The failure belongs to another call; this call only learns of it.
   EXPECT_EQ(message_of("split", 3), "barrier: barrier #3 on group \"world\" timed out");
 }
 

@@ -1,4 +1,4 @@
-// What the failure of a group withdraws if single pieces cannot be withdrawn.
+// Tests that the failure of a group revokes all memory if single pieces cannot be revoked.
 #include "cadre/core/comm/symmetric/one_sided_access.h"
 
 #include <gtest/gtest.h>
@@ -69,7 +69,7 @@ TEST(OneSidedAccess, APieceThatCannotBeWithdrawnLeavesNoOtherWithinReach) {
   EXPECT_EQ(failure_of([&] { access.check(); }), "kTimeout: rank 2 is late");
 }
 
-// The sink belongs to the program, which may look at the group in it.
+// The log sink belongs to the program, which may call the group in it.
 TEST(OneSidedAccess, TheLogMayAskForTheFailure) {
   const auto log = std::make_shared<AskingLog>();
   OneSidedAccess access(log);
@@ -92,8 +92,8 @@ TEST(OneSidedAccess, MemoryOfAFailedGroupIsWithdrawnWhenItIsAdded) {
   EXPECT_EQ(late->reason(), "rank 2 is late");
 }
 
-// Two ranks of one process, each with a mapping of its own, as two processes have. Rank 1 writes
-// through a pointer that it had before the failure, while rank 0 has not closed the group.
+// Two ranks of one process have separate mappings, as two processes have. Rank 1 writes through a
+// pointer from before the failure, while rank 0 has not closed the group.
 TEST(OneSidedAccess, NothingThatAPeerWritesAfterAFailureShowsInLocal) {
   const auto common = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*common);
@@ -107,7 +107,7 @@ TEST(OneSidedAccess, NothingThatAPeerWritesAfterAFailureShowsInLocal) {
     const auto buffer = group->allocate_symmetric(20000);
     const Bytes of_zero = buffer->writable_peer(0);
     if (context.rank == 1) std::ranges::fill(of_zero, std::byte{5});
-    // The barrier of rank 1 may be aborted: rank 0 goes on when both ranks have entered it.
+    // The barrier of rank 1 may be aborted, because rank 0 goes on when both ranks have entered.
     static_cast<void>(failure_of([&] { group->barrier(); }));
     if (context.rank == 0) {
       group->abort("a test");

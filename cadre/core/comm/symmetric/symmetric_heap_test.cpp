@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 using testing::RankContext;
 using testing::require;
 
-constexpr size_t kPieceBytes = 5000;  // not a multiple of the page size
+constexpr size_t kPieceBytes = 5000;  // this is no multiple of the page size
 constexpr size_t kPaddedBytes = 8192;
 
 void run_symmetric(int world_size, TransportChoice transport,
@@ -44,7 +44,7 @@ void run_symmetric(int world_size, TransportChoice transport,
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Each rank allocates its piece of a buffer in shared memory.
+// Runs ranks, each of which allocates its piece of a buffer in shared memory.
 void run_with_buffer(
     int world_size,
     const std::function<void(RankContext&, Communicator&, SymmetricBuffer&)>& body) {
@@ -124,7 +124,7 @@ TEST(SymmetricBufferTest, SignalsAreCountedByRankAndSlot) {
 TEST(SymmetricBufferTest, AMissingSignalIsAFailureThatNamesTheRank) {
   run_with_buffer(3, [](RankContext& context, Communicator& group, SymmetricBuffer& buffer) {
     if (context.rank == 0) {
-      // A signal of another rank, or in another slot, does not end the wait.
+      // The wait does not end by a signal of another rank or in another slot.
       buffer.wait_signal(1, 3, soon(context));
       const auto deadline = context.system.deadline_in(milliseconds(50));
       const std::string failure = failure_of([&] { buffer.wait_signal(2, 3, deadline); });
@@ -159,8 +159,8 @@ TEST(SymmetricBufferTest, AnAbortEndsAWait) {
   });
 }
 
-// After a failed operation a rank revokes its memory: its pages become private. Peers would read
-// stale bytes there, which a signal would permit.
+// After a failed operation a rank revokes its memory: the pages become private. A signal would let
+// peers read stale bytes there.
 TEST(SymmetricBufferTest, MemoryThatWasTakenBackIsRefusedByBothSides) {
   run_with_buffer(3, [](RankContext& context, Communicator& group, SymmetricBuffer& buffer) {
     HostMemory& memory = *CommunicatorParts::impl_of(group).fabric->host_memory();
@@ -188,7 +188,7 @@ TEST(SymmetricBufferTest, MemoryThatWasTakenBackIsRefusedByBothSides) {
   });
 }
 
-// The size wraps when it is rounded up, as a negative number does.
+// When this size is rounded up it wraps around, as a negative number does.
 TEST(SymmetricBufferTest, ASizeThatNoMachineHasIsRefused) {
   for (const auto transport : {TransportChoice::kSharedMemory, TransportChoice::kTcp}) {
     run_symmetric(2, transport, [](RankContext& context, Communicator& group) {

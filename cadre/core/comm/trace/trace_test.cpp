@@ -24,7 +24,7 @@ Fingerprint call(OpKind kind, uint64_t count = 8) {
   return OpDescriptor{kind, DType::kFloat32, ReduceOp::kSum, 0, count}.fingerprint();
 }
 
-// The record of a rank, written as it might have happened.
+// Builds the record of a rank.
 class Story {
  public:
   explicit Story(int rank, int world_size = 3) {
@@ -110,7 +110,8 @@ TEST(Trace, NamesTheRankThatWasKilledInside) {
   EXPECT_THAT(trace.standings[1].text, HasSubstr("did not end it"));
 }
 
-// The hang goes on: the ranks that live have been in it until now, not until the newest event.
+// The ranks that are alive are in the hanging operation until now, and not only until the newest
+// event.
 TEST(Trace, TimeGoesOnWhileRanksLive) {
   const GroupTrace trace = trace_of({
       Story(0).done(1, kGather, 0, 10).running(2, kReduce, 20).alive_at(12 * kSecond).record(),
@@ -145,7 +146,7 @@ TEST(Trace, ReportsNothingWhenAllFinished) {
   EXPECT_THAT(text, Not(HasSubstr("#1 ")));
 }
 
-// A rank that ran ahead has finished the collectives that its ring no longer holds.
+// A rank that is far ahead has finished the collectives that its ring no longer contains.
 TEST(Trace, WhatTheRingForgotCountsAsFinished) {
   const GroupTrace trace = trace_of({
       Story(0, 2).done(5000, kReduce, 0, 10).running(5001, kReduce, 20).record(),
@@ -202,8 +203,8 @@ TEST(Trace, KeepsGroupsOfOneNameApart) {
   EXPECT_EQ(traces[1].stopped_at, 1U);
 }
 
-// The folder has the records of a job of three ranks and of a later job of two, which have the same
-// names.
+// The folder contains the records of a job of three ranks and of a later job of two ranks, whose
+// groups have the same names.
 TEST(Trace, KeepsJobsApart) {
   const auto record_of = [](int rank, int pid, uint64_t connection, int64_t made_at_s) {
     FlightRecord record = Story(rank).done(1, kReduce, 0, 10).record();
@@ -213,7 +214,7 @@ TEST(Trace, KeepsJobsApart) {
     return record;
   };
   FlightRecord subgroup = Story(0, 1).of_group("row", "world/1.0").done(1, kReduce, 0, 10).record();
-  subgroup.identity.pid = 11;  // rank 1 of the second job
+  subgroup.identity.pid = 11;  // belongs to rank 1 of the second job
   subgroup.identity.connection = 8;
   subgroup.identity.made_at_s = 201;
   const auto jobs = split_jobs({record_of(0, 10, 7, 200), record_of(2, 3, 5, 100),
@@ -236,7 +237,8 @@ TEST(Trace, OrdersJobsOfOneSecondByTheirProcesses) {
   EXPECT_EQ(jobs[0][0].identity.rank, 2);
 }
 
-// The records of one round of one group have no connection number, as older ones do.
+// The records of one round of one group have no connection number. Records of older builds have
+// none.
 TEST(Trace, TakesRecordsThatKnowNoConnectionForOneJob) {
   const auto jobs = split_jobs(
       {Story(0).running(1, kReduce, 0).record(), Story(1).running(1, kReduce, 0).record()});

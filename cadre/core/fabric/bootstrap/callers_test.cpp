@@ -1,5 +1,5 @@
-// Connections of strangers to a rank that connects: what they may cost, and that ranks still get
-// through.
+// Tests connections of foreign processes to a rank that connects: how many resources they may use,
+// and that the ranks still connect.
 #include "cadre/core/fabric/bootstrap/callers.h"
 
 #include <gtest/gtest.h>
@@ -30,8 +30,8 @@ class CountedSocket final : public testing::SilentSocket {
   int& num_open_;
 };
 
-// A listener at which strangers wait at every moment. It is out of descriptors while `max_open` of
-// the connections are open, or while `is_exhausted`.
+// A listener at which foreign processes always wait. It is out of descriptors while `max_open`
+// connections are open, or while `is_exhausted` is set.
 class CrowdedListener final : public os::Listener {
  public:
   Result<std::unique_ptr<os::Socket>> try_accept() override {
@@ -116,7 +116,8 @@ TEST(Callers, WithoutDescriptorsAcceptingPauses) {
   });
 }
 
-// A rank may be behind many strangers in the queue, and the process needs descriptors meanwhile.
+// A rank may wait behind many foreign connections, and the process itself needs descriptors
+// meanwhile.
 TEST(Callers, OutOfDescriptorsStrangersMakeRoomForEachOtherWithoutAPause) {
   in_virtual_time([](os::System& system) {
     CrowdedListener listener;
@@ -132,7 +133,7 @@ TEST(Callers, OutOfDescriptorsStrangersMakeRoomForEachOtherWithoutAPause) {
   });
 }
 
-// Here accept keeps failing after connections were closed.
+// In this test accept() still fails after connections were closed.
 TEST(Callers, AFailureOfAcceptThatLastsDropsSomeAndPauses) {
   in_virtual_time([](os::System& system) {
     CrowdedListener listener;
@@ -145,7 +146,7 @@ TEST(Callers, AFailureOfAcceptThatLastsDropsSomeAndPauses) {
   });
 }
 
-// Two ranks; rank 1 opens many silent connections before and after its own.
+// Rank 1 of two ranks opens many silent connections before and after its own.
 TEST(Callers, ARankComesThroughASilentCrowd) {
   sim::Simulator simulator(1, {.ranks_per_host = {1, 1}});
   const sim::SimResult result = simulator.run([](os::System& system, int rank) {

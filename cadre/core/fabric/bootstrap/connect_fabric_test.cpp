@@ -1,5 +1,5 @@
-// How the ranks of a job find and refuse each other, on threads and processes of one host.
-// tests/sim/connect_fabric_test.cpp has several hosts.
+// Tests how the ranks of a job connect and refuse each other, on threads and processes of one host.
+// tests/sim/connect_fabric_test.cpp tests several hosts.
 #include "cadre/core/fabric/bootstrap/connect_fabric.h"
 
 #include <gmock/gmock.h>
@@ -48,7 +48,7 @@ struct FabricVariation {
   std::string token = "token";
   bool may_share = true;
   bool comes = true;
-  // Puts a system in front of the rank's real one to disturb it; null: the rank is not disturbed.
+  // Wraps the rank's System in one that disturbs it; null: the rank is not disturbed.
   std::function<std::unique_ptr<os::System>(os::System&)> disturb = {};
 };
 
@@ -58,7 +58,7 @@ class FabricTest : public ::testing::Test {
 
   using Describe = std::string (*)(const std::function<void()>&);
 
-  // Returns "ok" or the error of each rank.
+  // Connects all ranks and returns "ok" or the error of each.
   std::vector<std::string> connect_all(const std::vector<FabricVariation>& ranks, Duration budget,
                                        const Look& look = {},
                                        Describe describe = testing::failure_of) {
@@ -109,13 +109,13 @@ TEST_F(FabricTest, OneHostSharesMemoryAndLeavesNoKeyBehind) {
         testing::require(fabric.identity.rank == rank, "the rank in later handshakes");
       });
   EXPECT_EQ(outputs, std::vector<std::string>(4, "ok"));
-  // Threads of one System share one mapping of a segment.
+  // Threads that use one System share one mapping of a segment.
   for (const auto& segment : segments) EXPECT_EQ(segment.load(), segments[0].load());
   EXPECT_EQ(store_->num_keys(system_->deadline_in(seconds(1))).value_or_throw(), 0);
 }
 
-// The same ranks connect twice. All ranks of a connection have one identity for later handshakes,
-// and the other connection has another one.
+// The same ranks connect twice. All ranks of a connection have the same identity in later
+// handshakes, and the two connections have different identities.
 TEST_F(FabricTest, LaterHandshakesAreOfOneConnection) {
   std::array<std::array<std::string, 3>, 2> names;
   for (auto& of_connection : names) {
@@ -174,7 +174,7 @@ TEST_F(FabricTest, AfterAnAttemptThatAllRanksGaveUpTheyConnectAgain) {
   }
 }
 
-// Connections of strangers that come before a rank's own, and send nothing or too little.
+// Foreign processes connect before a rank does, and send nothing or too little.
 TEST_F(FabricTest, SilentStrangersDoNotDelayTheRanksOfAHost) {
   std::vector<std::unique_ptr<os::Socket>> strangers;
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
@@ -197,8 +197,8 @@ TEST_F(FabricTest, SilentStrangersDoNotDelayTheRanksOfAHost) {
   for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, "ok");
 }
 
-// Ranks are processes, because each process has a limit of descriptors of its own. Rank 0 may have
-// 64; more strangers than that wait silently before rank 1 calls.
+// The ranks are processes, because the limit of descriptors applies to a process. Rank 0 may have
+// 64 descriptors. More foreign connections than that wait silently before rank 1 connects.
 TEST(FabricDescriptors, ConnectionsThatSayNothingDoNotExhaustARanksDescriptors) {
   const testing::TemporaryFolder folder;
   const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
@@ -223,13 +223,13 @@ TEST(FabricDescriptors, ConnectionsThatSayNothingDoNotExhaustARanksDescriptors) 
     const Membership membership{context.rank, 2, 9, store, "token"};
     const auto fabric = connect_fabric(context.system, membership, fabric_options(), deadline);
     testing::require(fabric.ok(), fabric.ok() ? "" : fabric.error().message());
-    // The strangers stay until rank 0 is connected, too.
+    // The foreign connections stay open until rank 0 is connected, too.
     store->barrier("connected", 2, deadline).value_or_throw();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A host on which connections to unix sockets fail, as between containers.
+// A host on which connections to unix sockets fail, as they do between containers.
 class NoUnixSystem final : public testing::ForwardingSystem {
  public:
   using ForwardingSystem::ForwardingSystem;
@@ -254,7 +254,7 @@ TEST_F(FabricTest, WhereUnixSocketsFailTheRanksOfAHostConnectOverTcpAndShareNoMe
             fabric.obstacle);
         for (int peer = 0; peer < 4; ++peer) {
           if (peer == rank) continue;
-          // The higher rank calls the lower one.
+          // The higher rank opens the connection to the lower one.
           const bool is_tcp = std::max(peer, rank) == 2;
           const auto kind = fabric.control[static_cast<size_t>(peer)]->local_address().kind;
           testing::require((kind == os::Address::Kind::kTcp) == is_tcp,
@@ -282,8 +282,8 @@ TEST_F(FabricTest, ARankThatMayNotShareMemoryKeepsTheOthersFromIt) {
   }
 }
 
-// A system that hands out other segments than the leader's: what a rank maps is not what the leader
-// sees.
+// A System that passes on other segments than that of the leader. So the memory that a rank maps is
+// not the leader's.
 class ForeignMemorySystem final : public testing::ForwardingSystem {
  public:
   using ForwardingSystem::ForwardingSystem;
@@ -295,7 +295,7 @@ class ForeignMemorySystem final : public testing::ForwardingSystem {
   }
 
  private:
-  // Hands out a segment other than the one that it is given.
+  // A socket that sends another segment than the one it is given.
   class ForeignSocket final : public os::Socket {
    public:
     ForeignSocket(os::System& system, std::unique_ptr<os::Socket> inner)
@@ -304,7 +304,8 @@ class ForeignMemorySystem final : public testing::ForwardingSystem {
     Result<size_t> try_send(ConstBytes data) override { return inner_->try_send(data); }
     Result<size_t> try_recv(Bytes buffer) override { return inner_->try_recv(buffer); }
     Result<bool> try_send_segment(const os::SharedMemory& segment) override {
-      // The segment has the leader's stamp, so that the rank which maps it finds no error.
+      // The segment has the leader's stamp, so the rank that maps it does not notice the exchange
+      // at once.
       std::ranges::copy(segment.bytes().first(8), foreign_->bytes().data());
       return inner_->try_send_segment(*foreign_);
     }
@@ -373,7 +374,7 @@ TEST_F(FabricTest, AFirstPageForWhichThereIsNoMemoryIsToldToAll) {
   EXPECT_EQ(outputs[2], outputs[1]);
 }
 
-// Accepts connections until a peer has opened one for data, after its handshake.
+// Accepts connections until a peer has opened one for data, including its handshake.
 std::unique_ptr<os::Socket> accept_data(os::System& system, FabricConnections& fabric,
                                         Deadline deadline) {
   Callers callers(system, fabric.identity,

@@ -1,5 +1,5 @@
-// The opening of a connection between two ranks, message by message: the order of the proofs,
-// the refusals and their texts.
+// Tests the opening of a connection between two ranks, message by message: the order of the proofs,
+// and the errors and their texts.
 #include "cadre/core/fabric/bootstrap/handshake.h"
 
 #include <gmock/gmock.h>
@@ -44,7 +44,7 @@ class HandshakeTest : public ::testing::Test {
     return pair;
   }
 
-  // Steps until the handshake is done or fails.
+  // Advances the handshake until it is done or fails.
   Status finish(Handshake& handshake) {
     const Deadline deadline = soon();
     while (true) {
@@ -65,7 +65,7 @@ class HandshakeTest : public ::testing::Test {
     return status;
   }
 
-  // Returns the body of the next frame, without its length; empty if the stream has ended.
+  // Returns the body of the next frame, without its length; an empty body if the stream has ended.
   std::vector<std::byte> read_frame(os::Socket& socket) {
     std::vector<std::byte> bytes;
     size_t wanted = sizeof(uint32_t);
@@ -111,8 +111,8 @@ TEST_F(HandshakeTest, BothEndsAreDoneAndNotAByteIsLeft) {
   EXPECT_EQ(accepted->try_recv(buffer).value(), 0u);
 }
 
-// Otherwise a process that connects could try tokens against the proof, offline and as often as it
-// likes.
+// Otherwise a process that connects could test guesses of the token against the proof, offline and
+// without limit.
 TEST_F(HandshakeTest, TheEndThatAcceptsShowsNothingOfTheTokenBeforeTheOtherHasProvedIt) {
   Pair pair = connect();
   Status answered;
@@ -125,7 +125,7 @@ TEST_F(HandshakeTest, TheEndThatAcceptsShowsNothingOfTheTokenBeforeTheOtherHasPr
   const auto challenge = read_frame(*pair.caller);
   send(*pair.caller, wire::Answer{});
   const auto reply = read_frame(*pair.caller);
-  // The thread has closed its end, so this read ends at once if nothing else was sent.
+  // The thread has closed its end. So this read returns at once if nothing else was sent.
   const auto rest = read_frame(*pair.caller);
   other->join();
   EXPECT_FALSE(answered.ok());
@@ -153,7 +153,7 @@ TEST_F(HandshakeTest, AnotherTokenIsRefusedByBothEnds) {
   EXPECT_THAT(answered.error().message(), HasSubstr("another job token"));
 }
 
-// The frames of a build from before the handshake had a version: its hello begins with the purpose.
+// The hello comes from a build in which the handshake had no version: it begins with the purpose.
 TEST_F(HandshakeTest, AnEarlierHandshakeIsRefusedByName) {
   Pair pair = connect();
   Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), identity_of(0));
@@ -176,8 +176,8 @@ TEST_F(HandshakeTest, AnEarlierHandshakeIsRefusedByName) {
   EXPECT_THAT(answered.error().message(), HasSubstr("one build of Cadre on all ranks"));
 }
 
-// Without a token only the user distinguishes a rank from a stranger. Unix sockets, over which
-// memory is handed out, require the token and the user.
+// Without a token, only the user id distinguishes a rank from a foreign process. Unix sockets, over
+// which memory is passed, require both the token and the user id.
 TEST_F(HandshakeTest, AnotherUserIsRefusedWithoutATokenAndOnUnixSockets) {
   if (!testing::obstacle_to_other_user().empty()) {
     GTEST_SKIP() << testing::obstacle_to_other_user();

@@ -1,4 +1,5 @@
-// The job's token is nowhere in the memory of a connected rank that a core file would have.
+// Tests that the job's token is nowhere in that memory of a connected rank which a core file
+// contains.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -25,12 +26,12 @@ using std::chrono::seconds;
 
 constexpr size_t kTokenBytes = 48;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr size_t kCopiesOfTheSanitizer = 1;  // the sanitizer reads the environment before main
+constexpr size_t kCopiesOfTheSanitizer = 1;  // the sanitizer reads the environment before main()
 #else
 constexpr size_t kCopiesOfTheSanitizer = 0;
 #endif
 
-// The token is computed, so that the search itself does not put it into memory.
+// The token is computed, so that the test program itself contains no copy of it.
 constexpr char token_at(size_t i) {
   return static_cast<char>('a' + (i * 7 + i / 5) % 26);
 }
@@ -51,13 +52,14 @@ size_t count_tokens(const std::vector<char>& bytes) {
 }
 
 struct Found {
-  size_t in_core = 0;  // tokens in memory that a core file includes
-  size_t hidden = 0;   // tokens in memory that it leaves out
+  size_t in_core = 0;  // the number of tokens in memory that a core file contains
+  size_t hidden = 0;   // the number of tokens in memory that a core file omits
 };
 
-// Searches the writable memory of this process.
+// Searches the writable memory of this process for the token.
 Found search_own_memory() {
-  constexpr uint64_t kMaxMappingBytes = uint64_t{64} << 20;  // mappings of sanitizers are larger
+  // Only the mappings of sanitizers are larger.
+  constexpr uint64_t kMaxMappingBytes = uint64_t{64} << 20;
   const os::Fd memory(::open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
   std::ifstream maps("/proc/self/smaps");
   Found found;
@@ -68,7 +70,7 @@ Found search_own_memory() {
     std::istringstream fields(line);
     std::string first, flags;
     fields >> first;
-    if (first.back() != ':') {  // "begin-end rw-p ..."
+    if (first.back() != ':') {  // a line of the form "begin-end rw-p ..."
       fields >> flags;
       begin = std::stoull(first, nullptr, 16);
       end = std::stoull(first.substr(first.find('-') + 1), nullptr, 16);
@@ -86,7 +88,7 @@ Found search_own_memory() {
   return found;
 }
 
-// The next test runs this one in a process that was started with the job's variables.
+// The next test runs this test in a process that was started with the job's environment variables.
 TEST(TokenMemory, DISABLED_OfTwoConnectedRanks) {
   const auto system = os::make_native_system();
   const Deadline deadline = system->deadline_in(seconds(20));

@@ -1,4 +1,4 @@
-// A group that connects over a store that is slow, in virtual time.
+// Tests in virtual time a group that connects over a slow store.
 #include "cadre/core/fabric/bootstrap/watch.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A store that takes `latency` to answer a read; a read that has less time gets no answer.
+// A store that takes `latency` to answer a read. A read with less time than that gets no answer.
 class SlowStore final : public Store {
  public:
   SlowStore(os::System& system, Duration latency)
@@ -66,7 +66,7 @@ void report_trouble(os::System& system, Store& store) {
       .value_or_throw();
 }
 
-// Polls an item that is always ready, for 10 s unless the watch ends that earlier.
+// Polls an item that is always ready, for 10 s or until the watch ends the poll.
 Result<bool> poll_what_is_ready(os::System& system, BootstrapWatch& watch, Deadline deadline) {
   const auto event = system.make_event();
   event->notify();
@@ -118,7 +118,7 @@ TEST(BootstrapWatchTest, TroubleThatASlowStoreHoldsIsTold) {
       });
 }
 
-// Strangers at a listener can keep a poll ready at every moment.
+// Foreign processes that connect to a listener can keep a poll ready all the time.
 TEST(BootstrapWatchTest, APollThatIsAlwaysReadyEndsAtTheDeadline) {
   watch_slow_store(milliseconds(10), [](os::System& system, SlowStore&, BootstrapWatch& watch) {
     const TimePoint start = system.now();

@@ -48,7 +48,7 @@ TEST(FlightRecord, AFileTellsWhatRanWhatEndedAndWhatFailed) {
   const uint64_t second = recorder->begin(2, fingerprint_of(OpKind::kBarrier), -1, {200});
   recorder->end(second, {.well = false, .waiting_for = 3, .phase = "reduce", .now = {260}});
   recorder->begin(1, fingerprint_of(OpKind::kRecv), 2, {300});
-  // Read from the file while the recorder lives, as after kill -9.
+  // The test reads the file while the recorder exists, as it is after kill -9.
   const FlightRecord record = parse_flight_record(file.bytes()).value_or_throw();
   EXPECT_EQ(record.identity, kIdentity);
   const std::vector<FlightEntry> expected = {
@@ -71,7 +71,7 @@ TEST(FlightRecord, JsonHasTheCallsInWords) {
   EXPECT_EQ(json["operations"][0]["end_ns"], 20);
 }
 
-// The layout of docs/formats/flight-record.md, byte by byte.
+// These bytes follow the layout in docs/formats/flight-record.md.
 TEST(FlightRecord, GoldenHeader) {
   const TempFile file;
   const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
@@ -100,14 +100,14 @@ TEST(FlightRecord, GoldenEntry) {
                 {.well = false, .waiting_for = 3, .phase = "reduce", .now = {0x200}});
   const std::vector<std::byte> bytes = file.bytes();
   const std::string entry(reinterpret_cast<const char*>(bytes.data()) + 256, 72);
-  EXPECT_EQ(entry, std::string("\x01\0\0\0\0\0\0\0"    // the first operation
+  EXPECT_EQ(entry, std::string("\x01\0\0\0\0\0\0\0"    // the number of the first operation
                                "\x05\0\0\0\0\0\0\0"    // its number
                                "\x02\x01\0\0\0\0\0\0"  // the call
                                "\x04\x03\0\0\0\0\0\0"  // the shape
                                "\0\x01\0\0\0\0\0\0"    // begin
                                "\0\x02\0\0\0\0\0\0"    // end
                                "\x03\0\0\0"            // failed
-                               "\x03\0\0\0"            // waited for rank 3
+                               "\x03\0\0\0"            // the operation waited for rank 3
                                "reduce\0\0\0\0\0\0\0\0\0\0",
                                72));
 }

@@ -1,4 +1,5 @@
-// The order in which a control connection sends what was posted to it.
+// Tests the order in which a control connection sends the events and receipts that were posted to
+// it.
 #include "cadre/core/fabric/plane/control_link.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +12,7 @@
 namespace cadre {
 namespace {
 
-// Takes all bytes and keeps them.
+// A socket that accepts all bytes and keeps them.
 class RecordingSocket final : public testing::SilentSocket {
  public:
   explicit RecordingSocket(wire::ControlSplitter& sent) : sent_(sent) {}
@@ -25,7 +26,8 @@ class RecordingSocket final : public testing::SilentSocket {
   wire::ControlSplitter& sent_;
 };
 
-// A rank that has all receipts closes its connections, so an event behind a receipt would be lost.
+// A rank that has all receipts closes its connections. So an event that is sent after a receipt
+// would be lost.
 TEST(ControlLink, AReceiptIsSentAfterAllEventsOfTheSameFlush) {
   wire::ControlSplitter sent;
   ControlMeter meter;

@@ -1,4 +1,4 @@
-// Control planes in virtual time, with seeded schedules, latencies and faults.
+// Tests control planes in virtual time, with seeded schedules, latencies and faults.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -22,8 +22,8 @@ using std::chrono::seconds;
 using testing::require;
 
 constexpr GroupKey kSimGroup = 7;
-constexpr Duration kFaultsFrom = seconds(2);  // all ranks are connected long before
-constexpr Duration kLookAt = seconds(16);     // when all events must have arrived
+constexpr Duration kFaultsFrom = seconds(2);  // all ranks have connected long before
+constexpr Duration kLookAt = seconds(16);     // by then all events must have arrived
 constexpr Duration kSilenceLimit = seconds(3);
 
 const std::vector<std::vector<int>> kLayouts = {{2, 2}, {1, 1, 1}, {3, 1, 2}, {4, 4, 4, 4}};
@@ -69,7 +69,7 @@ void expect_ended(const sim::SimResult& result, uint64_t seed, const std::vector
   }
 }
 
-// Runs the job. Every rank must end without a failure.
+// Runs the job and expects that every rank ends without a failure.
 sim::SimResult expect_run(uint64_t seed, const std::vector<int>& shape, std::vector<Fault> faults,
                           const MemberMain& body) {
   sim::SimResult result = run_plan(seed, shape, std::move(faults), body);
@@ -77,7 +77,7 @@ sim::SimResult expect_run(uint64_t seed, const std::vector<int>& shape, std::vec
   return result;
 }
 
-// Runs each layout with each of a tenth of the seeds that other simulations run.
+// Runs each layout with a tenth of the seeds that other simulations use.
 void for_each_run(const std::function<void(uint64_t, const std::vector<int>&, Random&)>& body) {
   for (size_t i = 0; const uint64_t seed : testing::simulator_seeds()) {
     if (i++ % 10 != 0) continue;
@@ -105,7 +105,7 @@ std::vector<int> pick(Random& random, size_t count, int num_ranks) {
   return {picked.begin(), picked.end()};
 }
 
-// Picks two different ranks; the seed decides whether the lower one comes first.
+// Picks two different ranks. The seed decides whether the lower one comes first.
 std::array<int, 2> pick_pair(Random& random, uint64_t seed, int num_ranks) {
   const std::vector<int> picked = pick(random, 2, num_ranks);
   return {picked[seed % 2], picked[1 - seed % 2]};
@@ -131,7 +131,7 @@ TEST(ControlPlaneSimulator, EachLossIsToldToEachSurvivorOnceAndLeavingIsNone) {
   });
 }
 
-// Another rank is killed or stopped at about the same time.
+// Another rank is killed or stopped at about the time of the failure.
 TEST(ControlPlaneSimulator, TheFailureThatOneTellsReachesAll) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
     const auto [victim, teller] = pick_pair(random, seed, size_of(shape));
@@ -159,7 +159,7 @@ TEST(ControlPlaneSimulator, TheFailureThatOneTellsReachesAll) {
   });
 }
 
-// Returns the number of scheduling points of a rank before a time.
+// Returns the number of scheduling points of a rank before `time`.
 int64_t points_before(const sim::SimResult& result, int rank, Duration time) {
   const std::string name = format(" rank{}/", rank);
   return std::ranges::count_if(result.history, [&](const std::string& line) {
@@ -167,8 +167,8 @@ int64_t points_before(const sim::SimResult& result, int rank, Duration time) {
   });
 }
 
-// A rank is killed while it publishes an event: if one of the others has received it, all receive
-// it.
+// A rank is killed while it publishes an event. If any other rank has received the event, all ranks
+// receive it.
 TEST(ControlPlaneSimulator, WhatARankToldSomeBeforeItDiedAllAreTold) {
   int num_runs = 0;
   int num_heard = 0;
@@ -186,7 +186,8 @@ TEST(ControlPlaneSimulator, WhatARankToldSomeBeforeItDiedAllAreTold) {
       return result;
     };
     const int64_t first_point = points_before(run_with({}), 1, kFaultsFrom);
-    // Lines of the trace about the start and end of threads are no scheduling points.
+    // The trace also contains lines about the start and end of threads, which are no scheduling
+    // points. So the range of points is wide.
     for (int64_t point = first_point - 20; point < first_point + 10; ++point) {
       run_with({Fault::kill(1, When::at_point(1, point))});
       const auto [least, most] = std::ranges::minmax(heard);
@@ -225,7 +226,7 @@ TEST(ControlPlaneSimulator, AStoppedRankKeepsNoOtherFromAnswering) {
   });
 }
 
-// The rank has failed in its groups or left them, so it must not count as silent.
+// The rank has failed or left its groups, so it must not count as silent.
 TEST(ControlPlaneSimulator, ARankThatHasLeftIsAmongTheAnswers) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     expect_run(seed, {1, 1, 1}, {}, [&](SimMember& member) {
@@ -258,8 +259,8 @@ TEST(ControlPlaneSimulator, ALeaveWaitsForTheReceiptsOfItsPeersUntilItsDeadline)
   }
 }
 
-// Ranks 0 and 3, 1 and 4 connect the two hosts. When they have left, no rank forwards the failure
-// of rank 5 to rank 2, so rank 5 must connect to rank 2 before it leaves.
+// Ranks 0 and 3, and ranks 1 and 4, connect the two hosts. When these have left, no rank forwards
+// the failure of rank 5 to rank 2. So rank 5 must connect to rank 2 before it leaves.
 TEST(ControlPlaneSimulator, ARankThatToldOfAFailureReachesThoseWhosePeersLeftBeforeItLeaves) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     expect_run(seed, {3, 3}, {}, [&](SimMember& member) {
@@ -275,7 +276,7 @@ TEST(ControlPlaneSimulator, ARankThatToldOfAFailureReachesThoseWhosePeersLeftBef
   }
 }
 
-// Ranks 0 and 3 of 6 are no neighbours. When ranks 2, 4 and 5 have left, rank 0 is connected to
+// Ranks 0 and 3 of 6 are not connected. When ranks 2, 4 and 5 have left, rank 0 is connected to
 // rank 1 only, which cannot forward the leave of rank 0 to rank 3.
 TEST(ControlPlaneSimulator, ALeaveIsToldToMoreThanOneRankSoThatAPartitionDoesNotHideIt) {
   for (const uint64_t seed : testing::test_seeds(5)) {
@@ -294,7 +295,7 @@ TEST(ControlPlaneSimulator, ALeaveIsToldToMoreThanOneRankSoThatAPartitionDoesNot
 
 TEST(ControlPlaneSimulator, TwoRanksWhoseConnectionIsCutAreLostToAll) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
-    // The first two ranks of a host, or of two hosts, are always connected.
+    // The first two ranks of one host, or the first ranks of two hosts, are always connected.
     const int other = shape[0] > 1 ? 1 : shape[0];
     const std::vector<int> cut = {0, other};
     expect_run(seed, shape, {Fault::cut(0, other, When::at_time(fault_time(random)))},
@@ -305,7 +306,7 @@ TEST(ControlPlaneSimulator, TwoRanksWhoseConnectionIsCutAreLostToAll) {
   });
 }
 
-// The other ranks notice by silence or by a dial without an answer.
+// The other ranks notice it by the silence, or by a connection attempt that gets no answer.
 TEST(ControlPlaneSimulator, AHostThatCannotBeReachedIsLostToTheOthers) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
     std::vector<Fault> faults;
@@ -335,8 +336,8 @@ TEST(ControlPlaneSimulator, ARankThatIsStoppedForLessThanTheLimitIsNotLost) {
   });
 }
 
-// Rank 0 is connected to 1, 2, 4, 6 and 7, which are all killed: it must connect to 3 and 5, to
-// which it never had a connection.
+// Rank 0 is connected to ranks 1, 2, 4, 6 and 7, which are all killed. It must connect to ranks 3
+// and 5, to which it had no connection.
 TEST(ControlPlaneSimulator, RanksThatLostAllTheirNeighboursFindEachOther) {
   for (const uint64_t seed : testing::test_seeds(20)) {
     const std::vector<int> shape(8, 1);
@@ -373,7 +374,7 @@ TEST(ControlPlaneSimulator, TwoHostsThatDieLeaveTheOthersConnected) {
   }
 }
 
-// The rank may be killed while the ranks still connect.
+// The rank may be killed while the ranks are still connecting.
 TEST(ControlPlaneSimulator, AKillAtAnyPointIsToldToAllOthers) {
   int num_in_time = 0;
   int num_runs = 0;
@@ -386,7 +387,8 @@ TEST(ControlPlaneSimulator, AKillAtAnyPointIsToldToAllOthers) {
                                    const std::vector<int> lost = {victim};
                                    member.expect_lost(lost, "at the look");
                                  });
-    // A rank without connections to other hosts has few scheduling points.
+    // A rank without connections to other hosts has few scheduling points, so the kill may come too
+    // late.
     const bool was_in_time =
         result.strikes.size() == 1 && result.strikes[0].at < TimePoint{} + (kLookAt - seconds(5));
     num_in_time += was_in_time ? 1 : 0;

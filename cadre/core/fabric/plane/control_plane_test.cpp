@@ -1,5 +1,5 @@
-// Control planes of ranks that are threads, over loopback and unix sockets. Hosts exist only in the
-// addresses of the ranks.
+// Tests control planes of ranks that are threads, over loopback and unix sockets. Hosts exist only
+// in the addresses of the ranks.
 #include "cadre/core/fabric/plane/control_plane.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ struct Member {
   }
 };
 
-// All ranks attach to one group when all are connected, and leave in good order at the end.
+// All ranks attach to one group when all are connected, and leave it in an orderly way at the end.
 void run_members(const std::vector<int>& shape, const std::function<void(Member&)>& body) {
   PlaneJob job = PlaneJob::on_threads(shape);
   const auto result = testing::run_ranks_as_threads(job.num_ranks(), [&](testing::RankContext& at) {
@@ -124,7 +124,7 @@ TEST(ControlPlane, ARankThatLeavesInGoodOrderIsNotLost) {
     run_members(shape, [](Member& member) {
       if (member.rank == 0) return;
       member.expect([&] { return member.plane.has_left(0); }, "rank 0 has left");
-      // The pause is long enough for the ends of its connections to be seen.
+      // During this pause the ends of its connections arrive.
       member.system.make_waiter()->park(member.in(milliseconds(300)));
       require(member.group->losses().empty(), "nobody is lost");
       member.job.meet(member.system, member.job.num_ranks() - 1, "the end");

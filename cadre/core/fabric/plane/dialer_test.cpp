@@ -1,4 +1,5 @@
-// Dials of control connections that are cancelled, or that this process cannot begin.
+// Tests connection attempts of the control plane that are cancelled, or that this process cannot
+// begin.
 #include "cadre/core/fabric/plane/dialer.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +45,7 @@ class FewDescriptors final : public testing::ForwardingSystem {
   int num_to_refuse = 1;
 };
 
-// Rank 0 dials rank 1 of the same host; the test runs both ends.
+// Rank 0 connects to rank 1 of the same host. The test runs both ends.
 class DialerTest : public ::testing::Test {
  protected:
   DialerTest() {
@@ -63,7 +64,7 @@ class DialerTest : public ::testing::Test {
     return !items.empty();
   }
   void pause() { system_->make_waiter()->park(system_->deadline_in(milliseconds(1))); }
-  // Advances both ends until the dial is over; returns how it ended, if the dialer reports that.
+  // Advances both ends until the attempt is over. Returns its outcome, if the dialer reports one.
   std::vector<Dialer::Outcome> finish(Dialer& dialer) {
     std::vector<Dialer::Outcome> outcomes;
     for (const Deadline deadline = soon();
@@ -73,7 +74,7 @@ class DialerTest : public ::testing::Test {
     }
     return outcomes;
   }
-  // Expects that a dial through this system connects.
+  // Expects that an attempt with this System succeeds.
   void expect_connected(os::System& system) {
     Dialer dialer(system, {layout_, identity_[0], ""}, seconds(120), *wake_up_, null_log_sink());
     dialer.dial(1);
@@ -91,8 +92,8 @@ class DialerTest : public ::testing::Test {
   size_t num_accepted_ = 0;
 };
 
-// Rank 1 may accept at any moment. If the connection ended then, rank 1 would report rank 0 as
-// lost.
+// Rank 1 may accept at any moment. If the connection were closed after that, rank 1 would report
+// rank 0 as lost.
 TEST_F(DialerTest, ADialThatIsDroppedInItsHandshakeBecomesAConnection) {
   Dialer dialer(*system_, {layout_, identity_[0], ""}, seconds(120), *wake_up_, null_log_sink());
   dialer.dial(1);
@@ -129,7 +130,7 @@ TEST_F(DialerTest, AThreadThatCannotBeStartedIsTriedAgain) {
   EXPECT_EQ(few.num_refused, 2);
 }
 
-// Otherwise the peer would be reported as lost.
+// Otherwise this rank would report the peer as lost.
 TEST_F(DialerTest, ALackOfDescriptorsIsNoRefusalByThePeer) {
   FewDescriptors few(*system_);
   expect_connected(few);
@@ -138,7 +139,7 @@ TEST_F(DialerTest, ALackOfDescriptorsIsNoRefusalByThePeer) {
 
 TEST_F(DialerTest, ALackOfDescriptorsIsTheFailureOfTheDialingRank) {
   FewDescriptors few(*system_);
-  few.num_to_refuse = 2;  // one for the unix address, one for the TCP address
+  few.num_to_refuse = 2;  // one for the unix address and one for the TCP address
   const auto socket =
       dial(few, layout_, {identity_[0], ""}, 1, wire::LinkPurpose::kControl, soon());
   ASSERT_FALSE(socket.ok());

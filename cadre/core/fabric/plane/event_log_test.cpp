@@ -1,4 +1,4 @@
-// Which events count as new, and how long they are kept.
+// Tests which events count as new, and how long they are kept.
 #include "cadre/core/fabric/plane/event_log.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ TEST(EventLog, ARankThatLeftIsNotLost) {
   EXPECT_FALSE(log.is_lost(1));
 }
 
-// The rank was killed before its leave had reached all peers.
+// The rank was killed before the event of its leave had reached all peers.
 TEST(EventLog, ALossThatAnotherRankReportsIsNewsAlsoAfterTheLeave) {
   EventLog log(3, 0);
   EXPECT_TRUE(log.add(FabricLeave{1}, 1, kStart));
@@ -92,7 +92,7 @@ TEST(EventLog, HoldsABoundedNumberOfEntries) {
   }
   EXPECT_EQ(log.all(kStart).size(), EventLog::kMaxEntries);
   EXPECT_FALSE(log.add(GroupLeave{EventLog::kMaxEntries + 1, 1, 0}, 1, kStart));
-  // A duplicate that arrives on a slower path is not new, however many events arrive at once.
+  // A duplicate that arrives on a slower path is not new, however many events arrive in between.
   EXPECT_FALSE(log.add(GroupLeave{1, 1, 0}, 1, kStart));
   const TimePoint later = kStart + EventLog::kMaxAge;
   EXPECT_TRUE(log.add(GroupLeave{3 * EventLog::kMaxEntries + 1, 1, 0}, 1, later));
@@ -112,7 +112,7 @@ TEST(EventLog, ReturnsTheEventsOfOneRankAndOfOneGroup) {
             (std::vector<Event>{loss_of(4, 2), GroupLeave{7, 1, 3}, GroupFailure{7, 2, {}}}));
 }
 
-// The events of a group are found among those of others, also when the oldest have expired.
+// The log finds the events of a group among those of others, also when the oldest have expired.
 TEST(EventLog, FindsTheEventsOfEachGroupAmongMany) {
   EventLog log(3, 0);
   constexpr uint64_t kNumGroups = 1000;

@@ -1,4 +1,4 @@
-// The graph of control connections over many layouts.
+// Tests the graph of control connections for many layouts.
 #include "cadre/core/fabric/plane/topology.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ Layout layout_of(const std::vector<int>& ranks_per_host) {
   return Layout(std::move(rank_addresses));
 }
 
-using Graph = std::vector<std::vector<int>>;  // neighbours by rank; empty for absent ranks
+using Graph = std::vector<std::vector<int>>;  // the neighbours of each rank; empty for absent ranks
 
 Graph graph_of(const Layout& layout, const std::vector<bool>& is_present) {
   Graph graph(is_present.size());
@@ -33,7 +33,7 @@ Graph graph_of(const Layout& layout, const std::vector<bool>& is_present) {
   return graph;
 }
 
-// Returns whether the ranks of `is_there` reach each other.
+// Returns whether the ranks in `is_there` can all reach each other.
 bool is_connected(const Graph& graph, std::vector<bool> is_there) {
   const auto first = std::ranges::find(is_there, true);
   if (first == is_there.end()) return true;
@@ -113,7 +113,8 @@ TEST(Topology, AHostHasFewConnectionsToOthersSpreadOverItsRanks) {
       for (int rank = 0; rank < per_host; ++rank) {
         const int degree = static_cast<int>(neighbours(layout, all, rank).size()) - (per_host - 1);
         of_host += degree;
-        // A rank is the end of at most ceil((k + 1) / R) of the places 0 .. k.
+        // The places 0 .. k are spread over the ranks of a host, so a rank has at most ceil((k + 1)
+        // / R) of them.
         const int places = (exponents + per_host) / per_host;
         EXPECT_LE(degree, 2 * 2 * places) << num_hosts << " hosts of " << per_host;
       }
@@ -126,8 +127,8 @@ TEST(Topology, OfOneHostAndOfOneRank) {
   const std::vector<bool> three(3, true);
   EXPECT_EQ(neighbours(layout_of({3}), three, 1), (std::vector<int>{0, 2}));
   EXPECT_EQ(neighbours(layout_of({1}), {true}, 0), std::vector<int>{});
-  // The one rank is connected to two ranks of the larger host, so that it stays connected without
-  // either.
+  // The only rank of the second host is connected to two ranks of the larger host. So it stays
+  // connected if one of them is lost.
   EXPECT_EQ(neighbours(layout_of({3, 1}), {true, true, true, true}, 3), (std::vector<int>{0, 1}));
 }
 

@@ -49,7 +49,7 @@ TEST(File, NamesWhatIsMissing) {
   EXPECT_EQ(replace_file("/no/such/file", {}).error().code(), ErrorCode::kUnavailable);
 }
 
-// Opening a pipe would wait for a writer.
+// Opening a pipe would block until there is a writer.
 TEST(File, APipeIsRefused) {
   const testing::TemporaryFolder folder;
   const std::string path = folder.file("pipe");

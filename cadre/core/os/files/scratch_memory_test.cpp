@@ -40,8 +40,8 @@ TEST(ScratchMemory, GivesZeroedMemoryInWholePages) {
     EXPECT_EQ(first.bytes().size(), ScratchArena::in_pages(10'000));
     EXPECT_EQ(second.bytes().size(), ScratchArena::in_pages(1));
     EXPECT_TRUE(is_zeroed(second));
-    first = std::move(second);  // destroys the memory that `first` had
-    file.reset();               // the memory keeps the file
+    first = std::move(second);  // destroys the memory that `first` had before
+    file.reset();               // the memory keeps the file alive
     first.bytes()[5] = std::byte{7};
     EXPECT_EQ(first.bytes()[5], std::byte{7});
   }
@@ -75,7 +75,7 @@ TEST(ScratchMemory, RefusesToGrowBeyondTheLimitOfTheProcess) {
   const auto file = scratch_in(folder);
   const ScratchMemory held = file->allocate(4096).value_or_throw();
   const testing::FileSizeLimit limit(1 << 20);
-  ::signal(SIGXFSZ, SIG_DFL);  // the signal would end the process
+  ::signal(SIGXFSZ, SIG_DFL);  // by default this signal would end the process
   const Status status = file->reserve(1 << 20);
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code(), ErrorCode::kUnavailable);
@@ -104,7 +104,7 @@ TEST(ScratchMemory, ReportsAFullDiskBeforeItsMemoryIsUsed) {
   EXPECT_THAT(too_much.error().message(), HasSubstr("reserve 2097152 bytes"));
   EXPECT_THAT(too_much.error().message(), HasSubstr("has 1048576 bytes free"));
   EXPECT_THAT(too_much.error().message(), HasSubstr("No space left on device"));
-  // The failed calls took no space; space that was given back can be used again.
+  // The failed calls have taken no space, and space that was released can be used again.
   for (int i = 0; i < 3; ++i) {
     const auto memory = file->allocate(900 << 10);
     ASSERT_TRUE(memory.ok()) << memory.error().message();

@@ -23,7 +23,7 @@ class VersionedFileTest : public ::testing::Test {
     std::ofstream(path_, std::ios::binary) << content;
   }
 
-  // Sets a later time than before, although clocks of file systems are coarse.
+  // Sets a later modification time, because the clocks of file systems are coarse.
   void touch() const {
     fs::last_write_time(path_, fs::last_write_time(path_) + std::chrono::seconds(1));
   }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
-// A root folder with the files that the kernel would show.
+// A root folder with the files that a kernel would show in /proc and /sys.
 class CgroupRoot : public ::testing::Test {
  protected:
   void write(const std::string& path, const std::string& content) const {
@@ -48,14 +48,15 @@ TEST_F(CgroupRoot, TheTightestOfNestedGroupsOfVersion2Counts) {
   EXPECT_EQ(limits.cores, 1.5);
 }
 
-// The container sees the host's names of groups, but only its own group is mounted.
+// In a container, /proc shows the host's names of cgroups, but only the container's own cgroup is
+// mounted.
 TEST_F(CgroupRoot, TheMountedGroupIsTheContainersOwn) {
   write("/proc/self/mountinfo", "30 23 0:26 /docker/a /sys/fs/cgroup ro - cgroup2 cgroup rw");
   write("/proc/self/cgroup", "0::/docker/a/inner");
   write("/sys/fs/cgroup/memory.max", std::to_string(64 * kMiB));
   write("/sys/fs/cgroup/inner/memory.max", std::to_string(32 * kMiB));
   EXPECT_EQ(read_cgroup_limits(root()).memory_bytes, 32 * kMiB);
-  write("/proc/self/cgroup", "0::/../b");  // the process was moved in from outside the container
+  write("/proc/self/cgroup", "0::/../b");  // a process outside the container has moved this one
   EXPECT_EQ(read_cgroup_limits(root()).memory_bytes, 64 * kMiB);
 }
 

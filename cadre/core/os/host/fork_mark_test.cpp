@@ -9,7 +9,8 @@
 namespace cadre::os {
 namespace {
 
-// Exit codes that say what the mark returned in a forked child, or in the child of one.
+// Exit codes of a child process. They tell its parent what the mark returned in the child, or in a
+// child of the child.
 enum Verdict : int { kAtHome = 10, kInChild = 11 };
 
 int verdict_of_descendant(const ForkMark& mark, int num_forks) {

@@ -24,7 +24,7 @@ TEST(PeerUser, TheOwnerOfTheOtherEndIsKnown) {
       EXPECT_EQ(peer_user_of(end->poll_handle()).value_or_throw(), ::geteuid());
       EXPECT_TRUE(end->check_peer_user().ok());
     }
-    // The kernel finishes the connection of a closed socket as root.
+    // When a socket is closed, the kernel completes its connection as root.
     client.reset();
     EXPECT_FALSE(peer_user_of(server->poll_handle()).ok());
     EXPECT_FALSE(server->check_peer_user().ok());

@@ -25,7 +25,7 @@ TEST(SecretVariable, IsGivenAgainAndIsNoLongerInTheEnvironment) {
   EXPECT_EQ(take_secret_variable("CADRE_TEST_SECRET"), std::nullopt);
 }
 
-// The next test runs this in a process that was started with the variable.
+// The next test runs this test in a process that was started with the variable.
 TEST(SecretVariable, DISABLED_TakeWhatTheKernelPutThere) {
   const auto has_secret = [] {
     const std::string all = read_file("/proc/self/environ", kMaxProcBytes).value_or_throw();

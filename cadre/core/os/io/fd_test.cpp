@@ -1,5 +1,6 @@
-// A program closes descriptors of Cadre, and a file of its own gets their numbers. The file must
-// not change, and the next use of the number must return an error that says what has happened.
+// Tests programs that close descriptors of Cadre and open a file that gets their numbers. The file
+// must not change, and the next use of the number must return an error that explains what has
+// happened.
 #include "cadre/core/os/io/fd.h"
 
 #include <fcntl.h>
@@ -41,8 +42,8 @@ constexpr size_t kPages = 65536;
 
 class ClosedFromOutside : public ::testing::Test {
  protected:
-  // Gives the program's file the numbers of all descriptors that were opened since the fixture was
-  // made.
+  // Opens the program's file under the numbers of all descriptors that were opened since the
+  // fixture was made.
   void steal() {
     stolen_ = testing::opened_since(before_);
     ASSERT_FALSE(stolen_.empty());
@@ -87,7 +88,8 @@ TEST_F(ClosedFromOutside, ADescriptorClosesOnlyWhatIsItsOwn) {
   expect_intact();
 }
 
-// The program's own eventfd or epoll has the same inode as all others.
+// An eventfd or epoll of the program has the same inode as all others, so the inode does not
+// identify it.
 TEST_F(ClosedFromOutside, ADescriptorOfTheSameKindIsNotItsOwn) {
   const std::vector<std::function<int()>> kinds = {
       [] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); },
@@ -115,7 +117,7 @@ TEST_F(ClosedFromOutside, ADescriptorOfTheSameKindIsNotItsOwn) {
   }
 }
 
-// A moved or duplicated descriptor is the same open file.
+// A descriptor that was moved or duplicated still refers to the same open file.
 TEST_F(ClosedFromOutside, AMarkMovesWithTheDescriptor) {
   Fd fd(::eventfd(0, EFD_CLOEXEC));
   const Fd moved = std::move(fd);
@@ -140,7 +142,8 @@ TEST_F(ClosedFromOutside, AnEventWritesNothing) {
   expect_intact();
 }
 
-// The poll began before the descriptor was closed, so only the check of the descriptor can end it.
+// The poll began before the descriptor was closed. So only the check of the descriptor can end the
+// poll.
 TEST_F(ClosedFromOutside, APollOfAnEventEnds) {
   const auto event = system_->make_event();
   const int number = event->poll_handle();

@@ -1,5 +1,5 @@
-// The addresses at which a listener listens for a name. What several hosts see of them is tested in
-// network namespaces (tests/process).
+// Tests the addresses at which a listener listens for a name. tests/process tests with several
+// hosts, in network namespaces.
 #include "cadre/core/os/io/interfaces.h"
 
 #include <gtest/gtest.h>

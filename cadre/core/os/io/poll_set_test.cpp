@@ -54,7 +54,7 @@ TEST_F(PollSetTest, TellsWhoIsReadyByItsKeyAndNobodyElse) {
   EXPECT_EQ(ready[0].key, 107u);
   EXPECT_TRUE(ready[0].can_read);
   EXPECT_FALSE(ready[0].can_write);
-  // Bytes that were not read are reported again.
+  // Bytes that are left unread are reported again.
   EXPECT_EQ(set_.wait(soon()).size(), 1u);
 }
 
@@ -67,7 +67,7 @@ TEST_F(PollSetTest, WhatIsWantedMayChangeAndOneThatWantsNothingIsPassedOver) {
   EXPECT_TRUE(ready[0].can_write);
   EXPECT_FALSE(ready[0].can_read);
   set_.watch(1, {.target = pair.here.get()});
-  pair.there.reset();  // not even the end of the stream is reported
+  pair.there.reset();  // not even the end of the stream is reported now
   EXPECT_TRUE(set_.wait(system_->deadline_in(milliseconds(20))).empty());
   set_.watch(1, {.target = pair.here.get(), .want_read = true});
   ready = set_.wait(soon());
@@ -80,7 +80,7 @@ TEST_F(PollSetTest, WhoIsForgottenIsNotTold) {
   set_.watch(1, {.target = pair.here.get(), .want_read = true});
   say(*pair.there);
   set_.forget(1);
-  set_.forget(2);  // an unknown key is ignored
+  set_.forget(2);  // an unknown key has no effect
   EXPECT_TRUE(set_.wait(system_->deadline_in(milliseconds(20))).empty());
 }
 

@@ -1,4 +1,5 @@
-// Properties that only the kernel's sockets have: options, and descriptors in messages.
+// Tests properties that only the kernel's sockets have: socket options, and descriptors in
+// messages.
 #include "cadre/core/os/native/native_socket.h"
 
 #include <gtest/gtest.h>
@@ -56,7 +57,7 @@ class NativeSocketTest : public ::testing::Test {
     return connect({Address::Kind::kUnix, cadre::format("cadre-fd-test-{}", ::getpid()), 0});
   }
 
-  // Sends a message of one byte with these descriptors.
+  // Sends a message of one byte that carries these descriptors.
   static void send_descriptors(const Socket& socket, const std::vector<int>& numbers) {
     std::byte mark{0};
     iovec part{&mark, 1};
@@ -87,14 +88,14 @@ TEST_F(NativeSocketTest, EveryTcpSocketAsksAfterASilentPeer) {
       const int interval = option(*socket, IPPROTO_TCP, TCP_KEEPINTVL);
       const int count = option(*socket, IPPROTO_TCP, TCP_KEEPCNT);
       EXPECT_LE(std::chrono::seconds(idle + interval * count), kMaxPeerSilence);
-      EXPECT_GE(count, 2);  // one lost packet does not mean that the peer is lost
+      EXPECT_GE(count, 2);  // one lost packet must not mean that the peer is lost
       EXPECT_EQ(option(*socket, IPPROTO_TCP, TCP_NODELAY), 1);
     }
   }
 }
 
-// A peer that does not read is alive, but the kernel counts its full buffer as silence. So only
-// connections whose peers always read get that limit.
+// A peer that does not read may be alive, but its full buffer counts as silence in the kernel. So
+// only connections whose peers always read get this limit.
 TEST_F(NativeSocketTest, OnlyWhoeverAsksForItLimitsTheTimeOfUnacknowledgedBytes) {
   const Pair pair = connect({Address::Kind::kTcp, "127.0.0.1", 0});
   EXPECT_EQ(option(*pair.server, IPPROTO_TCP, TCP_USER_TIMEOUT), 0);
@@ -107,7 +108,7 @@ TEST_F(NativeSocketTest, OnlyWhoeverAsksForItLimitsTheTimeOfUnacknowledgedBytes)
   connect_unix().client->limit_silence(std::chrono::seconds(6));  // does nothing
 }
 
-// Short parts are joined before they are sent; the sizes are on both sides of that limit.
+// Short parts are joined before they are sent. The sizes lie on both sides of that limit.
 TEST_F(NativeSocketTest, PartsArriveOneAfterTheOther) {
   const Pair pairs[] = {connect({Address::Kind::kTcp, "127.0.0.1", 0}), connect_unix()};
   for (const Pair& pair : pairs) {

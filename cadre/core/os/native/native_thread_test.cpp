@@ -1,4 +1,4 @@
-// Threads that are never joined.
+// Tests threads that are never joined.
 #include "cadre/core/os/native/native_thread.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace cadre::os {
 namespace {
 
-// Calls exit() while a detached thread runs.
+// Calls exit() while a detached thread still runs.
 [[noreturn]] void exit_while_a_thread_runs() {
   std::promise<void> has_begun;
   run_detached("late", [&has_begun] {
@@ -29,7 +29,7 @@ TEST(DetachedThread, TheEndOfTheProcessWaitsForIt) {
   EXPECT_EXIT(exit_while_a_thread_runs(), ::testing::ExitedWithCode(0), "the thread has ended");
 }
 
-// An object that is destroyed after the one that waits for the detached threads.
+// An object that is destroyed after the object that waits for the detached threads.
 struct StartsThreadAtExit {
   ~StartsThreadAtExit() {
     run_detached("last", [] {});

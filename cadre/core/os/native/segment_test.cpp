@@ -41,7 +41,7 @@ TEST(SegmentTable, NoHolderCanChangeTheSize) {
   EXPECT_NE(::ftruncate(fd.get(), 1 << 20), 0);
 }
 
-// Returns the bytes of the file's pages that are in memory.
+// Returns how many bytes of the file's pages are in memory.
 int64_t num_allocated_bytes(const SharedMemory& segment) {
   struct stat info {};
   EXPECT_EQ(::fstat(dynamic_cast<const NativeSharedMemory&>(segment).fd(), &info), 0);
@@ -84,13 +84,13 @@ TEST(SharedPages, PrivatePagesKeepTheirContentAndAreOutOfReach) {
   mine->bytes()[4097] = std::byte{3};
   theirs->bytes()[4097] = std::byte{4};
   EXPECT_EQ(mine->bytes()[4097], std::byte{3});
-  // The page behind the private one is still shared.
+  // The page after the private one is still shared.
   theirs->bytes()[8192] = std::byte{5};
   EXPECT_EQ(mine->bytes()[8192], std::byte{5});
 }
 
-// Private pages must not show later writes, also where their owner has not written since, and in
-// the same pages beside the bytes that were named.
+// Private pages must not show later writes of others, even in parts that their owner has not
+// written, and in the same pages outside of the given range.
 TEST(SharedPages, WhatOthersWriteLaterDoesNotShowInPrivatePages) {
   SegmentTable table;
   SegmentTable other_process;

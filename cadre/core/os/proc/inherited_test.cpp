@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 
 constexpr Duration kProgramPatience = std::chrono::seconds(20);
 
-// Ignores SIGCHLD while it lives, as a parent may do before it executes this program.
+// Ignores SIGCHLD as long as it exists. A parent may do that before it executes this program.
 class ChildrenIgnored {
  public:
   ChildrenIgnored() : previous_(::signal(SIGCHLD, SIG_IGN)) {}
@@ -80,7 +80,7 @@ TEST(Inherited, ADescriptorIsNeverAStandardStream) {
   ::dup2(kept.get(), STDIN_FILENO);
 }
 
-// The default stack of threads is RLIMIT_STACK at the start of the program.
+// The default stack size of threads is the RLIMIT_STACK with which the program was started.
 TEST(Inherited, AThreadHasRoomOnASmallStack) {
   pthread_attr_t before;
   pthread_attr_t small;

@@ -85,7 +85,8 @@ TEST_F(ProcessTest, ResetsSignalsForTheChild) {
   uint64_t child_blocked = ~0ULL;
   uint64_t child_ignored = ~0ULL;
   masks >> std::hex >> child_blocked >> child_ignored;
-  // Signals 32 and 33 are glibc's own: a process that inherited them as ignored cannot change that.
+  // glibc reserves signals 32 and 33. A process that has inherited them as ignored cannot change
+  // that.
   constexpr uint64_t kGlibcOwn = 0b11ULL << 31;
   EXPECT_EQ(child_blocked, 0U);
   EXPECT_EQ(child_ignored & ~kGlibcOwn, 0U);
@@ -130,7 +131,7 @@ TEST_F(ProcessTest, TheDestructorEndsTheChild) {
 }
 
 TEST_F(ProcessTest, TheChildDiesWithItsParent) {
-  // The parent in the middle starts a child, reports its pid and is killed.
+  // The parent in the middle starts a child, reports its pid, and is then killed.
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   const int parent = ::fork();

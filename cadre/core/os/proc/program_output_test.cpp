@@ -40,7 +40,7 @@ TEST_F(ProgramOutput, KillsWhatDoesNotEnd) {
   EXPECT_EQ(output.error().code(), ErrorCode::kTimeout);
 }
 
-// A program can close its output and still run.
+// A program can close its output and continue to run.
 TEST_F(ProgramOutput, KillsWhatHasClosedItsOutputAndDoesNotEnd) {
   const TimePoint begin = system_->now();
   const auto output = program_output({"sh", "-c", "echo said; exec >&-; exec sleep 20"},

@@ -14,7 +14,8 @@ namespace {
 
 using std::chrono::seconds;
 
-// What the store must hold: the changes that were acknowledged, and no part of any other change.
+// The required content of the store: all changes that were acknowledged, and no part of any other
+// change.
 struct Acknowledged {
   std::string log;
   int64_t count = 0;
@@ -68,8 +69,8 @@ TEST_F(FileStoreDisk, AfterAnyFailedOperationItHoldsTheAcknowledgedChangesAlone)
     try {
       done = change(**store);
     } catch (const Error& error) {
-      // A look failed, so it is not known whether the change is in the store. The next n fails
-      // another operation.
+      // An operation that reads has failed, so it is not known whether the store contains the
+      // change. The next n makes another operation fail.
       EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
       continue;
     }

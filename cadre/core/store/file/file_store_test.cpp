@@ -1,4 +1,4 @@
-// Tests what only a store in a file can get wrong: torn writes, killed writers, files left behind.
+// Tests failures that only a store in a file can have: torn writes, killed writers, leftover files.
 #include "cadre/core/store/file/file_store.h"
 
 #include <gtest/gtest.h>
@@ -67,7 +67,7 @@ TEST_F(FileStoreTest, AFileCutAnywhereHoldsTheChangesBeforeTheCutAndTakesNewOnes
     ASSERT_EQ(before, log.substr(0, before.size())) << "cut after " << length << " bytes";
     ASSERT_GE(before.size(), longest.size());
     longest = before;
-    // Another handle reads the same from the file.
+    // Another handle must read the same value from the file.
     ASSERT_EQ(open().value_or_throw()->get("log", soon()).value(), value);
   }
   EXPECT_EQ(longest, log);
@@ -142,7 +142,7 @@ TEST_F(FileStoreTest, OneThatHasLeftIsNotPresentBeforeItsFileIsClosed) {
 }
 
 TEST_F(FileStoreTest, WhatAKilledJobLeftIsNotTakenForTheNextOnes) {
-  // Both ranks of the first job come and are killed.
+  // Both ranks of the first job connect and are killed.
   for (int rank = 0; rank < 2; ++rank) {
     const pid_t child = fork();
     if (child == 0) {
@@ -159,8 +159,9 @@ TEST_F(FileStoreTest, WhatAKilledJobLeftIsNotTakenForTheNextOnes) {
   EXPECT_EQ(store->num_keys(soon()).value(), 0);
 }
 
-// Processes count in one key, each reports through a pipe how far it got, and all are killed at
-// once. Then the file has every acknowledged change, at most one more of each process, and no lock.
+// Several processes increment one key, and each reports its progress through a pipe. All are killed
+// at once. Then the file must contain every acknowledged change, at most one more of each process,
+// and no lock.
 TEST_F(FileStoreTest, KilledWritersLoseNothingThatReturnedAndBlockNobody) {
   constexpr int kWriters = 3;
   for (int round = 0; round < 10; ++round) {
@@ -179,7 +180,7 @@ TEST_F(FileStoreTest, KilledWritersLoseNothingThatReturnedAndBlockNobody) {
       children.push_back(child);
     }
     close(pipes[1]);
-    // They are killed at another point in each round.
+    // In each round the processes are killed at a different point.
     int num_acknowledged = 0;
     char byte = 0;
     while (num_acknowledged < 40 + 7 * round && ::read(pipes[0], &byte, 1) == 1) ++num_acknowledged;
@@ -221,7 +222,8 @@ TEST_F(FileStoreTest, AFullFileRefusesAndStaysReadable) {
 TEST_F(FileStoreTest, AWriteThatTheSystemRefusesHalfWayLeavesNoTrace) {
   const pid_t child = fork();
   if (child == 0) {
-    // The file may grow to 1000 bytes: the kernel writes a part of the record, then returns EFBIG.
+    // The file may grow to 1000 bytes. So the kernel writes a part of the record and then returns
+    // EFBIG.
     signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{1000, 1000};
     auto store = open().value_or_throw();

@@ -37,7 +37,7 @@ TEST_F(TcpStoreTest, AC10dCounterThatIsNoNumberEndsTheConnectionAsTorchsServerDo
           .value_or_throw();
   ASSERT_TRUE(store->set("text", "abc", soon()).ok());
   EXPECT_FALSE(store->add("text", 1, soon()).ok());
-  EXPECT_EQ(store->get("text", soon()).value(), "abc");  // over a new connection
+  EXPECT_EQ(store->get("text", soon()).value(), "abc");  // this call uses a new connection
 }
 
 TEST_F(TcpStoreTest, ANativeCounterThatIsNoNumberIsTheProgramsFault) {
@@ -92,7 +92,7 @@ TEST_F(TcpStoreTest, TheServersEndIsNoticedByWaitingAndLaterCalls) {
                           {.address = server->address(), .token = "secret", .protocol = protocol},
                           soon())
             .value_or_throw();
-    // The store answers while another of its calls waits for a key that never comes.
+    // The store answers while another of its calls waits for a key that is never set.
     std::optional<Result<std::string>> waited;
     auto thread = system_->spawn("waiting", [&] { waited = store->get("never", soon()); });
     ASSERT_TRUE(store->set("here", "1", soon()).ok());
@@ -165,7 +165,7 @@ TEST_F(TcpStoreTest, ConnectDoubtsAListenerThatSaysNothing) {
   }
 }
 
-// The silent server may have been a store on a host that had no time.
+// The silent server may have been a store on a host that was overloaded.
 TEST_F(TcpStoreTest, ConnectTriesAgainWhereNothingWasSaid) {
   auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
   const os::Address address = listener->address();
@@ -187,7 +187,7 @@ TEST_F(TcpStoreTest, ConnectTriesAgainWhereNothingWasSaid) {
 
 TEST_F(TcpStoreTest, ALongWaitForAServerIsLoggedOnceWithItsReason) {
   const std::vector<std::pair<os::Address, std::string>> cases = {
-      // A name with a blank does not resolve, without a request to a name server.
+      // A name with a space does not resolve, and no request goes to a name server.
       {{os::Address::Kind::kTcp, "no name", 29500}, "does not resolve"},
       {{os::Address::Kind::kUnix, format("cadre-no-store-{}", system_->host().pid), 0}, "refused"}};
   for (const auto& [address, reason] : cases) {

@@ -17,7 +17,7 @@ constexpr size_t kCapacity = 4096;
 class RingTest : public ::testing::Test {
  protected:
   RingControl control_;
-  // Guard bytes on both sides show any write outside the ring.
+  // The guard bytes on both sides show any write outside the ring.
   std::vector<std::byte> memory_ = std::vector<std::byte>(3 * kCapacity, std::byte{0xee});
   Bytes data_ = Bytes(memory_).subspan(kCapacity, kCapacity);
   RingWriter writer_{control_, data_};
@@ -47,13 +47,13 @@ TEST_F(RingTest, WritesAndReadsOfAnySizeKeepTheOrder) {
   EXPECT_TRUE(std::all_of(memory_.end() - kCapacity, memory_.end(), is_guard));
 }
 
-// The bytes of docs/formats/shared-memory.md, written down by hand.
+// These bytes were written by hand from docs/formats/shared-memory.md.
 TEST_F(RingTest, ControlHasTheDocumentedBytes) {
   std::array<std::byte, 128> golden{};
-  golden[0] = std::byte{0x05};   // the writer: 5 bytes so far
+  golden[0] = std::byte{0x05};   // the writer has written 5 bytes
   golden[8] = std::byte{1};      // closed
-  golden[64] = std::byte{0x03};  // the reader: 3 bytes so far
-  // A new segment is all zeros.
+  golden[64] = std::byte{0x03};  // the reader has read 3 bytes
+  // A new segment contains only zeros.
   alignas(RingControl) std::array<std::byte, 128> memory{};
   auto& shared = *reinterpret_cast<RingControl*>(memory.data());
   RingWriter writer(shared, data_);
@@ -85,7 +85,7 @@ TEST_F(RingTest, AnImpossibleCountOfTheReaderIsCorruption) {
   const std::vector<std::byte> source(16);
   ASSERT_EQ(*writer_.try_write(source), 16u);
   for (const uint64_t lie : {uint64_t{17}, ~uint64_t{0}, uint64_t{1} << 63}) {
-    control_.reader.count = lie;  // more than was ever written
+    control_.reader.count = lie;  // more bytes than were ever written
     EXPECT_TRUE(writer_.is_ready());
     const auto written = writer_.try_write(source);
     ASSERT_FALSE(written.ok());

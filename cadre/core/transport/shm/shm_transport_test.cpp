@@ -1,5 +1,5 @@
-// The rings of a transport through shared memory: the first send makes them, the end gives them
-// back, and an error says why a ring cannot be made.
+// Tests the rings of a transport through shared memory: the first send makes them, the end releases
+// them, and an error says why a ring cannot be made.
 #include "cadre/core/transport/shm/shm_transport.h"
 
 #include <gtest/gtest.h>
@@ -17,11 +17,11 @@ namespace {
 
 constexpr size_t kSmallestRing = 4096;
 constexpr size_t kSliceBytes = 1 << 20;
-// Bytes that a rank's page and a ring take, each with one page for the header of its piece.
+// The bytes of a rank's page and of a ring, each with one page for the header of its piece.
 constexpr size_t kForPage = 2 * 4096;
 constexpr size_t kForRing = 4096 + 2 * 4096;
 
-// Two ranks whose memories can each commit `num_free` bytes.
+// Two ranks, each of which can commit `num_free` bytes.
 class TwoTransports {
  public:
   explicit TwoTransports(size_t num_free = 1 << 20)
@@ -54,9 +54,9 @@ class TwoTransports {
     std::array<std::byte, 16> bytes;
     return channel(rank).try_recv(bytes);
   }
-  // Makes the rank treat the other one as lost.
+  // Makes the rank regard the other one as lost.
   void forget_peer_of(size_t rank) { memories_[rank]->forget_holder(static_cast<int>(1 - rank)); }
-  // Returns the offset at which the next piece would lie in the rank's slice.
+  // Returns the offset of the next piece that the rank would allocate in its slice.
   size_t first_free(size_t rank) {
     return memories_[rank]->allocate({.num_bytes = 1}).value_or_throw().place().offset;
   }
@@ -100,13 +100,13 @@ TEST(ShmTransportRingTest, AFirstSendMakesTheRingThatItWrites) {
   two.start(0);
   EXPECT_EQ(*two.channel(0).try_send({}), 0u);
   EXPECT_EQ(*two.send_a_byte(0), 1u);
-  EXPECT_EQ(*two.send_a_byte(0), 1u);  // written to the same ring
+  EXPECT_EQ(*two.send_a_byte(0), 1u);  // this byte is written to the same ring
   two.start(1);
   EXPECT_EQ(*two.receive(1), 2u);
   EXPECT_EQ(*two.receive(0), 0u) << "from a ring that is not there";
 }
 
-// If the writer goes first, what it sent stays until the reader has gone, too.
+// If the writer ends first, its bytes are kept until the reader has ended, too.
 TEST(ShmTransportRingTest, ARingIsGivenBackWhenBothEndsHaveGone) {
   TwoTransports two;
   two.start(0);
@@ -122,8 +122,8 @@ TEST(ShmTransportRingTest, ARingIsGivenBackWhenBothEndsHaveGone) {
   EXPECT_EQ(two.first_free(1), 0u);
 }
 
-// The connections of rank 1 were cut, so rank 0 takes it for lost and may reuse its rings, but rank
-// 1 is alive and reads them.
+// The connections of rank 1 have ended. So rank 0 regards it as lost and may reuse its rings, but
+// rank 1 is alive and reads them.
 TEST(ShmTransportRingTest, ARankThatItsPeerTakesForLostGetsNoBytes) {
   TwoTransports two;
   two.start(0);
@@ -133,7 +133,7 @@ TEST(ShmTransportRingTest, ARankThatItsPeerTakesForLostGetsNoBytes) {
   EXPECT_EQ(two.receive(1).error().code(), ErrorCode::kAborted);
 }
 
-// No rank would release a ring that was made for a rank that has left.
+// If a ring were made for a rank that has left, no rank would release it.
 TEST(ShmTransportRingTest, ARankThatHasLeftGetsNoRing) {
   TwoTransports two;
   two.start(0);
@@ -162,7 +162,7 @@ TEST(ShmTransportRingTest, PlacesOutsideOfASliceAreRefused) {
   EXPECT_THROW(outside.start(0), Error);
   TwoTransports two;
   two.start(1);
-  // In rank 0's page the places of its rings follow the doorbell.
+  // In the page of rank 0, the places of its rings come after the doorbell.
   std::byte* const page = two.setup(0).page.bytes().data();
   const Place wild{.piece = 1, .offset = kSliceBytes - 4096};
   std::memcpy(page + kCacheLine + sizeof(Place), &wild, sizeof(wild));

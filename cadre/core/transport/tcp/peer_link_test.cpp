@@ -1,4 +1,4 @@
-// TcpLinks against a peer that breaks the rules of link-frames.md, closes its end, or opens two
+// Tests TcpLinks with a peer that violates link-frames.md, closes its end, or opens two
 // connections.
 #include "cadre/core/transport/tcp/peer_link.h"
 
@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using wire::LinkFrame;
 
-// One end is a TcpLinks, the other a socket that the test reads and writes.
+// One end is a TcpLinks. The other end is a socket that the test reads and writes.
 class RawPeerTest : public TcpLinksTest {
  protected:
   RawPeerTest() {
@@ -47,7 +47,7 @@ class RawPeerTest : public TcpLinksTest {
     }
   }
   void put(os::Socket& socket, const LinkFrame& frame) { put(socket, frame.encode()); }
-  // Waits in another group. The waiting thread reads what comes, for whatever stream.
+  // Waits in another group. The waiting thread reads the bytes that arrive for any stream.
   void receive_nothing() {
     const ChannelInterest interest{.peer = 1, .want_recv = true};
     static_cast<void>(idle_->wait(std::span(&interest, 1), system_->deadline_in(milliseconds(2))));
@@ -59,7 +59,7 @@ class RawPeerTest : public TcpLinksTest {
     const auto received = transport_->channel(peer).try_recv(bytes);
     return received.ok() ? std::nullopt : std::optional(received.error());
   }
-  // Returns the next frame that the TcpLinks has sent; fails if it carries data.
+  // Returns the next frame that the TcpLinks has sent. Fails if the frame carries data.
   LinkFrame next_frame(os::Socket& socket) {
     std::array<std::byte, LinkFrame::kBytes> got;
     os::PollItem item{.target = &socket, .want_read = true};
@@ -156,7 +156,7 @@ TEST_F(RawPeerTest, AProbeIsAnsweredWithACloseIfTheStreamWasClosed) {
   EXPECT_EQ(next_frame(*peer), of_stream(LinkFrame::Kind::kClose)) << "the answer";
 }
 
-// The peer may have sent its close when there was no connection.
+// The peer may have sent its close frame while there was no connection.
 TEST_F(RawPeerTest, APeerThatHasLeftIsAskedForItsClose) {
   const auto peer = connect(1);
   put(*peer, LinkFrame{});
@@ -211,7 +211,7 @@ TEST_F(RawPeerTest, AnEndIsOfOnePeerAndOfAllItsStreams) {
   put(*lost, data(3));
   put(*lost, pattern(3, 1));
   put(*lost, LinkFrame{LinkFrame::Kind::kData, kMessagePurpose, 50, 6});
-  put(*lost, pattern(10, 2));  // the rest of the frame never comes
+  put(*lost, pattern(10, 2));  // the rest of the frame never arrives
   put(*living, LinkFrame{});
   lost.reset();
   EXPECT_EQ(receive(*transport_, 1, 3), pattern(3, 1));
@@ -230,7 +230,7 @@ TEST_F(RawPeerTest, AnEndIsOfOnePeerAndOfAllItsStreams) {
   send_all(*transport_, 2, bytes);
 }
 
-// The peer opens a connection while the attempt of this end is refused.
+// The peer opens a connection while an attempt of this end is refused.
 TEST_F(RawPeerTest, ARefusedAttemptDoesNotEndAConnectionThatThePeerHasOpened) {
   std::unique_ptr<os::Socket> peer;
   links_ = std::make_shared<TcpLinks>(*system_, TcpLinksOptions{.rank = 2, .num_ranks = 3},
@@ -245,14 +245,15 @@ TEST_F(RawPeerTest, ARefusedAttemptDoesNotEndAConnectionThatThePeerHasOpened) {
   EXPECT_EQ(next_frame(*peer), LinkFrame(data(3)));
 }
 
-// The peer has everything that it needed, and leaves before this end asks how many of its bytes
-// were sent.
+// The peer has received all bytes that it needs, and closes before this end asks how many of its
+// bytes were sent.
 TEST_F(RawPeerTest, BytesThatHadLeftBeforeThePeerClosedAreSent) {
   const auto peer = connect(1);
   put(*peer, LinkFrame{});
   receive_nothing();
   const auto bytes = pattern(LinkFrame::kWindowBytes, 1);
-  std::vector<std::unique_ptr<Transport>> transports;  // made until the kernel takes no more bytes
+  // More are made until the kernel accepts no more bytes.
+  std::vector<std::unique_ptr<Transport>> transports;
   size_t num_sent = 0;
   const auto send_rest = [&] {
     return transports.back()->channel(1).try_send(ConstBytes(bytes).subspan(num_sent));
@@ -262,7 +263,7 @@ TEST_F(RawPeerTest, BytesThatHadLeftBeforeThePeerClosedAreSent) {
     num_sent = 0;
     for (size_t moved = 1; moved > 0; num_sent += moved) moved = send_rest().value_or_throw();
   }
-  // The rest of the frame that was cut is sent without another try_send().
+  // The rest of the truncated frame is sent without another try_send().
   const size_t num_framed =
       (num_sent / LinkFrame::kMaxPayloadBytes + 1) * LinkFrame::kMaxPayloadBytes;
   const size_t num_payload = (transports.size() - 1) * bytes.size() + num_framed;
@@ -278,8 +279,8 @@ TEST_F(RawPeerTest, BytesThatHadLeftBeforeThePeerClosedAreSent) {
   EXPECT_EQ(send_rest().error().code(), ErrorCode::kPeerLost);
 }
 
-// What came on the connection that the peer sends on can be received, although the connection that
-// this end sends on has ended before.
+// The connection on which this end sends has ended. Bytes that arrived on the other one, on which
+// the peer sends, can still be received.
 TEST_F(RawPeerTest, TheEndOfOneOfTwoConnectionsLosesNothingOfTheOther) {
   auto first = connect(1);
   put(*first, LinkFrame{});
@@ -298,8 +299,9 @@ TEST_F(RawPeerTest, TheEndOfOneOfTwoConnectionsLosesNothingOfTheOther) {
   EXPECT_EQ(error_of(1)->code(), ErrorCode::kPeerLost);
 }
 
-// A connection that the peer lost with everything that it had sent on it looks to this end like one
-// that the peer gave up. A connection that this end opens shows which of the two it was.
+// If the peer lost a connection with all bytes that it had sent on it, this end cannot distinguish
+// that from a connection that the peer gave up. A new connection, which this end opens, shows which
+// case it is.
 TEST_F(RawPeerTest, ThePeerIsAskedWhetherItHasLostAConnection) {
   int num_dialed = 0;
   links_ = std::make_shared<TcpLinks>(
@@ -307,7 +309,7 @@ TEST_F(RawPeerTest, ThePeerIsAskedWhetherItHasLostAConnection) {
       [&](int, Deadline deadline) -> Result<std::unique_ptr<os::Socket>> {
         ++num_dialed;
         auto dialed = system_->connect(listener_->address(), deadline);
-        std::unique_ptr<os::Socket> other_end;  // the peer closes it
+        std::unique_ptr<os::Socket> other_end;  // the peer closes this connection
         while (other_end == nullptr) other_end = listener_->try_accept().value_or_throw();
         return dialed;
       });
@@ -321,7 +323,7 @@ TEST_F(RawPeerTest, ThePeerIsAskedWhetherItHasLostAConnection) {
   EXPECT_EQ(num_dialed, 1);
 }
 
-// No thread here waits for this peer, so none has noticed the end of the first connection.
+// No thread here waits for this peer, so none has noticed that the first connection has ended.
 TEST_F(RawPeerTest, OneMoreConnectionOfAPeerShowsTheEndOfTheOneBefore) {
   auto lost = connect(1);
   put(*lost, LinkFrame{});

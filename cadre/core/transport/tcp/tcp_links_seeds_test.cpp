@@ -1,5 +1,5 @@
-// Groups over connections that are opened on first use, in the simulator: short reads and writes,
-// late packets, both ends opening at once, and ranks that are killed.
+// Tests in the simulator groups over connections that are opened on first use: with short reads and
+// writes, late packets, both ends that connect at the same time, and ranks that are killed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,8 +33,8 @@ std::byte expected_byte(uint64_t group, int from, size_t at) {
                                 0xff);
 }
 
-// A ring in one group: in each round every rank sends to the next member and receives from the one
-// before, the same number of bytes, which depends on the seed.
+// Runs a ring in one group. In each round every rank sends to the next member and receives from the
+// previous one. The number of bytes depends on the seed.
 class RingTalk {
  public:
   RingTalk(Transport& transport, uint64_t group, uint64_t seed)
@@ -59,8 +59,8 @@ class RingTalk {
     size_t num_received = 0;
     while (num_sent < size || num_received < size) {
       const size_t moved = num_sent + num_received;
-      // Only a part of the rest is offered: bytes of which a part was kept may be offered again in
-      // smaller pieces.
+      // Only a part of the rest is offered. After a partial send, the remaining bytes may be
+      // offered again in smaller pieces.
       const size_t num_offered = std::min(size - num_sent, 1 + pieces_.below(size));
       num_sent += transport_.channel(next)
                       .try_send(ConstBytes(out).subspan(num_sent, num_offered))
@@ -83,9 +83,9 @@ class RingTalk {
 
   Transport& transport_;
   const uint64_t group_;
-  Random sizes_;  // the same on all ranks
+  Random sizes_;  // all ranks draw the same sizes
   Random pieces_;
-  size_t num_bytes_ = 0;  // sent so far on each stream
+  size_t num_bytes_ = 0;  // the number of bytes that were sent so far on each stream
 };
 
 struct LinkedRun {
@@ -116,7 +116,7 @@ LinkedRun run_rings(uint64_t seed, int world_size, std::vector<sim::Fault> fault
         std::string& failure = run.failures[static_cast<size_t>(rank)][group];
         failure = "killed";
         os::Interrupt interrupt;
-        // The second group numbers its members the other way round.
+        // The second group numbers its members in the reverse order.
         std::vector<int> members(static_cast<size_t>(world_size));
         std::iota(members.begin(), members.end(), 0);
         if (group == 1) std::ranges::reverse(members);
@@ -151,7 +151,8 @@ TEST(TcpLinksSeeds, GroupsKeepTheirBytesOverConnectionsMadeOnFirstUse) {
       }
     }
     const int num_dialed = std::accumulate(run.num_dialed.begin(), run.num_dialed.end(), 0);
-    const int num_pairs = world_size == 2 ? 1 : world_size;  // pairs of neighbours in a ring
+    // The number of pairs of neighbours in a ring.
+    const int num_pairs = world_size == 2 ? 1 : world_size;
     EXPECT_GE(num_dialed, num_pairs) << "seed " << seed;
     EXPECT_LE(num_dialed, 2 * num_pairs) << "seed " << seed;
   }
@@ -172,7 +173,8 @@ TEST(TcpLinksSeeds, AKilledPeerEndsWaitsAndNobodyGetsAWrongByte) {
       for (const std::string& failure : run.failures[static_cast<size_t>(rank)]) {
         const bool is_loss = failure.starts_with("kPeerLost");
         num_lost += is_loss ? 1 : 0;
-        // In this test no control plane tells a rank of a lost rank to which it has no connection.
+        // In this test there is no control plane that reports a lost rank to ranks without a
+        // connection to it.
         EXPECT_TRUE(failure.empty() || is_loss || failure.starts_with("kTimeout") ||
                     (rank == victim && failure == "killed"))
             << "seed " << seed << ", rank " << rank << ": " << failure;

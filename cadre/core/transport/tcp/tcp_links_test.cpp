@@ -1,5 +1,5 @@
-// Several groups over the connections of one process: independence, windows, ends, and opening on
-// first use. What every Transport does is in transport_test.cpp.
+// Tests several groups over the connections of one process: their independence, windows and ends,
+// and opening on first use. transport_test.cpp tests the properties of every Transport.
 #include "cadre/core/transport/tcp/tcp_links.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ using testing::TransportGroup;
 using testing::TransportKind;
 using wire::LinkFrame;
 
-// A further group between two ranks of a TransportGroup.
+// Another group between two ranks of a TransportGroup.
 class SecondGroup {
  public:
   SecondGroup(const TransportGroup& group, uint64_t id) {
@@ -57,7 +57,8 @@ TEST_F(TcpLinksTest, AGroupThatNobodyReadsStopsNoOther) {
     EXPECT_EQ(receive(other.of(1), 0, token.size()), token);
     send_all(other.of(1), 0, token);
     EXPECT_EQ(receive(other.of(0), 1, token.size()), token);
-    // By reading for the other group, rank 1 has made room in the connection, up to the window.
+    // Rank 1 has read while it waited for the other group. So the connection has room again, up to
+    // the window.
     total += send_until_full(group.of(0), 1);
   }
   EXPECT_EQ(total, LinkFrame::kWindowBytes);
@@ -92,7 +93,8 @@ TEST_F(TcpLinksTest, BothGroupsKeepTheirOrderWithLongStreamsInSeveralThreads) {
 TEST_F(TcpLinksTest, AGroupThatIsClosedInTheMiddleOfAFrameLeavesItWhole) {
   const TransportGroup group(*system_, TransportKind::kTcp, 2);
   const auto sent = pattern(3 << 20, 5);
-  // Groups send until the kernel takes only a part of a frame. The rest of that frame is kept.
+  // Several groups send until the kernel accepts only a part of a frame. The rest of that frame is
+  // kept.
   std::vector<std::unique_ptr<SecondGroup>> groups;
   size_t total = 0;
   while (groups.size() < 10 && (groups.empty() || total == sent.size())) {
@@ -140,7 +142,7 @@ TEST_F(TcpLinksTest, BytesForAGroupThatIsNotOpenYetAreKept) {
   const auto bytes = pattern(300'000, 3);
   const auto sender = system_->spawn("sender", [&] { send_all(*early, 1, bytes); });
   const auto token = pattern(1, 1);
-  // A thread that waits in another group receives the bytes.
+  // The bytes are received by a thread that waits in another group.
   const auto reader = system_->spawn("reader", [&] { receive(group.of(1), 0, 1); });
   sender->join();
   send_all(group.of(0), 1, token);
@@ -189,7 +191,7 @@ TEST_F(TcpLinksTest, AGroupThatIsIdleOwnsNoDescriptor) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// Rank 0 has opened the connection, which begins with a frame of its own.
+// Rank 0 has opened the connection, which begins with a frame without data.
 TEST_F(TcpLinksTest, ConnectionsFramesAndBytesAreCounted) {
   const TransportGroup group(*system_, TransportKind::kTcp, 2);
   const auto token = pattern(100, 1);
@@ -226,8 +228,8 @@ TEST_F(TcpLinksTest, EachGroupHasItsOwnInterruptAndWakeUp) {
   EXPECT_FALSE(deadline.has_passed(system_->now()));
 }
 
-// The lower rank leaves opening to the higher one, but not for long: here the higher rank does not
-// wait for anything.
+// The lower rank waits for the higher rank to open the connection, but not for long. Here the
+// higher rank does not wait for anything.
 TEST_F(TcpLinksTest, TheLowerRankOpensAConnectionToAPeerThatDoesNotWait) {
   const os::Address any{os::Address::Kind::kTcp, "127.0.0.1", 0};
   std::vector<std::unique_ptr<LinkedProcess>> processes;
@@ -243,8 +245,8 @@ TEST_F(TcpLinksTest, TheLowerRankOpensAConnectionToAPeerThatDoesNotWait) {
   const auto bytes = pattern(5000, 1);
   send_all(*low, 1, bytes);
   EXPECT_EQ(processes[0]->num_dialed(), 1);
-  // Until its acceptor has added the connection, the higher rank would open one to receive. So it
-  // first waits with an optional interest, which opens none.
+  // Until its acceptor has added the connection, a receive of the higher rank would open another
+  // one. So the rank first waits with an optional interest, which opens none.
   const ChannelInterest welcome{.peer = 0, .want_recv = true, .is_optional = true};
   ASSERT_TRUE(high->wait(std::span(&welcome, 1), soon()).ok());
   EXPECT_EQ(receive(*high, 0, bytes.size()), bytes);
@@ -253,7 +255,7 @@ TEST_F(TcpLinksTest, TheLowerRankOpensAConnectionToAPeerThatDoesNotWait) {
   EXPECT_EQ(processes[1]->num_dialed(), 0) << "a second connection";
 }
 
-// Tests how a wait for bytes of rank 1 ends.
+// Tests how a wait for bytes of rank 1 ends if that rank has ended.
 class LeftPeerTest : public TcpLinksTest {
  protected:
   Status wait_and_receive(Transport& transport, Duration patience) {
@@ -267,7 +269,7 @@ class LeftPeerTest : public TcpLinksTest {
     return status.ok() ? "ok" : to_string(status.error().code());
   }
 
-  // A stream to rank 1, which answers no dial.
+  // A stream to rank 1, which accepts no connection.
   const std::shared_ptr<TcpLinks> links_ = std::make_shared<TcpLinks>(
       *system_, TcpLinksOptions{.rank = 0, .num_ranks = 2},
       [](int, Deadline) { return Error(ErrorCode::kTimeout, "nobody"); });
@@ -276,15 +278,16 @@ class LeftPeerTest : public TcpLinksTest {
   const std::unique_ptr<Transport> transport_ = links_->open(id_, {0, 1}, 0, interrupt_);
 };
 
-// If no descriptor is free, the peer is not lost, and the stream can be used when one is free
-// again.
+// If no descriptor is free, the peer does not count as lost. The stream can be used again when a
+// descriptor is free.
 TEST_F(LeftPeerTest, ADialWithoutADescriptorIsNotTheEndOfTheStream) {
   const auto links = std::make_shared<TcpLinks>(
       *system_, TcpLinksOptions{.rank = 1, .num_ranks = 2}, [](int, Deadline) {
         return Error(ErrorCode::kUnavailable, "no descriptor").with_details({.is_own_limit = true});
       });
   const auto transport = links->open(id_, {0, 1}, 1, interrupt_);
-  const ChannelInterest interest{.peer = 0, .want_recv = true};  // the higher rank dials
+  // The higher rank opens the connection.
+  const ChannelInterest interest{.peer = 0, .want_recv = true};
   for (int again = 0; again < 2; ++again) {
     const Deadline deadline = system_->deadline_in(std::chrono::seconds(20));
     EXPECT_EQ(code_of(transport->wait(std::span(&interest, 1), deadline)), "kUnavailable");
@@ -315,8 +318,8 @@ TEST_F(LeftPeerTest, WhatWasSentBeforeLeavingIsReceived) {
   EXPECT_EQ(code_of(wait_and_receive(other.of(0), std::chrono::seconds(20))), "kPeerLost");
 }
 
-// Other peers wait during an attempt, so the first attempts are short. Later ones are longer, for
-// slow hosts.
+// Other peers wait during an attempt to connect, so the first attempts are short. Later ones are
+// longer, for the sake of slow hosts.
 TEST_F(TcpLinksTest, AnAttemptToConnectTakesTwiceAsLongAsTheOneBefore) {
   std::vector<Duration> patience;
   os::Interrupt interrupt;

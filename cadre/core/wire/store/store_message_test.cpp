@@ -1,4 +1,5 @@
-// The bytes of c10d's verbs were recorded between torch 2.13's TCPStore client and its own server.
+// Tests messages of the store. The bytes of c10d's verbs were recorded between torch 2.13's
+// TCPStore client and its own server.
 #include "cadre/core/wire/store/store_message.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +14,7 @@
 namespace cadre::wire {
 namespace {
 
-// Reads a message that is decoded in a single attempt.
+// Decodes a message in a single attempt.
 Result<Decoded<StoreRequest>> read_request(ConstBytes stream) {
   Progress progress;
   return decode_store_request(stream, progress);
@@ -72,7 +73,7 @@ std::vector<Written> recorded() {
   };
 }
 
-// Messages of Cadre's own verbs, as in docs/formats/store-tcp.md.
+// Returns messages with Cadre's own verbs, as docs/formats/store-tcp.md describes them.
 std::vector<Written> own() {
   const std::string nonce(kNonceBytes, 'n');
   const std::string proof(sizeof(Digest), 'p');
@@ -97,7 +98,7 @@ std::vector<Written> all_requests() {
   return all;
 }
 
-// A request, its answer, and the bytes of the answer to a client of c10d.
+// A request, its answer, and the bytes of the answer for a client of c10d.
 struct Answered {
   StoreRequest request;
   StoreResponse response;
@@ -196,7 +197,7 @@ TEST(StoreMessage, LongMessagesThatComeInPiecesAreThoseThatComeAtOnce) {
   }
 }
 
-// An attempt at more bytes of the same message looks only at the new bytes.
+// If more bytes of the message have arrived, the next attempt looks only at the new bytes.
 TEST(StoreMessage, AnAttemptGoesOnWhereTheOneBeforeEnded) {
   const StoreRequest request{.verb = StoreVerb::kWait, .keys = {"a", "b", "c"}};
   auto bytes = encode(request);
@@ -204,7 +205,7 @@ TEST(StoreMessage, AnAttemptGoesOnWhereTheOneBeforeEnded) {
   ASSERT_FALSE(decode_store_request(ConstBytes(bytes).first(30), progress)->message);
   EXPECT_EQ(progress.num_texts, 2u);
   EXPECT_EQ(progress.num_bytes, 27u);
-  bytes[9] = std::byte{0xff};  // the length of "a"; it has been looked at
+  bytes[9] = std::byte{0xff};  // the length of "a", at which the decoder has already looked
   ASSERT_FALSE(decode_store_request(ConstBytes(bytes).first(35), progress)->message);
   EXPECT_EQ(progress.num_needed, 36u);
 }
@@ -215,12 +216,12 @@ TEST(StoreMessage, RefusesUnknownVerbsAndLengthsOverTheLimits) {
       text("\xbf"),
       text("\xc5"),
       text("\xff"),
-      text("\x03\x01\x20\0\0\0\0\0\0"),                                  // a key of 8193 bytes
-      text("\x03\xff\xff\xff\xff\xff\xff\xff\xff"),                      // a key without end
-      text("\x01\0\0\0\0\0\0\0\0\x01\0\0\x01\0\0\0\0"),                  // a value of 16 MiB + 1
-      text("\x06\x01\0\x01\0\0\0\0\0"),                                  // 65537 keys
-      text("\xc0\x04\0\0\0\0\0\0\0\x41\0\0\0\0\0\0\0"),                  // a build of 65 bytes
-      text("\xc0\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x41\0\0\0\0\0\0\0"),  // and a nonce of 65 bytes
+      text("\x03\x01\x20\0\0\0\0\0\0"),                  // a key of 8193 bytes
+      text("\x03\xff\xff\xff\xff\xff\xff\xff\xff"),      // a key of unlimited length
+      text("\x01\0\0\0\0\0\0\0\0\x01\0\0\x01\0\0\0\0"),  // a value of 16 MiB + 1
+      text("\x06\x01\0\x01\0\0\0\0\0"),                  // 65537 keys
+      text("\xc0\x04\0\0\0\0\0\0\0\x41\0\0\0\0\0\0\0"),  // a build of 65 bytes
+      text("\xc0\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x41\0\0\0\0\0\0\0"),  // a nonce of 65 bytes
       text("\xc1\x41\0\0\0\0\0\0\0"),                                    // a proof of 65 bytes
   };
   for (const std::string& bytes : wrong) {
@@ -231,7 +232,7 @@ TEST(StoreMessage, RefusesUnknownVerbsAndLengthsOverTheLimits) {
 }
 
 TEST(StoreMessage, ARequestMayNotGrowOverItsLimitInSmallSteps) {
-  // This is a multi_set whose values are each within their limit.
+  // Each value of this multi_set is within the limit of a value.
   ByteWriter writer;
   writer.integer(StoreVerb::kMultiSet);
   writer.integer(uint64_t{100});
@@ -286,11 +287,12 @@ TEST(StoreMessage, AnswersThatMakeNoSenseAreRefused) {
     return !answer.ok() && answer.error().code() == ErrorCode::kCorruption;
   };
   EXPECT_TRUE(refuses(StoreVerb::kHello, "HTTP/1.1 400 Bad Request"));
-  EXPECT_TRUE(refuses(StoreVerb::kGet, text("\x08")));                         // no such code
-  EXPECT_TRUE(refuses(StoreVerb::kGet, text("\x01\x01\0\x01\0\0\0\0\0")));     // a long message
-  EXPECT_TRUE(refuses(StoreVerb::kWait, text("\0\x02")));                      // no such byte
+  EXPECT_TRUE(refuses(StoreVerb::kGet, text("\x08")));  // there is no such code
+  // The message is too long.
+  EXPECT_TRUE(refuses(StoreVerb::kGet, text("\x01\x01\0\x01\0\0\0\0\0")));
+  EXPECT_TRUE(refuses(StoreVerb::kWait, text("\0\x02")));  // there is no such bool
   EXPECT_TRUE(refuses(StoreVerb::kListKeys, text("\0\x01\0\x01\0\0\0\0\0")));  // 65537 keys
-  EXPECT_TRUE(refuses(StoreVerb::kGet, text("\0\x01\0\0\x01\0\0\0\0")));       // a long value
+  EXPECT_TRUE(refuses(StoreVerb::kGet, text("\0\x01\0\0\x01\0\0\0\0")));  // the value is too long
 }
 
 TEST(StoreMessage, ARequestOfAnotherShapeIsRefused) {

@@ -41,7 +41,7 @@ TEST(StoreRecord, EveryCutOfARecordIsTorn) {
 
 TEST(StoreRecord, AChangedByteIsTornAtTheEndAndCorruptionBefore) {
   const auto good = encode(sample_records()[1]);
-  for (size_t at = 4; at < good.size(); ++at) {  // `at` begins behind the length
+  for (size_t at = 4; at < good.size(); ++at) {  // `at` begins after the length field
     auto bytes = good;
     bytes[at] ^= std::byte{1};
     const auto last = decode_store_record(bytes);
@@ -60,7 +60,7 @@ TEST(StoreRecord, ZeroesAreTornAndImpossibleLengthsAreCorruption) {
   EXPECT_EQ(decode_store_record(huge).error().code(), ErrorCode::kCorruption);
 }
 
-// These are the bytes in docs/formats/store-file.md.
+// docs/formats/store-file.md contains these bytes.
 TEST(StoreRecord, TheBytesAreThoseOfTheFormatPage) {
   const auto bytes = encode(StoreRecord{StoreRecordVerb::kSet, "n", "42"});
   EXPECT_EQ(as_text(ConstBytes(bytes).first(4)), std::string("\x0c\0\0\0", 4));

@@ -1,4 +1,5 @@
-// `cadre schedule` as a user sees it; the schedules themselves are tested in cadre/core/schedule.
+// Tests the output of `cadre schedule`. The tests of cadre/core/schedule cover the schedules
+// themselves.
 #include <gmock/gmock.h>
 
 #include <fstream>

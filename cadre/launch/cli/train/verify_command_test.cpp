@@ -1,5 +1,5 @@
-// The part of `cadre verify` without libtorch: its help, the arguments of the trainer, and its exit
-// codes.
+// Tests the part of `cadre verify` that does not need libtorch: its help, the arguments of the
+// trainer, and its exit codes.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -42,8 +42,8 @@ TEST(Verify, RefusesWhatMakesNoSense) {
   }
 }
 
-// The path is checked before the processes start: the table of a long comparison must not be lost
-// at its end.
+// The path is checked before the processes start. Otherwise the table of a long comparison could be
+// lost at the end.
 TEST(Verify, AReportThatCannotBeWrittenIsRefusedFirst) {
   const cadre::testing::TemporaryFolder folder;
   const std::string path = folder.path();
@@ -100,7 +100,7 @@ TEST_F(VerifyTree, AMissingFileIsFoundAmongTheInstalledExamples) {
       << unknown.error;
 }
 
-// Exit code 1 means only a deviation, not other failures of the trainer.
+// Exit code 1 means a deviation. Other failures of the trainer have other codes.
 TEST_F(VerifyTree, ExitCodesTellADeviationFromAFailure) {
   for (const auto& [trainer, command] :
        std::vector<std::pair<int, int>>{{0, 0}, {4, 1}, {2, 2}, {3, 3}, {1, 3}, {77, 77}}) {
@@ -109,8 +109,8 @@ TEST_F(VerifyTree, ExitCodesTellADeviationFromAFailure) {
   }
 }
 
-// If the trainer's ranks have reported a failure together, the launcher reports nothing about
-// ranks.
+// If the trainer's ranks have reported a failure together, the launcher does not report the ranks
+// again.
 TEST_F(VerifyTree, OnlyAFailureThatTheTrainerHasNotReportedIsReported) {
   for (const auto& [code, is_reported] :
        std::vector<std::pair<int, bool>>{{2, true}, {3, true}, {4, true}, {5, false}}) {

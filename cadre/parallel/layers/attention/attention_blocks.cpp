@@ -47,7 +47,7 @@ std::vector<ScoreTile> TileScores::tiles_of(const KeyValueBlock& block) const {
       int64_t first_key = 0;
       for (const TokenRun& key_run : block.runs) {
         TokenRun keys = key_run;
-        // Keys behind the last row are masked for all rows.
+        // Keys after the last row are masked for all rows.
         if (rows_.options.is_causal) {
           keys.size = std::clamp<int64_t>(rows.begin + rows.size - keys.begin, 0, keys.size);
         }
@@ -117,7 +117,7 @@ void AttentionForward::add(const ScoreTile& tile, const at::Tensor& key, const a
   at::Tensor weights = scores_.scores(key, tile);
   at::Tensor largest = rows_of(largest_, tile);
   const at::Tensor largest_now = at::maximum(largest, weights.amax(-1, /*keepdim=*/true));
-  // Without any key so far, exp(-inf - 0) is 0, where exp(-inf - -inf) would be NaN.
+  // Before the first key of a row, exp(-inf - 0) gives 0, while exp(-inf - -inf) would give NaN.
   const at::Tensor base = largest_now.masked_fill(largest_now.eq(-kInfinity), 0);
   weights.sub_(base).exp_();
   const at::Tensor rescaling = (largest - base).exp_();

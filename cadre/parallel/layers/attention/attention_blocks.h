@@ -61,7 +61,7 @@ class TileScores {
   // Returns (B, H, tokens, width) as (B, H_kv, G, tokens, width), where G = H / H_kv, in the dtype
   // of the sums.
   at::Tensor grouped(const at::Tensor& heads) const;
-  // Returns the rows of a tile of such a tensor as (B, H_kv, G * rows, width).
+  // Returns the rows of a tile of a grouped tensor as (B, H_kv, G * rows, width).
   static at::Tensor folded(const at::Tensor& grouped, const ScoreTile& tile);
   // Returns (B, H_kv, G, rows, keys), minus infinity where the mask leaves a key out.
   at::Tensor scores(const at::Tensor& keys, const ScoreTile& tile) const;
@@ -95,7 +95,7 @@ class AttentionForward {
 
 class AttentionBackward {
  public:
-  // output, gradient: (B, H, tokens, D_v); log_sum_exp: the one of the forward.
+  // output, gradient: (B, H, tokens, D_v); log_sum_exp: the result of the forward.
   struct Result {
     at::Tensor output, log_sum_exp, gradient;
   };

@@ -17,8 +17,8 @@ struct AttentionOptions {
   std::optional<double> scale = {};
   // Dropout on the attention weights (B, heads, T, T).
   std::optional<CounterBasedDropoutOptions> dropout = {};
-  // Used by dropout, where ranks divide the model's heads: the first query head of this call, and
-  // how many query heads the model has; 0: this call has all heads.
+  // Used by dropout if the ranks divide the model's heads: the first query head of this call, and
+  // the number of query heads of the model; 0: this call has all heads.
   int64_t first_head = 0;
   int64_t num_heads = 0;
 };

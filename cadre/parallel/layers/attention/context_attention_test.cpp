@@ -1,5 +1,5 @@
-// Attention over a sequence that ranks share, in every form and order, is compared with the formula
-// in float64 in one process: output and gradients of query, key and value.
+// Compares attention over a sequence that is divided among ranks, in every form and order, with the
+// formula in float64 in one process: the output, and the gradients of query, key and value.
 //
 // Bounds, as shares of the tensor's largest value. float64: 1e-12; a result is a sum of some 30
 // products and 30 weights, each with a few roundings of 2^-53, and the largest value is of the size
@@ -35,7 +35,7 @@ using Tensors = std::vector<Tensor>;
 constexpr ContextForm kForms[] = {ContextForm::kRing, ContextForm::kAllToAll};
 constexpr SequenceOrder kOrders[] = {SequenceOrder::kContiguous, SequenceOrder::kZigzag};
 
-// Numbers between -1 and 1 that no simple rule relates.
+// Returns numbers between -1 and 1 without a regular pattern.
 Tensor irregular(at::IntArrayRef shape, double seed) {
   const int64_t count = c10::multiply_integers(shape);
   return (torch::arange(count, torch::kDouble).square() * 0.37 + seed).sin().view(shape);
@@ -103,7 +103,7 @@ Tensors by_formula(const Problem& problem, const Tensors& tensors) {
   return results;
 }
 
-// Returns this rank's part of the same tensors.
+// Returns this rank's part of the output and of the gradients.
 Tensors on_ranks(const Problem& problem, const Tensors& tensors, const ContextParallel& context) {
   const auto leaf = [&](size_t i) {
     return context.shard(tensors[i], 2).to(problem.dtype).requires_grad_(true);
@@ -117,7 +117,8 @@ Tensors on_ranks(const Problem& problem, const Tensors& tensors, const ContextPa
   }
   const Tensor output =
       context_parallel_attention(leaves[0], leaves[1], leaves[2], context, own.options());
-  // The backward must drop what its forward has dropped, although the step has changed.
+  // The backward must drop the same weights as its forward, although the step counter has changed
+  // since.
   if (stream) ++stream->step;
   Tensors results =
       torch::autograd::grad({output}, leaves, {context.shard(tensors[3], 2).to(problem.dtype)});
@@ -139,7 +140,7 @@ void require_equal(const Problem& problem, const Tensors& expected, const Tensor
     const Tensor difference = (actual[i].to(torch::kDouble) - part).abs();
     if (part.numel() == 0) continue;
     const double allowed = bound * expected[i].abs().max().item<double>();
-    // The comparison is false for NaN, too.
+    // For NaN this comparison is false, so the test fails.
     require(difference.max().item<double>() <= allowed,
             what + ": differs by " + std::to_string(difference.max().item<double>() / allowed) +
                 " bounds");
@@ -177,8 +178,9 @@ class ContextAttention : public ::testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, ContextAttention, ::testing::Values(1, 2, 3, 4));
 
-// Tokens that the ranks divide, that they do not divide, and so few that chunks are empty: 5 tokens
-// in 8 chunks leave three without any, 2 tokens on 4 contiguous ranks leave two ranks without any.
+// The numbers of tokens are: divisible by the ranks; not divisible; and so few that chunks are
+// empty. 5 tokens in 8 chunks leave three chunks empty, and 2 tokens on 4 ranks in contiguous order
+// leave two ranks without tokens.
 TEST_P(ContextAttention, EqualsTheFormulaForEveryNumberOfTokens) {
   std::vector<Problem> problems;
   for (const bool is_causal : {true, false}) {
@@ -189,7 +191,8 @@ TEST_P(ContextAttention, EqualsTheFormulaForEveryNumberOfTokens) {
   expect_formula(problems);
 }
 
-// 2, 3 and 4 ranks divide the 12 query heads, and not all of the numbers of key and value heads.
+// The 12 query heads are divisible by 2, 3 and 4 ranks; some of the numbers of key and value heads
+// are not.
 TEST_P(ContextAttention, EqualsTheFormulaForGroupedQueriesAndOtherWidths) {
   std::vector<Problem> problems;
   for (const int64_t num_key_value_heads : {1, 2, 3, 6}) {
@@ -207,7 +210,7 @@ TEST_P(ContextAttention, EqualsTheFormulaInLowerPrecision) {
                   {.is_causal = false, .dtype = torch::kBFloat16}});
 }
 
-// With two contiguous ranks a shard has more rows than are computed together.
+// On two ranks in contiguous order a shard has more rows than one block of the computation.
 TEST_P(ContextAttention, EqualsTheFormulaForLongShards) {
   expect_formula({{.num_tokens = 520, .num_key_value_heads = 1, .head_dim = 2, .value_dim = 2}});
 }
@@ -243,7 +246,8 @@ TEST_P(ContextAttention, ARowWithoutAnyKeyInABlockGivesTheFormula) {
   expect_formula({problem}, {tensors}, std::nullopt);
 }
 
-// The order of additions depends on the ranks and never on the order of arrival.
+// The order of additions is determined by the ranks and never by the order in which messages
+// arrive.
 TEST_P(ContextAttention, TwoRunsGiveEqualBits) {
   const Problem problem{.num_tokens = 13, .dtype = torch::kFloat};
   const Tensors tensors = problem.tensors();

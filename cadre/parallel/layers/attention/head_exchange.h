@@ -17,8 +17,8 @@
 
 namespace cadre {
 
-// Computes what context_parallel_attention() promises, by exchanging tokens for heads. REQUIRES:
-// the caller has checked the tensors.
+// Computes context_parallel_attention() by exchanging tokens for heads. REQUIRES: the caller has
+// checked the tensors.
 at::Tensor attention_by_heads(const at::Tensor& query, const at::Tensor& key,
                               const at::Tensor& value, const ContextParallel& context,
                               const AttentionOptions& options);

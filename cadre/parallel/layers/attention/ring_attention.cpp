@@ -31,7 +31,7 @@ at::Tensor packed(const at::Tensor& key, const at::Tensor& value) {
   return at::cat({key.reshape({-1}), value.reshape({-1})});
 }
 
-// The messages between neighbours, and the shapes of what they carry.
+// The messages between neighbours, and the shapes of their tensors.
 class Ring {
  public:
   Ring(ContextParallel context, const at::Tensor& key, const at::Tensor& value)
@@ -198,7 +198,8 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
   }
 };
 
-// The backward drops what its forward has dropped, whatever the program sets meanwhile.
+// The backward drops the same weights as its forward, even if the program changes the stream
+// meanwhile.
 AttentionOptions with_own_stream(const AttentionOptions& options) {
   AttentionOptions own = options;
   if (own.dropout) {

@@ -22,8 +22,8 @@
 
 namespace cadre {
 
-// Computes what context_parallel_attention() promises, in the ring form. REQUIRES: the caller has
-// checked the tensors.
+// Computes context_parallel_attention() in the ring form. REQUIRES: the caller has checked the
+// tensors.
 at::Tensor ring_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                           const ContextParallel& context, const AttentionOptions& options);
 

@@ -22,9 +22,9 @@ class JoinedOutputs {
     int index;
     int64_t num_rows;
   };
-  // Called once for each microbatch, in any order. Refuses outputs whose dimension batch_dim does
-  // not count the rows, and outputs that differ from those of another microbatch in number, dtype
-  // or other sizes.
+  // Called once for each microbatch, in any order. Throws for outputs whose dimension batch_dim
+  // does not count the rows, and for outputs that differ from those of another microbatch in
+  // number, dtype or other sizes.
   void add(const Microbatch& microbatch, const std::vector<at::Tensor>& outputs);
   // Called after all microbatches were added. Tensors of 0 dimensions become one of
   // (num_microbatches).

@@ -32,7 +32,7 @@ at::Tensor alias_of(const at::Tensor& tensor) {
   return at::alias(tensor);
 }
 
-// Memory that libtorch has not allocated, such as that of from_blob(), is the program's.
+// Memory that libtorch has not allocated, such as that of from_blob(), belongs to the program.
 bool is_held_once(const at::Tensor& tensor) {
   return tensor.has_storage() && tensor.use_count() == 1 && tensor.storage().use_count() == 1 &&
          tensor.storage().resizable();

@@ -9,15 +9,15 @@
 
 namespace cadre::parallel {
 
-// Returns the values without history, in memory that only the result refers to: the memory of
-// `tensor` itself if nothing but this one reference holds it, else a copy. Undefined for an
-// undefined tensor.
+// Returns the values without history, in memory to which only the result refers: the memory of
+// `tensor` itself if this reference is the only one to it, else a copy. Returns an undefined tensor
+// for an undefined one.
 at::Tensor own_values(const at::Tensor& tensor);
 
-// Returns the input of a forward, which may change it in place. For a leaf that requires grad it is
-// the result of an operation whose gradient is the leaf's, because libtorch refuses to change a
-// leaf or its views. The memory is the leaf's, which nothing else reads. Any other tensor is
-// returned itself.
+// Returns the input of a forward, which the forward may change in place. libtorch refuses to change
+// a leaf that requires grad, or a view of it. So for such a leaf the input is the result of an
+// operation that has the same gradient. It has the memory of the leaf, which nothing else reads.
+// Any other tensor is returned itself.
 at::Tensor forward_input(const at::Tensor& leaf);
 
 }  // namespace cadre::parallel

@@ -30,7 +30,7 @@ Tensor mean_square(const Tensor& output, const Tensor& target) {
   return torch::mse_loss(output, target);
 }
 
-// A model of two stages, made anew for each run.
+// A model of two stages. Each run makes a new one.
 struct Model {
   TensorFunction first, second;
   std::vector<NamedTensor> of_first, of_second;
@@ -46,7 +46,8 @@ Tensor weight_of(double offset, int64_t width = 3) {
   return filled({width, width}, offset).requires_grad_();
 }
 
-// The functions of the first and the second stage, which get the weights of their stage.
+// The function of the first or the second stage, which gets the weights of that stage as its second
+// argument.
 using StageFunction = std::function<Tensors(const Tensors&, const Tensor&)>;
 Model model_of(const StageFunction& first, const StageFunction& second, int64_t width = 3) {
   const Tensor a = weight_of(1, width);
@@ -57,7 +58,7 @@ Model model_of(const StageFunction& first, const StageFunction& second, int64_t 
           .of_second = {{"b", b}}};
 }
 
-// Returns a stage with a running mean of its inputs, in a buffer of `width` numbers.
+// Returns a stage that keeps a running mean of its inputs, in a buffer of `width` numbers.
 StageFunction with_memory(int64_t width, const std::function<Tensor(const Tensor&)>& returned) {
   const Tensor memory = torch::zeros({1, width}, torch::kDouble);
   return [=](const Tensors& x, const Tensor& w) -> Tensors {
@@ -77,7 +78,8 @@ std::vector<Values> changing_values() {
   const auto itself = [](const Tensor& memory) { return memory; };
   return {
       {"a buffer", [=] { return model_of(with_memory(3, itself), sum_of_both); }},
-      // The buffer is larger than what a connection can hold, so the send waits for the receiver.
+      // The buffer is larger than what a connection can hold, so the send blocks until the receiver
+      // reads.
       {"a large buffer", [=] { return model_of(with_memory(300, itself), sum_of_both, 300); }, 300},
       {"a view of a buffer",
        [] {
@@ -101,7 +103,7 @@ std::vector<Values> changing_values() {
   };
 }
 
-// Returns other values that may be shared, and changes in place by the next stage.
+// Returns cases in which values share memory, or the next stage changes them in place.
 std::vector<Values> shared_values() {
   return {
       {"a view of a parameter",
@@ -185,7 +187,8 @@ void add_gradients(const std::vector<NamedTensor>& parameters, Outcome& outcome)
   for (const auto& [name, tensor] : parameters) outcome.gradients[name] = tensor.grad();
 }
 
-// Runs in one process, microbatch by microbatch, each with its own values of what changes.
+// Runs the model in one process, microbatch by microbatch. Each microbatch has its own copy of the
+// values that change.
 Outcome alone(const Values& values) {
   const Model model = values.make();
   Outcome outcome;
@@ -212,8 +215,7 @@ void expect_equal(const Outcome& actual, const Outcome& expected, const std::str
   }
 }
 
-// All forwards come before the backwards, so that what a stage has returned waits as long as
-// possible.
+// All forwards run before the backwards, so that the returned values are kept as long as possible.
 TEST(PipelineValues, AreThoseOfTheReturnOnOneRank) {
   for (const Values& values : all_values()) {
     const Outcome expected = alone(values);

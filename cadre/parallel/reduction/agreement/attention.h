@@ -1,5 +1,5 @@
-// The counts, by parameter and by rank, that the ranks sum up when the trailer of a pass says that
-// one of them has news.
+// The counts, by parameter and by rank, that the ranks sum if the trailer of a pass says that one
+// of them has something to report.
 //
 // Threads: one. Blocking: gather_flags() is collective; the caller reduces counts(). Lifetime: a
 // value that shares its tensor. Errors: kInvalidArgument and kAborted, the same on all ranks.
@@ -35,7 +35,7 @@ class Attention {
   // The counts: (2 * num_parameters + kNumOfRank * world_size) int32.
   const at::Tensor& counts() const { return counts_; }
 
-  // These set this rank's counts. Called before the reduction.
+  // These functions set this rank's counts. They are called before the reduction.
   void set_used(size_t parameter) { values()[parameter] = 1; }
   void set_frozen(size_t parameter) { values()[num_parameters_ + parameter] = 1; }
   void set_gave_up() { of_rank(kGaveUp, here_->rank) = 1; }
@@ -68,7 +68,8 @@ class Attention {
   bool num_writes_differ() const { return differs(kNumWrites); }
   bool samples_differ() const { return differs(kSamples); }
   bool replicas_may_differ() const;
-  // Whether a rank has run a differentiable collective whose ranks may have unequal weights.
+  // Returns whether a rank has run a differentiable collective whose ranks may have unequal
+  // weights.
   bool some_have_exchanged() const;
   StepPosition position(Rank rank) const {
     return {.num_older = of_rank(kOlder, rank),
@@ -77,11 +78,11 @@ class Attention {
   }
   // Number of the wrapper to which the rank's pass belongs.
   uint32_t wrapper(Rank rank) const { return static_cast<uint32_t>(of_rank(kWrapper, rank)); }
-  // Whether all ranks are in the same step of the same wrapper.
+  // Returns whether all ranks are in the same step of the same wrapper.
   bool ranks_are_in_one_step() const;
 
-  // Throws if the ranks are in different steps. `step`: the number of the step of a rank that left
-  // no forward behind.
+  // Throws if the ranks are in different steps. `step`: the number of the current step on a rank on
+  // which every forward had its backward.
   void check_ranks_are_in_one_step(int64_t step) const;
   void check_no_rank_gave_up() const;
 

@@ -16,8 +16,8 @@
 
 namespace cadre::reduction {
 
-// groups: the global ranks of collectives, by group. Returns which ranks of `group` these are, for
-// the groups that share two ranks or more with it.
+// groups: the global ranks of collectives, by group. Returns the ranks that these have in `group`,
+// for each group that shares at least two ranks with it.
 std::vector<std::vector<int>> shared_ranks(std::span<const std::vector<int>> groups,
                                            const wrap::LocatedGroup& group);
 

@@ -19,7 +19,7 @@
 
 namespace cadre::reduction {
 
-// What the hooks of a forward's outputs share. It is destroyed with their graph.
+// The state that the hooks of a forward's outputs share. It is destroyed with their graph.
 struct Forward {
   int64_t number = 0;       // from 1
   bool is_reduced = false;  // a backward through it was reduced; a second one is a mistake
@@ -41,13 +41,15 @@ class ForwardLedger {
     bool is_synchronized;  // not under no_sync()
   };
   std::shared_ptr<Forward> enter(const Entering& entering);
-  // The forward has returned, so its outputs exist.
+  // Called when the forward has returned, so that its outputs exist.
   void set_returned(int64_t number);
-  // A backward has passed through the forward's outputs and computes no gradient of a parameter
-  // here, because its `inputs` are of another model. So the forward was not left behind.
+  // Called when a backward has passed through the forward's outputs and computes no gradient of a
+  // parameter here, because its `inputs` belong to another model. So the forward was not left
+  // behind.
   void set_passed(int64_t number);
-  // autograd::grad(create_graph=true) passes through the forward's outputs. What it computes until
-  // end_derivatives() has a graph that leads to the parameters without these outputs.
+  // Called when autograd::grad(create_graph=true) passes through the forward's outputs. The results
+  // that it computes until end_derivatives() have a graph that leads to the parameters without
+  // these outputs.
   void begin_derivative(int64_t number);
   void end_derivatives();
 
@@ -69,16 +71,17 @@ class ForwardLedger {
   int64_t last_number() const { return last_number_; }
   // Returns the position in a pass whose newest forward has this number.
   StepPosition position(int64_t newest) const;
-  // Forgives the waiting forwards before `number`, which all ranks have left behind: they do not
-  // count again.
+  // Forgives the waiting forwards before `number`, which all ranks have left behind: later steps do
+  // not count them again.
   struct Forgiving {
-    int64_t step;   // number of the pass's step
-    bool is_usual;  // the program leaves as many behind in each step: they are not lost
+    int64_t step;  // number of the pass's step
+    // The program leaves the same number of forwards behind in each step, so they are not lost.
+    bool is_usual;
   };
   void forgive_before(int64_t number, const Forgiving& forgiving);
-  // The forgiven forwards that are lost: their graph is gone, so that no backward can carry them
-  // any more. One with a graph is not lost, because a later backward may carry it. Valid until the
-  // next enter(), which drops their entries.
+  // The forgiven forwards that are lost: their graph is destroyed, so that no backward can carry
+  // them any more. One with a graph is not lost, because a later backward may carry it. Valid until
+  // the next enter(), which drops their entries.
   struct Lost {
     int32_t count = 0;
     int64_t step = 0;  // the step in which the first of them was forgiven

@@ -1,4 +1,4 @@
-// Which forwards wait for a backward, and where they stand in the step.
+// Tests which forwards wait for a backward, and their positions in the step.
 #include "cadre/parallel/reduction/agreement/forward_ledger.h"
 
 #include <gtest/gtest.h>

@@ -28,19 +28,20 @@ class LocalGradients {
 
   // Called when a backward of this rank has added to the gradient.
   void set_touched(size_t parameter) { is_touched_[parameter] = true; }
-  // Whether a backward of this rank has added to the gradient, and the gradient still exists.
+  // Returns whether a backward of this rank has added to the gradient, and the gradient still
+  // exists.
   bool contribute(size_t parameter) const;
-  // Whether the program has assigned the gradient, or has changed it in place, since the last
-  // accumulation or reduction.
+  // Returns whether the program has assigned the gradient, or has changed it in place, since the
+  // last accumulation or reduction.
   bool is_changed(size_t parameter) const;
 
   // Called in a backward under no_sync(), at each output and gradient. When the backward ends, the
   // samples of the forwards that it carries are counted. `reached`: the forward whose output the
   // backward passes, or null.
   void accumulate(const Forward* reached, std::optional<size_t> just_touched);
-  // Forgets the samples if the gradients that they belong to were cleared. `just_touched`: a
-  // parameter to whose gradient the running backward has added, so that it does not show a
-  // clearing.
+  // Forgets the samples if the program has cleared the gradients to which they belong.
+  // `just_touched`: a parameter to whose gradient the running backward has added, so that the
+  // gradient does not show whether it was cleared.
   void forget_if_cleared(std::optional<size_t> just_touched);
   // Returns the samples for a pass, and begins the next accumulation.
   int64_t take_samples();
@@ -50,8 +51,8 @@ class LocalGradients {
   void set_reduced();
 
  private:
-  // A gradient as it was seen last. This does not keep the tensor alive, but as long as it exists
-  // no other tensor gets the same address.
+  // The last known state of a gradient. It does not keep the tensor alive, but while it exists no
+  // other tensor gets the same address.
   struct Seen {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     uint32_t version;
@@ -66,7 +67,8 @@ class LocalGradients {
   ForwardLedger& ledger_;
   std::vector<bool> is_touched_;
   std::function<void()> on_accumulated_;
-  // How each gradient was after the last accumulation or reduction; nullopt if it was undefined.
+  // The state of each gradient after the last accumulation or reduction; nullopt if it was
+  // undefined.
   std::vector<std::optional<Seen>> seen_;
   int64_t num_samples_ = 0;
   std::vector<std::vector<int>> collectives_;

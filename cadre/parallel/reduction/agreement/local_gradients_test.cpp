@@ -1,4 +1,4 @@
-// Samples of gradients that this rank alone has accumulated.
+// Tests the counts of samples whose gradients this rank has accumulated without reduction.
 #include "cadre/parallel/reduction/agreement/local_gradients.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 
 class LocalGradientsTest : public ::testing::Test {
  protected:
-  // A forward of num_samples that uses the parameters of these places, and its backward.
+  // Runs a forward of num_samples that uses the parameters with these indices, and its backward.
   void train(const std::vector<size_t>& used, int64_t num_samples) {
     const auto forward = ledger_.enter({.num_samples = num_samples, .is_synchronized = false});
     at::Tensor loss = torch::zeros({});

@@ -14,7 +14,7 @@ namespace cadre::reduction {
 [[noreturn]] void refuse_lost_wrapper(const Wrapper& wrapper);
 [[noreturn]] void refuse_second_backward(const Wrapper& wrapper);
 [[noreturn]] void refuse_create_graph(const Wrapper& wrapper);
-// Thrown on all ranks: no rank has a sample.
+// All ranks throw this error: no rank has a sample.
 [[noreturn]] void refuse_no_samples(const Wrapper& wrapper);
 [[noreturn]] void refuse_direct_call(const Wrapper& wrapper, const std::string& parameter);
 [[noreturn]] void refuse_repeated_gradient(const Wrapper& wrapper, const std::string& parameter);

@@ -25,7 +25,7 @@ std::string ranks_with(const Attention& attention, uint32_t reason, int world_si
   return ranks_text(flags, 0, 1);
 }
 
-// Returns why the values of a parameter are not the same on all ranks, and what to do.
+// Returns why the values of a parameter differ between ranks, and the remedy.
 std::string reason_of(const Attention& attention, bool is_written, int world_size) {
   if (attention.some_have_suspicion(kLoneStep)) {
     return format(

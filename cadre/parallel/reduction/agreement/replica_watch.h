@@ -58,21 +58,21 @@ class ReplicaWatch {
   // Called when a backward of this rank alone has ended.
   void set_has_local_gradients();
 
-  // What this rank reports to the others. suspicion(): reasons to compare, a bit for each.
-  // num_writes(): the number of changes since the last reduction that a version counter shows,
-  // modulo 256. samples(): a digest of samples of the values.
+  // These functions return the values that this rank reports to the others. suspicion(): reasons to
+  // compare, a bit for each. num_writes(): the number of changes since the last reduction that a
+  // version counter shows, modulo 256. samples(): a digest of samples of the values.
   uint32_t suspicion() const;
   uint8_t num_writes() const;
   uint32_t samples() const { return samples_; }
 
-  // Compares the parameters in question. Collective; called if any rank has a suspicion or the
+  // Compares the parameters that may differ. Collective; called if any rank has a suspicion, or the
   // numbers of changes or the samples differ.
   void check(const Attention& attention, const Wrapper& here, const wrap::LocatedGroup& group);
   // Called when a pass has ended without an error.
   void end_pass();
 
  private:
-  // What is compared to notice a change of values.
+  // The values that are compared to notice a change of the parameters.
   struct State {
     uint32_t num_writes = 0;
     uint64_t samples = 0;

@@ -34,7 +34,8 @@ std::vector<int64_t> summed(const wrap::LocatedGroup& group, std::span<const int
   return {sums.const_data_ptr<int64_t>(), sums.const_data_ptr<int64_t>() + size};
 }
 
-// The numbers of the ranks are equal if the mean of their squares is the square of their mean.
+// The numbers of all ranks are equal if and only if the mean of their squares equals the square of
+// their mean.
 bool are_equal_on_all(std::span<const int64_t> sums, int64_t world_size) {
   const int64_t mean = sums[kOwn] / world_size;
   return sums[kIsTooLargeToSquare] == 0 && sums[kOwn] % world_size == 0 &&

@@ -28,7 +28,8 @@ struct SampleWeight {
   bool is_equal_on_all = false;
   // The place in `of_forwards` of a forward in which this rank has another share.
   std::optional<size_t> unlike = {};
-  // Sample count that every further forward of this pass must have; nullopt: none is allowed.
+  // The number of samples that every further forward of this pass must have; nullopt: no further
+  // forward is allowed.
   std::optional<int64_t> needed_of_others = {};
 };
 
@@ -40,7 +41,8 @@ struct SampleWeight {
 std::optional<SampleWeight> agree_on_weight(const wrap::LocatedGroup& group,
                                             const PassSamples& own);
 
-// Returns the weight with which every rank counts the same, whatever its number of samples.
+// Returns the weight that gives the gradients of all ranks equal weights, whatever their numbers of
+// samples.
 SampleWeight equal_weight(const wrap::LocatedGroup& group);
 
 }  // namespace cadre::reduction

@@ -1,12 +1,12 @@
-// What the ranks compare at the end of each pass, in the elements behind the last bucket: whether
-// one of them has news, and whether all are in a pass of the same wrapper, at the same place among
-// its forwards, have changed their parameters equally often, and have equal samples of the
-// parameters' values.
+// The trailer: elements behind the last bucket, with which the ranks find at the end of each pass
+// whether one of them has something to report, and whether all are in a pass of the same wrapper,
+// at the same place among its forwards, have changed their parameters equally often, and have equal
+// samples of the parameters' values.
 //
-// Threads: plain functions. Blocking: never. Errors: none.
-// Sums over ranks in the bucket's dtype are all there is, and bfloat16 counts to 256 only. So each
-// bit of a number is sent as two elements, the bit and its complement: where all ranks agree, one
-// of the two sums is zero, in every dtype, and whether they are averaged or not.
+// Threads: plain functions. Blocking: never. Errors: none. The trailer is only summed over ranks,
+// in the bucket's dtype, and bfloat16 counts to 256 only. So each bit of a number is sent as two
+// elements, the bit and its complement: where all ranks agree, one of the two sums is zero, in
+// every dtype, and whether they are averaged or not.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,8 @@
 
 namespace cadre::reduction {
 
-// Forwards of this rank that no backward has gone through, beside those that the pass carries.
+// The forwards of this rank through which no backward has gone, other than those that the pass
+// carries.
 struct StepPosition {
   int32_t num_older = 0;
   int32_t num_newer = 0;  // newer than the newest forward that the pass carries
@@ -44,8 +45,8 @@ struct TrailerWord {
 // trailer: (kTrailerNumel), any floating-point dtype.
 void write_trailer(const at::Tensor& trailer, const TrailerWord& word);
 
-// Called after the reduction. Whether some rank has news, or the wrappers, the positions, the
-// numbers of writes or the samples differ. The same on all ranks.
+// Called after the reduction. Returns whether some rank has something to report, or the wrappers,
+// the positions, the numbers of writes or the samples differ. The result is the same on all ranks.
 bool trailer_needs_attention(const at::Tensor& trailer);
 
 }  // namespace cadre::reduction

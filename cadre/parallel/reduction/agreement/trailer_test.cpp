@@ -1,4 +1,5 @@
-// The words that ranks put into the trailer, and what each reads from their sum or mean.
+// Tests the words that ranks write into the trailer, and what each rank concludes from their sum or
+// mean.
 #include "cadre/parallel/reduction/agreement/trailer.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +12,8 @@ namespace {
 
 constexpr int kManyRanks = 1000;
 
-// Whether the sum needs attention if rank 0 has the one word and all other ranks the other.
+// Returns whether the sum needs attention if rank 0 writes `of_0` and all other ranks write
+// `of_others`.
 bool trailer_tells(at::ScalarType dtype, double factor, const TrailerWord& of_0,
                    const TrailerWord& of_others) {
   const at::Tensor sum = torch::zeros({kTrailerNumel}, dtype);

@@ -1,4 +1,4 @@
-// Names the wrapper of a model from which an error or a log line comes, and the rank.
+// Identifies, in errors and log lines, the wrapper of a model and its rank.
 //
 // Threads: plain values. Blocking: never. Errors: none.
 #pragma once

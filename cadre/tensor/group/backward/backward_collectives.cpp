@@ -10,9 +10,9 @@ namespace {
 
 // Maps the global ranks of a group to the newest backward that has run a collective of such a
 // group. A backward that is nested in another one has the larger number. Each thread has its own
-// map, because the thread is all that the nodes of a graph and the wrapper whose pass runs them
-// have in common. An entry is a number for a set of ranks, so it may stay when a group of them is
-// gone.
+// map, because the nodes of a graph and the wrapper whose pass runs them share nothing but the
+// thread. An entry is a number for a set of ranks, so it may stay when a group of them is
+// destroyed.
 std::map<std::vector<int>, int>& newest_backwards() {
   thread_local std::map<std::vector<int>, int> newest;
   return newest;

@@ -1,6 +1,6 @@
-// Which differentiable collectives the backwards of a thread have run. Their gradient is that of
-// the sum of the ranks' losses, so the backward adds gradients of other ranks. A wrapper that
-// weights ranks needs to know, because it multiplies the gradients of parameters after that
+// Records which differentiable collectives the backwards of a thread have run. Their gradient is
+// that of the sum of the ranks' losses, so the backward adds gradients of other ranks. A wrapper
+// that weights ranks reads the record, because it multiplies the gradients of parameters after that
 // addition.
 //
 // Threads: each has a record of its own. Blocking: never. Lifetime: values; a record has one entry

@@ -47,7 +47,7 @@ const Losses kOneLoss{};
 // collective.
 class CollectiveNode final : public torch::autograd::Node {
  public:
-  // saved: undefined if the backward needs nothing.
+  // saved: a tensor that the backward needs; undefined if it needs none.
   CollectiveNode(std::string operation, Losses losses, Backward backward, const at::Tensor& saved)
       : operation_(std::move(operation)),
         losses_(std::move(losses)),

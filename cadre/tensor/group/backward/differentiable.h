@@ -72,8 +72,8 @@ struct DimensionOptions {
 // view of the input, and autograd refuses a change of either in place; otherwise it is the input
 // itself.
 CADRE_EXPORT at::Tensor copy_to_group(const at::Tensor& input, const ProcessGroup& group);
-// Megatron's g, used after such a layer. Forward: all_reduce with SUM; backward: the identity. The
-// result is replicated.
+// Megatron's g, used after a layer with divided weights. Forward: all_reduce with SUM; backward:
+// the identity. The result is replicated.
 CADRE_EXPORT at::Tensor reduce_from_group(const at::Tensor& input, const ProcessGroup& group,
                                           const ReduceFromGroupOptions& options = {});
 // Returns this rank's of world_size equal parts along `dim`; backward: gather_from_group. input:

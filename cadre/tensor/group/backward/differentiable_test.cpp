@@ -1,6 +1,6 @@
-// The differentiable collectives on thread ranks, compared with one process: the reference is the
-// same computation on the inputs of all ranks, by plain operators of PyTorch in double, and its
-// autograd.
+// Compares the differentiable collectives, on ranks that are threads, with one process: the
+// reference is the same computation on the inputs of all ranks, with plain operators of PyTorch in
+// double and their autograd.
 #include "cadre/tensor/group/backward/differentiable.h"
 
 #include <gmock/gmock.h>
@@ -27,14 +27,14 @@ using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
 // Returns multiples of 1/4, which every dtype represents exactly. There are few different values,
-// so that ranks have ties.
+// so that several ranks have the same extremum.
 Tensor values(int rank, at::IntArrayRef shape, int64_t seed = 0) {
   const int64_t count = c10::multiply_integers(shape);
   const Tensor counted = torch::arange(count, torch::kDouble) * 5 + rank * 7 + seed * 3;
   return (counted.fmod(11).div(2).floor() / 4 - 0.5).view(shape);
 }
 
-// One collective, as a call on ranks and as a function of the inputs of all ranks.
+// A collective, both as a call on ranks and as a function of the inputs of all ranks.
 struct DifferentiableCall {
   std::string name;
   std::function<std::vector<int64_t>(int rank, int world_size)> shape;
@@ -159,8 +159,8 @@ std::vector<DifferentiableCall> exchanges() {
          return std::vector<int64_t>{std::accumulate(sent.begin(), sent.end(), int64_t{0}), 3};
        },
        uneven_all_to_all, [](const Tensors& all) { return exchanged(all, rows_between); }},
-      // Rank r sends r rows to each rank, so its input is divided evenly, and only the splits of
-      // the result are given.
+      // Rank r sends r rows to each rank. So its input is divided evenly, and only the splits of
+      // the output are given.
       {"all_to_all with output splits",
        [](int rank, int world_size) {
          return std::vector<int64_t>{rank * world_size, 3};
@@ -192,7 +192,8 @@ Tensor loss_of(const Tensor& result, int rank) {
   return (weights * result + (rank + 1) * result * result).sum();
 }
 
-// The inputs of all ranks as leaves in double, the results, and the sum of the ranks' losses.
+// The results of the reference: the inputs of all ranks as leaves in double, the outputs, and the
+// sum of the ranks' losses.
 struct Truth {
   Tensors inputs;
   Tensors results;
@@ -224,7 +225,8 @@ void require_close(const Tensor& actual, const Tensor& expected, double toleranc
   require(is_close, text.str());
 }
 
-// Returns the gradient; zeros if it is undefined in the reference, because nothing depends on it.
+// Returns the gradient, or zeros if it is undefined in the reference because the loss does not
+// depend on the input.
 Tensor or_zeros(const Tensor& gradient, const Tensor& input) {
   return gradient.defined() ? gradient : torch::zeros_like(input);
 }
@@ -275,8 +277,7 @@ TEST_P(Differentiable, ResultsAndGradientsEqualOneProcess) {
       });
 }
 
-// The loss contains a penalty on the gradients: the sum over ranks of squares of the gradients of
-// all ranks.
+// The loss contains a penalty on the gradients: the sum of the squared gradients of all ranks.
 TEST_P(Differentiable, GradientsOfGradientsEqualOneProcess) {
   expect_of_each(
       [](const DifferentiableCall& collective, const Truth& truth, const ProcessGroup& group) {
@@ -297,7 +298,7 @@ TEST_P(Differentiable, GradientsOfGradientsEqualOneProcess) {
       });
 }
 
-// The input of one rank after the other does not require grad; that rank takes part in backward
+// In turn, the input of each rank does not require grad. That rank takes part in the backward
 // nevertheless.
 TEST_P(Differentiable, ARankWithoutAGradientTakesPartInBackward) {
   expect_of_each([](const DifferentiableCall& collective, const Truth& truth,
@@ -317,7 +318,8 @@ TEST_P(Differentiable, ARankWithoutAGradientTakesPartInBackward) {
   });
 }
 
-// The input is transposed, and the gradient is the expanded one of a sum: neither is contiguous.
+// The input is transposed, and the gradient is that of a sum, which is expanded. So neither is
+// contiguous.
 TEST_P(Differentiable, InputsAndGradientsNeedNotBeContiguous) {
   expect_of_each(
       [](const DifferentiableCall& collective, const Truth& truth, const ProcessGroup& group) {
@@ -348,7 +350,8 @@ TEST_P(Differentiable, AGraphThatIsKeptGoesBackTwice) {
       });
 }
 
-// A change of the result in place changes neither the input nor tensors saved for backward.
+// If the program changes the result in place, the input and the tensors saved for backward stay
+// unchanged.
 TEST_P(Differentiable, AResultMayBeChangedInPlace) {
   expect_of_each(
       [](const DifferentiableCall& collective, const Truth& truth, const ProcessGroup& group) {
@@ -377,7 +380,7 @@ TEST_P(Differentiable, AnUndefinedGradientIsZeroAndTakesPart) {
   expect_of_each([](const DifferentiableCall& collective, const Truth& truth,
                     const ProcessGroup& group) {
     const int rank = group.rank();
-    Tensor others = torch::zeros({}, torch::kDouble);  // the losses of all ranks but rank 0
+    Tensor others = torch::zeros({}, torch::kDouble);  // the losses of all ranks except rank 0
     for (int other = 1; other < group.world_size(); ++other) {
       others = others + loss_of(truth.results[static_cast<size_t>(other)], other);
     }
@@ -405,7 +408,7 @@ TEST_P(Differentiable, WithoutGradModeAndOfIntegersThereIsNoGraph) {
       require_close(result, truth.results[static_cast<size_t>(rank)].detach(), 1e-12,
                     collective.name);
     }
-    // The mean and a real factor are not defined for integers.
+    // AVG and PREMUL_SUM with a real factor are not defined for integers.
     if (collective.name.find("avg") != std::string::npos) return;
     if (collective.name.find("premul") != std::string::npos) return;
     const Tensor counts = (truth.inputs[static_cast<size_t>(rank)].detach() * 4).to(torch::kLong);
@@ -416,9 +419,9 @@ TEST_P(Differentiable, WithoutGradModeAndOfIntegersThereIsNoGraph) {
   });
 }
 
-// Several collectives, sequential and independent: backward runs them in the reverse order on every
-// rank, whatever the order in which a rank adds up its losses, and even if a rank's inputs require
-// no gradient.
+// Runs several collectives, some of which depend on each other. The backward runs them in the
+// reverse order on every rank, even if a rank adds up its losses in another order, or if its inputs
+// require no gradient.
 TEST_P(Differentiable, SeveralCollectivesKeepOneOrder) {
   expect_on_all([](const ProcessGroup& group) {
     const int n = group.world_size();
@@ -442,7 +445,7 @@ TEST_P(Differentiable, SeveralCollectivesKeepOneOrder) {
       const Tensor total = functional::all_reduce(x, group);
       const Tensor gathered = functional::all_gather(x, group);
       const Tensor rows = functional::reduce_scatter(total * x, group);
-      // Its backward runs on every rank, although no input requires grad.
+      // The backward of this collective runs on every rank, although its input requires no grad.
       const Tensor constant = functional::all_reduce(torch::ones({2}, torch::kDouble), group);
       const Tensor first = chain(x, total, rows);
       const Tensor second = gathered.pow(3).sum() + 0 * constant.sum();
@@ -454,7 +457,8 @@ TEST_P(Differentiable, SeveralCollectivesKeepOneOrder) {
   });
 }
 
-// Ties share the gradient, a NaN has NaN as gradient, and both infinities are extrema.
+// Ranks with the same extremum share the gradient, the gradient of a NaN is NaN, and an infinity
+// can be an extremum.
 TEST(Functional, TheGradientOfAnExtremumGoesToThoseThatHoldIt) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double inf = std::numeric_limits<double>::infinity();

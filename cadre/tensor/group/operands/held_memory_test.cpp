@@ -1,5 +1,5 @@
-// Blocking calls can fail while an engine that cannot be aborted still runs: their memory then
-// stays until the engine has ended, whatever the program does with its tensors.
+// Tests blocking calls that fail while an engine that cannot be aborted still runs. The memory of
+// such a call is kept until the engine has ended, whatever the program does with its tensors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,7 +29,7 @@ using torch::Tensor;
 constexpr Duration kPatience = std::chrono::seconds(20);
 constexpr Duration kSoon = std::chrono::milliseconds(30);
 
-// An engine that reads all of the input and writes all of the output; the values have no meaning.
+// An engine that reads the whole input and writes the whole output; the values are arbitrary.
 class TouchingPeers final : public testing::FakePeers {
  public:
   Status run(const testing::FakeRank&, const OpContext&, const Collective& collective) override {
@@ -40,10 +40,10 @@ class TouchingPeers final : public testing::FakePeers {
   }
 };
 
-// Rank 0 of two ranks, whose engine begins to move data only when the gate is open.
+// The fixture is rank 0 of two ranks. Its engine begins to move data only when the gate is open.
 class AbandonedMemoryTest : public ::testing::Test {
  protected:
-  // Runs the call to its deadline, after which the call's tensors are gone.
+  // Runs the call until it times out. Afterwards the tensors of the call are destroyed.
   void expect_timeout(const std::function<void(const ProcessGroup&)>& call) {
     const std::string failure = testing::failure_of([&] { call(group_); });
     EXPECT_THAT(failure, ::testing::StartsWith("kTimeout"));
@@ -129,8 +129,8 @@ INSTANTIATE_TEST_SUITE_P(
          }}}),
     [](const auto& call) { return std::string(call.param.first); });
 
-// Packed copies are freed by the call itself. They are so large that freed memory is no longer
-// mapped, and an engine that still writes to it ends the process.
+// The call itself frees its packed copies. They are so large that freeing unmaps them: an engine
+// that still wrote to them would crash the process.
 constexpr int64_t kLargeNumel = int64_t{16} << 20;
 
 TEST_F(AbandonedMemoryTest, ThePackedCopyOfATransposedTensorStays) {

@@ -72,8 +72,8 @@ CollectiveOptions keeping(const GroupCall& call, const Tensors&... tensors) {
   return options;
 }
 
-// Options for a blocking call. They hold the tensors' memory only where the call may fail before
-// the engine has ended, because holding it allocates.
+// Options for a blocking call. They hold the tensors' memory only if the call may fail before the
+// engine has ended, because holding memory needs an allocation.
 template <typename... Tensors>
 CollectiveOptions blocking(const GroupCall& call, const Tensors&... tensors) {
   return may_use_memory_after_failure(call.group) ? keeping(call, tensors...) : call.options();

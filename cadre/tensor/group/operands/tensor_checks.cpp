@@ -22,7 +22,7 @@ std::string shape_of(const at::Tensor& tensor) {
 
 namespace {
 
-// Returns what to do about a tensor that `conversion` would make fit.
+// Returns the remedy for a tensor that could be used after `conversion`.
 std::string instead_of(std::string_view role, std::string_view conversion) {
   if (role == kInput) return format("pass input.{}", conversion);
   const std::string_view name = role == kOutput ? "output" : "tensor";
@@ -49,7 +49,7 @@ void check_aliasing(const Communicator& communicator, std::string_view operation
              shape_of(small), communicator.rank(), shape_of(large)));
 }
 
-// Refuses what torch's in-place operations refuse: a leaf that requires grad, or a view of one,
+// Throws where torch's in-place operations throw: for a leaf that requires grad, or a view of one,
 // while grad mode is on.
 void check_may_change(const Communicator& communicator, std::string_view operation,
                       std::string_view role, const at::Tensor& tensor) {
@@ -148,7 +148,7 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
                   format("{} {} is on {}; this group exchanges CPU tensors: {}", role,
                          shape_of(tensor), tensor.device().str(), instead_of(role, "cpu()")));
   }
-  // The memory of a negated view holds the numbers with the other sign.
+  // The memory of a negated view holds the values with the opposite sign.
   if (tensor.is_neg()) {
     refuse_tensor(communicator, operation,
                   format("{} {} is a negated view; {}", role, shape_of(tensor),

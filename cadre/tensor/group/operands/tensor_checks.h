@@ -20,7 +20,7 @@
 
 namespace cadre {
 
-// More elements than any machine can hold; their bytes are counted without overflow.
+// A count of elements that exceeds every memory, and whose count of bytes does not overflow.
 inline constexpr int64_t kMaxElements = int64_t{1} << 52;
 
 inline constexpr std::string_view kInPlace = "the tensor";
@@ -68,8 +68,8 @@ void check_entries_apart(const Communicator& communicator, std::string_view oper
 // Checks a list with one tensor for each rank; returns their dtype. `listed` is kInput or kOutput.
 DType check_list(const Communicator& communicator, std::string_view operation,
                  std::string_view listed, const std::vector<at::Tensor>& tensors);
-// Checks the other tensor of a list operation: it has the dtype of the list and, if there is a list
-// on this rank, as many elements as this rank's entry. Returns its dtype.
+// Checks the other tensor of a list operation: it must have the dtype of the list and, if this rank
+// has a list, as many elements as this rank's entry. Returns its dtype.
 DType check_beside_list(const Communicator& communicator, std::string_view operation,
                         std::string_view role, const at::Tensor& tensor,
                         const std::vector<at::Tensor>& tensors);

@@ -9,8 +9,8 @@
 namespace cadre {
 namespace {
 
-// The innermost scope of this thread; null outside of any scope. It belongs to the thread because a
-// module's forward(), which runs in the scope, calls groups that it got before and elsewhere.
+// The innermost scope of this thread; null outside of any scope. It is thread-local, because the
+// module's forward(), which runs in the scope, uses groups that it got elsewhere before.
 thread_local const WorldOfOneScope* innermost = nullptr;
 
 }  // namespace

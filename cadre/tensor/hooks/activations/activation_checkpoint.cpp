@@ -46,7 +46,8 @@ struct ForwardState {
   }
 };
 
-// Sets the state of a first forward for a second one; restores the present state at its end.
+// Sets the state of the first forward for the second one. The destructor restores the present
+// state.
 class Restored {
  public:
   explicit Restored(const ForwardState& state) {
@@ -83,9 +84,9 @@ std::vector<uint32_t> versions_of(const std::vector<at::Tensor>& tensors) {
   return versions;
 }
 
-// Keeps the present values of tensors and restores them at its end, after the second forward and
-// the backward that reads the values which that forward changed. Version counters do not change;
-// batch_norm does not change them either.
+// Keeps the present values of tensors. The destructor restores them, after the second forward and
+// the backward that reads the values which that forward has changed. Version counters do not
+// change, as with batch_norm.
 class KeptValues {
  public:
   explicit KeptValues(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
@@ -121,14 +122,16 @@ variable_list run_first(const Checkpointed& checkpointed, const variable_list& i
   return outputs;
 }
 
-// A CustomClassHolder, because saved_data of the context can hold a value of any type only as one.
+// This is a CustomClassHolder, because the saved_data of a context can hold a value of any type
+// only in such a class.
 struct Holder : torch::CustomClassHolder {
   explicit Holder(Checkpointed held) : checkpointed(std::move(held)) {}
   Checkpointed checkpointed;
 };
 
 struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
-  // leaf: an empty tensor that requires grad, so that backward comes here even if no input does.
+  // leaf: an empty tensor that requires grad, so that autograd calls this backward even if no input
+  // requires grad.
   static variable_list forward(AutogradContext* context, const at::Tensor& /*leaf*/,
                                at::TensorList inputs, const c10::intrusive_ptr<Holder>& holder) {
     variable_list given(inputs.begin(), inputs.end());

@@ -47,8 +47,8 @@ namespace cadre {
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 // Calls function(inputs) without grad now, and again in backward. All inputs and outputs are
-// defined.
-// buffers: tensors whose values the second call must not change; its changes are undone.
+// defined. buffers: tensors in which the second call must not change values; its changes are
+// undone.
 CADRE_EXPORT std::vector<at::Tensor> checkpoint(TensorFunction function,
                                                 const std::vector<at::Tensor>& inputs,
                                                 std::vector<at::Tensor> buffers = {});
@@ -96,7 +96,7 @@ Output call_checkpointed(const Call& forward, std::vector<at::Tensor> buffers,
         return wrap::tensors_of(**output);
       },
       inputs, std::move(buffers));
-  // The graph keeps the inputs by itself, in a way that notices changes.
+  // The graph keeps the inputs itself, and notices changes of them.
   wrap::replace_tensors(*kept, without_tensor);
   Output result = std::move(**output);
   output->reset();

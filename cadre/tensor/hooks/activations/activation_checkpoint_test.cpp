@@ -1,4 +1,5 @@
-// A checkpointed module computes the gradients of the plain one, and keeps only its arguments.
+// Tests that a checkpointed module computes the gradients of the plain one, and keeps only its
+// arguments.
 #include "cadre/tensor/hooks/activations/activation_checkpoint.h"
 
 #include <torch/csrc/autograd/autograd.h>
@@ -48,9 +49,10 @@ std::vector<Tensor> gradients_of(M& module, bool input_requires_grad) {
   const Tensor x = input().clone().requires_grad_(input_requires_grad);
   torch::manual_seed(11);
   const Tensor y = module.forward(x);
-  torch::rand({5});  // moves the generator between forward and backward
+  torch::rand({5});  // changes the generator between forward and backward
   module.forward(y).pow(2).sum().backward();
-  std::vector<Tensor> gradients = {torch::rand({2})};  // tells the generator's state afterwards
+  // Shows the state of the generator after the backward.
+  std::vector<Tensor> gradients = {torch::rand({2})};
   if (input_requires_grad) gradients.push_back(x.grad());
   for (const Tensor& parameter : module.parameters()) gradients.push_back(parameter.grad());
   return gradients;
@@ -99,7 +101,7 @@ TEST(ActivationCheckpoint, IsAModuleLikeThePlainOne) {
   EXPECT_EQ(module.num_forwards, 1);
 }
 
-// The casts that autocast makes when it computes again must not live until the next forward.
+// The casts that autocast makes in the recomputation must not be used by the next forward.
 TEST(ActivationCheckpoint, UsesNewValuesAfterAStepUnderAutocast) {
   struct ProductImpl : nn::Module {
     ProductImpl() { weight = register_parameter("weight", torch::full({1, 1}, 2.0F)); }
@@ -125,7 +127,7 @@ struct SquashImpl : nn::Module {
   Tensor weight;
 };
 
-// Backward runs outside of the scope, where products are computed in float32.
+// The backward runs outside of the autocast scope, where products would be computed in float32.
 TEST(ActivationCheckpoint, ComputesAgainUnderTheAutocastOfTheForward) {
   const auto gradient = [](auto& module, std::optional<torch::ScalarType> dtype) {
     Tensor y;
@@ -205,7 +207,8 @@ TEST(ActivationCheckpoint, RefusesSecondDerivatives) {
               HasSubstr("create_graph=true does not go through"));
 }
 
-// Such a backward would change the gradients of the parameters.
+// A backward with respect to some inputs would also add to the gradients of the parameters, which
+// the program did not request.
 TEST(ActivationCheckpoint, RefusesABackwardOfSomeInputs) {
   ActivationCheckpoint<DropImpl> module;
   const Tensor x = input().clone().requires_grad_(true);
@@ -235,7 +238,8 @@ TEST(ActivationCheckpoint, AParameterThatIsReturnedStaysALeaf) {
   ActivationCheckpoint<ReturnsItsWeight> module;
   const auto outputs = module.forward(torch::full({3}, 2.0));
   EXPECT_TRUE(module.weight.is_leaf());
-  if (!module.weight.is_leaf()) return;  // the backward of the weight would wait for itself
+  // Otherwise the backward of the weight would wait for itself.
+  if (!module.weight.is_leaf()) return;
   (3 * outputs[0] + outputs[1]).sum().backward();
   EXPECT_TRUE(module.weight.grad().equal(torch::full({3}, 5.0)));
 }

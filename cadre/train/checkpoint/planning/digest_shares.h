@@ -18,7 +18,7 @@
 
 namespace cadre {
 
-// What a rank knows about the snapshot that it is about to load.
+// The files of a snapshot as one rank sees them before it loads the snapshot.
 struct FileView {
   std::string options;        // equal on all ranks
   std::string fingerprint;    // identifies the snapshot; equal on all ranks

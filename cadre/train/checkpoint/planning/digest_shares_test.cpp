@@ -33,7 +33,7 @@ TEST(DigestShares, EachSightComparesWhatItsRanksRead) {
   of_a.insert(shares[2].begin(), shares[2].end());
   of_a.erase(3);
   EXPECT_THAT(of_a, ElementsAre(0, 1, 2));
-  // No rank reads the last file, and rank 1 has the fewest bytes to compare.
+  // No rank reads the last file. Rank 1 gets it, because it has the fewest bytes to compare.
   EXPECT_EQ(shares[1], (Files{1, 3}));
   EXPECT_EQ(shares[3], (Files{0, 1, 2}));
 }

@@ -57,8 +57,8 @@ bool is_within(const Box& box, std::span<const int64_t> shape) {
   return true;
 }
 
-// Returns the rest of `box` without `taken`: for each dim, the slab before the common part and the
-// one after it.
+// Returns the boxes that cover `box` without `taken`: for each dim, the slab before the common part
+// and the slab after it.
 std::vector<Box> without(Box box, const Box& taken) {
   const Box common = intersection(box, taken);
   if (common.numel() == 0) return {std::move(box)};

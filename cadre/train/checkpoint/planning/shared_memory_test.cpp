@@ -50,7 +50,7 @@ TEST_F(SharedStorage, TwoTensorsThatOverlapInPartAreRefusedByBothNames) {
   EXPECT_EQ(load_failure(apart), "");
 }
 
-// The columns of one matrix interleave in memory, but no element is shared.
+// The columns of one matrix interleave in memory, but share no element.
 TEST_F(SharedStorage, InterleavedTensorsWithoutACommonElementAreLoaded) {
   save(torch::full({3}, 1.0F), torch::full({3}, 2.0F));
   const Tensor matrix = torch::zeros({3, 2});
@@ -61,7 +61,8 @@ TEST_F(SharedStorage, InterleavedTensorsWithoutACommonElementAreLoaded) {
               HasSubstr("share memory"));
 }
 
-// One memory under two names holds one value, so equal values are loaded and others are refused.
+// One tensor under two names has one value. So the load succeeds if both names have equal values in
+// the snapshot, and is refused otherwise.
 TEST_F(SharedStorage, OneTensorUnderTwoNamesIsLoadedIfBothHaveItsValues) {
   save(torch::full({4}, 3.0F), torch::full({4}, 3.0F));
   const Tensor memory = torch::zeros({4});
@@ -78,7 +79,7 @@ TEST_F(SharedStorage, OneTensorUnderTwoNamesIsLoadedIfBothHaveItsValues) {
   EXPECT_TRUE(memory.eq(0).all().item<bool>()) << "changed before the refusal";
 }
 
-// Memory that a buffer shares counts like that of a parameter.
+// A buffer that shares memory is treated as a parameter is.
 TEST_F(SharedStorage, AParameterAndABufferThatOverlapAreRefused) {
   const auto make = [](const Tensor& parameter, const Tensor& buffer) {
     SnapshotParts parts;
@@ -93,7 +94,8 @@ TEST_F(SharedStorage, AParameterAndABufferThatOverlapAreRefused) {
               HasSubstr("'weight' and 'mask' share memory"));
 }
 
-// If memory is shared on one rank, all ranks refuse the load, and no tensor is changed on any rank.
+// The tensors share memory on one rank only. All ranks refuse the load, and no tensor is changed on
+// any rank.
 TEST_F(SharedStorage, OneRankWithSharedMemoryIsRefusedOnAll) {
   save(torch::full({4}, 1.0F), torch::full({4}, 2.0F));
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -113,7 +115,7 @@ TEST_F(SharedStorage, OneRankWithSharedMemoryIsRefusedOnAll) {
   EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
 }
 
-// Each tensor is written whole, so the values of both are kept.
+// Each tensor is saved as a whole, so the snapshot contains the values of both.
 TEST_F(SharedStorage, SavingTwoTensorsThatShareMemoryKeepsBothValues) {
   const Tensor memory = torch::arange(6, torch::kFloat);
   save(memory.narrow(0, 0, 4), memory.narrow(0, 2, 4));

@@ -73,7 +73,7 @@ size_t line_of_overlong_key(const std::string& text) {
   return 0;
 }
 
-// What to do with keys of earlier versions: read them, as in a snapshot, or refuse them with their
+// The treatment of keys of earlier versions: they are read, as in a snapshot, or refused with their
 // present names, as in a user's file.
 enum class FormerKeys { kRead, kRefused };
 

@@ -17,7 +17,7 @@ using testing::some_tokens;
 
 class EveryModel : public ::testing::TestWithParam<std::string> {
  protected:
-  EveryModel() { at::set_num_threads(1); }  // the models are small
+  EveryModel() { at::set_num_threads(1); }  // one thread is enough for these small models
 };
 
 TEST_P(EveryModel, DoesNotSeeTheFuture) {
@@ -28,8 +28,8 @@ TEST_P(EveryModel, DoesNotSeeTheFuture) {
   for (int64_t place = 0; place < 6; ++place) {
     at::Tensor changed = some_tokens();
     changed.select(1, place).fill_(0);
-    changed.select(1, place).add_(some_tokens().select(1, place).eq(0));  // every token is another
-                                                                          // one than before
+    // Every token at this place changes: a 0 becomes 1, and any other token becomes 0.
+    changed.select(1, place).add_(some_tokens().select(1, place).eq(0));
     const at::Tensor after = model->forward(changed);
     EXPECT_TRUE(after.narrow(1, 0, place).allclose(before.narrow(1, 0, place))) << place;
     EXPECT_FALSE(after.select(1, place).allclose(before.select(1, place), 1e-5, 1e-6)) << place;

@@ -23,10 +23,10 @@
 namespace cadre::train {
 namespace {
 
-// While it lives, this thread creates tensors on the meta device: they have sizes but no memory,
-// and functions that set their values do nothing. The dispatch key BackendSelect makes factory
-// functions use the device that was requested. So that key is excluded, and the key of the meta
-// device is included instead.
+// While this object exists, this thread creates tensors on the meta device: they have sizes but no
+// memory, and functions that set their values do nothing. The dispatch key BackendSelect makes
+// factory functions use the device that was requested. So that key is excluded, and the key of the
+// meta device is included instead.
 class MetaScope {
  public:
   MetaScope()
@@ -91,7 +91,7 @@ MemoryPlan plan_of_stages(const ModelSizes& part, const Config& config,
     options.reshard_root = Reshard::kAfterReduction;
     return plan_memory(part, options);
   }
-  // Each process holds what a single process would hold if this part were its whole model.
+  // Each process holds as much as a single process would hold if this part were its whole model.
   Config alone = config;
   alone.parallel.strategy = "single";
   MemoryPlan plan = plan_memory(part, plan_options(alone, Processes{}));

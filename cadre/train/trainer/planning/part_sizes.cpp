@@ -77,7 +77,8 @@ class StagesOfRank {
   bool has_both_ends_of_a_tie() const { return is_tied_ && has_first() && has_last(); }
   std::optional<int64_t> num_microbatches() const { return num_microbatches_; }
   int64_t num_blocks() const { return blocks_of_stage_ * std::ranges::count(holders_, rank_); }
-  // Returns how many activations and gradients of a batch other processes send to this one.
+  // Returns how many elements of activations and gradients other processes send to this one for a
+  // batch.
   int64_t num_received() const {
     int64_t count = 0;
     for (size_t stage = 0; stage < holders_.size(); ++stage) {

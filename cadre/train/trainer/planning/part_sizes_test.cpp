@@ -26,9 +26,9 @@ namespace {
 
 using testing::CountedMemory;
 
-// Enough for agreements, losses of microbatches, and counts of the optimizer.
+// This is enough for agreements, losses of microbatches, and counts of the optimizer.
 constexpr int64_t kFewBytes = 1024;
-// Enough for the counts of choices of each router, too.
+// This is also enough for the counts of choices of each router.
 constexpr int64_t kFewBytesOfRouters = 4096;
 
 struct PlannedLayout {
@@ -137,7 +137,8 @@ class PartSizes : public TrainerTest, public ::testing::WithParamInterface<Plann
   }
 };
 
-// Replicas own all that the division leaves, so the sizes are those of the model.
+// The division leaves all remaining parameters to the replicas, so the plan can use the sizes of
+// the model.
 TEST_P(PartSizes, AreThoseOfARun) {
   const PlannedLayout& layout = GetParam();
   const Config config = config_of(layout);
@@ -169,7 +170,8 @@ TEST_P(PartSizes, AreThoseOfARun) {
     largest_held = std::max(largest_held, measured.held_bytes);
   }
   const HeldBytes& held = plan.plan.held;
-  // The gradient of a second copy of the tied weight is freed when the first has been updated.
+  // A second copy of the tied weight has a gradient, which is freed when that of the first copy has
+  // been updated.
   const int64_t freed = layout.parallel.schedule == "zb-v"
                             ? kVocabularySize * config.model.width * int64_t{sizeof(float)}
                             : 0;

@@ -12,7 +12,8 @@
 
 namespace cadre::train {
 
-// Returns the lines that a run prints at its start: what a process holds and what a step transfers.
+// Returns the lines that a run prints at its start: the bytes that a process holds and that a step
+// transfers.
 std::string start_table(const NamedPlan& named);
 
 // Returns a table with one row for each plan, in which the chosen plan is marked, and the units of

@@ -1,5 +1,5 @@
-// Compares plans with the wrappers: the allocations and the peak of each rank, and the operations
-// of a step.
+// Compares plans with the wrappers that they describe: the allocations and the peak of each rank,
+// and the operations of a step.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -24,11 +24,12 @@ namespace {
 using testing::CountedMemory;
 using testing::run_groups;
 
-// The sizes are odd, so that shards are padded. The root holds a vector, which is registered last.
+// These sizes are odd, so that shards are padded. The root holds a vector, which is registered
+// last.
 constexpr int64_t kInner = 301;
 constexpr int kNumLayers = 6;
 constexpr int kNumSteps = 3;
-// Activations of two samples, and temporary memory of an operation.
+// This is enough for the activations of two samples and for the temporary memory of an operation.
 constexpr int64_t kFewBytes = 64 * 1024;
 
 struct WideImpl : torch::nn::Module {
@@ -64,8 +65,8 @@ void add_call(OperationTraffic& sum, int64_t num_bytes) {
   sum.payload_bytes += num_bytes;
 }
 
-// Adds the operations of the group from number `first` on to `traffic`, in the way a plan counts
-// them.
+// Adds the operations of the group from number `first` on to `traffic`, and counts their bytes as a
+// plan does.
 void add_recorded(StepTraffic& traffic, const ProcessGroup& group, size_t first) {
   const FlightRecord record = group.communicator().flight_record();
   for (size_t i = first; i < record.entries.size(); ++i) {
@@ -98,14 +99,15 @@ void expect_calls(const OperationTraffic& recorded, const OperationTraffic& plan
   EXPECT_EQ(recorded.payload_bytes, planned.payload_bytes) << what;
 }
 
-// Trains and compares. bytes_before: what the rank held when the model was made.
+// Trains the wrapped model and compares it with the plan. `bytes_before` is the memory that the
+// rank held when the model was made.
 template <typename Model, typename Optimizer>
 void expect_plan(Model& model, Optimizer& optimizer, const std::vector<ProcessGroup>& groups,
                  const MemoryPlan& plan, int64_t bytes_before) {
   const PlanOptions& options = plan.options;
   CountedMemory& memory = CountedMemory::install();
   const torch::Tensor x = torch::randn({2, kInner});
-  // The versions of mapped shards are a page on each rank, which a plan leaves out.
+  // Mapped shards have a page of version counters on each rank, which a plan leaves out.
   const size_t num_pages = plan.is_mapped ? 1 : 0;
   EXPECT_EQ(allocated_bytes(groups),
             plan.shared_bytes + num_pages * SymmetricHeap::held_bytes(1, options.num_ranks));
@@ -126,9 +128,10 @@ void expect_plan(Model& model, Optimizer& optimizer, const std::vector<ProcessGr
   if constexpr (requires { model.peak_full_bytes(); }) {
     EXPECT_EQ(model.peak_full_bytes(), plan.held.full_units);
   }
-  if (options.num_ranks == 1) return;  // a group of one rank moves nothing, whatever is requested
-  // The plan is that of the trainer, whose optimizer does not compare options before each step; a
-  // ShardedOptimizer does.
+  // A group of one rank moves no data, whatever it is asked to do.
+  if (options.num_ranks == 1) return;
+  // The plan describes the trainer, whose optimizer does not compare options before each step. A
+  // ShardedOptimizer compares them.
   StepTraffic planned = plan.traffic;
   if (has_units(options.strategy)) add_call(planned.all_reduce, shard::kStepMessageBytes);
   expect_calls(traffic.all_reduce, planned.all_reduce, "all_reduce");
@@ -140,7 +143,8 @@ struct PlanCase {
   const char* name;
   int num_ranks;
   PlanOptions options;
-  std::vector<std::string> frozen = {};  // parameters whose names begin so are frozen
+  // A parameter is frozen if its name begins with one of these prefixes.
+  std::vector<std::string> frozen = {};
 };
 
 class PlanOfWrapper : public ::testing::TestWithParam<PlanCase> {};
@@ -152,8 +156,8 @@ TEST_P(PlanOfWrapper, IsWhatEachRankAllocatesAndMoves) {
     PlanOptions options = GetParam().options;
     options.num_ranks = options.ranks_per_host = GetParam().num_ranks;
     options.rank = world.rank();
-    // Caps smaller than the model, so that there are several buckets of gradients and several
-    // buffers of parameters.
+    // The caps are smaller than the model, so that there are several buckets of gradients and
+    // several buffers of parameters.
     options.bucket_caps = {.first_bytes = 100'000, .bytes = 700'000};
     options.zero_bucket_cap_bytes = 900'000;
     const int64_t before = memory.bytes(world.rank());
@@ -200,7 +204,7 @@ INSTANTIATE_TEST_SUITE_P(
                  {.strategy = kPlanFsdp,
                   .parameter_dtype = DType::kBfloat16,
                   .reduce_dtype = DType::kFloat32}},
-        // No output of the first layer requires a gradient, but those of the fourth do.
+        // The output of the first layer requires no gradient, but that of the fourth layer does.
         PlanCase{"fsdp_frozen", 2, {.strategy = kPlanFsdp}, {"last", "layer0", "layer3"}},
         PlanCase{"fsdp_mapped", 3, {.strategy = kPlanFsdp, .is_mapped = true}},
         PlanCase{"hsdp", 4, {.strategy = DataStrategy::kHsdp, .num_replicas = 2}}),

@@ -32,9 +32,9 @@ std::unique_ptr<Task> open_task(const Config& config, Deadline deadline);
 // and the training data suffice for a step.
 void check_global_batch_size(const Config& config, const Task& task, int num_shares);
 
-// Returns what must be equal on all processes of a run besides their configuration: digests of the
-// contents of the data and of model.weights, and the version of libtorch, which determines the last
-// bits. Does not communicate. weights: nullopt if model.weights is not set.
+// Returns the values, other than the configuration, that must be equal on all processes of a run:
+// digests of the contents of the data and of model.weights, and the version of libtorch, which
+// determines the last bits. Does not communicate. weights: nullopt if model.weights is not set.
 std::vector<AgreedField> agreed_inputs(const Task& task,
                                        const std::optional<InitialWeights>& weights);
 

@@ -63,7 +63,7 @@ void SnapshotWriter::close() {
   if (saver_) saver_->close();
 }
 
-// All ranks learn whether rank 0 has written the files. Only rank 0 has the reason of a failure.
+// All ranks learn whether rank 0 has written the files. Only rank 0 knows the reason of a failure.
 Status SnapshotWriter::write_whole(const TrainState& state, const Model& model) {
   Status status;
   try {

@@ -11,7 +11,8 @@
 namespace cadre::train {
 namespace {
 
-// Unchanged texts of states in formats 1 and 2, with a short generator.
+// The texts of a state in format 1 and, below, in format 2, with a short state of the generator.
+// They must not be changed.
 constexpr const char* kStateOfFormat1 = R"({
   "format": 1,
   "step": 120,

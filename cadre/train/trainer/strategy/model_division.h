@@ -50,7 +50,8 @@ class ModelDivision {
   at::Tensor padded(const at::Tensor& tokens) const;
   // Gathers this process's logits to (B, num_tokens, vocabulary), without a graph.
   at::Tensor whole_logits(const at::Tensor& logits, int64_t num_tokens) const;
-  // Sums along cp what the backward has computed for the tokens of each process.
+  // Sums gradients along cp, because the backward has computed them for the tokens of this process
+  // only.
   void sum_gradients(const std::vector<at::Tensor>& parameters) const;
   // Does the same with the gradients of the records of a strategy, and also sums along ep.
   void sum_gradients(const std::vector<ParameterShard>& records) const;

@@ -43,7 +43,7 @@ struct OptimizerChoice {
   std::set<std::string> decayed;
 };
 
-// What an optimizer updates. Weight decay applies to the first list only.
+// The parameters that an optimizer updates. Weight decay applies only to the first list.
 struct SteppedParameters {
   std::vector<at::Tensor> decayed;
   std::vector<at::Tensor> others;
@@ -111,7 +111,7 @@ auto with_optimizer(const OptimizerConfig& config, const Make& make) {
   return make(std::type_identity<AdamW>(), of_adam(decayed(torch::optim::AdamWOptions(rate))));
 }
 
-// Makes an optimizer for one process, or for shards that nothing else divides.
+// Makes an optimizer for one process, or for shards that are divided in no other way.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const SteppedParameters& parameters,
                                                         const OptimizerConfig& config);
 // Does the same for whole parameters.

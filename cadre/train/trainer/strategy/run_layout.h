@@ -1,5 +1,5 @@
-// How the processes of a run divide the model and the batches: makes the axes of a mesh from the
-// configuration.
+// Decides how the processes of a run divide the model and the batches: makes the axes of a mesh
+// from the configuration.
 //
 // The slowest axis comes first: pp (stages of the pipeline), the axes of the strategy along which
 // rows differ (dp, or dp_shard, or dp_replicate and dp_shard), ep (experts, and different rows), cp
@@ -60,7 +60,7 @@ PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees)
 struct RunLayout {
   ProcessGroup world;
   Degrees degrees;
-  // nullopt: all processes have the whole layers, and no layer exchanges what it computes.
+  // nullopt: all processes have the whole layers, and no layer communicates.
   std::optional<DeviceMesh> mesh;
   DataRanks data;  // if the group is not set, all processes have the same rows
 };

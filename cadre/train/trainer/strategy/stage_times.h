@@ -19,7 +19,7 @@ struct StageTime {
   int rank = 0;  // the process with that time
 };
 
-// A stage is reported as slow if its time is at least so many times the median of the others.
+// A stage is reported as slow if its time is at least this factor times the median of the others.
 inline constexpr double kSlowStage = 1.5;
 
 // Returns one line with the time of each stage and, if there is a slow stage, its rank and what to

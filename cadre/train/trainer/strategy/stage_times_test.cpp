@@ -24,7 +24,8 @@ TEST(StageTimesTest, StagesOfSimilarTimesAreNot) {
   EXPECT_EQ(describe(std::vector<StageTime>{{7, 0}}), "stages compute for 7.00 ms a microbatch");
 }
 
-// Ranks 0 and 2 have stage 0, the others stage 1. There are two steps of four microbatches.
+// Ranks 0 and 2 have stage 0, and the others have stage 1. There are two steps of four
+// microbatches.
 TEST(StageTimesTest, TheSlowestProcessOfAStageCounts) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& group) {
     const int stage = group.rank() % 2;

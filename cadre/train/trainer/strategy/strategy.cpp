@@ -70,7 +70,7 @@ class Single final : public ForwardStrategy {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-// What ddp, zero1 and zero2 have in common: each rank has a replica of the model.
+// The common part of ddp, zero1 and zero2: each rank has a replica of the model.
 class Replicated : public ForwardStrategy {
  public:
   Replicated(const std::shared_ptr<Model>& model, const ProcessGroup& group,

@@ -32,8 +32,8 @@ namespace cadre::train {
 class Task;
 
 struct BackwardOptions {
-  // This rank's share of the batch is cut into so many parts, to save memory. A pipeline has its
-  // own parts.
+  // The number of parts into which this rank's share of the batch is cut, to save memory. A
+  // pipeline has parts of its own.
   int64_t num_parts = 1;
   SampledRows rows = {};  // the rows of this rank's share
   // Calls a forward within the contexts that it needs, such as autocast. If empty, the forward is

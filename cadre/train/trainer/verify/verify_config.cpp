@@ -83,7 +83,7 @@ struct VerifiedRun {
   double learning_rate(int64_t step) const {
     return learning_rate_at(step, config.run.steps, config.optimizer, config.schedule);
   }
-  // Returns the limit; infinity if there is none.
+  // Returns the limit of the norm; infinity if there is none.
   double clip_norm() const {
     const double limit = config.optimizer.clip_norm;
     return limit > 0 ? limit : std::numeric_limits<double>::infinity();
@@ -288,7 +288,8 @@ Prepared prepare(const Config& config, const VerifyRequest& request, const Verif
   return prepared;
 }
 
-// Returns the layouts that a small change would allow; none if the request has words that select.
+// Returns the layouts that a small change would allow; an empty list if the request selects cases
+// by words.
 std::vector<NearCase> near_cases(const Prepared& prepared, const VerifyRequest& request,
                                  int world_size) {
   std::vector<NearCase> near;

@@ -1,5 +1,5 @@
-// Tests `cadre verify` of the layouts of a model in float64, where the effect of a defect is a
-// billion times larger than rounding.
+// Tests `cadre verify` of the layouts of a model in float64. In float64 a defect has an effect that
+// is a billion times larger than rounding.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -60,7 +60,8 @@ class VerifyLayouts : public TrainerTest {
     return names;
   }
 
-  // Verifies all layouts of so many ranks that divide the model, but none of the other strategies.
+  // Verifies all layouts of world_size ranks that divide the model, but none of the other
+  // strategies.
   void expect_layouts_within(const Config& config, int world_size, int64_t num_steps) {
     expect_within(config, world_size, num_steps, names(config, world_size));
   }
@@ -125,7 +126,8 @@ TEST_F(VerifyLayouts, ExpertsOfACapacityDropTheChoicesOfOneProcess) {
   expect_layouts_within(config, 4, 3);
 }
 
-// This also holds if each process has all experts: the routers see the tokens of all processes.
+// This also holds if each process has all experts, because the routers still see the tokens of all
+// processes.
 TEST_F(VerifyLayouts, StrategiesOfExpertsTrainAsOneProcessDoes) {
   const VerifyReport report = verify(experts(true), 4, {.num_steps = 3, .dtype = "float64"});
   EXPECT_TRUE(report.is_within()) << report.to_text();
@@ -137,7 +139,7 @@ TEST_F(VerifyLayouts, TrainAsOneProcessDoes) {
   expect_layouts_within(gpt(false), 4, 3);
 }
 
-// If the layout of the configuration cannot run, the report names it, because it was not verified.
+// If the layout of the configuration cannot run, it was not verified, and the report says so.
 TEST_F(VerifyLayouts, AConfigurationThatCannotRunIsReportedAsNotRun) {
   Config config = gpt(true);
   config.model.layers = 2;
@@ -159,8 +161,8 @@ TEST_F(VerifyLayouts, AConfigurationThatCannotRunIsReportedAsNotRun) {
   EXPECT_EQ(name_of(layout_cases(config, 4).impossible[0].strategy, 4), "hsdp-3x1/after_forward");
 }
 
-// The own layout has the settings and the accumulation of the configuration, not the defaults of
-// its strategy.
+// The layout of the configuration is verified with the configuration's settings and accumulation,
+// not with the defaults of its strategy.
 TEST_F(VerifyLayouts, TheOwnLayoutIsThatOfTheConfiguration) {
   Config own = gpt(true);
   own.parallel = {.strategy = "fsdp", .reshard = "after_backward", .tensor = 2};
