@@ -66,7 +66,7 @@ def source_of(pages):
     for page in pages:
         blocks = list(blocks_of(page))
         bodies.append(f"namespace {page.stem.replace('-', '_')} {{" if page.suffix == ".md" else
-                      f"namespace topic_{page.stem} {{ using namespace any_topic;")
+                      f"namespace topic_{page.stem} {{ using namespace any_topic; using any_topic::system;")
         for first, lines in blocks:
             own_includes, types, statements = parts_of(lines)
             at = f'#line {first} "{page}"\n'

@@ -27,18 +27,18 @@ using namespace testing;  // NOLINT: the helpers of these tests
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-Tensor rows_of(int rank, int step) {
+Tensor rows_of_rank(int rank, int step) {
   return torch::linspace(-1, 1, 36, kDouble).view({3, 12}) * (1 + rank) + 0.1 * step;
 }
 
-struct Training {
+struct SteppedModel {
   using Options = FullyShardedDataParallelOptions;
 
-  explicit Training(const ProcessGroup& of, ShardForm form = ShardForm::kGathered)
-      : Training(of, of, form) {}
+  explicit SteppedModel(const ProcessGroup& of, ShardForm form = ShardForm::kGathered)
+      : SteppedModel(of, of, form) {}
   // ranks: the process group, or a mesh of it.
   template <typename Ranks>
-  Training(const ProcessGroup& of, const Ranks& ranks, ShardForm form)
+  SteppedModel(const ProcessGroup& of, const Ranks& ranks, ShardForm form)
       : group(of),
         module([] {
           auto made = std::make_shared<UnitMlp>();
@@ -49,7 +49,7 @@ struct Training {
         model(module, ranks, Options{.form = form, .wrap_policy = wrap_by_size(1)}),
         optimizer(model, torch::optim::AdamWOptions(0.01)) {}
 
-  void backward(int step) { model(rows_of(group.rank(), step)).pow(2).mean().backward(); }
+  void backward(int step) { model(rows_of_rank(group.rank(), step)).pow(2).mean().backward(); }
   void train(int step) {
     optimizer.zero_grad();
     backward(step);
@@ -69,11 +69,11 @@ struct Training {
 
 // Before the third step `prepare` makes the ranks differ. The step must throw `expected` on all
 // ranks and change nothing.
-void expect_refused(const std::function<void(Training&)>& prepare,
+void expect_refused(const std::function<void(SteppedModel&)>& prepare,
                     const std::vector<std::string>& expected) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
-      Training training(group, form);
+      SteppedModel training(group, form);
       training.train(0);
       training.train(1);
       training.optimizer.zero_grad();
@@ -95,7 +95,7 @@ void expect_refused(const std::function<void(Training&)>& prepare,
 
 TEST(FsdpStep, ALearningRateOfOneRankIsRefused) {
   expect_refused(
-      [](Training& training) {
+      [](SteppedModel& training) {
         if (training.group.rank() == 1) training.optimizer.param_groups()[0].options().set_lr(0.5);
       },
       {"the set of options of group 0 is (lr 0.01,", "(lr 0.5,", "on rank 1",
@@ -104,7 +104,7 @@ TEST(FsdpStep, ALearningRateOfOneRankIsRefused) {
 
 TEST(FsdpStep, AGroupOfOneRankIsRefused) {
   expect_refused(
-      [](Training& training) {
+      [](SteppedModel& training) {
         auto& groups = training.optimizer.param_groups();
         if (training.group.rank() == 1) groups[0].params().pop_back();
       },
@@ -113,7 +113,7 @@ TEST(FsdpStep, AGroupOfOneRankIsRefused) {
 
 TEST(FsdpStep, AStateThatOneRankHasLostIsRefused) {
   expect_refused(
-      [](Training& training) {
+      [](SteppedModel& training) {
         if (training.group.rank() == 1) training.optimizer.state().clear();
       },
       {"is that of step 2, with 2 tensors on rank 0 and none on rank 1"});
@@ -121,7 +121,7 @@ TEST(FsdpStep, AStateThatOneRankHasLostIsRefused) {
 
 TEST(FsdpStep, AGradientOfOneRankThatWaitsIsRefused) {
   expect_refused(
-      [](Training& training) {
+      [](SteppedModel& training) {
         {
           const auto no_sync = training.model.no_sync();
           training.backward(3);
@@ -133,8 +133,8 @@ TEST(FsdpStep, AGradientOfOneRankThatWaitsIsRefused) {
 
 TEST(FsdpStep, AShardOfAnotherWrapperIsRefused) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
-    Training first(group);
-    Training second(group);
+    SteppedModel first(group);
+    SteppedModel second(group);
     std::vector<torch::optim::OptimizerParamGroup> groups;
     groups.emplace_back(first.model.parameters());
     groups.emplace_back(second.model.parameters());
@@ -152,7 +152,7 @@ TEST(FsdpStep, AShardOfAnotherWrapperIsRefused) {
 
 TEST(FsdpStep, OtherMemoryOfAShardIsRefused) {
   expect_refused(
-      [](Training& training) {
+      [](SteppedModel& training) {
         const Tensor shard = training.model.parameters().front();
         if (training.group.rank() == 1) at::Tensor(shard).set_data(shard.detach().clone());
       },
@@ -167,12 +167,12 @@ TEST(FsdpStep, AShardThatIsFrozenOrUnfrozenIsRefused) {
       set_values(*net);
       net->parameters().front().set_requires_grad(!is_frozen);
       FullyShardedDataParallel<UnitMlp> model{net, group, {.wrap_policy = wrap_by_size(1)}};
-      model(rows_of(0, 0)).pow(2).mean().backward();
+      model(rows_of_rank(0, 0)).pow(2).mean().backward();
       Tensor shard = model.parameters().front();
       shard.set_requires_grad(is_frozen);
-      output = failure_of([&] { model(rows_of(0, 0)); });
+      output = failure_of([&] { model(rows_of_rank(0, 0)); });
       shard.set_requires_grad(!is_frozen);
-      model(rows_of(0, 0)).pow(2).mean().backward();
+      model(rows_of_rank(0, 0)).pow(2).mean().backward();
     });
     EXPECT_TRUE(result.ok()) << result.failures();
     for (const auto& rank : result.ranks) {
@@ -185,15 +185,15 @@ TEST(FsdpStep, AShardThatIsFrozenOrUnfrozenIsRefused) {
 // On one rank gradients of no_sync() are not reduced yet. These functions would use zeros for them,
 // so they are refused.
 TEST(FsdpStep, NormsAndChecksOfGradientsThatWaitAreRefused) {
-  const std::vector<std::pair<std::string, std::function<void(Training&)>>> readers = {
-      {"clip_grad_norm_", [](Training& t) { clip_grad_norm_(t.model, 1e9); }},
-      {"gradient_norm", [](Training& t) { gradient_norm(t.model.parameter_shards()); }},
+  const std::vector<std::pair<std::string, std::function<void(SteppedModel&)>>> readers = {
+      {"clip_grad_norm_", [](SteppedModel& t) { clip_grad_norm_(t.model, 1e9); }},
+      {"gradient_norm", [](SteppedModel& t) { gradient_norm(t.model.parameter_shards()); }},
       {"check_gradients_finite",
-       [](Training& t) { check_gradients_finite(t.model.parameter_shards(), {}); }},
-      {"unscale_", [](Training& t) { GradScaler().unscale_(t.model.parameter_shards()); }},
+       [](SteppedModel& t) { check_gradients_finite(t.model.parameter_shards(), {}); }},
+      {"unscale_", [](SteppedModel& t) { GradScaler().unscale_(t.model.parameter_shards()); }},
       {"gather_gradients",
-       [](Training& t) { shard::gather_gradients(t.model.parameter_shards(), t.group); }}};
-  const auto expect_refusals = [&](Training& training) {
+       [](SteppedModel& t) { shard::gather_gradients(t.model.parameter_shards(), t.group); }}};
+  const auto expect_refusals = [&](SteppedModel& training) {
     {
       const auto no_sync = training.model.no_sync();
       training.backward(0);
@@ -211,11 +211,11 @@ TEST(FsdpStep, NormsAndChecksOfGradientsThatWaitAreRefused) {
   for (const bool has_replicas : {false, true}) {
     const auto result = run_groups(has_replicas ? 4 : 2, [&](const ProcessGroup& group) {
       if (has_replicas) {
-        Training training(group, DeviceMesh(group, {{"replicate", 2}, {"shard", 2}}),
-                          ShardForm::kGathered);
+        SteppedModel training(group, DeviceMesh(group, {{"replicate", 2}, {"shard", 2}}),
+                              ShardForm::kGathered);
         expect_refusals(training);
       } else {
-        Training training(group);
+        SteppedModel training(group);
         expect_refusals(training);
       }
     });
@@ -226,7 +226,7 @@ TEST(FsdpStep, NormsAndChecksOfGradientsThatWaitAreRefused) {
 // The optimizer may also have parameters that are no shards, and these may differ between ranks.
 TEST(FsdpStep, TensorsThatAreNoShardsAreNotCompared) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
-    Training training(group);
+    SteppedModel training(group);
     const Tensor own = torch::ones({2 + group.rank()}, torch::requires_grad());
     std::vector<torch::optim::OptimizerParamGroup> groups;
     groups.emplace_back(training.model.parameters());
@@ -243,7 +243,7 @@ TEST(FsdpStep, TensorsThatAreNoShardsAreNotCompared) {
 // A program may drop a batch: cleared gradients no longer wait for a reduction.
 TEST(FsdpStep, AStepAfterADroppedBatchIsNoMistake) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
-    Training training(group);
+    SteppedModel training(group);
     training.train(0);
     for (const bool to_none : {true, false}) {
       {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/tensor/group/file_memory.h"
 #include "cadre/testing/core/small_disk.h"
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/fsdp_tower.h"

@@ -113,19 +113,19 @@ TEST(GradientTools, WarnInTheLogOfTheGroupUnlessToldAnother) {
         set_gradient(shards[0], 3, kNan);
         EXPECT_FALSE(check_gradients_finite(std::span(shards), {.policy = NonFinitePolicy::kSkip}));
       },
-      log_of_group);
+      {.log = log_of_group});
   EXPECT_TRUE(result.ok()) << result.failures();
   EXPECT_THAT(log_of_group->get(), lines);
 
   const auto log_of_wrapped = std::make_shared<LogLines>();
-  const auto wrapped = run_groups(
-      2,
-      [](const ProcessGroup& group, std::string&) {
-        GroupedModel model{{}, group};
-        model.net->weight.mutable_grad() = torch::full_like(model.net->weight, kNan);
-        EXPECT_FALSE(check_gradients_finite(model, {.policy = NonFinitePolicy::kSkip}));
-      },
-      log_of_wrapped);
+  const auto wrapped =
+      run_groups(2,
+                 [](const ProcessGroup& group, std::string&) {
+                   GroupedModel model{{}, group};
+                   model.net->weight.mutable_grad() = torch::full_like(model.net->weight, kNan);
+                   EXPECT_FALSE(check_gradients_finite(model, {.policy = NonFinitePolicy::kSkip}));
+                 },
+                 {.log = log_of_wrapped});
   EXPECT_TRUE(wrapped.ok()) << wrapped.failures();
   EXPECT_THAT(log_of_wrapped->get(), lines);
 }

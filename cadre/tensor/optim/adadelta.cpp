@@ -76,7 +76,8 @@ void AdadeltaParamState::serialize(torch::serialize::OutputArchive& archive) con
 
 Adadelta::Adadelta(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    AdadeltaOptions defaults)
-    : Optimizer(std::vector<at::Tensor>(), std::make_unique<AdadeltaOptions>(defaults)) {
+    : Optimizer(std::vector<torch::optim::OptimizerParamGroup>(),
+                std::make_unique<AdadeltaOptions>(defaults)) {
   TORCH_CHECK_VALUE(defaults.lr() >= 0, "Invalid learning rate: ", defaults.lr());
   TORCH_CHECK_VALUE(0 <= defaults.rho() && defaults.rho() <= 1,
                     "Invalid rho value: ", defaults.rho());

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/optim/offloaded_optimizer.h"
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/ranks.h"

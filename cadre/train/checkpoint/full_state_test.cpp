@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "cadre/parallel/shard/division/boxes.h"
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/testing/torch/snapshot_samples.h"
@@ -34,7 +35,7 @@ TEST(ShardedSnapshot, AFullStateIsAFileThatAPlainModuleLoads) {
       const int64_t numel = tensor.values.numel();
       const FlatRange range{numel * group.rank() / 3, numel * (group.rank() + 1) / 3};
       parts.parameters.push_back(
-          {tensor.name, tensor.sizes, boxes_of_range(tensor.boxes[0], range),
+          {tensor.name, tensor.sizes, shard::boxes_of_range(tensor.boxes[0], range),
            tensor.values.detach().view({-1}).slice(0, range.begin, range.end)});
     }
     SnapshotFolder folder(run.path());
