@@ -214,7 +214,7 @@ class Package(unittest.TestCase):
         version = next(pathlib.Path(options.torch) / name for name in ("version.py", "build-version")
                        if (pathlib.Path(options.torch) / name).exists()).read_text()
         version = re.search(r"\d+\.\d+\.\d+", version)[0]
-        zips = self.folder / "zips"
+        zips = self.folder / "unpacked"
         for name, content in [("none", None), ("unclear", "nightly\n"), ("other", "1.2.3+cpu\n"),
                               ("right", f"{version}+cpu\n")]:
             (zips / name / "lib").mkdir(parents=True)

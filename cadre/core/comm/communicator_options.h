@@ -32,9 +32,9 @@ struct CommunicatorOptions {
   BackendFactory backend = {};
   // The numeric address at which the other ranks reach this host, never a wildcard address. Empty:
   // the addresses that the rendezvous found, which are loopback if all ranks are on one host.
-  std::string listen_host;
-  std::string flight_record_path;  // file of the last operations; empty: they stay in memory
-  std::shared_ptr<LogSink> log;    // shared with the group's threads; null: messages are dropped
+  std::string listen_host = {};
+  std::string flight_record_path = {};  // file of the last operations; empty: they stay in memory
+  std::shared_ptr<LogSink> log = {};  // shared with the group's threads; null: messages are dropped
 };
 
 // Returns the id of a group that is connected with the options.

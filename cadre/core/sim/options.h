@@ -61,7 +61,7 @@ struct Fault {
   int a = 0;
   int b = 0;
   // kPartition and kStop: after this time kHeal or kContinue follows automatically.
-  std::optional<Duration> duration;
+  std::optional<Duration> duration = {};
 
   static Fault kill(int rank, When when) { return {FaultKind::kKill, when, rank, 0, {}}; }
   static Fault stop(int rank, When when) { return {FaultKind::kStop, when, rank, 0, {}}; }
@@ -83,8 +83,8 @@ struct Fault {
 
 struct SimOptions {
   // Ranks are numbered host by host: {2, 2} puts ranks 0 and 1 on host 0.
-  std::vector<int> ranks_per_host;
-  std::vector<Fault> faults;
+  std::vector<int> ranks_per_host = {};
+  std::vector<Fault> faults = {};
 
   // The latency of one way between two ranks; within a host a tenth of it.
   Duration min_latency = std::chrono::microseconds(5);

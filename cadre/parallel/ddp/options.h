@@ -22,10 +22,10 @@ struct DistributedDataParallelOptions {
   GradientWeighting weighting = GradientWeighting::kSamples;
   // Copies rank 0's buffers to all ranks before each synchronized forward in training mode.
   bool broadcast_buffers = true;
-  BucketCaps bucket_caps;
+  BucketCaps bucket_caps = {};
   // learned_layout() of an earlier run, so that a resumed run has the same bits; without it the
   // layout is learned in the first step.
-  std::optional<BucketLayout> layout;
+  std::optional<BucketLayout> layout = {};
   GradientPlacement gradients = GradientPlacement::kReplicated;
 };
 

@@ -1,4 +1,4 @@
-// <cadre/cadre.h> declares all of Cadre. The headers of its topics compile faster.
+// <cadre/cadre.h> has all of Cadre; the headers of its topics compile faster.
 #include <ATen/ops/full.h>
 #include <cadre/error.h>
 #include <cadre/process_group.h>

@@ -25,11 +25,11 @@ namespace cadre {
 struct CollectiveOptions {
   // Default: the group's timeout, counted from the start of the operation and not from its issue,
   // since other operations may have to end before.
-  std::optional<Deadline> deadline;
+  std::optional<Deadline> deadline = {};
   // Released when the operation is done, by the thread that ends it, without a lock held. The
   // deleter may use the group, but must not wait for it. It may destroy the last handle of the
   // group, which then ends in another thread soon after (Communicator::~Communicator).
-  std::shared_ptr<const void> keep_alive;
+  std::shared_ptr<const void> keep_alive = {};
   // The call that the program made, if the operation is only a part of it or has another name:
   // "split", "all_gather_async". Errors of the operation name this call. Static text.
   std::string_view call = {};

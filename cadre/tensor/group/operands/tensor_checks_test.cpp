@@ -143,7 +143,7 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
     expect([&] { group.reduce_scatter(torch::zeros({2}), torch::zeros({2}, torch::kInt)); },
            "the input is int32 but the output is float32");
     expect([&] { (void)SymmetricTensor::allocate(group, 4, torch::kComplexDouble); },
-           "elements of complex128");
+           "elements of dtype complex128");
     expect([&] { group.reduce(torch::zeros({2}), {.root = 1}); },
            "reduce " + where + "root 1 is not in the group of 1 ranks");
     expect([&] { group.all_to_all(six, six); },
