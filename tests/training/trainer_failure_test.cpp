@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <torch/torch.h>
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -28,6 +29,9 @@ using testing::GroupCall;
 using testing::mask;
 
 constexpr int kWorldSize = 3;
+
+// The operations of run() that are not for gradients.
+constexpr std::array<const char*, 2> kOperations = {"all_reduce", "all_gather"};
 
 enum class TrainerMoment { kLossSum, kEvaluation, kSnapshot };
 
@@ -96,49 +100,44 @@ void add_golden_texts(const TrainerCase& test, int rank, const std::string& seen
   const std::string victim = "rank 1 (HOST, pid N)";
   const std::string self = format("rank {} (HOST, pid N)", rank);
   const std::string remedy = ". Remedy: restart the job or call rejoin().";
-  // The names of this rank's own call, and of the operation that it runs.
-  const std::vector<std::pair<std::string, std::string>> operations = {
-      {"all_reduce #N", "all_reduce"},
-      {"cadre train (all_gather #N)", "all_gather"},
-      {"all_gather #N", "all_gather"}};
-  for (const auto& [call, operation] : operations) {
-    const std::string cause =
-        format("\n  {} is gone: its connection ended, {}{}", victim, seen, remedy);
-    const auto timed_out = [&](const std::string& name, int who) {
-      return format(
-          "{} on group \"world\" timed out after N s on rank {} (HOST, pid N)\n  waiting for {}, "
-          "which does not answer: {}{}",
-          name, who, victim, seen, remedy);
-    };
-    if (test.signal == SIGKILL) {
-      texts.push_back(
-          format("kPeerLost: {} on group \"world\" failed after N s on {}{}", call, self, cause));
-      const std::string between =
-          format("group \"world\" failed on {} after {} #N{}", self, operation, cause);
-      texts.push_back("kPeerLost: " + between);
-      // The group failed between two calls, of which the second reports it.
-      texts.push_back(
-          format("kPeerLost: {} on group \"world\" failed after N s on {}\n  first failure: {}",
-                 call, self, between));
-      continue;
+  const std::string cause =
+      format("\n  {} is gone: its connection ended, {}{}", victim, seen, remedy);
+  const auto timed_out = [&](const std::string& name, int who) {
+    return format(
+        "{} on group \"world\" timed out after N s on rank {} (HOST, pid N)\n  waiting for {}, "
+        "which does not answer: {}{}",
+        name, who, victim, seen, remedy);
+  };
+  // The names of this rank's own call.
+  for (const char* const call : {"all_reduce #N", "cadre train (all_gather #N)", "all_gather #N"}) {
+    const std::string failed = format("{} on group \"world\" failed after N s on {}", call, self);
+    if (test.signal == SIGKILL) texts.push_back("kPeerLost: " + failed + cause);
+    if (test.signal == SIGSTOP) texts.push_back("kTimeout: " + timed_out(call, rank));
+    for (const char* const operation : kOperations) {
+      if (test.signal == SIGKILL) {
+        const std::string between =
+            format("group \"world\" failed on {} after {} #N{}", self, operation, cause);
+        texts.push_back("kPeerLost: " + between);
+        // The group failed between two calls, of which the second reports it.
+        texts.push_back("kPeerLost: " + failed + "\n  first failure: " + between);
+      } else {
+        texts.push_back(format(
+            "kAborted: {} on group \"world\" was aborted after N s on {}\n  first failure: {} "
+            "Remedy: look at the first failure, then restart the job or call rejoin().",
+            call, self, timed_out(format("{} #N", operation), 2 - rank)));
+      }
     }
-    texts.push_back("kTimeout: " + timed_out(call, rank));
-    texts.push_back(format(
-        "kAborted: {} on group \"world\" was aborted after N s on {}\n  first failure: {} Remedy: "
-        "look at the first failure, then restart the job or call rejoin().",
-        call, self, timed_out(operation + " #N", 2 - rank)));
   }
 }
 
 // Returns every message that a survivor may throw, masked: with the operation during or after which
 // it failed, and for a timeout the rank that reported it first.
 std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank) {
-  // The victim acts in the call after one of the same kind, which it may not have left yet.
-  const std::string last = test.moment == TrainerMoment::kSnapshot ? "all_gather" : "all_reduce";
+  // The victim acts before an operation. It may not have left the one before yet.
   std::vector<std::string> texts;
-  for (const std::string& seen : {format("last seen in {} #N, PHASE, N s ago", last),
-                                  format("last seen after {} #N, N s ago", last)}) {
-    add_golden_texts(test, rank, seen, texts);
+  for (const char* const last : kOperations) {
+    add_golden_texts(test, rank, format("last seen in {} #N, PHASE, N s ago", last), texts);
+    add_golden_texts(test, rank, format("last seen after {} #N, N s ago", last), texts);
   }
   return texts;
 }
