@@ -55,6 +55,11 @@ Status check_store_request(const StoreRequest& request) {
                  format("store {} belongs to a connection, not to a store; use leave_will()",
                         wire::to_string(verb)));
   }
+  if (keys.size() > wire::kMaxKeysPerRequest) {
+    return Error(ErrorCode::kInvalidArgument,
+                 format("store {} of {} keys is over the limit of {} keys for one call; split it",
+                        wire::to_string(verb), keys.size(), wire::kMaxKeysPerRequest));
+  }
   for (const std::string& key : keys) CADRE_RETURN_IF_ERROR(check_key(key));
   for (size_t i = 0; i < values.size(); ++i) {
     CADRE_RETURN_IF_ERROR(check_store_entry(keys[std::min(i, keys.size() - 1)], values[i]));

@@ -138,7 +138,9 @@ Result<std::unique_ptr<store::ServerConnection>> TcpStore::take_connection(Deadl
       return connection;
     }
   }
-  return store::dial(system(), options_, deadline);
+  // A call that does not wait may need another connection because a wait of another thread has the
+  // one that was there.
+  return store::dial(system(), options_, deadline.later(system().deadline_in(store::kCancelTime)));
 }
 
 Result<StoreResponse> TcpStore::answer(StoreRequest request, Deadline deadline) {

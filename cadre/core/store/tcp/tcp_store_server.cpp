@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/base/printable.h"
 #include "cadre/core/base/quiet_log.h"
 #include "cadre/core/os/host/descriptor_limit.h"
 #include "cadre/core/os/io/poll_set.h"
@@ -184,15 +185,20 @@ class TcpStoreServer::Impl {
     return strangers_.size() > most;
   }
 
-  // Drops the oldest stranger that has not greeted, because a rank of the job greets at once. If
-  // all have greeted, drops the oldest.
+  // Drops the oldest stranger that has not greeted, because a rank of the job greets at once. But a
+  // greeting needs no token: where most strangers have greeted, drops the oldest of all, which has
+  // had the most time for its proof. Else those that only greet would keep out every newcomer.
   bool drop_oldest_stranger(std::string_view reason) {
     forget_all_accepted();
     if (strangers_.empty()) return false;
-    const auto silent = std::ranges::find_if(
-        strangers_, [this](uint32_t number) { return !connections_.at(number)->has_greeted(); });
-    drop(silent == strangers_.end() ? strangers_.front() : *silent,
-         Error(ErrorCode::kUnavailable, std::string(reason)));
+    const auto is_silent = [this](uint32_t number) {
+      return !connections_.at(number)->has_greeted();
+    };
+    const auto num_silent = static_cast<size_t>(std::ranges::count_if(strangers_, is_silent));
+    const auto oldest = 2 * num_silent > strangers_.size()
+                            ? std::ranges::find_if(strangers_, is_silent)
+                            : strangers_.begin();
+    drop(*oldest, Error(ErrorCode::kUnavailable, std::string(reason)));
     return true;
   }
 
@@ -267,7 +273,8 @@ class TcpStoreServer::Impl {
     // It is normal that an accepted client closes its connection: a rank ends so.
     const bool is_normal = found->second->is_accepted() && reason.code() == ErrorCode::kPeerLost;
     log_.write(is_normal ? LogLevel::kDebug : LogLevel::kWarning, "store",
-               format("dropped peer={} reason=\"{}\"", found->second->peer(), reason.message()));
+               format("dropped peer={} reason=\"{}\"", found->second->peer(),
+                      printable(reason.message())));
     poll_set_.forget(key_of(number));
     connections_.erase(found);
   }
