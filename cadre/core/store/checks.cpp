@@ -72,6 +72,15 @@ Status check_store_request(const StoreRequest& request) {
   return {};
 }
 
+Status check_not_forked(const os::ForkMark& mark, StoreVerb verb) {
+  if (!mark.is_in_child()) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               format("store {}: this process is a forked child, whose copy of the store shares "
+                      "the parent's connections and locks; open a store of its own, for example "
+                      "by clone()",
+                      wire::to_string(verb)));
+}
+
 Error store_timeout(const StoreRequest& request, std::span<const std::string> missing) {
   const std::string_view verb = wire::to_string(request.verb);
   const std::string key = request.keys.empty() ? std::string() : request.keys.front();

@@ -13,6 +13,7 @@
 #include "cadre/core/base/printable.h"
 #include "cadre/core/base/quiet_log.h"
 #include "cadre/core/os/host/descriptor_limit.h"
+#include "cadre/core/os/host/fork_mark.h"
 #include "cadre/core/os/io/poll_set.h"
 #include "cadre/core/store/key_table.h"
 #include "cadre/core/store/tcp/client_connection.h"
@@ -45,8 +46,10 @@ class TcpStoreServer::Impl {
     thread_ = system_.spawn("cadre_store", [this] { run(); });
   }
 
+  bool is_in_child() const { return mark_.is_in_child(); }
+
   void close() {
-    if (!thread_) return;
+    if (!thread_ || is_in_child()) return;
     stopping_.store(true, std::memory_order_release);
     stop_event_->notify();
     thread_->join();
@@ -246,8 +249,7 @@ class TcpStoreServer::Impl {
         const uint32_t number = store::TicketSource::connection_of(ticket);
         const auto found = connections_.find(number);
         if (found == connections_.end()) continue;
-        found->second->on_ticket(ticket);
-        const Status status = found->second->flush();
+        const Status status = found->second->on_ticket(ticket);
         if (status.ok()) {
           watch(number, *found->second);
         } else {
@@ -280,6 +282,7 @@ class TcpStoreServer::Impl {
   }
 
   os::System& system_;
+  const os::ForkMark mark_;
   const TcpStoreServerOptions options_;
   QuietLog log_;
   std::unique_ptr<os::Listener> listener_;
@@ -323,7 +326,13 @@ Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::start(
 
 TcpStoreServer::TcpStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
+// A forked child has no thread to join, and the stop event is shared: the parent's thread would see
+// it without end. So the child's copy is not destroyed; it ends with the child.
 TcpStoreServer::~TcpStoreServer() {
+  if (impl_->is_in_child()) {
+    static_cast<void>(impl_.release());
+    return;
+  }
   impl_->close();
 }
 
