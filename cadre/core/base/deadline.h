@@ -8,12 +8,24 @@
 
 #include <chrono>
 #include <compare>
+#include <concepts>
 #include <cstdint>
 #include <limits>
 
 namespace cadre {
 
 using Duration = std::chrono::nanoseconds;
+
+// Converts a time in coarser units, for example seconds::max(), which means no limit. What is out
+// of range becomes the end of the range; the conversion of std::chrono would overflow.
+template <std::integral Rep, typename Period>
+constexpr Duration to_duration(std::chrono::duration<Rep, Period> time) {
+  using Given = std::chrono::duration<int64_t, Period>;
+  const Given given(time.count());
+  if (given > std::chrono::duration_cast<Given>(Duration::max())) return Duration::max();
+  if (given < std::chrono::duration_cast<Given>(Duration::min())) return Duration::min();
+  return given;
+}
 
 // Nanoseconds since the epoch of the clock that made it. The real clock is CLOCK_MONOTONIC, which
 // all processes of a host share; the simulated clock starts with the simulation.

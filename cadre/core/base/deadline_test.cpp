@@ -27,6 +27,16 @@ TEST(TimePoint, StopsAtTheEndsOfItsRange) {
   EXPECT_EQ((TimePoint{kFirst} - TimePoint{1}), Duration::min());
 }
 
+// std::chrono would overflow, and a call without a limit would not wait.
+TEST(Duration, OfCoarserUnitsStopsAtTheEndsOfItsRange) {
+  EXPECT_EQ(to_duration(std::chrono::seconds(3)), std::chrono::seconds(3));
+  EXPECT_EQ(to_duration(std::chrono::duration<int32_t>(-3)), std::chrono::seconds(-3));
+  EXPECT_EQ(to_duration(std::chrono::seconds::max()), Duration::max());
+  EXPECT_EQ(to_duration(std::chrono::hours::max()), Duration::max());
+  EXPECT_EQ(to_duration(std::chrono::seconds::min()), Duration::min());
+  EXPECT_EQ(to_duration(Duration::max()), Duration::max());
+}
+
 TEST(Deadline, HasPassedFromItsTimeOn) {
   constexpr Deadline deadline(TimePoint{100});
   EXPECT_FALSE(deadline.has_passed(TimePoint{99}));

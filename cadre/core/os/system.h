@@ -63,6 +63,10 @@ class CADRE_EXPORT System {
 
   virtual TimePoint now() = 0;
   Deadline deadline_in(Duration budget) { return Deadline(now() + budget); }
+  template <std::integral Rep, typename Period>
+  Deadline deadline_in(std::chrono::duration<Rep, Period> budget) {
+    return deadline_in(to_duration(budget));
+  }
 
   virtual HostInfo host() = 0;
 

@@ -97,6 +97,9 @@ void Simulator::run_rank(int rank, const std::function<void(os::System&, int)>& 
   } catch (const std::exception& error) {
     end.kind = RankEnd::Kind::kThrew;
     end.failure = cadre::format("exception: {}", error.what());
+  } catch (...) {
+    end.kind = RankEnd::Kind::kThrew;
+    end.failure = "an exception that is no std::exception";
   }
   if (scheduler.is_killed(rank)) {
     end.kind = scheduler.is_stopped(rank) ? RankEnd::Kind::kStopped : RankEnd::Kind::kKilled;

@@ -55,6 +55,11 @@ Status check_store_request(const StoreRequest& request) {
                  format("store {} belongs to a connection, not to a store; use leave_will()",
                         wire::to_string(verb)));
   }
+  if (keys.size() > wire::kMaxKeysPerRequest) {
+    return Error(ErrorCode::kInvalidArgument,
+                 format("store {} of {} keys is over the limit of {} keys for one call; split it",
+                        wire::to_string(verb), keys.size(), wire::kMaxKeysPerRequest));
+  }
   for (const std::string& key : keys) CADRE_RETURN_IF_ERROR(check_key(key));
   for (size_t i = 0; i < values.size(); ++i) {
     CADRE_RETURN_IF_ERROR(check_store_entry(keys[std::min(i, keys.size() - 1)], values[i]));
@@ -65,6 +70,15 @@ Status check_store_request(const StoreRequest& request) {
         format("store barrier \"{}\" of {} arrivals; expected at least 1", keys[0], amount));
   }
   return {};
+}
+
+Status check_not_forked(const os::ForkMark& mark, StoreVerb verb) {
+  if (!mark.is_in_child()) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               format("store {}: this process is a forked child, whose copy of the store shares "
+                      "the parent's connections and locks; open a store of its own, for example "
+                      "by clone()",
+                      wire::to_string(verb)));
 }
 
 Error store_timeout(const StoreRequest& request, std::span<const std::string> missing) {

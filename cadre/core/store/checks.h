@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "cadre/core/base/error.h"
+#include "cadre/core/os/host/fork_mark.h"
 #include "cadre/core/wire/store/store_message.h"
 
 namespace cadre {
@@ -15,6 +16,10 @@ namespace cadre {
 // Check the limits of store.h.
 Status check_store_request(const wire::StoreRequest& request);
 Status check_store_entry(std::string_view key, std::string_view value);
+
+// Fails in a child of the process that opened the store. Such a child shares the store's
+// connections or locks.
+Status check_not_forked(const os::ForkMark& mark, wire::StoreVerb verb);
 
 // Returns the kTimeout of a request that waited for `missing`. Pass all of its keys if it is not
 // known which of them are set. If a request waits for no key, the error says that it had no answer.

@@ -23,7 +23,9 @@ Result<int64_t> parse_counter(const std::string& key, const std::string& text) {
 }  // namespace
 
 Status KeyTable::reserve(const std::string& key, size_t old_bytes, size_t new_bytes) {
-  if (new_bytes > old_bytes && new_bytes - old_bytes > max_bytes_ - num_bytes_) {
+  // An item that was given back may have made the table larger than its limit.
+  const size_t num_free = max_bytes_ - std::min(num_bytes_, max_bytes_);
+  if (new_bytes > old_bytes && new_bytes - old_bytes > num_free) {
     return Error(ErrorCode::kInvalidArgument,
                  format("store is full: key \"{}\" needs {} more bytes, {} of {} are in use; erase "
                         "keys that are no longer read",
@@ -139,8 +141,22 @@ Status KeyTable::push(const std::string& queue, std::string value) {
   }
   queues_[queue].push_back(std::move(value));
   if (popper) unpark(*popper);
+  if (popper && is_waiting(*popper)) wake_popper(queue);
   wake_watchers(queue);
   return {};
+}
+
+void KeyTable::wake_popper(const std::string& queue) {
+  while (const std::optional<Ticket> popper = first_popper(queue)) {
+    if (waits_.at(*popper).kind == Kind::kPop) {
+      waits_.erase(*popper);
+      deliveries_.emplace(*popper, Delivery{queue, pop(queue).value_or(std::string())});
+      ready_.push_back(*popper);
+      return;
+    }
+    unpark(*popper);
+    if (!is_waiting(*popper)) return;
+  }
 }
 
 std::optional<KeyTable::Ticket> KeyTable::first_popper(const std::string& queue) {
@@ -214,24 +230,27 @@ bool KeyTable::wait(Ticket ticket, std::vector<std::string> keys, Wake wake) {
 Result<bool> KeyTable::arrive(Ticket ticket, const std::string& key, int64_t num_arrivals) {
   const Result<int64_t> count = add(key, 1);
   if (!count.ok()) return count.error();
-  if (*count < num_arrivals) {
-    parked_[key].push_back(ticket);
-    waits_.emplace(ticket, Wait{.keys = {key}, .kind = Kind::kBarrier});
-    return false;
-  }
+  end_barriers(key, *count);
+  if (*count >= num_arrivals) return true;
+  parked_[key].push_back(ticket);
+  waits_.emplace(ticket, Wait{.keys = {key}, .kind = Kind::kBarrier, .num_arrivals = num_arrivals});
+  return false;
+}
+
+void KeyTable::end_barriers(const std::string& key, int64_t count) {
   const auto parked = parked_.find(key);
-  if (parked == parked_.end()) return true;
+  if (parked == parked_.end()) return;
   const std::vector<Ticket> tickets = std::move(parked->second);
   parked_.erase(parked);
   for (const Ticket waiting : tickets) {
-    if (waits_.at(waiting).kind != Kind::kBarrier) {
+    const Wait& wait = waits_.at(waiting);
+    if (wait.kind != Kind::kBarrier || wait.num_arrivals > count) {
       parked_[key].push_back(waiting);
       continue;
     }
     waits_.erase(waiting);
     ready_.push_back(waiting);
   }
-  return true;
 }
 
 void KeyTable::cancel(Ticket ticket) {
@@ -259,6 +278,7 @@ void KeyTable::cancel(Ticket ticket) {
   num_bytes_ += given.queue.size() + given.item.size() + kEntryBytes;
   queues_[given.queue].push_front(given.item);
   if (popper) unpark(*popper);
+  if (popper && is_waiting(*popper)) wake_popper(given.queue);
   wake_watchers(given.queue);
 }
 

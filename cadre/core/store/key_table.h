@@ -67,8 +67,8 @@ class KeyTable {
   enum class Wake { kAlways, kOnePerPush };
   // Returns true if all keys are there; else the ticket becomes ready once they are.
   bool wait(Ticket ticket, std::vector<std::string> keys, Wake wake = Wake::kAlways);
-  // Counts an arrival at `key`. Returns true if it is the last of `num_arrivals`; the tickets of
-  // the others then become ready. Else the ticket waits.
+  // Counts an arrival at `key`. Returns true if it is the last of `num_arrivals`; else the ticket
+  // waits. The tickets of earlier calls that wait for no more arrivals become ready.
   Result<bool> arrive(Ticket ticket, const std::string& key, int64_t num_arrivals);
   bool is_waiting(Ticket ticket) const { return waits_.contains(ticket); }
   // Forgets a pending ticket; ignores unknown tickets.
@@ -83,6 +83,7 @@ class KeyTable {
     size_t cursor = 0;  // every key before it was seen; the ticket is parked on keys[cursor]
     Kind kind = Kind::kKeys;
     Wake wake = Wake::kAlways;
+    int64_t num_arrivals = 0;  // of a barrier
   };
   // An item that was given to a ticket, which has not taken it yet.
   struct Delivery {
@@ -101,7 +102,12 @@ class KeyTable {
   // Removes and returns the first of the tickets parked on `queue` that is going to pop; nullopt if
   // there is none.
   std::optional<Ticket> first_popper(const std::string& queue);
+  // Wakes the first ticket that is going to pop and waits for nothing else. REQUIRES: the queue is
+  // not empty.
+  void wake_popper(const std::string& queue);
   void wake_watchers(const std::string& queue);
+  // Makes the tickets ready that wait at `key` for at most `count` arrivals.
+  void end_barriers(const std::string& key, int64_t count);
   void unpark(Ticket ticket);
 
   size_t max_bytes_;

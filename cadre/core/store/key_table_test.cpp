@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace cadre::store {
@@ -42,6 +43,41 @@ TEST(KeyTable, AKeyThatIsErasedDuringAWaitIsWaitedForAgain) {
   ASSERT_TRUE(table.set("b", "").ok());
   EXPECT_EQ(table.take_ready(), Tickets());
   ASSERT_TRUE(table.set("a", "").ok());
+  EXPECT_EQ(table.take_ready(), Tickets{1});
+}
+
+// An item that is given back may not fit; then nothing else fits, either.
+TEST(KeyTable, AnItemThatIsGivenBackDoesNotLiftTheLimit) {
+  KeyTable table(/*max_bytes=*/400);
+  ASSERT_EQ(table.pop_or_wait(1, "q"), std::nullopt);
+  ASSERT_TRUE(table.push("q", std::string(200, 'i')).ok());
+  ASSERT_TRUE(table.set("k", std::string(300, 'v')).ok());
+  table.cancel(1);
+  EXPECT_FALSE(table.set("other", std::string(10, 'v')).ok());
+  EXPECT_FALSE(table.push("q", std::string(10, 'v')).ok());
+}
+
+TEST(KeyTable, AClientThatWaitsForMoreThanAQueueDoesNotKeepItsItemFromTheNext) {
+  KeyTable table;
+  ASSERT_FALSE(table.wait(1, {"q", "other"}, KeyTable::Wake::kOnePerPush));
+  ASSERT_FALSE(table.wait(2, {"q"}, KeyTable::Wake::kOnePerPush));
+  ASSERT_TRUE(table.push("q", "item").ok());
+  EXPECT_EQ(table.take_ready(), Tickets{2});
+  EXPECT_EQ(table.pop("q"), "item");
+  // The first has not lost its place: it waits for both again.
+  ASSERT_TRUE(table.set("other", "").ok());
+  EXPECT_EQ(table.take_ready(), Tickets());
+  ASSERT_TRUE(table.push("q", "item").ok());
+  EXPECT_EQ(table.take_ready(), Tickets{1});
+}
+
+TEST(KeyTable, ABarrierEndsAtTheNumberOfItsOwnCall) {
+  KeyTable table;
+  EXPECT_FALSE(table.arrive(1, "meet", 3).value_or_throw());
+  EXPECT_TRUE(table.arrive(2, "meet", 2).value_or_throw());
+  EXPECT_EQ(table.take_ready(), Tickets());
+  EXPECT_TRUE(table.is_waiting(1));
+  EXPECT_FALSE(table.arrive(3, "meet", 5).value_or_throw());
   EXPECT_EQ(table.take_ready(), Tickets{1});
 }
 

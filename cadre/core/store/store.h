@@ -194,6 +194,10 @@ class CADRE_EXPORT Store {
  protected:
   // Converts the time of a verb to a deadline.
   static Deadline deadline_of(os::System& system, Duration timeout);
+  template <std::integral Rep, typename Period>
+  static Deadline deadline_of(os::System& system, std::chrono::duration<Rep, Period> timeout) {
+    return deadline_of(system, to_duration(timeout));
+  }
   static Deadline deadline_of(os::System&, Deadline deadline) { return deadline; }
   template <StoreTime Time, typename T>
   static StoreResult<Time, T> finish(Result<T> result, Time) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/wire/store/store_message.h"
 
 namespace cadre {
 namespace {
@@ -288,6 +289,63 @@ TEST_P(StoreConformance, KeysOverTheLimitAreRefusedByEveryVerb) {
   EXPECT_TRUE(refused(store_->multi_get(keys, soon())));
   EXPECT_TRUE(refused(store_->multi_set(keys, keys, soon())));
   EXPECT_TRUE(refused(store_->multi_set(std::vector<std::string>{"a", "b"}, keys, soon())));
+}
+
+// A server would end the connection, as if it had died.
+TEST_P(StoreConformance, MoreKeysThanTheLimitAreRefusedByEveryVerb) {
+  std::vector<std::string> keys(wire::kMaxKeysPerRequest, "k");
+  EXPECT_OK(store_->multi_set(keys, keys, soon()));
+  EXPECT_OK(store_->wait(keys, soon()));
+  keys.emplace_back("k");
+  const auto refused = [](const auto& result) {
+    return !result.ok() && result.error().code() == ErrorCode::kInvalidArgument;
+  };
+  EXPECT_TRUE(refused(store_->multi_set(keys, keys, soon())));
+  EXPECT_TRUE(refused(store_->multi_get(keys, soon())));
+  EXPECT_TRUE(refused(store_->wait(keys, soon())));
+  EXPECT_TRUE(refused(store_->check(keys, soon())));
+}
+
+TEST_P(StoreConformance, ACallWithoutTimeDoesWhatNeedsNoWait) {
+  const std::vector<std::string> keys = {"k"};
+  const auto now = [&] { return system_->deadline_in(Duration::zero()); };
+  const auto try_all = [&] {
+    EXPECT_OK(store_->set("k", "v", now()));
+    EXPECT_OK(store_->add("n", 1, now()));
+    EXPECT_OK(store_->check(keys, now()));
+    EXPECT_OK(store_->wait(keys, now()));
+    EXPECT_EQ(store_->get("k", now()).value(), "v");
+    EXPECT_OK(store_->queue_push("q", "item", now()));
+    EXPECT_EQ(store_->queue_pop("q", now()).value(), "item");
+    EXPECT_OK(store_->try_queue_pop("q", now()));
+    EXPECT_OK(store_->list_keys(now()));
+    EXPECT_EQ(store_->get("absent", now()).error().code(), ErrorCode::kTimeout);
+    EXPECT_EQ(store_->queue_pop("q", now()).error().code(), ErrorCode::kTimeout);
+  };
+  for (int i = 0; i < 5; ++i) try_all();
+  // The wait has the connection that a store over TCP has.
+  run_together({[&] { EXPECT_OK(store_->get("last", soon())); },
+                [&] {
+                  system_->make_waiter()->park(at_once());
+                  try_all();
+                  EXPECT_OK(store_->set("last", "", soon()));
+                }});
+}
+
+TEST_P(StoreConformance, ABarrierEndsAtTheNumberOfItsOwnCall) {
+  const auto other = harness_->open();
+  std::atomic<bool> has_third_come = false;
+  run_together({[&] {
+                  EXPECT_OK(store_->barrier("meet", 3, soon()));
+                  EXPECT_TRUE(has_third_come);
+                },
+                [&] {
+                  system_->make_waiter()->park(at_once());
+                  EXPECT_OK(other->barrier("meet", 2, soon()));
+                  system_->make_waiter()->park(at_once());
+                  has_third_come = true;
+                  EXPECT_OK(other->barrier("meet", 3, soon()));
+                }});
 }
 
 TEST_P(StoreConformance, ManyRanksMeetAtOneKeyEach) {

@@ -1,5 +1,8 @@
 // Tests the required behaviour of every Store with queues, barriers, lists of keys and clones.
 // store_conformance_test.cpp contains the rest of the suite, and lists the implementations.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <set>
@@ -186,6 +189,28 @@ TEST_P(StoreConformance, ACloneSeesTheSameKeysAndOutlivesTheFirst) {
   store_.reset();
   EXPECT_EQ(other->add("n", 3, soon()).value(), 5);
   EXPECT_EQ(other->get("k", soon()).value(), "v");
+}
+
+// A child shares the connections and locks of its parent: both would read each other's answers.
+TEST_P(StoreConformance, AForkedChildMayOnlyCloneAndLeavesTheStoreToItsParent) {
+  const std::string name = GetParam().name;
+  if (name == "HashStore" || name == "PrefixStore") return;  // the child has a copy of all keys
+  EXPECT_OK(store_->set("k", "parent", soon()));
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const auto refused = store_->get("k", soon());
+    const auto own = store_->clone(soon());
+    const bool is_right = !refused.ok() && refused.error().code() == ErrorCode::kInvalidArgument &&
+                          own.ok() && (*own)->set("k", "child", soon()).ok();
+    store_.reset();
+    ::_exit(is_right ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(store_->get("k", soon()).value(), "child");
+  EXPECT_OK(store_->set("k", "again", soon()));
 }
 
 TEST_P(StoreConformance, QueuesAndBarriersRefuseKeysOverTheLimit) {

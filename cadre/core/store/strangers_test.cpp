@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/io/fd.h"
+#include "cadre/core/store/tcp/greeting.h"
 #include "cadre/testing/core/process_ranks.h"
 #include "cadre/testing/core/tcp_store_fixture.h"
 
@@ -109,6 +111,47 @@ TEST_F(StrangersTest, OverTheirLimitTheOldestIsDropped) {
   }
   for (size_t i = 3; i < 5; ++i) EXPECT_TRUE(strangers[i]->try_recv(buffer).ok()) << i;
   EXPECT_NE(log_.text().find("have not proved themselves"), std::string::npos) << log_.text();
+}
+
+// A greeting needs no token, so strangers that greet must not be preferred to a newcomer, whose
+// greeting the server has not read yet.
+TEST_F(StrangersTest, ThoseThatOnlyGreetDoNotKeepRanksOut) {
+  const auto server = start({.max_strangers = 8, .greeting_timeout = kNeverLate});
+  const std::string hello = hello_of_build(std::string(store::this_build()));
+  const auto first = connect(*server).value_or_throw();
+  std::vector<std::unique_ptr<os::Socket>> strangers;
+  const auto add_stranger = [&] {
+    auto socket = system_->connect(server->address(), soon()).value_or_throw();
+    EXPECT_TRUE(socket->try_send(wire::as_bytes(hello)).ok());
+    os::PollItem item{.target = socket.get(), .want_read = true};
+    EXPECT_TRUE(system_->poll(std::span(&item, 1), soon()));  // it was greeted, or dropped
+    strangers.push_back(std::move(socket));
+  };
+  for (int i = 0; i < 8; ++i) add_stranger();
+  for (int i = 0; i < 5; ++i) {
+    const Deadline limit = system_->deadline_in(milliseconds(400));
+    EXPECT_TRUE(
+        TcpStore::connect(*system_, {.address = server->address(), .token = "secret"}, limit).ok());
+    EXPECT_TRUE(first->leave_will("k", "v", limit).ok());
+    add_stranger();
+    add_stranger();
+  }
+}
+
+// A connection of a rank that the server drops before it is greeted is made anew, also if it is not
+// the first of its store.
+TEST_F(StrangersTest, ARankThatIsDroppedForThemConnectsAgain) {
+  const auto server = start({.max_strangers = 1, .greeting_timeout = kNeverLate});
+  const auto store = connect(*server).value_or_throw();
+  std::atomic<bool> is_over = false;
+  const auto flood = system_->spawn("strangers", [&] {
+    while (!is_over) static_cast<void>(system_->connect(server->address(), soon()));
+  });
+  int num_failures = 0;
+  for (int i = 0; i < 300; ++i) num_failures += store->leave_will("k", "v", soon()).ok() ? 0 : 1;
+  is_over = true;
+  flood->join();
+  EXPECT_EQ(num_failures, 0);
 }
 
 // The server cannot start if any one of its descriptors cannot be made.

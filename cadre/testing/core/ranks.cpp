@@ -23,6 +23,10 @@ std::string RanksResult::failures() const {
 }
 
 RanksResult run_ranks_as_threads(int world_size, const RankMain& rank_main) {
+  if (world_size < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("a run of {} ranks runs nothing; give at least 1", world_size));
+  }
   const std::unique_ptr<os::System> system = os::make_native_system();
   const os::Address rendezvous_address = make_rendezvous_address(*system);
   const auto store = std::make_shared<HashStore>(*system);
@@ -33,7 +37,11 @@ RanksResult run_ranks_as_threads(int world_size, const RankMain& rank_main) {
     RankOutcome& outcome = result.ranks[static_cast<size_t>(rank)];
     threads.push_back(system->spawn(cadre::format("rank{}", rank), [&, rank] {
       RankContext context{*system, rank, world_size, rendezvous_address, {}, store};
-      outcome.failure = failure_of([&] { rank_main(context); });
+      try {
+        outcome.failure = failure_of([&] { rank_main(context); });
+      } catch (...) {
+        outcome.failure = "an exception that is no std::exception";
+      }
       outcome.output = std::move(context.output);
     }));
   }

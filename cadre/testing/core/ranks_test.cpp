@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/core/base/format.h"
@@ -30,6 +31,25 @@ TEST(ThreadRanks, ReturnOutputsAndFailuresByRank) {
   EXPECT_EQ(result.ranks[0].output, "0 of 3");
   EXPECT_EQ(result.ranks[2].output, "2 of 3");
   EXPECT_EQ(leftovers_since(before), "");
+}
+
+// A test whose number of ranks was computed wrongly must not pass.
+TEST(ThreadRanks, WithoutARankAreRefused) {
+  for (const int world_size : {0, -1}) {
+    EXPECT_EQ(failed_fields_of([&] {
+                static_cast<void>(run_ranks_as_threads(world_size, [](RankContext&) {}));
+              }),
+              "kInvalidArgument");
+  }
+}
+
+TEST(ThreadRanks, MayThrowWhatIsNoException) {
+  const RankMain rank_main = [](RankContext& context) {
+    if (context.rank == 1) throw 1;  // NOLINT(hicpp-exception-baseclass)
+  };
+  constexpr std::string_view kFailure = "rank 1: an exception that is no std::exception\n";
+  EXPECT_EQ(run_ranks_as_threads(2, rank_main).failures(), kFailure);
+  EXPECT_EQ(run_ranks_in_simulator(1, {}, 2, rank_main).failures(), kFailure);
 }
 
 int sum_over_ranks(Communicator& group) {

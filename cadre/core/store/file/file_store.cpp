@@ -7,6 +7,8 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/files/native_file_system.h"
+#include "cadre/core/os/host/fork_mark.h"
+#include "cadre/core/store/checks.h"
 #include "cadre/core/store/file/journal.h"
 #include "cadre/core/store/table_answers.h"
 
@@ -145,9 +147,13 @@ Result<std::unique_ptr<FileStore>> FileStore::open_as(os::System& system,
 
 FileStore::FileStore(os::System& system, const FileStoreOptions& options,
                      std::unique_ptr<Journal> journal)
-    : Store(system), options_(options), journal_(std::move(journal)) {}
+    : Store(system),
+      mark_(std::make_unique<os::ForkMark>()),
+      options_(options),
+      journal_(std::move(journal)) {}
 
 FileStore::~FileStore() {
+  if (mark_->is_in_child()) return;  // the locks are those of the parent
   Nap nap(system(), system().deadline_in(kLeaveTimeout));
   do {
     const Result<bool> locked = journal_->try_lock();
@@ -161,6 +167,7 @@ FileStore::~FileStore() {
 }
 
 Result<StoreResponse> FileStore::answer(StoreRequest request, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_not_forked(*mark_, request.verb));
   switch (request.verb) {
     case StoreVerb::kGet:
     case StoreVerb::kWait:

@@ -24,6 +24,10 @@
 
 namespace cadre {
 
+namespace os {
+class ForkMark;
+}  // namespace os
+
 namespace store {
 class Journal;
 class KeyTable;
@@ -72,6 +76,7 @@ class CADRE_EXPORT FileStore final : public Store {
   Result<wire::StoreResponse> pop(const wire::StoreRequest& request, Deadline deadline);
   Result<wire::StoreResponse> arrive(const wire::StoreRequest& request, Deadline deadline);
 
+  const std::unique_ptr<const os::ForkMark> mark_;
   const FileStoreOptions options_;
   std::mutex mutex_;
   std::unique_ptr<store::Journal> journal_;  // guarded by mutex_

@@ -103,8 +103,12 @@ Status ClientConnection::make_session() {
   return {};
 }
 
-void ClientConnection::on_ticket(KeyTable::Ticket ticket) {
-  if (session_) session_->on_ready(ticket, out_);
+Status ClientConnection::on_ticket(KeyTable::Ticket ticket) {
+  if (!session_) return {};
+  // The client may have ended or cancelled since the last turn. Then the item goes back.
+  if (session_->awaits_item(ticket)) CADRE_RETURN_IF_ERROR(receive());
+  session_->on_ready(ticket, out_);
+  return flush();
 }
 
 Status ClientConnection::flush() {

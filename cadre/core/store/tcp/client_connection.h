@@ -38,7 +38,8 @@ class ClientConnection {
   os::PollItem interest() const;
   // Reads, answers and writes as much as is possible without waiting.
   Status on_ready(const os::PollItem& item);
-  void on_ticket(KeyTable::Ticket ticket);
+  // Answers the request that waits with the ticket. Fails if the client is gone.
+  Status on_ticket(KeyTable::Ticket ticket);
   // Sends what is buffered; on_ready() calls it again if the socket was full.
   Status flush();
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/base/printable.h"
 #include "cadre/core/wire/byte_codec.h"
 
 namespace cadre::store {
@@ -21,10 +22,11 @@ wire::StoreRequest hello_of_client(const wire::Nonce& nonce) {
 
 Status check_same_build(const Build& server, const Build& client) {
   if (server.protocol == client.protocol && server.name == client.name) return {};
-  return Error(ErrorCode::kInvalidArgument,
-               format("the store server runs cadre {} (store protocol {}), this rank cadre {} "
-                      "(store protocol {}); run one build on all ranks and on the launcher",
-                      server.name, server.protocol, client.name, client.protocol));
+  return Error(
+      ErrorCode::kInvalidArgument,
+      format("the store server runs cadre {} (store protocol {}), this rank cadre {} "
+             "(store protocol {}); run one build on all ranks and on the launcher",
+             printable(server.name), server.protocol, printable(client.name), client.protocol));
 }
 
 Result<wire::Nonce> read_nonce(std::string_view text) {

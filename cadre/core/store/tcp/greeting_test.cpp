@@ -41,5 +41,13 @@ TEST(Greeting, AnotherBuildOrProtocolIsRefusedWithBoth) {
       check_same_build({.name = "1.2", .protocol = 4}, {.name = "1.2", .protocol = 5}).ok());
 }
 
+// The name comes from a stranger, and the message goes to logs and terminals.
+TEST(Greeting, TheNameOfABuildCannotForgeALine) {
+  const Status build = check_same_build({.name = "1.2"}, {.name = "1\nerror \x1b[31m"});
+  ASSERT_FALSE(build.ok());
+  EXPECT_NE(build.error().message().find("cadre 1\\x0aerror \\x1b[31m"), std::string::npos)
+      << build.error().message();
+}
+
 }  // namespace
 }  // namespace cadre::store

@@ -33,6 +33,10 @@ std::string beginning_of(ConstBytes bytes) {
   return text;
 }
 
+// Between two attempts to connect to a server that drops the connection before it has greeted.
+constexpr Duration kFirstPause = std::chrono::milliseconds(20);
+constexpr Duration kLongestPause = std::chrono::milliseconds(500);
+
 // This prefix makes keys equal to those of Python's TCPStore.
 constexpr char kC10dPrefix = '/';
 
@@ -111,34 +115,45 @@ Result<StoreResponse> ServerConnection::call_cadre(const StoreRequest& request, 
 }
 
 Result<StoreResponse> ServerConnection::call_c10d(const StoreRequest& request, Deadline deadline) {
+  // What is answered at once is awaited even if the call has no time to wait.
+  const Deadline at_once = deadline.later(system_.deadline_in(kCancelTime));
   switch (request.verb) {
     case StoreVerb::kSet:
     case StoreVerb::kAppend:
     case StoreVerb::kMultiSet:
     case StoreVerb::kQueuePush:
-      CADRE_RETURN_IF_ERROR(send(request, deadline));
-      return ping(deadline);
+      CADRE_RETURN_IF_ERROR(send(request, at_once));
+      return ping(at_once);
     case StoreVerb::kWait:
     case StoreVerb::kGet:
     case StoreVerb::kMultiGet:
       if (request.keys.empty()) return StoreResponse();
       CADRE_RETURN_IF_ERROR(await_keys(request, deadline));
       if (request.verb == StoreVerb::kWait) return StoreResponse();
-      return exchange(request, deadline);
+      return exchange(request, deadline.later(system_.deadline_in(kCancelTime)));
     case StoreVerb::kCheck:
       if (request.keys.empty()) return StoreResponse{.number = 1};
-      return exchange(request, deadline);
+      return exchange(request, at_once);
     case StoreVerb::kQueuePop:
     case StoreVerb::kTryQueuePop:
       return pop(request, deadline);
     case StoreVerb::kListKeys:
-      return list_keys(deadline);
-    default:
+      return list_keys(at_once);
+    case StoreVerb::kBarrier:
       return exchange(request, deadline);
+    default:
+      return exchange(request, at_once);
   }
 }
 
 Status ServerConnection::await_keys(const StoreRequest& request, Deadline deadline) {
+  if (deadline.has_passed(system_.now())) {
+    const Result<StoreResponse> are_there = exchange(
+        {.verb = StoreVerb::kCheck, .keys = request.keys}, system_.deadline_in(kCancelTime));
+    if (!are_there.ok()) return are_there.error();
+    if (are_there->number == 1) return {};
+    return Error(ErrorCode::kTimeout, "the keys were not set at the deadline");
+  }
   const Result<StoreResponse> answer =
       exchange({.verb = StoreVerb::kWait, .keys = request.keys}, deadline);
   if (!answer.ok()) return answer.error();
@@ -239,12 +254,22 @@ Status ServerConnection::receive_more(Deadline deadline) {
 
 Result<std::unique_ptr<ServerConnection>> dial(os::System& system, const TcpStoreOptions& options,
                                                Deadline deadline) {
-  Result<std::unique_ptr<os::Socket>> socket = system.connect(options.address, deadline);
-  if (!socket.ok()) return socket.error();
-  auto connection =
-      std::make_unique<ServerConnection>(system, options.protocol, std::move(socket).value());
-  CADRE_RETURN_IF_ERROR(connection->greet(options.token, deadline));
-  return connection;
+  Duration pause = kFirstPause;
+  while (true) {
+    Result<std::unique_ptr<os::Socket>> socket = system.connect(options.address, deadline);
+    if (!socket.ok()) return socket.error();
+    auto connection =
+        std::make_unique<ServerConnection>(system, options.protocol, std::move(socket).value());
+    const Status greeted = connection->greet(options.token, deadline);
+    if (greeted.ok()) return connection;
+    // A server that is there has dropped this connection to make room for others, or because this
+    // process was slow. If the server has ended, the next attempt to connect fails.
+    if (greeted.error().code() != ErrorCode::kPeerLost || deadline.has_passed(system.now())) {
+      return greeted.error();
+    }
+    system.make_waiter()->park(deadline.earlier(system.deadline_in(pause)));
+    pause = std::min(2 * pause, kLongestPause);
+  }
 }
 
 Result<std::unique_ptr<ServerConnection>> dial_first(os::System& system,

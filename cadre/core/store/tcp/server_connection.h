@@ -65,7 +65,8 @@ class ServerConnection {
   bool is_usable_ = true;
 };
 
-// Connects, with one attempt, and runs the handshake of the protocol.
+// Connects and runs the handshake of the protocol. Tries again until the deadline if the server
+// ends the connection during the handshake, as it does with the oldest of too many.
 Result<std::unique_ptr<ServerConnection>> dial(os::System& system, const TcpStoreOptions& options,
                                                Deadline deadline);
 

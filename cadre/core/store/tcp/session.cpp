@@ -202,6 +202,10 @@ void Session::on_ready(KeyTable::Ticket ticket, wire::StreamBuffer& out) {
   (void)respond(request.verb, response, out);
 }
 
+bool Session::awaits_item(KeyTable::Ticket ticket) const {
+  return waiting_ && waiting_->ticket == ticket && waiting_->request.verb == StoreVerb::kQueuePop;
+}
+
 StoreResponse Session::answer(const StoreRequest& request) {
   if (is_c10d()) return answer_from(table_, request);
   return answer_from(table_, request, kMaxAnswerBytes);

@@ -53,6 +53,8 @@ class Session {
   Result<bool> step(wire::StreamBuffer& in, wire::StreamBuffer& out);
   // Answers the request of this session that waits with `ticket`.
   void on_ready(KeyTable::Ticket ticket, wire::StreamBuffer& out);
+  // Returns whether the ticket is that of a queue_pop for which the client waits.
+  bool awaits_item(KeyTable::Ticket ticket) const;
   // Returns whether the client has proved that it may be served.
   bool is_accepted() const { return next_ == Next::kRequest; }
   // Returns whether the client has sent the greeting that comes before that proof.

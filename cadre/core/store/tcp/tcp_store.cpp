@@ -5,6 +5,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/quiet_log.h"
+#include "cadre/core/os/host/fork_mark.h"
 #include "cadre/core/store/checks.h"
 #include "cadre/core/store/tcp/server_connection.h"
 
@@ -65,9 +66,11 @@ void warn_of_wait(const TcpStoreOptions& options, const Error& reason) {
 
 class ConnectionWill final : public StoreWill {
  public:
-  ConnectionWill(os::System& system, std::unique_ptr<store::ServerConnection> connection)
-      : system_(system), connection_(std::move(connection)) {}
+  ConnectionWill(os::System& system, std::shared_ptr<const os::ForkMark> mark,
+                 std::unique_ptr<store::ServerConnection> connection)
+      : system_(system), mark_(std::move(mark)), connection_(std::move(connection)) {}
   ~ConnectionWill() override {
+    if (mark_->is_in_child()) return;  // the will is that of the parent
     try {
       // An error is ignored: a dead server cannot carry out the will.
       (void)connection_->call({.verb = StoreVerb::kRetractWill}, system_.deadline_in(kRetractTime));
@@ -83,6 +86,7 @@ class ConnectionWill final : public StoreWill {
   static constexpr Duration kRetractTime = std::chrono::milliseconds(500);
 
   os::System& system_;
+  const std::shared_ptr<const os::ForkMark> mark_;
   std::unique_ptr<store::ServerConnection> connection_;
 };
 
@@ -123,7 +127,7 @@ Result<std::unique_ptr<TcpStore>> TcpStore::connect_until(os::System& system,
 
 TcpStore::TcpStore(os::System& system, const TcpStoreOptions& options,
                    std::unique_ptr<store::ServerConnection> first, const StoreRoute& route)
-    : Store(system), options_(options), route_(route) {
+    : Store(system), mark_(std::make_shared<os::ForkMark>()), options_(options), route_(route) {
   idle_.push_back(std::move(first));
 }
 
@@ -138,10 +142,13 @@ Result<std::unique_ptr<store::ServerConnection>> TcpStore::take_connection(Deadl
       return connection;
     }
   }
-  return store::dial(system(), options_, deadline);
+  // A call that does not wait may need another connection because a wait of another thread has the
+  // one that was there.
+  return store::dial(system(), options_, deadline.later(system().deadline_in(store::kCancelTime)));
 }
 
 Result<StoreResponse> TcpStore::answer(StoreRequest request, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_not_forked(*mark_, request.verb));
   const StoreRequest asked{.verb = request.verb, .amount = request.amount, .keys = request.keys};
   auto connection = take_connection(deadline);
   if (!connection.ok()) return explain(connection.error(), options_, asked);
@@ -157,6 +164,7 @@ Result<StoreResponse> TcpStore::answer(StoreRequest request, Deadline deadline) 
 Result<std::unique_ptr<StoreWill>> TcpStore::leave_will(std::string_view key,
                                                         std::string_view value, Deadline deadline) {
   CADRE_RETURN_IF_ERROR(check_store_entry(key, value));
+  CADRE_RETURN_IF_ERROR(check_not_forked(*mark_, StoreVerb::kLeaveWill));
   if (options_.protocol == StoreProtocol::kC10d) return std::unique_ptr<StoreWill>();
   const StoreRequest will{
       .verb = StoreVerb::kLeaveWill, .keys = {std::string(key)}, .values = {std::string(value)}};
@@ -169,7 +177,7 @@ Result<std::unique_ptr<StoreWill>> TcpStore::leave_will(std::string_view key,
   if (!response.ok()) return explained(response.error());
   if (response->error) return *response->error;
   return std::unique_ptr<StoreWill>(
-      std::make_unique<ConnectionWill>(system(), std::move(connection).value()));
+      std::make_unique<ConnectionWill>(system(), mark_, std::move(connection).value()));
 }
 
 Result<std::shared_ptr<Store>> TcpStore::clone(Deadline deadline) {

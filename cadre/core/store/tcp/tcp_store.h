@@ -5,6 +5,8 @@
 // thread delays no other thread. Idle connections are kept for later calls.
 // Blocking: every call, until its time is over. Lifetime: no call may be in progress when the store
 // is destroyed.
+// A child made by fork() shares the connections, on which it would read its parent's answers. So
+// its copy refuses all calls but clone(), and its copies of wills retract nothing.
 // Errors: those of store.h; kInvalidArgument from connect() if the server runs another build, has
 // another token, or is no store. Over c10d's protocol keys get c10d's prefix "/", so that they are
 // the keys of Python's TCPStore. torch's own server takes values of at most 8 MiB.
@@ -23,6 +25,10 @@
 #include "cadre/core/store/store.h"
 
 namespace cadre {
+
+namespace os {
+class ForkMark;
+}  // namespace os
 
 namespace store {
 class ServerConnection;
@@ -80,6 +86,7 @@ class CADRE_EXPORT TcpStore final : public Store {
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
   Result<std::unique_ptr<store::ServerConnection>> take_connection(Deadline deadline);
 
+  const std::shared_ptr<const os::ForkMark> mark_;
   const TcpStoreOptions options_;
   const StoreRoute route_;
   std::mutex mutex_;

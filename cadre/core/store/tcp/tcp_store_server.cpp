@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/base/printable.h"
 #include "cadre/core/base/quiet_log.h"
 #include "cadre/core/os/host/descriptor_limit.h"
+#include "cadre/core/os/host/fork_mark.h"
 #include "cadre/core/os/io/poll_set.h"
 #include "cadre/core/store/key_table.h"
 #include "cadre/core/store/tcp/client_connection.h"
@@ -44,8 +46,10 @@ class TcpStoreServer::Impl {
     thread_ = system_.spawn("cadre_store", [this] { run(); });
   }
 
+  bool is_in_child() const { return mark_.is_in_child(); }
+
   void close() {
-    if (!thread_) return;
+    if (!thread_ || is_in_child()) return;
     stopping_.store(true, std::memory_order_release);
     stop_event_->notify();
     thread_->join();
@@ -184,15 +188,20 @@ class TcpStoreServer::Impl {
     return strangers_.size() > most;
   }
 
-  // Drops the oldest stranger that has not greeted, because a rank of the job greets at once. If
-  // all have greeted, drops the oldest.
+  // Drops the oldest stranger that has not greeted, because a rank of the job greets at once. But a
+  // greeting needs no token: where most strangers have greeted, drops the oldest of all, which has
+  // had the most time for its proof. Else those that only greet would keep out every newcomer.
   bool drop_oldest_stranger(std::string_view reason) {
     forget_all_accepted();
     if (strangers_.empty()) return false;
-    const auto silent = std::ranges::find_if(
-        strangers_, [this](uint32_t number) { return !connections_.at(number)->has_greeted(); });
-    drop(silent == strangers_.end() ? strangers_.front() : *silent,
-         Error(ErrorCode::kUnavailable, std::string(reason)));
+    const auto is_silent = [this](uint32_t number) {
+      return !connections_.at(number)->has_greeted();
+    };
+    const auto num_silent = static_cast<size_t>(std::ranges::count_if(strangers_, is_silent));
+    const auto oldest = 2 * num_silent > strangers_.size()
+                            ? std::ranges::find_if(strangers_, is_silent)
+                            : strangers_.begin();
+    drop(*oldest, Error(ErrorCode::kUnavailable, std::string(reason)));
     return true;
   }
 
@@ -240,8 +249,7 @@ class TcpStoreServer::Impl {
         const uint32_t number = store::TicketSource::connection_of(ticket);
         const auto found = connections_.find(number);
         if (found == connections_.end()) continue;
-        found->second->on_ticket(ticket);
-        const Status status = found->second->flush();
+        const Status status = found->second->on_ticket(ticket);
         if (status.ok()) {
           watch(number, *found->second);
         } else {
@@ -267,12 +275,14 @@ class TcpStoreServer::Impl {
     // It is normal that an accepted client closes its connection: a rank ends so.
     const bool is_normal = found->second->is_accepted() && reason.code() == ErrorCode::kPeerLost;
     log_.write(is_normal ? LogLevel::kDebug : LogLevel::kWarning, "store",
-               format("dropped peer={} reason=\"{}\"", found->second->peer(), reason.message()));
+               format("dropped peer={} reason=\"{}\"", found->second->peer(),
+                      printable(reason.message())));
     poll_set_.forget(key_of(number));
     connections_.erase(found);
   }
 
   os::System& system_;
+  const os::ForkMark mark_;
   const TcpStoreServerOptions options_;
   QuietLog log_;
   std::unique_ptr<os::Listener> listener_;
@@ -316,7 +326,13 @@ Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::start(
 
 TcpStoreServer::TcpStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
+// A forked child has no thread to join, and the stop event is shared: the parent's thread would see
+// it without end. So the child's copy is not destroyed; it ends with the child.
 TcpStoreServer::~TcpStoreServer() {
+  if (impl_->is_in_child()) {
+    static_cast<void>(impl_.release());
+    return;
+  }
   impl_->close();
 }
 

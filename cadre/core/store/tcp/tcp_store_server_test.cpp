@@ -4,10 +4,15 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <span>
@@ -200,6 +205,66 @@ TEST_F(TcpStoreServerTest, ConnectionsOverTheLimitAreRefusedAndLogged) {
 }
 
 // The server's thread waits for an event that can no longer be sent.
+// Runs the function in a forked child, which it ends; returns the child's status.
+int status_of_child(const std::function<void()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    body();
+    ::_exit(0);
+  }
+  int status = 0;
+  return ::waitpid(child, &status, 0) == child ? status : -1;
+}
+
+// The will is about the death of the process that left it, and a child of it does not retract it.
+TEST_F(TcpStoreServerTest, AForkedChildDoesNotRetractTheWillOfItsParent) {
+  const auto server = start();
+  const auto store = connect(*server).value_or_throw();
+  EXPECT_EQ(status_of_child([&] {
+              const auto own = connect(*server).value_or_throw();
+              auto will = own->leave_will("lost", "rank 1", soon()).value_or_throw();
+              if (status_of_child([&] { will.reset(); }) != 0) ::_exit(1);
+              ::_exit(0);  // it dies without a retraction
+            }),
+            0);
+  EXPECT_EQ(store->get("lost", soon()).value(), "rank 1");
+}
+
+// The child does not have the thread of the server, and shares its stop event.
+TEST_F(TcpStoreServerTest, AForkedChildDoesNotEndTheServer) {
+  auto server = start();
+  const auto store = connect(*server).value_or_throw();
+  EXPECT_EQ(status_of_child([&] { server.reset(); }), 0);
+  EXPECT_TRUE(store->set("k", "v", soon()).ok());
+  // A server that sees its stop event without end needs all of a core.
+  timespec before{};
+  timespec after{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  system_->make_waiter()->park(system_->deadline_in(milliseconds(200)));
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  const int64_t cpu_ns =
+      (after.tv_sec - before.tv_sec) * 1'000'000'000 + after.tv_nsec - before.tv_nsec;
+  EXPECT_LT(cpu_ns, 50'000'000);
+}
+
+// The server takes an item back that it was about to give to a client that has ended or given up.
+TEST_F(TcpStoreServerTest, AnItemIsNotSentToAClientThatHasEnded) {
+  const auto server = start();
+  const auto store = connect(*server).value_or_throw();
+  for (int i = 0; i < 20; ++i) {
+    auto other = connect(*server).value_or_throw();
+    // It cancels at its deadline, in the middle of the pushes.
+    const auto popper = system_->spawn("popper", [&] {
+      const auto item = other->queue_pop("q", system_->deadline_in(milliseconds(3)));
+      if (item.ok()) EXPECT_TRUE(store->queue_push("q", *item, soon()).ok());
+    });
+    system_->make_waiter()->park(system_->deadline_in(milliseconds(3)));
+    EXPECT_TRUE(store->queue_push("q", "item", soon()).ok());
+    popper->join();
+    EXPECT_EQ(store->queue_pop("q", soon()).value(), "item");
+  }
+}
+
 TEST_F(TcpStoreServerTest, AServerEndsAlthoughTheProgramHasClosedItsDescriptors) {
   const testing::TemporaryFolder folder;
   for (const bool are_taken : {false, true}) {
