@@ -11,6 +11,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre::parallel {
 
@@ -97,8 +98,20 @@ class Assigner {
       if (!is_new) found->second = around_both(found->second, unit);
       names_.emplace(joined(name, parameter.key()), key);
     }
+    if (const auto* const sharing = dynamic_cast<const SharingModule*>(&module)) {
+      if (const auto shared = sharing->shared_module()) add_user(*shared, unit);
+    }
     for (const auto& child : module.named_children()) {
       find_owners(*child.value(), joined(name, child.key()), unit);
+    }
+  }
+
+  // The unit uses parameters of a module that is registered elsewhere, such as the table of a tied
+  // head, so their owner is around it.
+  void add_user(const Module& module, size_t unit) {
+    for (const at::Tensor& parameter : module.parameters()) {
+      const auto [found, is_new] = owner_.try_emplace(parameter.unsafeGetTensorImpl(), unit);
+      if (!is_new) found->second = around_both(found->second, unit);
     }
   }
 

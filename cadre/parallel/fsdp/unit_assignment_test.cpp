@@ -6,7 +6,9 @@
 #include <torch/nn.h>
 
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/parallel/fsdp/shard_unit.h"
@@ -87,6 +89,28 @@ TEST(UnitAssignment, GivesATiedParameterToTheUnitAroundAllUses) {
   EXPECT_THAT(held["first"], ElementsAre("first.linear.weight"));
   EXPECT_THAT(held["nest"], ElementsAre("nest.again", "nest.linear.weight", "nest.linear.bias"));
   EXPECT_THAT(held["nest.inner"], ElementsAre("nest.inner.linear.bias"));
+}
+
+// A head that uses the weight of another module without registering it.
+struct TiedHead : nn::Module, SharingModule {
+  explicit TiedHead(nn::Linear given) : linear(std::move(given)) {}
+  std::shared_ptr<Module> shared_module() const override { return linear.ptr(); }
+  nn::Linear linear;
+};
+
+TEST(UnitAssignment, GivesWhatASharingModuleUsesToTheUnitAroundBoth) {
+  for (const bool is_before : {false, true}) {
+    const Block block(3);
+    const auto head = std::make_shared<TiedHead>(block->linear);
+    const auto root = std::make_shared<nn::Module>();
+    if (is_before) root->register_module("head", head);
+    root->register_module("block", block);
+    if (!is_before) root->register_module("head", head);
+    fully_shard(block);
+    auto held = held_by_units(parallel::assign_units(root, {}));
+    EXPECT_THAT(held[""], ElementsAre("block.linear.weight", "block.linear.bias"));
+    EXPECT_TRUE(held["block"].empty());
+  }
 }
 
 TEST(UnitAssignment, AsksThePolicyForWhatIsNotDeclared) {

@@ -54,8 +54,9 @@ std::vector<AgreedField> fields_of(const std::vector<at::Tensor>& trained) {
 }  // namespace
 
 at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count, const ProcessGroup& group,
-                            const char* caller) {
+                            const char* caller, const std::optional<Error>& refusal) {
   const auto check = [&] {
+    if (refusal) throw *refusal;
     if (sum.defined() && sum.numel() == 1 && sum.is_floating_point() && count >= 0) return;
     throw Error(ErrorCode::kInvalidArgument,
                 format("mean_over_tokens: the sum of the losses is {} and the number of tokens {}, "

@@ -10,17 +10,20 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "cadre/core/base/error.h"
 #include "cadre/tensor/group/process_group.h"
 
 namespace cadre {
 
 // sum: (), the sum of the losses of this rank's tokens; count: the number of these tokens. Result:
 // (), the same on every rank: the mean over the tokens of all ranks, NaN if there are none. Its
-// backward goes to this rank's tokens only.
+// backward goes to this rank's tokens only. refusal: an error of this rank in place of the sum,
+// which all ranks throw.
 at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count, const ProcessGroup& group,
-                            const char* caller);
+                            const char* caller, const std::optional<Error>& refusal = {});
 
 // Replaces the gradients of parameters that have the same values on every rank by their sums over
 // the group. All ranks pass the same parameters in the same order; one that is in the list twice (a

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
+#include <cstdint>
+
 #include "cadre/parallel/layers/vocab_parallel_cross_entropy.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/torch/process_group_ranks.h"
@@ -49,6 +52,22 @@ TEST(TokenGroup, TheLossIsTheMeanOverTheTokensOfAllRanks) {
     require(torch::allclose(own.grad(), own_classes(whole.grad()), 1e-12, 1e-15), "gradient");
     EXPECT_THAT(failure_of([&] { loss_of(LossReduction::kSum); }),
                 HasSubstr("the reduction is kSum, but the options have a token group"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The ranks of the first part refuse their targets; those of the second one learn of it.
+TEST(TokenGroup, ATargetThatOneRankRefusesIsAnErrorOnAll) {
+  const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"cp", 2}, {"tp", 2}});
+    const Tensor logits = torch::ones({2, 5}, torch::kDouble);
+    const auto loss_of = [&](int64_t target) {
+      return vocab_parallel_cross_entropy(
+          logits, torch::tensor({int64_t{1}, mesh.coordinate("cp") == 0 ? target : 3}),
+          mesh.group("tp"), {.vocabulary = kClasses, .token_group = mesh.group("cp")});
+    };
+    EXPECT_THAT(failure_of([&] { loss_of(kClasses); }), HasSubstr("the target 10 is none of the"));
+    require(std::isfinite(loss_of(2).item<double>()), "the groups are usable");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -154,17 +154,27 @@ void check_arguments(const at::Tensor& logits, const at::Tensor& targets, const 
 at::Tensor mean_over_token_group(const at::Tensor& logits, const at::Tensor& targets,
                                  const ProcessGroup& group,
                                  const VocabParallelCrossEntropyOptions& options) {
-  if (options.reduction != LossReduction::kMean) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "vocab_parallel_cross_entropy: the reduction is kSum, but the options have a token "
-                "group, over which the loss is a mean; leave one of them out");
-  }
   VocabParallelCrossEntropyOptions own = options;
   own.token_group.reset();
   own.reduction = LossReduction::kSum;
-  const at::Tensor sum = vocab_parallel_cross_entropy(logits, targets, group, own);
-  const auto count = targets.ne(options.ignore_index).sum().item<int64_t>();
-  return mean_over_tokens(sum, count, *options.token_group, "vocab_parallel_cross_entropy");
+  at::Tensor sum;
+  int64_t count = 0;
+  std::optional<Error> refusal;
+  try {
+    if (options.reduction != LossReduction::kMean) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "vocab_parallel_cross_entropy: the reduction is kSum, but the options have a "
+                  "token group, over which the loss is a mean; leave one of them out");
+    }
+    sum = vocab_parallel_cross_entropy(logits, targets, group, own);
+    count = targets.ne(options.ignore_index).sum().item<int64_t>();
+  } catch (const Error& error) {
+    // The ranks with other tokens wait for this one in the next call.
+    if (error.code() != ErrorCode::kInvalidArgument || group.error()) throw;
+    refusal = error;
+  }
+  return mean_over_tokens(sum, count, *options.token_group, "vocab_parallel_cross_entropy",
+                          refusal);
 }
 
 }  // namespace

@@ -4,11 +4,11 @@
 // Threads: as ProcessGroup. Blocking: two all_reduces of one and two numbers a token in forward,
 // none in backward; with a token group two more of two numbers and of one. Lifetime: the graph
 // keeps the groups and the logits.
-// Errors: kInvalidArgument, on all ranks alike, for a target that is no class; on the rank that has
-// other logits than its part of the vocabulary; for kSum with a token group.
-// Cost: backward computes the exponentials again, so nothing of the size of the logits is kept but
-// the logits. A backward with create_graph is right.
-// Source: Megatron-LM, https://arxiv.org/abs/1909.08053, section 3.
+// Errors: kInvalidArgument, on all ranks alike, also those of the token group, for a target that is
+// no class; on the rank that has other logits than its part of the vocabulary; for kSum with a
+// token group. Cost: backward computes the exponentials again, so nothing of the size of the logits
+// is kept but the logits. A backward with create_graph is right. Source: Megatron-LM,
+// https://arxiv.org/abs/1909.08053, section 3.
 #pragma once
 
 #include <ATen/core/Tensor.h>

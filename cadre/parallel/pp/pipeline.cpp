@@ -6,6 +6,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
@@ -51,6 +52,23 @@ std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<Pipeline
 
 // The number of words of a step that all ranks compare; words of the tied parameters follow.
 constexpr size_t kNumStepWords = 7;
+
+bool has_valid_timeout(const PipelineStepOptions& options) {
+  return !options.timeout || *options.timeout > Duration(0);
+}
+
+void check_timeout(const PipelineStepOptions& options) {
+  if (has_valid_timeout(options)) return;
+  throw pipeline_refusal(
+      format("the timeout of the step is {} ms; pass a positive one, or leave it out for the "
+             "group's",
+             std::chrono::duration_cast<std::chrono::milliseconds>(*options.timeout).count()));
+}
+
+// A timeout that is refused does not limit the exchange in which the ranks learn of that.
+std::optional<Duration> timeout_of_agreement(const PipelineStepOptions& options) {
+  return has_valid_timeout(options) ? options.timeout : std::nullopt;
+}
 
 std::string_view call_of(int64_t is_training) {
   return is_training == 1 ? "step()" : "forward()";
@@ -281,6 +299,7 @@ class Pipeline::Core {
       return is_used ? tensors.tensors()[0].size(0) : int64_t{-1};
     };
     const auto make_words = [&] {
+      check_timeout(options);
       if (auto error = check_arguments(is_training, batch, target, loss)) throw *error;
       std::vector<int64_t> words = {is_training ? 1 : 0,
                                     rows_of(holds_first_, batch),
@@ -296,7 +315,7 @@ class Pipeline::Core {
     const std::optional<Error> refusal = parallel::refusal_of([&] {
       agreed = compare(gather_words(ranks_.group, parallel::kPipelineCall,
                                     kNumStepWords + ties_->num_trained_words(), make_words,
-                                    options.timeout));
+                                    timeout_of_agreement(options)));
     });
     // With replicas the error is thrown below, because the ranks of the other replicas wait for
     // this one.
@@ -350,8 +369,8 @@ class Pipeline::Core {
       if (refusal) throw *refusal;
       return {is_training ? 1 : 0, agreed.rows, static_cast<int64_t>(agreed.trained)};
     };
-    const auto all =
-        gather_words(*ranks_.replicas, parallel::kPipelineCall, 3, make_words, options.timeout);
+    const auto all = gather_words(*ranks_.replicas, parallel::kPipelineCall, 3, make_words,
+                                  timeout_of_agreement(options));
     if (const auto other = parallel::first_unlike(all, 0)) {
       throw pipeline_refusal(
           format("replica 0 calls {} and replica {} {}; all replicas call the same",

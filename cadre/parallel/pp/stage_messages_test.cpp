@@ -188,5 +188,25 @@ TEST(PipelineMessages, AWaitForTheArgumentsEndsAtTheTimeoutOfTheStep) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+TEST(PipelineMessages, ATimeoutThatIsNotPositiveIsRefusedOnAllRanks) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    Pair pair(group);
+    const Tensor tokens = tokens_of(8, 0);
+    const auto step = [&](const PipelineStepOptions& options) {
+      pair.pipeline.step(tokens, targets_of(tokens), cross_entropy, options);
+    };
+    for (const int timeout : {0, -1}) {
+      PipelineStepOptions options;
+      if (group.rank() == 1) options.timeout = std::chrono::milliseconds(timeout);
+      const std::string failure = failure_of([&] { step(options); });
+      require(failure.find("the timeout of the step is " + std::to_string(timeout) + " ms") !=
+                  std::string::npos,
+              failure);
+    }
+    step({});  // the group is usable
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 }  // namespace
 }  // namespace cadre::stage_messages_test

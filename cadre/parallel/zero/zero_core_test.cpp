@@ -96,9 +96,9 @@ TEST(ZeroSettings, AGroupThatIsAddedKeepsWhatIsSetLater) {
 // Only the class of the optimizer knows how the options of a group are merged with its defaults.
 TEST(ZeroSettings, GroupsOfAdadeltaKeepTheirOptions) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
-    const auto with = [](const torch::optim::OptimizerParamGroup& group, double rho) {
+    const auto with = [](const torch::optim::OptimizerParamGroup& given, double rho) {
       return torch::optim::OptimizerParamGroup(
-          group.params(), std::make_unique<AdadeltaOptions>(AdadeltaOptions(0.5).rho(rho)));
+          given.params(), std::make_unique<AdadeltaOptions>(AdadeltaOptions(0.5).rho(rho)));
     };
     Net plain_net;
     Net net;
@@ -119,6 +119,19 @@ TEST(ZeroSettings, GroupsOfAdadeltaKeepTheirOptions) {
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ZeroSettings, AGroupWithOptionsOfAnotherOptimizerIsNotAdded) {
+  const ProcessGroup alone = init_process_group();
+  Net net;
+  ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), alone, Groups{groups_of(net)[0]},
+                                      options());
+  const torch::optim::OptimizerParamGroup other(groups_of(net)[1].params(),
+                                                std::make_unique<torch::optim::AdamOptions>(0.5));
+  EXPECT_THAT(failure_of([&] { zero.add_param_group(other); }),
+              HasSubstr("parameter group 1 has the options of another optimizer"));
+  EXPECT_EQ(zero.param_groups().size(), 1U);
+  EXPECT_EQ(zero.local_optimizer().param_groups().size(), 1U);
 }
 
 // Makes an optimizer that differs on rank 1, and returns the errors of both ranks.
@@ -168,7 +181,9 @@ TEST(ZeroSettings, ARefusedConstructorChangesNothing) {
       ZeroRedundancyOptimizer<AdamW>(net.named_parameters(), group, groups, options());
     });
     EXPECT_THAT(refusal, HasSubstr("none of the 8 parameters that the optimizer was made for"));
-    if (refusing == 1) EXPECT_THAT(refusal, HasSubstr("on rank 1 of 2"));
+    if (refusing == 1) {
+      EXPECT_THAT(refusal, HasSubstr("on rank 1 of 2"));
+    }
   }
 }
 

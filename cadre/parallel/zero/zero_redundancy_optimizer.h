@@ -156,8 +156,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     core().add_group(group, this->defaults());
     follow_groups();
     const torch::optim::OptimizerParamGroup outer = outer_group(*core_, group);
+    local_->add_param_group(local_group(outer));  // the first, because O may throw
     Optimizer::add_param_group(outer);
-    local_->add_param_group(local_group(outer));
     take_options_of_local();
   }
 
@@ -195,7 +195,14 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   void load_state_dict(std::span<const ParameterState> states) {
     std::vector<std::pair<at::Tensor, std::unique_ptr<State>>> loaded;
     core().check_on_all([&] {
-      for (const ParameterState& state : states) loaded.push_back(own_part(state));
+      for (const ParameterState& state : states) {
+        auto part = own_part(state);
+        const auto is_same = [&part](const auto& other) { return other.first.is_same(part.first); };
+        if (std::ranges::any_of(loaded, is_same)) {
+          core_->refuse("the state of \"" + state.parameter + "\" is given twice");
+        }
+        loaded.push_back(std::move(part));
+      }
     });
     local_->state().clear();
     for (auto& [leaf, state] : loaded) {
@@ -466,6 +473,10 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
         core_->refuse("the state of \"" + given.parameter + "\" has no step");
       }
       state->step(step->tensor.template item<int64_t>());
+      if (state->step() < 0) {
+        core_->refuse("the state of \"" + given.parameter + "\" counts " +
+                      std::to_string(state->step()) + " steps; expected 0 or more");
+      }
     }
     return {leaf, std::move(state)};
   }

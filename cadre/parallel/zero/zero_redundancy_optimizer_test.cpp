@@ -172,10 +172,17 @@ TEST(ZeroRedundancyOptimizer, RefusesAStateOfOthers) {
   EXPECT_THAT(
       refusal({.parameter = "in.weight", .tensors = {{"exp_avg", ones.t()}}, .scalars = step}),
       HasSubstr("\"exp_avg\" of \"in.weight\" has sizes (5, 7), expected (7, 5)"));
-  EXPECT_TRUE(zero.state_dict().empty());
   const ParameterState given{.parameter = "in.weight",
                              .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}},
                              .scalars = step};
+  ParameterState before_the_first = given;
+  before_the_first.scalars = {{"step", torch::tensor(int64_t{-1})}};
+  EXPECT_THAT(refusal(before_the_first), HasSubstr("counts -1 steps; expected 0 or more"));
+  EXPECT_THAT(failure_of([&] {
+                zero.load_state_dict(std::vector<ParameterState>{given, given});
+              }),
+              HasSubstr("the state of \"in.weight\" is given twice"));
+  EXPECT_TRUE(zero.state_dict().empty());
   zero.load_state_dict(std::vector<ParameterState>{given});
   EXPECT_EQ(zero.state_dict().size(), 1U);
   zero.load_state_dict({});  // an empty list removes the state of the parameter

@@ -96,10 +96,7 @@ Adadelta::Adadelta(const NamedParameters& named_parameters, AdadeltaOptions opti
 }
 
 void Adadelta::add_param_group(const torch::optim::OptimizerParamGroup& group) {
-  if (group.has_options()) {
-    TORCH_CHECK_VALUE(dynamic_cast<const AdadeltaOptions*>(&group.options()) != nullptr,
-                      "cadre::Adadelta: the options of a group are not AdadeltaOptions");
-  }
+  optim_state::check_given_options<AdadeltaRule>(group, param_groups().size());
   Optimizer::add_param_group(group);
   // libtorch merges options of its own classes only; to others it assigns the defaults.
   if (group.has_options()) param_groups().back().set_options(group.options().clone());

@@ -31,8 +31,8 @@ template <typename O>
 class OffloadedOptimizer : public O {
   static_assert(!std::is_void_v<optim_state::StateOf<O>>,
                 "cadre::OffloadedOptimizer<O>: O must be AdamW, Adam, SGD, RMSprop or Adagrad of "
-                "torch::optim or of Cadre, or derived from one; others use more than one parameter "
-                "at a time, or keep state that is not known here");
+                "torch::optim or of Cadre, cadre::Adadelta, or derived from one; others use more "
+                "than one parameter at a time, or keep state that is not known here");
 
  public:
   using O::O;

@@ -98,9 +98,21 @@ struct AdagradRule {
 
 }  // namespace
 
+AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+             torch::optim::AdamWOptions defaults)
+    : torch::optim::AdamW(optim_state::checked_groups<AdamWRule>(groups), std::move(defaults)) {}
+
+AdamW::AdamW(std::vector<at::Tensor> parameters, torch::optim::AdamWOptions defaults)
+    : torch::optim::AdamW(std::move(parameters), std::move(defaults)) {}
+
 AdamW::AdamW(const NamedParameters& named_parameters, torch::optim::AdamWOptions options)
     : torch::optim::AdamW(named_parameters.values(), std::move(options)),
       names_(optim_state::names_of(named_parameters)) {}
+
+void AdamW::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  optim_state::check_given_options<AdamWRule>(group, param_groups().size());
+  Optimizer::add_param_group(group);
+}
 
 at::Tensor AdamW::step(LossClosure closure) {
   return optim_state::take_step<AdamWRule>(*this, names_, closure);
@@ -117,9 +129,21 @@ void AdamW::load(torch::serialize::InputArchive& archive) {
   optim_state::load_whole<AdamWRule>(*this, names_, [&] { torch::optim::AdamW::load(archive); });
 }
 
+Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+           torch::optim::AdamOptions defaults)
+    : torch::optim::Adam(optim_state::checked_groups<PlainAdamRule>(groups), std::move(defaults)) {}
+
+Adam::Adam(std::vector<at::Tensor> parameters, torch::optim::AdamOptions defaults)
+    : torch::optim::Adam(std::move(parameters), std::move(defaults)) {}
+
 Adam::Adam(const NamedParameters& named_parameters, torch::optim::AdamOptions options)
     : torch::optim::Adam(named_parameters.values(), std::move(options)),
       names_(optim_state::names_of(named_parameters)) {}
+
+void Adam::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  optim_state::check_given_options<PlainAdamRule>(group, param_groups().size());
+  Optimizer::add_param_group(group);
+}
 
 at::Tensor Adam::step(LossClosure closure) {
   return optim_state::take_step<PlainAdamRule>(*this, names_, closure);
@@ -136,9 +160,21 @@ void Adam::load(torch::serialize::InputArchive& archive) {
   optim_state::load_whole<PlainAdamRule>(*this, names_, [&] { torch::optim::Adam::load(archive); });
 }
 
+SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+         torch::optim::SGDOptions defaults)
+    : torch::optim::SGD(optim_state::checked_groups<SgdRule>(groups), std::move(defaults)) {}
+
+SGD::SGD(std::vector<at::Tensor> parameters, torch::optim::SGDOptions defaults)
+    : torch::optim::SGD(std::move(parameters), std::move(defaults)) {}
+
 SGD::SGD(const NamedParameters& named_parameters, torch::optim::SGDOptions options)
     : torch::optim::SGD(named_parameters.values(), std::move(options)),
       names_(optim_state::names_of(named_parameters)) {}
+
+void SGD::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  optim_state::check_given_options<SgdRule>(group, param_groups().size());
+  Optimizer::add_param_group(group);
+}
 
 at::Tensor SGD::step(LossClosure closure) {
   return optim_state::take_step<SgdRule>(*this, names_, closure);
@@ -169,6 +205,11 @@ Adagrad::Adagrad(std::vector<at::Tensor> parameters, torch::optim::AdagradOption
 Adagrad::Adagrad(const NamedParameters& named_parameters, torch::optim::AdagradOptions options)
     : Adagrad(named_parameters.values(), std::move(options)) {
   names_ = optim_state::names_of(named_parameters);
+}
+
+void Adagrad::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  optim_state::check_given_options<AdagradRule>(group, param_groups().size());
+  Optimizer::add_param_group(group);
 }
 
 at::Tensor Adagrad::step(LossClosure closure) {

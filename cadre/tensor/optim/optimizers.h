@@ -15,11 +15,12 @@
 // listed several times, which torch::optim loses. An archive of shards of parameters says to which
 // rank they belong, and load() refuses the shards of another rank. Errors: kInvalidArgument, before
 // anything is changed, for inputs for which a kernel would be incorrect (fused_kernels.h), and for
-// a group with the options of another optimizer. The message has the parameter's index, counted
-// through all groups from 0, and its name if the optimizer was created from named parameters. A
-// parameter without a gradient is skipped. Version counters are bumped, so that autograd detects a
-// backward through a forward before the step; torch::optim::SGD does not do that. Source:
-// torch.optim with fused=True.
+// a group with the options of another optimizer; for the latter also from constructors and
+// add_param_group(), which hide those of the base class, because torch::optim silently gives such a
+// group the defaults. The message has the parameter's index, counted through all groups from 0, and
+// its name if the optimizer was created from named parameters. A parameter without a gradient is
+// skipped. Version counters are bumped, so that autograd detects a backward through a forward before
+// the step; torch::optim::SGD does not do that. Source: torch.optim with fused=True.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,11 +46,14 @@ using ParameterNames = std::unordered_map<const void*, std::string>;
 
 class CADRE_EXPORT AdamW : public torch::optim::AdamW {
  public:
-  using torch::optim::AdamW::AdamW;
+  explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                 torch::optim::AdamWOptions defaults = {});
+  explicit AdamW(std::vector<at::Tensor> parameters, torch::optim::AdamWOptions defaults = {});
   // Has one group, like torch::optim::AdamW(named_parameters.values(), options); messages contain
   // the names.
   explicit AdamW(const NamedParameters& named_parameters, torch::optim::AdamWOptions options = {});
 
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
@@ -61,9 +65,12 @@ class CADRE_EXPORT AdamW : public torch::optim::AdamW {
 
 class CADRE_EXPORT Adam : public torch::optim::Adam {
  public:
-  using torch::optim::Adam::Adam;
+  explicit Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                torch::optim::AdamOptions defaults = {});
+  explicit Adam(std::vector<at::Tensor> parameters, torch::optim::AdamOptions defaults = {});
   explicit Adam(const NamedParameters& named_parameters, torch::optim::AdamOptions options = {});
 
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
@@ -75,9 +82,12 @@ class CADRE_EXPORT Adam : public torch::optim::Adam {
 
 class CADRE_EXPORT SGD : public torch::optim::SGD {
  public:
-  using torch::optim::SGD::SGD;
+  explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+               torch::optim::SGDOptions defaults);
+  explicit SGD(std::vector<at::Tensor> parameters, torch::optim::SGDOptions defaults);
   explicit SGD(const NamedParameters& named_parameters, torch::optim::SGDOptions options);
 
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
@@ -96,6 +106,7 @@ class CADRE_EXPORT Adagrad : public torch::optim::Adagrad {
   explicit Adagrad(const NamedParameters& named_parameters,
                    torch::optim::AdagradOptions options = {});
 
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;

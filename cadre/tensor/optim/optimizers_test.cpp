@@ -1,10 +1,14 @@
 #include "cadre/tensor/optim/optimizers.h"
 
+#include <c10/util/Type.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
+#include <memory>
 #include <sstream>
+#include <vector>
 
 #include "cadre/core/base/error.h"
 #include "cadre/testing/torch/optimizer_rules.h"
@@ -213,6 +217,43 @@ TEST_P(FusedTest, TheClosureComputesTheGradients) {
 
 INSTANTIATE_TEST_SUITE_P(All, FusedTest, ::testing::ValuesIn(rules()),
                          [](const auto& instance) { return instance.param.name; });
+
+// Options of a class that resembles the right one would be replaced by the defaults.
+template <typename O, typename Options, typename Other>
+void expect_other_options_refused() {
+  SCOPED_TRACE(c10::demangle_type<O>());
+  const Tensors own = make_parameters(at::kFloat);
+  const torch::optim::OptimizerParamGroup other({own[0]}, std::make_unique<Other>(0.5));
+  const auto is_refusal = [](const std::function<void()>& call, const char* group) {
+    try {
+      call();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_THAT(error.message(), ::testing::HasSubstr(group));
+      EXPECT_THAT(error.message(), ::testing::HasSubstr("has the options of another optimizer"));
+      return true;
+    }
+    return false;
+  };
+  const std::vector<torch::optim::OptimizerParamGroup> groups = {{{own[1]}}, other};
+  EXPECT_TRUE(is_refusal([&] { O(groups, Options(kRate)); }, "parameter group 1"));
+  O optimizer(Tensors{own[2]}, Options(kRate));
+  EXPECT_TRUE(is_refusal([&] { optimizer.add_param_group(other); }, "parameter group 1"));
+  EXPECT_EQ(optimizer.param_groups().size(), 1u);
+  optimizer.add_param_group({{own[3]}, std::make_unique<Options>(0.5)});
+  EXPECT_EQ(optimizer.param_groups()[1].options().get_lr(), 0.5);
+}
+
+TEST(OptionsOfAnotherOptimizer, AreRefusedBeforeAStep) {
+  using torch::optim::AdamOptions;
+  using torch::optim::AdamWOptions;
+  using torch::optim::SGDOptions;
+  expect_other_options_refused<AdamW, AdamWOptions, AdamOptions>();
+  expect_other_options_refused<Adam, AdamOptions, AdamWOptions>();
+  expect_other_options_refused<SGD, SGDOptions, AdamWOptions>();
+  expect_other_options_refused<Adagrad, torch::optim::AdagradOptions, SGDOptions>();
+  expect_other_options_refused<Adadelta, AdadeltaOptions, SGDOptions>();
+}
 
 struct Moments {
   at::Tensor parameter, mean, square;

@@ -76,6 +76,33 @@ class Rounds {
   std::vector<Ends> ends_;
 };
 
+// Returns the options of a group; throws for those of another optimizer. index: the group's.
+template <typename Rule>
+const typename Rule::Options& checked_options(const OptimizerParamGroup& group, size_t index) {
+  const auto* options = dynamic_cast<const typename Rule::Options*>(&group.options());
+  if (options != nullptr) return *options;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("{}: parameter group {} has the options of another optimizer, which the "
+                    "fused kernel does not know. Give the group options of {}",
+                    Rule::kName, index, Rule::kName));
+}
+
+// Throws if the group has the options of another optimizer. One without options gets the defaults
+// later.
+template <typename Rule>
+void check_given_options(const OptimizerParamGroup& group, size_t index) {
+  if (group.has_options()) checked_options<Rule>(group, index);
+}
+
+// Returns the groups after this check of each.
+template <typename Rule>
+const std::vector<OptimizerParamGroup>& checked_groups(
+    const std::vector<OptimizerParamGroup>& groups) {
+  for (size_t i = 0; i < groups.size(); ++i) check_given_options<Rule>(groups[i], i);
+  return groups;
+}
+
 // Runs one step of the optimizer: first all checks, then the kernels, so that an error changes
 // nothing.
 template <typename Rule>
@@ -91,7 +118,7 @@ class RuleStep {
     size_t index = 0;  // counts through all groups
     for (size_t i = 0; i < optimizer_.param_groups().size(); ++i) {
       const OptimizerParamGroup& group = optimizer_.param_groups()[i];
-      const Options& options = checked_options(group, i);
+      const Options& options = checked_options<Rule>(group, i);
       for (const at::Tensor& parameter : group.params()) check(parameter, options, index++);
     }
     make_states();
@@ -99,16 +126,6 @@ class RuleStep {
   }
 
  private:
-  static const Options& checked_options(const OptimizerParamGroup& group, size_t index) {
-    const auto* options = dynamic_cast<const Options*>(&group.options());
-    if (options != nullptr) return *options;
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        cadre::format("{}: parameter group {} has the options of another optimizer, which the "
-                      "fused kernel does not know. Give the group options of {}",
-                      Rule::kName, index, Rule::kName));
-  }
-
   void check(const at::Tensor& parameter, const Options& options, size_t index) {
     if (!parameter.grad().defined()) return;
     const auto name = names_.find(parameter.unsafeGetTensorImpl());

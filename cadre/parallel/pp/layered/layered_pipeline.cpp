@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <set>
@@ -146,6 +147,66 @@ std::vector<std::vector<StageParameter>> ties_of(
   return holders;
 }
 
+// The memory of a parameter. Deferred tensors have no address, but storages.
+struct ParameterMemory {
+  const void* storage;  // null for an address
+  uintptr_t begin;
+  uintptr_t end;
+  int stage;
+  std::string name;
+  const c10::TensorImpl* tensor;
+};
+
+ParameterMemory memory_of(const NamedTensor& parameter, int stage) {
+  const at::Tensor& tensor = parameter.tensor;
+  const bool is_deferred = tensor.is_meta();
+  const auto item = static_cast<uintptr_t>(tensor.element_size());
+  const uintptr_t begin = is_deferred ? static_cast<uintptr_t>(tensor.storage_offset()) * item
+                                      : reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  uintptr_t last = 0;  // the element that lies behind all others
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    last += static_cast<uintptr_t>((tensor.size(i) - 1) * tensor.stride(i));
+  }
+  return {.storage = is_deferred ? tensor.storage().unsafeGetStorageImpl() : nullptr,
+          .begin = begin,
+          .end = begin + (last + 1) * item,
+          .stage = stage,
+          .name = parameter.name,
+          .tensor = tensor.unsafeGetTensorImpl()};
+}
+
+// Throws for two parameters on different ranks that share memory in the whole model. They are two
+// tensors with two gradients, and on their ranks they would be two weights.
+void check_apart(const std::vector<std::shared_ptr<StageOfLayers>>& stages,
+                 const std::vector<int>& rank_of_stage) {
+  std::vector<ParameterMemory> memories;
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    for (const NamedTensor& parameter : distinct_parameters(*stages[stage])) {
+      if (parameter.tensor.numel() == 0 || parameter.tensor.layout() != at::kStrided) continue;
+      memories.push_back(memory_of(parameter, static_cast<int>(stage)));
+    }
+  }
+  std::ranges::sort(memories, {}, [](const ParameterMemory& memory) {
+    return std::pair(reinterpret_cast<uintptr_t>(memory.storage), memory.begin);
+  });
+  for (size_t i = 0; i < memories.size(); ++i) {
+    const ParameterMemory& a = memories[i];
+    for (size_t j = i + 1; j < memories.size(); ++j) {
+      const ParameterMemory& b = memories[j];
+      if (b.storage != a.storage || b.begin >= a.end) break;
+      const auto rank_of = [&](const ParameterMemory& e) {
+        return rank_of_stage[static_cast<size_t>(e.stage)];
+      };
+      if (a.tensor == b.tensor || rank_of(a) == rank_of(b)) continue;
+      throw pipeline_refusal(
+          format("\"{}\" of stage {} and \"{}\" of stage {} share memory, but are two tensors with "
+                 "two gradients; register one tensor in both layers, or give them memory of their "
+                 "own",
+                 a.name, a.stage, b.name, b.stage));
+    }
+  }
+}
+
 // Returns a digest of the names and sizes of the parameters of all stages.
 uint64_t digest_of(const std::vector<std::shared_ptr<StageOfLayers>>& stages) {
   Fnv1a hash;
@@ -173,6 +234,7 @@ Pipeline pipeline_of(const torch::nn::SequentialImpl& layers, const Ranks& ranks
         const std::vector<int64_t> sizes =
             sizes_of_stages(division, num_layers, static_cast<int64_t>(rank_of_stage.size()));
         modules = layers_of_stages(layers, sizes);
+        check_apart(modules, rank_of_stage);
         for (size_t stage = 0; stage < modules.size(); ++stage) {
           if (rank_of_stage[stage] == group.rank()) materialize(*modules[stage]);
         }

@@ -9,6 +9,8 @@
 // keep the names that they have in the whole model, so snapshots load into the plain model and
 // under any other number of stages. A tensor that layers of several stages have registered, and
 // what a layer uses of another one as a SharingModule does, is tied: Pipeline::tie_parameters().
+// A layer that uses a parameter of another stage in any other way is not noticed: it computes with
+// its rank's copy, which nothing updates. Buffers are not tied: each rank has its own.
 //
 // Every rank constructs the whole model, which may be divided by parallelize_module() before. The
 // pipeline keeps the layers of its own stages; the memory of the others is released with the
@@ -17,8 +19,9 @@
 //
 // Threads, blocking: as the constructor of Pipeline. Lifetime: the pipeline shares the layers.
 // Errors: those of the constructor of Pipeline; also kInvalidArgument on all ranks for fewer layers
-// than stages, for a division that does not fit the layers or the schedule, and for layers or
-// divisions that differ between the ranks.
+// than stages, for a division that does not fit the layers or the schedule, for layers or divisions
+// that differ between the ranks, and for two parameters of layers on different ranks that share
+// memory.
 // Source: DeepSpeed's PipelineModule.
 #pragma once
 

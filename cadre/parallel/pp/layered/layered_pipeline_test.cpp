@@ -152,6 +152,62 @@ TEST(LayeredPipeline, ATensorThatLayersOfTwoStagesRegisterIsTied) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Blocks that recompute, in stages that recompute, under schedules that divide the backward.
+TEST(LayeredPipeline, BlocksOfStagesMayBothRecompute) {
+  const Tensor tokens = tokens_of(0);
+  const Tensor targets = tokens_of(1);
+  torch::nn::Sequential plain = make_gpt();
+  loss_of(plain->forward(tokens), targets).backward();
+  const auto parameters = plain->named_parameters();
+  for (const std::string schedule : {"1f1b", "zb-h1", "zb-v"}) {
+    auto models = make_gpts(2);
+    for (auto& model : models) {
+      for (int i = 1; i <= kOptions.num_blocks; ++i) {
+        model->ptr<TransformerBlockImpl>(static_cast<size_t>(i))->options.recompute = true;
+      }
+    }
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      torch::nn::Sequential gpt = taken(models, group);
+      Pipeline pipeline =
+          pipeline_of(*gpt, group, {.schedule = schedule, .num_microbatches = kNumMicrobatches},
+                      {.recompute = true});
+      pipeline.step(tokens, targets, loss_of);
+      for (const ParameterShard& record : pipeline.parameter_shards()) {
+        if (record.range.size() == 0) continue;
+        require(torch::allclose(record.values.grad(), parameters[record.name].grad(), 1e-10, 1e-13),
+                record.name);
+      }
+    });
+    EXPECT_TRUE(result.ok()) << schedule << "\n" << result.failures();
+  }
+}
+
+// They would be one weight in the model and two in the pipeline.
+TEST(LayeredPipeline, TensorsOfTwoRanksThatShareMemoryAreRefused) {
+  const auto make_model = [] {
+    const torch::nn::Linear first(2, 2);
+    const torch::nn::Linear last(2, 2);
+    last->weight.set_data(first->weight.detach().t());
+    return torch::nn::Sequential(first, last);
+  };
+  for (const bool is_deferred : {false, true}) {
+    std::vector<torch::nn::Sequential> models;
+    for (int rank = 0; rank < 2; ++rank) {
+      models.push_back(is_deferred ? defer_init(make_model) : make_model());
+    }
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      const torch::nn::Sequential model = taken(models, group);
+      const std::string failure = failure_of([&] { pipeline_of(*model, group); });
+      require(failure.find("\"0.weight\" of stage 0 and \"1.weight\" of stage 1 share memory") !=
+                  std::string::npos,
+              failure);
+      const ProcessGroup alone = *group.split({.color = group.rank()});
+      pipeline_of(*model, alone, {.schedule = "looped-bfs"});  // one rank has both
+    });
+    EXPECT_TRUE(result.ok()) << is_deferred << "\n" << result.failures();
+  }
+}
+
 TEST(LayeredPipeline, OnlyTheStagesOfTheRankAreMaterialized) {
   const torch::nn::Sequential plain = make_gpt();
   std::vector<torch::nn::Sequential> models;

@@ -76,6 +76,26 @@ struct Checkpointed {
                                          // it
 };
 
+// Whether this thread runs the inner backward of a checkpoint through which a backward with a list
+// of inputs may go. It computes the gradients of all parameters of that checkpoint, so also those
+// of the checkpoints inside of it. Thread-local, because autograd runs an inner backward on the
+// thread that asked for it.
+bool& is_inside_partial() {
+  static thread_local bool value = false;
+  return value;
+}
+
+class InsidePartial {
+ public:
+  explicit InsidePartial(bool value) : before_(std::exchange(is_inside_partial(), value)) {}
+  ~InsidePartial() { is_inside_partial() = before_; }
+  InsidePartial(const InsidePartial&) = delete;
+  InsidePartial& operator=(const InsidePartial&) = delete;
+
+ private:
+  bool before_;
+};
+
 std::vector<uint32_t> versions_of(const std::vector<at::Tensor>& tensors) {
   std::vector<uint32_t> versions;
   for (const at::Tensor& tensor : tensors) {
@@ -166,8 +186,8 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     const auto capsule = context->saved_data["holder"].toCapsule();
     const auto& checkpointed = static_cast<Holder&>(*capsule).checkpointed;
     // The backward below writes the gradients of all parameters that the function uses.
-    if (!checkpointed.may_be_partial &&
-        !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+    const bool may_be_partial = checkpointed.may_be_partial || is_inside_partial();
+    if (!may_be_partial && !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw Error(ErrorCode::kInvalidArgument,
                   "cadre::ActivationCheckpoint: autograd::grad(), and backward() with a list of "
                   "inputs, do not go through a checkpointed module, because its parameters would "
@@ -193,7 +213,10 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
       roots.push_back(outputs[i]);
       roots_gradients.push_back(gradients[i]);
     }
-    if (!roots.empty()) torch::autograd::backward(roots, roots_gradients);
+    if (!roots.empty()) {
+      const InsidePartial inside(may_be_partial);
+      torch::autograd::backward(roots, roots_gradients);
+    }
     variable_list result(inputs.size() + 2);  // undefined for the leaf and the holder
     for (size_t i = 0; i < inputs.size(); ++i) result[i + 1] = inputs[i].grad();
     return result;
