@@ -77,6 +77,7 @@ class WorkerGroup {
   // Stops all descendants of this process, as for Ctrl-Z, until resume().
   void suspend();
   void resume();
+  bool is_suspended() const { return is_suspended_; }
   // Returns the workers that were stopped since the last call, other than by suspend().
   std::vector<StoppedWorker> take_stopped();
   // Signals the process groups of the running workers, and continues stopped ones so that they
