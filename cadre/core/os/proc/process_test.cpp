@@ -174,6 +174,13 @@ TEST_F(ProcessTest, FindsDescendantsInOtherSessions) {
     return std::ranges::any_of(found, [](const auto& one) { return one.name == "sleep"; });
   }));
   ASSERT_TRUE(has_children());
+  std::vector<int> shells;
+  for (const Descendant& one : found) {
+    if (one.name == "sh") shells.push_back(one.pid);
+  }
+  reap_orphans(shells);  // those of other tests
+  EXPECT_TRUE(list_descendants(shells).empty());
+  EXPECT_FALSE(has_children(shells));
   auto stranger = found.front();
   stranger.start_time += 1;  // as if the number had been reused
   signal_processes(std::span(&stranger, 1), SIGKILL);
