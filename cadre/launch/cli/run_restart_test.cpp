@@ -3,11 +3,15 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "cadre/core/comm/connect.h"
 #include "cadre/core/os/proc/executable.h"
+#include "cadre/core/os/proc/fork/fork_server.h"
+#include "cadre/core/os/proc/fork/prepare_restart.h"
 #include "cadre/core/rendezvous/environment_rendezvous.h"
 #include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
@@ -130,6 +134,26 @@ TEST(RunRestartWorker, ConnectsAGroup) {
   world->close(system->deadline_in(kPatience));
 }
 
+// Rank 2 is killed in the first attempt. Later ones wait for a signal if CADRE_TEST_WAITS is set.
+TEST(RunRestartWorker, PreparesRestarts) {
+  const int executed = ::getpid();
+  prepare_restart();
+  const auto system = os::make_native_system();
+  const JobEnvironment environment = read_job_environment().value_or_throw();
+  if (!environment.is_launched) return;
+  const auto world = connect_from_environment(*system, {}, system->deadline_in(kPatience));
+  EXPECT_EQ(world->world_size(), 3);
+  EXPECT_EQ(world->rank(), std::atoi(std::getenv("LOCAL_RANK")));
+  EXPECT_EQ(std::getenv(os::ForkServer::kVariable), nullptr);
+  std::printf("restart %d %s\n", environment.restart_count,
+              ::getpid() == executed ? "executed" : "forked");
+  std::fflush(stdout);
+  if (environment.restart_count == 0 && world->rank() == 2) ::kill(::getpid(), SIGKILL);
+  world->barrier();
+  if (std::getenv("CADRE_TEST_WAITS")) system->poll({}, system->deadline_in(kPatience));
+  world->close(system->deadline_in(kPatience));
+}
+
 CommandResult run_workers(std::vector<std::string> options, const std::string& test) {
   options.insert(options.end(), {os::own_executable().value_or_throw(), "--gtest_brief=1",
                                  "--gtest_filter=RunRestartWorker." + test});
@@ -152,6 +176,43 @@ TEST(RunRestart, RanksConnectAgainAfterOneWasKilled) {
   const auto result = run_workers({"--nproc-per-node", "3"}, "ConnectsAGroup");
   EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
   EXPECT_THAT(result.error, HasSubstr("succeeded after 1 restart"));
+}
+
+// ThreadSanitizer gives every program a thread of its own.
+bool has_one_thread_at_start() {
+  const std::filesystem::directory_iterator threads("/proc/self/task");
+  return std::distance(begin(threads), end(threads)) == 1;
+}
+
+TEST(RunRestart, WorkersThatPreparedItAreForked) {
+  for (int num_shells = 0; num_shells < 2; ++num_shells) {
+    // What a script sets before it executes the program would be lost by a fork.
+    std::vector<std::string> words{"--nproc-per-node", "3"};
+    if (num_shells == 1) words.insert(words.end(), {"sh", "-c", "exec \"$@\"", "sh"});
+    const auto result = run_workers(words, "PreparesRestarts");
+    EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
+    const bool is_forked = num_shells == 0 && has_one_thread_at_start();
+    const std::string how = is_forked ? "forked" : "executed";
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_THAT(result.output, HasSubstr(cadre::format("[{}] restart 0 executed\n", rank)));
+      EXPECT_THAT(result.output, HasSubstr(cadre::format("[{}] restart 1 {}\n", rank, how)));
+    }
+  }
+}
+
+TEST(RunRestart, ForkedWorkersStopAndEndLikeOthers) {
+  for (const int signal : {SIGTERM, SIGKILL}) {
+    std::vector<std::string> words =
+        restarted_job(2, {"--nproc-per-node", "3", os::own_executable().value_or_throw(),
+                          "--gtest_filter=RunRestartWorker.PreparesRestarts"});
+    CadreCommand command(words, {.environment = {{"CADRE_TEST_WAITS", "1"}}});
+    for (const char* rank : {"[0]", "[1]", "[2]"}) {
+      ASSERT_TRUE(command.wait_for(std::string(rank) + " restart 1 "));
+    }
+    command.send(signal);
+    EXPECT_EQ(command.wait().exit_code, 128 + signal);
+    EXPECT_TRUE(command.leaves_nothing());
+  }
 }
 
 // Rank 1 fails when it gets SIGUSR1. Rank 0 says that it was asked to stop, and goes on.

@@ -80,7 +80,7 @@ void Attempt::say_waiting() {
     if (!failure || std::exchange(has_said_ranks_, true)) return;
     awaited = cadre::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", rank_ranges(ranks));
   } else {
-    const auto leftovers = os::list_descendants();
+    const auto leftovers = group_.descendants();
     if (leftovers.empty() || std::exchange(has_said_leftovers_, true)) return;
     awaited = names_of(leftovers);
   }
@@ -97,8 +97,7 @@ void Attempt::kill_outlived() {
     killed =
         cadre::format("{} {}", outlived_.size() == 1 ? "rank" : "ranks", rank_ranges(outlived_));
   }
-  const auto leftovers =
-      group_.all_ended() ? os::list_descendants() : std::vector<os::Descendant>();
+  const auto leftovers = group_.all_ended() ? group_.descendants() : std::vector<os::Descendant>();
   if (!leftovers.empty()) killed += names_of(leftovers);
   const size_t num_killed = outlived_.size() + leftovers.size();
   if (num_killed > 0) {
@@ -111,13 +110,13 @@ void Attempt::kill_outlived() {
 void Attempt::kill_all() {
   if (phase_ != Phase::kKilling) enter(Phase::kKilling, kKillTimeout);
   group_.ask_to_stop(SIGKILL);
-  os::signal_processes(os::list_descendants(), SIGKILL);
+  os::signal_processes(group_.descendants(), SIGKILL);
 }
 
 bool Attempt::is_over() {
-  if (group_.all_ended() && !os::has_children()) return true;
+  if (group_.all_ended() && !group_.has_children()) return true;
   if (phase_ != Phase::kKilling) return false;
-  std::vector<os::Descendant> left = os::list_descendants();
+  std::vector<os::Descendant> left = group_.descendants();
   const bool is_hopeless = !left.empty() && std::ranges::none_of(left, os::may_signal);
   if (!is_hopeless && !phase_deadline_.has_passed(system_.now())) return false;
   unkillable_ = std::move(left);
@@ -137,7 +136,7 @@ void Attempt::advance() {
   if (phase_ == Phase::kKilling) return kill_all();
   if (phase_ == Phase::kStopping) return wait_for_stop();
   if (!phase_deadline_.has_passed(system_.now())) return;
-  const auto leftovers = os::list_descendants();
+  const auto leftovers = group_.descendants();
   if (leftovers.empty()) return group_.reap_orphans();
   say(cadre::format("the workers have ended; stopping what they left running: {}",
                     names_of(leftovers)));

@@ -16,6 +16,7 @@
 #include "cadre/core/os/host/descriptor_limit.h"
 #include "cadre/core/os/host/memory_kills.h"
 #include "cadre/core/os/host/wall_clock.h"
+#include "cadre/core/os/proc/fork/fork_server.h"
 #include "cadre/core/os/proc/signals.h"
 #include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/launch/job/attempt.h"
@@ -73,6 +74,8 @@ class JobRun {
  private:
   Status raise_limits();
   void identify();
+  void open_fork_server();
+  void accept_template();
   Status open_store();
   Status start();
   std::vector<WorkerSpec> worker_specs(const JobIdentity& identity);
@@ -107,7 +110,8 @@ class JobRun {
   QueuedLog log_;
   JobIdentity identity_;
   os::SoftLimits worker_limits_;
-  std::unique_ptr<TcpStoreServer> store_;  // that of the present attempt
+  std::unique_ptr<TcpStoreServer> store_;        // that of the present attempt
+  std::unique_ptr<os::ForkServer> fork_server_;  // null unless workers may be forked
   std::optional<Attempt> attempt_;
   uint64_t num_memory_kills_before_ = 0;
 
@@ -133,9 +137,15 @@ std::string JobRun::prefix_of(Rank rank) const {
 std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
   std::vector<WorkerSpec> specs;
   for (int rank = 0; rank < spec_.num_workers; ++rank) {
+    os::Environment environment = worker_environment(spec_.environment, identity, rank);
+    // A launcher that is itself a worker may have inherited the variable of the outer job.
+    const bool may_fork = rank == 0 && fork_server_ && !fork_server_->template_pid();
+    if (may_fork || environment.get(os::ForkServer::kVariable)) {
+      environment.set(os::ForkServer::kVariable, may_fork ? fork_server_->path() : "");
+    }
     os::ProcessOptions process{
         .executable = spec_.executable,
-        .environment = worker_environment(spec_.environment, identity, rank).to_texts(),
+        .environment = environment.to_texts(),
         .ignored_signals = signals_ignored_by_workers(spec_.inherited.ignored_signals),
         .soft_limits = worker_limits_};
     for (const std::string& argument : spec_.arguments) {
@@ -144,7 +154,8 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
     specs.push_back(
         {.rank = rank,
          .process = std::move(process),
-         .output = {.prefix = prefix_of(rank), .is_raw = spec_.is_rank0_raw && rank == 0}});
+         .output = {.prefix = prefix_of(rank), .is_raw = spec_.is_rank0_raw && rank == 0},
+         .fork_server = fork_server_.get()});
   }
   return specs;
 }
@@ -197,12 +208,16 @@ Status JobRun::start() {
   identity_.restart_count = restarts_.num_restarts();
   num_memory_kills_before_ = os::count_memory_kills();
   attempt_.emplace(system_, output_, error_, spec_.stop_grace);
+  if (fork_server_ && fork_server_->template_pid()) {
+    attempt_->group().spare(*fork_server_->template_pid());
+  }
   return attempt_->group().start(worker_specs(identity_));
 }
 
 Result<int> JobRun::run() {
   CADRE_RETURN_IF_ERROR(raise_limits());
   identify();
+  open_fork_server();
   while (true) {
     const Status opened = open_store();
     if (!opened.ok()) say(opened.error().message());
@@ -238,9 +253,26 @@ void JobRun::step(Deadline wake) {
     guardian_is_gone_ = true;
     attempt_->kill_all();
   }
+  accept_template();
   show_log();
   say_lost_output();
   take_signals();
+}
+
+// The arguments of forked workers are those of rank 0. Without a fork server, all are executed.
+void JobRun::open_fork_server() {
+  const bool names_rank = std::ranges::any_of(spec_.arguments, [](const std::string& argument) {
+    return with_local_rank(argument, 0) != argument;
+  });
+  if (spec_.max_restarts == 0 || names_rank) return;
+  auto server = os::ForkServer::listen(spec_.folder + "/fork");
+  if (server.ok()) fork_server_ = *std::move(server);
+}
+
+void JobRun::accept_template() {
+  if (!fork_server_ || fork_server_->template_pid()) return;
+  fork_server_->accept_template(attempt_->group().pid(0), spec_.executable);
+  if (const auto pid = fork_server_->template_pid()) attempt_->group().spare(*pid);
 }
 
 // Returns whether the workers are started again when the present attempt, which has failed, is

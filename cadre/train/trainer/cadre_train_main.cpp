@@ -15,6 +15,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/os/files/durable_file.h"
+#include "cadre/core/os/proc/fork/prepare_restart.h"
 #include "cadre/core/os/proc/output_stream.h"
 #include "cadre/core/os/proc/pending_signal.h"
 #include "cadre/core/os/system.h"
@@ -166,6 +167,7 @@ int run_training(const CommandLine& command) {
 }  // namespace cadre
 
 int main(int argc, char** argv) {
+  cadre::prepare_restart();
   cadre::CommandLine command;
   CLI::App app(cadre::kHelp + cadre::train::config_text({}, {.explain = true}), "cadre-train");
   app.add_option("config", command.config_path, "a TOML file")->required();
