@@ -91,6 +91,7 @@ class JobRun {
   void say_lost_output();
   void say_restarts(const std::optional<WorkerExit>& failure);
   void show_log();
+  void drain_outputs();
   void report(const WorkerExit& failure, Deadline drained);
   int finish(const std::optional<WorkerExit>& failure);
   void leave_for_caller(const WorkerExit& failure);
@@ -219,12 +220,14 @@ Result<int> JobRun::run() {
   identify();
   open_fork_server();
   while (true) {
-    const Status opened = open_store();
-    if (!opened.ok()) say(opened.error().message());
-    const Status started = opened.ok() ? start() : Status();
-    if (!opened.ok() || !started.ok()) {
-      error_.drain(system_, system_.deadline_in(kDrainTimeout));
-      return opened.ok() ? Result<int>(started.error()) : Result<int>(1);
+    if (const Status opened = open_store(); !opened.ok()) {
+      say(opened.error().message());
+      drain_outputs();
+      return 1;
+    }
+    if (const Status started = start(); !started.ok()) {
+      drain_outputs();
+      return started.error();
     }
     watch();
     attempt_->finish_output();
@@ -321,8 +324,8 @@ void JobRun::take_signals() {
     } else if (*signal == SIGCONT) {
       attempt_->group().resume();
     } else if (*signal == SIGUSR1 || *signal == SIGUSR2) {
-      attempt_->group().forward_signal(
-          *signal);  // batch systems announce the time limit with these signals
+      // Batch systems announce the time limit with these signals.
+      attempt_->group().forward_signal(*signal);
     } else {
       on_stop_signal(*signal);
     }
@@ -427,19 +430,23 @@ void JobRun::report(const WorkerExit& failure, Deadline drained) {
                    .grace = attempt_->grace()}));
 }
 
-int JobRun::finish(const std::optional<WorkerExit>& failure) {
+void JobRun::drain_outputs() {
   const Deadline drained = system_.deadline_in(kDrainTimeout);
+  output_.drain(system_, drained);
+  say_lost_output();
+  error_.drain(system_, drained);
+}
+
+int JobRun::finish(const std::optional<WorkerExit>& failure) {
   for (const std::string& line : log_.take_last()) say(line);
   say_restarts(failure);
   if (failure) {
-    report(*failure, drained);
+    report(*failure, system_.deadline_in(kDrainTimeout));
     leave_for_caller(*failure);
   }
   attempt_->say_unkillable();
   if (guardian_is_gone_) say("`cadre run` was killed; its workers were killed too");
-  output_.drain(system_, drained);
-  say_lost_output();
-  error_.drain(system_, drained);
+  drain_outputs();
   return exit_code(failure);
 }
 
