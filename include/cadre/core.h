@@ -18,6 +18,7 @@
 #include "cadre/error.h"
 #include "cadre/flight_record.h"
 #include "cadre/groups.h"
+#include "cadre/launch.h"
 #include "cadre/log.h"
 #include "cadre/pipeline_schedule.h"
 #include "cadre/rendezvous.h"

@@ -187,5 +187,27 @@ TEST_F(TrainSignalTest, AKilledProcessThatHasAPartOfTheModelIsNamedAndEndsTheJob
   }
 }
 
+TEST_F(TrainSignalTest, ARestartedJobHasTheBitsOfAnUndisturbedOne) {
+  const auto words = [this](const std::string& run) {
+    std::vector<std::string> all = train(run);
+    all.insert(all.end(), {"run.snapshot_every=10", "--max-restarts", "2"});
+    return all;
+  };
+  ASSERT_EQ(cli::run_cadre(words("whole")).exit_code, 0);
+  CadreCommand job(words("parts"));
+  ASSERT_TRUE(job.wait_for(format("step  25/{} ", kNumSteps))) << job.seen().error;
+  const int victim = pid_of_rank(job, 1);
+  ASSERT_GT(victim, 0);
+  ::kill(victim, SIGKILL);
+  const CommandResult ended = job.wait();
+  EXPECT_EQ(ended.exit_code, 0) << ended.error;
+  EXPECT_THAT(ended.output,
+              HasSubstr(format("resuming from {}/parts/step-", folder_.path().string())));
+  EXPECT_THAT(ended.error, HasSubstr("cadre: succeeded after 1 restart; earlier failures: rank 1: "
+                                     "signal 9 (SIGKILL) after "));
+  EXPECT_EQ(steps_of("parts"), steps_of("whole"));
+  EXPECT_TRUE(job.leaves_nothing());
+}
+
 }  // namespace
 }  // namespace cadre

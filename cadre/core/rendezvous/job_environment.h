@@ -13,6 +13,7 @@
 //                                                                 number of tasks of a step
 //   MASTER_ADDR, MASTER_PORT       where the job's store is; needed from two processes on
 //   TORCHELASTIC_RESTART_COUNT     how often the launcher restarted the job; absent: 0
+//   TORCHELASTIC_MAX_RESTARTS      how often the launcher may restart it; absent: 0
 //   TORCHELASTIC_RUN_ID            the job's name in messages; optional
 //   TORCHELASTIC_USE_AGENT_STORE   "True": the launcher hosts the store; else rank 0 does
 //   CADRE_JOB_TOKEN                the job's secret; needed as soon as two hosts take part
@@ -59,6 +60,7 @@ struct JobEnvironment {
   uint16_t master_port = 0;
   std::string store_file;  // replaces the address; empty: the store is not in a file
   int restart_count = 0;
+  int max_restarts = 0;
   std::string run_id;
   bool uses_agent_store = false;
   os::Secret job_token;

@@ -40,6 +40,7 @@ TEST(JobEnvironment, WithoutALauncherIsAWorldOfOne) {
 TEST(JobEnvironment, ReadsWhatALauncherSays) {
   Variables variables = launched();
   variables["TORCHELASTIC_RESTART_COUNT"] = "2";
+  variables["TORCHELASTIC_MAX_RESTARTS"] = "3";
   variables["TORCHELASTIC_RUN_ID"] = "job-7";
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
   variables["CADRE_JOB_TOKEN"] = "secret";
@@ -53,6 +54,7 @@ TEST(JobEnvironment, ReadsWhatALauncherSays) {
   EXPECT_EQ(environment->master_addr, "127.0.0.1");
   EXPECT_EQ(environment->master_port, 29500);
   EXPECT_EQ(environment->restart_count, 2);
+  EXPECT_EQ(environment->max_restarts, 3);
   EXPECT_EQ(environment->run_id, "job-7");
   EXPECT_TRUE(environment->uses_agent_store);
   EXPECT_EQ(environment->job_token, "secret");

@@ -84,6 +84,7 @@ int run_command(Words words, const os::Inherited& inherited) {
   spec.run_id = options->run_id;
   spec.role = options->role;
   spec.store_port = options->store_port;
+  spec.max_restarts = options->max_restarts;
   if (options->shutdown_timeout) spec.stop_grace = *options->shutdown_timeout;
   spec.prefix_template = options->prefix_template.value_or(
       spec.environment.get_or("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] "));

@@ -29,8 +29,8 @@ What to run
   --run-path                 run PROGRAM by Python, even if its name does not end in .py
 Output
   --log-line-prefix-template TEXT
-                             the prefix of each line; ${rank}, ${local_rank}, ${role_name} and
-                             ${host} are replaced (default "[${rank}] ")
+                             the prefix of each line; ${rank}, ${local_rank}, ${role_name}, ${host}
+                             and ${restart_count} are replaced (default "[${rank}] ")
   --role NAME                the value of ROLE_NAME and ${role_name} (default "default")
 Diagnosis
   --flight-records FOLDER    keep each rank's last 2,000 operations in FOLDER, for cadre trace, also
@@ -38,6 +38,8 @@ Diagnosis
 The job
   --master-port PORT         the port of the job's store on 127.0.0.1 (default: a free port)
   --rdzv-id ID               the name of the job (default: a random one)
+  --max-restarts N           how often all workers are started again after one of them has failed
+                             (default 0)
   --shutdown-timeout SECONDS time between SIGTERM and SIGKILL to the workers (default 30)
   --help                     this text
 
@@ -45,7 +47,6 @@ Options of torchrun that are accepted with values that apply to one host
   --standalone               --rdzv-backend, --rdzv-endpoint and --master-addr are ignored
   --nnodes N                 1 or 1:1
   --node-rank N              0
-  --max-restarts N           0
   --rdzv-backend BACKEND     c10d or static
   --rdzv-endpoint HOST:PORT  a name or address of this host; the port replaces --master-port
   --master-addr HOST         the same; MASTER_ADDR of the workers is 127.0.0.1
@@ -64,9 +65,12 @@ torchrun's options (PET_NNODES for --nnodes, and so on); an option takes precede
 
 When a worker fails, the others are stopped, and the report at the end of the output has the rank that
 failed, its host, the reason, and its last 30 lines; its exit code becomes that of cadre run (128 + N
-if signal N ended it). Ctrl-C sends SIGINT to the workers, a second Ctrl-C kills them. Ctrl-Z suspends
-the job. After cadre run has ended, even by kill -9, no process of the job is left; only if both
-processes of cadre run are killed with -9 at the same time, processes that workers started are left.
+if signal N ended it). With --max-restarts all ranks are then started again, with an empty store and
+TORCHELASTIC_RESTART_COUNT one higher; if workers fail within 10 s several times in a row, after a delay
+of at most 5 s. A signal that stops the job ends it without a restart.
+Ctrl-C sends SIGINT to the workers, a second Ctrl-C kills them. Ctrl-Z suspends the job. After cadre run
+has ended, even by kill -9, no process of the job is left; only if both processes of cadre run are
+killed with -9 at the same time, processes that workers started are left.
 Variables: PYTHON_EXEC is the Python interpreter; OMP_NUM_THREADS, if unset, becomes the number of
 cores divided by the workers; CADRE_LOG (debug, info, warning, error, off; default warning) is the
 level of the library's log on stderr.

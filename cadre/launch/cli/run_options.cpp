@@ -69,10 +69,11 @@ Status check_node_rank(const GivenOption& given, RunOptions&) {
   return wrong(given, "with one host the only node is 0");
 }
 
-Status check_max_restarts(const GivenOption& given, RunOptions&) {
-  if (parse_integer(given.value) == 0) return {};
-  return wrong(given,
-               "this launcher does not restart workers; run it again from the last snapshot");
+Status take_max_restarts(const GivenOption& given, RunOptions& options) {
+  const auto max_restarts = parse_max_restarts(given);
+  if (!max_restarts.ok()) return max_restarts.error();
+  options.max_restarts = *max_restarts;
+  return {};
 }
 
 Status check_monitor_interval(const GivenOption& given, RunOptions&) {
@@ -169,7 +170,7 @@ constexpr std::array kAccepted{
     AcceptedFlag{{"--standalone", ""}, Origin::kTorchrun, ignore},
     AcceptedFlag{{"--nnodes", "N"}, Origin::kTorchrun, check_num_nodes},
     AcceptedFlag{{"--node-rank", "N"}, Origin::kTorchrun, check_node_rank},
-    AcceptedFlag{{"--max-restarts", "N"}, Origin::kTorchrun, check_max_restarts},
+    AcceptedFlag{{"--max-restarts", "N"}, Origin::kTorchrun, take_max_restarts},
     AcceptedFlag{{"--monitor-interval", "SECONDS"}, Origin::kTorchrun, check_monitor_interval},
     AcceptedFlag{{"--start-method", "METHOD"}, Origin::kTorchrun, check_start_method},
     AcceptedFlag{
@@ -306,6 +307,12 @@ Result<RunOptions> parse_run_options(Words words, const os::Environment& environ
                  "no program to run; for example: cadre run --nproc-per-node 2 ./train");
   }
   return options;
+}
+
+Result<int> parse_max_restarts(const GivenOption& given) {
+  const auto count = parse_integer(given.value);
+  if (!count || *count < 0) return wrong(given, "expected a number of restarts, from 0");
+  return *count;
 }
 
 Result<int> num_workers_of(const GivenOption& given, const os::MachineInfo& machine) {

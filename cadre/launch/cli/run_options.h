@@ -39,6 +39,7 @@ struct RunOptions {
   std::vector<NamedHost> hosts;
   std::optional<std::string> prefix_template;
   std::string flight_folder;  // empty: records stay in memory
+  int max_restarts = 0;
   std::optional<Duration> shutdown_timeout;
   std::vector<std::string> program;  // the program and its arguments
   std::vector<std::string> warnings;
@@ -49,6 +50,9 @@ Result<RunOptions> parse_run_options(Words words, const os::Environment& environ
 // Returns the number of workers for `--nproc-per-node`. auto: the number of GPUs, or of cores if
 // there is no GPU.
 Result<int> num_workers_of(const GivenOption& given, const os::MachineInfo& machine);
+
+// Returns the value of --max-restarts.
+Result<int> parse_max_restarts(const GivenOption& given);
 
 // The text of `cadre run --help`.
 std::string run_help();

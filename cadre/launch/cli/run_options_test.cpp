@@ -172,7 +172,6 @@ TEST(RunOptions, RefusesWithTheReason) {
               StartsWith("--nnodes 2: this launcher starts workers on one host only"));
   EXPECT_THAT(refusal_of({"--nnodes=1:4"}), StartsWith("--nnodes 1:4: this launcher"));
   EXPECT_THAT(refusal_of({"--node_rank=1"}), StartsWith("--node_rank 1: with one host"));
-  EXPECT_THAT(refusal_of({"--max-restarts", "3"}), HasSubstr("does not restart workers"));
   EXPECT_THAT(refusal_of({"--rdzv-backend=etcd-v2"}), HasSubstr("expected c10d or static"));
   EXPECT_THAT(refusal_of({"--rdzv-conf", "timeout=3,is_host=0"}), HasSubstr("\"is_host=0\""));
   EXPECT_THAT(refusal_of({"--signals-to-handle=SIGTERM"}), HasSubstr("not a choice"));
@@ -180,6 +179,16 @@ TEST(RunOptions, RefusesWithTheReason) {
   EXPECT_THAT(refusal_of({"-r", "0:1,1:2"}), StartsWith("-r 0:1,1:2: workers' output is shown"));
   EXPECT_THAT(refusal_of({"--virtual-local-rank"}),
               StartsWith("--virtual-local-rank: LOCAL_RANK is the worker's number"));
+}
+
+TEST(RunOptions, TakesTheNumberOfRestarts) {
+  EXPECT_EQ(parse({})->max_restarts, 0);
+  EXPECT_EQ(parse({"--max_restarts=3"})->max_restarts, 3);
+  EXPECT_EQ(parse({}, variable("PET_MAX_RESTARTS", "2"))->max_restarts, 2);
+  for (const char* value : {"-1", "many", "1.5", "99999999999"}) {
+    EXPECT_EQ(refusal_of({cadre::format("--max-restarts={}", value)}),
+              cadre::format("--max-restarts {}: expected a number of restarts, from 0", value));
+  }
 }
 
 TEST(RunOptions, EveryRefusedFlagIsInTheHelpWithItsReason) {

@@ -125,7 +125,7 @@ TEST(RunOutput, GivesWorkersTorchrunsEnvironment) {
   for (const auto& [name, value] : expected) EXPECT_EQ(found[name], value) << name;
   EXPECT_GT(std::atoi(found["MASTER_PORT"].c_str()), 0);
   EXPECT_TRUE(std::regex_match(found["CADRE_JOB_TOKEN"], std::regex("[0-9a-f]{32}")));
-  EXPECT_TRUE(found["TORCHELASTIC_ERROR_FILE"].ends_with("/rank1.json"));
+  EXPECT_TRUE(found["TORCHELASTIC_ERROR_FILE"].ends_with("/attempt0-rank1.json"));
 }
 
 // Runs a job whose user has not set OMP_NUM_THREADS, whatever the environment of the tests has.

@@ -102,6 +102,33 @@ TEST_F(RunPython, RunsUnmodifiedPyTorchWithGloo) {
   EXPECT_NE(result.output.find("[1] rank 1 of 2 sum [1, 3, 5, 7]\n"), std::string::npos);
 }
 
+// The first attempt ends before it loads PyTorch, which takes seconds.
+constexpr const char* kRestartedScript = R"(
+import os, signal, time
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1000)
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+mine = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(mine)
+print("sum", mine.item(), "restart", os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.destroy_process_group()
+)";
+
+TEST_F(RunPython, StartsUnmodifiedPyTorchAgain) {
+  const auto script = write("restarted.py", kRestartedScript);
+  const auto result = run_cadre({"run", "--max-restarts=2", "--nproc-per-node=2", script},
+                                {{"PYTHON_EXEC", python_with_torch()}});
+  EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
+  EXPECT_NE(result.output.find("[0] sum 3 restart 1\n"), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find("[1] sum 3 restart 1\n"), std::string::npos) << result.output;
+  EXPECT_NE(result.error.find("earlier failures: rank 1: signal 9 (SIGKILL) after"),
+            std::string::npos)
+      << result.error;
+}
+
 TEST_F(RunPython, LeavesItsFailureAsTorchelasticReadsIt) {
   const std::string error_file = folder_ + "/error.json";
   run_cadre(shell_job(2, "test $RANK = 0 || { echo no such layer; exit 3; }; sleep 50"),

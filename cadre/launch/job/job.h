@@ -34,7 +34,7 @@ struct JobSpec {
   uint16_t store_port = 0;  // 0: a free port
   LogLevel log_level = LogLevel::kWarning;
   std::string folder;  // for the workers' error files; it exists, and only its owner has access
-  // The text before each line; ${rank}, ${local_rank}, ${role_name} and ${host} are replaced.
+  // The text before each line; line_prefix.h lists what is replaced in it.
   std::string prefix_template = "[${rank}] ";
   bool colour_prefix = false;
   // Rank 0's output is passed on unchanged, so that it can rewrite lines in place.
@@ -42,14 +42,19 @@ struct JobSpec {
   // Exit codes of workers that have explained their failure themselves: the launcher prints no
   // report.
   std::vector<int> reported_exit_codes;
+  // How often all workers are started again after one of them has failed.
+  int max_restarts = 0;
+  // Exit codes of workers that would be the same after a restart: the job ends.
+  std::vector<int> final_exit_codes;
   // The time between the first signal to a worker and SIGKILL.
   Duration stop_grace = std::chrono::seconds(30);
 };
 
 // Runs the job to its end and returns the launcher's exit code: 0, the code of the first worker
-// that failed (128 + signal if a signal ended it), 128 + the signal that stopped the job, or 1 if
-// the store could not be opened or output could not be written (a full disk). `guardian_gone`
-// becomes readable when all processes of the job must be killed at once (core/os/proc/guardian.h).
+// that failed in the last attempt (128 + signal if a signal ended it), 128 + the signal that
+// stopped the job, also instead of a restart, or 1 if the store could not be opened or output could
+// not be written (a full disk). `guardian_gone` becomes readable when all processes of the job must
+// be killed at once (core/os/proc/guardian.h).
 Result<int> run_job(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone);
 
 }  // namespace cadre::launch

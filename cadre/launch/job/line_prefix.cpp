@@ -33,7 +33,8 @@ std::string with_macros(std::string_view text, std::span<const Macro> macros) {
 std::string line_prefix(std::string_view pattern, const PrefixValues& values) {
   const std::string rank = cadre::format("{}", values.rank);
   const std::array macros{Macro{"${rank}", rank}, Macro{"${local_rank}", rank},
-                          Macro{"${role_name}", values.role}, Macro{"${host}", values.host}};
+                          Macro{"${role_name}", values.role}, Macro{"${host}", values.host},
+                          Macro{"${restart_count}", cadre::format("{}", values.restart_count)}};
   return with_macros(pattern, macros);
 }
 

@@ -9,6 +9,7 @@ const PrefixValues kValues = {.rank = 7, .role = "${rank}", .host = "node0"};
 
 TEST(LinePrefix, HasTheWorkersValues) {
   EXPECT_EQ(line_prefix("[${rank}/${local_rank} ${host}] ", kValues), "[7/7 node0] ");
+  EXPECT_EQ(line_prefix("${restart_count}: ", {.rank = 7, .restart_count = 12}), "12: ");
   EXPECT_EQ(line_prefix("", kValues), "");
   EXPECT_EQ(line_prefix("$rank ${ rank} ${rank", kValues), "$rank ${ rank} ${rank");
 }

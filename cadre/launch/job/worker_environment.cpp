@@ -10,7 +10,7 @@
 namespace cadre::launch {
 
 std::string error_file_of(const JobIdentity& job, Rank rank) {
-  return cadre::format("{}/rank{}.json", job.error_folder, rank);
+  return cadre::format("{}/attempt{}-rank{}.json", job.error_folder, job.restart_count, rank);
 }
 
 os::Environment worker_environment(const os::Environment& inherited, const JobIdentity& job,
@@ -28,8 +28,8 @@ os::Environment worker_environment(const os::Environment& inherited, const JobId
   environment.set("ROLE_NAME", job.role);
   environment.set("MASTER_ADDR", job.store_host);
   environment.set("MASTER_PORT", cadre::format("{}", job.store_port));
-  environment.set("TORCHELASTIC_RESTART_COUNT", "0");
-  environment.set("TORCHELASTIC_MAX_RESTARTS", "0");
+  environment.set("TORCHELASTIC_RESTART_COUNT", cadre::format("{}", job.restart_count));
+  environment.set("TORCHELASTIC_MAX_RESTARTS", cadre::format("{}", job.max_restarts));
   environment.set("TORCHELASTIC_RUN_ID", job.run_id);
   environment.set("TORCHELASTIC_USE_AGENT_STORE", "True");
   environment.set("TORCHELASTIC_ERROR_FILE", error_file_of(job, rank));

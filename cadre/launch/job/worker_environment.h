@@ -26,9 +26,12 @@ struct JobIdentity {
   uint16_t store_port = 0;
   std::string error_folder;  // folder of the workers' error files
   int num_cores = 1;         // cores of the host, for all workers
+  int restart_count = 0;     // how often the workers were started again
+  int max_restarts = 0;
 };
 
-// Returns the file in which `rank` may store its exception as JSON.
+// Returns the file in which `rank` may store its exception as JSON. Each attempt has files of its
+// own.
 std::string error_file_of(const JobIdentity& job, Rank rank);
 
 // Returns `inherited` with torchrun's and Cadre's variables added or replaced. OMP_NUM_THREADS is

@@ -29,6 +29,14 @@ TEST(WorkerEnvironment, KeepsWhatTheUserSet) {
   EXPECT_EQ(environment.get("RANK"), "1");
 }
 
+TEST(WorkerEnvironment, EachAttemptHasItsNumberAndItsErrorFiles) {
+  const JobIdentity job{.error_folder = "/tmp/x", .restart_count = 2, .max_restarts = 5};
+  const auto environment = worker_environment({}, job, 1);
+  EXPECT_EQ(environment.get("TORCHELASTIC_RESTART_COUNT"), "2");
+  EXPECT_EQ(environment.get("TORCHELASTIC_MAX_RESTARTS"), "5");
+  EXPECT_EQ(environment.get("TORCHELASTIC_ERROR_FILE"), "/tmp/x/attempt2-rank1.json");
+}
+
 TEST(WorkerEnvironment, KeepsFreedMemoryUnlessTheUserTunesMalloc) {
   os::Environment environment;
   keep_freed_memory(environment);

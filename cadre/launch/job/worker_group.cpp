@@ -19,6 +19,15 @@ constexpr Duration kProgressPeriod = std::chrono::seconds(1);
 // One iteration suffices unless processes are being started.
 constexpr int kMaxSuspendRounds = 100;
 
+Result<std::unique_ptr<os::Process>> start_process(const os::ProcessOptions& options,
+                                                   os::ForkServer* fork_server) {
+  if (fork_server != nullptr && fork_server->is_ready()) {
+    auto forked = fork_server->fork_process(options);
+    if (forked.ok()) return forked;
+  }
+  return os::Process::start(options);
+}
+
 }  // namespace
 
 struct WorkerGroup::Worker {
@@ -53,7 +62,7 @@ Status WorkerGroup::start(std::span<const WorkerSpec> specs) {
   for (const WorkerSpec& spec : specs) {
     os::ProcessOptions options = spec.process;
     options.joins_output = &output_ == &error_;
-    auto process = os::Process::start(options);
+    auto process = start_process(options, spec.fork_server);
     if (!process.ok()) {
       workers_.clear();  // kills the workers that were started
       return process.error();
@@ -157,13 +166,21 @@ std::optional<WorkerExit> WorkerGroup::first_failure() const {
   return *found;
 }
 
-const LineTail& WorkerGroup::tail(Rank rank) const {
+const WorkerGroup::Worker& WorkerGroup::worker(Rank rank) const {
   const auto found =
       std::ranges::find_if(workers_, [&](const auto& worker) { return worker->rank == rank; });
   if (found == workers_.end()) {
     throw Error(ErrorCode::kInternal, cadre::format("rank {} is not of this group", rank));
   }
-  return (*found)->output.tail();
+  return **found;
+}
+
+const LineTail& WorkerGroup::tail(Rank rank) const {
+  return worker(rank).output.tail();
+}
+
+int WorkerGroup::pid(Rank rank) const {
+  return worker(rank).process->pid();
 }
 
 void WorkerGroup::forward_signal(int signal) {
@@ -186,7 +203,7 @@ void WorkerGroup::ask_to_stop(int signal) {
 }
 
 void WorkerGroup::ask_leftovers_to_stop() {
-  std::vector<os::Descendant> leftovers = os::list_descendants();
+  std::vector<os::Descendant> leftovers = descendants();
   std::erase_if(leftovers, [&](const os::Descendant& process) {
     const auto stat = os::read_process_stat(process.pid);
     return !stat || std::ranges::count(asked_leftovers_, process) > 0 ||
@@ -204,7 +221,7 @@ void WorkerGroup::suspend() {
   // A process that was started while the list was read is in the next list.
   std::vector<os::Descendant> stopped;
   for (int round = 0; round < kMaxSuspendRounds; ++round) {
-    std::vector<os::Descendant> running = os::list_descendants();
+    std::vector<os::Descendant> running = descendants();
     std::erase_if(running, [&](const auto& one) { return std::ranges::count(stopped, one) > 0; });
     if (running.empty()) return;
     os::signal_processes(running, SIGSTOP);
@@ -214,7 +231,7 @@ void WorkerGroup::suspend() {
 
 void WorkerGroup::resume() {
   is_suspended_ = false;
-  os::signal_processes(os::list_descendants(), SIGCONT);
+  os::signal_processes(descendants(), SIGCONT);
 }
 
 bool WorkerGroup::look_for_stop(Worker& worker) const {
@@ -236,6 +253,7 @@ std::vector<StoppedWorker> WorkerGroup::take_stopped() {
 void WorkerGroup::reap_orphans() {
   std::vector<int> pids;
   for (const auto& worker : workers_) pids.push_back(worker->process->pid());
+  pids.insert(pids.end(), spared_.begin(), spared_.end());
   os::reap_orphans(pids);
 }
 

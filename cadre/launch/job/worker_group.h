@@ -17,6 +17,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/os/proc/descendants.h"
+#include "cadre/core/os/proc/fork/fork_server.h"
 #include "cadre/core/os/proc/process.h"
 #include "cadre/core/os/system.h"
 #include "cadre/launch/job/buffered_output.h"
@@ -28,6 +29,7 @@ struct WorkerSpec {
   Rank rank;
   os::ProcessOptions process;
   WorkerOutputOptions output;
+  os::ForkServer* fork_server = nullptr;  // forks the worker if it can; null: it is executed
 };
 
 // How a worker ended.
@@ -57,6 +59,12 @@ class WorkerGroup {
 
   Status start(std::span<const WorkerSpec> specs);
 
+  // Leaves out a process that is no part of the workers' work, from now on: it is neither signalled
+  // nor waited for.
+  void spare(int pid) { spared_ = {pid}; }
+  std::vector<os::Descendant> descendants() const { return os::list_descendants(spared_); }
+  bool has_children() const { return os::has_children(spared_); }
+
   // One iteration of the loop: waits until a worker has written or ended, one of `also` is ready,
   // or the deadline; then passes on output and reaps.
   void step(std::span<os::PollItem> also, Deadline deadline);
@@ -70,6 +78,7 @@ class WorkerGroup {
   // Returns the first worker that failed before it was asked to stop.
   std::optional<WorkerExit> first_failure() const;
   const LineTail& tail(Rank rank) const;
+  int pid(Rank rank) const;
 
   // Signals the running workers, but not the processes that they started: such signals (SIGUSR1)
   // end a process without a handler.
@@ -77,6 +86,7 @@ class WorkerGroup {
   // Stops all descendants of this process, as for Ctrl-Z, until resume().
   void suspend();
   void resume();
+  bool is_suspended() const { return is_suspended_; }
   // Returns the workers that were stopped since the last call, other than by suspend().
   std::vector<StoppedWorker> take_stopped();
   // Signals the process groups of the running workers, and continues stopped ones so that they
@@ -96,6 +106,7 @@ class WorkerGroup {
 
  private:
   struct Worker;
+  const Worker& worker(Rank rank) const;
   void collect_exits();
   // Returns whether a signal has stopped the worker since the last call.
   bool look_for_stop(Worker& worker) const;
@@ -111,6 +122,7 @@ class WorkerGroup {
   std::vector<WorkerExit> exits_;
   std::vector<std::byte> buffer_;  // not on the stack, which may be small
   std::vector<os::Descendant> asked_leftovers_;
+  std::vector<int> spared_;
   TimePoint last_progress_;
   bool is_suspended_ = false;
 };

@@ -77,7 +77,9 @@ class TrainerTest : public ::testing::Test {
                    [&](std::string_view text) {
                      run.screen += text;
                      on_print_(text);
-                   }});
+                   },
+               .job = job_,
+               .restart_count = restart_count_});
           const TrainResult result = trainer.run();
           if (group.rank() == 0) run.result = result;
         },
@@ -153,6 +155,9 @@ class TrainerTest : public ::testing::Test {
   TransportChoice transport_ = TransportChoice::kAuto;
   testing::TemporaryFolder temporary_;
   const std::string folder_ = temporary_.path();
+  // See TrainerContext.
+  std::string job_;
+  int restart_count_ = 0;
   std::function<void(std::string_view)> on_print_ = [](std::string_view) {};
 };
 

@@ -15,9 +15,11 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/os/files/durable_file.h"
+#include "cadre/core/os/proc/fork/prepare_restart.h"
 #include "cadre/core/os/proc/output_stream.h"
 #include "cadre/core/os/proc/signals.h"
 #include "cadre/core/os/system.h"
+#include "cadre/core/rendezvous/job_environment.h"
 #include "cadre/launch/job/exit_meaning.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/train/trainer/config/agreed_config.h"
@@ -87,6 +89,7 @@ void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
   train::on_all_ranks(world,
                       [&] { config = train::load_config(command.config_path, command.overrides); });
   at::manual_seed(static_cast<uint64_t>(config.run.seed + world.rank()));
+  const JobEnvironment job = read_job_environment().value_or_throw();
   train::Trainer trainer(
       config, {.world = world,
                .system = system,
@@ -94,7 +97,9 @@ void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
                .stop_is_requested = [&] { return stop.has_arrived(); },
                .print = print,
                .is_terminal = shows_on_terminal(),
-               .num_columns = os::terminal_columns(kUsualColumns)});
+               .num_columns = os::terminal_columns(kUsualColumns),
+               .job = job.max_restarts > 0 ? job.run_id : "",
+               .restart_count = job.restart_count});
   trainer.run();
 }
 
@@ -162,6 +167,7 @@ int run_training(const CommandLine& command) {
 }  // namespace cadre
 
 int main(int argc, char** argv) {
+  cadre::prepare_restart();
   cadre::CommandLine command;
   CLI::App app(cadre::kHelp + cadre::train::config_text({}, {.explain = true}), "cadre-train");
   app.add_option("config", command.config_path, "a TOML file")->required();

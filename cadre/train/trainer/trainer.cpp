@@ -37,7 +37,10 @@ Trainer::Trainer(const Config& config, TrainerContext context)
       snapshots_(run_path_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
   check_common(context_.world, [this] { return agreed_config(config_); });
-  on_first_rank(context_.world, [this] { run_folder_ = std::make_unique<RunFolder>(run_path_); });
+  on_first_rank(context_.world, [this] {
+    run_folder_ = std::make_unique<RunFolder>(run_path_);
+    if (context_.restart_count == 0) run_folder_->forget_job();
+  });
   on_all_ranks(context_.world, [this] { prepare(); });
   check_common(context_.world, [this] {
     std::vector<AgreedField> fields = agreed_inputs(*task_, weights_);
@@ -80,7 +83,10 @@ void Trainer::prepare() {
   model_ = is_deferred() ? make_deferred_model(*task_) : make_initial_model(config_, *task_);
   if (weights_ && !is_deferred()) weights_->check_unchanged();
   num_parameters_ = num_parameters(*model_);
-  const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
+  RunConfig run = config_.run;
+  const bool goes_on = context_.restart_count > 0 && is_run_of_job(run_path_, context_.job);
+  if (goes_on) run.resume = "auto";
+  const std::optional<std::string> snapshot = find_snapshot(run, snapshots_);
   if (!snapshot) return;
   resumption_ = Resumption::open(*snapshot, config_, *task_);
   const TrainState& state = resumption_->state();
@@ -111,6 +117,7 @@ void Trainer::open_run_folder() {
              .has_steps_left = step_ < config_.run.steps};
   }
   const RunFolder::Moved moved = run_folder_->begin(start);
+  if (!context_.job.empty()) run_folder_->record_job(context_.job);
   progress_ = std::make_unique<Progress>(ProgressOptions{.print = context_.print,
                                                          .is_terminal = context_.is_terminal,
                                                          .num_columns = context_.num_columns,

@@ -50,6 +50,10 @@ struct TrainerContext {
   std::function<void(std::string_view)> print;  // called on rank 0 only
   bool is_terminal = false;
   int num_columns = 80;  // width of the terminal
+  // The name of the job, if its launcher may start its processes again after a failure; else empty.
+  // After a restart the run continues from its own snapshots, whatever run.resume says.
+  std::string job = {};
+  int restart_count = 0;
 };
 
 struct TrainResult {

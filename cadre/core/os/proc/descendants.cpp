@@ -32,19 +32,23 @@ std::vector<ProcessStat> read_all_stats() {
   return stats;
 }
 
+bool is_among(std::span<const int> pids, int pid) {
+  return std::ranges::find(pids, pid) != pids.end();
+}
+
 }  // namespace
 
 void become_subreaper() {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
 }
 
-std::vector<Descendant> list_descendants() {
+std::vector<Descendant> list_descendants(std::span<const int> spared) {
   const std::vector<ProcessStat> stats = read_all_stats();
   std::vector<int> parents{::getpid()};
   std::vector<Descendant> found;
   for (size_t next = 0; next < parents.size(); ++next) {
     for (const ProcessStat& stat : stats) {
-      if (stat.parent_pid != parents[next]) continue;
+      if (stat.parent_pid != parents[next] || is_among(spared, stat.pid)) continue;
       parents.push_back(stat.pid);
       if (!stat.has_ended) found.push_back({stat.pid, stat.start_time, stat.name});
     }
@@ -70,14 +74,18 @@ bool may_signal(const Descendant& process) {
 void reap_orphans(std::span<const int> spared) {
   for (const ProcessStat& stat : read_all_stats()) {
     if (!stat.has_ended || stat.parent_pid != ::getpid()) continue;
-    if (std::ranges::find(spared, stat.pid) != spared.end()) continue;
+    if (is_among(spared, stat.pid)) continue;
     ::waitpid(stat.pid, nullptr, WNOHANG);
   }
 }
 
-bool has_children() {
+bool has_children(std::span<const int> spared) {
   siginfo_t info{};
-  return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+  const bool has_any = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+  if (!has_any || spared.empty()) return has_any;
+  return std::ranges::any_of(read_all_stats(), [&](const ProcessStat& stat) {
+    return stat.parent_pid == ::getpid() && !is_among(spared, stat.pid);
+  });
 }
 
 }  // namespace cadre::os

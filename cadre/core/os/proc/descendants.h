@@ -23,8 +23,9 @@ struct Descendant {
 // inherit this.
 void become_subreaper();
 
-// Returns the living descendants; those that have ended and wait to be reaped are left out.
-std::vector<Descendant> list_descendants();
+// Returns the living descendants, except those in `spared` and below them; those that have ended
+// and wait to be reaped are left out.
+std::vector<Descendant> list_descendants(std::span<const int> spared = {});
 
 // Sends the signal to each process that still exists with the same start time.
 void signal_processes(std::span<const Descendant> processes, int signal);
@@ -36,7 +37,7 @@ bool may_signal(const Descendant& process);
 // Reaps every ended child except `spared`, which their owners reap.
 void reap_orphans(std::span<const int> spared);
 
-// Returns whether this process has a child, living or not yet reaped.
-bool has_children();
+// Returns whether this process has a child that is not in `spared`, living or not yet reaped.
+bool has_children(std::span<const int> spared = {});
 
 }  // namespace cadre::os

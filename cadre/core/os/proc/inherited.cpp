@@ -80,6 +80,23 @@ Inherited take_over_process() {
   return inherited;
 }
 
+sigset_t set_of_signals(const std::vector<int>& signals) {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : signals) ::sigaddset(&set, signal);
+  return set;
+}
+
+void set_child_signals(const sigset_t& ignored) {
+  for (int signal = 1; signal <= SIGRTMAX; ++signal) {
+    // Fails for SIGKILL, SIGSTOP and the two signals that belong to glibc.
+    ::signal(signal, ::sigismember(&ignored, signal) == 1 ? SIG_IGN : SIG_DFL);
+  }
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
 std::vector<LimitChange> changes_to(const SoftLimits& limits) {
   std::vector<LimitChange> changes;
   const auto add = [&](__rlimit_resource_t resource, std::optional<uint64_t> soft) {

@@ -7,6 +7,7 @@
 // stack is too small, with the limit and the remedy.
 #pragma once
 
+#include <signal.h>
 #include <sys/resource.h>
 
 #include <cstdint>
@@ -41,6 +42,11 @@ std::vector<int> ignored_signals();
 //   - The soft limit of the stack is raised to 8 MiB, or as far as the hard one allows.
 // Returns the values before the changes.
 Inherited take_over_process();
+
+sigset_t set_of_signals(const std::vector<int>& signals);
+// Makes this process, a child, ignore exactly these signals, handle all others by default, and
+// block none. May be called between fork() and exec.
+void set_child_signals(const sigset_t& ignored);
 
 // The arguments of one setrlimit().
 struct LimitChange {

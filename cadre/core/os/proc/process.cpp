@@ -50,16 +50,6 @@ struct ChildPlan {
   ::_exit(127);
 }
 
-void set_signals(const sigset_t& ignored) {
-  for (int signal = 1; signal <= SIGRTMAX; ++signal) {
-    // Fails for SIGKILL, SIGSTOP and the two signals that belong to glibc.
-    ::signal(signal, ::sigismember(&ignored, signal) == 1 ? SIG_IGN : SIG_DFL);
-  }
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-}
-
 // The child itself holds an open write end, so the pipe ends only with the parent's byte or, by the
 // parent-death signal, with the parent's death.
 void await_go_ahead(int go_ahead) {
@@ -80,7 +70,7 @@ void await_go_ahead(int go_ahead) {
   }
   // Also closes the descriptor of the report when exec succeeds.
   ::syscall(SYS_close_range, 3U, ~0U, 4U /* CLOSE_RANGE_CLOEXEC */);
-  set_signals(plan.ignored_signals);
+  set_child_signals(plan.ignored_signals);
   for (const LimitChange& limit : plan.limits) ::setrlimit(limit.resource, &limit.value);
   await_go_ahead(plan.go_ahead);
   ::execve(plan.executable, plan.arguments.data(), plan.environment.data());
@@ -130,13 +120,6 @@ Error cannot_execute(const ProcessOptions& options, int error_number) {
                      cadre::format("\"{}\" cannot be executed", options.executable), error_number);
 }
 
-sigset_t set_of(const std::vector<int>& signals) {
-  sigset_t set;
-  ::sigemptyset(&set);
-  for (const int signal : signals) ::sigaddset(&set, signal);
-  return set;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Process>> Process::start(const ProcessOptions& options) {
@@ -157,7 +140,7 @@ Result<std::unique_ptr<Process>> Process::start(const ProcessOptions& options) {
                        .error = (options.joins_output ? output : error)->write_end.get(),
                        .failure_report = report->writer.get(),
                        .go_ahead = go_ahead->reader.get(),
-                       .ignored_signals = set_of(options.ignored_signals),
+                       .ignored_signals = set_of_signals(options.ignored_signals),
                        .limits = changes_to(options.soft_limits)};
   const int pid = ::fork();
   if (pid == 0) run_child(plan);
@@ -178,6 +161,17 @@ Result<std::unique_ptr<Process>> Process::start(const ProcessOptions& options) {
     return errno_error(ErrorCode::kUnavailable, "watch a process (pidfd_open)", pidfd_error);
   }
   return process;
+}
+
+Result<std::unique_ptr<Process>> Process::adopt(int pid, Fd standard_output, Fd standard_error) {
+  Fd exit_event(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  const int pidfd_error = errno;
+  auto process = std::make_unique<Process>(Parts{.pid = pid,
+                                                 .exit_event = std::move(exit_event),
+                                                 .standard_output = std::move(standard_output),
+                                                 .standard_error = std::move(standard_error)});
+  if (process->exit_event_.poll_handle() >= 0) return process;
+  return errno_error(ErrorCode::kUnavailable, "watch a process (pidfd_open)", pidfd_error);
 }
 
 Process::Process(Parts parts)

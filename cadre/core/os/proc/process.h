@@ -39,10 +39,13 @@ struct ProcessOptions {
 // The child leads a process group of its own, reads from /dev/null, writes to pipes, inherits no
 // other descriptor, blocks no signal, and is killed when its parent dies.
 class Process {
-  struct Parts;  // private, so that only start() can make a Process
+  struct Parts;  // private, so that only start() and adopt() can make a Process
 
  public:
   static Result<std::unique_ptr<Process>> start(const ProcessOptions& options);
+  // Takes over a child that another process has forked for this one (fork_server.h), with the
+  // reading ends of its output.
+  static Result<std::unique_ptr<Process>> adopt(int pid, Fd standard_output, Fd standard_error);
   explicit Process(Parts parts);
   ~Process();
   Process(const Process&) = delete;

@@ -6,6 +6,7 @@
 #include "cadre/launch/cli/command.h"
 #include "cadre/launch/cli/option_words.h"
 #include "cadre/launch/cli/path_options.h"
+#include "cadre/launch/cli/run_options.h"
 #include "cadre/launch/cli/train/trainer_program.h"
 
 namespace cadre::cli {
@@ -25,6 +26,8 @@ go before those of the file; a dotted key names a table's entry.
   cadre train examples/gpt.toml --nproc-per-node 8 --plan   which strategy fits
 
   --nproc-per-node N   processes (default 1)
+  --max-restarts N     how often all processes are started again after one of them has failed
+                       (default 0); they continue from the last snapshot that the run has written
   --plan               print what each of the N processes would hold in memory and what a step
                        would transfer, under every strategy, and exit; does not train or open data,
                        and needs no memory for the model
@@ -40,9 +43,12 @@ resumes from it.
 
 constexpr std::string_view kKeysTitle = "Every key that CONFIG.toml or key=value may set:\n\n";
 
-constexpr std::array<OptionSpec, 5> kTrainOptions{
-    OptionSpec{"--nproc-per-node", "N"}, OptionSpec{"--plan", ""}, OptionSpec{"--json", "FILE"},
-    OptionSpec{"--print-config", ""}, OptionSpec{"--help", "", 'h'}};
+constexpr std::array<OptionSpec, 6> kTrainOptions{OptionSpec{"--nproc-per-node", "N"},
+                                                  OptionSpec{"--max-restarts", "N"},
+                                                  OptionSpec{"--plan", ""},
+                                                  OptionSpec{"--json", "FILE"},
+                                                  OptionSpec{"--print-config", ""},
+                                                  OptionSpec{"--help", "", 'h'}};
 
 // Only the trainer knows its keys, so the trainer prints the second part of the text.
 int print_help(const Result<std::string>& trainer, const os::Inherited& inherited) {
@@ -66,6 +72,10 @@ int train_command(Words words, const os::Inherited& inherited) {
   if (!parsed.ok()) return fail(kTrainCommand, parsed.error().message(), kUsageExitCode);
   const auto num_workers = parse_num_workers(parsed->find("--nproc-per-node"));
   if (!num_workers.ok()) return fail(kTrainCommand, num_workers.error().message(), kUsageExitCode);
+  const GivenOption* const restarts = parsed->find("--max-restarts");
+  const auto max_restarts = restarts != nullptr ? parse_max_restarts(*restarts) : 0;
+  if (!max_restarts.ok())
+    return fail(kTrainCommand, max_restarts.error().message(), kUsageExitCode);
   const auto trainer = find_trainer();
   if (parsed->find("--help") != nullptr) return print_help(trainer, inherited);
   const GivenOption* const json = parsed->find("--json");
@@ -92,6 +102,7 @@ int train_command(Words words, const os::Inherited& inherited) {
     if (json != nullptr) run.words.push_back("--json=" + json->value);
   } else {
     run.num_workers = *num_workers;
+    run.max_restarts = *max_restarts;
   }
   return run_trainer(std::move(run));
 }

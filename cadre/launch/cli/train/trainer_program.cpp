@@ -95,6 +95,8 @@ int run_trainer(TrainerRun run) {
   launch::keep_freed_memory(spec.environment);
   spec.inherited = std::move(run.inherited);
   spec.num_workers = run.num_workers;
+  spec.max_restarts = run.max_restarts;
+  spec.final_exit_codes = {launch::kReportedUsageExitCode};
   spec.is_rank0_raw = true;
   spec.reported_exit_codes = {launch::kReportedUsageExitCode, launch::kReportedFailureExitCode,
                               launch::kReportedDeviationExitCode};

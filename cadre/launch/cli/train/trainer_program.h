@@ -35,6 +35,7 @@ struct TrainerRun {
   os::Inherited inherited;   // what this command inherited
   std::vector<std::string> words;
   int num_workers = 1;
+  int max_restarts = 0;
   std::function<int(int)> meaning = {};  // see launch_job()
 };
 

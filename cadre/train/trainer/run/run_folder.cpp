@@ -21,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kLockName = ".lock";
+constexpr const char* kJobName = "job";
 constexpr size_t kMaxOwnerBytes = 4096;
 
 void check(const std::error_code& error, const std::string& what) {
@@ -183,6 +184,11 @@ std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFol
                     run.resume));
 }
 
+bool is_run_of_job(const std::string& run_path, const std::string& job) {
+  const auto recorded = os::read_file(cadre::format("{}/{}", run_path, kJobName), kMaxOwnerBytes);
+  return recorded.ok() && !job.empty() && *recorded == job;
+}
+
 std::string metrics_path_of(const std::string& run_path) {
   return run_path + "/metrics.jsonl";
 }
@@ -247,6 +253,19 @@ RunFolder::Moved RunFolder::begin(const std::optional<BranchPoint>& start) {
     RunOrigin{.step = start->step, .abandoned = {}, .snapshot = origin.string()}.write(path_);
   }
   return moved;
+}
+
+void RunFolder::record_job(const std::string& job) {
+  const Status written =
+      os::replace_file(cadre::format("{}/{}", path_, kJobName), std::as_bytes(std::span(job)));
+  if (!written.ok()) throw written.error();
+}
+
+void RunFolder::forget_job() {
+  const fs::path record = fs::path(path_) / kJobName;
+  std::error_code error;
+  fs::remove(record, error);
+  check(error, cadre::format("remove {}", record.string()));
 }
 
 RunFolder::~RunFolder() {

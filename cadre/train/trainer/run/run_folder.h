@@ -25,6 +25,10 @@ namespace cadre::train {
 // a later snapshot meanwhile.
 std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFolder& snapshots);
 
+// Returns whether the last process that wrote to the folder belonged to this job
+// (RunFolder::record_job()), so that a restart of the job continues from the folder's snapshots.
+bool is_run_of_job(const std::string& run_path, const std::string& job);
+
 std::string metrics_path_of(const std::string& run_path);
 
 // The snapshot from which a run continues.
@@ -60,6 +64,13 @@ class RunFolder {
   // - Otherwise: renames the folder of an earlier run (folder.1, folder.2, ...; nothing is
   // deleted), and records the snapshot, if there is one, in the new folder.
   Moved begin(const std::optional<BranchPoint>& start);
+
+  // Records which job writes to the folder. Call it after begin(), if the launcher may start the
+  // job's processes again.
+  void record_job(const std::string& job);
+  // Removes the record of an earlier job. Call it before begin(), unless this process was started
+  // again.
+  void forget_job();
 
  private:
   void lock();

@@ -171,5 +171,44 @@ TEST_F(RunFolderTest, AnOriginCountsUntilThereIsASnapshotOfItsBranch) {
               HasSubstr("origin is damaged: expected a line with the step"));
 }
 
+TEST_F(RunFolderTest, ARestartedJobContinuesFromItsOwnSnapshot) {
+  ASSERT_EQ(run(config_of_steps("whole", 6)).failures, "");
+  const Config config = config_of_steps("r", 6);
+  ASSERT_EQ(config.run.resume, "none");
+  job_ = "job-1";
+  run_until(config, 5);
+  restart_count_ = 1;
+  const Run second = run(config);
+  ASSERT_EQ(second.failures, "");
+  EXPECT_THAT(second.screen, HasSubstr("resuming from " + snapshot("r", 4) + "\n"));
+  expect_same_bits("whole", "r", 6);
+}
+
+// The first attempt of the second job ended before it wrote to the folder.
+TEST_F(RunFolderTest, ARestartedJobDoesNotContinueARunOfAnotherJob) {
+  const Config config = config_of_steps("r", 2);
+  job_ = "job-1";
+  ASSERT_EQ(run(config).failures, "");
+  job_ = "job-2";
+  restart_count_ = 1;
+  const Run other = run(config);
+  ASSERT_EQ(other.failures, "");
+  EXPECT_THAT(other.screen, HasSubstr("moved to " + folder_ + "/r.1\n"));
+  EXPECT_THAT(other.screen, Not(HasSubstr("resuming")));
+}
+
+TEST_F(RunFolderTest, TheFirstStartOfAJobForgetsAnEarlierOneOfItsName) {
+  const std::string path = folder_ + "/r";
+  RunFolder folder(path);
+  EXPECT_FALSE(is_run_of_job(path, "job-1"));
+  folder.forget_job();
+  folder.record_job("job-1");
+  EXPECT_TRUE(is_run_of_job(path, "job-1"));
+  EXPECT_FALSE(is_run_of_job(path, "job-10"));
+  EXPECT_FALSE(is_run_of_job(path, ""));
+  folder.forget_job();
+  EXPECT_FALSE(is_run_of_job(path, "job-1"));
+}
+
 }  // namespace
 }  // namespace cadre::train

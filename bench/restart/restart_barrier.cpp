@@ -1,0 +1,23 @@
+// A program on the core alone: joins the job and does one barrier, in each of two attempts.
+#include <cadre/core.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "restart_times.h"
+
+int main() {
+  cadre::prepare_restart();
+  try {
+    auto system = cadre::os::make_native_system();
+    auto world = cadre::connect_from_environment(
+        *system, {}, system->deadline_in(cadre::kDefaultConnectTimeout));
+    world->barrier();
+    restart_times::note_or_die(world->rank());
+    world->close(system->deadline_in(cadre::kDefaultCloseTimeout));
+    return 0;
+  } catch (const cadre::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

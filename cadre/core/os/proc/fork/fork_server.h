@@ -1,0 +1,58 @@
+// Forks the workers of a restart from a process that has loaded the program and its libraries, the
+// template. A program offers one by prepare_restart(). Loading libtorch takes a process 0.14 to
+// 0.3 s; a fork takes milliseconds.
+//
+// The template's connection is accepted only from the process that the launcher started, of this
+// user, of this build, and executing the given program: a script that prepares the environment and
+// then executes the program must run again in each attempt.
+// Threads: one, that of Process. Blocking: accept_template() for a second, fork_process() for a few
+// seconds, if the template does not answer. Lifetime: the destructor kills the template; workers
+// that were forked belong to their Process. The process must be a subreaper (guardian.h), which
+// adopts the template and the workers. Errors: listen() returns kUnavailable.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/os/io/fd.h"
+#include "cadre/core/os/proc/process.h"
+
+namespace cadre::os {
+
+class ForkServer {
+ public:
+  // The environment variable with path().
+  static constexpr const char* kVariable = "CADRE_FORK_SERVER";
+
+  // Listens at a unix socket of this path, in a folder that only this user can enter.
+  static Result<std::unique_ptr<ForkServer>> listen(const std::string& path);
+  ForkServer(std::string path, Fd listener)
+      : path_(std::move(path)), listener_(std::move(listener)) {}
+  ~ForkServer();
+  ForkServer(const ForkServer&) = delete;
+  ForkServer& operator=(const ForkServer&) = delete;
+
+  const std::string& path() const { return path_; }
+  // Accepts the template if it has connected, of the process `program_pid`, which executes
+  // `executable`. Does nothing if there is one already.
+  void accept_template(int program_pid, const std::string& executable);
+  bool is_ready() const { return connection_.is_open(); }
+  // The pid of the template; nullopt if there was none. It may have ended.
+  std::optional<int> template_pid() const { return template_pid_; }
+
+  // Forks a worker with the environment, signals, limits and output of `options`; its executable
+  // and arguments are those of the template. After an error the template is not used again.
+  Result<std::unique_ptr<Process>> fork_process(const ProcessOptions& options);
+
+ private:
+  Result<int> request(const ProcessOptions& options, int output, int error);
+
+  const std::string path_;
+  const Fd listener_;
+  Fd connection_;
+  std::optional<int> template_pid_;
+};
+
+}  // namespace cadre::os

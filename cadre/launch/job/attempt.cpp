@@ -1,0 +1,170 @@
+#include "cadre/launch/job/attempt.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/proc/signals.h"
+#include "cadre/launch/job/exit_meaning.h"
+#include "cadre/launch/job/failure_report.h"
+
+namespace cadre::launch {
+namespace {
+
+// The time in which processes that workers left running may end by themselves (as Python's do).
+constexpr Duration kLinger = std::chrono::milliseconds(500);
+// The time that they have after SIGTERM.
+constexpr Duration kLeftoverGrace = std::chrono::seconds(5);
+constexpr Duration kKillTimeout = std::chrono::seconds(5);
+constexpr Duration kOutputTimeout = std::chrono::seconds(5);
+constexpr Duration kTick = std::chrono::seconds(1);
+// The interval of killing, which finds processes that were forked meanwhile.
+constexpr Duration kKillTick = std::chrono::milliseconds(20);
+
+std::string names_of(std::span<const os::Descendant> processes) {
+  std::string text;
+  for (const os::Descendant& process : processes) {
+    text += cadre::format("{}{} (pid {})", text.empty() ? "" : ", ", process.name, process.pid);
+  }
+  return text;
+}
+
+std::string grace_text(Duration grace, int signal) {
+  return cadre::format("{:g} s of {}", std::chrono::duration<double>(grace).count(),
+                       os::signal_name(signal));
+}
+
+}  // namespace
+
+Attempt::Attempt(os::System& system, BufferedOutput& output, BufferedOutput& error,
+                 Duration stop_grace)
+    : system_(system),
+      error_(error),
+      stop_grace_(stop_grace),
+      group_(system, output, error),
+      phase_deadline_(system.now()),
+      say_waiting_at_(system.now()) {}
+
+Deadline Attempt::next_due() const {
+  const Deadline tick = system_.deadline_in(phase_ == Phase::kKilling ? kKillTick : kTick);
+  return phase_ == Phase::kRunning ? tick : tick.earlier(phase_deadline_);
+}
+
+void Attempt::ask_to_stop(int signal) {
+  group_.ask_to_stop(signal);
+  enter(Phase::kStopping, stop_grace_);
+  grace_ = grace_text(stop_grace_, signal);
+  say_waiting_at_ = system_.deadline_in(kTick);
+}
+
+// Processes that workers left running are stopped last, because workers may need them until they
+// have ended.
+void Attempt::wait_for_stop() {
+  if (phase_deadline_.has_passed(system_.now())) return kill_outlived();
+  if (group_.all_ended()) {
+    group_.ask_leftovers_to_stop();
+    if (!std::exchange(has_asked_leftovers_, true)) say_waiting_at_ = system_.deadline_in(kTick);
+  }
+  if (say_waiting_at_.has_passed(system_.now())) say_waiting();
+}
+
+// If stopping takes long, says which rank failed and which processes have not ended.
+void Attempt::say_waiting() {
+  const auto failure = group_.first_failure();
+  const std::vector<int> ranks = group_.running_ranks();
+  std::string awaited;
+  if (!ranks.empty()) {
+    if (!failure || std::exchange(has_said_ranks_, true)) return;
+    awaited = cadre::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", rank_ranges(ranks));
+  } else {
+    const auto leftovers = group_.descendants();
+    if (leftovers.empty() || std::exchange(has_said_leftovers_, true)) return;
+    awaited = names_of(leftovers);
+  }
+  const std::string reason =
+      failure ? cadre::format("rank {} failed with {}", failure->rank, exit_name(failure->status))
+              : "the workers have ended";
+  say(cadre::format("{}; waiting for {} to end, killed if not within {}", reason, awaited, grace_));
+}
+
+void Attempt::kill_outlived() {
+  outlived_ = group_.running_ranks();
+  std::string killed;
+  if (!outlived_.empty()) {
+    killed =
+        cadre::format("{} {}", outlived_.size() == 1 ? "rank" : "ranks", rank_ranges(outlived_));
+  }
+  const auto leftovers = group_.all_ended() ? group_.descendants() : std::vector<os::Descendant>();
+  if (!leftovers.empty()) killed += names_of(leftovers);
+  const size_t num_killed = outlived_.size() + leftovers.size();
+  if (num_killed > 0) {
+    say(cadre::format("killed, because {} did not end within {}: {}",
+                      num_killed == 1 ? "it" : "they", grace_, killed));
+  }
+  kill_all();
+}
+
+void Attempt::kill_all() {
+  if (phase_ != Phase::kKilling) enter(Phase::kKilling, kKillTimeout);
+  group_.ask_to_stop(SIGKILL);
+  os::signal_processes(group_.descendants(), SIGKILL);
+}
+
+bool Attempt::is_over() {
+  if (group_.all_ended() && !group_.has_children()) return true;
+  if (phase_ != Phase::kKilling) return false;
+  std::vector<os::Descendant> left = group_.descendants();
+  const bool is_hopeless = !left.empty() && std::ranges::none_of(left, os::may_signal);
+  if (!is_hopeless && !phase_deadline_.has_passed(system_.now())) return false;
+  unkillable_ = std::move(left);
+  return true;
+}
+
+void Attempt::advance() {
+  if (phase_ == Phase::kRunning) {
+    if (group_.first_failure()) {
+      ask_to_stop(SIGTERM);
+      wait_for_stop();  // called here, because no event may wake the loop in time
+    } else if (group_.all_ended()) {
+      enter(Phase::kLingering, kLinger);
+    }
+    return;
+  }
+  if (phase_ == Phase::kKilling) return kill_all();
+  if (phase_ == Phase::kStopping) return wait_for_stop();
+  if (!phase_deadline_.has_passed(system_.now())) return;
+  const auto leftovers = group_.descendants();
+  if (leftovers.empty()) return group_.reap_orphans();
+  say(cadre::format("the workers have ended; stopping what they left running: {}",
+                    names_of(leftovers)));
+  group_.ask_leftovers_to_stop();
+  has_asked_leftovers_ = true;
+  has_said_leftovers_ = true;
+  grace_ = grace_text(kLeftoverGrace, SIGTERM);
+  enter(Phase::kStopping, kLeftoverGrace);
+}
+
+void Attempt::say_unkillable() {
+  const auto others = std::ranges::stable_partition(unkillable_, os::may_signal);
+  const std::span stuck(unkillable_.begin(), others.begin());
+  if (!stuck.empty()) {
+    say(cadre::format("could not be killed, because the kernel does not end {}: {}",
+                      stuck.size() == 1 ? "it" : "them", names_of(stuck)));
+  }
+  if (!others.empty()) {
+    say(cadre::format("could not be killed, because {} another user's: {}",
+                      others.size() == 1 ? "it is" : "they are", names_of(others)));
+  }
+}
+
+void Attempt::finish_output() {
+  // A process that could not be killed keeps its pipe open.
+  const Deadline ended = system_.deadline_in(unkillable_.empty() ? kOutputTimeout : kLinger);
+  while (!group_.output_has_ended() && !ended.has_passed(system_.now())) group_.step({}, ended);
+  group_.finish_output();
+}
+
+}  // namespace cadre::launch

@@ -1,0 +1,89 @@
+// One attempt of a job: the workers from their start to the end of the last process that they
+// left. A job has more than one attempt if failed workers are started again.
+//
+// Threads: one, that of the WorkerGroup. Blocking: finish_output() for a few seconds at most. The
+// owner's loop calls WorkerGroup::step(), at next_due() at the latest, then advance(), until
+// is_over(). Lifetime: the outputs outlive it. What happens is said on the error output.
+#pragma once
+
+#include <chrono>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/os/proc/descendants.h"
+#include "cadre/core/os/system.h"
+#include "cadre/launch/job/buffered_output.h"
+#include "cadre/launch/job/worker_group.h"
+
+namespace cadre::launch {
+
+class Attempt {
+ public:
+  // All phases except the first end after a time.
+  enum class Phase {
+    kRunning,
+    kLingering,  // the workers have ended; their other processes may end by themselves
+    kStopping,   // SIGTERM was sent to everything
+    kKilling     // everything is being killed
+  };
+
+  // `stop_grace`: the time between the first signal to a worker and SIGKILL.
+  Attempt(os::System& system, BufferedOutput& output, BufferedOutput& error, Duration stop_grace);
+
+  WorkerGroup& group() { return group_; }
+  Phase phase() const { return phase_; }
+
+  // Returns the time at which advance() must be called even without an event.
+  Deadline next_due() const;
+  // Enters the next phase when it is due. A failed worker leads from kRunning to kStopping.
+  void advance();
+  // Asks the workers to stop, and then what they left running.
+  void ask_to_stop(int signal);
+  void kill_all();
+  // Returns whether no process is left, except those that could not be killed.
+  bool is_over();
+
+  // Passes on the rest of the workers' output. REQUIRES: is_over().
+  void finish_output();
+  // Processes that are left after the attempt.
+  std::span<const os::Descendant> unkillable() const { return unkillable_; }
+  void say_unkillable();
+
+  // Ranks that had to be killed, because they had not ended within grace(), "30 s of SIGTERM".
+  std::span<const int> outlived() const { return outlived_; }
+  const std::string& grace() const { return grace_; }
+
+ private:
+  void wait_for_stop();
+  void say_waiting();
+  void kill_outlived();
+  void say(std::string_view line) { error_.append_line("cadre: ", line); }
+
+  void enter(Phase phase, Duration limit) {
+    phase_ = phase;
+    phase_deadline_ = system_.deadline_in(limit);
+  }
+
+  os::System& system_;
+  BufferedOutput& error_;
+  const Duration stop_grace_;
+  WorkerGroup group_;
+
+  Phase phase_ = Phase::kRunning;
+  Deadline phase_deadline_;
+  std::vector<os::Descendant> unkillable_;
+
+  // State of the phase kStopping, until outlived_.
+  std::string grace_;
+  Deadline say_waiting_at_;
+  bool has_said_ranks_ = false;
+  bool has_asked_leftovers_ = false;
+  bool has_said_leftovers_ = false;
+  std::vector<int> outlived_;
+};
+
+}  // namespace cadre::launch

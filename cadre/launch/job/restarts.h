@@ -1,0 +1,47 @@
+// Whether and when the workers of a job are started again after a failure, and the text about the
+// failures that led to restarts.
+//
+// Threads: plain values. Blocking: never. Source: torchrun's --max-restarts. torchrun restarts
+// without a delay; here attempts that fail soon, one after the other, are delayed, so that a
+// program which fails in its first lines does not use a machine for itself.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/launch/job/worker_group.h"
+
+namespace cadre::launch {
+
+class RestartPolicy {
+ public:
+  // A failure before this time counts as one that comes soon.
+  static constexpr Duration kShortLifetime = std::chrono::seconds(10);
+  // The delay after the second of several such failures; it doubles up to kMaxDelay.
+  static constexpr Duration kFirstDelay = std::chrono::milliseconds(100);
+  static constexpr Duration kMaxDelay = std::chrono::seconds(5);
+
+  explicit RestartPolicy(int max_restarts) : max_restarts_(max_restarts) {}
+
+  bool has_restart_left() const { return num_restarts_ < max_restarts_; }
+  // Counts a restart, and returns the time to wait before it. `lifetime` is that of the worker that
+  // failed. REQUIRES: has_restart_left().
+  Duration next_delay(Duration lifetime);
+
+  int num_restarts() const { return num_restarts_; }
+  int max_restarts() const { return max_restarts_; }
+
+ private:
+  int max_restarts_;
+  int num_restarts_ = 0;
+  Duration delay_{};  // delay of the next restart if the failure comes soon
+};
+
+// Returns one line: "rank 0: signal 9 (SIGKILL) after 12.3 s; rank 2: exit code 3 after 0.1 s". Of
+// many failures the last ones are listed, after the number of the others.
+std::string failures_text(std::span<const WorkerExit> failures);
+
+}  // namespace cadre::launch
