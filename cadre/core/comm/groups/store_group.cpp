@@ -36,7 +36,8 @@ bool is_in_group(const Communicator::Impl& impl, const GroupIdentity& creation) 
   return plane != nullptr && plane->is_attached(creation.key());
 }
 
-// Exchanges calls through a store, for members without a parent group that all its ranks call.
+// Exchanges calls through a store. Members use it that have no parent group whose ranks all make
+// the call.
 class StoreExchange {
  public:
   // `ranks` are the members, of which `any` is one.
@@ -182,7 +183,7 @@ class StoreExchange {
   Store& store_;
   const std::string& id_;
   const std::span<const Rank> ranks_;
-  std::vector<std::string> keys_;  // by member
+  std::vector<std::string> keys_;  // keys_[m] is the key of member m
   std::string count_key_;
 };
 
@@ -244,7 +245,7 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
     group.identity = creation.created(stamps_of(calls));
   } catch (const std::exception& thrown) {
     const Error error = error_of(thrown);
-    // Lists that differ are refused by every member that lists this rank, so none uses its pieces.
+    // Every member that lists this rank throws if the lists differ, so none uses its pieces.
     has_pieces_free =
         has_pieces_free || is_refused_by_all || error.code() == ErrorCode::kInvalidArgument;
     if (has_pieces_free && group.pieces) group.pieces->discard();
