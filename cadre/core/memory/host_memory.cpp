@@ -41,13 +41,14 @@ void keep_reason(std::string& kept, std::string_view reason) {
 // The header of a piece. Zero bytes mean a piece without holders. No piece has number 0: in header
 // 0 of a slot, is_revoked means that a peer no longer counts the holds of this slot.
 struct HostMemory::Header {
-  // Bits of `access`.
-  static constexpr uint64_t kHasWriters = 1;   // set by peers
-  static constexpr uint64_t kIsWithdrawn = 2;  // set by the owner
+  // The bits of `access`.
+  static constexpr uint64_t kHasWriters = 1;   // peers set it
+  static constexpr uint64_t kIsWithdrawn = 2;  // the owner sets it
 
   std::atomic<uint64_t> is_revoked;
   std::atomic<uint64_t> access;
-  std::array<std::atomic<uint64_t>, kMaxSlots / 64> holders;  // bits by slot
+  // Bit s is set if the rank in slot s holds the piece.
+  std::array<std::atomic<uint64_t>, kMaxSlots / 64> holders;
 };
 
 Piece::Piece(std::shared_ptr<HostMemory> memory, Bytes bytes, const Place& place)
