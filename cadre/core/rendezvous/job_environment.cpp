@@ -71,7 +71,7 @@ struct PlaceVariables {
   std::string_view rank;
   std::string_view world_size;
   std::string_view local_rank;
-  std::string_view local_world_size;  // empty: this starter sets no such variable
+  std::string_view local_world_size;  // is empty if this starter sets no such variable
 };
 
 constexpr PlaceVariables kTorchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
