@@ -90,7 +90,7 @@ class PipelineChecker {
 
   // Checks the order of UNSHARD, computations and RESHARD, and of gradients and REDUCE_GRAD.
   Status check_parameters(int rank) const {
-    std::set<int> sharded_by_plan;  // stages that the rank gathers at some point
+    std::set<int> sharded_by_plan;  // the stages that the rank gathers at some point
     std::unordered_map<int, int> num_gradients;
     std::set<int> reduced;
     const auto& actions = schedule_.ranks[rank];
