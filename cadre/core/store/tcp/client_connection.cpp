@@ -8,9 +8,10 @@ namespace cadre::store {
 namespace {
 
 constexpr size_t kReadBytes = 64 << 10;
-// After so many bytes, a client that sends without end must let the other clients have their turn.
+// After this many bytes, a client that sends without end must let the other clients have their
+// turn.
 constexpr size_t kMaxReadBytesPerTurn = 1 << 20;
-// The server stops reading from a client that has so many bytes of answers to read.
+// The server stops reading from a client that has this many bytes of answers to read.
 constexpr size_t kMaxUnsentBytes = 64 << 20;
 
 }  // namespace
