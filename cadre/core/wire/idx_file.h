@@ -17,13 +17,13 @@
 namespace cadre {
 
 struct IdxArray {
-  std::vector<int64_t> shape;     // slowest axis first
+  std::vector<int64_t> shape;     // the sizes of the axes, of which the slowest comes first
   std::vector<uint8_t> elements;  // row-major
 
   friend bool operator==(const IdxArray&, const IdxArray&) = default;
 };
 
-// Larger arrays are refused; MNIST's largest has 47 MB.
+// Larger arrays are an error; MNIST's largest has 47 MB.
 inline constexpr uint64_t kMaxIdxBytes = uint64_t{1} << 31;
 inline constexpr size_t kMaxIdxAxes = 8;
 

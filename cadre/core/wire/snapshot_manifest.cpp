@@ -262,7 +262,8 @@ Status check_pieces(std::span<const int64_t> shape, std::span<const ManifestPiec
   int64_t covered = 0;
   for (const ManifestPiece& piece : pieces) {
     CADRE_RETURN_IF_ERROR(check_piece(shape, piece));
-    const int64_t size = *elements_in(piece.sizes);  // at most the number of elements of the shape
+    // The size is at most the number of elements of the shape.
+    const int64_t size = *elements_in(piece.sizes);
     if (size == 0 && (*numel != 0 || pieces.size() > 1)) return bad_manifest("a piece is empty");
     if (__builtin_add_overflow(covered, size, &covered)) return bad_manifest("its pieces overlap");
   }
