@@ -41,9 +41,10 @@ constexpr Duration kDrainTimeout = std::chrono::seconds(5);
 constexpr Duration kTick = std::chrono::seconds(1);
 // The interval of killing, which finds processes that were forked meanwhile.
 constexpr Duration kKillTick = std::chrono::milliseconds(20);
-// A pidfd and a connection to the store, besides one or two pipes.
+// The descriptors of a worker besides one or two pipes: a pidfd and a connection to the store.
 constexpr uint64_t kDescriptorsPerWorker = 2;
-// Outputs, signals, the store's listener, and descriptors used while starting a worker.
+// The launcher's own descriptors: outputs, signals, the store's listener, and those used while it
+// starts a worker.
 constexpr uint64_t kOwnDescriptors = 24;
 constexpr size_t kTokenBytes = 16;
 constexpr size_t kRunIdBytes = 4;
@@ -143,13 +144,13 @@ class JobRun {
   bool guardian_is_gone_ = false;
   std::vector<os::Descendant> unkillable_;
 
-  // State of the phase kStopping, until outlived_.
-  std::string grace_;  // "30 s of SIGTERM"
+  // The state of the phase kStopping, up to outlived_.
+  std::string grace_;  // for example "30 s of SIGTERM"
   Deadline say_waiting_at_;
   bool has_said_ranks_ = false;
   bool has_asked_leftovers_ = false;
   bool has_said_leftovers_ = false;
-  std::vector<int> outlived_;  // ranks that had to be killed
+  std::vector<int> outlived_;  // the ranks that had to be killed
 };
 
 std::string JobRun::prefix_of(Rank rank) const {
