@@ -73,7 +73,8 @@ class CADRE_EXPORT GradientStorage {
   virtual const at::Tensor& trailer() const = 0;
   virtual void finish_early() = 0;
   virtual void reduce_last() = 0;
-  // `used_by_some`: whether a rank contributed a gradient; otherwise the reduced zeros are dropped.
+  // `used_by_some` says whether a rank contributed a gradient. Otherwise the reduced zeros are
+  // dropped.
   struct Usage {
     bool used_by_some;
   };

@@ -58,7 +58,7 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
   if (options_.layout) follow(*options_.layout);
   is_learned_ = options_.layout.has_value();
   allocate();
-  unreduced_.review_all(std::nullopt);  // gradients that exist already
+  unreduced_.review_all(std::nullopt);  // takes over gradients that exist already
   for (size_t i = 0; i < slots_.size(); ++i) {
     places_.emplace(slots_[i].leaf.unsafeGetTensorImpl(), i);
   }
@@ -438,7 +438,7 @@ void ShardedGradients::abandon() {
 }
 
 void ShardedGradients::settle_abandoned() {
-  is_in_pass_ = false;  // ends a pass that has failed on all ranks, too
+  is_in_pass_ = false;  // also ends a pass that has failed on all ranks
   while (!running_.empty()) {
     const Reduction reduction = std::move(running_.front());
     running_.pop_front();
