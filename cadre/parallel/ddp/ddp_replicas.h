@@ -49,7 +49,7 @@ CADRE_EXPORT DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Modu
                                            const Ranks& ranks,
                                            const DistributedDataParallelOptions& options);
 
-// Initialises DistributedDataParallel in the constructors that refuse `Given`.
+// Initialises DistributedDataParallel in the constructors that do not accept `Given`.
 template <typename Given>
 [[noreturn]] DdpReplicas refuse_module() {
   [[maybe_unused]] const RefusedModule<Given> refused;

@@ -23,7 +23,7 @@ struct DistributedDataParallelOptions {
   // Copies rank 0's buffers to all ranks before each synchronized forward in training mode.
   bool broadcast_buffers = true;
   BucketCaps bucket_caps;
-  // learned_layout() of an earlier run, so that a resumed run has the same bits; without it the
+  // The learned_layout() of an earlier run, so that a resumed run has the same bits. Without it the
   // layout is learned in the first step.
   std::optional<BucketLayout> layout;
   GradientPlacement gradients = GradientPlacement::kReplicated;
