@@ -54,7 +54,7 @@ struct RecordedOperation {
   // The bytes that the program has written to a created storage before the next operation.
   struct Bytes {
     size_t size = 0;
-    std::vector<std::byte> content = {};  // empty: zeros
+    std::vector<std::byte> content = {};  // is empty if all bytes are zeros
   };
   std::optional<Bytes> bytes = {};
 };
