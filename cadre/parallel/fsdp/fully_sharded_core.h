@@ -54,8 +54,8 @@ struct CADRE_EXPORT ShardGroups {
   DeviceMesh mesh;
   std::string shard_axis;
   ProcessGroup all;
-  std::optional<ProcessGroup> shard;      // nullopt: the same as `all`
-  std::optional<ProcessGroup> replicate;  // nullopt with one axis
+  std::optional<ProcessGroup> shard;      // if nullopt, it is the same as `all`
+  std::optional<ProcessGroup> replicate;  // nullopt if the mesh has one axis
 };
 
 class CADRE_EXPORT FullyShardedCore {
@@ -111,9 +111,9 @@ class CADRE_EXPORT FullyShardedCore {
   ShardGroups groups_;
   FullyShardedDataParallelOptions options_;
   std::shared_ptr<shard::FlatBufferPool> pool_;
-  std::shared_ptr<shard::ShardFence> fence_;  // shared with optimizers and records
-  std::shared_ptr<FileMemory> files_;         // shared with the tensors in it; null without offload
-  std::shared_ptr<WrittenParameters> written_;  // shared with flats_, which others hold, too
+  std::shared_ptr<shard::ShardFence> fence_;    // optimizers and parameter shards use it, too
+  std::shared_ptr<FileMemory> files_;           // the tensors in it share it; null without offload
+  std::shared_ptr<WrittenParameters> written_;  // flats_ shares it, and other objects share flats_
   std::vector<std::shared_ptr<shard::FlatParameters>> flats_;
   std::vector<at::Tensor> trained_;
   std::shared_ptr<reduction::DataParallelCore> core_;

@@ -143,8 +143,8 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   }
   std::vector<ParameterShard> parameter_shards() const { return sharded().parameter_shards(); }
 
-  // Returns the form that the ranks use: kMapped only if all units are mapped. The same on all
-  // ranks that own shards of the same parameters.
+  // Returns the form that the ranks use, which is kMapped only if all units are mapped. All ranks
+  // that own shards of the same parameters get the same result.
   ShardForm form() const { return sharded().form(); }
 
   // Gathers the parameters of all units. Collective.
@@ -196,7 +196,7 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
     return parallel::checked(sharded_, "FullyShardedDataParallel");
   }
 
-  std::shared_ptr<parallel::FullyShardedCore> sharded_;  // shared with guards of whole parameters
+  std::shared_ptr<parallel::FullyShardedCore> sharded_;  // guards of whole parameters share it
 };
 
 template <ModuleHolder Holder, typename Given>

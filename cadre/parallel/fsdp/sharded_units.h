@@ -52,7 +52,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   std::unique_ptr<UnitSchedule> schedule_;
   std::vector<ShardPrecision> precisions_;
   bool is_reduced_ = false;
-  std::unique_ptr<wrap::AccumulationHooks> hooks_;  // null if nothing is trained
+  std::unique_ptr<wrap::AccumulationHooks> hooks_;  // is null if no parameter is trained
 };
 
 }  // namespace cadre::parallel
