@@ -47,7 +47,7 @@ CADRE_EXPORT std::string_view to_string(ContextForm form);
 
 enum class SequenceOrder : uint8_t {
   kContiguous,  // rank r of n has chunk r of n
-  kZigzag,      // rank r has the chunks r and 2n - 1 - r of 2n: equal work in causal attention
+  kZigzag,  // rank r has the chunks r and 2n - 1 - r of 2n, which is equal work in causal attention
 };
 CADRE_EXPORT std::string_view to_string(SequenceOrder order);
 

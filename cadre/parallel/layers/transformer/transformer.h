@@ -44,8 +44,8 @@ struct TransformerOptions {
   int64_t num_key_value_heads = 0;
   // The features of the MLP between its two layers; 0: 4 * embed_dim.
   int64_t mlp_dim = 0;
-  // Whether a block keeps only its input, and computes its activations again in the backward. See
-  // tensor/hooks/activations/activation_checkpoint.h.
+  // A block keeps only its input, and computes its activations again in the backward
+  // (tensor/hooks/activations/activation_checkpoint.h).
   bool recompute = false;
 };
 
@@ -108,10 +108,10 @@ class CADRE_EXPORT TransformerHeadImpl : public torch::nn::Module,
 
   TransformerOptions options;
   LayerNorm norm{nullptr};
-  Linear output{nullptr};  // null in a tied head
+  Linear output{nullptr};  // is null in a tied head
 
  private:
-  Embedding tokens_{nullptr};  // null in a head with its own weight
+  Embedding tokens_{nullptr};  // is null in a head with its own weight
 };
 TORCH_MODULE(TransformerHead);
 
