@@ -152,11 +152,11 @@ class Pipeline::Core {
   // The facts about a step on which all ranks have agreed.
   struct Agreed {
     int64_t rows = 0;
-    int64_t total_rows = 0;  // rows of all replicas
+    int64_t total_rows = 0;  // the number of rows of all replicas
     bool has_loss = false;
     bool has_headers = true;
     uint64_t signature = 0;
-    uint64_t trained = 0;  // digest of the parameters' requires_grad and dtypes
+    uint64_t trained = 0;  // a digest of the parameters' requires_grad and dtypes
   };
 
   // Throws, on all ranks of all replicas and while the stages are unchanged, for everything that
@@ -298,8 +298,8 @@ class Pipeline::Core {
                                     kNumStepWords + ties_->num_trained_words(), make_words,
                                     options.timeout));
     });
-    // With replicas the error is thrown below, because the ranks of the other replicas wait for
-    // this one.
+    // If there are replicas, the error is thrown below, because the ranks of the other replicas
+    // wait for this one.
     if (refusal && !ranks_.replicas) throw *refusal;
     agreed.total_rows =
         ranks_.replicas ? rows_of_replicas(is_training, agreed, refusal, options) : agreed.rows;
@@ -340,7 +340,7 @@ class Pipeline::Core {
             .trained = trained.value()};
   }
 
-  // Throws on all ranks of all replicas if a rank has refused its arguments, or if the values on
+  // Throws on all ranks of all replicas if the arguments of a rank are invalid, or if the values on
   // which the ranks of each pipeline have agreed differ between replicas. Returns the rows of all
   // replicas.
   int64_t rows_of_replicas(bool is_training, const Agreed& agreed,
@@ -401,8 +401,8 @@ class Pipeline::Core {
   PipelineSchedule schedule_;
   bool holds_first_;
   bool holds_last_;
-  std::optional<DeviceMesh> shards_;                  // mesh of the ranks that own shards
-  std::unique_ptr<parallel::ShardedStages> sharded_;  // null if ranks have whole stages
+  std::optional<DeviceMesh> shards_;                  // the mesh of the ranks that own shards
+  std::unique_ptr<parallel::ShardedStages> sharded_;  // is null if ranks have whole stages
   std::optional<parallel::PipelineExecutor> executor_;
   std::optional<parallel::StageRecords> records_;
   std::optional<parallel::TiedParameters> ties_;

@@ -61,7 +61,7 @@ class StageOfLayers : public torch::nn::Module {
 };
 
 // Returns the rank of each stage. Throws for a schedule of unknown name. The constructor of
-// Pipeline refuses a number of stages that the schedule does not have.
+// Pipeline throws for a number of stages that the schedule does not have.
 std::vector<int> ranks_of_stages(const PipelineOptions& options, const StageDivision& division,
                                  int64_t num_layers, int num_ranks) {
   if (const auto* const schedule = std::get_if<PipelineSchedule>(&options.schedule)) {
