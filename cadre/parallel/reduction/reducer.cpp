@@ -363,8 +363,8 @@ void Reducer::forgive_left_behind(int64_t newest_forward) {
   log_left_behind_once();
 }
 
-// Logs forwards that were left behind. All ranks left out the same number, but these may belong to
-// different steps.
+// Logs forwards that were left without a backward. All ranks left out the same number, but these
+// may belong to different steps.
 void Reducer::log_left_behind_once() {
   if (left_behind_are_logged_ || group_.rank() != 0) return;
   const ForwardLedger::Lost lost = ledger_.lost();

@@ -22,7 +22,7 @@ namespace cadre::reduction {
 
 class LocalGradients {
  public:
-  // `on_accumulated`: called at the end of each backward that accumulates.
+  // `on_accumulated` is called at the end of each backward that accumulates.
   LocalGradients(std::vector<at::Tensor> parameters, ForwardLedger& ledger,
                  std::function<void()> on_accumulated);
 
@@ -73,7 +73,7 @@ class LocalGradients {
   int64_t num_samples_ = 0;
   std::vector<std::vector<int>> collectives_;
   bool is_in_backward_ = false;
-  int backward_ = 0;                     // number of the running backward
+  int backward_ = 0;                     // the number of the running backward
   std::vector<CarriedForward> carried_;  // the forwards that the running backward carries
 };
 
