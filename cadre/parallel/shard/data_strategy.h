@@ -19,7 +19,7 @@ enum class DataStrategy : uint8_t {
   kZero1,   // each rank also has only a part of the optimizer state
   kZero2,   // each rank also has only a part of the gradients
   kFsdp,    // each rank has a part of everything
-  kHsdp,    // fsdp in several groups that hold the same shards
+  kHsdp,    // as fsdp, in several groups that hold the same shards
 };
 inline constexpr std::array kDataStrategies{DataStrategy::kSingle, DataStrategy::kDdp,
                                             DataStrategy::kZero1,  DataStrategy::kZero2,

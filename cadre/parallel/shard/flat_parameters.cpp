@@ -37,7 +37,7 @@ std::vector<int64_t> numels_of(const std::vector<NamedTensor>& parameters) {
   return numels;
 }
 
-// Returns the dtype of the first parameter; any dtype if check_parameters() refuses the list.
+// Returns the dtype of the first parameter, or any dtype if check_parameters() throws for the list.
 at::ScalarType dtype_of(const std::vector<NamedTensor>& parameters) {
   const bool has_first = !parameters.empty() && parameters[0].tensor.defined();
   return has_first ? parameters[0].tensor.scalar_type() : at::kFloat;
@@ -253,7 +253,7 @@ void FlatParameters::check_unwritten() {
   if (options_.keep_full || shares_memory()) return;
   const std::vector<size_t> written = written_->written();
   if (written.empty()) return;
-  written_->begin();  // throws or reports once
+  written_->begin();  // throws, or reports once
   const std::string& name = parameters_[written[0]].name;
   const std::string where =
       format("{}, rank {}: the program has written to ", options_.name, group_.rank());

@@ -18,8 +18,8 @@
 namespace cadre::shard {
 namespace {
 
-constexpr uint32_t kWritten = 0;  // an owner signals that it has ended an update
-constexpr uint32_t kOwn = 1;      // a rank signals itself
+constexpr uint32_t kWritten = 0;  // an owner signals with it that it has ended an update
+constexpr uint32_t kOwn = 1;      // a rank signals itself with it
 constexpr int64_t kWordsOfPage =
     SymmetricTensor::kPageBytes / static_cast<int64_t>(sizeof(uint64_t));
 
@@ -45,7 +45,7 @@ bool ShardFence::prepare(const wrap::LocatedGroup& group) {
 }
 
 void ShardFence::add(FlatParameters& unit) {
-  // When all ranks have called this, the owners have written the first values.
+  // When all ranks have made this call, the owners have written the first values.
   if (unit.is_mapped()) meet(std::nullopt);
   units_.push_back(&unit);
   had_units_ = true;
