@@ -80,7 +80,7 @@ void ZeroCore::add_group(const torch::optim::OptimizerParamGroup& group,
 
 void ZeroCore::check_named() const {
   for (const NamedTensor& parameter : named_) {
-    static_cast<void>(shard::division_of(parameter));  // throws if it is not known
+    static_cast<void>(shard::division_of(parameter));  // throws if the division is not known
     if (parameter.tensor.is_meta()) {
       refuse(
           format("\"{}\" is on the meta device and has no values; call cadre::materialize(module) "
@@ -109,7 +109,7 @@ void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
     const size_t index = index_of(parameter);
     is_moved[index] = parameter.requires_grad() && !leaves_.contains(key_of(parameter));
   }
-  if (std::ranges::find(is_moved, true) == is_moved.end()) return;  // true in nearly every step
+  if (std::ranges::find(is_moved, true) == is_moved.end()) return;  // is true in nearly every step
   std::vector<NamedTensor> moved;
   std::vector<NamedTensor> kept;
   for (size_t i = 0; i < named_.size(); ++i) {

@@ -202,8 +202,8 @@ void ZeroCore::gather(size_t bucket) {
   buckets_[bucket]->unshard_async();
 }
 
-// In stage 2 the gradients of shards remain in the leaves; in stage 1 they were views for this
-// step.
+// Sets the gradients of the leaves after a step. In stage 2 the leaves keep the gradients of the
+// shards. In stage 1 they get none, because their gradients were views for this step.
 void ZeroCore::end_step() {
   for (size_t k = 0; k < gradients_.size(); ++k) {
     for (size_t i = 0; i < gradients_[k].size(); ++i) {
