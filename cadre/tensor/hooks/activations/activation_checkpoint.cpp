@@ -71,9 +71,8 @@ struct Checkpointed {
   TensorFunction function;
   ForwardState state;
   std::vector<at::Tensor> buffers;       // a second forward does not change these
-  std::vector<bool> requires_grad = {};  // by input
-  bool may_be_partial = false;           // whether a backward with a list of inputs may go through
-                                         // it
+  std::vector<bool> requires_grad = {};  // has one flag for each input
+  bool may_be_partial = false;           // a backward with a list of inputs may go through it
 };
 
 std::vector<uint32_t> versions_of(const std::vector<at::Tensor>& tensors) {
@@ -104,7 +103,7 @@ class KeptValues {
   std::vector<at::Tensor> values_;
 };
 
-// Runs the first forward. Refuses a function that changes its inputs, because the second forward
+// Runs the first forward. Throws for a function that changes its inputs, because the second forward
 // gets the same inputs.
 variable_list run_first(const Checkpointed& checkpointed, const variable_list& inputs) {
   const std::vector<uint32_t> of_inputs = versions_of(inputs);
@@ -194,7 +193,8 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
       roots_gradients.push_back(gradients[i]);
     }
     if (!roots.empty()) torch::autograd::backward(roots, roots_gradients);
-    variable_list result(inputs.size() + 2);  // undefined for the leaf and the holder
+    // The gradients of the leaf and the holder stay undefined.
+    variable_list result(inputs.size() + 2);
     for (size_t i = 0; i < inputs.size(); ++i) result[i + 1] = inputs[i].grad();
     return result;
   }
