@@ -117,7 +117,7 @@ int size_of_steps(const auto& steps) {
 
 struct DeviceMesh::View {
   std::vector<MeshAxis> axes;
-  std::vector<std::vector<Step>> steps;  // by axis
+  std::vector<std::vector<Step>> steps;  // has one list for each axis
   std::vector<int> shape;
   std::vector<int> coordinates;
 };

@@ -88,9 +88,9 @@ void check_part(const DeviceMesh& mesh, const at::Tensor& local, std::span<const
              list_of(box.sizes)));
 }
 
-// Runs the checks of a call on all ranks of the mesh. Throws on all of them if one rank refuses its
-// arguments, or if arguments differ between ranks. check: without communication; returns the
-// normalized placements.
+// Runs the checks of a call on all ranks of the mesh. Throws on all of them if the arguments of one
+// rank are invalid, or if arguments differ between ranks. `check` does not communicate, and returns
+// the normalized placements.
 std::vector<Placement> check_on_mesh(const DeviceMesh& mesh, const char* call,
                                      const std::function<std::vector<Placement>()>& check,
                                      const at::Tensor& tensor, std::span<const int64_t> sizes) {
