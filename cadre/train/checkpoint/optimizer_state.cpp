@@ -126,8 +126,8 @@ Rule rule_of(const torch::optim::Optimizer& optimizer) {
                     c10::demangle(typeid(optimizer).name())));
 }
 
-// A parameter of the optimizer: its record, the index of this record among those with its name, and
-// the options of its group.
+// A parameter of the optimizer: its ParameterShard, the index of that among those with its name,
+// and the options of its group.
 struct Place {
   const SnapshotTensor* parameter;
   size_t entry;

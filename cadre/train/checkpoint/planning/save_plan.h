@@ -43,12 +43,12 @@ struct PlannedFile {
 };
 
 struct SavePlan {
-  SnapshotManifest manifest;       // the sizes of the files are not set
-  std::vector<PlannedFile> files;  // by index of manifest.files
+  SnapshotManifest manifest;       // has everything but the sizes of the files
+  std::vector<PlannedFile> files;  // the files, in the order of manifest.files
 };
 
-// Computes the plan from the tensors that each rank holds, by rank. Every rank must have the names
-// of all tensors of the model, because a load refuses a rank whose model lacks one.
+// Computes the plan; `held[r]` has the tensors that rank r holds. Every rank must have the names of
+// all tensors of the model, because a load throws on a rank whose model lacks one.
 Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank);
 
 }  // namespace cadre
