@@ -22,7 +22,8 @@ struct DistributedSamplerOptions {
   int world_size = 1;
   int64_t seed = 0;
   bool shuffle = true;
-  bool drop_last = false;  // true: truncate instead of padding with repeated samples
+  // If true, samples are left out at the end, and none is repeated as padding.
+  bool drop_last = false;
 };
 
 class CADRE_EXPORT DistributedSampler {

@@ -30,9 +30,9 @@ inline constexpr int64_t kVocabularySize = 257;
 inline constexpr std::string_view kEndOfTextMark = "<|endoftext|>";
 
 struct TextCorpusOptions {
-  // For a folder: only files whose names end in one of these, for example ".py", are read; all
-  // files if it is empty. Binary files (a NUL byte among the first 8000, git's rule) and hidden
-  // files are always skipped.
+  // For a folder, only files whose names end in one of these, for example ".py", are read. If it is
+  // empty, all files are read. Binary files (a NUL byte among the first 8000, git's rule) and
+  // hidden files are always skipped.
   std::vector<std::string> suffixes;
   std::vector<std::string> skipped_folders;  // names of folders that are skipped anywhere below the
                                              // folder, such as "site-packages"
@@ -64,8 +64,8 @@ class CADRE_EXPORT TextCorpus {
 
   // Copies tokens [begin, begin + out.size()), which must be within [0, num_tokens()]. Does not
   // throw if the files have changed: then `out` gets other tokens, or 0 where bytes are missing,
-  // and check_unchanged() throws from then on. So ranks that read at different times can refuse the
-  // text together.
+  // and check_unchanged() throws from then on. So ranks that read at different times can throw
+  // together.
   void copy_tokens(int64_t begin, std::span<int64_t> out) const;
   // Returns whether no read has found a changed file. Costs one load of an atomic.
   bool is_unchanged() const;
@@ -75,7 +75,7 @@ class CADRE_EXPORT TextCorpus {
  private:
   struct Contents;
   explicit TextCorpus(std::unique_ptr<Contents> contents);
-  Contents& contents() const;  // throws if this corpus was moved from
+  Contents& contents() const;  // throws if the program has moved from this corpus
   std::unique_ptr<Contents> contents_;
 };
 
