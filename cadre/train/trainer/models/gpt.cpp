@@ -210,7 +210,7 @@ Gpt::Gpt(const Gpt& whole, const GptPart& part)
 
 at::Tensor Gpt::forward(const at::Tensor& data) {
   at::Tensor x = position_embedding_ ? embed(data) : data;
-  at::Tensor load_balance;  // sum over the blocks; undefined without experts
+  at::Tensor load_balance;  // the sum over the blocks; undefined if there are no experts
   for (const auto& block : blocks_) {
     const auto [output, of_block] = block->forward(x);
     x = output;

@@ -20,8 +20,8 @@ namespace cadre::train {
 // The rows of a run's batches that a forward is given, for dropout that depends on the sample.
 struct SampledRows {
   int64_t step = 0;
-  int64_t first = 0;   // index of the first row in the batch of all processes
-  int64_t stride = 1;  // distance from one row to the next
+  int64_t first = 0;   // the index of the first row in the batch of all processes
+  int64_t stride = 1;  // the distance from one row to the next
 };
 
 class Model : public torch::nn::Module {

@@ -46,7 +46,7 @@ class RunFolder {
   RunFolder& operator=(const RunFolder&) = delete;
 
   struct Moved {
-    std::string earlier_run;  // its new name; empty if there was none
+    std::string earlier_run;  // the new name of the earlier run; empty if there was none
     // The folder with the snapshots of later steps and a copy of the metrics; nullopt if there were
     // none.
     std::optional<std::string> abandoned;
@@ -65,7 +65,8 @@ class RunFolder {
   void lock();
 
   std::string path_;
-  std::vector<std::filesystem::path> created_;  // the deepest first
+  // The created folders, of which the deepest comes first.
+  std::vector<std::filesystem::path> created_;
   std::optional<os::LockedFile> lock_;
 };
 

@@ -19,9 +19,9 @@
 
 namespace cadre::train {
 
-// Identifies the data; a resumed run must have the same.
+// Identifies the data. A resumed run must have the same data.
 struct DataIdentity {
-  int64_t size = 0;  // number of tokens of a text, else of samples
+  int64_t size = 0;  // the number of tokens of a text, else of samples
   uint64_t fingerprint = 0;
 
   friend bool operator==(const DataIdentity&, const DataIdentity&) = default;
