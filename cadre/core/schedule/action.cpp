@@ -62,14 +62,12 @@ Result<PipelineAction> parse_single_action(std::string_view text) {
   const std::string_view rest = text.substr(name_end);
   if (!has_microbatch(kind)) {
     if (rest.empty()) return action;
-    return not_an_action(text, cadre::format("{} concerns all microbatches and has no number "
-                                             "behind it",
-                                             name));
+    return not_an_action(
+        text, cadre::format("{} is for all microbatches, so no number follows it", name));
   }
   action.microbatch = small_number(rest, kMaxPipelineMicrobatches);
   if (!action.microbatch) {
-    return not_an_action(text, cadre::format("expected the number of a microbatch, below {}, "
-                                             "behind {}",
+    return not_an_action(text, cadre::format("expected a number of a microbatch below {} after {}",
                                              kMaxPipelineMicrobatches, name));
   }
   return action;

@@ -143,7 +143,7 @@ Status check_counts(const PipelineSchedule& schedule) {
       std::ranges::find_if(schedule.ranks, [](const auto& actions) { return actions.empty(); });
   if (idle == schedule.ranks.end()) return {};
   return Error(ErrorCode::kInvalidArgument,
-               cadre::format("rank {} has no actions; every rank holds at least one stage",
+               cadre::format("rank {} has no actions; every rank needs at least one stage",
                              idle - schedule.ranks.begin()));
 }
 

@@ -104,7 +104,7 @@ TEST(PipelineCheckTest, AScheduleWithoutAnythingToDoIsRefused) {
   EXPECT_EQ(finding("\n"), "the schedule has 1 ranks, 0 stages and 0 microbatches" + needs);
   PipelineSchedule schedule{.ranks = {{}}, .rank_of_stage = {0}, .num_microbatches = -3};
   EXPECT_EQ(finding(schedule), "the schedule has 1 ranks, 1 stages and -3 microbatches" + needs);
-  EXPECT_EQ(finding("0F0,0B0\n\n"), "rank 1 has no actions; every rank holds at least one stage");
+  EXPECT_EQ(finding("0F0,0B0\n\n"), "rank 1 has no actions; every rank needs at least one stage");
 }
 
 TEST(PipelineCheckTest, AMessageThatIsNotSentAndReceivedOnceIsNamed) {

@@ -15,7 +15,7 @@ Result<std::vector<size_t>> split_layers(std::span<const double> layer_costs, in
   const size_t num_layers = layer_costs.size();
   if (num_stages < 1 || num_layers < static_cast<size_t>(num_stages)) {
     return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("{} layers for {} stages; each stage holds at least one layer",
+                 cadre::format("{} layers for {} stages; each stage needs at least one layer",
                                num_layers, num_stages));
   }
   std::vector<double> sums{0};  // sums[i] is the cost of the first i layers

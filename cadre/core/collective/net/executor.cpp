@@ -291,7 +291,7 @@ Status Executor::check(const OpContext& op, Rank peer) {
     // in that operation ignores the refusal of a later one.
     refuse(*theirs);
     return Error(ErrorCode::kAborted,
-                 format("{}: rank {} refused it, because another rank called a different "
+                 format("{}: rank {} has given it up, because another rank called a different "
                         "operation; look at the first failure",
                         which, peer));
   }

@@ -290,7 +290,7 @@ TEST_P(SymmetricGroups, ARankWithoutMemoryForAGroupIsNamedByAll) {
       const std::string failure = testing::failure_of(make);
       require(failure.find("kUnavailable") == 0, failure);
       const bool is_short = world.rank() == 1;
-      const char* const sentence = is_short ? "host memory" : ") is short of shared memory";
+      const char* const sentence = is_short ? "host memory" : ") has too little shared memory";
       require(failure.find(sentence) != std::string::npos, failure);
       require(is_short || failure.find("rank 1 (") != std::string::npos, failure);
     }

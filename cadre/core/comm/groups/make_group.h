@@ -84,8 +84,8 @@ void check_memory(const Communicator::Impl& parent, const Status& own, std::span
     if (calls[i].is_short == 0) continue;
     throw error_of_rank(
         parent, ErrorCode::kUnavailable, callers[i],
-        format("the new group was not made: {} is short of shared memory for its part of it; see "
-               "its error, free symmetric memory or groups there and try again",
+        format("the new group was not made: {} has too little shared memory for its part; see the "
+               "error of that rank, free symmetric memory or groups there, and try again",
                parent.monitor->roster().describe(callers[i])));
   }
 }

@@ -147,10 +147,9 @@ class StoreExchange {
     const bool is_lost = group_.fabric->plane()->loss_of(of_world).has_value();
     return error_of_rank(
         group_, ErrorCode::kPeerLost, rank.value,
-        format(
-            "new_group_over_store of \"{}\": {} {} before it called it: let every member call it "
-            "before it closes its groups",
-            id_, describe(rank), is_lost ? "was lost" : "left the job"));
+        format("new_group_over_store of \"{}\": {} {} before it called new_group_over_store: every "
+               "member must make this call before it closes its groups",
+               id_, describe(rank), is_lost ? "was lost" : "left the job"));
   }
 
   Error missing_member(std::span<const Rank> missing) const {
@@ -162,9 +161,9 @@ class StoreExchange {
     for (const Rank rank : missing) names += (names.empty() ? "" : ", ") + describe(rank);
     return error_of_rank(
         group_, ErrorCode::kTimeout, missing.front().value,
-        format("new_group_over_store of \"{}\": {} did not call it before the deadline: let all "
-               "members call it with this id and this list, or give more time; a new try needs a "
-               "new id",
+        format("new_group_over_store of \"{}\": {} did not call it before the deadline: all "
+               "members must make this call with this id and this list; give more time if they are "
+               "late, and use a new id to try again",
                id_, names));
   }
 

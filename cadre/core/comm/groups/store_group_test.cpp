@@ -106,7 +106,8 @@ TEST_P(StoreGroups, AMemberThatHasLeftTheJobIsNamed) {
     };
     const std::string failure = testing::failure_of(make);
     require(failure.find("kPeerLost") == 0, failure);
-    require(failure.find("left the job before it called it") != std::string::npos, failure);
+    require(failure.find("left the job before it called new_group_over_store") != std::string::npos,
+            failure);
     require(!deadline.has_passed(context.system.now()), "it waited until the deadline");
   });
 }

@@ -172,8 +172,8 @@ void HeapBuffer::check_slot(std::string_view call, uint32_t slot) const {
 
 void HeapBuffer::refuse_reach(std::string_view call) const {
   refuse_call(
-      format("{}: the ranks of this group share no memory, so rank {} reaches its own piece "
-             "only; look at shares_memory() first, and use send and recv instead",
+      format("{}: the ranks of this group share no memory, so rank {} can access only its own "
+             "piece; check shares_memory() first, and use send and recv instead",
              call, parts_.rank));
 }
 

@@ -142,8 +142,8 @@ Status require_own_user(const Result<uint32_t>& user) {
   if (!user.ok()) return user.error();
   if (*user == 0 || *user == ::geteuid()) return {};
   return Error(ErrorCode::kInvalidArgument,
-               cadre::format("the process at the other end belongs to user {}; only user {}, whose "
-                             "job it is, and root are let in",
+               cadre::format("the process at the other end belongs to user {}; only user {}, to "
+                             "whom the job belongs, and root may connect",
                              *user, ::geteuid()));
 }
 
