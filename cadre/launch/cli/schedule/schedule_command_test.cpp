@@ -119,7 +119,7 @@ TEST(ScheduleCommand, RefusesWhatMakesNoSense) {
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--forward-ms", "1,1,1"},
        "--forward-ms has 3 times; the schedule has 2 stages, so give 1 or 2"},
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--layer-ms", "1"},
-       "--layer-ms: 1 layers for 2 stages; each stage holds at least one layer"},
+       "--layer-ms: 1 layers for 2 stages; each stage needs at least one layer"},
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--layer-ms", "1,1",
         "--forward-ms", "1"},
        "give --layer-ms or --forward-ms: both say how long forwards take"},
