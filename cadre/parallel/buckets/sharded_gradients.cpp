@@ -104,8 +104,8 @@ void ShardedGradients::make_buckets(std::span<const std::shared_ptr<shard::FlatP
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (slots_[i].bucket != kNoBucket) continue;
     throw Error(ErrorCode::kInternal,
-                format("{}, rank {}: trained parameter {} of {} is in no unit", options_.wrapper,
-                       groups_.all.rank(), i, parameters_.size()));
+                format("{}, rank {}: trained parameter {} of {} belongs to no unit",
+                       options_.wrapper, groups_.all.rank(), i, parameters_.size()));
   }
   std::vector<size_t> order(buckets_.size());
   for (size_t b = 0; b < order.size(); ++b) order[b] = b;

@@ -187,7 +187,7 @@ class Pipeline::Core {
   std::optional<Error> check_rows(const std::vector<at::Tensor>& tensors,
                                   std::string_view name) const {
     if (tensors.empty()) {
-      return pipeline_refusal(format("the rank of the {} stage is given no {}",
+      return pipeline_refusal(format("the rank of the {} stage must be given the {}",
                                      name == "batch" ? "first" : "last", name));
     }
     const int count = schedule_.num_microbatches;
@@ -245,7 +245,7 @@ class Pipeline::Core {
     if (!holds_last_) return std::nullopt;
     if (is_training && !loss) {
       return pipeline_refusal(
-          format("this rank holds the last stage ({}) and is given no loss function",
+          format("this rank holds the last stage ({}), so it needs a loss function",
                  schedule_.num_stages() - 1));
     }
     return loss ? check_rows(target.tensors(), "target") : std::nullopt;
@@ -311,13 +311,14 @@ class Pipeline::Core {
   // Compares the words of all ranks. The result and the errors are the same on all ranks.
   Agreed compare(const std::vector<std::vector<int64_t>>& all) const {
     if (const auto other = parallel::first_unlike(all, 0)) {
-      throw pipeline_refusal(format("rank 0 calls {} and rank {} {}; all ranks call the same",
-                                    call_of(all[0][0]), *other, call_of(all[*other][0])));
+      throw pipeline_refusal(
+          format("rank 0 calls {} and rank {} calls {}; all ranks must make the same call",
+                 call_of(all[0][0]), *other, call_of(all[*other][0])));
     }
     if (const auto other = parallel::first_unlike(all, 6)) {
-      throw pipeline_refusal(
-          format("broadcast_losses is {} on rank 0 and {} on rank {}; pass the same on all ranks",
-                 all[0][6] == 1, all[*other][6] == 1, *other));
+      throw pipeline_refusal(format(
+          "broadcast_losses is {} on rank 0 and {} on rank {}; pass the same value on all ranks",
+          all[0][6] == 1, all[*other][6] == 1, *other));
     }
     const auto& first = all[schedule_.rank_of_stage.front()];
     const auto& last = all[schedule_.rank_of_stage.back()];
@@ -354,13 +355,13 @@ class Pipeline::Core {
         gather_words(*ranks_.replicas, parallel::kPipelineCall, 3, make_words, options.timeout);
     if (const auto other = parallel::first_unlike(all, 0)) {
       throw pipeline_refusal(
-          format("replica 0 calls {} and replica {} {}; all replicas call the same",
+          format("replica 0 calls {} and replica {} calls {}; all replicas must make the same call",
                  call_of(all[0][0]), *other, call_of(all[*other][0])));
     }
     if (const auto other = parallel::first_unlike(all, 2); other && is_training) {
       throw pipeline_refusal(
-          format("other parameters require grad in replica 0 than in replica {}; freeze or train "
-                 "the same in all replicas",
+          format("the parameters that require grad in replica 0 differ from those in replica {}; "
+                 "freeze or train the same parameters in all replicas",
                  *other));
     }
     int64_t rows = 0;

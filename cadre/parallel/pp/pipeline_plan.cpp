@@ -83,8 +83,8 @@ std::optional<Error> check_values(const std::vector<PipelineStage>& stages) {
       const auto reason = shard::reason_without_values(parameter.tensor);
       if (!reason) continue;
       return pipeline_refusal(
-          format("the values of \"{}\" of stage {} are not there; {}. Construct the module again "
-                 "and load a snapshot",
+          format("the values of \"{}\" of stage {} are not available; {}. Construct the module "
+                 "again and load a snapshot",
                  parameter.name, stage.stage(), *reason));
     }
   }
@@ -106,7 +106,7 @@ Result<PipelineScheduleInfo> schedule_of_name(const std::string& name) {
 Result<PipelineSchedule> lowered_schedule(const std::vector<PipelineStage>& stages,
                                           const PipelineOptions& options, int num_ranks) {
   if (stages.empty())
-    return pipeline_refusal("this rank holds no stage; every rank holds at least one");
+    return pipeline_refusal("this rank holds no stage; every rank needs at least one");
   auto schedule = compute_only_schedule(options, num_ranks, static_cast<int>(stages.size()));
   if (!schedule.ok()) return schedule.error();
   if (schedule->num_ranks() != num_ranks) {

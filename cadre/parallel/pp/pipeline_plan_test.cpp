@@ -146,7 +146,7 @@ TEST(PipelineMisuse, ANullLossIsRefused) {
         const std::function<Tensor(const Tensor&, const Tensor&)> null;
         pipeline.step(tokens_of(2, 0), tokens_of(2, 0), null);
       },
-      "is given no loss function");
+      "so it needs a loss function");
 }
 
 }  // namespace

@@ -355,7 +355,7 @@ void FlatParameters::wait_unsharded() {
 void FlatParameters::drop_gather() {
   state_ = State::kSharded;
   end_private();
-  guard("are not there, because gathering them from the other ranks failed");
+  guard("are not available, because gathering them from the other ranks failed");
   // The operation may still write to the buffer and read the part, so neither is used again.
   if (!keeps_buffer()) options_.pool->forget(std::exchange(buffer_, at::Tensor()));
   if (part_.defined()) options_.pool->forget(std::exchange(part_, at::Tensor()));

@@ -188,7 +188,8 @@ bool GradScaler::unscale_(std::span<const ParameterShard> shards) {
     const auto common = common_refusal(groups, "GradScaler::unscale_", [&refusal] {
       if (refusal) throw *refusal;
     });
-    throw common.value_or(Error(ErrorCode::kInternal, "GradScaler: a refusal without a reason"));
+    throw common.value_or(
+        Error(ErrorCode::kInternal, "GradScaler: a rank reported an error without a text"));
   }
   if (found.least_scale != found.largest_scale) {
     throw Error(ErrorCode::kInvalidArgument,

@@ -161,16 +161,16 @@ void ShardFence::agree_on_step(const Step& step) {
 void ShardFence::begin_update() {
   if (failure_) throw *failure_;
   if (is_writing_) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        format("{}: an update was begun inside of another one; end that one first", where()));
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: an update was begun inside of another update; end the outer one first",
+                       where()));
   }
   if (units_.empty() && had_units_) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("{}: the parameters whose shards it would write are gone, with their "
-                       "wrapper, so nobody would read them; keep the wrapper as long as its "
-                       "optimizer steps",
-                       where()));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("{}: the wrapper and its parameters were destroyed, so nothing would read the "
+               "shards that the optimizer writes; keep the wrapper as long as its optimizer steps",
+               where()));
   }
   if (!versions_) {
     withdraw();

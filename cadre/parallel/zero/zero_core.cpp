@@ -297,8 +297,8 @@ void ZeroCore::check_state(const ParameterState& given, const ExpectedState& exp
   }
   if (num_used != given.tensors.size() || num_used == 0) {
     refuse(
-        format("the state of \"{}\" has {} tensors, of which {} are those of this "
-               "optimizer; load the state of the same kind of optimizer",
+        format("the state of \"{}\" has {} tensors, of which this optimizer has {}; load the state "
+               "of the same kind of optimizer",
                given.parameter, given.tensors.size(), num_used));
   }
   if (expected.options == nullptr) return;

@@ -103,7 +103,7 @@ std::vector<int64_t> sizes_of_stages(const StageDivision& division, int64_t num_
   for (const int64_t size : division.layers_per_stage) {
     if (size < 1 || size > num_layers) {
       throw pipeline_refusal(
-          format("layers_per_stage has the number {}, expected from 1 to {}", size, num_layers));
+          format("layers_per_stage has the entry {}, expected from 1 to {}", size, num_layers));
     }
     sum += size;
   }
