@@ -57,7 +57,7 @@ void check_axes(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
     if (axis.name.empty()) refuse_axes(world, axes, "an axis has no name; give each one");
     if (!names.insert(axis.name).second) {
       refuse_axes(world, axes,
-                  format("the name \"{}\" is there twice; give each axis its own", axis.name));
+                  format("the name \"{}\" appears twice; give each axis its own", axis.name));
     }
     if (axis.size < 1) {
       refuse_axes(
