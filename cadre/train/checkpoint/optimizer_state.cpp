@@ -228,7 +228,8 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
         wanted.tensors, [&name](const auto& field) { return field.first == name; });
     if (!is_wanted) {
       refuse(rule, given.parameter,
-             cadre::format("it has no '{}' with these options; is it the optimizer that was saved?",
+             cadre::format("the optimizer has no state '{}' with these options; use the kind of "
+                           "optimizer that was saved",
                            name));
     }
   }

@@ -173,10 +173,10 @@ Status check_texts(const SnapshotParts& parts, const SaveOptions& options) {
   const bool is_long = parts.extra.size() > kShown;
   return Error(
       ErrorCode::kInvalidArgument,
-      cadre::format("`extra` of the parts must be a JSON object, such as {{\"epoch\": 3}}, "
-                    "and is {}{} ({})",
-                    printable(parts.extra.substr(0, kShown)), is_long ? "..." : "",
-                    encoded.error().message()));
+      cadre::format(
+          "SnapshotParts::extra must be a JSON object, such as {{\"epoch\": 3}}, but is {}{} ({})",
+          printable(parts.extra.substr(0, kShown)), is_long ? "..." : "",
+          encoded.error().message()));
 }
 
 // Turns exceptions, those of libtorch and for lack of memory, into an error that all ranks get.

@@ -133,10 +133,9 @@ TEST(ShardedSave, WhatCannotBeSavedIsKnownBeforeTheFirstSnapshot) {
       // The `extra` of ranks other than 0 is not written.
       if (group.rank() == 0) other.extra = text;
       const std::string refusal = testing::failure_of([&] { check_savable(other, group); });
-      testing::require(
-          refusal.find("kInvalidArgument: snapshot: rank 0: `extra` of the parts must be "
-                       "a JSON object, such as {\"epoch\": 3}, and is ") == 0,
-          refusal);
+      testing::require(refusal.find("kInvalidArgument: snapshot: rank 0: SnapshotParts::extra must "
+                                    "be a JSON object, such as {\"epoch\": 3}, but is ") == 0,
+                       refusal);
     }
     const std::string mesh =
         testing::failure_of([&] { check_savable(parts, group, {.mesh = "\xff"}); });
@@ -177,8 +176,8 @@ TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {
       "kInvalidArgument: snapshot of step 3: rank 0: '\xff' has a name that is no UTF-8 text");
   EXPECT_EQ(
       save_error([](SnapshotParts& parts) { parts.extra = "[" + std::string(48, '3') + "]"; }, 0),
-      "kInvalidArgument: snapshot of step 3: rank 0: `extra` of the parts must be a JSON "
-      "object, such as {\"epoch\": 3}, and is [" +
+      "kInvalidArgument: snapshot of step 3: rank 0: SnapshotParts::extra must be a JSON "
+      "object, such as {\"epoch\": 3}, but is [" +
           std::string(39, '3') + "... (the manifest cannot be written: `extra` is no JSON object)");
   EXPECT_THAT(save_error(
                   [](SnapshotParts& parts) {

@@ -105,7 +105,7 @@ std::optional<std::string> QueryKeyValueImpl::problem_of(const LayerParallelism&
     return "the layer before attention is divided by heads: separate() it, and divide it kColwise";
   }
   if (heads_ % how.group.world_size() == 0) return std::nullopt;
-  return cadre::format("its {} heads of attention are not divided by {} ranks", heads_,
+  return cadre::format("its {} attention heads cannot be divided evenly among {} ranks", heads_,
                        how.group.world_size());
 }
 

@@ -172,8 +172,8 @@ void Resumption::restore_generator(Rank rank) const {
   try {
     generator.set_state(state);
   } catch (const c10::Error& error) {
-    throw_wrong_generator(
-        cadre::format("the state of a generator is refused: {}", error.what_without_backtrace()));
+    throw_wrong_generator(cadre::format("the state of a random generator cannot be loaded: {}",
+                                        error.what_without_backtrace()));
   }
 }
 

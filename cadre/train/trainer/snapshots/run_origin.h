@@ -1,5 +1,6 @@
-// Stores, in the folder of a run, the snapshot of another run from which the run continues. Until
-// the run has written a later snapshot, run.resume=auto continues from that snapshot again.
+// Stores, in the folder of a run, the snapshot from which the run continues if that snapshot is
+// none of the run's own. Until the run has written a later snapshot, run.resume=auto continues from
+// the stored one again.
 //
 // Threads: rank 0 writes; any rank reads. Blocking: reads and writes a disk. Lifetime: plain
 // values. Errors: kCorruption for a damaged record; kInvalidArgument if the snapshot no longer
