@@ -224,8 +224,8 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& variables,
   if (!has_rank && !has_world_size && other == nullptr) {
     if (is_from_variables(place)) return environment;
     return Error(ErrorCode::kInvalidArgument,
-                 format("the program meets at {}, but gives no rank and no world size; give both, "
-                        "or set RANK and WORLD_SIZE",
+                 format("the program gives the address {}, but no rank and no world size; give "
+                        "both, or set RANK and WORLD_SIZE",
                         place.init_method));
   }
   if (has_rank != has_world_size) {

@@ -63,12 +63,13 @@ Result<PipelineAction> parse_single_action(std::string_view text) {
   if (!has_microbatch(kind)) {
     if (rest.empty()) return action;
     return not_an_action(
-        text, cadre::format("{} is for all microbatches, so no number follows it", name));
+        text, cadre::format("{} is for all microbatches, so no number may follow it", name));
   }
   action.microbatch = small_number(rest, kMaxPipelineMicrobatches);
   if (!action.microbatch) {
-    return not_an_action(text, cadre::format("expected a number of a microbatch below {} after {}",
-                                             kMaxPipelineMicrobatches, name));
+    return not_an_action(
+        text, cadre::format("the number of a microbatch, below {1}, must follow {0}", name,
+                            kMaxPipelineMicrobatches));
   }
   return action;
 }

@@ -111,7 +111,7 @@ class PipelineChecker {
           const int gradients = num_gradients[leaf.stage];
           if (gradients != schedule_.num_microbatches || !reduced.insert(leaf.stage).second) {
             return broken(at, cadre::format("{} of {} microbatches have their gradients here; "
-                                            "they are reduced once, after the last",
+                                            "gradients are reduced once, after the last microbatch",
                                             gradients, schedule_.num_microbatches));
           }
         }

@@ -22,7 +22,7 @@ Result<std::vector<size_t>> split_layers(std::span<const double> layer_costs, in
   for (const double cost : layer_costs) {
     if (!std::isfinite(cost) || cost < 0) {
       return Error(ErrorCode::kInvalidArgument,
-                   cadre::format("layer {} has the cost {}; costs are finite and not negative",
+                   cadre::format("layer {} has the cost {}; costs must be finite and at least 0",
                                  sums.size() - 1, cost));
     }
     sums.push_back(sums.back() + cost);

@@ -85,8 +85,9 @@ std::string to_csv(const PipelineSchedule& schedule) {
 
 Result<PipelineSchedule> parse_pipeline_csv(std::string_view text) {
   if (text.size() > kMaxPipelineCsvBytes) {
-    return Error(ErrorCode::kInvalidArgument, cadre::format("{} bytes; a schedule has at most {}",
-                                                            text.size(), kMaxPipelineCsvBytes));
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{} bytes; a schedule may have at most {}", text.size(),
+                               kMaxPipelineCsvBytes));
   }
   PipelineSchedule schedule;
   while (!text.empty()) {

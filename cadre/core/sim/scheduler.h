@@ -74,7 +74,8 @@ class Scheduler {
   void pause(std::string_view what);
   // Does the same, for a thread that has no work until others have run.
   void yield();
-  // Waits until `ready` returns true (returns true) or the deadline has passed (returns false).
+  // Waits until `ready` returns true or the deadline has passed. Returns which of the two, as true
+  // or false.
   bool wait(std::string_view what, std::function<bool()> ready, Deadline deadline);
   // Does the same, if `ready` changes only by events for which touch() is called with the caller's
   // rank: `ready` is called once after each touch, not in every turn.

@@ -174,7 +174,8 @@ Result<uint64_t> num_elements(const std::vector<int64_t>& shape) {
   for (const int64_t size : shape) {
     const auto factor = static_cast<uint64_t>(size);
     if (product > kMaxIdxBytes / factor) {
-      return corrupt_idx(cadre::format("its axes multiply to more than {} elements", kMaxIdxBytes));
+      return corrupt_idx(
+          cadre::format("the product of its axes is more than {} elements", kMaxIdxBytes));
     }
     product *= factor;
   }

@@ -110,8 +110,9 @@ Status check_piece(std::span<const int64_t> shape, const ManifestPiece& piece) {
     const int64_t offset = piece.offsets[dim];
     const int64_t size = piece.sizes[dim];
     if (offset < 0 || size < 0 || offset > shape[dim] || size > shape[dim] - offset) {
-      return bad_manifest(cadre::format("a piece lies at [{}, {} + {}) of a dimension of {}",
-                                        offset, offset, size, shape[dim]));
+      return bad_manifest(
+          cadre::format("a piece has the elements [{}, {} + {}) of a dimension of size {}", offset,
+                        offset, size, shape[dim]));
     }
   }
   return {};

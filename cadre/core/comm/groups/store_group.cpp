@@ -24,8 +24,8 @@ constexpr std::string_view kOverStore = "new_group_over_store";
 
 [[noreturn]] void refuse_id(const Communicator& any, const std::string& id, std::string_view why) {
   throw refusal_of(any, kOverStore,
-                   format("the id \"{}\" was used before, {}: give each group, and each new try "
-                          "to make one, an id of its own",
+                   format("the id \"{}\" was used before, {}: use a new id for each group, and for "
+                          "each new attempt to make one",
                           id, why));
 }
 

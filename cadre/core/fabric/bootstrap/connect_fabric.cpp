@@ -233,8 +233,8 @@ Status FabricBuilder::receive_layout(int sponsor) {
                        (*rank_addresses)[static_cast<size_t>(rank())] == listening_.rank_address;
   auto layout = std::make_shared<const Layout>(std::move(rank_addresses).value());
   if (!is_ours || sponsor_of(*layout, rank()) != sponsor) {
-    return Error(ErrorCode::kCorruption,
-                 format("{}: it is of another job, of {} ranks", what, layout->num_ranks()))
+    return Error(ErrorCode::kCorruption, format("{}: it belongs to another job, which has {} ranks",
+                                                what, layout->num_ranks()))
         .with_culprit(sponsor);
   }
   layout_ = std::move(layout);
@@ -270,7 +270,7 @@ Status FabricBuilder::finish_together() {
   // over the listeners answers them.
   links_->stop_accepting();
   if (rank() != 0) {
-    const std::string what = format("waiting until all ranks are connected, which {} tells",
+    const std::string what = format("waiting for {} to report that all ranks are connected",
                                     layout_->describe(ticket_.sponsor));
     CADRE_RETURN_IF_ERROR(links_->send_byte({ticket_.sponsor, what}, true));
     CADRE_RETURN_IF_ERROR(exchange_.erase(deadline_));
@@ -278,7 +278,8 @@ Status FabricBuilder::finish_together() {
     if (!is_over.ok()) return is_over.error();
   }
   for (const int peer : sponsored) {
-    const std::string what = format("telling {} that all are connected", layout_->describe(peer));
+    const std::string what =
+        format("telling {} that all ranks are connected", layout_->describe(peer));
     CADRE_RETURN_IF_ERROR(links_->send_byte({peer, what}, true));
   }
   return rank() == 0 ? exchange_.erase(deadline_) : Status();

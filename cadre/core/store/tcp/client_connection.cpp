@@ -89,7 +89,7 @@ Status ClientConnection::make_session() {
     return {};
   }
   if (first != wire::StoreVerb::kHello) {
-    return Error(ErrorCode::kCorruption, "its first bytes are of no protocol known here");
+    return Error(ErrorCode::kCorruption, "its first bytes belong to no known protocol");
   }
   // If there is no token, only its user distinguishes a rank from a stranger.
   if (const Status own = context_.token.empty() ? socket_->check_peer_user() : Status();
