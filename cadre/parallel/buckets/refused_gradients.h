@@ -31,7 +31,7 @@ class RefusedGradients {
     // computed it.
     std::function<void(size_t)> on_arrival;
   };
-  // `parameters`: leaves that require grad.
+  // `parameters` are leaves that require grad.
   RefusedGradients(const std::vector<NamedTensor>& parameters, const Owner& owner, Events events);
   ~RefusedGradients();
   RefusedGradients(const RefusedGradients&) = delete;

@@ -82,7 +82,8 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
   int64_t trailer_numel_;
   Buffers buffers_;
   std::vector<std::function<void()>> waits_;
-  // Copies of the gradients that this rank did not change, by parameter; empty if there are none.
+  // Has one entry for each parameter: a copy of the gradient if this rank did not change it. Empty
+  // if there are none.
   std::vector<at::Tensor> untouched_;
 };
 

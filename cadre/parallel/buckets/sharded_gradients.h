@@ -67,13 +67,13 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
         replicate;
   };
   struct Options {
-    // Dtype in which gradients are summed; default: the dtype in which autograd computes them.
+    // The dtype in which gradients are summed. The default is the dtype in which autograd computes
+    // them.
     std::optional<at::ScalarType> reduce_dtype = {};
     std::optional<BucketLayout> layout = {};  // if nullopt, the order is learned in the first pass
     int64_t trailer_numel = 0;
-    // The number of `units`, counted from the end, that are reduced at the end of backward only.
-    // These have parameters that a rank may leave unused, so they would complete late, while units
-    // are gathered.
+    // This many of the last `units` are reduced only at the end of backward. They have parameters
+    // that a rank may leave unused, so they would complete late, while units are gathered.
     size_t num_late_units = 0;
     std::string wrapper = {};  // errors begin with this name
     // Names the tensors to make the optimizer from, in the error about one made from full
@@ -90,12 +90,13 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     bool refuses_changed_values = false;
     // Called when the program has cleared gradients that were accumulated and not reduced yet.
     std::function<void()> on_cleared = {};
-    // Called on a rank that has left the pass and issues the reductions for which the others wait:
-    // before the reduction of bucket `launch`, and with the number of buckets after the last one.
+    // Called on a rank that has left the pass and issues the reductions for which the others wait.
+    // It is called before the reduction of each bucket, with the bucket's index, and once at the
+    // end with the number of buckets.
     std::function<void(size_t launch)> on_abandoned_launch = {};
   };
-  // `parameters`: the trained ones, each in one of the units. `units`: in the order of the first
-  // reduction; units without a trained parameter take no part.
+  // `parameters` are the trained ones, each in one of the units. `units` are in the order of the
+  // first reduction; units without a trained parameter take no part.
   ShardedGradients(std::vector<NamedTensor> parameters,
                    std::span<const std::shared_ptr<shard::FlatParameters>> units, Groups groups,
                    Options options);
@@ -152,7 +153,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   void make_buckets(std::span<const std::shared_ptr<shard::FlatParameters>> units);
   static ShardedBucketSize size_of(const Bucket& bucket);
   void allocate();
-  // `order`: indices of the present buckets.
+  // `order` has the indices of the present buckets.
   void arrange(const std::vector<size_t>& order);
   void follow(const BucketLayout& layout);
   const at::Tensor& free_buffer(const Bucket& bucket);

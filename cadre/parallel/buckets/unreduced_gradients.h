@@ -37,7 +37,7 @@ class UnreducedGradients {
   struct Shards {
     // Returns the shard of a parameter, whose gradient an optimizer sees.
     std::function<at::Tensor(size_t)> leaf;
-    // Returns the tensor that becomes the shard's gradient if that is undefined; values do not
+    // Returns the tensor that becomes the shard's gradient if that is undefined. Its values do not
     // matter.
     std::function<at::Tensor(size_t)> memory;
     // Returns whether the parameter's gradient is a placeholder of RefusedGradients, which throws
@@ -47,7 +47,8 @@ class UnreducedGradients {
     // Called when the program has cleared a gradient that was kept.
     std::function<void()> on_cleared;
   };
-  // parameters: leaves that require grad. place: the wrapper and the rank, with which errors begin.
+  // `parameters` are leaves that require grad. `place` names the wrapper and the rank, with which
+  // errors begin.
   UnreducedGradients(const std::vector<NamedTensor>& parameters, std::string place, Shards shards);
 
   // Keeps the gradient until a pass has taken it or the program has cleared it.

@@ -38,7 +38,7 @@ struct RefusedModule {
 struct DdpReplicas {
   std::shared_ptr<reduction::DataParallelCore> core;
   ProcessGroup group;
-  // If gradients are sharded: one for each bucket, and one for each parameter.
+  // If gradients are sharded, these have one entry for each bucket, and one for each parameter.
   std::vector<std::shared_ptr<shard::FlatParameters>> flat_parameters;
   std::vector<ParameterShard> shards;
 

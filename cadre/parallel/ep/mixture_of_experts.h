@@ -128,7 +128,7 @@ class CADRE_EXPORT MixtureOfExpertsImpl : public torch::nn::Module {
                          const parallel::DispatchPlan& plan) const;
   at::Tensor outputs_of_experts(const at::Tensor& rows, const std::vector<int64_t>& sizes) const;
 
-  // Shared by the layers that are divided together. Null: the layer computes alone.
+  // The layers that are divided together share it. If it is null, the layer computes alone.
   std::shared_ptr<const parallel::ExpertGroups> groups_;
 };
 TORCH_MODULE(MixtureOfExperts);

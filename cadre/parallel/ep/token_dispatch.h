@@ -44,13 +44,14 @@ struct DispatchPlan {
   // choices, token * k + choice.
   at::Tensor tokens;
   at::Tensor choices;
-  // Numbers of rows, by rank of ExpertGroups::experts.
+  // The numbers of rows, indexed by the rank in ExpertGroups::experts.
   std::vector<int64_t> sent;
   std::vector<int64_t> received;
-  // (rows received), int64: permutations of the received rows into the order of experts, and back.
+  // Two permutations of shape (rows received) and dtype int64: of the received rows into the order
+  // of experts, and back.
   at::Tensor by_expert;
   at::Tensor by_rank;
-  // Numbers of received rows, by expert of this rank.
+  // The numbers of received rows, indexed by the experts of this rank.
   std::vector<int64_t> rows_of_expert;
 
   // Counts over all ranks, equal on all.

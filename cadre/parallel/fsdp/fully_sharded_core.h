@@ -77,7 +77,7 @@ class CADRE_EXPORT FullyShardedCore {
   void check_evaluation();
   // Called when the forward ended by an exception.
   void fail_forward() noexcept;
-  // Cast arguments and results of the root's forward().
+  // Cast the arguments and results of the root's forward().
   at::Tensor cast_input(const at::Tensor& tensor) const;
   at::Tensor cast_output(const at::Tensor& tensor) const;
   bool casts_inputs() const;
@@ -97,7 +97,7 @@ class CADRE_EXPORT FullyShardedCore {
   // Return the bytes of full parameters in this rank's memory now, and their peak.
   int64_t full_bytes() const;
   int64_t peak_full_bytes() const;
-  // Bytes in this rank's files.
+  // Returns the number of bytes in this rank's files.
   int64_t file_bytes() const;
 
  private:

@@ -157,7 +157,7 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   // parameters do not count, because the ranks share their memory.
   int64_t full_bytes() const { return sharded().full_bytes(); }
   int64_t peak_full_bytes() const { return sharded().peak_full_bytes(); }
-  // Bytes in this rank's files (FileOffload).
+  // Returns the number of bytes in this rank's files (FileOffload).
   int64_t file_bytes() const { return sharded().file_bytes(); }
 
  private:

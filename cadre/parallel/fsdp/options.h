@@ -25,12 +25,12 @@ namespace cadre {
 // Says how long a unit keeps its full parameters after a forward with grad. Source: FSDP2's
 // reshard_after_forward.
 enum class Reshard : uint8_t {
-  // Kept until the forward has returned; backward gathers them again (ZeRO-3).
+  // The parameters are kept until the forward has returned; backward gathers them again (ZeRO-3).
   kAfterForward,
-  // Kept until backward has passed the unit.
+  // The parameters are kept until backward has passed the unit.
   kAfterBackward,
-  // Kept until a backward that reduces gradients: under no_sync() they are gathered once for all
-  // backwards (ZeRO-2).
+  // The parameters are kept until a backward that reduces gradients. Under no_sync() they are
+  // gathered once for all backwards (ZeRO-2).
   kAfterReduction,
   // Kept until the forward has returned, except for a part that each rank keeps for its group of
   // reshard_group_size neighbouring ranks. Backward gathers within that group: less traffic between
@@ -40,7 +40,7 @@ enum class Reshard : uint8_t {
 };
 // Returns "after_forward", "after_backward", "after_reduction" or "onto_group".
 CADRE_EXPORT std::string_view to_string(Reshard reshard);
-// The reverse of to_string(); nullopt for another text.
+// Does the reverse of to_string(); returns nullopt for another text.
 CADRE_EXPORT std::optional<Reshard> parse_reshard(std::string_view text);
 
 // Puts this rank's shards, their gradients and, with Cadre's optimizers, the optimizer's state into
@@ -49,8 +49,8 @@ CADRE_EXPORT std::optional<Reshard> parse_reshard(std::string_view text);
 // it disappears when the process ends, even if it is killed.
 struct FileOffload {
   std::string folder;  // the folder of this rank, on a disk; a tmpfs would be memory
-  // Tensors of optimizer state per parameter for which disk space is reserved at the start: 2 for
-  // AdamW. The optimizer's first step reserves more if it needs more.
+  // The number of tensors of optimizer state per parameter for which disk space is reserved at the
+  // start: 2 for AdamW. The optimizer's first step reserves more if it needs more.
   int num_states = 2;
 };
 
@@ -59,7 +59,7 @@ struct ShardPrecision {
   // The dtype of gathered parameters, in which the unit computes.
   std::optional<c10::ScalarType> parameters = {};
   std::optional<c10::ScalarType> reduce = {};  // the dtype of gradients while they are reduced
-  // Dtype of what forward() returns; in the wrapper's precision it applies to the root alone.
+  // The dtype of what forward() returns. In the wrapper's precision it applies to the root alone.
   std::optional<c10::ScalarType> outputs = {};
   // Floating-point arguments of forward() are cast to the dtype `parameters`, if that is set.
   bool cast_inputs = true;

@@ -92,7 +92,7 @@ class UnitSchedule {
     std::vector<size_t> parameters = {};
     bool has_frozen = false;
   };
-  // The next use of parameters on every rank; equal on all ranks.
+  // Describes the next use of parameters, which is equal on all ranks.
   struct Use {
     UnitOrder::Pass pass;
     size_t unit;
@@ -148,7 +148,8 @@ class UnitSchedule {
     bool creates_graph;  // the new graph's nodes need the parameters
   };
   void end_backward(const End& end);
-  // A reduction begins, mostly in a backward; count_launch() counts each bucket that is reduced.
+  // Called when a reduction begins, mostly in a backward; count_launch() counts each bucket that is
+  // reduced.
   void begin_reduction();
   void count_launch() { ++num_launched_; }
   // Called on a rank that has left the reducing backward by an exception: starts the gathers that

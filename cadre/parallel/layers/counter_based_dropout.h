@@ -42,8 +42,8 @@ struct DropoutStream {
   uint64_t step = 0;
   // The index of the first row of this rank's inputs in the batch of the step.
   int64_t first_sample = 0;
-  // Distance of one row from the next: the number of ranks, if they have the rows of the batch in
-  // turn.
+  // The distance of one row from the next. It is the number of ranks if they have the rows of the
+  // batch in turn.
   int64_t sample_stride = 1;
 };
 
@@ -69,7 +69,7 @@ struct CounterBasedDropoutOptions {
   // The number of this module. Each module of the model has another one, and all ranks have the
   // same.
   uint64_t layer;
-  // Shared with the program, which sets its step before each step.
+  // The program shares it, and sets its step before each step.
   std::shared_ptr<const DropoutStream> stream;
   // The size of the last dimension of the whole tensor. It is needed for kColwise; in other styles,
   // if it is given, an input of another size is an error.

@@ -94,7 +94,7 @@ class CADRE_EXPORT TensorParallelLayer {
   // can.
   virtual std::optional<std::string> problem_of(const LayerParallelism& how) const = 0;
 
-  // Null for a layer that computes alone.
+  // Returns null for a layer that computes alone.
   const LayerParallelism* parallelism() const { return computes_alone_ ? nullptr : &*parallelism_; }
   bool has_style(ParallelStyle style) const {
     return !computes_alone_ && parallelism_->style == style;

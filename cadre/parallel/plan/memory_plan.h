@@ -58,12 +58,12 @@ struct PlanOptions {
   Optimizer optimizer = {};
   int64_t accumulate = 1;  // the number of backwards per step; the last one reduces gradients
 
-  // Used by ddp, zero1 and zero2.
+  // Only ddp, zero1 and zero2 use it.
   BucketCaps bucket_caps = {};
-  // Used by zero1: ZeroOptions::bucket_cap_bytes.
+  // Only zero1 uses it, as ZeroOptions::bucket_cap_bytes.
   int64_t zero_bucket_cap_bytes = int64_t{16} << 20;
 
-  // Used by fsdp and hsdp; Reshard::kOntoGroup is not planned.
+  // Only fsdp and hsdp use the following members; Reshard::kOntoGroup is not planned.
   int num_replicas = 1;  // for hsdp, the size of the first axis of the mesh
   // The form is ShardForm::kMapped. It is ignored if the ranks of a shard group are on several
   // hosts.

@@ -50,8 +50,8 @@ struct PipelineOptions {
   // The name of a schedule (core/schedule/generate.h), for the number of stages that each rank
   // passes to the constructor; or a compute-only schedule.
   std::variant<std::string, PipelineSchedule> schedule = "1f1b";
-  // The number of parts into which a batch is cut along its first dimension. Default: that of the
-  // PipelineSchedule, or 1.
+  // The number of parts into which a batch is cut along its first dimension. The default is that of
+  // the PipelineSchedule, or 1.
   std::optional<int> num_microbatches = {};
   // A batch may have rows that cannot be divided evenly by the microbatches. The sizes of
   // microbatches then differ by one row.

@@ -81,7 +81,7 @@ class CADRE_EXPORT PipelineStage {
   const PipelineStageOptions& options() const { return options_; }
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
   const std::vector<at::Tensor>& buffers() const { return buffers_; }
-  // Null for a stage that was made from a function.
+  // Returns null for a stage that was made from a function.
   const std::shared_ptr<const torch::nn::Module>& module() const { return module_; }
 
   // Returns false if the stage was moved from.

@@ -39,8 +39,8 @@ class BufferBroadcast {
 
   wrap::LocatedGroup group_;
   uint32_t wrapper_;
-  // (1 + buffers) int64: the wrapper, and for each buffer whether rank 0 has changed it in
-  // place since the last broadcast. Sent in front of the buffers.
+  // The header, of shape (1 + buffers) and dtype int64: the wrapper, and for each buffer whether
+  // rank 0 has changed it in place since the last broadcast. It is sent before the buffers.
   at::Tensor header_;
   std::vector<NamedTensor> sent_;   // has the header, then the buffers
   std::vector<uint32_t> versions_;  // the versions of the buffers after the last broadcast

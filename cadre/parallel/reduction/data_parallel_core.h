@@ -144,7 +144,7 @@ class CADRE_EXPORT DataParallelCore {
   // references to it.
   std::shared_ptr<std::vector<std::function<void()>>> calls_before_backward_ =
       std::make_shared<std::vector<std::function<void()>>>();
-  // These four members are null in a world of one with is_idle_alone.
+  // These four members are null in a world of one if is_idle_alone is set.
   std::unique_ptr<BufferBroadcast> buffers_;
   std::unique_ptr<wrap::ParameterWatch> watch_;
   std::unique_ptr<ReplicaWatch> replicas_;

@@ -137,7 +137,8 @@ class Reducer {
   std::vector<at::Tensor> parameters_;  // the parameters of the storage
   std::vector<std::string> names_;
   wrap::LocatedGroup group_;
-  // Shared with the hooks of outputs, which may outlive this and then name the wrapper in an error.
+  // The hooks of outputs share it; they may outlive this object and then name the wrapper in an
+  // error.
   std::shared_ptr<const Wrapper> wrapper_;
   bool got_other_buffers_ = false;
   GradientWeighting weighting_;

@@ -27,7 +27,7 @@ inline constexpr std::array kDataStrategies{DataStrategy::kSingle, DataStrategy:
 
 // Returns "single", "ddp", "zero1", "zero2", "fsdp" or "hsdp".
 CADRE_EXPORT std::string_view to_string(DataStrategy strategy);
-// The reverse of to_string(); nullopt for another text.
+// Does the reverse of to_string(); returns nullopt for another text.
 CADRE_EXPORT std::optional<DataStrategy> parse_data_strategy(std::string_view text);
 
 // Returns whether each rank has parts of the parameters, which are gathered by units: fsdp and

@@ -306,7 +306,7 @@ void FlatParameters::unshard_async() {
     return;
   }
   if (options_.fence->is_in_update()) {
-    refuse_use("the parameters are used during an update of the shards; end it before");
+    refuse_use("the parameters are used during an update of the shards; end the update first");
   }
   check_in_place();
   gathered_ = state_ == State::kOnGroup ? *filled_ : state_of_shard();

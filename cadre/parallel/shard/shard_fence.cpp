@@ -229,7 +229,7 @@ void ShardFence::wait_for_owners() {
   if (failure_) throw *failure_;
   if (is_writing_) {
     throw Error(ErrorCode::kInvalidArgument,
-                format("{}: {} are used during an update; end it before", where(), names()));
+                format("{}: {} are used during an update; end the update first", where(), names()));
   }
   try {
     if (is_awaiting_) {

@@ -176,7 +176,7 @@ void ZeroCore::check_frozen() const {
   }
 }
 
-// Stage 2: throws if a stepped parameter has a gradient on this rank that is not reduced yet.
+// In stage 2, throws if a stepped parameter has a gradient on this rank that is not reduced yet.
 void ZeroCore::check_gradients(const Groups& groups) const {
   for (const torch::optim::OptimizerParamGroup& group : groups) {
     for (const at::Tensor& parameter : group.params()) {

@@ -93,7 +93,7 @@ void ZeroCore::refuse(const std::string& problem) const {
                                                   optimizer_, group_.rank(), problem));
 }
 
-// Stage 1: moves those of these parameters that require grad into buffers.
+// In stage 1, moves the parameters that require grad into buffers.
 void ZeroCore::adopt(std::span<const at::Tensor> parameters) {
   if (stage_ == ZeroStage::kShardedGradients) return;
   std::vector<NamedTensor> fresh;

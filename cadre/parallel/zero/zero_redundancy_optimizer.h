@@ -189,9 +189,9 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     }
     return states;
   }
-  // Replaces the whole state by that of the list, which is the same on all ranks; their number may
-  // differ from that of the ranks which saved it. A parameter that is not in the list has no state,
-  // as in a new optimizer. Checks everything first.
+  // Replaces the whole state by `states`, which is the same list on all ranks. The number of ranks
+  // may differ from that of the ranks which have saved it. A parameter that is not in the list has
+  // no state afterwards, as in a new optimizer. Everything is checked first.
   void load_state_dict(std::span<const ParameterState> states) {
     std::vector<std::pair<at::Tensor, std::unique_ptr<State>>> loaded;
     core().check_on_all([&] {

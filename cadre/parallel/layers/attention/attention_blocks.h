@@ -82,8 +82,8 @@ class AttentionForward {
   AttentionForward(const QueryRows& rows, int64_t value_dim);
 
   void add(const KeyValueBlock& block);
-  // Valid after all blocks, in the dtype of the sums: output (B, H, tokens, D_v) and log_sum_exp
-  // (B, H_kv, G, tokens, 1).
+  // Return the output (B, H, tokens, D_v) and the log_sum_exp (B, H_kv, G, tokens, 1), in the dtype
+  // of the sums. Call them when all blocks have been added.
   at::Tensor output() const;
   at::Tensor log_sum_exp() const;
 

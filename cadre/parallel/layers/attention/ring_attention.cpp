@@ -178,8 +178,8 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
     return in_backward_of("ring attention", [&]() -> variable_list {
       if (at::GradMode::is_enabled()) {
         throw Error(ErrorCode::kInvalidArgument,
-                    "it has no gradient of its gradient, which create_graph would record; "
-                    "ContextForm::kAllToAll has one");
+                    "it has no second derivative, which create_graph needs; ContextForm::kAllToAll "
+                    "has one");
       }
       const WithoutAutocast without_autocast;
       const auto call =

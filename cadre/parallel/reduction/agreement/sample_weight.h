@@ -12,12 +12,12 @@
 
 namespace cadre::reduction {
 
-// Size of the message that GradientWeighting::kSamples sends before each synchronized backward.
+// The size of the message that GradientWeighting::kSamples sends before each synchronized backward.
 inline constexpr int64_t kSampleMessageBytes = 128;
 
 struct PassSamples {
   int64_t num_accumulated = 0;  // the number of samples under no_sync() since the last pass
-  // Samples by forward; the first is weighted; empty without a forward.
+  // The samples of each forward. The first is weighted. It is empty if there is no forward.
   std::span<const int64_t> of_forwards = {};
 };
 

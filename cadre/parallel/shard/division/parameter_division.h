@@ -21,7 +21,7 @@
 
 namespace cadre::shard {
 
-// How a parameter was divided before a wrapper is made of its module.
+// Says how a parameter was divided before a wrapper is made of its module.
 struct ParameterDivision {
   std::vector<int64_t> sizes;  // the sizes of the whole parameter
   DeviceMesh mesh;
