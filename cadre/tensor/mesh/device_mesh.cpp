@@ -208,8 +208,10 @@ DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   std::vector<std::vector<Step>> steps;
   for (const size_t index : indices_of(names)) {
     if (view_->axes[index].name != names[axes.size()]) {
-      refuse(format("slice: axis \"{}\" stands before \"{}\" in the mesh; name axes in its order",
-                    view_->axes[index].name, names[axes.size()]));
+      refuse(
+          format("slice: axis \"{}\" stands before \"{}\" in the mesh; name the axes in the order "
+                 "of the mesh",
+                 view_->axes[index].name, names[axes.size()]));
     }
     axes.push_back(view_->axes[index]);
     steps.push_back(view_->steps[index]);

@@ -301,7 +301,7 @@ TEST(DeviceMesh, AxesThatDoNotMakeAGridAreRefused) {
     refused([&] { (void)mesh["tp"]; }, "it has no axis \"tp\"");
     refused([&] { (void)mesh.slice({}); }, "no axis is named");
     refused([&] { (void)mesh.slice({"x", "x"}); }, "axis \"x\" is named twice");
-    refused([&] { (void)mesh.slice({"y", "x"}); }, "name axes in its order");
+    refused([&] { (void)mesh.slice({"y", "x"}); }, "name the axes in the order of the mesh");
     refused([&] { (void)mesh.flatten({"x"}, ""); }, "the new axis has no name");
     refused([&] { (void)mesh.flatten({"x"}, "y"); }, "the mesh has an axis \"y\" already");
     require(sum_over(world, 1) == 2, "the world goes on");

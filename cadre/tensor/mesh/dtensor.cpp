@@ -29,7 +29,7 @@ DType check_operand(const DeviceMesh& mesh, std::string_view call, const at::Ten
   if (!tensor.defined()) refuse_dtensor(mesh, call, "the tensor is undefined; pass one with data");
   if (tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
     refuse_dtensor(mesh, call,
-                   format("the tensor {} is not a dense one on the CPU; pass to_dense() or cpu()",
+                   format("the tensor {} is not a dense CPU tensor; pass to_dense() or cpu()",
                           list_of(tensor.sizes())));
   }
   if (carries_tangent(tensor)) {

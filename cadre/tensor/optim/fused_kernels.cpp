@@ -156,10 +156,9 @@ void check_parameter(const at::Tensor& parameter, const ParameterPlace& place,
                              to_text(place), describe(parameter), known));
   }
   if (parameter._is_zerotensor()) {
-    refuse_parameter(
-        place, cadre::format("{} is a zero without memory; expected memory of its own. Make the "
-                             "parameter of its clone()",
-                             to_text(place)));
+    refuse_parameter(place, cadre::format("{} is a zero tensor without memory; expected memory of "
+                                          "its own. Make the parameter of its clone()",
+                                          to_text(place)));
   }
   if (parameter.is_inference() && !c10::InferenceMode::is_enabled()) {
     refuse_parameter(place,
