@@ -118,12 +118,11 @@ Rule rule_of(const torch::optim::Optimizer& optimizer) {
   if (is(std::type_identity<Adadelta>())) {
     return rule<AdadeltaParamState, AdadeltaOptions>("Adadelta");
   }
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      cadre::format("the state of {} has no form in a snapshot; expected Adam, AdamW, SGD, "
-                    "RMSprop, Adagrad or Adadelta. Of a cadre::ZeroRedundancyOptimizer pass "
-                    "local_optimizer(), with the parts of its parameter_shards()",
-                    c10::demangle(typeid(optimizer).name())));
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("a snapshot cannot hold the state of {}; expected Adam, AdamW, SGD, "
+                            "RMSprop, Adagrad or Adadelta. Of a cadre::ZeroRedundancyOptimizer "
+                            "pass local_optimizer(), with the parts of its parameter_shards()",
+                            c10::demangle(typeid(optimizer).name())));
 }
 
 // A parameter of the optimizer: its ParameterShard, the index of that among those with its name,

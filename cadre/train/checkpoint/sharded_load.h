@@ -35,8 +35,8 @@ struct LoadOptions {
 
 struct LoadedSnapshot {
   int64_t step = 0;
-  // The states of the parameters that have one in the snapshot, for each entry of a parameter:
-  // tensors with the shape of its `values` on this rank.
+  // The states of the parameters that have one in the snapshot. There is one entry for each entry
+  // of a parameter, with tensors of the shape of its `values` on this rank.
   std::vector<ParameterState> optimizer;
   std::string extra = "{}";
   std::string strategy;  // the strategy of the run that has saved it

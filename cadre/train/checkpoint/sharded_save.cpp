@@ -118,8 +118,9 @@ Status add_state(HeldBuilder& held, const ParameterState& state, const SnapshotT
   }
   for (const auto& [key, value] : state.scalars) {
     if (value.dim() != 0) {
-      return invalid(cadre::format("state.{}.{}", state.parameter, key),
-                     cadre::format("has sizes {}; a scalar has none", list_of(value.sizes())));
+      return invalid(
+          cadre::format("state.{}.{}", state.parameter, key),
+          cadre::format("has sizes {}; a scalar must have none", list_of(value.sizes())));
     }
     CADRE_RETURN_IF_ERROR(held.add({.name = state.parameter,
                                     .state = key,

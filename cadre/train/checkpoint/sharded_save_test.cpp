@@ -84,7 +84,7 @@ TEST(ShardedSave, WhatTheRanksDoNotAgreeOnIsNamed) {
                 },
                 1),
             "kInvalidArgument: snapshot of step 3: 'embed.weight': two of the boxes of rank 1 "
-            "overlap; the boxes of a rank have no element in common");
+            "overlap; the boxes of a rank must not overlap");
 }
 
 // A load on the same ranks would refuse this snapshot, so the save refuses it.
@@ -184,7 +184,7 @@ TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {
                     parts.optimizer[0].scalars.emplace_back("lr", torch::zeros({1}));
                   },
                   1),
-              HasSubstr("rank 1: 'state.fc.weight.lr' has sizes (1); a scalar has none"));
+              HasSubstr("rank 1: 'state.fc.weight.lr' has sizes (1); a scalar must have none"));
 }
 
 // The rank that saves receives a number which the other rank sends for another purpose, as

@@ -37,7 +37,7 @@ class CADRE_EXPORT SnapshotReader {
   // digest of its list of digests, which contains that of the manifest. For a single file without
   // digests it is a digest of its header.
   const std::string& fingerprint() const { return fingerprint_; }
-  // The tensors of the model by name; the states of the optimizer by parameter.
+  // Return the tensors of the model by name, and the states of the optimizer by parameter.
   const std::map<std::string, const ManifestTensor*>& model() const { return model_; }
   const std::map<std::string, std::vector<const ManifestTensor*>>& optimizer() const {
     return optimizer_;

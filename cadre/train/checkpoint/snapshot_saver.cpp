@@ -128,7 +128,7 @@ class SnapshotSaver::Impl {
     const Deadline deadline = system_->deadline_in(timeout);
     end_waits_at(deadline, [&] {
       return cadre::format(
-          "rank {} closes the saver, and the snapshot of step {} is not saved after {} ms",
+          "rank {} closes the saver, but the snapshot of step {} was not saved within {} ms",
           ranks_.rank(), step_,
           std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count());
     });

@@ -42,10 +42,11 @@ namespace cadre {
 
 // The way in which a batch is divided among the ranks.
 enum class BatchSplit : uint8_t {
-  // Every world_size-th sample of the epoch, beginning with the sample at the index of the rank.
+  // Each rank gets every world_size-th sample of the epoch, beginning with the sample at the index
+  // of the rank.
   kInTurn,
-  // The ranks' parts, in rank order, are the batch. Use it if the order of samples matters, for
-  // example for a capacity of experts.
+  // The parts of the ranks, in rank order, are the batch. Use it if the order of samples matters,
+  // for example for a capacity of experts.
   kConsecutive,
 };
 
@@ -58,7 +59,7 @@ struct DataLoaderOptions {
   bool shuffle = true;
   bool drop_last = false;  // a last batch of fewer samples is left out
   BatchSplit split = BatchSplit::kInTurn;
-  // Threads that fetch ahead; 0: the caller fetches each batch when it needs it.
+  // The number of threads that fetch ahead. With 0 the caller fetches each batch when it needs it.
   int num_threads = 0;
   int64_t prefetch = 2;  // the number of batches that each thread may be ahead
   Duration timeout = std::chrono::minutes(5);  // the limit of a wait for a batch from a thread
@@ -137,7 +138,7 @@ class CADRE_EXPORT DataLoader {
   void seek(const LoaderPosition& position);
 
  private:
-  // The part of each batch that this rank gets.
+  // Says which part of each batch this rank gets.
   struct Share {
     BatchSplit split = BatchSplit::kInTurn;
     int64_t batch_size = 1;
@@ -165,7 +166,7 @@ class CADRE_EXPORT DataLoader {
   std::shared_ptr<const Token> epoch_;  // the last epoch() or seek() has made it
   // The last begin() has made it for the loop that may get batches.
   std::shared_ptr<const Token> loop_;
-  // The samples of all ranks in epoch order_epoch_; shared with the threads.
+  // The samples of all ranks in epoch order_epoch_. The threads share the list.
   std::shared_ptr<const std::vector<int64_t>> order_;
   int64_t order_epoch_ = -1;            // -1 if order_ is not set
   std::unique_ptr<Prefetch> prefetch_;  // null until the first batch is requested

@@ -30,7 +30,7 @@ class CADRE_EXPORT DistributedSampler {
  public:
   explicit DistributedSampler(const DistributedSamplerOptions& options);
 
-  // The number of samples of each rank; equal on all ranks.
+  // Returns the number of samples of each rank, which is equal on all ranks.
   int64_t num_samples_per_rank() const;
   // Returns this rank's num_samples_per_rank() samples, in order.
   std::vector<int64_t> indices(int64_t epoch) const;

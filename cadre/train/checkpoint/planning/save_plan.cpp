@@ -202,9 +202,9 @@ class Planner {
     if (const auto rank = find_rank_with_overlap(known.boxes)) {
       return Error(
           ErrorCode::kInvalidArgument,
-          cadre::format("{}: two of the boxes of rank {} overlap; the boxes of a rank have "
-                        "no element in common",
-                        quoted_name(tensor), *rank));
+          cadre::format(
+              "{}: two of the boxes of rank {} overlap; the boxes of a rank must not overlap",
+              quoted_name(tensor), *rank));
     }
     const Holders boxes = cut_apart(known.boxes);
     CADRE_RETURN_IF_ERROR(check_cover(tensor, boxes));

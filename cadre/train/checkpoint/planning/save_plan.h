@@ -38,7 +38,7 @@ Result<std::vector<HeldTensor>> decode_held(std::string_view text);
 struct PlannedFile {
   Rank writer;
   bool is_optimizer = false;
-  // Indices of SavePlan::manifest.tensors; each has a piece in this file.
+  // The indices in SavePlan::manifest.tensors of the tensors that have a piece in this file.
   std::vector<size_t> tensors;
 };
 

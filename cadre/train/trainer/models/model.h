@@ -28,7 +28,7 @@ class Model : public torch::nn::Module {
  public:
   // data: (B, ...); returns (B, ..., classes). B may be 0.
   virtual at::Tensor forward(const at::Tensor& data) = 0;
-  // Called before each forward in training. The rows also hold for its backward.
+  // Called before each forward in training. The rows also apply to the backward of that forward.
   virtual void set_rows(const SampledRows& /*rows*/) {}
   // Returns a term (), with its weight, that is to be added to the loss of the last forward()'s
   // output; undefined if there is none. A second call returns an undefined tensor. Its graph is a

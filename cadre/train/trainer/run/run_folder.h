@@ -51,7 +51,7 @@ class RunFolder {
     // none.
     std::optional<std::string> abandoned;
   };
-  // Prepares the folder for the steps after `start`; nullopt: for all steps.
+  // Prepares the folder for the steps after `start`, or for all steps if `start` is nullopt.
   // - If `start` is a snapshot of this run: moves snapshots of later steps to a folder of the run;
   // no later start continues from them. If the best snapshot is among them, marks the best one of
   // the rest.
