@@ -31,7 +31,8 @@ inline constexpr size_t kMaxIdxAxes = 8;
 // the contents of several gzip members are concatenated.
 CADRE_EXPORT Result<IdxArray> parse_idx(ConstBytes file);
 
-// Encodes without compression. REQUIRES: shape and elements that parse_idx() could return.
+// Encodes without compression. REQUIRES: the shape and the elements are such that parse_idx() could
+// return them.
 CADRE_EXPORT std::vector<std::byte> encode_idx(const IdxArray& array);
 
 }  // namespace cadre

@@ -266,7 +266,7 @@ TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
     const auto& order = orders[world.rank().value];
     require(testing::failure_of([&] {
               new_group(world, order, soon(context));
-            }).find("every rank must name the same ranks") != std::string::npos,
+            }).find("every rank must pass the same ranks") != std::string::npos,
             "two orders");
     require(next_offset(world) == before, "a piece of a group that was not made is left");
   });

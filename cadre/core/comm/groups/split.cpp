@@ -23,8 +23,8 @@ namespace {
 
 [[noreturn]] void refuse_list(const Communicator& parent, std::span<const Rank> ranks, int other) {
   throw refusal_of(parent, "new_group",
-                   format("this rank wants the ranks {}, rank {} wants others: every rank must "
-                          "name the same ranks in the same order",
+                   format("this rank passes the ranks {}, but rank {} passes others: every rank "
+                          "must pass the same ranks in the same order",
                           list_of(ranks), other));
 }
 

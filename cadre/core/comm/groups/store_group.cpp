@@ -89,11 +89,10 @@ class StoreExchange {
     }
     std::memcpy(&call, text.data(), sizeof(call));
     if (call.digest == own.digest) return call;
-    throw refusal_of(
-        any_, kOverStore,
-        format("this rank wants the ranks {} in \"{}\", rank {} wants others: every member must "
-               "name the same ranks in the same order",
-               list_of(ranks_), id_, ranks_[i]));
+    throw refusal_of(any_, kOverStore,
+                     format("this rank passes the ranks {} for \"{}\", but rank {} passes others: "
+                            "every member must pass the same ranks in the same order",
+                            list_of(ranks_), id_, ranks_[i]));
   }
 
   // Waits for all keys. Periodically checks the keys that exist, and whether a missing member is

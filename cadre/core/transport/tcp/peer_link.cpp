@@ -94,7 +94,8 @@ Result<size_t> PeerLink::try_send(Stream& stream, const Channel::Parts& data) {
   const std::lock_guard lock(mutex_);
   look_for_first_frame();
   if (stream.has_peer_closed || send_error_) {
-    // The kernel has taken these bytes, and the peer may have needed no others.
+    // The kernel has taken these bytes before the error, so they count as sent. The peer may have
+    // received all that it needs.
     if (const size_t num_gone = take_gone(stream, data.size()); num_gone > 0) return num_gone;
     return stream.has_peer_closed ? error_of_closed(stream) : *send_error_;
   }
