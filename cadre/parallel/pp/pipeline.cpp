@@ -423,7 +423,8 @@ Pipeline::Pipeline(Pipeline&&) noexcept = default;
 Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
 
 Pipeline::Core& Pipeline::core() const {
-  if (!core_) throw pipeline_refusal("this pipeline has been moved from; call the one it went to");
+  if (!core_)
+    throw pipeline_refusal("this pipeline was moved from; use the one that it was moved to");
   return *core_;
 }
 

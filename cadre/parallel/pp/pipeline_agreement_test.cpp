@@ -188,7 +188,7 @@ TEST(PipelineTies, AFrozenParameterAndATrainedOneAreRefused) {
 
 // A second tie would sum the gradients twice, so it is refused.
 TEST(PipelineTies, AParameterIsTiedOnce) {
-  expect_refused("is tied already; name all parameters that are one in one call",
+  expect_refused("is tied already; name all parameters of a tie in one call",
                  [](const DeviceMesh& mesh) {
                    Pipeline pipeline(stages_on(mesh), mesh["pp"]);
                    pipeline.tie_parameters({{0, "table"}, {1, "head"}});

@@ -135,7 +135,7 @@ TEST(PipelineMisuse, AMovedFromStageIsRefused) {
         const PipelineStage taken = std::move(stages[0]);
         Pipeline(stages, group);
       },
-      "has been moved from");
+      "was moved from");
 }
 
 // A null function does not count as a loss.

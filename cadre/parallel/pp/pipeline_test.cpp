@@ -107,7 +107,7 @@ TEST(PipelineMisuse, AMovedFromPipelineSaysSo) {
         [&] { static_cast<void>(pipeline.schedule()); },
     };
     for (const auto& call : calls) {
-      EXPECT_THAT(failure_of(call), HasSubstr("this pipeline has been moved from"));
+      EXPECT_THAT(failure_of(call), HasSubstr("this pipeline was moved from"));
     }
     pipeline = std::move(taken);
     EXPECT_EQ(failure_of([&] { pipeline.step(tokens, tokens, cross_entropy); }), "");

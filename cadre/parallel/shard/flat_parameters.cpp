@@ -262,7 +262,7 @@ void FlatParameters::check_unwritten() {
       where +
           (is_mapped()
                ? "parameters while they were mapped. All ranks read and write the same "
-                 "memory, so the values are not those that one rank would get. Write to the "
+                 "memory, so the values are wrong on all of them. Write to the "
                  "shards inside a cadre::ShardUpdate, hold summon_full_params() and write "
                  "back, or choose ShardForm::kGathered; go on from the last snapshot"
                : format("\"{}\" while the parameters were gathered (an Embedding with max_norm, "

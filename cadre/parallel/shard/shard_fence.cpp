@@ -122,9 +122,9 @@ void ShardFence::agree_on_step(const Step& step) {
         if (mark->fence != this) {
           throw Error(
               ErrorCode::kInvalidArgument,
-              format("cadre::ShardedOptimizer: the shard of \"{}\", {}, belongs to another "
-                     "wrapper than that of which the optimizer was made, so its gradient and "
-                     "state are not compared; make an optimizer of each wrapper",
+              format("cadre::ShardedOptimizer: the shard of \"{}\", {}, belongs to another wrapper "
+                     "than the one from which the optimizer was made, so its gradient and state "
+                     "are not compared; make one optimizer for each wrapper",
                      mark->parameter, mark->owner));
         }
         check_gradient(parameter);

@@ -89,7 +89,7 @@ void ZeroCore::check_named() const {
     }
     if (parameter.tensor.is_contiguous()) continue;
     refuse(
-        format("\"{}\" is not contiguous, and a part of a flat buffer is; call "
+        format("\"{}\" is not contiguous, but a parameter in a flat buffer must be; call "
                "parameter.set_data(parameter.contiguous()) before it is given to a wrapper",
                parameter.name));
   }

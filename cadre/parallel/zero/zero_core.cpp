@@ -281,8 +281,8 @@ std::pair<std::shared_ptr<shard::FlatParameters>, size_t> ZeroCore::find(
     }
   }
   refuse(
-      format("the state has \"{}\", which is none of this optimizer's parameters; load "
-             "the state of the same model",
+      format("the state has \"{}\", which does not belong to this optimizer; load the state of the "
+             "same model",
              parameter));
 }
 
@@ -306,8 +306,8 @@ void ZeroCore::check_state(const ParameterState& given, const ExpectedState& exp
     if (std::ranges::find(given.tensors, field, &NamedTensor::name) != given.tensors.end())
       continue;
     refuse(
-        format("the state of \"{}\" has no \"{}\", without which the optimizer would begin anew; "
-               "load a whole state, and leave out a parameter that has none",
+        format("the state of \"{}\" has no \"{}\", without which the optimizer would start again; "
+               "load a whole state, or leave the parameter out",
                given.parameter, field));
   }
 }
