@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kBinaryProbeBytes = 8000;
 constexpr uint64_t kScanBytes = 1 << 20;
-// Does not limit the text, because the folder was measured before.
+// The limit is larger than any text: the size of the folder was checked before.
 constexpr size_t kMaxTextBytes = size_t{1} << 40;
 
 struct Document {
