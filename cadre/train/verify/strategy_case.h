@@ -17,9 +17,9 @@ namespace cadre {
 struct StrategyCase {
   DataStrategy strategy = DataStrategy::kDdp;  // is not kSingle
   Reshard reshard = Reshard::kAfterForward;    // is used by kFsdp and kHsdp
-  ShardForm form = ShardForm::kGathered;       // for kFsdp and kHsdp
-  int reshard_group_size = 0;                  // for Reshard::kOntoGroup
-  int num_replicas = 1;                        // for kHsdp: the size of the mesh's first axis
+  ShardForm form = ShardForm::kGathered;       // is used by kFsdp and kHsdp
+  int reshard_group_size = 0;                  // is used by Reshard::kOntoGroup
+  int num_replicas = 1;  // is used by kHsdp: the size of the mesh's first axis
   // The number of parts of each rank's share of a batch. Their gradients are accumulated under
   // no_sync().
   int64_t num_parts = 1;
