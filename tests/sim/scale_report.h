@@ -52,7 +52,7 @@ class ScaleReport {
     std::vector<Bound> bounds;
     double virtual_ms = 0;  // the duration of the phase
     double real_ms = 0;
-    std::vector<std::optional<Costs>> at_end = {};  // by rank; nullopt for a rank that has died
+    std::vector<std::optional<Costs>> at_end = {};  // at_end[r] is nullopt if rank r has died
   };
 
   explicit ScaleReport(int num_ranks) : num_ranks_(num_ranks) {}

@@ -259,7 +259,7 @@ TEST(ShardedMisuse, ASnapshotOfAnotherModel) {
 
 TEST(ShardedMisuse, TheStateOfADividedOptimizer) {
   expect_sentence(
-      "the state of cadre::ZeroRedundancyOptimizer<cadre::SGD> has no form in a snapshot; expected "
+      "a snapshot cannot hold the state of cadre::ZeroRedundancyOptimizer<cadre::SGD>; expected "
       "Adam, AdamW, SGD, RMSprop, Adagrad or Adadelta. Of a cadre::ZeroRedundancyOptimizer pass "
       "local_optimizer(), with the parts of its parameter_shards()",
       [](const ProcessGroup& group) {

@@ -16,7 +16,7 @@ class EnumSet {
   constexpr EnumSet(std::initializer_list<Enum> values) {
     for (const Enum value : values) insert(value);
   }
-  // The first `count` values of the enumeration.
+  // Returns the set of the first `count` values of the enumeration.
   static constexpr EnumSet first(size_t count) {
     EnumSet set;
     set.bits_ = (uint64_t{1} << count) - 1;

@@ -22,7 +22,7 @@
 
 namespace cadre {
 
-// What the reader should do about it.
+// Each code says what the reader should do about the error.
 enum class ErrorCode {
   kInvalidArgument,  // fix the program
   kTimeout,          // restart the job or rejoin(), or give more time; the late peer is named
@@ -33,7 +33,7 @@ enum class ErrorCode {
   kInternal,         // report it: a defect of this library
 };
 
-// The code's name as it appears in messages, for example "kPeerLost".
+// Returns the code's name as it appears in messages, for example "kPeerLost".
 CADRE_EXPORT std::string_view to_string(ErrorCode code);
 
 // What a program may want to know about a failed operation without parsing its message. Ranks are
@@ -46,8 +46,9 @@ struct ErrorDetails {
   std::optional<Rank> reporter = {};  // the rank that found the first failure
   // The call of the program that failed on this rank: "all_reduce", "split".
   std::string operation = {};
-  std::optional<uint64_t> operation_number = {};  // counted from 1
-  std::string group = {};                         // name of the group
+  // The number of the operation in its group; the first operation has number 1.
+  std::optional<uint64_t> operation_number = {};
+  std::string group = {};  // name of the group
   // No peer is at fault: a limit of this process or machine is exhausted, for example
   // RLIMIT_NOFILE, or the program has closed a descriptor of the library.
   bool is_own_limit = false;
@@ -64,11 +65,11 @@ class CADRE_EXPORT Error : public std::exception {
   const ErrorDetails& details() const { return details_; }
   const char* what() const noexcept override { return message_.c_str(); }
 
-  // The same error with `context` and ": " before its message.
+  // Returns the same error with `context` and ": " before its message.
   Error with_context(std::string_view context) const;
-  // The same error with these details.
+  // Returns the same error with these details.
   Error with_details(ErrorDetails details) const;
-  // The same error with a culprit or a reporter, unless it already names one.
+  // Returns the same error with a culprit or a reporter, unless it already names one.
   Error with_culprit(Rank culprit) const;
   Error with_reporter(Rank reporter) const;
 
@@ -82,7 +83,7 @@ class CADRE_EXPORT Error : public std::exception {
   ErrorDetails details_;
 };
 
-// Either a T or an Error. Ignoring a returned Result is a compile-time warning.
+// Holds either a T or an Error. Ignoring a returned Result is a compile-time warning.
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -105,7 +106,7 @@ class [[nodiscard]] Result {
   // REQUIRES: !ok().
   const Error& error() const { return std::get<1>(state_); }
 
-  // The value, or the error as an exception: used in public blocking calls only.
+  // Returns the value, or throws the error. Only public blocking calls use it.
   T value_or_throw() && {
     if (!ok()) throw error();
     return std::move(*this).value();
@@ -118,8 +119,8 @@ class [[nodiscard]] Result {
 template <>
 class [[nodiscard]] Result<void> {
  public:
-  // Not defaulted: `return {}` would then first fill the whole object with zeros, for each Status
-  // of an operation that succeeds.
+  // The constructor is not defaulted: `return {}` would then first fill the whole object with
+  // zeros, for each Status of an operation that succeeds.
   Result() {}                                        // NOLINT(modernize-use-equals-default)
   Result(Error error) : error_(std::move(error)) {}  // NOLINT: implicit
 

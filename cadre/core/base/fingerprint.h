@@ -9,8 +9,9 @@
 namespace cadre {
 
 struct Fingerprint {
-  uint64_t call = 0;   // kind, dtype, reduction, root, number of elements
-  uint64_t shape = 0;  // the sizes of the tensor; 0: one dimension
+  // Encodes the kind, the dtype, the reduction, the root and the number of elements.
+  uint64_t call = 0;
+  uint64_t shape = 0;  // encodes the sizes of the tensor; 0 means one dimension
 
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
 };

@@ -1,5 +1,4 @@
-// FNV-1a, 64 bits: finds differences between honest programs and files; no protection against
-// forgery.
+// FNV-1a, 64 bits: it finds accidental differences, and does not protect against forgery.
 //
 // Threads: a plain value. Blocking: never. Errors: none.
 // Source: Fowler, Noll and Vo, draft-eastlake-fnv.

@@ -46,15 +46,15 @@ FormatValue to_format_value(const T& value) {
   }
 }
 
-// `{}` and fmt's format specs for integers, floating-point numbers, bools, chars, texts, Rank and
-// the enums of types.h.
+// Accepts `{}` and fmt's format specs for integers, floating-point numbers, bools, chars, texts,
+// Rank and the enums of types.h.
 template <typename... Args>
 std::string format(std::string_view pattern, const Args&... args) {
   const std::initializer_list<FormatValue> values = {to_format_value(args)...};
   return format_values(pattern, std::span<const FormatValue>(values.begin(), values.size()));
 }
 
-// "(4, 3)": a list of sizes or strides, as messages show it.
+// Returns a list of sizes or strides as messages show it, for example "(4, 3)".
 CADRE_EXPORT std::string list_of(std::span<const int64_t> values);
 
 }  // namespace cadre

@@ -16,11 +16,12 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 class CADRE_EXPORT LogSink {
  public:
   virtual ~LogSink() = default;
-  // `component` is the folder ("store"), `message` one line without its newline.
+  // `component` is the name of the folder, such as "store"; `message` is one line without its
+  // newline.
   virtual void write(LogLevel level, std::string_view component, std::string_view message) = 0;
 };
 
-// A sink that drops every line.
+// Returns a sink that drops every line.
 CADRE_EXPORT LogSink& null_log_sink();
 
 }  // namespace cadre

@@ -12,7 +12,8 @@
 
 namespace cadre {
 
-// The least number of insertions, deletions and replacements of a byte that make one of the other.
+// Returns the least number of insertions, deletions and replacements of a byte that turn one word
+// into the other.
 CADRE_EXPORT size_t edit_distance(std::string_view a, std::string_view b);
 
 // Returns the most similar of `known`; empty if none is similar enough for a likely typing error.

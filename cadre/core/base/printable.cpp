@@ -13,7 +13,7 @@ size_t utf8_length(unsigned char first) {
   return first >= 0xf0 && first < 0xf5 ? 4 : 0;
 }
 
-// The second byte is further limited where a sequence would be overlong, a surrogate, or above
+// The second byte is further limited so that no sequence is overlong, a surrogate, or above
 // U+10FFFF.
 bool is_second_byte(unsigned char first, unsigned char second) {
   const unsigned char low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
@@ -44,7 +44,7 @@ std::string printable(std::string_view text) {
     const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0U;
     if ((byte < 0x20 && byte != '\t') || byte == 0x7f) {
       shown += format("\\x{:02x}", byte);
-    } else if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // U+0080 to U+009F in UTF-8
+    } else if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // the two bytes are U+0080 to U+009F
       shown += format("\\x{:02x}\\x{:02x}", byte, next);
       ++i;
     } else {

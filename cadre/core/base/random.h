@@ -1,7 +1,8 @@
 // A small seeded random source for simulations, jitter and tests; not for secrets.
 //
-// Threads: one owner at a time. Blocking: never. Same seed, same sequence on every platform.
-// Source: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+// Threads: one owner at a time. Blocking: never. The same seed gives the same sequence on every
+// platform. Source: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+// generators", 2014).
 #pragma once
 
 #include <cstdint>
@@ -19,12 +20,13 @@ class Random {
     return z ^ (z >> 31);
   }
 
-  // Uniform in [0, bound). REQUIRES: bound > 0. The bias is below bound / 2^64.
+  // Returns a number that is uniform in [0, bound). REQUIRES: bound > 0. The bias is below bound /
+  // 2^64.
   uint64_t below(uint64_t bound) {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(next()) * bound) >> 64);
   }
 
-  // Uniform in [0, 1).
+  // Returns a number that is uniform in [0, 1).
   double unit() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
 
  private:

@@ -42,7 +42,7 @@ enum class DType : uint8_t {
 };
 inline constexpr int kNumDTypes = 10;
 
-// Bytes of one element.
+// Returns the number of bytes of one element.
 constexpr size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::kUint8:
@@ -63,9 +63,9 @@ constexpr size_t size_of(DType dtype) {
   return 0;
 }
 
-// collective/reduction_table.h says what each operation does with each dtype, or why it is refused.
-// AVG is the sum divided by the number of ranks; PREMUL_SUM is the sum of each rank's input times
-// that rank's factor. The values are part of the formats on the wire, too.
+// collective/reduction_table.h says what each operation does with each dtype, or why it is not
+// supported. AVG is the sum divided by the number of ranks; PREMUL_SUM is the sum of each rank's
+// input times that rank's factor. The values are part of the formats on the wire, too.
 enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct, kBand, kBor, kBxor, kPremulSum };
 inline constexpr int kNumReduceOps = 9;
 
@@ -75,7 +75,7 @@ inline constexpr int kNumDeviceTypes = 2;
 
 struct Device {
   DeviceType type = DeviceType::kCpu;
-  int index = 0;  // among the devices of this type in this process
+  int index = 0;  // the device's index among the devices of this type in this process
 
   friend bool operator==(const Device&, const Device&) = default;
 };

@@ -30,24 +30,25 @@
 
 namespace cadre {
 
-// What an engine can do. A call that the engine of a group does not support is refused on every
+// Says what an engine can do. A call that the engine of a group does not support throws on every
 // rank before it gets a number, so no operation fails half-way. reduction_table.h defines the
 // result of each reduction, and the reductions that no engine may compute.
 struct Capabilities {
   std::string_view name;       // "host", "net", or the name of a plug-in
-  bool shares_memory = false;  // reads peers' symmetric buffers in place
-  // Whether the group's Interrupt and the deadline end a submitted operation. False for a library
-  // that cannot cancel an operation (MPI): its Completion is done only when the library no longer
+  bool shares_memory = false;  // the engine reads the symmetric buffers of peers in place
+  // The group's Interrupt and the deadline end a submitted operation. False for a library that
+  // cannot cancel an operation (MPI): its Completion is done only when the library no longer
   // touches the buffers, however late that is. After a failure or the deadline the group ends the
   // waits for such an operation, keeps its memory and the engine, and reports that the process must
   // end.
   bool is_abortable = true;
-  // Whether submit() only enqueues: the operation begins after the work on Collective::stream and
+  // submit() only enqueues the operation, which begins after the work on Collective::stream and
   // completes later.
   bool is_stream_ordered = false;
-  std::string algorithms = {};  // the algorithms by size, for the first line of the log
-  EnumSet<OpKind> kinds = {};   // collectives
-  EnumSet<DType> dtypes = {};   // element types it can move
+  // Says which algorithm is used for which size; shown in the first line of the log.
+  std::string algorithms = {};
+  EnumSet<OpKind> kinds = {};  // collectives
+  EnumSet<DType> dtypes = {};  // the element types that the engine can move
   // The supported reductions, by dtype. For an engine without PREMUL_SUM the group multiplies the
   // inputs on the CPU and submits a SUM.
   std::array<EnumSet<ReduceOp>, kNumDTypes> reductions = {};
@@ -67,8 +68,8 @@ struct Capabilities {
   }
 
  private:
-  // Inputs on a device cannot be multiplied before submit(), because another stream may still write
-  // them.
+  // Returns false for an op that needs multiplied inputs on a device: they cannot be multiplied
+  // before submit(), because another stream may still write them.
   bool can_reduce(DType dtype, ReduceOp op, DeviceType device) const {
     if (!needs_multiplied_inputs(dtype, op)) {
       return reductions[static_cast<size_t>(dtype)].contains(op);

@@ -15,7 +15,7 @@ namespace {
 enum class Extent : uint8_t {
   kNone,
   kPart,   // n
-  kWhole,  // n for each rank
+  kWhole,  // the buffer has n elements for each rank
   kOwnSplit,
   kSplits,
 };
@@ -81,7 +81,8 @@ Status check_size(OpKind kind, std::string_view what, size_t actual, size_t expe
 }
 
 bool overlap(ConstBytes a, ConstBytes b) {
-  const std::less<const std::byte*> is_before;  // defined also for pointers into different memory
+  // std::less is defined also for pointers into different memory.
+  const std::less<const std::byte*> is_before;
   return !a.empty() && !b.empty() && is_before(a.data(), b.data() + b.size()) &&
          is_before(b.data(), a.data() + a.size());
 }

@@ -39,14 +39,15 @@
 
 namespace cadre {
 
-// How the inputs of the ranks are combined. Converts implicitly from a ReduceOp. A premul_sum also
-// contains its factor.
+// Says how the inputs of the ranks are combined. Converts implicitly from a ReduceOp. A premul_sum
+// also contains its factor.
 class CADRE_EXPORT Reduction {
  public:
-  // A kPremulSum made in this way has no factor, and is refused by validate().
+  // Converts an operation. A kPremulSum that is converted has no factor, so validate() returns an
+  // error for it.
   constexpr Reduction(ReduceOp op = ReduceOp::kSum) : op_(op) {}  // NOLINT: implicit by design
-  // The sum of each rank's input times that rank's factor. The factors may differ.
-  // Source: ncclRedOpCreatePreMulSum.
+  // Returns the sum of each rank's input times that rank's factor. The factors may differ between
+  // ranks. Source: ncclRedOpCreatePreMulSum.
   static constexpr Reduction premul_sum(double factor) {
     Reduction reduction(ReduceOp::kPremulSum);
     reduction.factor_ = factor;
@@ -73,11 +74,11 @@ struct CADRE_EXPORT Collective {
   static Collective broadcast(Bytes data, DType dtype, Rank root);
   static Collective all_reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction);
   static Collective all_gather(ConstBytes in, Bytes out, DType dtype);
-  // counts: elements of each rank's input, the same on all ranks.
+  // counts[r] is the number of elements of rank r's input; all ranks pass the same counts.
   static Collective all_gather_v(ConstBytes in, Bytes out, DType dtype,
                                  std::vector<uint64_t> counts);
   static Collective reduce_scatter(ConstBytes in, Bytes out, DType dtype, Reduction reduction);
-  // counts: elements of each rank's output, the same on all ranks.
+  // counts[r] is the number of elements of rank r's output; all ranks pass the same counts.
   static Collective reduce_scatter_v(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
                                      std::vector<uint64_t> counts);
   static Collective reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction, Rank root);
@@ -95,11 +96,13 @@ struct CADRE_EXPORT Collective {
   Bytes out = {};
   SplitCounts splits = {};  // used by all_gather_v, reduce_scatter_v and all_to_all_v
   Device device = {};       // the device whose memory `in` and `out` are in
-  // The device stream, for stream-ordered engines: the operation runs after the work that was
-  // enqueued on it before the call. With CUDA a cudaStream_t; null: the device's default stream.
+  // The device stream, which stream-ordered engines use: the operation runs after the work that was
+  // enqueued on the stream before the call. With CUDA it is a cudaStream_t; null means the device's
+  // default stream.
   void* stream = nullptr;
-  // The sizes of the tensor that has the n elements, for collectives in which all ranks have n:
-  // ranks with as many elements but different shapes are refused. nullopt: one dimension.
+  // The sizes of the tensor that has the n elements, for collectives in which all ranks have n. If
+  // shapes differ between ranks, the call fails on all ranks, also if the numbers of elements are
+  // equal. nullopt means one dimension.
   std::optional<std::span<const int64_t>> shape = {};
 };
 
@@ -114,7 +117,7 @@ constexpr bool reduces(OpKind kind) {
 // the root.
 CADRE_EXPORT Result<OpDescriptor> validate(Collective& collective, Rank rank, int world_size);
 
-// The parts of a validated all_to_all_v in bytes.
+// The sizes in bytes of the parts of a validated all_to_all_v.
 struct PartSizes {
   std::vector<uint64_t> sent;      // sent[r] bytes of `in` go to rank r
   std::vector<uint64_t> received;  // received[r] bytes of `out` come from rank r

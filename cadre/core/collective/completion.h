@@ -77,9 +77,9 @@ class Completion {
   struct Shared {
     explicit Shared(OrderStream order) : order_stream(std::move(order)) {}
 
-    const OrderStream order_stream;  // null: the engine is not stream-ordered
+    const OrderStream order_stream;  // null if the engine is not stream-ordered
     std::mutex mutex;
-    Status status;  // written before is_done, read after it
+    Status status;  // is written before is_done is set, and read after it
     std::atomic<bool> is_done{false};
     std::vector<Callback> callbacks;
   };

@@ -11,9 +11,9 @@ namespace cadre {
 // Blocks of this size are still in the first-level cache when they are stored a second time.
 inline constexpr size_t kCachedBytes = 4096;
 
-// How results are stored. Streaming (non-temporal) stores do not read the destination's cache lines
-// first and do not take them away from a peer's cache one at a time: they are faster for data that
-// is written once and read much later, or by a distant core. When the call returns they are
+// Says how results are stored. Streaming (non-temporal) stores do not read the destination's cache
+// lines first and do not take them away from a peer's cache one at a time: they are faster for data
+// that is written once and read much later, or by a distant core. When the call returns they are
 // complete for every thread that sees a later release store of this thread.
 enum class StorePolicy { kCached, kStreaming };
 

@@ -26,12 +26,13 @@ inline constexpr size_t kVectorBytes = 64;
 template <typename T>
 using Vector [[gnu::vector_size(kVectorBytes)]] = T;
 
-// Elements that are computed in the type in which they are stored.
+// The elements are computed in the type in which they are stored.
 template <typename T>
 struct Lanes {
   using Accumulator = Vector<T>;
   static constexpr size_t kNumLanes = kVectorBytes / sizeof(T);
-  static constexpr size_t kStep = kVectorBytes;  // bytes of a vector's elements in memory
+  // The size in bytes of a vector's elements in memory.
+  static constexpr size_t kStep = kVectorBytes;
 
   CADRE_KERNEL_INLINE void load(Accumulator& vector, const std::byte* from) {
     std::memcpy(&vector, from, kStep);
@@ -41,8 +42,9 @@ struct Lanes {
   }
 };
 
-// bfloat16 in memory, float32 in registers. The rounding uses integers and not the CPU's own
-// instruction (AVX512-BF16), which flushes denormals: bits must not depend on the CPU.
+// The elements are bfloat16 in memory and float32 in registers. The rounding uses integers and not
+// the CPU's own instruction (AVX512-BF16), which flushes denormals: bits must not depend on the
+// CPU.
 struct Bfloat16Lanes {
   using Accumulator = Vector<float>;
   using Words = Vector<uint32_t>;
@@ -67,9 +69,9 @@ struct Bfloat16Lanes {
   }
 };
 
-// float16 in memory, float32 in registers. Both conversions use integers: they run on any CPU, and
-// the flags of the CPU (FTZ, DAZ) cannot change a bit. The two floating-point additions have no
-// denormal result, and no denormal operand that could change one.
+// The elements are float16 in memory and float32 in registers. Both conversions use integers: they
+// run on any CPU, and the flags of the CPU (FTZ, DAZ) cannot change a bit. The two floating-point
+// additions have no denormal result, and no denormal operand that could change one.
 struct PortableFloat16Lanes {
   using Accumulator = Vector<float>;
   using Words = Vector<int32_t>;
@@ -113,7 +115,7 @@ struct PortableFloat16Lanes {
  private:
   static constexpr int32_t kFloatOne = 1 << 23;         // the lowest bit of a float32's exponent
   static constexpr int32_t kExponentShift = 112 << 23;  // the exponent biases differ by 127 - 15
-  // Exponent of infinities and NaNs, moved to float32.
+  // The exponent of infinities and NaNs, moved to its place in a float32.
   static constexpr int32_t kSpecial = 31 << 23;
   static constexpr int32_t kLeastNormal = 113 << 23;      // 2^-14
   static constexpr int32_t kBitsOfHalf = 126 << 23;       // 0.5
@@ -123,11 +125,11 @@ struct PortableFloat16Lanes {
 
 #if defined(__x86_64__) && !defined(__clang__)
 #define CADRE_CONVERTS_FLOAT16 1
-// The same with the CPU's own conversions, which are several times faster. They give the same bits:
-// they ignore FTZ and have a fixed rounding, and DAZ affects only values that round to zero anyway.
-// They would keep the payload of a NaN, so NaNs are replaced first. Uses builtins instead of
-// intrinsics: intrinsics are functions of one target, which GCC cannot inline through callers
-// without that target. clang refuses both here.
+// Does the same with the CPU's own conversions, which are several times faster. They give the same
+// bits: they ignore FTZ and have a fixed rounding, and DAZ affects only values that round to zero
+// anyway. They would keep the payload of a NaN, so NaNs are replaced first. The code uses builtins
+// instead of intrinsics: intrinsics are functions of one target, which GCC cannot inline through
+// callers without that target, and clang reports an error.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wpsabi"  // a builtin returns in a register in every ABI
 template <InstructionSet kSet>
@@ -193,7 +195,7 @@ struct LanesFor<Float16Lanes, kSet> {
 #endif
 };
 
-// One byte each: every value except 0 is true, and true is stored as 1.
+// A value is one byte: every value except 0 is true, and true is stored as 1.
 struct BoolLanes {
   using Accumulator = Vector<uint8_t>;
   static constexpr size_t kNumLanes = kVectorBytes;

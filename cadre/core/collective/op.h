@@ -28,17 +28,17 @@ struct OpDescriptor {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kUint8;
   ReduceOp reduce_op = ReduceOp::kSum;
-  Rank root = 0;           // for broadcast, reduce, gather and scatter
+  Rank root = 0;           // is used by broadcast, reduce, gather and scatter
   uint64_t count = 0;      // elements of one rank's input (reduce_scatter and scatter: of its
                            // output); 0 for all_to_all_v, where counts may differ between ranks
-  PackedShape shape = {};  // shape of the tensor with these elements
+  PackedShape shape = {};  // the shape of the tensor that has these elements
   // The number of collectives in the call that this one is part of; 0 for a call of one collective,
   // and for kinds that have a root.
   uint16_t num_coalesced = 0;
 
   bool has_root() const;
-  // Returns the bits of docs/formats/net-messages.md. In groups of up to 65,536 ranks no two
-  // operations have the same.
+  // Returns the bits that docs/formats/net-messages.md defines. In groups of up to 65,536 ranks no
+  // two operations have the same bits.
   Fingerprint fingerprint() const;
   static OpDescriptor from_fingerprint(const Fingerprint& fingerprint);
   // Returns "all_reduce(sum, float32 x 1024)", "reduce(sum, float32 x [2, 3], root 0)",
@@ -88,14 +88,14 @@ class OpProgress {
     index_.store(index, std::memory_order_relaxed);
     if (observer_ != nullptr) observer_->on_next(index);
   }
-  // Sets the rank that is waited for at present; -1: none.
+  // Sets the rank that is waited for at present; -1 means that no rank is.
   void set_waiting_for(int rank) {
     waiting_for_.store(rank, std::memory_order_relaxed);
     if (mirror_ != nullptr) mirror_->waiting_for.store(rank, std::memory_order_relaxed);
   }
-  // A part of an all_to_all_v of which sender and receiver expect different sizes.
+  // A part of an all_to_all_v for which the sender and the receiver expect different sizes.
   struct PartMismatch {
-    int sender = -1;  // -1: none
+    int sender = -1;  // -1 if no rank sent it
     int receiver = -1;
     uint64_t sent_bytes = 0;
     uint64_t expected_bytes = 0;
@@ -119,12 +119,12 @@ class OpProgress {
   int waiting_for() const { return waiting_for_.load(std::memory_order_relaxed); }
   size_t index() const { return index_.load(std::memory_order_relaxed); }
 
-  int mismatch_peer = -1;  // read by the running thread only, after the operation failed
+  int mismatch_peer = -1;  // only the running thread reads it, after the operation has failed
   uint64_t mismatch_number = 0;
   Fingerprint mismatch_fingerprint;
-  uint64_t own_number = 0;  // 0: the running operation
+  uint64_t own_number = 0;  // 0 if it is the running operation
   Fingerprint own_fingerprint;
-  PartMismatch part_mismatch;  // same rule as for mismatch_peer
+  PartMismatch part_mismatch;  // only the running thread reads it, after the operation has failed
 
  private:
   void copy_phase(const char* text) {
@@ -143,11 +143,12 @@ class OpProgress {
 
 // Passed to a Backend with each call of submit().
 struct OpContext {
-  // Number of the call's first collective; the others have the following numbers. Collectives of a
-  // group are counted from 1, equally on all ranks.
+  // The number of the call's first collective; the others have the following numbers. Collectives
+  // of a group are counted from 1, equally on all ranks.
   uint64_t number;
-  std::span<const Fingerprint> fingerprints;  // one for each collective of the call; never empty
-  Deadline deadline;                          // deadline of the whole call
+  // Has one entry for each collective of the call, and is never empty.
+  std::span<const Fingerprint> fingerprints;
+  Deadline deadline;  // the deadline of the whole call
   OpProgress& progress;
 
   const Fingerprint& fingerprint() const { return fingerprints.front(); }

@@ -9,7 +9,8 @@ namespace {
 constexpr int kNibbleBits = 4;
 constexpr int kWordBits = 64;
 constexpr uint64_t kNibbleMask = 0xf;
-constexpr int kSizeBits = 3;  // bits of a size in a nibble; the fourth bit says that more follow
+// The number of bits of a size in a nibble; the fourth bit says that more follow.
+constexpr int kSizeBits = 3;
 constexpr uint64_t kSizeMask = 7;
 constexpr uint64_t kMore = 8;
 constexpr uint64_t kDigest = 15;

@@ -1,4 +1,5 @@
-// The sizes of a tensor in 64 bits, with which ranks notice that one reduces (2, 3) with (3, 2).
+// The sizes of a tensor in 64 bits, by which ranks notice that a (2, 3) would be reduced with a (3,
+// 2).
 //
 // Threads: a plain value. Blocking: never. Errors: none; arbitrary bits from a peer are read as
 // some shape.
@@ -21,9 +22,9 @@ class CADRE_EXPORT PackedShape {
   explicit PackedShape(std::span<const int64_t> sizes);
   static PackedShape from_bits(uint64_t bits);
 
-  // Low to high: 4 bits, which are 0 for one dimension, 15 for a digest, else the number of
-  // dimensions plus 1. Then each size from its low bits on, 3 bits at a time; a fourth bit above
-  // them says whether more of this size follow.
+  // Returns the bits, from low to high: 4 bits, which are 0 for one dimension, 15 for a digest,
+  // else the number of dimensions plus 1. Then each size follows from its low bits on, 3 bits at a
+  // time; a fourth bit above them says whether more of this size follow.
   uint64_t bits() const { return bits_; }
   // Returns the text that follows the dtype: "x 6", "x [2, 3]", "x []" for a number without
   // dimensions, "x 6, shape #1f2e3d" for a digest.

@@ -1,8 +1,9 @@
-// The number of bytes that each rank sends to each other in an all_to_all_v: one row for each rank.
+// The number of bytes that each rank sends to each other rank in an all_to_all_v, in one row for
+// each rank.
 //
-// Threads: one at a time. Blocking: never. Lifetime: a value.
-// Errors: check() returns kInvalidArgument and names two ranks in OpProgress::part_mismatch; all
-// ranks that have the same table name the same two.
+// Threads: one at a time. Blocking: never. Lifetime: a value. Errors: check() returns
+// kInvalidArgument and names two ranks in OpProgress::part_mismatch; all ranks that have the same
+// table name the same two.
 #pragma once
 
 #include <cstddef>

@@ -63,7 +63,7 @@ struct Max {
   }
 };
 
-// What is done with the folded value before it is stored.
+// Says what is done with the folded value before it is stored.
 struct AsIs {
   template <typename V>
   CADRE_KERNEL_INLINE void apply(V&, size_t) {}

@@ -1,5 +1,5 @@
-// The result of each reduction for each dtype, or why it is refused. Engines, kernels, checks,
-// tests and docs/guide/reference/reductions.md all use this table.
+// The result of each reduction for each dtype, or why it is not supported. Engines, kernels,
+// checks, tests and docs/guide/reference/reductions.md all use this table.
 //
 // Threads: pure functions. Blocking: never. Lifetime: texts are static. Errors: check_reduction.
 // Source: c10d's operations; where its backends differ (bool, NaN, integers) the table decides.
@@ -16,11 +16,11 @@ namespace cadre {
 
 struct ReductionRule {
   bool is_supported = false;
-  // The result of a supported pair; for a refused pair the reason and what to use instead.
+  // The result of a supported pair; for an unsupported pair, the reason and what to use instead.
   std::string_view meaning;
 };
 
-// Values that the enumerations do not have are refused.
+// Returns an unsupported rule for values that the enumerations do not have.
 CADRE_EXPORT ReductionRule reduction_rule(DType dtype, ReduceOp op);
 
 // Returns the operations that are supported for the dtype; an empty set for a dtype that does not
@@ -28,8 +28,8 @@ CADRE_EXPORT ReductionRule reduction_rule(DType dtype, ReduceOp op);
 CADRE_EXPORT EnumSet<ReduceOp> supported_reductions(DType dtype);
 CADRE_EXPORT bool is_supported(DType dtype, ReduceOp op);
 
-// Returns kInvalidArgument for a refused pair: "avg of int32 is refused: " and the rule's meaning.
-// All callers give the same sentence.
+// Returns kInvalidArgument for an unsupported pair: "avg of int32 is refused: " and the rule's
+// meaning. All callers give the same sentence.
 CADRE_EXPORT Status check_reduction(DType dtype, ReduceOp op);
 
 }  // namespace cadre

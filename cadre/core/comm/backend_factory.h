@@ -51,8 +51,9 @@ namespace cadre {
 struct BackendSetup {
   Rank rank;
   int world_size = 1;
-  std::string group;             // name of the group, for messages
-  std::shared_ptr<Store> store;  // store for this group; null for a world of one without a store
+  std::string group;  // the name of the group, which messages quote
+  // The store of this group; null for a world of one that has no store.
+  std::shared_ptr<Store> store;
   const os::Interrupt& interrupt;
   os::System& system;
   Deadline deadline;

@@ -1,4 +1,4 @@
-// Checks of the arguments of a group's calls that cannot be right on any rank. Those of a
+// Checks arguments of a group's calls that are wrong whatever the other ranks pass. Those of a
 // collective are in collective/collective.h.
 //
 // Threads: any. Blocking: never. Errors: each check throws kInvalidArgument that says what was
@@ -22,8 +22,7 @@ void check_elements(const Communicator& group, std::string_view call, ConstBytes
                     DType dtype);
 // Checks that the peer of a message is another rank of the group.
 CADRE_EXPORT void check_peer(const Communicator& group, std::string_view call, Rank peer);
-// Refuses a call that needs more of the other ranks than collectives on a group of which only this
-// rank exists (groups/lone_group.h).
+// Throws if `call` needs peers and only this rank of the group exists (groups/lone_group.h).
 void check_has_peers(const Communicator& group, std::string_view call, std::string_view remedy);
 
 }  // namespace cadre

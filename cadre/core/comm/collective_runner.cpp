@@ -12,7 +12,7 @@
 namespace cadre {
 namespace {
 
-// How long a rank with a mismatch waits for a rank that may report a lower pair.
+// A rank with a mismatch waits this long for a rank that may report a lower pair.
 constexpr Duration kSecondOpinionTime = std::chrono::milliseconds(50);
 constexpr const char* kEnqueuedPhase = "enqueued";
 
@@ -63,8 +63,8 @@ struct CollectiveRunner::Enqueued {
   std::vector<Fingerprint> fingerprints;
   Deadline deadline;
   TimePoint began;
-  std::vector<uint64_t> entries;  // indices in the flight record
-  std::vector<std::byte> scaled;  // scaled inputs, which the engine reads
+  std::vector<uint64_t> entries;  // the indices in the flight record
+  std::vector<std::byte> scaled;  // the scaled inputs, which the engine reads
   std::shared_ptr<const void> keep_alive;
   Completion result;
   std::atomic<bool> has_ended{false};
@@ -103,7 +103,7 @@ Completion CollectiveRunner::run(Operation& operation) {
   return result;
 }
 
-// This rank is the culprit of an exception: its peers have done nothing wrong.
+// An exception makes this rank the culprit, because its peers have done nothing wrong.
 Completion CollectiveRunner::execute_caught(Operation& operation, const Running& call) {
   try {
     if (!parts_.capabilities.is_abortable) begin_watch();

@@ -39,10 +39,10 @@ class CollectiveRunner final : public OperationRunner {
     os::System& system;
     Monitor& monitor;
     FlightRecorder& recorder;
-    Backend* backend = nullptr;        // null: a world of one, whose operations are copies
-    const Capabilities& capabilities;  // capabilities of the backend
+    Backend* backend = nullptr;        // null for a world of one, whose operations are copies
+    const Capabilities& capabilities;  // the capabilities of the backend
     SymmetricHeap* heap;               // allocates symmetric memory
-    Duration timeout;                  // limit for operations without a deadline
+    Duration timeout;                  // the limit for operations that have no deadline
   };
   // The longest sleep of the watch before it notices that it must end.
   static constexpr Duration kWatchTime = std::chrono::milliseconds(20);
@@ -61,7 +61,7 @@ class CollectiveRunner final : public OperationRunner {
  private:
   class Record;
   struct Enqueued;
-  // A call that has begun. The context is that of the collective that runs, or that has failed.
+  // A call that has begun. Its context is that of the collective that runs, or that has failed.
   struct Running {
     OpContext context;
     TimePoint began;
@@ -75,8 +75,8 @@ class CollectiveRunner final : public OperationRunner {
   bool is_to_be_scaled(const Collective& collective) const;
   std::vector<Collective> premultiplied(std::span<const Collective> collectives);
   Status allocate(Operation& operation, const OpContext& context);
-  // Waits until the engine has ended the call. An error if the group fails, or the deadline passes,
-  // before.
+  // Waits until the engine has ended the call. Returns an error if the group fails, or the deadline
+  // passes, before that.
   Status wait_for_end(const Completion& completion, Deadline deadline);
   // Like wait_for_end(), but returns the status of the call, which works on `memory`.
   Status await(const Completion& completion, std::shared_ptr<const void> memory, Deadline deadline);
@@ -84,8 +84,8 @@ class CollectiveRunner final : public OperationRunner {
   Status await_enqueued(Deadline deadline);
   // Ends a call. If it has an error, fails the group with it and returns the failure of the group.
   Status conclude(const Running& call, const Status& status);
-  // Called when the engine has enqueued the call, which it ends by `completion`. The result ends
-  // with it.
+  // Called when the engine has enqueued the call, which the engine ends through `completion`.
+  // Returns a Completion that is done when the call has ended.
   Completion follow(const Operation& operation, const Running& call, const Completion& completion,
                     uint64_t first_entry);
   Status end_enqueued(const std::shared_ptr<Enqueued>& call, const Status& status);
@@ -114,12 +114,12 @@ class CollectiveRunner final : public OperationRunner {
   std::vector<std::byte> scaled_;  // the inputs of PREMUL_SUMs whose output is smaller
   std::atomic<int64_t> time_spent_ns_{0};
   mutable std::mutex mutex_;  // guards the members below, except for the atomics
-  std::deque<std::shared_ptr<Enqueued>> enqueued_;  // shared with the engine's thread
+  std::deque<std::shared_ptr<Enqueued>> enqueued_;  // the engine's thread uses it, too
   std::atomic<size_t> num_enqueued_{0};
   // The memory of abandoned calls. An entry expires when the engine has ended its call.
   std::vector<std::weak_ptr<const void>> abandoned_;
   IdleThread watch_;
-  bool is_submitting_ = false;  // a call is submitted that the watch may have to end
+  bool is_submitting_ = false;  // a call is being submitted, which the watch may have to end
   std::atomic<bool> is_stopping_{false};
 };
 

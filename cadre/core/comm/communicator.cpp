@@ -16,13 +16,13 @@
 namespace cadre {
 namespace {
 
-// Returns the name of a call for its refusals.
+// Returns the name of a call as its error messages quote it.
 std::string_view name_of(std::string_view call, OpKind kind) {
   return call.empty() ? to_string(kind) : call;
 }
 
-// Turns the refusal of a collective, which begins with its kind, into one of the call that contains
-// it.
+// Turns the error of a collective, which begins with its kind, into an error of the call that
+// contains the collective.
 Error refused(const Communicator& group, std::string_view call, OpKind kind, const Error& error) {
   if (error.code() != ErrorCode::kInvalidArgument) return error;
   std::string_view problem = error.message();
@@ -42,7 +42,7 @@ Fingerprint validated(Collective& collective, const Communicator& group,
   if (!supported.ok()) throw refused(group, call, collective.kind, supported.error());
   OpDescriptor descriptor = *checked;
   descriptor.num_coalesced = static_cast<uint16_t>(std::min<size_t>(num_coalesced, UINT16_MAX));
-  collective.shape.reset();  // borrowed for the call; the descriptor has it now
+  collective.shape.reset();  // the shape is borrowed for the call; the descriptor has a copy
   return descriptor.fingerprint();
 }
 
@@ -115,7 +115,8 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
     return std::make_unique<Communicator>(std::move(impl));
   } catch (const Error& error) {
     ErrorDetails details = error.details();
-    details.culprit_world_rank = details.culprit;  // the group is the world
+    // The group is the world, so both ranks are equal.
+    details.culprit_world_rank = details.culprit;
     throw error.with_details(details).with_context(
         format("connecting rank {} of {} to group \"{}\" in round {}", membership.rank,
                membership.world_size, options.name, membership.round));
@@ -310,7 +311,7 @@ void Communicator::close(Deadline deadline) {
                      "group would wait for; close the group in a thread of the program");
   }
   // The flag is set before the look at the other group. So if callbacks close each other's groups,
-  // one of them is refused, and none waits for the other.
+  // one of the two close() throws, and neither waits for the other.
   const ProgressQueue::AwaitsOther awaits_other;
   if (ProgressQueue::is_any_on_this_thread() && impl.awaits_other()) {
     throw refusal_of(*this, "close",

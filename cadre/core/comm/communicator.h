@@ -50,7 +50,8 @@ struct PeerStatus {
 class CADRE_EXPORT Communicator {
  public:
   // Collective over the membership. Ranks exchange addresses through the store, prove the job's
-  // token to each other, refuse another build with both versions named, and connect.
+  // token to each other, and connect. A rank with another build is rejected with an error that
+  // names both versions.
   static std::unique_ptr<Communicator> connect(os::System& system, const Membership& membership,
                                                const CommunicatorOptions& options,
                                                Deadline deadline);
@@ -91,7 +92,7 @@ class CADRE_EXPORT Communicator {
 
   // Runs a collective, or issues it and returns at once. collective/collective.h describes buffers,
   // shapes and what may be in place; collective/reduction_table.h says which operations a dtype
-  // supports, and why others are refused. The methods below are run() and issue() by name.
+  // supports, and why others are not supported. The methods below are run() and issue() by name.
   void run(Collective collective, const CollectiveOptions& options = {}) {
     run_own(std::span(&collective, 1), options);
   }
@@ -127,7 +128,8 @@ class CADRE_EXPORT Communicator {
                         const CollectiveOptions& options = {}) {
     return issue(Collective::all_gather(in, out, dtype), options);
   }
-  // counts: elements of each rank's input. Calls whose counts differ between ranks are refused.
+  // counts[r] is the number of elements of rank r's input. Calls fail on all ranks if their counts
+  // differ between ranks.
   void all_gather_v(ConstBytes in, Bytes out, DType dtype, std::vector<uint64_t> counts,
                     const CollectiveOptions& options = {}) {
     run(Collective::all_gather_v(in, out, dtype, std::move(counts)), options);
@@ -144,7 +146,8 @@ class CADRE_EXPORT Communicator {
                             const CollectiveOptions& options = {}) {
     return issue(Collective::reduce_scatter(in, out, dtype, reduction), options);
   }
-  // counts: elements of each rank's output. Calls whose counts differ between ranks are refused.
+  // counts[r] is the number of elements of rank r's output. Calls fail on all ranks if their counts
+  // differ between ranks.
   void reduce_scatter_v(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
                         std::vector<uint64_t> counts, const CollectiveOptions& options = {}) {
     run(Collective::reduce_scatter_v(in, out, dtype, reduction, std::move(counts)), options);
@@ -202,8 +205,8 @@ class CADRE_EXPORT Communicator {
   }
   // Messages between two ranks with one tag arrive in order; sizes and types must match. A send of
   // up to 16 KiB may return before it is received; a longer one waits for its receive. A rank
-  // buffers at most 4 MiB from each peer that no recv has taken. Sending to this rank itself is
-  // refused.
+  // buffers at most 4 MiB from each peer that no recv has taken. Throws for a message to this rank
+  // itself.
   void send(ConstBytes data, DType dtype, Rank destination, int tag,
             const CollectiveOptions& options = {});
   void recv(Bytes data, DType dtype, Rank source, int tag, const CollectiveOptions& options = {});
@@ -216,8 +219,9 @@ class CADRE_EXPORT Communicator {
                   const CollectiveOptions& options = {});
   Work recv_async(Bytes data, DType dtype, Rank source, int tag,
                   const CollectiveOptions& options = {});
-  // Issues sends and receives together, so that their order does not matter on any rank. If one is
-  // refused, throws and issues none. Returns one Work for each. Same as c10d's batch_isend_irecv.
+  // Issues sends and receives together, so that their order does not matter on any rank. If one has
+  // invalid arguments, throws and issues none. Returns one Work for each. Same as c10d's
+  // batch_isend_irecv.
   std::vector<Work> issue(std::span<const MessageCall> calls,
                           const CollectiveOptions& options = {});
 
@@ -230,9 +234,9 @@ class CADRE_EXPORT Communicator {
   Duration time_in_operations() const;
   std::vector<PeerStatus> peers() const;
   // Returns the first failure of this group, which every later call throws; nullopt while the group
-  // is usable. A call that is refused for its own arguments throws before it has issued anything,
-  // and is no failure of the group. Does not communicate, so it does not return a failure that this
-  // rank has not heard of yet. Same as ncclCommGetAsyncError.
+  // is usable. A call with invalid arguments throws before it has issued anything, and the group
+  // does not fail. Does not communicate, so it does not return a failure that this rank has not
+  // heard of yet. Same as ncclCommGetAsyncError.
   std::optional<Error> error() const;
   // Returns the ranks that are known to be gone (killed or left), for rejoin().
   std::vector<Rank> lost_ranks() const;
@@ -250,21 +254,19 @@ class CADRE_EXPORT Communicator {
   void fail_together(const Communicator& other);
   // Runs pending operations until the deadline, publishes to the members that this rank leaves, and
   // joins the group's threads, also beyond the deadline while a callback of an operation runs; with
-  // the last group of the process, closes its connections.
-  // Operations that are still pending at the deadline are aborted, which fails the group on all
-  // ranks: Work::wait() of each of them throws kAborted, here and on the other ranks. close()
-  // itself does not throw for them, so wait() first for what must have ended. Later calls are
-  // refused with kInvalidArgument. Idempotent. The destructor only aborts locally and communicates
-  // for 1 s at most.
-  // At its end close() throws kInvalidArgument if ranks are known to have left this group, or one
-  // that was closed before, after different collectives: a small broadcast, reduce, gather or
-  // scatter may succeed on a rank although another rank called something else. If two such ranks
-  // are on one host, at least the one that closes later throws. Two ranks of different hosts that
-  // close their last groups at the same moment may both miss the mismatch, as may ranks that clean
-  // up after a failure. The destructor only logs the mismatch.
-  // In a callback of this group, or in the deleter of a keep_alive, close() throws kInvalidArgument
-  // and does nothing. So it does in a callback of another group while a callback of this one closes
-  // a group.
+  // the last group of the process, closes its connections. Operations that are still pending at the
+  // deadline are aborted, which fails the group on all ranks: Work::wait() of each of them throws
+  // kAborted, here and on the other ranks. close() itself does not throw for them, so wait() first
+  // for what must have ended. Later calls throw kInvalidArgument. A second close() does nothing.
+  // The destructor only aborts locally and communicates for 1 s at most. At its end close() throws
+  // kInvalidArgument if ranks are known to have left this group, or one that was closed before,
+  // after different collectives: a small broadcast, reduce, gather or scatter may succeed on a rank
+  // although another rank called something else. If two such ranks are on one host, at least the
+  // one that closes later throws. Two ranks of different hosts that close their last groups at the
+  // same moment may both miss the mismatch, as may ranks that clean up after a failure. The
+  // destructor only logs the mismatch. In a callback of this group, or in the deleter of a
+  // keep_alive, close() throws kInvalidArgument and does nothing. So it does in a callback of
+  // another group while a callback of this one closes a group.
   void close(Deadline deadline);
 
   // Returns the last operations of this rank; to_json() makes them readable.

@@ -32,9 +32,10 @@ namespace cadre {
 
 // The ranks of a group.
 struct GroupMembers {
-  std::vector<int> ranks;  // ranks in the fabric, by rank in the group
+  std::vector<int> ranks;  // ranks[r] is the rank in the fabric of the group's rank r
   Rank self;               // this rank's rank in the group
-  Membership membership;   // membership for rejoin(); its `group` is unique in the job
+  // The membership with which rejoin() works; its `group` is unique in the job.
+  Membership membership;
   // The identity under which a member reports that it gives up while the members create the group
   // over a store; nullopt for all other groups.
   std::optional<GroupIdentity> creation = {};
@@ -81,10 +82,10 @@ class Communicator::Impl {
     fork_guard->check();
     return *this;
   }
-  // Refuses `call` on a group that was closed without a failure.
+  // Throws if the group was closed without a failure.
   void check_open(std::string_view call) const;
-  // Leaves in good order, or aborts operations that are still pending at the deadline. Returns
-  // false if the group was closed before.
+  // Leaves the group when its operations have ended, or aborts operations that are still pending at
+  // the deadline. Returns false if the group was closed before.
   bool close(Deadline deadline);
   void abort(const std::string& reason);
   // Returns whether the calling thread runs code of the program from within the group, so that it
@@ -101,7 +102,8 @@ class Communicator::Impl {
   const GroupMembers members;
   const Rank rank;
   const int world_size;
-  Capabilities capabilities = full_capabilities("solo");  // those of the engine, once it exists
+  // Those of the engine, once the engine exists.
+  Capabilities capabilities = full_capabilities("solo");
 
   // Shared with Works and symmetric buffers, which may outlive the group.
   const std::shared_ptr<const ForkGuard> fork_guard;
@@ -112,7 +114,7 @@ class Communicator::Impl {
   // These parts are declared before the parts that use them.
   std::unique_ptr<FlightRecorder> recorder;
   std::shared_ptr<Monitor> monitor;      // shared with the control plane
-  std::unique_ptr<Transport> transport;  // transport of the net engine
+  std::unique_ptr<Transport> transport;  // the transport of the net engine
   std::unique_ptr<Transport> message_transport;
   std::unique_ptr<Backend> engine;            // null for a world of one without a chosen backend
   std::shared_ptr<SignalWaits> signal_waits;  // symmetric buffers have weak references to it
@@ -120,8 +122,9 @@ class Communicator::Impl {
   std::unique_ptr<CollectiveRunner> runner;
   // Shared with Works, which may outlive the group.
   std::shared_ptr<OperationQueue> queue;
-  std::shared_ptr<MessageQueue> messages;       // null without peers
-  std::atomic<uint32_t> num_message_spaces{0};  // reserved so far; see message_calls.h
+  std::shared_ptr<MessageQueue> messages;  // null if the group has no peers
+  // The number of spaces reserved so far; message_calls.h explains them.
+  std::atomic<uint32_t> num_message_spaces{0};
 
  private:
   const wire::RankAddress& own_address() const {
@@ -129,7 +132,7 @@ class Communicator::Impl {
   }
   std::unique_ptr<FlightRecorder> make_recorder() const;
   std::shared_ptr<Monitor> make_monitor() const;
-  // `call`: empty if it is not known.
+  // `call` is empty if it is not known.
   Error closed_error(std::string_view call) const;
   void build_host_engine(GroupPieces pieces, const std::vector<GroupPlaces>& places);
   void release_holds(const std::vector<GroupPlaces>& places) const;
@@ -147,7 +150,8 @@ class Communicator::Impl {
   void release(Deadline deadline);
   void leave_engine_to_process();
 
-  const int num_exceptions_ = std::uncaught_exceptions();  // number when the group was made
+  // The number at the time when the group was made.
+  const int num_exceptions_ = std::uncaught_exceptions();
   std::atomic<bool> is_closed_{false};
   bool is_released_ = false;
 };

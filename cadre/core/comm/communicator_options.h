@@ -20,15 +20,15 @@ enum class TransportChoice {
 };
 
 struct CommunicatorOptions {
-  std::string name = "world";  // name in messages; equal on all ranks
+  std::string name = "world";  // messages quote it; all ranks have the same name
   // Identifies the group in store keys, handshakes and records; equal on all ranks, unique in the
   // job. Empty: the name. split() and new_group() derive it, so that groups may share a name.
   std::string id = {};
   Duration timeout = kDefaultOperationTimeout;
-  Duration silence_limit = kDefaultSilenceLimit;  // limit for a peer on another host
+  Duration silence_limit = kDefaultSilenceLimit;  // the limit of silence for a peer on another host
   TransportChoice transport = TransportChoice::kAuto;
-  // Makes the engine of the group, and of the groups that are split off it; empty: a native engine,
-  // chosen by `transport`. core/comm/backend_factory.h says how to write an engine.
+  // Makes the engine of the group, and of the groups that are split off it. If it is empty,
+  // `transport` chooses a native engine. core/comm/backend_factory.h says how to write an engine.
   BackendFactory backend = {};
   // The numeric address at which the other ranks reach this host, never a wildcard address. Empty:
   // the addresses that the rendezvous found, which are loopback if all ranks are on one host.

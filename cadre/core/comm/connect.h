@@ -14,8 +14,8 @@
 
 namespace cadre {
 
-// What a program says itself about its place in the job. Fields that it leaves out come from the
-// environment, see core/rendezvous/job_environment.h.
+// What a program itself says about its place in the job. Fields that it leaves out come from the
+// environment (core/rendezvous/job_environment.h).
 struct JobPlace;
 
 // If `options` do not set them, the log is standard error, and the flight record is the file

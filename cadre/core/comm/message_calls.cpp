@@ -20,7 +20,7 @@ struct Reservation {
   uint64_t user_digest = 0;
 };
 
-// Refuses a message that cannot be right on any rank.
+// Throws for a message that is wrong whatever the other ranks do.
 void check_message(const MessageCall& message, const Communicator& group, std::string_view call) {
   const bool is_from_any = message.kind == OpKind::kRecv && message.peer == kAnySource;
   const std::string_view kind = is_from_any ? "recv_from_any" : to_string(message.kind);
@@ -83,7 +83,7 @@ std::vector<Work> issue_messages(const Communicator& group, const MessageSpace& 
                                  const CollectiveOptions& options) {
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
   for (const MessageCall& message : messages) check_message(message, group, options.call);
-  if (messages.empty()) return {};  // also in a world of one, which has no messages
+  if (messages.empty()) return {};  // holds also in a world of one, which has no messages
   impl.check_open(name_of_call(messages.front(), options));
   check_has_peers(group, name_of_call(messages.front(), options), kNoMessages);
   return impl.messages->issue(messages, space, options);

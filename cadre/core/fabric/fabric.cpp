@@ -36,7 +36,7 @@ class HolderWatch final : public GroupEvents {
   std::optional<wire::Activity> own_activity() override { return std::nullopt; }
 
  private:
-  const std::shared_ptr<const Layout> layout_;  // shared with the fabric, as the memory is
+  const std::shared_ptr<const Layout> layout_;  // the fabric shares it, as it shares the memory
   const std::shared_ptr<HostMemory> memory_;
   const int host_;
 };

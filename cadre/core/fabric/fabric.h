@@ -37,15 +37,15 @@ namespace cadre {
 
 // The places in the host's memory at which a rank meets the other ranks of a group.
 struct GroupPlaces {
-  Place block;         // place for the host engine
-  Place message_page;  // place for messages
+  Place block;         // the place of the block that the host engine uses
+  Place message_page;  // the place of the page that messages use
 };
 
 // The settings with which a fabric connects, from the options of its first group.
 struct FabricSettings {
-  std::string connection = "world";  // connection_name() of the first group
-  std::string listen_host;           // see CommunicatorOptions
-  std::string flight_record_path;    // see CommunicatorOptions
+  std::string connection = "world";  // the connection_name() of the first group
+  std::string listen_host;           // as CommunicatorOptions::listen_host
+  std::string flight_record_path;    // as CommunicatorOptions::flight_record_path
   Duration silence_limit = kDefaultSilenceLimit;
   std::shared_ptr<LogSink> log;
 };
@@ -79,12 +79,12 @@ class Fabric {
 
   FlightFiles& flight_files() { return flight_files_; }
 
-  // Null for a process without peers.
+  // Returns null for a process without peers.
   ControlPlane* plane() const { return plane_.get(); }
-  // Null for a process without peers.
+  // Returns null for a process without peers.
   TcpLinks* links() const { return links_.get(); }
   const std::shared_ptr<TcpLinks>& shared_links() const { return links_; }
-  // Returns the errors of groups that were found after the close() of the group.
+  // Returns the errors of groups that were found after the close() of their group.
   const std::shared_ptr<LateErrors>& late_errors() const { return late_errors_; }
   // Returns null if this rank shares no memory.
   const std::shared_ptr<HostMemory>& host_memory() const { return host_memory_; }
@@ -133,14 +133,14 @@ class Fabric {
   std::shared_ptr<HostMemory> host_memory_;  // shared with pieces that outlive the fabric
   const std::shared_ptr<LateErrors> late_errors_ = std::make_shared<LateErrors>();
   std::string obstacle_;
-  std::shared_ptr<LogSink> log_;  // shared with the groups; null: messages are dropped
+  std::shared_ptr<LogSink> log_;  // the groups use it, too; if null, log lines are dropped
   bool is_crowded_ = false;
   StatusPage page_;
   std::unique_ptr<StatusCells> cells_;
-  std::shared_ptr<TcpLinks> links_;  // shared with the plane's callback
+  std::shared_ptr<TcpLinks> links_;  // the callback of the plane uses it, too
   std::unique_ptr<ControlPlane> plane_;
   std::atomic<int> num_groups_{0};
-  bool is_closed_ = false;  // set by the group that closes last, or by the destructor
+  bool is_closed_ = false;  // the group that closes last sets it, or the destructor
 };
 
 }  // namespace cadre

@@ -20,12 +20,12 @@ namespace cadre {
 
 class FlightFiles {
  public:
-  // How many records are kept of groups that were closed in good order, and of groups that had
-  // failed.
+  // The number of records that are kept of groups that were closed in good order, and of groups
+  // that had failed.
   static constexpr size_t kMaxClosed = 8;
   static constexpr size_t kMaxFailed = 32;
 
-  // `path` is the path of the first group's record; empty: there are no files.
+  // `path` is the path of the first group's record. If it is empty, there are no files.
   explicit FlightFiles(std::string path);
 
   // Returns the path for a group that comes from the first one; empty if there are no files.
@@ -41,10 +41,10 @@ class FlightFiles {
   void adopt_earlier();
 
   std::string folder_;
-  std::string name_;  // empty: no files
+  std::string name_;  // if empty, no files are written
   const std::string first_;
   std::mutex mutex_;
-  std::deque<std::string> closed_;  // the oldest first
+  std::deque<std::string> closed_;  // the names of closed records, of which the oldest comes first
   std::deque<std::string> failed_;
 };
 

@@ -19,13 +19,13 @@ class ForkGuard {
   // `mark` was made in this process, whose id is `pid`; all groups of the process share it.
   ForkGuard(std::string group, Rank rank, int pid, std::shared_ptr<const os::ForkMark> mark);
 
-  // Returns whether this process is such a child. Then destructors must neither wait nor
+  // Returns whether this process is a child made by fork(). Then destructors must neither wait nor
   // communicate.
   bool is_in_child() const { return mark_->is_in_child(); }
   void check() const {
     if (is_in_child()) refuse();
   }
-  // The group's name and this rank, for messages.
+  // Return the group's name and this rank, for messages.
   const std::string& group() const { return group_; }
   Rank rank() const { return rank_; }
 

@@ -10,8 +10,8 @@
 namespace cadre {
 namespace {
 
-// How a group was made. Groups of different origins have different birth numbers, whatever their
-// ids.
+// Says how a group was made. Groups of different origins have different birth numbers, whatever
+// their ids.
 enum class Origin : uint64_t { kConnected = 1, kCreation, kCreated, kChild, kNamed };
 
 // Keys below this one do not belong to groups (fabric.cpp).

@@ -22,24 +22,24 @@ namespace cadre {
 
 class GroupIdentity {
  public:
-  // The identity of the group of all ranks of a fabric.
+  // Returns the identity of the group of all ranks of a fabric.
   static GroupIdentity of_connection(std::string id, uint64_t connection);
-  // The identity that members of a group know while they create it over a store, before their
-  // exchange. Failures of the creation are reported to it.
+  // Returns the identity that members of a group know while they create it over a store, before
+  // their exchange. Failures of the creation are reported to it.
   static GroupIdentity of_creation(std::string id, uint64_t connection,
                                    std::span<const int> members);
-  // The identity of the group that this creation makes; `stamps` are the random numbers of the
-  // members' calls.
+  // Returns the identity of the group that this creation makes; `stamps` are the random numbers of
+  // the members' calls.
   GroupIdentity created(std::span<const uint64_t> stamps) const;
-  // The identity of a group that operation `number` of this group creates.
+  // Returns the identity of a group that operation `number` of this group creates.
   GroupIdentity child(uint64_t number, std::optional<int> color = {}) const;
 
-  // For example "world" or "world/2.0".
+  // Returns a text such as "world" or "world/2.0".
   const std::string& id() const { return id_; }
-  // For example "world/2.0@0123456789abcdef"; used in keys of stores.
+  // Returns a text such as "world/2.0@0123456789abcdef", which is used in keys of stores.
   std::string unique_name() const;
-  // For example "NAME@0123456789abcdef", with letters, digits and "-_.@" only; used for files of
-  // the group.
+  // Returns a text such as "NAME@0123456789abcdef", with letters, digits and "-_.@" only, which is
+  // used for files of the group.
   std::string file_name(std::string_view name) const;
   GroupKey key() const { return key_; }
   StreamId stream(uint8_t purpose) const { return {key_, purpose}; }

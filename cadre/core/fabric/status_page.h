@@ -117,7 +117,7 @@ class StatusCells {
   struct Table {
     std::mutex mutex;
     std::deque<size_t> free;
-    std::map<const GroupCell*, std::string> names;  // names of the groups with a cell
+    std::map<const GroupCell*, std::string> names;  // the names of the groups that have a cell
     std::vector<std::weak_ptr<const std::string>> waits;
   };
   const StatusPage page_;

@@ -27,7 +27,8 @@ class CADRE_EXPORT FreeRanges {
   size_t longest() const;
 
  private:
-  std::map<size_t, size_t> sizes_;  // sizes of the free parts by their begin
+  // The sizes of the free parts; the key is the offset at which a part begins.
+  std::map<size_t, size_t> sizes_;
   size_t num_bytes_;
 };
 

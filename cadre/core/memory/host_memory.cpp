@@ -41,13 +41,14 @@ void keep_reason(std::string& kept, std::string_view reason) {
 // The header of a piece. Zero bytes mean a piece without holders. No piece has number 0: in header
 // 0 of a slot, is_revoked means that a peer no longer counts the holds of this slot.
 struct HostMemory::Header {
-  // Bits of `access`.
-  static constexpr uint64_t kHasWriters = 1;   // set by peers
-  static constexpr uint64_t kIsWithdrawn = 2;  // set by the owner
+  // The bits of `access`.
+  static constexpr uint64_t kHasWriters = 1;   // peers set it
+  static constexpr uint64_t kIsWithdrawn = 2;  // the owner sets it
 
   std::atomic<uint64_t> is_revoked;
   std::atomic<uint64_t> access;
-  std::array<std::atomic<uint64_t>, kMaxSlots / 64> holders;  // bits by slot
+  // Bit s is set if the rank in slot s holds the piece.
+  std::array<std::atomic<uint64_t>, kMaxSlots / 64> holders;
 };
 
 Piece::Piece(std::shared_ptr<HostMemory> memory, Bytes bytes, const Place& place)
@@ -179,18 +180,20 @@ Result<Piece> HostMemory::allocate(const PieceOptions& options) {
 Result<HostMemory::Cut> HostMemory::cut(size_t size) {
   const std::lock_guard lock(mutex_);
   if (free_ids_.empty() && last_id_ + 1 == kMaxPieces) {
-    return Error(ErrorCode::kUnavailable,
-                 format("host memory: slot {} has {} pieces, more are not possible; free some",
-                        slot_, kMaxPieces - 1));
+    return Error(
+        ErrorCode::kUnavailable,
+        format("host memory: slot {} has {} pieces, which is the limit; free symmetric memory",
+               slot_, kMaxPieces - 1));
   }
   destroyed_.reserve(records_.size() + 1);
   free_ids_.reserve(last_id_ + 1);
   const std::optional<size_t> offset = free_.take(size);
   if (!offset) {
-    return Error(ErrorCode::kUnavailable,
-                 format("host memory: {} bytes are needed of the slice of slot {}, of whose {} "
-                        "bytes {} are free, at most {} in one run; free symmetric memory",
-                        size, slot_, layout_.slice_bytes, free_.num_bytes(), free_.longest()));
+    return Error(
+        ErrorCode::kUnavailable,
+        format("host memory: a piece of {} bytes does not fit into the slice of slot {}: of its {} "
+               "bytes {} are free, at most {} of them contiguous; free symmetric memory",
+               size, slot_, layout_.slice_bytes, free_.num_bytes(), free_.longest()));
   }
   uint32_t id = 0;
   if (free_ids_.empty()) {

@@ -44,9 +44,10 @@ namespace cadre {
 class HostMemory;
 
 struct HostMemoryLayout {
-  int num_slots = 1;       // ranks of the host, at most HostMemory::kMaxSlots
-  size_t front_bytes = 0;  // bytes before the slices, for the owner of the segment
-  size_t slice_bytes = 0;  // one rank's slice; rounded down to pages
+  int num_slots = 1;  // the number of ranks of the host, at most HostMemory::kMaxSlots
+  // The number of bytes before the slices, which the owner of the segment uses.
+  size_t front_bytes = 0;
+  size_t slice_bytes = 0;  // the size of one rank's slice; it is rounded down to pages
 
   friend bool operator==(const HostMemoryLayout&, const HostMemoryLayout&) = default;
 };
@@ -62,7 +63,7 @@ class Piece {
 
   explicit operator bool() const { return memory_ != nullptr; }
   Bytes bytes() const { return bytes_; }
-  // The place of the first byte.
+  // Returns the place of the first byte.
   const Place& place() const { return place_; }
   // Commits the memory of the range. Bytes behind PieceOptions::committed_bytes need this before
   // their first use.
@@ -77,16 +78,17 @@ class Piece {
   Piece(std::shared_ptr<HostMemory> memory, Bytes bytes, const Place& place);
   void swap(Piece& other) noexcept;
 
-  std::shared_ptr<HostMemory> memory_;  // shared: a piece may outlive the group that allocated it
+  // Is shared because a piece may outlive the group that allocated it.
+  std::shared_ptr<HostMemory> memory_;
   Bytes bytes_;
   Place place_;
 };
 
 struct PieceOptions {
   size_t num_bytes = 0;
-  // Size of the part committed from the beginning; nullopt: the whole piece.
+  // The size of the part that is committed from the beginning; nullopt means the whole piece.
   std::optional<size_t> committed_bytes = {};
-  std::span<const int> holders = {};  // slots of the peers that will use it; borrowed
+  std::span<const int> holders = {};  // the slots of the peers that will use the piece; borrowed
 };
 
 class HostMemory : public std::enable_shared_from_this<HostMemory> {
@@ -96,7 +98,8 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
 
  public:
   static constexpr int kMaxSlots = 896;
-  static constexpr uint32_t kMaxPieces = 1 << 16;  // limit for each rank, at one time
+  // The number of pieces that a rank can have at one time.
+  static constexpr uint32_t kMaxPieces = 1 << 16;
 
   static size_t segment_bytes(const HostMemoryLayout& layout);
   // Returns the layout with the largest slices that fit into a segment of this size.
@@ -113,7 +116,7 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
 
   const HostMemoryLayout& layout() const { return layout_; }
   int slot() const { return slot_; }
-  // The bytes before the slices. The process that made the segment commits them.
+  // Returns the bytes before the slices. The process that made the segment commits them.
   Bytes front() const { return segment_->bytes().first(layout_.front_bytes); }
 
   Result<Piece> allocate(const PieceOptions& options);
@@ -166,7 +169,7 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
     bool is_alive = true;
     bool is_revoked = false;
     std::string reason = {};
-    ByteRange private_pages = {};  // part of the slice; guarded by revocation_mutex_
+    ByteRange private_pages = {};  // a part of the slice; revocation_mutex_ guards it
   };
   struct Cut {
     uint32_t id = 0;
@@ -189,7 +192,7 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   Record* record_of(const Place& place);
   Status make_private(Record& record, const ByteRange& range);
 
-  const std::shared_ptr<os::SharedMemory> segment_;  // shared with the owner of the front
+  const std::shared_ptr<os::SharedMemory> segment_;  // the owner of the front uses it, too
   const HostMemoryLayout layout_;
   const int slot_;
 
@@ -198,13 +201,14 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   std::mutex revocation_mutex_;
   mutable std::mutex mutex_;
   FreeRanges free_;
-  std::map<size_t, Record> records_;  // records by offset in the slice
-  // Offsets of destroyed pieces that may be held. This vector and free_ids_ reserve room for all
-  // pieces, so that the destructor of a piece allocates no memory.
+  // The records of this rank's pieces; the key is the offset in the slice.
+  std::map<size_t, Record> records_;
+  // The offsets of destroyed pieces that peers may hold. This vector and free_ids_ reserve room for
+  // all pieces, so that the destructor of a piece allocates no memory.
   std::vector<size_t> destroyed_;
   std::vector<uint32_t> free_ids_;
   uint32_t last_id_ = 0;
-  std::array<uint64_t, kMaxSlots / 64> dead_{};  // bits by slot
+  std::array<uint64_t, kMaxSlots / 64> dead_{};  // bit s is set if the rank in slot s is dead
 };
 
 }  // namespace cadre

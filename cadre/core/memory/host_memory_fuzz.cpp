@@ -1,5 +1,5 @@
-// Fuzzes resolve() with places from peers: a place is resolved inside the slice of its slot, or
-// refused.
+// Fuzzes resolve() with places from peers: it must return memory inside the slice of the slot, or
+// null.
 #include <cstdlib>
 #include <cstring>
 

@@ -242,8 +242,8 @@ TEST_F(HostMemoryTest, TooLittleRoomIsAnErrorWithItsSizes) {
   ASSERT_FALSE(more.ok());
   EXPECT_EQ(more.error().code(), ErrorCode::kUnavailable);
   EXPECT_EQ(more.error().message(),
-            "host memory: 20480 bytes are needed of the slice of slot 0, of whose 262144 bytes "
-            "16384 are free, at most 16384 in one run; free symmetric memory");
+            "host memory: a piece of 20480 bytes does not fit into the slice of slot 0: of its "
+            "262144 bytes 16384 are free, at most 16384 of them contiguous; free symmetric memory");
 }
 
 TEST_F(HostMemoryTest, WithoutMemoryNothingIsCut) {

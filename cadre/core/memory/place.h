@@ -16,11 +16,11 @@ struct ByteRange {
   size_t size = 0;
 };
 
-// Sent as bytes. Piece number 0 means that there is no place.
+// Ranks send it as bytes. Piece number 0 means that there is no place.
 struct Place {
-  uint32_t piece = 0;    // number of the owner's piece
-  uint32_t padding = 0;  // explicit, because places are sent as bytes
-  uint64_t offset = 0;   // offset in the owner's slice
+  uint32_t piece = 0;    // the number of the piece at its owner
+  uint32_t padding = 0;  // is explicit because places are sent as bytes
+  uint64_t offset = 0;   // the offset in the owner's slice
 
   explicit operator bool() const { return piece != 0; }
   friend bool operator==(const Place&, const Place&) = default;

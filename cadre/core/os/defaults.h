@@ -31,7 +31,8 @@ inline constexpr Duration kDefaultSilenceLimit = std::chrono::seconds(120);
 // until the slowest of them has written, or has checked, its files.
 inline constexpr Duration kDefaultSnapshotTimeout = std::chrono::seconds(600);
 
-// What one rank does while the others wait for it: on_main_rank(), main_rank_first().
+// The limit of what one rank does while the others wait for it in on_main_rank() and
+// main_rank_first().
 inline constexpr Duration kDefaultMainRankTimeout = std::chrono::minutes(30);
 
 }  // namespace cadre

@@ -18,8 +18,8 @@ namespace cadre::os {
 
 class EventPool {
  public:
-  // An event, clear at first. Everyone who may notify it must have been told to stop before the
-  // lease ends.
+  // Lends an event, which is clear at first. Everyone who may notify it must have been told to stop
+  // before the lease ends.
   class Lease {
    public:
     Lease(EventPool& pool, std::unique_ptr<Event> event) : pool_(&pool), event_(std::move(event)) {}

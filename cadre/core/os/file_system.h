@@ -42,12 +42,12 @@ class CADRE_EXPORT SharedFile {
   virtual Status enter() = 0;
   // Returns whether no other handle is present. REQUIRES: enter() was called, and the lock is held.
   virtual Result<bool> is_alone() = 0;
-  // Ends the presence that enter() began, as closing does; but by then another handle may have the
-  // lock.
+  // Ends the presence that enter() began, as closing does. It may be called when another handle has
+  // the lock.
   virtual void leave() = 0;
 
   virtual Result<size_t> size() const = 0;
-  // Reads up to buffer.size() bytes from `offset`; fewer at the end of the file.
+  // Reads up to buffer.size() bytes from `offset`; reads fewer at the end of the file.
   virtual Result<size_t> read_at(size_t offset, Bytes buffer) const = 0;
   // Writes at `offset`, which must be the end of the file. After an error the file ends there
   // again, unless truncating it failed as well.
@@ -79,7 +79,7 @@ class CADRE_EXPORT FileSystem {
   // Creates the file, or empties it.
   virtual Result<std::unique_ptr<OutputFile>> create(const std::string& path) = 0;
   // Creates or replaces the file, filled with zeros, and reserves its space: a full disk is an
-  // error here, not a signal at a later write. num_bytes: at least 1.
+  // error here, not a signal at a later write. `num_bytes` is at least 1.
   virtual Result<std::unique_ptr<SizedFile>> create_sized(const std::string& path,
                                                           size_t num_bytes) = 0;
   // Creates an empty file in the folder of `path`, with a name that no other file has, and returns

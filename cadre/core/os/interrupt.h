@@ -38,7 +38,7 @@ class Interrupt {
     Event& event_;
   };
 
-  // Ends present and future waits. Idempotent.
+  // Ends present and future waits. A second call does nothing.
   void raise() {
     raised_.store(true, std::memory_order_release);
     const std::lock_guard lock(mutex_);
@@ -49,7 +49,7 @@ class Interrupt {
  private:
   std::atomic<bool> raised_{false};
   mutable std::mutex mutex_;
-  // Registered events; mutable because const methods register.
+  // The registered events. The member is mutable because const methods register.
   mutable std::vector<Event*> waiting_;
 };
 

@@ -19,7 +19,7 @@ class SharedMemory {
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  // The whole mapping, page-aligned and zeroed at creation.
+  // Returns the whole mapping, which is page-aligned and was zeroed at creation.
   virtual Bytes bytes() const = 0;
 };
 

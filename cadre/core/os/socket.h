@@ -1,9 +1,9 @@
 // Byte streams and other objects to poll: the only way in which ranks communicate over a network.
 //
-// Threads: a Pollable belongs to one thread at a time, except Event::notify (any thread).
-// Blocking: nothing here blocks; waiting is System::poll.
-// Lifetime: closed by the destructor. Peers see the end of stream.
-// Errors: Results; kPeerLost for an ended or reset stream, kUnavailable for a refused connection.
+// Threads: a Pollable belongs to one thread at a time, except Event::notify (any thread). Blocking:
+// nothing here blocks; waiting is System::poll. Lifetime: closed by the destructor. Peers see the
+// end of stream. Errors: Results; kPeerLost for an ended or reset stream, kUnavailable for a
+// connection that the other host rejected.
 #pragma once
 
 #include <chrono>
@@ -26,8 +26,8 @@ struct CADRE_EXPORT Address {
   enum class Kind : uint8_t { kTcp, kUnix };
 
   Kind kind = Kind::kTcp;
-  std::string host;   // numeric or a name for TCP; the abstract name for unix
-  uint16_t port = 0;  // TCP only; 0 asks listen() for a free one
+  std::string host;   // is numeric or a name for TCP, and the abstract name for unix
+  uint16_t port = 0;  // is used for TCP only; 0 makes listen() choose a free port
 
   std::string to_string() const;
   static Result<Address> parse(std::string_view text);
@@ -52,16 +52,16 @@ class SharedMemory;
 // keep-alive probes within this time.
 inline constexpr Duration kMaxPeerSilence = std::chrono::seconds(30);
 
-// One connected stream. Ordered bytes, full duplex.
+// One connected stream of ordered bytes in both directions.
 class CADRE_EXPORT Socket : public Pollable {
  public:
   // Returns the number of bytes taken, at most data.size(); 0 while the stream is full.
   virtual Result<size_t> try_send(ConstBytes data) = 0;
-  // Returns the number of bytes received; 0 while there are none. The peer's orderly end is
-  // kPeerLost, too.
+  // Returns the number of bytes received; 0 while there are none. Returns kPeerLost also if the
+  // peer has closed the stream in good order.
   virtual Result<size_t> try_recv(Bytes buffer) = 0;
-  // The same for several pieces of memory one after the other, at most kMaxParts. Streams of the
-  // kernel need one system call for all of them.
+  // Does the same for several pieces of memory one after the other, at most kMaxParts. Streams of
+  // the kernel need one system call for all of them.
   static constexpr size_t kMaxParts = 64;
   virtual Result<size_t> try_send_parts(std::span<const ConstBytes> parts);
   virtual Result<size_t> try_recv_parts(std::span<const Bytes> parts);
@@ -69,8 +69,8 @@ class CADRE_EXPORT Socket : public Pollable {
   // unknown. They are lost if the socket is closed while the other end still sends.
   virtual size_t num_unsent() const { return 0; }
 
-  // Passes a segment to a process of the same host, with one byte of the stream. Unix sockets only;
-  // returns false while the stream is full.
+  // Passes a segment to a process of the same host, with one byte of the stream. Only unix sockets
+  // can do this. Returns false while the stream is full.
   virtual Result<bool> try_send_segment(const SharedMemory& segment) = 0;
   // Returns the next segment; null while there is none. Each call matches one try_send_segment of
   // the peer.
@@ -78,16 +78,17 @@ class CADRE_EXPORT Socket : public Pollable {
 
   // Ends both directions at once and wakes a poll of this socket; the object stays valid.
   virtual void shutdown() = 0;
-  // TCP: the numeric address of this end, or of the other; unix: its name.
+  // Return the address of this end, and of the other end: for TCP the numeric address, for unix the
+  // name.
   virtual Address local_address() const = 0;
   virtual Address peer_address() const = 0;
 
-  // TCP: the stream is also lost if sent bytes are not acknowledged, or not taken by the peer, for
-  // `limit` (at least 3 s). Use it only if the peer always reads: a peer that computes for a long
-  // time with a full buffer would be lost, too.
+  // For TCP, the stream is then also lost if sent bytes are not acknowledged, or not taken by the
+  // peer, for `limit` (at least 3 s). Use it only if the peer always reads: a peer that computes
+  // for a long time with a full buffer would be lost, too.
   virtual void limit_silence(Duration /*limit*/) {}
-  // Checks a connection within this host: an error unless the process at the other end belongs to
-  // this process's user or to root, and also if the kernel does not know the user.
+  // Checks a connection within this host. Returns an error unless the process at the other end
+  // belongs to this process's user or to root, and also if the kernel does not know the user.
   virtual Status check_peer_user() const = 0;
 };
 
@@ -99,7 +100,7 @@ class Listener : public Pollable {
   virtual Address address() const = 0;
 };
 
-// Wakes a poll from another thread. Readable from notify() until clear().
+// Wakes a poll from another thread. It is readable from notify() until clear().
 class Event : public Pollable {
  public:
   virtual void notify() = 0;
@@ -111,8 +112,8 @@ struct PollItem {
   Pollable* target = nullptr;
   bool want_read = false;
   bool want_write = false;
-  // Set by poll(); both are true for an ended or broken stream, so that the next call reports the
-  // error.
+  // poll() sets both. Both are true for an ended or broken stream, so that the next call reports
+  // the error.
   bool can_read = false;
   bool can_write = false;
 };

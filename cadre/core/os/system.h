@@ -33,7 +33,7 @@ class Thread {
   virtual void join() = 0;
 };
 
-// Parks one thread. unpark() before park() is remembered, so no wake-up is lost.
+// Parks one thread. An unpark() before park() is remembered, so no wake-up is lost.
 class Waiter {
  public:
   virtual ~Waiter() = default;
@@ -42,19 +42,21 @@ class Waiter {
   virtual void unpark() = 0;
 };
 
-// This process, for messages and for finding the processes that can share memory.
+// Describes this process, for messages and for finding the processes that can share memory.
 struct HostInfo {
   std::string name;  // "node0"
-  // Equal for all processes of one running kernel in one network namespace: only these can reach
-  // each other through unix sockets. Containers with network namespaces of their own count as
-  // different hosts.
+  // All processes of one running kernel in one network namespace have the same value: only these
+  // can reach each other through unix sockets. Containers with network namespaces of their own
+  // count as different hosts.
   std::string boot_id;
   int pid = 0;
-  int num_cores = 1;  // cores this process may run on
-  // The bits of those cores: bit i % 8 of byte i / 8 for core i, without zero bytes at the end.
+  int num_cores = 1;  // the number of cores that this process may run on
+  // The bits of those cores: bit i % 8 of byte i / 8 stands for core i, and there are no zero bytes
+  // at the end.
   std::string core_mask;
-  uint64_t memory_bytes = 0;       // physical memory of the machine
-  uint64_t max_segment_bytes = 0;  // limit of a shared segment, most of whose pages are never used
+  uint64_t memory_bytes = 0;  // the physical memory of the machine
+  // The largest size of a shared segment, most of whose pages are never used.
+  uint64_t max_segment_bytes = 0;
 };
 
 class CADRE_EXPORT System {
@@ -74,11 +76,12 @@ class CADRE_EXPORT System {
   virtual std::unique_ptr<Thread> spawn(std::string name, std::function<void()> body) = 0;
   virtual std::unique_ptr<Waiter> make_waiter() = 0;
 
-  // The number of times a caller may spin on a WaitWord, and then yield, before it sleeps in
-  // wait_while: large when each waiting thread has a core, small when threads outnumber cores, 0 in
-  // the simulator.
+  // Returns the number of times that a caller may spin on a WaitWord, and then yield, before it
+  // sleeps in wait_while. The number is large when each waiting thread has a core, small when
+  // threads outnumber cores, and 0 in the simulator.
   virtual int spin_limit() = 0;
-  // Lets another thread of this core run: sched_yield; a scheduling point in the simulator.
+  // Lets another thread of this core run, by sched_yield(). In the simulator it is a scheduling
+  // point.
   virtual void yield() = 0;
   // Sleeps while word.value == old. May return early without a reason, and returns at the latest
   // after kMaxNap, so that callers check their abort flag. Returns false only when the deadline has
@@ -92,13 +95,14 @@ class CADRE_EXPORT System {
   // Waits until at least one item is ready; returns false when the deadline passed with none ready.
   virtual bool poll(std::span<PollItem> items, Deadline deadline) = 0;
   virtual Result<std::unique_ptr<Listener>> listen(const Address& address) = 0;
-  // Blocks until connected, refused (kUnavailable) or the deadline (kTimeout). The error is
-  // kUnavailable with ErrorDetails::is_own_limit if this process can make no socket.
+  // Blocks until the connection is open, no process listens (kUnavailable) or the deadline has
+  // passed (kTimeout). The error is kUnavailable with ErrorDetails::is_own_limit if this process
+  // can make no socket.
   virtual Result<std::unique_ptr<Socket>> connect(const Address& address, Deadline deadline) = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
   virtual Result<std::unique_ptr<SharedMemory>> create_segment(size_t num_bytes) = 0;
 
-  // Fills `out` with unpredictable bytes (seeded in the simulator).
+  // Fills `out` with unpredictable bytes, which are seeded in the simulator.
   virtual void random_bytes(Bytes out) = 0;
 
   static constexpr Duration kMaxNap = std::chrono::milliseconds(20);

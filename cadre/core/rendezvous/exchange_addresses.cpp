@@ -35,7 +35,7 @@ StoreView view_of(const std::string& entry) {
   return view;
 }
 
-// The exchange on one rank.
+// Runs the exchange on one rank.
 class AddressExchange {
  public:
   AddressExchange(os::System& system, Store& store, const ExchangeOptions& options,
@@ -68,7 +68,7 @@ class AddressExchange {
   const ExchangeOptions& options_;
   const Deadline deadline_;
   const std::string world_ = format("a world of {}", options_.world_size);
-  std::string own_;  // the sentence in this rank's entry
+  std::string own_;  // the sentence in the entry of this rank
   std::vector<std::string> keys_;
 };
 

@@ -39,10 +39,10 @@ struct ExchangeOptions {
   StoreView view;
   // After this time the lowest rank that is present logs, once, that it waits.
   Duration warn_after = kStoreWarnTime;
-  LogSink* log = nullptr;  // null: no log
+  LogSink* log = nullptr;  // if null, nothing is logged
 };
 
-// Returns the views of all ranks, by rank.
+// Returns the views of all ranks, indexed by rank.
 Result<std::vector<StoreView>> exchange_addresses(os::System& system, Store& store,
                                                   const ExchangeOptions& options,
                                                   Deadline deadline);

@@ -23,7 +23,8 @@ struct FileRendezvousOptions {
   Rank rank = 0;
   int world_size = 1;
   os::Secret job_token;
-  std::string listen_host = "127.0.0.1";  // numeric; the other ranks reach this rank there
+  // A numeric address, at which the other ranks reach this rank.
+  std::string listen_host = "127.0.0.1";
   uint64_t round = 0;
   // After this time a wait for other ranks is logged, once. If log is null, nothing is logged.
   Duration warn_after = kStoreWarnTime;

@@ -71,7 +71,7 @@ struct PlaceVariables {
   std::string_view rank;
   std::string_view world_size;
   std::string_view local_rank;
-  std::string_view local_world_size;  // empty: this starter sets no such variable
+  std::string_view local_world_size;  // is empty if this starter sets no such variable
 };
 
 constexpr PlaceVariables kTorchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
@@ -224,8 +224,8 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& variables,
   if (!has_rank && !has_world_size && other == nullptr) {
     if (is_from_variables(place)) return environment;
     return Error(ErrorCode::kInvalidArgument,
-                 format("the program meets at {}, but gives no rank and no world size; give both, "
-                        "or set RANK and WORLD_SIZE",
+                 format("the program gives the address {}, but no rank and no world size; give "
+                        "both, or set RANK and WORLD_SIZE",
                         place.init_method));
   }
   if (has_rank != has_world_size) {

@@ -42,23 +42,24 @@ namespace cadre {
 // What a program itself says about its place in the job. It has precedence over the variables.
 // Source: the arguments of torch.distributed.init_process_group.
 struct JobPlace {
-  // Set both or neither.
+  // Set both `rank` and `world_size`, or neither.
   std::optional<int> rank = {};
   std::optional<int> world_size = {};
-  // "tcp://HOST:PORT": rank 0 hosts the store there. "file:///PATH": the store is this file.
-  // "env://" or empty: MASTER_ADDR and MASTER_PORT.
+  // With "tcp://HOST:PORT" rank 0 hosts the store there. With "file:///PATH" the store is this
+  // file. "env://" and an empty text mean MASTER_ADDR and MASTER_PORT.
   std::string init_method = {};
 };
 
 struct JobEnvironment {
-  bool is_launched = false;  // false: no launcher, and all other members have their defaults
+  // Is false if there is no launcher; then all other members have their defaults.
+  bool is_launched = false;
   Rank rank = 0;
   int world_size = 1;
   std::optional<Rank> local_rank;
   std::optional<int> local_world_size;
   std::string master_addr;
   uint16_t master_port = 0;
-  std::string store_file;  // replaces the address; empty: the store is not in a file
+  std::string store_file;  // replaces the address; empty if the store is not in a file
   int restart_count = 0;
   int max_restarts = 0;
   std::string run_id;
@@ -72,7 +73,8 @@ struct JobEnvironment {
 // Returns the value of a variable; nullopt if it is not set. An empty value counts as not set.
 using VariableLookup = std::function<std::optional<std::string>(std::string_view name)>;
 
-// `job_token` is the value of CADRE_JOB_TOKEN, which is not looked up; empty: there is no token.
+// `job_token` is the value of CADRE_JOB_TOKEN, which is not looked up. If it is empty, there is no
+// token.
 CADRE_EXPORT Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
                                                           const os::Secret& job_token,
                                                           const JobPlace& place = {});

@@ -249,8 +249,8 @@ TEST(JobEnvironment, NamesWhatIsWrongInWhatTheProgramSays) {
   EXPECT_EQ(message({}, {.rank = 2, .world_size = 2}),
             "rank 2 is not in a world of 2; ranks go from 0 to the size less one");
   EXPECT_EQ(message({}, {.init_method = "tcp://10.0.0.7:4000"}),
-            "the program meets at tcp://10.0.0.7:4000, but gives no rank and no world size; give "
-            "both, or set RANK and WORLD_SIZE");
+            "the program gives the address tcp://10.0.0.7:4000, but no rank and no world size; "
+            "give both, or set RANK and WORLD_SIZE");
   EXPECT_EQ(message(launched(), {.init_method = "10.0.0.7:4000"}),
             "rendezvous \"10.0.0.7:4000\" is not of the form tcp://HOST:PORT");
   EXPECT_EQ(message(launched(), {.init_method = "file://job"}),

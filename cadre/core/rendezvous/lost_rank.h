@@ -21,7 +21,7 @@
 namespace cadre {
 
 struct LostRank {
-  Rank rank;  // number in the membership that left the will
+  Rank rank;  // the rank in the membership of the process that left the will
   int pid = 0;
   std::string host;
 

@@ -19,7 +19,7 @@
 namespace cadre {
 namespace {
 
-// A wait for the decision lasts so long; then the notes are read again.
+// A wait for the decision lasts this long; then the notes are read again.
 constexpr Duration kLook = std::chrono::milliseconds(20);
 
 std::string write_ranks(const std::set<int>& ranks) {
@@ -45,7 +45,7 @@ Result<std::set<int>> read_ranks(const std::string& text, int world_size) {
   return ranks;
 }
 
-// One round. If it fails before its group can be connected, run() goes on to the next round.
+// Runs one round. If it fails before its group can be connected, run() goes on to the next round.
 class Agreement {
  public:
   Agreement(os::System& system, const Membership& previous, std::set<int> lost, Deadline deadline)
@@ -85,8 +85,8 @@ class Agreement {
   static constexpr std::string_view kBegun = "begun";
 
   struct Outcome {
-    bool is_complete = false;  // whether all ranks of the decision have confirmed it
-    std::set<int> lost = {};   // ranks that have not confirmed, numbered as in the decided round
+    bool is_complete = false;  // all ranks of the decision have confirmed it
+    std::set<int> lost = {};  // the ranks that have not confirmed, numbered as in the decided round
   };
 
   static std::string prefix_of(const Membership& previous) {
@@ -239,9 +239,10 @@ class Agreement {
   const uint64_t round_;
   PrefixStore store_;
   const Deadline deadline_;
-  const Deadline patience_;  // how long to wait for ranks that are not known to be lost
+  // The time at which to stop waiting for ranks that are not known to be lost.
+  const Deadline patience_;
   std::set<int> lost_;
-  std::set<int> notes_;  // ranks whose notes were read
+  std::set<int> notes_;  // the ranks whose notes were read
 };
 
 }  // namespace

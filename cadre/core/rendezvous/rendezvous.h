@@ -25,15 +25,16 @@ namespace cadre {
 struct Membership {
   Rank rank = 0;
   int world_size = 1;
-  uint64_t round = 0;            // part of every key, so rounds never mix
-  std::shared_ptr<Store> store;  // shared by the groups of a job; null for a world of one
-  os::Secret job_token;          // secret of the job: ranks prove it to each other
-  // world_size of the rendezvous, or of rejoin(), if the ranks are those of that group; a group of
-  // fewer ranks may keep it. 0: unknown, or other ranks.
+  uint64_t round = 0;  // is part of every key, so that the keys of different rounds differ
+  std::shared_ptr<Store> store;  // the groups of a job share it; null for a world of one
+  os::Secret job_token;  // the secret of the job, with which ranks prove that they belong to it
+  // The world_size of the rendezvous, or of rejoin(), if the ranks are those of that group. A group
+  // of fewer ranks may keep it. 0 if it is unknown, or if the ranks are others.
   int job_size = 0;
-  // Numeric addresses of this host at which the other ranks reach it; empty: loopback.
+  // Numeric addresses of this host at which the other ranks reach it; empty means loopback.
   std::vector<std::string> listen_hosts;
-  std::string store_host;  // the store's host as this rank sees it; empty if unknown
+  // The address of the store's host as this rank reaches it; empty if unknown.
+  std::string store_host;
   // Tells the others if this process dies. The copies of a Membership share it.
   std::shared_ptr<StoreWill> will;
   // The group that left the wills: this group, or the group from which it was split off.
@@ -52,7 +53,7 @@ class CADRE_EXPORT Rendezvous {
   virtual Result<Membership> join(Deadline deadline) = 0;
 };
 
-// join() and rejoin() for programs: they take a time and throw cadre::Error.
+// Do the same as join() and rejoin() for programs: they take a Duration and throw cadre::Error.
 CADRE_EXPORT Membership join_within(os::System& system, Rendezvous& rendezvous, Duration timeout);
 CADRE_EXPORT Membership rejoin_within(os::System& system, const Membership& previous,
                                       std::span<const Rank> lost, Duration timeout);

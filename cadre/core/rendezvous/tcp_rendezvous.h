@@ -25,13 +25,15 @@ struct TcpRendezvousOptions {
   int world_size = 1;
   os::Secret job_token;
   StoreProtocol protocol = StoreProtocol::kNative;
-  bool may_host_store = true;  // false: a launcher hosts the store, and rank 0 is a client, too
-  uint64_t round = 0;          // must differ from that of any earlier Membership in the same store
-  // `greeting_timeout`: how soon the process that listens at the address must greet. `warn_after`:
-  // a wait is logged, once, after this time.
+  // Is false if a launcher hosts the store; then rank 0 is a client, too.
+  bool may_host_store = true;
+  uint64_t round = 0;  // must differ from that of any earlier Membership in the same store
+  // The process that listens at the address must send its greeting within `greeting_timeout`. After
+  // `warn_after` a wait is logged, once.
   Duration greeting_timeout = std::chrono::seconds(5);
   Duration warn_after = kStoreWarnTime;
-  // Gets lines about waits, and those of a store that is hosted here; null: nothing is logged.
+  // Gets lines about waits, and those of a store that this process hosts. If it is null, nothing is
+  // logged.
   LogSink* log = nullptr;
 };
 

@@ -62,15 +62,14 @@ Result<PipelineAction> parse_single_action(std::string_view text) {
   const std::string_view rest = text.substr(name_end);
   if (!has_microbatch(kind)) {
     if (rest.empty()) return action;
-    return not_an_action(text, cadre::format("{} concerns all microbatches and has no number "
-                                             "behind it",
-                                             name));
+    return not_an_action(
+        text, cadre::format("{} is for all microbatches, so no number may follow it", name));
   }
   action.microbatch = small_number(rest, kMaxPipelineMicrobatches);
   if (!action.microbatch) {
-    return not_an_action(text, cadre::format("expected the number of a microbatch, below {}, "
-                                             "behind {}",
-                                             kMaxPipelineMicrobatches, name));
+    return not_an_action(
+        text, cadre::format("the number of a microbatch, below {1}, must follow {0}", name,
+                            kMaxPipelineMicrobatches));
   }
   return action;
 }

@@ -45,9 +45,10 @@ CADRE_EXPORT bool has_microbatch(PipelineActionKind kind);
 
 struct PipelineAction {
   PipelineActionKind kind = PipelineActionKind::kForward;
-  int stage = 0;                           // index in the whole model, from 0; unused by kOverlap
-  std::optional<int> microbatch = {};      // set if has_microbatch(kind)
-  std::vector<PipelineAction> parts = {};  // kOverlap only: a forward, then a backward (B or I)
+  int stage = 0;  // the index of the stage in the whole model, from 0; kOverlap does not use it
+  std::optional<int> microbatch = {};  // is set if has_microbatch(kind)
+  // Only kOverlap has parts: a forward, then a backward (B or I).
+  std::vector<PipelineAction> parts = {};
 
   friend bool operator==(const PipelineAction&, const PipelineAction&) = default;
 };

@@ -90,7 +90,7 @@ class PipelineChecker {
 
   // Checks the order of UNSHARD, computations and RESHARD, and of gradients and REDUCE_GRAD.
   Status check_parameters(int rank) const {
-    std::set<int> sharded_by_plan;  // stages that the rank gathers at some point
+    std::set<int> sharded_by_plan;  // the stages that the rank gathers at some point
     std::unordered_map<int, int> num_gradients;
     std::set<int> reduced;
     const auto& actions = schedule_.ranks[rank];
@@ -111,7 +111,7 @@ class PipelineChecker {
           const int gradients = num_gradients[leaf.stage];
           if (gradients != schedule_.num_microbatches || !reduced.insert(leaf.stage).second) {
             return broken(at, cadre::format("{} of {} microbatches have their gradients here; "
-                                            "they are reduced once, after the last",
+                                            "gradients are reduced once, after the last microbatch",
                                             gradients, schedule_.num_microbatches));
           }
         }
@@ -143,7 +143,7 @@ Status check_counts(const PipelineSchedule& schedule) {
       std::ranges::find_if(schedule.ranks, [](const auto& actions) { return actions.empty(); });
   if (idle == schedule.ranks.end()) return {};
   return Error(ErrorCode::kInvalidArgument,
-               cadre::format("rank {} has no actions; every rank holds at least one stage",
+               cadre::format("rank {} has no actions; every rank needs at least one stage",
                              idle - schedule.ranks.begin()));
 }
 

@@ -43,10 +43,9 @@ TEST(PipelineCheckTest, SwappedActionsAreADeadlock) {
   PipelineSchedule schedule = make(Kind::k1F1B, 2, 4);
   ASSERT_EQ(finding(schedule), "none");
   swap(schedule, 1, "1F2", "1F3");
-  EXPECT_EQ(
-      finding(schedule),
-      "deadlock, each of these comes before what it needs: rank 0, step 6 (0B2) needs rank 1, "
-      "step 5 (1B2); rank 1, step 5 (1B2) needs rank 1, step 6 (1F2)");
+  EXPECT_EQ(finding(schedule),
+            "deadlock: each of these actions comes before an action that it needs: rank 0, step 6 "
+            "(0B2) needs rank 1, step 5 (1B2); rank 1, step 5 (1B2) needs rank 1, step 6 (1F2)");
   schedule = make(Kind::kZbH1, 2, 3);
   swap(schedule, 1, "1I0", "1W0");
   EXPECT_THAT(finding(schedule), HasSubstr("rank 1, step 1 (1W0) needs rank 1, step 4 (1I0)"));
@@ -104,7 +103,7 @@ TEST(PipelineCheckTest, AScheduleWithoutAnythingToDoIsRefused) {
   EXPECT_EQ(finding("\n"), "the schedule has 1 ranks, 0 stages and 0 microbatches" + needs);
   PipelineSchedule schedule{.ranks = {{}}, .rank_of_stage = {0}, .num_microbatches = -3};
   EXPECT_EQ(finding(schedule), "the schedule has 1 ranks, 1 stages and -3 microbatches" + needs);
-  EXPECT_EQ(finding("0F0,0B0\n\n"), "rank 1 has no actions; every rank holds at least one stage");
+  EXPECT_EQ(finding("0F0,0B0\n\n"), "rank 1 has no actions; every rank needs at least one stage");
 }
 
 TEST(PipelineCheckTest, AMessageThatIsNotSentAndReceivedOnceIsNamed) {

@@ -80,9 +80,9 @@ Status check_stages_per_rank(const PipelineScheduleInfo& info, int stages_per_ra
 Status check_pipeline_size(const PipelineScheduleInfo& info, const Pipeline& pipeline) {
   CADRE_RETURN_IF_ERROR(check_stages_per_rank(info, pipeline.stages_per_rank));
   if (pipeline.num_ranks < 1 || pipeline.num_microbatches < 1) {
-    return refused(info, cadre::format("{} ranks and {} microbatches; there is at least one of "
-                                       "each",
-                                       pipeline.num_ranks, pipeline.num_microbatches));
+    return refused(
+        info, cadre::format("{} ranks and {} microbatches; a schedule needs at least one of each",
+                            pipeline.num_ranks, pipeline.num_microbatches));
   }
   const int64_t num_stages = int64_t{pipeline.num_ranks} * pipeline.stages_per_rank;
   if (num_stages > kMaxPipelineStages ||

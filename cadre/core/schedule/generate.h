@@ -32,7 +32,7 @@ enum class PipelineScheduleKind {
 struct PipelineScheduleInfo {
   PipelineScheduleKind kind;
   std::string_view name;  // "interleaved-1f1b"
-  // The name for get_schedule_class(); empty: PyTorch has no such schedule.
+  // The name for get_schedule_class(). It is empty if PyTorch has no such schedule.
   std::string_view pytorch_name;
   std::string_view summary;
   StagePlacement placement;
@@ -53,10 +53,10 @@ struct PipelineScheduleOptions {
   PipelineScheduleKind kind = PipelineScheduleKind::k1F1B;
   int num_ranks = 1;
   int num_microbatches = 1;
-  std::optional<int> stages_per_rank = {};  // nullopt: usual_stages_per_rank
+  std::optional<int> stages_per_rank = {};  // nullopt means usual_stages_per_rank
 };
 
-// Schedules with more actions are refused, because the numbers are probably typing errors.
+// Schedules with more actions are an error, because the numbers are probably typing errors.
 inline constexpr int64_t kMaxPipelineComputations = int64_t{1} << 24;
 
 // Returns the schedule in the compute-only form.

@@ -61,7 +61,7 @@ Actions with_unshards(const Actions& actions, int max_unsharded_stages) {
 }
 
 Actions with_reductions(const Actions& actions, int num_microbatches) {
-  std::map<int, int> num_gradients;  // counted by stage
+  std::map<int, int> num_gradients;  // the number of gradients; the key is the stage
   Actions result;
   for (const PipelineAction& action : actions) {
     result.push_back(action);

@@ -29,10 +29,11 @@ enum class ReceivePlacement {
 
 struct PipelineLowering {
   ReceivePlacement receives = ReceivePlacement::kBeforeUse;
-  // Adds UNSHARD and RESHARD, so that the parameters of at most so many of a rank's next stages are
-  // gathered (one more if an overlap needs it). nullopt: adds none; parameters are whole.
+  // Adds UNSHARD and RESHARD, so that the parameters of at most this many of a rank's next stages
+  // are gathered (one more if an overlap needs it). nullopt adds none; then the parameters are
+  // whole.
   std::optional<int> max_unsharded_stages = {};
-  // Whether to add REDUCE_GRAD after the last B or W of each stage.
+  // Adds REDUCE_GRAD after the last B or W of each stage.
   bool reduces_gradients = true;
 };
 

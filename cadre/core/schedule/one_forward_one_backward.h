@@ -20,12 +20,12 @@ struct OneForwardOneBackward {
   // The number of microbatches that go through one stage of the rank before the rank continues with
   // its next stage. REQUIRES: a divisor of num_microbatches.
   int microbatches_per_turn = 1;
-  // The number of additional forwards before the first backward for each following rank: 1 if
-  // backwards follow each other as closely as forwards; 2 if a rank alternates between its stages
-  // meanwhile.
+  // The number of additional forwards before the first backward for each following rank. It is 1 if
+  // backwards follow each other as closely as forwards, and 2 if a rank alternates between its
+  // stages meanwhile.
   int warmup_per_hop = 1;
-  // Splits backwards: the W of a microbatch comes so many I later. nullopt: backwards are not
-  // split.
+  // Splits backwards: this many I come between the I and the W of a microbatch. nullopt means that
+  // backwards are not split.
   std::optional<int> weight_grad_delay = {};
 };
 

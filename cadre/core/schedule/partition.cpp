@@ -15,26 +15,27 @@ Result<std::vector<size_t>> split_layers(std::span<const double> layer_costs, in
   const size_t num_layers = layer_costs.size();
   if (num_stages < 1 || num_layers < static_cast<size_t>(num_stages)) {
     return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("{} layers for {} stages; each stage holds at least one layer",
+                 cadre::format("{} layers for {} stages; each stage needs at least one layer",
                                num_layers, num_stages));
   }
-  std::vector<double> sums{0};  // sums[i]: cost of the first i layers
+  std::vector<double> sums{0};  // sums[i] is the cost of the first i layers
   for (const double cost : layer_costs) {
     if (!std::isfinite(cost) || cost < 0) {
       return Error(ErrorCode::kInvalidArgument,
-                   cadre::format("layer {} has the cost {}; costs are finite and not negative",
+                   cadre::format("layer {} has the cost {}; costs must be finite and at least 0",
                                  sums.size() - 1, cost));
     }
     sums.push_back(sums.back() + cost);
   }
   const auto stages = static_cast<size_t>(num_stages);
-  std::vector<double> best(sums);  // the costs with one stage
-  // begin_of[s][i]: the begin of stage s if stages 0 to s have the first i layers.
+  std::vector<double> best(sums);  // the costs if there is one stage
+  // begin_of[s][i] is the begin of stage s if stages 0 to s have the first i layers.
   std::vector<std::vector<size_t>> begin_of(stages, std::vector<size_t>(num_layers + 1, 0));
   for (size_t stage = 1; stage < stages; ++stage) {
     std::vector<double> next(num_layers + 1, 0);
     for (size_t end = stage + 1; end <= num_layers; ++end) {
-      size_t low = stage;  // the first begin at which the stages before it cost at least as much
+      // Becomes the first begin at which the stages before it cost at least as much.
+      size_t low = stage;
       size_t high = end - 1;
       while (low < high) {
         const size_t middle = (low + high) / 2;

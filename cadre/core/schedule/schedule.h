@@ -16,8 +16,9 @@
 namespace cadre {
 
 struct PipelineSchedule {
-  std::vector<std::vector<PipelineAction>> ranks;  // each rank's actions, in its order
-  std::vector<int> rank_of_stage;                  // rank of each stage of the model
+  // The list ranks[r] has the actions of rank r in the order in which it runs them.
+  std::vector<std::vector<PipelineAction>> ranks;
+  std::vector<int> rank_of_stage;  // rank_of_stage[s] is the rank that holds stage s of the model
   int num_microbatches = 0;
 
   int num_ranks() const { return static_cast<int>(ranks.size()); }
@@ -29,13 +30,14 @@ struct PipelineSchedule {
 // The assignment of stages to ranks.
 enum class StagePlacement {
   kLoop,  // 0 1 2 0 1 2: the stages go around the ranks
-  // 0 1 2 2 1 0: every second pass goes back, so that the last rank has two neighbouring stages.
+  // The stages of the ranks are 0 1 2 2 1 0: every second pass goes back, so that the last rank has
+  // two neighbouring stages.
   kV,
 };
 
 struct PipelineShape {
   int num_ranks = 1;
-  int stages_per_rank = 1;  // virtual stages
+  int stages_per_rank = 1;  // the number of virtual stages of each rank
 };
 
 CADRE_EXPORT std::vector<int> place_stages(StagePlacement placement, const PipelineShape& shape);

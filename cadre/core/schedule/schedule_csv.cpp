@@ -9,7 +9,7 @@
 namespace cadre {
 namespace {
 
-constexpr int kNoRank = -1;  // the stage has no action yet
+constexpr int kNoRank = -1;  // means that the stage has no action yet
 
 std::string_view without_quotes(std::string_view cell) {
   if (cell.size() >= 2 && cell.front() == '"' && cell.back() == '"') {
@@ -40,8 +40,8 @@ Result<std::vector<PipelineAction>> parse_line(std::string_view line, size_t num
   return actions;
 }
 
-// Sets rank_of_stage and num_microbatches from the actions of the ranks. An error if two ranks have
-// actions of one stage, or if a stage has none.
+// Sets rank_of_stage and num_microbatches from the actions of the ranks. Returns an error if two
+// ranks have actions of one stage, or if a stage has none.
 Status take_placement(PipelineSchedule& schedule) {
   std::vector<int>& rank_of_stage = schedule.rank_of_stage;
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
@@ -85,8 +85,9 @@ std::string to_csv(const PipelineSchedule& schedule) {
 
 Result<PipelineSchedule> parse_pipeline_csv(std::string_view text) {
   if (text.size() > kMaxPipelineCsvBytes) {
-    return Error(ErrorCode::kInvalidArgument, cadre::format("{} bytes; a schedule has at most {}",
-                                                            text.size(), kMaxPipelineCsvBytes));
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{} bytes; a schedule may have at most {}", text.size(),
+                               kMaxPipelineCsvBytes));
   }
   PipelineSchedule schedule;
   while (!text.empty()) {

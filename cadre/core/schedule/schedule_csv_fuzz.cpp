@@ -1,5 +1,6 @@
-// For every text the parser and the checker return. A schedule that the parser accepts is the same
-// after writing and reading, and one that the checker accepts can be lowered and simulated.
+// Checks that the parser and the checker return for every text. A schedule that the parser accepts
+// must be the same after writing and reading, and one that the checker accepts must be one that can
+// be lowered and simulated.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -90,8 +90,10 @@ Error deadlock(const PipelineSchedule& schedule, const PipelineIndex& index,
   if (num_stuck > kMaxReportedRanks) {
     text += cadre::format("; and {} more ranks wait", num_stuck - kMaxReportedRanks);
   }
-  return Error(ErrorCode::kInvalidArgument,
-               cadre::format("deadlock, each of these comes before what it needs: {}", text));
+  return Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("deadlock: each of these actions comes before an action that it needs: {}",
+                    text));
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ namespace cadre {
 
 struct PipelinePosition {
   int rank = 0;
-  size_t step = 0;  // index in the rank's list
+  size_t step = 0;  // the index of the action in the list of the rank
 
   friend auto operator<=>(const PipelinePosition&, const PipelinePosition&) = default;
 };
@@ -37,8 +37,9 @@ CADRE_EXPORT std::string describe(const PipelineSchedule& schedule,
 // The position of each computation, send and receive.
 class CADRE_EXPORT PipelineIndex {
  public:
-  // Refuses an action of a stage that another rank has, or of a microbatch that does not exist, an
-  // action without the parts or the microbatch that its kind requires, and one that occurs twice.
+  // Returns an error for an action of a stage that another rank has, or of a microbatch that does
+  // not exist, for an action without the parts or the microbatch that its kind requires, and for
+  // one that occurs twice.
   static Result<PipelineIndex> make(const PipelineSchedule& schedule);
 
   std::optional<PipelinePosition> find(PipelineActionKind kind, int stage, int microbatch) const;

@@ -13,8 +13,8 @@ Status check_costs(const PipelineSchedule& schedule, const PipelineCosts& costs)
   const auto num_given = costs.stages.size();
   if (num_given != 1 && num_given != static_cast<size_t>(schedule.num_stages())) {
     return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("times of {} stages are given, and the schedule has {}; give those "
-                               "of every stage, or of one for all",
+                 cadre::format("times are given for {} stages, but the schedule has {}; give times "
+                               "for every stage, or one time for all of them",
                                num_given, schedule.num_stages()));
   }
   const auto is_time = [](double ms) { return std::isfinite(ms) && ms >= 0; };
@@ -23,12 +23,12 @@ Status check_costs(const PipelineSchedule& schedule, const PipelineCosts& costs)
     if (!is_time(stage.forward_ms) || !is_time(stage.backward_ms) ||
         !is_time(stage.input_grad_ms) || !is_time(stage.weight_grad_ms) ||
         stage.forward_ms + stage.backward_ms + stage.input_grad_ms + stage.weight_grad_ms <= 0) {
-      return Error(ErrorCode::kInvalidArgument,
-                   cadre::format("stage {} takes {} ms forward, {} backward, {} for the input's "
-                                 "gradient, {} for the weights'; times are not negative, and one "
-                                 "is above 0",
-                                 i, stage.forward_ms, stage.backward_ms, stage.input_grad_ms,
-                                 stage.weight_grad_ms));
+      return Error(
+          ErrorCode::kInvalidArgument,
+          cadre::format("stage {} takes {} ms forward, {} backward, {} for the input's gradient, "
+                        "{} for the weights'; times must be at least 0, and one of them above 0",
+                        i, stage.forward_ms, stage.backward_ms, stage.input_grad_ms,
+                        stage.weight_grad_ms));
     }
   }
   if (!is_time(costs.message_ms) || !(costs.overlap_share >= 0 && costs.overlap_share <= 1)) {

@@ -1,13 +1,12 @@
 // Simulates when each action of a pipeline schedule runs, for given times of computations and
 // messages: the length of a step, the idle share of each rank and its peak of live activations.
 //
-// Threads: pure functions. Blocking: never. Lifetime: values.
-// Errors: kInvalidArgument for invalid times, for a number of times other than the number of
-// stages, and for schedules that walk_pipeline() refuses.
-// The model: a rank runs its actions one after the other, each as soon as the actions that it needs
-// have ended. A message arrives message_ms after its send, whatever else is being sent. A send
-// takes none of the sender's time, a receive lasts until its message has arrived, and UNSHARD,
-// RESHARD and REDUCE_GRAD take no time.
+// Threads: pure functions. Blocking: never. Lifetime: values. Errors: kInvalidArgument for invalid
+// times, for a number of times other than the number of stages, and for schedules for which
+// walk_pipeline() returns an error. The model: a rank runs its actions one after the other, each as
+// soon as the actions that it needs have ended. A message arrives message_ms after its send,
+// whatever else is being sent. A send takes none of the sender's time, a receive lasts until its
+// message has arrived, and UNSHARD, RESHARD and REDUCE_GRAD take no time.
 #pragma once
 
 #include <vector>
@@ -27,10 +26,11 @@ struct StageCosts {
 };
 
 struct PipelineCosts {
-  std::vector<StageCosts> stages = {StageCosts{}};  // by stage, or one entry for all stages
-  double message_ms = 0;                            // between any two ranks
-  // The share of the shorter part of an OVERLAP_F_B that runs at the same time as the longer part:
-  // 0 to 1.
+  // Has one entry for each stage, or one entry that all stages share.
+  std::vector<StageCosts> stages = {StageCosts{}};
+  double message_ms = 0;  // the time that a message takes between any two ranks
+  // The share of the shorter part of an OVERLAP_F_B that runs at the same time as the longer part,
+  // from 0 to 1.
   double overlap_share = 0;
 };
 
@@ -43,8 +43,8 @@ struct TimedAction {
 struct PipelineTimeline {
   std::vector<std::vector<TimedAction>> ranks;
   double makespan_ms = 0;
-  std::vector<double> busy_ms;             // time of each rank's computations
-  std::vector<int> peak_live_activations;  // by rank
+  std::vector<double> busy_ms;             // busy_ms[r] is the time that rank r computes
+  std::vector<int> peak_live_activations;  // peak_live_activations[r] is the peak of rank r
 
   // Returns the share of the step in which the rank does not compute.
   double bubble_share(int rank) const {

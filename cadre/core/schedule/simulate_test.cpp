@@ -204,10 +204,10 @@ TEST(PipelineSimulateTest, TimesThatAreNoneAreRefused) {
     return timeline.ok() ? "none" : timeline.error().message();
   };
   EXPECT_THAT(refusal({.stages = {{}, {}}}),
-              HasSubstr("times of 2 stages are given, and the schedule has 3"));
-  EXPECT_THAT(refusal({.stages = {}}), HasSubstr("times of 0 stages"));
+              HasSubstr("times are given for 2 stages, but the schedule has 3"));
+  EXPECT_THAT(refusal({.stages = {}}), HasSubstr("times are given for 0 stages"));
   EXPECT_THAT(refusal({.stages = {{.forward_ms = -1}}}), HasSubstr("stage 0 takes -1 ms forward"));
-  EXPECT_THAT(refusal({.stages = {{0, 0, 0, 0}}}), HasSubstr("one is above 0"));
+  EXPECT_THAT(refusal({.stages = {{0, 0, 0, 0}}}), HasSubstr("one of them above 0"));
   EXPECT_THAT(refusal({.message_ms = std::numeric_limits<double>::quiet_NaN()}),
               HasSubstr("a message takes nan ms"));
   EXPECT_THAT(refusal({.overlap_share = 1.5}), HasSubstr("1.5 of an overlap is hidden"));

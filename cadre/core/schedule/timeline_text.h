@@ -27,7 +27,7 @@ CADRE_EXPORT std::string timeline_summary(const PipelineSchedule& schedule,
 CADRE_EXPORT std::string timeline_json(const PipelineSchedule& schedule,
                                        const PipelineTimeline& timeline, std::string_view title);
 
-// Returns the time to the microsecond, without zeros at the end: "1.5".
+// Returns the time to the microsecond, without zeros at the end, for example "1.5".
 CADRE_EXPORT std::string milliseconds_text(double ms);
 
 }  // namespace cadre

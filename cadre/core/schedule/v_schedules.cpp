@@ -69,7 +69,7 @@ class VOrder {
   int num_microbatches_;
   std::array<int, 2> num_forwards_{};
   std::array<int, 2> num_backwards_{};
-  std::deque<std::pair<Leg, int>> without_weight_grad_;  // microbatches in the order of their I
+  std::deque<std::pair<Leg, int>> without_weight_grad_;  // the microbatches in the order of their I
   std::vector<PipelineAction> actions_;
 };
 

@@ -60,8 +60,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // The data that one side has sent and the other has not yet read.
   struct Pipe {
     std::deque<Packet> arrived;
-    size_t num_consumed = 0;  // bytes of arrived.front() that were read
-    size_t num_unread = 0;    // bytes under way or arrived
+    size_t num_consumed = 0;  // the number of bytes of arrived.front() that were read
+    size_t num_unread = 0;    // the number of bytes that are under way or have arrived
     TimePoint last_arrival;
     bool has_ended = false;  // the end of the stream has arrived
   };

@@ -21,7 +21,7 @@ class History {
   void add(TimePoint at, std::string_view who, std::string_view what);
 
   const std::vector<std::string>& lines() const { return lines_; }
-  // FNV-1a over all lines.
+  // Returns FNV-1a over all lines.
   uint64_t hash() const { return hash_.value(); }
 
  private:

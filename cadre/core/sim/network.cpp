@@ -9,8 +9,8 @@ namespace {
 
 constexpr int64_t kDelayFactor = 50;
 constexpr int64_t kSlowLinkLatencyFactor = 10;
-constexpr int64_t kSlowLinkNsPerByte = 1000;  // 1 MB/s
-constexpr int64_t kNsPerByte = 1;             // 1 GB/s
+constexpr int64_t kSlowLinkNsPerByte = 1000;  // gives 1 MB/s
+constexpr int64_t kNsPerByte = 1;             // gives 1 GB/s
 constexpr int64_t kSameHostFactor = 10;       // within a host the latency is divided by this
 
 bool is_loopback(const std::string& host) {
@@ -27,7 +27,7 @@ std::string address_of_host(int host) {
   return cadre::format("10.0.0.{}", host + 1);
 }
 
-// A connection that is being made; shared by the caller and the packets under way.
+// A connection that is being made. The caller and the packets under way share it.
 struct Network::Attempt {
   bool is_done = false;
   bool is_abandoned = false;

@@ -99,7 +99,8 @@ class Network {
   const SimOptions& options_;
   FaultCounts& counts_;
   std::vector<int> host_of_rank_;
-  std::map<std::pair<int, int>, Link> links_;  // between hosts, the lower number first
+  // The links between hosts; the lower number of the pair comes first.
+  std::map<std::pair<int, int>, Link> links_;
   std::set<std::pair<int, int>> partitions_;
   std::vector<HeldAction> held_;
   std::map<Place, std::shared_ptr<ListenPoint>> listeners_;

@@ -15,8 +15,8 @@
 
 namespace cadre::sim {
 
-// Disturbances. The simulation counts how often each had an effect, so that a test can show that it
-// happened.
+// A disturbance. The simulation counts how often each had an effect, so that a test can show that
+// it happened.
 enum class FaultKind {
   kDelay,         // a packet arrived after many times the usual latency
   kReorder,       // a packet overtook one of another connection that was sent earlier
@@ -42,8 +42,8 @@ class FaultCounts {
   std::array<int64_t, kNumFaultKinds> counts_{};
 };
 
-// The time of a fault: a point in virtual time, or the n-th scheduling point of a rank (n = 1, 2,
-// ...: each call of its System counts one).
+// The time of a fault: a point in virtual time, or the n-th scheduling point of a rank. Each call
+// of a rank's System counts as one, from 1.
 struct When {
   std::optional<TimePoint> time;
   int rank = 0;
@@ -54,10 +54,10 @@ struct When {
 };
 
 struct Fault {
-  FaultKind kind = FaultKind::kKill;  // kCut, kKill, kPartition, kHeal, kStop or kContinue
+  FaultKind kind = FaultKind::kKill;  // is kCut, kKill, kPartition, kHeal, kStop or kContinue
   When when;
-  // kKill, kStop and kContinue: the rank is `a`. kCut: all connections between ranks a and b.
-  // kPartition and kHeal: the link between hosts a and b.
+  // The ranks or hosts that the fault affects. kKill, kStop and kContinue affect rank `a`, kCut all
+  // connections between ranks `a` and `b`, kPartition and kHeal the link between hosts `a` and `b`.
   int a = 0;
   int b = 0;
   // kPartition and kStop: after this time kHeal or kContinue follows automatically.
@@ -89,24 +89,27 @@ struct SimOptions {
   // The latency of one way between two ranks; within a host a tenth of it.
   Duration min_latency = std::chrono::microseconds(5);
   Duration max_latency = std::chrono::microseconds(100);
-  double delay_probability = 1.0 / 32;  // probability that a packet takes 50 times as long
-  // Probability that two hosts have 1 MB/s and 10 times the latency.
+  // The probability that a packet takes 50 times as long as usual.
+  double delay_probability = 1.0 / 32;
+  // The probability that two hosts have 1 MB/s and 10 times the latency.
   double slow_link_probability = 1.0 / 8;
-  double short_io_probability = 1.0 / 4;  // probability that a send or receive moves a random part
+  // The probability that a send or receive moves only a random part.
+  double short_io_probability = 1.0 / 4;
   double spurious_wake_probability = 1.0 / 16;
-  size_t stream_capacity = 64 << 10;  // bytes under way or unread, per direction
+  // The largest number of bytes that are under way or unread in one direction.
+  size_t stream_capacity = 64 << 10;
 
   // The longest sleep of wait_while. The default is the System's limit. With a longer one, a lost
   // wake-up becomes a timeout that a test can see.
   Duration max_nap = std::chrono::milliseconds(20);
   // A simulation that takes more points is ended and reported as endless.
   int64_t max_points = 2'000'000;
-  // Whether SimResult has the history and its hash. A large job may not need them or have no memory
+  // SimResult contains the history and its hash. A large job may not need them or have no memory
   // for them.
   bool keeps_history = true;
-  // Real time within which a running thread must call its System, also with slow sanitizers. A
-  // thread that does not blocks all others and cannot be unwound, so the process ends with the
-  // thread's name.
+  // The real time within which a running thread must call its System, also with slow sanitizers. A
+  // thread that does not call it blocks all others and cannot be unwound, so the process ends with
+  // the thread's name.
   std::chrono::seconds stall_limit{30};
 };
 

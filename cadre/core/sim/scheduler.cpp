@@ -22,18 +22,19 @@ constexpr uint64_t kTurnSpreadNs = 1000;
 // A thread that yields while no other can run skips at most this much virtual time.
 constexpr Duration kMaxYieldJump = std::chrono::microseconds(100);
 
-// A deadline without a timer; joins have it.
+// A deadline that no timer reaches; joins have it.
 constexpr TimePoint kNever{INT64_MAX};
 
-// The probability that a thread keeps the baton at a pause. At 0 it always hands over, which finds
-// races; large values give long runs, which find starvation.
+// Returns the probability that a thread keeps the baton at a pause. At 0 it always hands over,
+// which finds races; large values give long runs, which find starvation.
 double choose_stay_probability(uint64_t seed) {
   constexpr std::array<double, 3> kChoices = {0.0, 0.5, 0.9};
   return kChoices[Random(seed ^ 0x5bd1e995).below(kChoices.size())];
 }
 
 // On one core the baton goes to the next thread by a context switch; on another core it takes a
-// wake-up, which is several times as long. If the system refuses, the simulation only gets slower.
+// wake-up, which is several times as long. If the system returns an error, the simulation only gets
+// slower.
 void stay_on_core(int core) {
   if (core < 0 || core >= CPU_SETSIZE) return;
   cpu_set_t cores;
@@ -83,7 +84,8 @@ void Scheduler::run_body(SimThread& self, std::function<void()> body) {
   history_.add(now_, self.name, "ended");
   SimThread* next = pick_next();
   current_ = next;
-  // The last action of the thread: afterwards another thread may destroy everything.
+  // This is the last action of the thread, because afterwards another thread may destroy
+  // everything.
   (next != nullptr ? next->gate : owner_).open();
 }
 
@@ -95,8 +97,8 @@ void Scheduler::run() {
   for (SimThread& thread : threads_) thread.thread.join();
 }
 
-// Run by the owner while the ranks run. A thread that keeps the baton would hang the test without a
-// message, and cannot be unwound.
+// Runs in the owner's thread while the ranks run. A thread that keeps the baton would hang the test
+// without a message, and cannot be unwound.
 void Scheduler::watch() {
   int64_t last = -1;
   while (!owner_.pass_within(limits_.stall_limit)) {
@@ -196,8 +198,8 @@ bool Scheduler::wait(std::string_view what, std::function<bool()> ready, Deadlin
   self.waits_for = what;
   self.ready = std::move(ready);
   self.deadline = deadline;
-  // Also needed if the simulation ends here by an exception: `ready` refers to objects of the
-  // caller.
+  // The guard is needed in case the simulation ends here by an exception, because `ready` refers to
+  // objects of the caller.
   struct Clearing {
     SimThread& thread;
     ~Clearing() { thread.ready = nullptr; }

@@ -40,9 +40,9 @@ class Scheduler {
  public:
   struct Limits {
     int num_ranks = 0;
-    int64_t max_points = 0;            // see SimOptions
-    std::chrono::seconds stall_limit;  // see SimOptions
-    bool keeps_history = true;         // see SimOptions
+    int64_t max_points = 0;            // as SimOptions::max_points
+    std::chrono::seconds stall_limit;  // as SimOptions::stall_limit
+    bool keeps_history = true;         // as SimOptions::keeps_history
   };
 
   Scheduler(uint64_t seed, Limits limits);
@@ -56,8 +56,8 @@ class Scheduler {
   void run();
 
   TimePoint now() const { return now_; }
-  // The time that the calling thread sees. In a thread that unwinds, it advances by an hour in each
-  // call, so that a destructor which waits for a point in time finds it passed.
+  // Returns the time that the calling thread sees. In a thread that unwinds, it advances by an hour
+  // in each call, so that a destructor which waits for a point in time finds it passed.
   TimePoint now_for_caller();
   Random& random() { return random_; }
   History& history() { return history_; }
@@ -68,16 +68,17 @@ class Scheduler {
   // Counts a scheduling point of the calling rank; faults that were planned for the point happen
   // now.
   void count_point(std::string_view what);
-  // A scheduling point that keeps the baton: for calls that are allowed under a mutex.
+  // Passes a scheduling point and keeps the baton, for calls that are allowed under a mutex.
   void step(std::string_view what);
-  // A scheduling point at which another thread may continue first.
+  // Passes a scheduling point at which another thread may continue first.
   void pause(std::string_view what);
-  // The same, for a thread that has no work until others have run.
+  // Does the same, for a thread that has no work until others have run.
   void yield();
-  // Waits until `ready` returns true (returns true) or the deadline has passed (returns false).
+  // Waits until `ready` returns true or the deadline has passed. Returns which of the two, as true
+  // or false.
   bool wait(std::string_view what, std::function<bool()> ready, Deadline deadline);
-  // The same, if `ready` changes only by events for which touch() is called with the caller's rank:
-  // `ready` is called once after each touch, not in every turn.
+  // Does the same, if `ready` changes only by events for which touch() is called with the caller's
+  // rank: `ready` is called once after each touch, not in every turn.
   bool wait_for_touch(std::string_view what, std::function<bool()> ready, Deadline deadline);
   // Notes that something changed for which a thread of this rank may wait.
   void touch(int rank) { ++processes_[static_cast<size_t>(rank)].num_touches; }
@@ -98,7 +99,7 @@ class Scheduler {
   // more.
   bool is_caller_dead() const;
 
-  // Why the simulation was ended (deadlock, endless run); empty if it ran to its end.
+  // Returns why the simulation was ended (deadlock, endless run); empty if it ran to its end.
   const std::string& failure() const { return failure_; }
 
  private:
@@ -106,7 +107,8 @@ class Scheduler {
     int rank = 0;
     std::string name;
     std::string waits_for;
-    std::function<bool()> ready;  // empty: the thread can run
+    // Returns whether the thread can run; if empty, the thread can run.
+    std::function<bool()> ready;
     // The rank's number of touches at the last call of ready(), and the result of that call. Used
     // by wait_for_touch().
     mutable int64_t seen_touches = -1;
@@ -143,20 +145,21 @@ class Scheduler {
   bool kill_stopped_ranks();
 
   const Limits limits_;
-  const int core_;  // core of all simulated threads
+  const int core_;  // all simulated threads run on this core
   Random random_;
   History history_;
-  const double stay_probability_;  // probability that a thread keeps the baton at a pause
+  const double stay_probability_;  // the probability that a thread keeps the baton at a pause
   TimePoint now_;
-  int64_t unwinding_hours_ = 0;          // advance of the clock for unwinding threads
-  std::atomic<int64_t> num_points_ = 0;  // atomic for watch()
+  int64_t unwinding_hours_ = 0;          // the clock is advanced by so much for threads that unwind
+  std::atomic<int64_t> num_points_ = 0;  // is atomic because watch() reads it
   std::vector<Process> processes_;
-  std::deque<SimThread> threads_;       // a deque, so that adding a thread does not move the others
-  std::vector<SimThread*> living_;      // unfinished threads, in the order of their creation
-  std::vector<SimThread*> candidates_;  // reused by pick_next()
+  std::deque<SimThread> threads_;   // is a deque, so that adding a thread does not move the others
+  std::vector<SimThread*> living_;  // the unfinished threads, in the order of their creation
+  std::vector<SimThread*> candidates_;  // is a member so that pick_next() reuses its memory
   std::multimap<TimePoint, std::function<void()>> events_;
-  std::atomic<SimThread*> current_ = nullptr;  // thread that holds the baton; atomic for watch()
-  Gate owner_;                                 // open when all threads have ended
+  // The thread that holds the baton; is atomic because watch() reads it.
+  std::atomic<SimThread*> current_ = nullptr;
+  Gate owner_;  // is open when all threads have ended
   std::function<void(int, int64_t)> on_point_;
   std::string failure_;
 };

@@ -31,8 +31,8 @@ namespace cadre::sim {
 // The unsynced changes that are on the disk after a loss of power.
 enum class Unsynced {
   kNone,
-  // A file or folder that was removed is gone, and a file that was changed ends before its first
-  // changed byte; renames and added data are lost.
+  // Removed files and folders are gone, and a changed file ends before its first changed byte;
+  // renames and added data are lost.
   kOnlyWhatDestroys,
 };
 
@@ -67,7 +67,7 @@ class SimulatedDisk final : public os::FileSystem {
 
  private:
   struct Node;
-  using NodePtr = std::shared_ptr<Node>;  // shared by entries, synced entries and open files
+  using NodePtr = std::shared_ptr<Node>;  // entries, synced entries and open files share nodes
   using Entries = std::map<std::string, NodePtr>;
   struct Node {
     bool is_folder = false;
@@ -98,7 +98,8 @@ class SimulatedDisk final : public os::FileSystem {
   bool is_power_cut_ = false;  // the power fails at operation `failing_`
   uint64_t num_temporary_ = 0;
   size_t num_bytes_ = 0;
-  std::set<NodePtr> removed_;  // files and folders removed since the last loss of power
+  // The files and folders that were removed since the last loss of power.
+  std::set<NodePtr> removed_;
   const NodePtr root_ = std::make_shared<Node>(Node{.is_folder = true});
 };
 

@@ -43,7 +43,7 @@ class SimulatedSegment : public os::SharedMemory, public os::SharedPages {
   const std::shared_ptr<os::SharedMemory>& memory() const { return memory_; }
 
  private:
-  std::shared_ptr<os::SharedMemory> memory_;  // shared by all ranks that hold the segment
+  std::shared_ptr<os::SharedMemory> memory_;  // all ranks that hold the segment share it
 };
 
 class SimulatedSocket final : public os::Socket, public Readiness {
@@ -69,7 +69,7 @@ class SimulatedSocket final : public os::Socket, public Readiness {
   Status require_unix() const;
 
   Network& network_;
-  std::shared_ptr<Connection> connection_;  // shared with the other end
+  std::shared_ptr<Connection> connection_;  // the other end shares it
   const int side_;
 };
 
@@ -85,7 +85,7 @@ class SimulatedListener final : public os::Listener, public Readiness {
 
  private:
   Network& network_;
-  std::shared_ptr<ListenPoint> point_;  // shared with the network's table
+  std::shared_ptr<ListenPoint> point_;  // the network's table shares it
 };
 
 class SimulatedEvent final : public os::Event, public Readiness {

@@ -51,7 +51,8 @@ class SimulatedSystem final : public os::System {
  private:
   World& world_;
   const int rank_;
-  Random random_;  // only for random_bytes, so that it does not change the order of threads
+  // Is used only for random_bytes(), so that it does not change the order of threads.
+  Random random_;
 };
 
 }  // namespace cadre::sim

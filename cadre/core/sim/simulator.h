@@ -30,9 +30,9 @@ struct RankEnd {
   enum class Kind { kReturned, kThrew, kKilled, kStopped };
 
   Kind kind = Kind::kReturned;
-  std::string failure;     // for kThrew: "kCode: message"
-  TimePoint at;            // end of the rank's main function
-  int64_t num_points = 0;  // number of scheduling points of the rank
+  std::string failure;     // is set for kThrew, as "kCode: message"
+  TimePoint at;            // the time at which the rank's main function ended
+  int64_t num_points = 0;  // the number of scheduling points of the rank
 };
 
 // A planned fault that has happened, even if it had no effect.
@@ -47,7 +47,7 @@ struct SimResult {
   std::vector<Strike> strikes;
   std::vector<std::string> history;
   uint64_t history_hash = 0;
-  std::string failure;  // why the simulation was ended before the ranks; else empty
+  std::string failure;  // says why the simulation was ended before the ranks; else empty
 };
 
 class CADRE_EXPORT Simulator {

@@ -13,7 +13,7 @@
 
 namespace cadre {
 
-// Check the limits of store.h.
+// Check the limits that store.h states.
 Status check_store_request(const wire::StoreRequest& request);
 Status check_store_entry(std::string_view key, std::string_view value);
 

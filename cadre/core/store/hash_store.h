@@ -26,7 +26,7 @@ class CADRE_EXPORT HashStore final : public Store {
   Result<std::shared_ptr<Store>> clone(Deadline deadline) override;
 
  private:
-  // What a store and its clones share.
+  // The state that a store and its clones share.
   struct State {
     std::mutex mutex;
     store::KeyTable table;

@@ -24,7 +24,7 @@ namespace cadre::store {
 
 class KeyTable {
  public:
-  // Identifies one pending wait; chosen by the owner, unique among the pending ones.
+  // Identifies one pending wait. The owner chooses it; no two pending waits have the same.
   using Ticket = uint64_t;
 
   static constexpr size_t kDefaultMaxBytes = size_t{1} << 30;
@@ -62,8 +62,8 @@ class KeyTable {
   std::optional<std::string> take_item(Ticket ticket);
   int64_t queue_length(const std::string& queue) const;
 
-  // kAlways: every push to an awaited queue wakes the wait. kOnePerPush: each push wakes one of
-  // these waits, because a c10d client that waits for a queue is going to pop.
+  // With kAlways, every push to an awaited queue wakes the wait. With kOnePerPush, each push wakes
+  // one of these waits, because a c10d client that waits for a queue is going to pop.
   enum class Wake { kAlways, kOnePerPush };
   // Returns true if all keys are there; else the ticket becomes ready once they are.
   bool wait(Ticket ticket, std::vector<std::string> keys, Wake wake = Wake::kAlways);
@@ -80,7 +80,8 @@ class KeyTable {
   enum class Kind { kKeys, kPop, kBarrier };
   struct Wait {
     std::vector<std::string> keys;
-    size_t cursor = 0;  // every key before it was seen; the ticket is parked on keys[cursor]
+    // Every key before this index was seen; the ticket is parked on keys[cursor].
+    size_t cursor = 0;
     Kind kind = Kind::kKeys;
     Wake wake = Wake::kAlways;
     int64_t num_arrivals = 0;  // of a barrier
@@ -91,8 +92,8 @@ class KeyTable {
     std::string item;
   };
 
-  // The table counts so much for every key and queued item beside its bytes, so that a limit on
-  // bytes limits memory.
+  // For every key and queued item the table counts this many bytes beside the item's own, so that a
+  // limit on bytes limits memory.
   static constexpr size_t kEntryBytes = 64;
 
   Status reserve(const std::string& key, size_t old_bytes, size_t new_bytes);
@@ -116,7 +117,8 @@ class KeyTable {
   std::unordered_map<std::string, std::deque<std::string>> queues_;
   std::map<Ticket, Wait> waits_;
   std::map<Ticket, Delivery> deliveries_;
-  // Tickets, oldest first, by the key on which they are parked.
+  // The parked tickets, of which the oldest comes first; the key is the store key on which they are
+  // parked.
   std::unordered_map<std::string, std::vector<Ticket>> parked_;
   std::vector<Ticket> ready_;
 };

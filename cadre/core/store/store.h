@@ -38,15 +38,14 @@ class System;
 
 inline constexpr size_t kMaxStoreKeyBytes = 4096;
 inline constexpr size_t kMaxStoreValueBytes = 16 << 20;
-// A rank that waits so long for the store, or for other ranks, logs a warning.
+// A rank that has waited for this time for the store, or for other ranks, logs a warning.
 inline constexpr Duration kStoreWarnTime = std::chrono::seconds(10);
 
 // The time of a call: a Duration from now, or a Deadline.
 template <typename Time>
 concept StoreTime = std::same_as<Time, Deadline> || std::convertible_to<Time, Duration>;
 
-// The result of a call with a Duration is a T (errors are exceptions); with a Deadline it is a
-// Result<T>.
+// A call with a Duration returns a T and throws errors; a call with a Deadline returns a Result<T>.
 template <StoreTime Time, typename T>
 using StoreResult = std::conditional_t<std::same_as<Time, Deadline>, Result<T>, T>;
 
@@ -76,7 +75,7 @@ class CADRE_EXPORT Store {
   StoreResult<Time, std::string> get(std::string_view key, Time time) {
     return ask(&value_of, {.verb = Verb::kGet, .keys = {std::string(key)}}, time);
   }
-  // Adds to a decimal counter (0 if absent) and returns the new value.
+  // Adds to a decimal counter, which is 0 if absent, and returns the new value.
   template <StoreTime Time>
   StoreResult<Time, int64_t> add(std::string_view key, int64_t amount, Time time) {
     return ask(&number_of, {.verb = Verb::kAdd, .amount = amount, .keys = {std::string(key)}},
@@ -112,7 +111,7 @@ class CADRE_EXPORT Store {
   StoreResult<Time, int64_t> num_keys(Time time) {
     return ask(&number_of, {.verb = Verb::kNumKeys}, time);
   }
-  // Appends to the value (empty if absent).
+  // Appends to the value, which is empty if absent.
   template <StoreTime Time>
   StoreResult<Time, void> append(std::string_view key, std::string_view value, Time time) {
     return ask(&status_of,
@@ -185,8 +184,8 @@ class CADRE_EXPORT Store {
   // Returns another handle to the same keys, which shares no connection with this one.
   virtual Result<std::shared_ptr<Store>> clone(Deadline deadline) = 0;
 
-  // Carries out a request of any verb except leave_will(). Refuses a request over the limits. If
-  // the response has an error, returns it.
+  // Carries out a request of any verb except leave_will(). Returns an error for a request over the
+  // limits. If the response has an error, returns it.
   Result<wire::StoreResponse> call(wire::StoreRequest request, Deadline deadline);
 
   os::System& system() const { return *system_; }

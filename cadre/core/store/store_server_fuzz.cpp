@@ -93,7 +93,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 namespace cadre::store {
 namespace {
 
-// Returns a request whose keys come from a small alphabet, so that requests use the same keys.
+// Returns a request whose keys come from a small alphabet, so that several requests name the same
+// keys.
 std::vector<std::byte> sample(unsigned seed) {
   const std::string key = std::string("/") + static_cast<char>('a' + seed % 3);
   const std::string value(seed % 5, static_cast<char>('0' + seed % 10));

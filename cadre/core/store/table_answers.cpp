@@ -12,7 +12,7 @@ using wire::StoreRequest;
 using wire::StoreResponse;
 using wire::StoreVerb;
 
-constexpr size_t kBytesPerValue = sizeof(uint64_t);  // length of the value
+constexpr size_t kBytesPerValue = sizeof(uint64_t);  // the size of the length that precedes a value
 
 StoreResponse answer_read(const KeyTable& table, const StoreRequest& request, size_t max_bytes) {
   StoreResponse response;

@@ -1,7 +1,7 @@
 // Answers the requests of a store from a KeyTable. Every store that has a KeyTable uses it.
 //
 // Threads: one at a time; the owner of the table locks. Blocking: never; the owner answers a
-// request that waits once what it waits for is there. Errors: in the response.
+// request that waits once what it waits for is there. Errors: the response contains them.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 namespace cadre::store {
 
 // Answers any request except barriers and those about a connection. REQUIRES: the keys of get, wait
-// and multi_get are there, and the queue of queue_pop is not empty. An answer of more than
-// `max_bytes` is refused before it is built.
+// and multi_get are there, and the queue of queue_pop is not empty. For an answer of more than
+// `max_bytes`, the response is an error, and the answer is not built.
 wire::StoreResponse answer_from(KeyTable& table, const wire::StoreRequest& request,
                                 size_t max_bytes = std::numeric_limits<size_t>::max());
 

@@ -12,7 +12,7 @@ namespace cadre {
 // all other groups.
 struct StreamId {
   uint64_t group = 0;
-  uint8_t purpose = 0;  // which of the group's streams: collectives or messages
+  uint8_t purpose = 0;  // says whether the stream carries the group's collectives or its messages
 
   friend auto operator<=>(const StreamId&, const StreamId&) = default;
 };

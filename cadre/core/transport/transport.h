@@ -15,7 +15,7 @@
 
 namespace cadre {
 
-// Ordered bytes to and from one peer, full duplex. Never blocks.
+// A stream of ordered bytes to and from one peer. Its calls never block.
 class Channel {
  public:
   virtual ~Channel() = default;
@@ -53,7 +53,7 @@ struct ChannelInterest {
   Rank peer;
   bool want_send = false;
   bool want_recv = false;
-  // What comes from the peer is welcome, but the caller does not wait for it. Where connections are
+  // The caller handles what comes from the peer, but does not wait for it. If connections are
   // opened on first use, such an interest opens none to receive, and spends little time on opening
   // one to send.
   bool is_optional = false;

@@ -7,7 +7,7 @@
 namespace cadre {
 namespace {
 
-// "to send to rank 1, to receive from rank 2"
+// Returns a text such as "to send to rank 1, to receive from rank 2".
 std::string describe(std::span<const ChannelInterest> interests) {
   std::string text;
   const auto add = [&](std::string_view verb, Rank peer) {

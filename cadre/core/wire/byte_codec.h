@@ -45,7 +45,8 @@ class ByteWriter {
   template <typename T>
     requires(std::is_integral_v<T> || std::is_enum_v<T>)
   void integer(T value) {
-    // Shifts, not memcpy: the format is little-endian on every machine.
+    // The code shifts and does not use memcpy, because the format is little-endian on every
+    // machine.
     const auto bits = static_cast<uint64_t>(value);
     for (size_t i = 0; i < sizeof(T); ++i)
       bytes_.push_back(static_cast<std::byte>(bits >> (8 * i)));
@@ -88,7 +89,7 @@ class ByteReader {
   std::string text(size_t max_bytes) {
     return std::string(view<Length>(max_bytes));
   }
-  // The same without a copy: valid as long as the bytes.
+  // Does the same without a copy; the view is valid as long as the bytes.
   template <typename Length = uint32_t>
   std::string_view view(size_t max_bytes) {
     const auto size = integer<Length>();

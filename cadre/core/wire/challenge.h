@@ -25,7 +25,7 @@ CADRE_EXPORT Result<Digest> hmac_sha256(std::string_view key, ConstBytes message
 CADRE_EXPORT Result<Digest> prove_token(std::string_view token, std::string_view prover,
                                         const Nonce& challenge, const Nonce& own);
 
-// The time depends only on the sizes.
+// Takes a time that depends only on the sizes.
 CADRE_EXPORT bool equals_in_constant_time(ConstBytes a, ConstBytes b);
 
 }  // namespace cadre::wire

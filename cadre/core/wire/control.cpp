@@ -239,8 +239,8 @@ bool read(ByteReader&, LeaveReceipt&) {
   return true;
 }
 
-// Refuses the first message of another version of the handshake with an error that the user
-// understands.
+// Returns an error that the user understands for the first message of another version of the
+// handshake.
 Status check_handshake_version(size_t type, ByteReader in) {
   if (type != ControlMessage(Hello{}).index()) return {};
   const auto version = in.integer<uint8_t>();

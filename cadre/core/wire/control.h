@@ -22,31 +22,33 @@
 namespace cadre::wire {
 
 inline constexpr size_t kMaxControlFrameBytes = 16 << 10;
-inline constexpr size_t kControlPrefixBytes = sizeof(uint32_t);  // the length before a frame
+// The size of the length that precedes a frame.
+inline constexpr size_t kControlPrefixBytes = sizeof(uint32_t);
 inline constexpr size_t kMaxControlTextBytes = 4 << 10;
-inline constexpr size_t kMaxPhaseBytes = 64;  // limit of Activity::phase
+inline constexpr size_t kMaxPhaseBytes = 64;  // the largest size of Activity::phase
 inline constexpr size_t kMaxElsewhereBytes = 160;
-inline constexpr size_t kMaxLastActivities = 32;  // limit for the report of a loss
+// The largest number of activities in the report of a loss.
+inline constexpr size_t kMaxLastActivities = 32;
 inline constexpr size_t kMaxEventsInBatch = 4096;
 
-// Version of the messages by which two ranks open a connection. A build that did not send it yet
-// has the link's purpose at this offset, whose values are all below 4, so such a build is refused,
-// too.
+// The version of the messages by which two ranks open a connection. A build from before this
+// version has the link's purpose at this offset, whose values are all below 4, so a peer with such
+// a build is rejected, too.
 inline constexpr uint8_t kHandshakeVersion = 6;
 
 using Nonce = std::array<std::byte, 32>;
-using Proof = std::array<std::byte, 32>;  // HMAC-SHA256 keyed by the job's token
+using Proof = std::array<std::byte, 32>;  // is an HMAC-SHA256 whose key is the job's token
 
 // The identity and addresses of a rank; published in the store under a key of the round.
 struct RankAddress {
-  std::string version;  // library version; all ranks must have the same
+  std::string version;  // the version of the library, which must be equal on all ranks
   std::string host;
   std::string boot_id;
   int32_t pid = 0;
   std::string tcp_address;
   std::string unix_address;
-  uint64_t probe = 0;          // a random number that proves a mapping of this rank's segment
-  std::string core_mask;       // cores the rank may run on, as in os::HostInfo
+  uint64_t probe = 0;     // is a random number; a rank that reads it has mapped this rank's segment
+  std::string core_mask;  // the cores that the rank may run on, as in os::HostInfo
   uint64_t pid_namespace = 0;  // namespace in which `pid` counts; 0: unknown
 
   friend bool operator==(const RankAddress&, const RankAddress&) = default;
@@ -55,7 +57,8 @@ struct RankAddress {
 enum class LinkPurpose : uint8_t { kControl, kData };
 inline constexpr int kNumLinkPurposes = 2;
 
-// First message of a connection, from the rank that connects; its first field is kHandshakeVersion.
+// The first message of a connection, which the rank that connects sends. Its first field is
+// kHandshakeVersion.
 struct Hello {
   LinkPurpose purpose = LinkPurpose::kControl;
   int32_t from = 0;
@@ -83,7 +86,7 @@ struct Answer {
   friend bool operator==(const Answer&, const Answer&) = default;
 };
 
-// Why a connection was refused; the connection ends after it.
+// Says why a connection was rejected. The connection ends after it.
 struct Refusal {
   std::string reason;
 
@@ -100,9 +103,9 @@ struct Activity {
   // The kind tells collectives from send and recv, which are counted separately.
   Fingerprint fingerprint = {};
   int32_t waiting_for = -1;
-  int64_t age_ns = 0;  // time since the operation began (if running) or ended
+  int64_t age_ns = 0;  // the time since the operation began, if it is running, or since it ended
   std::string phase;
-  // If the rank is idle in the group of the question: what it runs in another group, such as
+  // What the rank runs in another group, if it is idle in the group of the question, for example
   // 'all_reduce #7 of group "tp"'. At most kMaxElsewhereBytes are sent.
   std::string elsewhere = {};
 
@@ -114,15 +117,16 @@ inline bool is_in_operation(const Activity& activity) {
   return activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
 }
 
-// The sender's group failed; `culprit` is the rank at fault, `reporter` the rank that found the
-// first failure, each -1 if unknown.
+// Says that the sender's group failed. `culprit` is the rank at fault, and `reporter` the rank that
+// found the first failure; each is -1 if unknown.
 struct AbortNotice {
   ErrorCode code = ErrorCode::kAborted;
   int32_t culprit = -1;
   int32_t reporter = -1;
-  std::string cause;        // the sentence that explains it, the same on all ranks
-  std::string message;      // the first failure as its rank throws it, without the remedy
-  std::string remedy = {};  // remedy for the cause; empty: the remedy of the code
+  std::string cause;    // the sentence that explains the failure, which is equal on all ranks
+  std::string message;  // the text of the first failure as its rank throws it, without the remedy
+  // The remedy for the cause; if empty, the remedy of the error code is used.
+  std::string remedy = {};
 
   friend bool operator==(const AbortNotice&, const AbortNotice&) = default;
 };
@@ -134,7 +138,7 @@ struct Acceptance {
   friend bool operator==(const Acceptance&, const Acceptance&) = default;
 };
 
-// What showed that a rank is lost.
+// The evidence that a rank is lost.
 enum class SignOfLoss : uint8_t { kConnectionEnded, kProcessEnded, kSilence, kUnreachable };
 inline constexpr int kNumSignsOfLoss = 4;
 
@@ -146,7 +150,7 @@ struct GroupActivity {
   friend bool operator==(const GroupActivity&, const GroupActivity&) = default;
 };
 
-// A rank of the fabric is lost.
+// Says that a rank of the fabric is lost.
 struct LossReport {
   int32_t rank = -1;
   int32_t reporter = -1;  // the rank that detected the loss
@@ -157,24 +161,25 @@ struct LossReport {
   friend bool operator==(const LossReport&, const LossReport&) = default;
 };
 
-// A rank left the fabric in good order.
+// Says that a rank left the fabric in good order.
 struct FabricLeave {
   int32_t rank = -1;
 
   friend bool operator==(const FabricLeave&, const FabricLeave&) = default;
 };
 
-// A rank left a group in good order.
+// Says that a rank left a group in good order.
 struct GroupLeave {
   uint64_t group = 0;
   int32_t rank = -1;
   uint64_t num_collectives = 0;
-  Fingerprint last = {};  // fingerprint of the last collective; zero if there was none
+  Fingerprint last = {};  // the fingerprint of the last collective; zero if there was none
 
   friend bool operator==(const GroupLeave&, const GroupLeave&) = default;
 };
 
-// The first failure of a group, published by `origin`; the ranks in it are those of the fabric.
+// The first failure of a group, which `origin` has published. The ranks in it are those of the
+// fabric.
 struct GroupFailure {
   uint64_t group = 0;
   int32_t origin = -1;
@@ -186,7 +191,7 @@ struct GroupFailure {
 // A question of `origin` to all members of a group about their state.
 struct StatusQuestion {
   int32_t origin = -1;
-  uint64_t number = 0;  // number among the questions of the origin
+  uint64_t number = 0;  // the number of the question among those of the rank that asks
   uint64_t group = 0;
 
   friend bool operator==(const StatusQuestion&, const StatusQuestion&) = default;
@@ -194,7 +199,7 @@ struct StatusQuestion {
 
 // What `rank` runs in the group of a question.
 struct StatusAnswer {
-  int32_t origin = -1;  // the asking rank; identifies the question together with `number`
+  int32_t origin = -1;  // the rank that asks; together with `number` it identifies the question
   uint64_t number = 0;
   int32_t rank = -1;
   Activity activity;
@@ -212,7 +217,7 @@ struct EventBatch {
   friend bool operator==(const EventBatch&, const EventBatch&) = default;
 };
 
-// The sender is alive and has no event to send.
+// Says that the sender is alive and has no event to send.
 struct Heartbeat {
   friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
 };

@@ -18,9 +18,9 @@ constexpr size_t kMagicBytes = 4;
 constexpr size_t kAxisBytes = 4;
 // Deflate expands at most by this factor: 258 bytes of a match for 2 bits.
 constexpr uint64_t kMaxExpansion = 1032;
-constexpr uint64_t kMaxHeldBytes = 8;  // bytes that zlib has read and not yet used
+constexpr uint64_t kMaxHeldBytes = 8;  // the number of bytes that zlib has read and not yet used
 constexpr std::array<std::byte, 2> kGzipStart = {std::byte{0x1f}, std::byte{0x8b}};
-constexpr int kGzipWindowBits = 15 + 16;  // zlib's value for "gzip only"
+constexpr int kGzipWindowBits = 15 + 16;  // is zlib's value for "gzip only"
 
 Error corrupt_idx(const std::string& what) {
   return Error(ErrorCode::kCorruption, cadre::format("idx file: {}", what));
@@ -128,7 +128,7 @@ bool is_gzip(ConstBytes file) {
          std::ranges::equal(file.first(kGzipStart.size()), kGzipStart);
 }
 
-// Reads a big-endian number, as the format has them.
+// Reads a big-endian number, as numbers are in the format.
 uint32_t number_at(std::span<const uint8_t> bytes) {
   return uint32_t{bytes[0]} << 24 | uint32_t{bytes[1]} << 16 | uint32_t{bytes[2]} << 8 | bytes[3];
 }
@@ -174,7 +174,8 @@ Result<uint64_t> num_elements(const std::vector<int64_t>& shape) {
   for (const int64_t size : shape) {
     const auto factor = static_cast<uint64_t>(size);
     if (product > kMaxIdxBytes / factor) {
-      return corrupt_idx(cadre::format("its axes multiply to more than {} elements", kMaxIdxBytes));
+      return corrupt_idx(
+          cadre::format("the product of its axes is more than {} elements", kMaxIdxBytes));
     }
     product *= factor;
   }

@@ -17,13 +17,13 @@
 namespace cadre {
 
 struct IdxArray {
-  std::vector<int64_t> shape;     // slowest axis first
+  std::vector<int64_t> shape;     // the sizes of the axes, of which the slowest comes first
   std::vector<uint8_t> elements;  // row-major
 
   friend bool operator==(const IdxArray&, const IdxArray&) = default;
 };
 
-// Larger arrays are refused; MNIST's largest has 47 MB.
+// Larger arrays are an error; MNIST's largest has 47 MB.
 inline constexpr uint64_t kMaxIdxBytes = uint64_t{1} << 31;
 inline constexpr size_t kMaxIdxAxes = 8;
 
@@ -31,7 +31,8 @@ inline constexpr size_t kMaxIdxAxes = 8;
 // the contents of several gzip members are concatenated.
 CADRE_EXPORT Result<IdxArray> parse_idx(ConstBytes file);
 
-// Encodes without compression. REQUIRES: shape and elements that parse_idx() could return.
+// Encodes without compression. REQUIRES: the shape and the elements are such that parse_idx() could
+// return them.
 CADRE_EXPORT std::vector<std::byte> encode_idx(const IdxArray& array);
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// For all bytes, plain or as the content of a gzip file, the parser returns. A file that it accepts
-// must be the same after writing and reading.
+// Checks that the parser returns for all bytes, plain or as the content of a gzip file. A file that
+// it accepts must be the same after writing and reading.
 #include <zlib.h>
 
 #include <cstddef>

@@ -131,7 +131,7 @@ TEST(IdxFile, AllocatesNothingForAClaimThatCannotBe) {
   // file has only a few bytes.
   const auto huge = bytes_of({0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,  //
                               255});
-  EXPECT_THAT(refusal(huge), HasSubstr("multiply to more than 2147483648"));
+  EXPECT_THAT(refusal(huge), HasSubstr("the product of its axes is more than 2147483648"));
   const auto large = bytes_of({0, 0, 8, 1, 128, 0, 0, 0, 1, 2});
   EXPECT_THAT(refusal(large), HasSubstr("ask for 2147483648 elements, but at most 2 can follow"));
   EXPECT_THAT(refusal(gzip(large)), HasSubstr("ask for 2147483648 elements, but at most"));

@@ -11,7 +11,8 @@ namespace {
 
 constexpr uint32_t kTicketMagic = 0x31544443;  // "CDT1"
 constexpr uint32_t kLayoutMagic = 0x314c4443;  // "CDL1"
-// An address in a layout: four indices of texts, pid, two lengths, the probe and the PID namespace.
+// The size of an address in a layout: four indices of texts, pid, two lengths, the probe and the
+// PID namespace.
 constexpr size_t kMinAddressBytes = 4 * 4 + 4 + 2 * 4 + 8 + 8;
 
 std::string_view cut(std::string_view text) {

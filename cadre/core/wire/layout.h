@@ -19,12 +19,13 @@ namespace cadre::wire {
 
 inline constexpr size_t kMaxLayoutBytes = 16 << 20;
 inline constexpr size_t kMaxLayoutRanks = 1 << 16;
-inline constexpr size_t kLayoutPrefixBytes = sizeof(uint32_t);  // the length before a layout
+// The size of the length that precedes a layout.
+inline constexpr size_t kLayoutPrefixBytes = sizeof(uint32_t);
 
 // Names the rank that sends the layout to the owner of the ticket.
 struct Ticket {
   int32_t sponsor = 0;
-  RankAddress rank_address;  // address of the sponsor
+  RankAddress rank_address;  // the address of the sponsor
 
   friend bool operator==(const Ticket&, const Ticket&) = default;
 };

@@ -24,7 +24,7 @@ struct CADRE_EXPORT LinkFrame {
   static constexpr uint32_t kWindowBytes = 4 << 20;
 
   enum class Kind : uint8_t {
-    kOpen = 0,    // first frame of the end that connected: both ends have the connection
+    kOpen = 0,    // is the first frame of the end that has connected: both ends have the connection
     kData = 1,    // `length` bytes of the stream follow
     kCredit = 2,  // the stream's receiver has taken `length` bytes
     kClose = 3,   // the sender has closed its end of the stream

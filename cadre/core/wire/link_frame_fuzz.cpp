@@ -1,5 +1,5 @@
-// Fuzzes the parser of frames on data connections: it must parse or refuse, and a parsed frame must
-// encode to the same bytes.
+// Fuzzes the parser of frames on data connections: it must parse or return an error, and a parsed
+// frame must encode to the same bytes.
 #include <algorithm>
 #include <cstdlib>
 

@@ -158,7 +158,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   }
 
   bool unexpected(std::string_view what) {
-    return fail(cadre::format("{} under key '{}', where the format has none", what, key_));
+    return fail(cadre::format("{} under key '{}', where the format allows none", what, key_));
   }
 
   Place place_ = Place::kStart;

@@ -23,22 +23,23 @@ struct SafetensorsEntry {
   std::string name;
   std::string dtype;
   std::vector<int64_t> shape;
-  uint64_t begin = 0;  // bytes from the start of the data, which follows the header
+  uint64_t begin = 0;  // counts bytes from the start of the data, which follows the header
   uint64_t end = 0;
 
   friend bool operator==(const SafetensorsEntry&, const SafetensorsEntry&) = default;
 };
 
 struct SafetensorsHeader {
-  // Ordered by `begin`; together they cover the data without gaps.
+  // The tensors are ordered by `begin`. Together they cover the data without gaps.
   std::vector<SafetensorsEntry> tensors;
   std::map<std::string, std::string> metadata;
-  uint64_t data_offset = 0;  // bytes from the start of the file to the data; set by parsing
+  // The number of bytes from the start of the file to the data; parsing sets it.
+  uint64_t data_offset = 0;
 
   friend bool operator==(const SafetensorsHeader&, const SafetensorsHeader&) = default;
 };
 
-// The limit of the format itself: longer headers are refused before anything is allocated for them.
+// The limit of the format itself. A longer header is an error before anything is allocated for it.
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 inline constexpr size_t kSafetensorsLengthBytes = 8;
 // The key of the metadata, which therefore cannot be the name of a tensor.

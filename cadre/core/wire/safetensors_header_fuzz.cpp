@@ -1,5 +1,5 @@
-// For all bytes the parser returns. A header that it accepts must be the same after writing and
-// reading.
+// Checks that the parser returns for all bytes. A header that it accepts must be the same after
+// writing and reading.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -30,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
 
 namespace {
 
-// A small valid file: random bytes almost never become JSON with the right keys.
+// Returns a small valid file, because random bytes almost never become JSON with the right keys.
 std::string sample() {
   const cadre::wire::SafetensorsHeader header{
       .tensors = {{"bias", "F32", {2}, 0, 8}, {"weight", "I64", {1, 2}, 8, 24}},

@@ -110,8 +110,9 @@ Status check_piece(std::span<const int64_t> shape, const ManifestPiece& piece) {
     const int64_t offset = piece.offsets[dim];
     const int64_t size = piece.sizes[dim];
     if (offset < 0 || size < 0 || offset > shape[dim] || size > shape[dim] - offset) {
-      return bad_manifest(cadre::format("a piece lies at [{}, {} + {}) of a dimension of {}",
-                                        offset, offset, size, shape[dim]));
+      return bad_manifest(
+          cadre::format("a piece has the elements [{}, {} + {}) of a dimension of size {}", offset,
+                        offset, size, shape[dim]));
     }
   }
   return {};
@@ -262,7 +263,8 @@ Status check_pieces(std::span<const int64_t> shape, std::span<const ManifestPiec
   int64_t covered = 0;
   for (const ManifestPiece& piece : pieces) {
     CADRE_RETURN_IF_ERROR(check_piece(shape, piece));
-    const int64_t size = *elements_in(piece.sizes);  // at most the number of elements of the shape
+    // The size is at most the number of elements of the shape.
+    const int64_t size = *elements_in(piece.sizes);
     if (size == 0 && (*numel != 0 || pieces.size() > 1)) return bad_manifest("a piece is empty");
     if (__builtin_add_overflow(covered, size, &covered)) return bad_manifest("its pieces overlap");
   }

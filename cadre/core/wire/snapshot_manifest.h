@@ -20,7 +20,7 @@ namespace cadre {
 
 inline constexpr int64_t kSnapshotManifestVersion = 1;
 inline constexpr std::string_view kSnapshotManifestName = "manifest.json";
-// A longer text is refused before it is parsed.
+// A longer text is an error before it is parsed.
 inline constexpr size_t kMaxSnapshotManifestBytes = size_t{256} << 20;
 
 struct ManifestFile {
@@ -30,10 +30,10 @@ struct ManifestFile {
   friend bool operator==(const ManifestFile&, const ManifestFile&) = default;
 };
 
-// The elements from offsets[dim] to offsets[dim] + sizes[dim] - 1 along each dimension of the
-// tensor. A file has at most one piece of the tensor, under the tensor's name.
+// The range of elements along each dimension of the tensor goes from offsets[dim] to offsets[dim] +
+// sizes[dim] - 1. A file has at most one piece of the tensor, under the tensor's name.
 struct ManifestPiece {
-  size_t file = 0;  // index of SnapshotManifest::files
+  size_t file = 0;  // the index of the file in SnapshotManifest::files
   std::vector<int64_t> offsets;
   std::vector<int64_t> sizes;
 
@@ -41,12 +41,13 @@ struct ManifestPiece {
 };
 
 struct ManifestTensor {
-  std::string name;   // name of the parameter or buffer
-  std::string state;  // name of the parameter's optimizer state; empty: the tensor itself
-  // One value for the whole parameter, such as the number of steps; else the shape is the
-  // parameter's.
+  std::string name;  // the name of the parameter or buffer
+  // The name of a state of the parameter's optimizer; empty for the tensor itself.
+  std::string state;
+  // The state has one value for the whole parameter, such as the number of steps. Otherwise its
+  // shape is the parameter's.
   bool is_scalar = false;
-  std::string dtype;  // name in safetensors: "F32"
+  std::string dtype;  // the dtype's name in safetensors, for example "F32"
   std::vector<int64_t> shape;
   std::vector<ManifestPiece> pieces;
 
@@ -56,12 +57,13 @@ struct ManifestTensor {
 struct SnapshotManifest {
   int64_t step = 0;
   int64_t world_size = 1;
-  // Properties of the run that wrote the snapshot, for people: loading does not depend on them.
+  // Properties of the run that wrote the snapshot. People read them; loading does not depend on
+  // them.
   std::string strategy;
   std::string mesh;
   std::vector<ManifestFile> files;
   std::vector<ManifestTensor> tensors;
-  std::string extra = "{}";  // a JSON object of the program that saved the snapshot
+  std::string extra = "{}";  // a JSON object, which the program that saved the snapshot has added
 
   friend bool operator==(const SnapshotManifest&, const SnapshotManifest&) = default;
 };

@@ -1,5 +1,6 @@
-// For all bytes the parser returns. In a manifest that it accepts, the pieces cover each tensor
-// once and the files are in the folder; the manifest must be the same after writing and reading.
+// Checks that the parser returns for all bytes. In a manifest that it accepts, the pieces cover
+// each tensor once and the files are in the folder; the manifest must be the same after writing and
+// reading.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -61,7 +62,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
 
 namespace {
 
-// A valid manifest: random bytes never become one.
+// Returns a valid manifest, because random bytes never become one.
 std::string sample() {
   const SnapshotManifest manifest{
       .step = 7,

@@ -11,11 +11,11 @@
 
 namespace cadre::wire {
 
-// Bytes in, bytes out, in order; consuming is cheap.
+// Bytes are taken out in the order in which they were put in. Consuming is cheap.
 class CADRE_EXPORT StreamBuffer {
  public:
   void append(ConstBytes bytes);
-  // Adds so many bytes at the end and returns them for writing. Then call drop_last() with the
+  // Adds this many bytes at the end and returns them for writing. Then call drop_last() with the
   // number of bytes that were not written.
   Bytes extend(size_t num_bytes);
   void drop_last(size_t num_bytes);

@@ -82,7 +82,8 @@ int main(int argc, char** argv) {
       return cadre::cli::kUsageExitCode;
     }
     return dispatch(words.front(), Words(words).subspan(1), inherited);
-  } catch (const std::exception& error) {  // cadre::Error, or an exception of the standard library
+    // The exception is a cadre::Error, or one of the standard library.
+  } catch (const std::exception& error) {
     return cadre::cli::fail("cadre", error.what(), 1);
   }
 }

@@ -169,10 +169,10 @@ TEST_F(TrainerTree, HelpWithoutATrainerSaysWhyItHasNoKeys) {
   const auto result = run({"train", "--help"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_NE(result.output.find("\n[0]   --nproc-per-node N "), std::string::npos) << result.output;
-  EXPECT_NE(
-      result.output.find("[0] The trainer, which lists the keys, is not available: the trainer " +
-                         folder_ + "/libexec/cadre/cadre-train is not there: " + missing_trainer()),
-      std::string::npos)
+  EXPECT_NE(result.output.find(
+                "[0] The trainer, which lists the keys, is not available: the trainer " + folder_ +
+                "/libexec/cadre/cadre-train does not exist: " + missing_trainer()),
+            std::string::npos)
       << result.output;
 }
 
@@ -209,7 +209,8 @@ TEST_F(TrainerTree, PassesThePlanOfAllProcessesToOne) {
 TEST_F(TrainerTree, SaysHowToGetAMissingTrainer) {
   const auto result = run({"train", config_});
   EXPECT_EQ(result.exit_code, kNotFoundExitCode);
-  EXPECT_NE(result.error.find("cadre-train is not there: " + missing_trainer()), std::string::npos)
+  EXPECT_NE(result.error.find("cadre-train does not exist: " + missing_trainer()),
+            std::string::npos)
       << result.error;
 }
 

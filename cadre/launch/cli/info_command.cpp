@@ -125,7 +125,7 @@ int info_command(Words words) {
     } else if (word == "--help" || word == "-h") {
       return print(kInfoHelp);
     } else {
-      return fail(kInfoCommand, cadre::format("unknown option {}; there is --json", word),
+      return fail(kInfoCommand, cadre::format("unknown option {}; the only option is --json", word),
                   kUsageExitCode);
     }
   }

@@ -20,17 +20,18 @@ namespace cadre::cli {
 
 // An option that a command knows.
 struct OptionSpec {
-  std::string_view name;   // "--nproc-per-node"
-  std::string_view value;  // the placeholder of its value in the help, "N"; empty: no value
-  char letter = 0;         // 'm' for -m
+  std::string_view name;  // "--nproc-per-node"
+  // The placeholder of the value in the help, such as "N"; empty if there is no value.
+  std::string_view value;
+  char letter = 0;  // the short form of the option, such as 'm' for -m
 };
 
 // An option from the command line or from an environment variable.
 struct GivenOption {
-  std::string_view name;  // name in its OptionSpec
-  std::string spelling;   // as written: "--nproc_per_node", "-t", "PET_TEE"
+  std::string_view name;  // the name of the option in its OptionSpec
+  std::string spelling;   // the option as it was written: "--nproc_per_node", "-t", "PET_TEE"
   std::string value;
-  bool is_switch = false;  // an option without a value
+  bool is_switch = false;  // the option has no value
 
   // Returns "--nproc_per_node 4", "--standalone" or "PET_NPROC_PER_NODE=4", for the beginning of a
   // message.
@@ -38,7 +39,7 @@ struct GivenOption {
 };
 
 struct ParsedWords {
-  std::vector<GivenOption> options;  // in the order of the command line
+  std::vector<GivenOption> options;  // the options, in the order of the command line
   std::vector<std::string> others;
 
   // Returns the last option of this name; null if there is none.
@@ -50,8 +51,8 @@ enum class OtherWords {
   kAmongOptions,
 };
 
-// Parses `words`. The message about an unknown option names `command` ("cadre run"). A word "--"
-// ends the options and is dropped.
+// Parses `words`. The message about an unknown option names `command`, for example "cadre run". A
+// word "--" ends the options and is dropped.
 Result<ParsedWords> parse_words(std::string_view command, std::span<const OptionSpec> known,
                                 OtherWords others, Words words);
 

@@ -49,8 +49,8 @@ TEST_F(PathOptionsTest, WhatIsNoFileIsRefusedWithTheOption) {
       said_of_file(pipe),
       "--out " + pipe + ": that is a pipe, a socket or a device; expected the name of a file");
   EXPECT_EQ(said_of_file(folder_.file("none/file")), "--out " + folder_.file("none/file") +
-                                                         ": there is no folder " +
-                                                         folder_.file("none") + "; make it first");
+                                                         ": the folder " + folder_.file("none") +
+                                                         " does not exist; make it first");
 }
 
 TEST_F(PathOptionsTest, AFolderMayBeMissingAndIsNoFile) {

@@ -1,4 +1,4 @@
-// `cadre run`: from its command line to a JobSpec.
+// `cadre run`: turns its command line into a JobSpec.
 #include <filesystem>
 #include <optional>
 #include <system_error>

@@ -77,7 +77,7 @@ level of the library's log on stderr.
 )";
 
 constexpr size_t kHelpWidth = 100;
-constexpr std::string_view kIndent = "     ";  // stands before the space of each line's first word
+constexpr std::string_view kIndent = "     ";  // precedes the space of each line's first word
 
 // Returns indented lines of whole words.
 std::string wrapped(std::string_view sentence) {

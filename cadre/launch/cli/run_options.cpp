@@ -29,7 +29,7 @@ Error wrong(const GivenOption& given, std::string_view sentence) {
   return Error(ErrorCode::kInvalidArgument, cadre::format("{}: {}", given.text(), sentence));
 }
 
-// About 30 years, a ninth of the range of 64-bit nanoseconds.
+// This is about 30 years, a ninth of the range of 64-bit nanoseconds.
 constexpr double kMaxSeconds = 1e9;
 
 Result<Duration> parse_seconds(const GivenOption& given) {
@@ -256,8 +256,8 @@ Result<std::vector<GivenOption>> read_variables(const os::Environment& environme
   return given;
 }
 
-// Adds the remedy for a refused value from a variable, which cannot be removed from the command
-// line.
+// Adds the remedy if a value that a variable has set is invalid, because it cannot be removed from
+// the command line.
 Status with_remedy(const GivenOption& given, Status applied) {
   if (applied.ok() || given.spelling.starts_with('-')) return applied;
   return Error(applied.error().code(),

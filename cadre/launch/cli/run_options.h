@@ -20,35 +20,35 @@
 
 namespace cadre::cli {
 
-// An option whose value is a host; it must be this host.
+// An option whose value is a host. It must be this host.
 struct NamedHost {
   GivenOption given;
   std::string host;
 };
 
 struct RunOptions {
-  // A number, or auto, gpu, cpu.
+  // The value is a number, or auto, gpu or cpu.
   GivenOption num_workers{.name = "--nproc-per-node", .spelling = "--nproc-per-node", .value = "1"};
   bool no_python = false;
   bool is_module = false;
-  bool is_python = false;  // whatever the suffix of the program's name is
+  bool is_python = false;  // the program is run by Python, whatever the suffix of its name is
   bool wants_help = false;
   std::string run_id;
   std::string role = "default";
-  uint16_t store_port = 0;  // 0: a free port
+  uint16_t store_port = 0;  // 0 means a free port
   std::vector<NamedHost> hosts;
   std::optional<std::string> prefix_template;
   std::string flight_folder;  // empty: records stay in memory
   int max_restarts = 0;
   std::optional<Duration> shutdown_timeout;
-  std::vector<std::string> program;  // the program and its arguments
+  std::vector<std::string> program;  // the name of the program and its arguments
   std::vector<std::string> warnings;
 };
 
 Result<RunOptions> parse_run_options(Words words, const os::Environment& environment);
 
-// Returns the number of workers for `--nproc-per-node`. auto: the number of GPUs, or of cores if
-// there is no GPU.
+// Returns the number of workers for `--nproc-per-node`. The value auto means the number of GPUs, or
+// of cores if there is no GPU.
 Result<int> num_workers_of(const GivenOption& given, const os::MachineInfo& machine);
 
 // Returns the value of --max-restarts.

@@ -174,7 +174,7 @@ TEST(RunOptions, RefusesWithTheReason) {
   EXPECT_THAT(refusal_of({"--node_rank=1"}), StartsWith("--node_rank 1: with one host"));
   EXPECT_THAT(refusal_of({"--rdzv-backend=etcd-v2"}), HasSubstr("expected c10d or static"));
   EXPECT_THAT(refusal_of({"--rdzv-conf", "timeout=3,is_host=0"}), HasSubstr("\"is_host=0\""));
-  EXPECT_THAT(refusal_of({"--signals-to-handle=SIGTERM"}), HasSubstr("not a choice"));
+  EXPECT_THAT(refusal_of({"--signals-to-handle=SIGTERM"}), HasSubstr("cannot be chosen"));
   EXPECT_THAT(refusal_of({"--tee", "3"}), StartsWith("--tee 3: workers' output is shown"));
   EXPECT_THAT(refusal_of({"-r", "0:1,1:2"}), StartsWith("-r 0:1,1:2: workers' output is shown"));
   EXPECT_THAT(refusal_of({"--virtual-local-rank"}),

@@ -56,8 +56,8 @@ TEST(RunStore, SaysWhomItDroppedAndWhy) {
   const auto result = run_cadre(stranger_job(), {{"CADRE_LOG", ""}});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   const std::regex line(
-      "cadre: warning [0-9T:.-]+Z store dropped peer=tcp:127.0.0.1:[0-9]+ "
-      "reason=\"its first bytes are of no protocol known here\"\n");
+      "cadre: warning [0-9T:.-]+Z store dropped peer=tcp:127.0.0.1:[0-9]+ reason=\"its first bytes "
+      "belong to no known protocol\"\n");
   EXPECT_TRUE(std::regex_match(result.error, line)) << result.error;
 }
 

@@ -13,8 +13,8 @@
 namespace cadre::cli {
 
 struct TorchInstallation {
-  std::string folder;   // ".../site-packages/torch", or the folder "libtorch" of the ZIP
-  std::string version;  // version in its version.py or build-version: "2.13.0+cpu"
+  std::string folder;   // the folder ".../site-packages/torch", or the folder "libtorch" of the ZIP
+  std::string version;  // the version in its version.py or build-version, for example "2.13.0+cpu"
 };
 
 // Searches the path in CADRE_TORCH (a torch folder, the folder of a virtual environment, or a

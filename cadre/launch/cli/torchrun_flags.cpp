@@ -86,10 +86,10 @@ Status check_rendezvous_settings(const GivenOption& given) {
     const std::string_view key = setting.substr(0, equals);
     if (is_true_on_one_host(key, setting.substr(std::min(equals + 1, setting.size())))) continue;
     return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("{}: \"{}\" is not a setting, or one of a rendezvous of several "
-                               "hosts; this launcher serves the store of its one host itself: "
-                               "leave it out",
-                               given.text(), setting));
+                 cadre::format(
+                     "{}: \"{}\" is no setting, or is only for a rendezvous of several hosts; this "
+                     "launcher has one host and serves the store itself, so leave the setting out",
+                     given.text(), setting));
   }
   return {};
 }
@@ -107,9 +107,8 @@ Status check_handled_signals(const GivenOption& given) {
   if (!has_others && std::ranges::all_of(kStopping, names_it)) return {};
   return Error(
       ErrorCode::kInvalidArgument,
-      cadre::format("{}: the signals are not a choice: SIGTERM, SIGINT, SIGHUP and SIGQUIT "
-                    "stop the job, SIGUSR1 and SIGUSR2 are forwarded to the workers; leave "
-                    "it out",
+      cadre::format("{}: these signals cannot be chosen: SIGTERM, SIGINT, SIGHUP and SIGQUIT stop "
+                    "the job, SIGUSR1 and SIGUSR2 are forwarded to the workers; leave it out",
                     given.text()));
 }
 

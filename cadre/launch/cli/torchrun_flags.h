@@ -1,5 +1,5 @@
-// The flags of torchrun that this launcher does not support: each is refused with the reason and an
-// alternative.
+// The flags of torchrun that this launcher does not support: each is an error that names the reason
+// and an alternative.
 //
 // Threads: pure functions. Blocking: never. Errors: kInvalidArgument.
 // Source: torch/distributed/run.py of torch 2.13.
@@ -15,14 +15,15 @@ namespace cadre::cli {
 
 struct RefusedFlag {
   OptionSpec option;
-  std::string_view harmless;  // the value without effect, which is accepted; an empty one is, too
-  std::string_view reason;    // reason of the refusal; follows a colon
+  // The value without effect, which is accepted; an empty value is accepted, too.
+  std::string_view harmless;
+  std::string_view reason;  // says why the flag is not supported; follows a colon
 };
 
 std::span<const RefusedFlag> refused_torchrun_flags();
 
-// Returns an error unless the flag has its harmless value. REQUIRES: `given` is one of the refused
-// flags.
+// Returns an error unless the flag has its harmless value. REQUIRES: `given` is one of the
+// unsupported flags.
 Status check_refused_flag(const GivenOption& given);
 
 // Accepts the keys of --rdzv-conf that have no effect on one host.

@@ -43,7 +43,7 @@ TEST_F(TorchrunFlagsTest, SettingsOfARendezvousAreTrueOnOneHostOrRefusedByName) 
   EXPECT_EQ(check("timeout=900,is_host=1,store_type=tcp,rank=0,"), "accepted");
   for (const char* wrong : {"is_host=0", "rank=1", "store_type=file", "timeouts=3", "is_host"}) {
     EXPECT_THAT(check(std::string("timeout=3,") + wrong),
-                HasSubstr(std::string(": \"") + wrong + "\" is not a setting"));
+                HasSubstr(std::string(": \"") + wrong + "\" is no setting"));
   }
 }
 
@@ -53,9 +53,9 @@ TEST_F(TorchrunFlagsTest, TheFourStoppingSignalsAreHandledInAnyCase) {
   };
   EXPECT_EQ(check("SIGTERM,SIGINT,SIGHUP,SIGQUIT"), "accepted");
   EXPECT_EQ(check("SIGUSR2,SIGQUIT,SIGHUP,SIGINT,SIGTERM"), "accepted");
-  EXPECT_THAT(check("SIGTERM,SIGINT,SIGHUP"), HasSubstr("the signals are not a choice"));
+  EXPECT_THAT(check("SIGTERM,SIGINT,SIGHUP"), HasSubstr("these signals cannot be chosen"));
   EXPECT_THAT(check("SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGALRM"),
-              HasSubstr("the signals are not a choice"));
+              HasSubstr("these signals cannot be chosen"));
 }
 
 }  // namespace

@@ -78,7 +78,8 @@ Result<TraceOptions> parse_options(Words words) {
 
 // The records of one job.
 struct JobFiles {
-  std::string nested_folder;  // set for a job that a worker started (flight_folder.h); else empty
+  // Is set for a job that a worker started (flight_folder.h); else empty.
+  std::string nested_folder;
   std::vector<std::string> files;
 };
 

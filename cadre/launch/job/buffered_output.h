@@ -50,7 +50,7 @@ class BufferedOutput {
   bool is_empty() const { return pending_.size() == offset_; }
   bool is_full() const { return pending_.size() - offset_ >= kMaxPendingBytes; }
   bool is_at_line_start() const { return is_at_line_start_; }
-  uint64_t num_lines() const { return num_lines_; }  // appended so far
+  uint64_t num_lines() const { return num_lines_; }  // Returns the number of lines appended so far.
   const std::optional<Error>& failure() const { return stream_.failure(); }
   bool is_terminal() const { return stream_.is_terminal(); }
   os::Pollable& pollable() { return stream_; }
@@ -58,10 +58,10 @@ class BufferedOutput {
  private:
   os::OutputStream stream_;
   std::string pending_;
-  size_t offset_ = 0;  // bytes of pending_ that were written
+  size_t offset_ = 0;  // the number of bytes of pending_ that were written
   bool is_at_line_start_ = true;
   uint64_t num_lines_ = 0;
-  const void* line_writer_ = nullptr;  // writer of the last line, while it is unfinished
+  const void* line_writer_ = nullptr;  // the writer of the last line, while that line is unfinished
   const void* claimant_ = nullptr;
   TimePoint claimed_until_{};
 };

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kMaxDepth = 16;  // nesting limit of a worker's JSON file
+constexpr int kMaxDepth = 16;  // limits the nesting of a worker's JSON file
 
 // torchelastic accepts a string, or an object with a timestamp.
 bool is_complete(const Json& root) {

@@ -15,16 +15,16 @@
 
 namespace cadre::launch {
 
-// The most bytes that are read of a worker's file.
+// The largest number of bytes that are read of a worker's file.
 inline constexpr size_t kMaxErrorFileBytes = 1 << 20;
 
 struct JobFailure {
   WorkerExit first;
   std::string host;
   int num_workers = 1;
-  std::string worker_file;  // the TORCHELASTIC_ERROR_FILE of the worker
+  std::string worker_file;  // the file that the worker's TORCHELASTIC_ERROR_FILE names
   std::deque<std::string> last_lines;
-  int64_t timestamp_s = 0;  // seconds since 1970
+  int64_t timestamp_s = 0;  // the time in seconds since 1970
 };
 
 // Writes {"message": {"message": ..., "errorCode": ..., "extraInfo": {"timestamp": ...}}}. If the

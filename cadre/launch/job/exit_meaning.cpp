@@ -37,8 +37,8 @@ std::string exit_meaning(const os::ExitStatus& status, uint64_t num_oom_kills) {
     case SIGSEGV:
       return "invalid memory access";
     case SIGBUS:
-      return "access to memory that is not there: a mapped file that shrank, or shared memory that "
-             "is full (df /dev/shm)";
+      return "access to memory that does not exist: a mapped file that shrank, or shared memory "
+             "that is full (df /dev/shm)";
     case SIGFPE:
       return "integer division by zero or overflow";
     case SIGILL:

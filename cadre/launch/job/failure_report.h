@@ -18,22 +18,22 @@ namespace cadre::launch {
 struct FailureReport {
   WorkerExit failure;
   std::string host;
-  std::string exception;  // from the error file of the worker; may be empty
+  std::string exception;  // the exception in the error file of the worker; may be empty
   std::deque<std::string> last_lines;
-  // Number of the last lines that were just shown and are not repeated.
+  // The number of the last lines that were just shown and are not repeated.
   size_t num_lines_just_shown = 0;
   int num_workers = 1;
-  std::span<const WorkerExit> exits;  // exits of all workers, the failed one included
+  std::span<const WorkerExit> exits;  // the exits of all workers, the failed one included
   uint64_t num_oom_kills = 0;
-  // Ranks that the launcher killed because they had not ended within `grace`.
+  // The ranks that the launcher killed because they had not ended within `grace`.
   std::span<const int> outlived = {};
-  std::string grace = "";  // "30 s of SIGTERM"
+  std::string grace = "";  // for example "30 s of SIGTERM"
 };
 
 // Returns several lines, the last one without its newline.
 std::string to_text(const FailureReport& report);
 
-// Formats ascending ranks: "0", "0-2, 5".
+// Formats ascending ranks, for example as "0" or "0-2, 5".
 std::string rank_ranges(std::span<const int> ranks);
 
 // Returns the message in an error file of torch.distributed.elastic; empty if there is none.

@@ -40,7 +40,8 @@ constexpr Duration kDrainTimeout = std::chrono::seconds(5);
 constexpr Duration kSuspendedTick = std::chrono::seconds(1);
 // A pidfd and a connection to the store, besides one or two pipes.
 constexpr uint64_t kDescriptorsPerWorker = 2;
-// Outputs, signals, the store's listener, and descriptors used while starting a worker.
+// The launcher's own descriptors: outputs, signals, the store's listener, and those used while it
+// starts a worker.
 constexpr uint64_t kOwnDescriptors = 24;
 constexpr size_t kTokenBytes = 16;
 constexpr size_t kRunIdBytes = 4;

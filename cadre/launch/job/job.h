@@ -24,22 +24,24 @@
 namespace cadre::launch {
 
 struct JobSpec {
-  std::string executable;              // a path
-  std::vector<std::string> arguments;  // argv; "${local_rank}" in it becomes the worker's rank
-  os::Environment environment;         // torchrun's variables are added
-  os::Inherited inherited;             // inherited by the launcher: workers get the original values
+  std::string executable;  // the path of the file that is executed
+  // The argv of a worker, in which "${local_rank}" is replaced by the worker's local rank.
+  std::vector<std::string> arguments;
+  // The environment of the workers, to which torchrun's variables are added.
+  os::Environment environment;
+  os::Inherited inherited;  // the launcher has inherited these; workers get the original values
   int num_workers = 1;
-  std::string run_id;  // empty: a random id
+  std::string run_id;  // if empty, the launcher makes a random id
   std::string role = "default";
-  uint16_t store_port = 0;  // 0: a free port
+  uint16_t store_port = 0;  // 0 means a free port
   LogLevel log_level = LogLevel::kWarning;
   std::string folder;  // for the workers' error files; it exists, and only its owner has access
   // The text before each line; line_prefix.h lists what is replaced in it.
   std::string prefix_template = "[${rank}] ";
   bool colour_prefix = false;
-  // Rank 0's output is passed on unchanged, so that it can rewrite lines in place.
+  // The output of rank 0 is passed on unchanged, so that it can rewrite lines in place.
   bool is_rank0_raw = false;
-  // Exit codes of workers that have explained their failure themselves: the launcher prints no
+  // Exit codes of workers that have explained their failure themselves. The launcher then prints no
   // report.
   std::vector<int> reported_exit_codes;
   // How often all workers are started again after one of them has failed.

@@ -11,7 +11,7 @@
 
 namespace cadre::launch {
 
-// With one host the local rank and the global rank are equal.
+// On one host the local rank and the global rank are equal.
 struct PrefixValues {
   Rank rank;
   std::string role;
@@ -26,7 +26,7 @@ std::string line_prefix(std::string_view pattern, const PrefixValues& values);
 // Returns the prefix in a colour of the rank that is readable on light and on dark terminals.
 std::string coloured(std::string_view prefix, Rank rank);
 
-// Replaces ${local_rank}.
+// Replaces ${local_rank} in the argument.
 std::string with_local_rank(std::string_view argument, Rank rank);
 
 }  // namespace cadre::launch

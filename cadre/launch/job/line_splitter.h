@@ -55,11 +55,11 @@ class LineSplitter {
   void pass_on(std::string_view bytes, bool ends_line, const Emit& emit);
 
   const Returns returns_;
-  std::string partial_;   // part of the line not yet passed on
+  std::string partial_;   // the part of the line that is not passed on yet
   bool is_open_ = false;  // a piece of the line was passed on
   bool rewrites_itself_ = false;
   bool has_new_progress_ = false;
-  std::string shown_progress_;  // text of the current line that take_progress() returned last
+  std::string shown_progress_;  // the text of the current line that take_progress() returned last
 };
 
 }  // namespace cadre::launch

@@ -62,7 +62,7 @@ class LineTail {
   struct Line {
     std::string text;
     const BufferedOutput* shown_on;
-    uint64_t line_number;  // number of the line on that output
+    uint64_t line_number;  // the number of the line on that output
   };
 
   void end_line(const BufferedOutput& shown_on) {
@@ -75,7 +75,7 @@ class LineTail {
   }
 
   std::deque<Line> lines_;
-  std::string line_;  // an unfinished line
+  std::string line_;  // a line that is not finished
   uint64_t num_more_bytes_ = 0;
 };
 

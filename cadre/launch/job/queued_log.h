@@ -34,7 +34,7 @@ class QueuedLog final : public LogSink {
 
   void write(LogLevel level, std::string_view component, std::string_view message) override;
 
-  // Readable while there are queued lines.
+  // Returns an object that is readable while there are queued lines.
   os::Pollable& pollable() { return *event_; }
   // Returns lines such as "warning 2026-11-21T10:04:11.042Z store dropped peer=...", and the counts
   // of dropped lines of past intervals: "warning 2026-11-21T10:04:21.042Z store dropped: 1995 more
@@ -46,8 +46,8 @@ class QueuedLog final : public LogSink {
  private:
   struct Kind {
     TimePoint interval_end{};
-    size_t num_lines = 0;    // number in this interval
-    size_t num_dropped = 0;  // number in this interval
+    size_t num_lines = 0;    // the number of lines in this interval
+    size_t num_dropped = 0;  // the number of lines that were dropped in this interval
   };
   // Adds lines with the counts of intervals that end at `until` or earlier.
   void count_dropped(TimePoint until);

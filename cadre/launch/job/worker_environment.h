@@ -21,8 +21,8 @@ struct JobIdentity {
   int num_workers = 1;
   std::string run_id;
   std::string role = "default";
-  os::Secret token;        // the job's secret
-  std::string store_host;  // address of the job's store
+  os::Secret token;        // the secret of the job
+  std::string store_host;  // the address of the job's store
   uint16_t store_port = 0;
   std::string error_folder;  // folder of the workers' error files
   int num_cores = 1;         // cores of the host, for all workers
@@ -44,9 +44,9 @@ os::Environment worker_environment(const os::Environment& inherited, const JobId
 // and SIGCHLD, without whose default a program gets no exit status of its children.
 std::vector<int> signals_ignored_by_workers(std::span<const int> ignored);
 
-// For programs whose steps allocate the same sizes again and again: makes glibc's malloc keep freed
-// memory, in huge pages, which saves system calls and TLB misses in each step. Does nothing if the
-// user has set GLIBC_TUNABLES.
+// Makes glibc's malloc keep freed memory, in huge pages. This saves system calls and TLB misses in
+// programs whose steps allocate the same sizes again and again. Does nothing if the user has set
+// GLIBC_TUNABLES.
 void keep_freed_memory(os::Environment& environment);
 
 }  // namespace cadre::launch

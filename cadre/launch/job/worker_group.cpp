@@ -39,7 +39,7 @@ struct WorkerGroup::Worker {
   bool error_is_open = true;
   bool has_ended = false;
   bool was_asked_to_stop = false;
-  int stopped_by = 0;  // value at the last check
+  int stopped_by = 0;  // the value at the last check
 
   void pump(Bytes buffer, TimePoint now) {
     output_is_open =

@@ -32,7 +32,7 @@ struct WorkerSpec {
   os::ForkServer* fork_server = nullptr;  // forks the worker if it can; null: it is executed
 };
 
-// How a worker ended.
+// Describes how a worker ended.
 struct WorkerExit {
   Rank rank;
   int pid = 0;
@@ -51,7 +51,7 @@ struct StoppedWorker {
 
 class WorkerGroup {
  public:
-  // If both outputs are the same, each worker has one pipe for both of its streams.
+  // If `output` and `error` are the same, each worker has one pipe for both of its streams.
   WorkerGroup(os::System& system, BufferedOutput& output, BufferedOutput& error);
   ~WorkerGroup();
   WorkerGroup(const WorkerGroup&) = delete;
@@ -70,7 +70,7 @@ class WorkerGroup {
   void step(std::span<os::PollItem> also, Deadline deadline);
 
   int size() const { return static_cast<int>(workers_.size()); }
-  // Exits in the order in which they were noticed.
+  // Returns the exits in the order in which they were noticed.
   const std::vector<WorkerExit>& exits() const { return exits_; }
   bool all_ended() const { return exits_.size() == workers_.size(); }
   // Returns the ranks of running workers, ascending.
@@ -120,7 +120,7 @@ class WorkerGroup {
   BufferedOutput& error_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<WorkerExit> exits_;
-  std::vector<std::byte> buffer_;  // not on the stack, which may be small
+  std::vector<std::byte> buffer_;  // is a member because the stack may be small
   std::vector<os::Descendant> asked_leftovers_;
   std::vector<int> spared_;
   TimePoint last_progress_;

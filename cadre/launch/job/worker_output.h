@@ -18,7 +18,7 @@
 namespace cadre::launch {
 
 struct WorkerOutputOptions {
-  std::string prefix;   // text before each line
+  std::string prefix;   // the text that precedes each line
   bool is_raw = false;  // bytes are passed on unchanged, so that lines can be rewritten in place
 };
 

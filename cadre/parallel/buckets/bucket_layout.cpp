@@ -85,7 +85,7 @@ BucketLayout plan_bucket_layout(std::span<const ParameterSize> parameters,
   struct Open {
     BucketLayout::Bucket bucket;
     int64_t num_bytes = 0;
-    size_t last_position = 0;  // index in `order` of the parameter that completes it
+    size_t last_position = 0;  // the index in `order` of the parameter that completes the bucket
   };
   std::array<Open, kNumDTypes> open;
   std::vector<Open> closed;

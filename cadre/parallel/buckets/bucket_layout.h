@@ -24,7 +24,7 @@ namespace cadre {
 struct BucketLayout {
   struct Bucket {
     DType dtype = DType::kFloat32;
-    std::vector<int64_t> parameters;  // indices, in memory order
+    std::vector<int64_t> parameters;  // the indices of the parameters, in memory order
 
     friend bool operator==(const Bucket&, const Bucket&) = default;
   };
@@ -32,13 +32,13 @@ struct BucketLayout {
 
   friend bool operator==(const BucketLayout&, const BucketLayout&) = default;
 
-  // Returns "float32:3,2,1;float32:0" and the like. parse(to_string()) is the same layout.
+  // Returns a text such as "float32:3,2,1;float32:0". parse(to_string()) is the same layout.
   CADRE_EXPORT std::string to_string() const;
   CADRE_EXPORT static BucketLayout parse(std::string_view text);
 };
 
 struct BucketCaps {
-  int64_t first_bytes = int64_t{1} << 20;  // small, so that communication starts early
+  int64_t first_bytes = int64_t{1} << 20;  // is small, so that communication starts early
   int64_t bytes = int64_t{25} << 20;
 };
 
@@ -53,7 +53,7 @@ CADRE_EXPORT BucketLayout plan_bucket_layout(std::span<const ParameterSize> para
                                              std::span<const int64_t> order,
                                              const BucketCaps& caps);
 
-// Refuses a layout that does not hold each of these parameters once, in a bucket of its dtype.
+// Throws unless the layout holds each of these parameters once, in a bucket of its dtype.
 CADRE_EXPORT void check_layout_fits(const BucketLayout& layout,
                                     std::span<const ParameterSize> parameters);
 

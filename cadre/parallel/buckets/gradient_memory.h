@@ -24,8 +24,8 @@ std::vector<shard::FlatBuffer> replicated_buffers(const BucketLayout& layout,
 
 // The sizes of a bucket of sharded gradients, which are those of one FlatParameters.
 struct ShardedBucketSize {
-  int64_t numel = 0;                 // elements that are reduced, padding included
-  shard::FlatBuffer gradients = {};  // the part that this rank keeps, its shard
+  int64_t numel = 0;                 // the number of elements that are reduced, padding included
+  shard::FlatBuffer gradients = {};  // the shard of the gradients that this rank keeps
   at::ScalarType reduce_dtype = at::kFloat;
 
   // Returns whether the result of a reduction may be written to the gradients directly.

@@ -40,13 +40,13 @@ class CADRE_EXPORT GradientStorage {
   GradientStorage& operator=(const GradientStorage&) = delete;
 
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
-  // The buckets in the order in which they are reduced.
+  // Returns the buckets in the order in which they are reduced.
   const BucketLayout& layout() const { return layout_; }
   size_t num_buckets() const { return layout_.buckets.size(); }
   size_t bucket_of(size_t parameter) const { return bucket_of_[parameter]; }
   // Returns whether the layout is final.
   bool is_learned() const { return is_learned_; }
-  // Brings the buckets into the order in which gradients become ready. `order`: a permutation of
+  // Brings the buckets into the order in which gradients become ready. `order` is a permutation of
   // the parameters, the same on all ranks. Called between passes.
   virtual void learn(std::span<const int64_t> order) = 0;
 
@@ -58,12 +58,12 @@ class CADRE_EXPORT GradientStorage {
   virtual void place(size_t parameter) = 0;
   // Contributes zeros. The gradient that the user sees stays, unless settle_unused() changes it.
   virtual void place_unused(size_t parameter) = 0;
-  // The number of buckets that were launched in this pass.
+  // Returns the number of buckets that were launched in this pass.
   size_t num_launched() const { return num_launched_; }
-  // The number of buckets that launch_next() launches; reduce_last() reduces the others.
+  // Returns the number of buckets that launch_next() launches; reduce_last() reduces the others.
   virtual size_t num_early_buckets() const = 0;
-  // The number of early buckets that are launched during backward, each when its parameters have
-  // been placed.
+  // Returns the number of early buckets that are launched during backward, each when its parameters
+  // have been placed.
   virtual size_t num_eager_buckets() const { return num_early_buckets(); }
   virtual void launch_next() = 0;
   virtual bool is_last_launched() const = 0;
@@ -73,7 +73,8 @@ class CADRE_EXPORT GradientStorage {
   virtual const at::Tensor& trailer() const = 0;
   virtual void finish_early() = 0;
   virtual void reduce_last() = 0;
-  // `used_by_some`: whether a rank contributed a gradient; otherwise the reduced zeros are dropped.
+  // `used_by_some` says whether a rank contributed a gradient. Otherwise the reduced zeros are
+  // dropped.
   struct Usage {
     bool used_by_some;
   };
@@ -90,13 +91,13 @@ class CADRE_EXPORT GradientStorage {
   // Called when a backward without reduction has added to parameter.grad().
   virtual void keep_local(size_t parameter) = 0;
   // Drops gradients of keep_local() if the user has cleared the gradients that an optimizer sees
-  // instead of them. `just_touched`: a parameter to which the running backward has already added.
+  // instead of them. `just_touched` is a parameter to which the running backward has already added.
   virtual void forget_cleared(std::optional<size_t> just_touched) = 0;
   // Clears the gradients that an optimizer sees instead of parameter.grad().
   virtual void zero_grad(bool set_to_none) = 0;
 
  protected:
-  // `parameters`: distinct leaves that require grad.
+  // `parameters` are distinct leaves that require grad.
   explicit GradientStorage(std::vector<NamedTensor> parameters)
       : parameters_(std::move(parameters)), bucket_of_(parameters_.size()) {}
 

@@ -37,8 +37,8 @@ RefusedGradients::RefusedGradients(const std::vector<NamedTensor>& parameters, c
                "to the gradients of the ranks' shards. {}; read gradients from the wrapper's "
                "parameter_shards(), and let zero_grad() set gradients to none.",
                owner.place, parameter.name, owner.remedy));
-    // Removes the refused gradients before autograd adds to one: the backward of a regularizer may
-    // reach a parameter before it reaches an output of the wrapper.
+    // Removes the placeholders before autograd adds to one, because the backward of a regularizer
+    // may reach a parameter before it reaches an output of the wrapper.
     hooks_.push_back(parameter.tensor.register_hook([this, i](const at::Tensor&) {
       remove();
       events_.on_arrival(i);
@@ -65,7 +65,7 @@ void RefusedGradients::install() {
   are_installed_ = true;
 }
 
-// Also returns true for a detach() of the refused gradient, which remains after a zero_grad() that
+// Also returns true for a detach() of the placeholder, which remains after a zero_grad() that
 // failed. Compares the storages by address, because at::Tensor::is_alias_of() reads them, which
 // throws.
 bool RefusedGradients::is_refused(size_t parameter) const {

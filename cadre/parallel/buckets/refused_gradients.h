@@ -1,10 +1,10 @@
-// Gradients of full parameters that throw when they are touched. They are set after the real
-// gradients were reduced to shards: an optimizer that was made from the full parameters would
-// otherwise find no gradient there, leave out every parameter, and train nothing.
+// Placeholders for the gradients of full parameters, which throw when they are touched. They are
+// set after the real gradients were reduced to shards: an optimizer that was made from the full
+// parameters would otherwise find no gradient there, leave out every parameter, and train nothing.
 //
 // Threads: one at a time. Blocking: never. Lifetime: shares the parameters; the destructor removes
-// what was installed. Errors: libtorch throws a sentence where a refused gradient is read or
-// written. Clearing a gradient, so that it is undefined, is allowed.
+// what was installed. Errors: libtorch throws a sentence where a placeholder is read or written.
+// Clearing a gradient, so that it is undefined, is allowed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,16 +22,16 @@ class RefusedGradients {
  public:
   struct Owner {
     std::string place;   // the wrapper and the rank, with which the sentence begins
-    std::string remedy;  // the tensors to make the optimizer from
+    std::string remedy;  // names the tensors from which to make the optimizer
   };
   struct Events {
-    // remove() calls this for each parameter whose refused gradient the program has cleared.
+    // remove() calls this for each parameter whose placeholder the program has cleared.
     std::function<void(size_t)> on_cleared;
     // Called when a backward is about to add to the parameter's gradient, or autograd::grad() has
     // computed it.
     std::function<void(size_t)> on_arrival;
   };
-  // `parameters`: leaves that require grad.
+  // `parameters` are leaves that require grad.
   RefusedGradients(const std::vector<NamedTensor>& parameters, const Owner& owner, Events events);
   ~RefusedGradients();
   RefusedGradients(const RefusedGradients&) = delete;
@@ -39,20 +39,21 @@ class RefusedGradients {
 
   // Gives each parameter without a gradient one that throws on any access.
   void install();
-  // Removes the refused gradients. A backward calls this itself before it adds to a gradient.
+  // Removes the placeholders. A backward calls this itself before it adds to a gradient.
   void remove();
-  // Removes the refused gradients without calling on_cleared.
+  // Removes the placeholders without calling on_cleared.
   void discard();
-  // Returns whether the parameter's gradient is a refused one, which throws on any access.
+  // Returns whether the parameter's gradient is a placeholder, which throws on any access.
   bool is_refused(size_t parameter) const;
 
  private:
   std::vector<at::Tensor> parameters_;
-  std::vector<std::string> sentences_;  // by parameter
+  std::vector<std::string> sentences_;  // has one sentence for each parameter
   Events events_;
-  std::vector<unsigned> hooks_;      // by parameter
-  std::vector<at::Tensor> refused_;  // by parameter, made by the first install()
-  std::vector<bool> is_installed_;   // by parameter
+  std::vector<unsigned> hooks_;  // has one hook for each parameter
+  // Has one placeholder for each parameter, which the first install() makes.
+  std::vector<at::Tensor> refused_;
+  std::vector<bool> is_installed_;  // has one flag for each parameter
   bool are_installed_ = false;
 };
 

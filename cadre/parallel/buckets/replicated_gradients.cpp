@@ -13,7 +13,7 @@ namespace {
 
 // A gradient must have its parameter's memory order: libtorch accumulates without a copy only then,
 // and its fused optimizers walk both in memory order. To autograd it must not be a view: the
-// optimizers' zero_grad() calls detach_(), which refuses views.
+// optimizers' zero_grad() calls detach_(), which throws for views.
 at::Tensor gradient_like(const at::Tensor& parameter, const at::Tensor& flat, int64_t offset) {
   if (parameter.is_non_overlapping_and_dense()) {
     return flat.as_strided(parameter.sizes(), parameter.strides(), flat.storage_offset() + offset)

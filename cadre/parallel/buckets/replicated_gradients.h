@@ -32,7 +32,7 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
  public:
   struct Options {
     BucketCaps caps;
-    std::optional<BucketLayout> layout;  // nullopt: it is learned in the first pass
+    std::optional<BucketLayout> layout;  // if nullopt, it is learned in the first pass
     int64_t trailer_numel = 0;
   };
   ReplicatedGradients(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,
@@ -64,8 +64,8 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
 
  private:
   struct Buffers {
-    std::vector<at::Tensor> flats;  // by bucket
-    std::vector<at::Tensor> views;  // by parameter
+    std::vector<at::Tensor> flats;  // has one flat tensor for each bucket
+    std::vector<at::Tensor> views;  // has one view for each parameter
     at::Tensor trailer;             // the last elements of the last bucket
   };
 
@@ -82,7 +82,8 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
   int64_t trailer_numel_;
   Buffers buffers_;
   std::vector<std::function<void()>> waits_;
-  // Copies of the gradients that this rank did not change, by parameter; empty if there are none.
+  // Has one entry for each parameter: a copy of the gradient if this rank did not change it. Empty
+  // if there are none.
   std::vector<at::Tensor> untouched_;
 };
 

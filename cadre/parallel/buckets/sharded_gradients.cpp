@@ -58,7 +58,7 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
   if (options_.layout) follow(*options_.layout);
   is_learned_ = options_.layout.has_value();
   allocate();
-  unreduced_.review_all(std::nullopt);  // gradients that exist already
+  unreduced_.review_all(std::nullopt);  // takes over gradients that exist already
   for (size_t i = 0; i < slots_.size(); ++i) {
     places_.emplace(slots_[i].leaf.unsafeGetTensorImpl(), i);
   }
@@ -104,8 +104,8 @@ void ShardedGradients::make_buckets(std::span<const std::shared_ptr<shard::FlatP
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (slots_[i].bucket != kNoBucket) continue;
     throw Error(ErrorCode::kInternal,
-                format("{}, rank {}: trained parameter {} of {} is in no unit", options_.wrapper,
-                       groups_.all.rank(), i, parameters_.size()));
+                format("{}, rank {}: trained parameter {} of {} belongs to no unit",
+                       options_.wrapper, groups_.all.rank(), i, parameters_.size()));
   }
   std::vector<size_t> order(buckets_.size());
   for (size_t b = 0; b < order.size(); ++b) order[b] = b;
@@ -438,7 +438,7 @@ void ShardedGradients::abandon() {
 }
 
 void ShardedGradients::settle_abandoned() {
-  is_in_pass_ = false;  // ends a pass that has failed on all ranks, too
+  is_in_pass_ = false;  // also ends a pass that has failed on all ranks
   while (!running_.empty()) {
     const Reduction reduction = std::move(running_.front());
     running_.pop_front();

@@ -63,38 +63,40 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     wrap::LocatedGroup all;    // the ranks that reduce the trailer
     wrap::LocatedGroup shard;  // the ranks that own the shards; often `all` itself
     std::optional<wrap::LocatedGroup>
-        replicate;  // the ranks with replicas of this rank's shards; nullopt without replicas
+        // The ranks with replicas of this rank's shards; nullopt if there are no replicas.
+        replicate;
   };
   struct Options {
-    // Dtype in which gradients are summed; default: the dtype in which autograd computes them.
+    // The dtype in which gradients are summed. The default is the dtype in which autograd computes
+    // them.
     std::optional<at::ScalarType> reduce_dtype = {};
-    std::optional<BucketLayout> layout = {};  // nullopt: the order is learned in the first pass
+    std::optional<BucketLayout> layout = {};  // if nullopt, the order is learned in the first pass
     int64_t trailer_numel = 0;
-    // The number of `units`, counted from the end, that are reduced at the end of backward only.
-    // These have parameters that a rank may leave unused, so they would complete late, while units
-    // are gathered.
+    // This many of the last `units` are reduced only at the end of backward. They have parameters
+    // that a rank may leave unused, so they would complete late, while units are gathered.
     size_t num_late_units = 0;
-    std::string wrapper = {};  // the name with which errors begin
+    std::string wrapper = {};  // errors begin with this name
     // Names the tensors to make the optimizer from, in the error about one made from full
     // parameters.
     std::string remedy = "Make the optimizer from the shards";
-    // Called when the full gradients of a unit were copied and dropped in a pass, with the unit's
-    // index in `units`: once in a pass for each unit with a trained parameter, also in an abandoned
-    // pass.
+    // Called once in a pass, also in an abandoned one, for each unit with a trained parameter, when
+    // the full gradients of the unit were copied and dropped. The argument is the unit's index in
+    // `units`.
     std::function<void(size_t unit)> on_unit_taken = {};
     // Called when a pass begins.
     std::function<void()> on_pass = {};
-    // Whether a change of a shard's values, as a step makes it, is refused while gradients are not
-    // reduced. Replicated gradients have the same rule.
+    // A change of a shard's values, as a step makes it, is an error while gradients are not
+    // reduced. The same rule applies to replicated gradients.
     bool refuses_changed_values = false;
     // Called when the program has cleared gradients that were accumulated and not reduced yet.
     std::function<void()> on_cleared = {};
-    // Called on a rank that has left the pass and issues the reductions for which the others wait:
-    // before the reduction of bucket `launch`, and with the number of buckets after the last one.
+    // Called on a rank that has left the pass and issues the reductions for which the others wait.
+    // It is called before the reduction of each bucket, with the bucket's index, and once at the
+    // end with the number of buckets.
     std::function<void(size_t launch)> on_abandoned_launch = {};
   };
-  // `parameters`: the trained ones, each in one of the units. `units`: in the order of the first
-  // reduction; units without a trained parameter take no part.
+  // `parameters` are the trained ones, each in one of the units. `units` are in the order of the
+  // first reduction; units without a trained parameter take no part.
   ShardedGradients(std::vector<NamedTensor> parameters,
                    std::span<const std::shared_ptr<shard::FlatParameters>> units, Groups groups,
                    Options options);
@@ -122,15 +124,15 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   // The place of a trained parameter.
   struct Slot {
     size_t bucket;
-    size_t place;         // index in the FlatParameters
+    size_t place;         // the index in the FlatParameters
     at::Tensor leaf;      // FlatParameters::values()
-    at::Tensor gradient;  // part of Bucket::gradients, for the leaf
+    at::Tensor gradient;  // the part of Bucket::gradients that belongs to the leaf
   };
   struct Bucket {
     size_t unit;
     std::shared_ptr<shard::FlatParameters> flat;
-    at::ScalarType dtype;            // dtype of the reduction
-    std::vector<size_t> parameters;  // the trained ones, in the order of the flat buffer
+    at::ScalarType dtype;            // the dtype of the reduction
+    std::vector<size_t> parameters;  // the trained parameters, in the order of the flat buffer
     at::Tensor gradients;            // (shard_numel), in the dtype of the shard
   };
   // Memory that is reduced; the buckets of one dtype use it in turn.
@@ -141,7 +143,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   // A reduction between launch_next() and the addition to the shards' gradients.
   struct Reduction {
     const Bucket* bucket;
-    const void* buffer;         // memory that the reduce_scatter reads
+    const void* buffer;         // the memory that the reduce_scatter reads
     at::Tensor output;          // (shard_numel)
     bool is_scattered = false;  // the all_reduce has begun, or none is needed
     std::function<void()> end;  // waits for the operation that runs
@@ -151,7 +153,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   void make_buckets(std::span<const std::shared_ptr<shard::FlatParameters>> units);
   static ShardedBucketSize size_of(const Bucket& bucket);
   void allocate();
-  // `order`: indices of the present buckets.
+  // `order` has the indices of the present buckets.
   void arrange(const std::vector<size_t>& order);
   void follow(const BucketLayout& layout);
   const at::Tensor& free_buffer(const Bucket& bucket);
@@ -171,20 +173,24 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   Options options_;
   size_t first_late_unit_ = 0;
   size_t num_late_buckets_ = 0;
-  std::vector<Bucket> buckets_;  // in the order of reduction
-  std::vector<Slot> slots_;      // by parameter
+  std::vector<Bucket> buckets_;  // the buckets, in the order of reduction
+  std::vector<Slot> slots_;      // has one slot for each parameter
   std::map<at::ScalarType, Buffers> buffers_;
   at::Tensor trailer_;
   bool is_trailer_launched_ = false;
-  std::deque<Reduction> running_;  // in the order of launches
+  std::deque<Reduction> running_;  // the running reductions, in the order of launches
   std::vector<std::function<void()>> abandoned_waits_;
-  std::vector<bool> is_ready_;         // by parameter: whether this rank contributes its gradient
-  std::vector<at::Tensor> unsettled_;  // by parameter: a reduced gradient that perhaps no rank used
-  std::optional<size_t> just_touched_;  // parameter of the running backward before its pass begins
+  // Says for each parameter whether this rank contributes its gradient.
+  std::vector<bool> is_ready_;
+  // Has for each parameter a reduced gradient that perhaps no rank has used.
+  std::vector<at::Tensor> unsettled_;
+  // The parameter that the running backward has touched before its pass begins.
+  std::optional<size_t> just_touched_;
   bool is_in_pass_ = false;
   RefusedGradients refused_;
   UnreducedGradients unreduced_;
-  std::unordered_map<const void*, size_t> places_;  // index of a leaf's parameter
+  // The index of a leaf's parameter; the key is the address of the leaf.
+  std::unordered_map<const void*, size_t> places_;
 };
 
 }  // namespace cadre

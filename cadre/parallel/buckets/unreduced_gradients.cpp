@@ -64,7 +64,7 @@ void UnreducedGradients::end(size_t parameter) {
   }
 }
 
-// Does not touch a refused gradient, because it counts as no gradient.
+// Does not touch a placeholder of RefusedGradients, because it does not count as a gradient.
 void UnreducedGradients::drop(size_t parameter) {
   if (!shards_.is_refused(parameter)) parameters_[parameter].tensor.mutable_grad().reset();
   end(parameter);
@@ -92,13 +92,13 @@ void UnreducedGradients::review(size_t parameter) {
     if (!gradient.defined()) {
       local.is_arriving = false;
     } else if (local.is_arriving) {
-      drop(parameter);  // left by a backward that has failed
+      drop(parameter);  // a backward that has failed has left it
     } else if (!shards_.is_refused(parameter)) {
       keep(parameter);  // the program has assigned the gradient
     }
     return;
   }
-  if (!gradient.defined()) {  // zero_grad() of the module: clears the shard's gradient, too
+  if (!gradient.defined()) {  // zero_grad() of the module clears the shard's gradient, too
     shards_.leaf(parameter).mutable_grad().reset();
     local = Local{};
     shards_.on_cleared();

@@ -37,16 +37,18 @@ class UnreducedGradients {
   struct Shards {
     // Returns the shard of a parameter, whose gradient an optimizer sees.
     std::function<at::Tensor(size_t)> leaf;
-    // Returns the tensor that becomes the shard's gradient if that is undefined; values do not
+    // Returns the tensor that becomes the shard's gradient if that is undefined. Its values do not
     // matter.
     std::function<at::Tensor(size_t)> memory;
-    // Returns whether the parameter's gradient is a refused one, which throws on any access.
+    // Returns whether the parameter's gradient is a placeholder of RefusedGradients, which throws
+    // on any access.
     std::function<bool(size_t)> is_refused;
     bool refuses_changed_values;
     // Called when the program has cleared a gradient that was kept.
     std::function<void()> on_cleared;
   };
-  // parameters: leaves that require grad. place: the wrapper and the rank, with which errors begin.
+  // `parameters` are leaves that require grad. `place` names the wrapper and the rank, with which
+  // errors begin.
   UnreducedGradients(const std::vector<NamedTensor>& parameters, std::string place, Shards shards);
 
   // Keeps the gradient until a pass has taken it or the program has cleared it.
@@ -72,7 +74,7 @@ class UnreducedGradients {
   void check_complete(size_t parameter) const;
 
  private:
-  struct Values {  // fingerprint of a shard's values
+  struct Values {  // a fingerprint of a shard's values
     uint32_t version = 0;
     uint64_t sample = 0;
 
@@ -82,9 +84,10 @@ class UnreducedGradients {
     bool is_arriving = false;
     bool is_kept = false;
     bool is_placeholder = false;  // the shard's gradient is a placeholder of zeros
-    const void* shown = nullptr;  // the shard's gradient when it was kept; `version` is its version
+    // The shard's gradient when it was kept; `version` is the version of that gradient.
+    const void* shown = nullptr;
     uint32_t version = 0;
-    Values values;  // values of the shard when the gradient was kept first
+    Values values;  // the values of the shard when the gradient was kept first
   };
   enum class Shown : uint8_t { kUnchanged, kCleared, kChanged };
   Shown shown(size_t parameter) const;
@@ -94,7 +97,7 @@ class UnreducedGradients {
   std::vector<NamedTensor> parameters_;
   std::string place_;
   Shards shards_;
-  std::vector<Local> locals_;  // by parameter
+  std::vector<Local> locals_;  // has one entry for each parameter
   std::optional<Error> change_;
   size_t changed_ = 0;  // the parameter that change_ is about
   wrap::AccumulationHooks hooks_;

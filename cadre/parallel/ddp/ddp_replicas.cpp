@@ -38,7 +38,7 @@ void check_shardable_model(const torch::nn::Module& module, const wrap::LocatedG
   std::vector<NamedTensor> moved;
   std::vector<NamedTensor> kept = distinct_buffers(module);
   for (const NamedTensor& parameter : distinct_parameters(module)) {
-    static_cast<void>(shard::division_of(parameter));  // throws if it is not known
+    static_cast<void>(shard::division_of(parameter));  // throws if the division is not known
     (parameter.tensor.requires_grad() ? moved : kept).push_back(parameter);
     const at::ScalarType dtype = parameter.tensor.scalar_type();
     if (!parameter.tensor.requires_grad()) continue;

@@ -38,7 +38,7 @@ struct RefusedModule {
 struct DdpReplicas {
   std::shared_ptr<reduction::DataParallelCore> core;
   ProcessGroup group;
-  // If gradients are sharded: one for each bucket, and one for each parameter.
+  // If gradients are sharded, these have one entry for each bucket, and one for each parameter.
   std::vector<std::shared_ptr<shard::FlatParameters>> flat_parameters;
   std::vector<ParameterShard> shards;
 
@@ -49,7 +49,7 @@ CADRE_EXPORT DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Modu
                                            const Ranks& ranks,
                                            const DistributedDataParallelOptions& options);
 
-// Initialises DistributedDataParallel in the constructors that refuse `Given`.
+// Initialises DistributedDataParallel in the constructors that do not accept `Given`.
 template <typename Given>
 [[noreturn]] DdpReplicas refuse_module() {
   [[maybe_unused]] const RefusedModule<Given> refused;

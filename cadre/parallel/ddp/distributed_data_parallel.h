@@ -57,7 +57,7 @@ class DistributedDataParallel : public DataParallelModule<M> {
   DistributedDataParallel(Given&&, const Group&, const DistributedDataParallelOptions& = {})
       : DistributedDataParallel(nullptr, parallel::refuse_module<std::remove_cvref_t<Given>>()) {}
 
-  // Refuses a call without the group.
+  // Makes a call without the group an error of the compiler.
   template <typename Given>
     requires(!std::is_same_v<std::remove_cvref_t<Given>, DistributedDataParallel>)
   explicit DistributedDataParallel(Given&&)

@@ -54,7 +54,7 @@ class CADRE_EXPORT DeferredScope {
 
  private:
   std::shared_ptr<Tape> tape_;
-  std::shared_ptr<Tape> outer_;  // tape of the enclosing scope
+  std::shared_ptr<Tape> outer_;  // the tape of the enclosing scope
   c10::impl::IncludeDispatchKeyGuard includes_;
 };
 

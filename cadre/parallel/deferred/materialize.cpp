@@ -56,7 +56,8 @@ DeferredByTape deferred_among(std::string_view caller, std::span<const NamedTens
 
 // Gives the tensor the memory and the form of `values`. Its state in autograd stays.
 void give_values(const at::Tensor& tensor, const at::Tensor& values) {
-  if (!tensor.is_meta()) return;  // given already, as the base of a view or under another name
+  // The values were given already, to the base of a view or under another name.
+  if (!tensor.is_meta()) return;
   tensor.unsafeGetTensorImpl()->shallow_copy_from(values.getIntrusivePtr());
   // Drops an accumulator of gradients that was made for the meta device.
   tensor.set_data(values);

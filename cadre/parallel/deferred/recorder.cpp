@@ -209,10 +209,10 @@ class Recorder {
     return at::Device(device);
   }
 
-  // Returns false if the operation has no implementation for meta tensors, or refuses its
-  // arguments: when it runs on values, it throws the same error as in plain construction. A refused
-  // write (to a leaf that requires grad, for example) throws at once, because it depends on tensors
-  // and not on values.
+  // Returns false if the operation has no implementation for meta tensors, or throws for its
+  // arguments: when it runs on values, it throws the same error as in plain construction. A write
+  // that is an error (to a leaf that requires grad, for example) throws at once, because it depends
+  // on tensors and not on values.
   bool run_on_meta(const std::vector<c10::IValue>& arguments) {
     twins_.clear();
     std::vector<c10::IValue> stack =
@@ -242,7 +242,7 @@ class Recorder {
     std::vector<c10::IValue> stack =
         with_tensors(arguments, at::kCPU, [&](const at::Tensor&) { return values[next++]; });
     run_unrecorded(handle_, stack);
-    if (!results_.empty()) return;  // known from the meta device
+    if (!results_.empty()) return;  // the results are known from the meta device
     std::unordered_map<const void*, at::Tensor> origins;
     for (size_t i = 0; i < values.size(); ++i) {
       if (inputs_[i].is_deferred) origins.emplace(key_of(values[i]), inputs_[i].tensor);
@@ -454,7 +454,7 @@ class Recorder {
   std::shared_ptr<Tape> tape_;
   std::vector<Input> inputs_;
   std::vector<std::shared_ptr<Tape>> tapes_;
-  std::vector<at::Tensor> written_;  // deferred tensors
+  std::vector<at::Tensor> written_;  // the deferred tensors that the operation has written
   std::vector<at::Tensor> twins_;
   std::vector<c10::IValue> results_;
   bool has_deferred_ = false;

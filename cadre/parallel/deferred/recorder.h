@@ -14,7 +14,7 @@ namespace cadre {
 // nothing.
 void install_recorder();
 
-// Tape of the innermost scope of this thread; null outside of all scopes.
+// Returns the tape of the innermost scope of this thread; null outside of all scopes.
 std::shared_ptr<Tape>& tape_of_scope();
 
 }  // namespace cadre

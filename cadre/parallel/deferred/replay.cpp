@@ -232,7 +232,8 @@ class Replay {
   std::vector<Step> steps_;
   std::unordered_map<StorageId, size_t> last_use_;
   std::unordered_map<StorageId, c10::Storage> storages_;
-  std::unordered_set<const c10::StorageImpl*> used_;  // storages that the running operation uses
+  // The storages that the running operation uses.
+  std::unordered_set<const c10::StorageImpl*> used_;
 };
 
 }  // namespace

@@ -35,26 +35,27 @@ struct Place {
 struct RecordedOperation {
   struct Write {
     StorageId storage = 0;
-    // Size of the storage, if the operation gives every byte a value that does not depend on the
-    // old one; else nullopt.
+    // The size of the storage, if the operation gives every byte a value that does not depend on
+    // the old one; else nullopt.
     std::optional<size_t> whole_bytes = {};
   };
 
   uint64_t sequence = 0;
   c10::OperatorHandle handle;
-  // Deferred tensors are undefined here.
+  // The arguments, in which deferred tensors are undefined.
   std::vector<c10::IValue> arguments;
-  // One entry per tensor argument, in order; nullopt if that tensor is not deferred.
+  // Has one entry for each tensor argument, in order; nullopt if that tensor is not deferred.
   std::vector<std::optional<Place>> inputs;
-  // One entry per tensor result, in order; nullopt unless the operation creates its storage.
+  // Has one entry for each tensor result, in order; nullopt unless the operation creates its
+  // storage.
   std::vector<std::optional<Place>> created;
   std::vector<Write> writes;
-  // State of the generator before the operation; nullopt if the operation draws nothing.
+  // The state of the generator before the operation; nullopt if the operation draws nothing.
   std::optional<at::Generator> generator = {};
   // The bytes that the program has written to a created storage before the next operation.
   struct Bytes {
     size_t size = 0;
-    std::vector<std::byte> content = {};  // empty: zeros
+    std::vector<std::byte> content = {};  // is empty if all bytes are zeros
   };
   std::optional<Bytes> bytes = {};
 };

@@ -23,7 +23,7 @@ namespace {
 }
 
 struct NamedLayer {
-  std::string name;  // empty for the module itself
+  std::string name;  // is empty for the module itself
   MixtureOfExpertsImpl* layer;
 };
 
@@ -133,7 +133,8 @@ std::shared_ptr<const parallel::ExpertGroups> groups_of(const DeviceMesh& mesh,
       parallel::ExpertGroups{.tokens = tokens, .experts = experts, .members = std::move(members)});
 }
 
-// A record has no entry for an axis along which the parameter is not divided.
+// Returns whether the parameter is whole on all ranks of the axis. A ParameterShard has no entry
+// for an axis along which the parameter is not divided.
 bool is_replicated_along(const MeshAxis& axis, const ParameterShard& shard) {
   const auto found = std::ranges::find(shard.mesh.axes(), axis);
   if (found == shard.mesh.axes().end()) return true;
@@ -183,7 +184,8 @@ void ExpertParallel::sum_gradients(const SumGradientsOptions& options) const {
 
 void ExpertParallel::sum_gradients(std::span<const ParameterShard> shards,
                                    const SumGradientsOptions& options) const {
-  for (const std::string& axis : options.reduced_axes) mesh_.size(axis);  // throws if unknown
+  // Throws if the axis is unknown.
+  for (const std::string& axis : options.reduced_axes) mesh_.size(axis);
   std::map<std::vector<std::string>, std::vector<at::Tensor>> parameters_along;
   for (const ParameterShard& shard : shards) {
     std::vector<std::string> axes;

@@ -59,9 +59,9 @@ class CADRE_EXPORT ExpertParallel {
   ExpertParallel(torch::nn::Module& module, const Ranks& ranks,
                  const ExpertParallelOptions& options = {});
 
-  // Returns a record for each parameter, in the order of named_parameters(), each tensor once:
-  // `values` and `parameter` are the module's own tensor. Placements: Shard(0) for experts along
-  // their axis, else Replicate(). Norms, snapshots and optimizers use the records.
+  // Returns a ParameterShard for each parameter, in the order of named_parameters(), each tensor
+  // once: `values` and `parameter` are the module's own tensor. The placements are Shard(0) for
+  // experts along their axis, else Replicate(). Norms, snapshots and optimizers read them.
   std::vector<ParameterShard> parameter_shards() const { return shards_; }
 
   // Returns the sum over all ranks of `sum` (this rank's sum of losses over `count` tokens),
@@ -75,8 +75,8 @@ class CADRE_EXPORT ExpertParallel {
   // backward: a second call adds the sums again.
   void sum_gradients(const SumGradientsOptions& options = {}) const;
   // Does the same for a wrapper that shards the parameters which this class has left on each rank:
-  // sums the gradients in the wrapper's records. reduced_axes: the axes along which the wrapper
-  // reduces.
+  // sums the gradients in the wrapper's ParameterShards. reduced_axes: the axes along which the
+  // wrapper reduces.
   //   experts.sum_gradients(model.parameter_shards(), {.reduced_axes = {"dp_shard"}});
   void sum_gradients(std::span<const ParameterShard> shards,
                      const SumGradientsOptions& options) const;

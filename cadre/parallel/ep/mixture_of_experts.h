@@ -44,20 +44,20 @@ class ExpertParallel;
 enum class ExpertActivation : uint8_t { kGelu, kRelu, kSilu };
 
 struct MixtureOfExpertsOptions {
-  int64_t features;         // size of a token: D
-  int64_t hidden_features;  // hidden size of each expert
+  int64_t features;         // the size of a token: D
+  int64_t hidden_features;  // the hidden size of each expert
   int64_t num_experts;
-  int64_t num_selected = 2;  // experts for each token
+  int64_t num_selected = 2;  // the number of experts for each token
   // The weights of a token are its probabilities of the chosen experts, divided by their sum. If
   // false, they are the probabilities.
   bool normalize_weights = true;
   // An expert processes at most this factor times the mean number of choices, rounded up. Further
   // choices are dropped: they have the weight 0, and the other weights of the token stay. The first
   // choices of all tokens come before all second ones, and among these the tokens come in the order
-  // of the ranks. nullopt: nothing is dropped.
+  // of the ranks. If nullopt, nothing is dropped.
   std::optional<double> capacity_factor = {};
   ExpertActivation activation = ExpertActivation::kGelu;
-  bool bias = true;  // in the experts; the router has none
+  bool bias = true;  // is for the experts; the router has no bias
 };
 
 struct RouterLossWeights {
@@ -82,9 +82,10 @@ struct RouterLosses {
 
 // Counts over the tokens of all ranks, equal on all ranks.
 struct RouterStatistics {
-  at::Tensor choices_of_expert;  // (num_experts), int64: dropped choices included
+  // Has the shape (num_experts) and dtype int64; dropped choices are included.
+  at::Tensor choices_of_expert;
   int64_t num_tokens;
-  int64_t num_dropped;  // number of dropped choices
+  int64_t num_dropped;  // the number of dropped choices
 };
 
 // This is a struct, so that a program that uses `values` also sees the losses.
@@ -127,7 +128,7 @@ class CADRE_EXPORT MixtureOfExpertsImpl : public torch::nn::Module {
                          const parallel::DispatchPlan& plan) const;
   at::Tensor outputs_of_experts(const at::Tensor& rows, const std::vector<int64_t>& sizes) const;
 
-  // Shared by the layers that are divided together. Null: the layer computes alone.
+  // The layers that are divided together share it. If it is null, the layer computes alone.
   std::shared_ptr<const parallel::ExpertGroups> groups_;
 };
 TORCH_MODULE(MixtureOfExperts);

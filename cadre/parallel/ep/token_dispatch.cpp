@@ -51,8 +51,8 @@ class ChoiceCounts {
 
 // The numbers of choices that are processed: the first ones of each rank, choice and expert.
 struct Processed {
-  std::vector<int64_t> of_ranks;  // (ranks, E)
-  std::vector<int64_t> of_own;    // (k, E)
+  std::vector<int64_t> of_ranks;  // has the shape (ranks, E)
+  std::vector<int64_t> of_own;    // has the shape (k, E)
   int64_t total = 0;
 };
 
@@ -81,7 +81,7 @@ void order_own_choices(DispatchPlan& plan, const at::Tensor& experts,
                        std::vector<int64_t> processed, int64_t num_experts) {
   const int64_t num_tokens = experts.size(0);
   const int64_t num_selected = experts.size(1);
-  std::vector<int64_t> next(static_cast<size_t>(num_experts));  // next place, by expert
+  std::vector<int64_t> next(static_cast<size_t>(num_experts));  // the next place for each expert
   int64_t num_processed = 0;
   for (int64_t expert = 0; expert < num_experts; ++expert) {
     next[expert] = num_processed;
@@ -136,7 +136,8 @@ void plan_exchange(DispatchPlan& plan, const Processed& processed, const ChoiceC
   plan.by_rank = at::empty({total}, at::kLong);
   int64_t* const by_expert = plan.by_expert.mutable_data_ptr<int64_t>();
   int64_t* const by_rank = plan.by_rank.mutable_data_ptr<int64_t>();
-  std::vector<int64_t> next(static_cast<size_t>(experts_of_rank));  // next place, by expert
+  // The next place for each expert.
+  std::vector<int64_t> next(static_cast<size_t>(experts_of_rank));
   std::exclusive_scan(plan.rows_of_expert.begin(), plan.rows_of_expert.end(), next.begin(),
                       int64_t{0});
   int64_t received_row = 0;

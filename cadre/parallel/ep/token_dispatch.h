@@ -33,8 +33,8 @@ struct ExpertGroups {
 
 struct DispatchOptions {
   int64_t num_experts;
-  // Capacity of an expert: this factor times the number of choices of all ranks over the number of
-  // experts, rounded up. nullopt: no choice is dropped.
+  // The capacity of an expert is this factor times the number of choices of all ranks over the
+  // number of experts, rounded up. If nullopt, no choice is dropped.
   std::optional<double> capacity_factor;
 };
 
@@ -44,19 +44,20 @@ struct DispatchPlan {
   // choices, token * k + choice.
   at::Tensor tokens;
   at::Tensor choices;
-  // Numbers of rows, by rank of ExpertGroups::experts.
+  // The numbers of rows, indexed by the rank in ExpertGroups::experts.
   std::vector<int64_t> sent;
   std::vector<int64_t> received;
-  // (rows received), int64: permutations of the received rows into the order of experts, and back.
+  // Two permutations of shape (rows received) and dtype int64: of the received rows into the order
+  // of experts, and back.
   at::Tensor by_expert;
   at::Tensor by_rank;
-  // Numbers of received rows, by expert of this rank.
+  // The numbers of received rows, indexed by the experts of this rank.
   std::vector<int64_t> rows_of_expert;
 
   // Counts over all ranks, equal on all.
-  at::Tensor choices_of_expert;  // (E), int64: dropped choices included
+  at::Tensor choices_of_expert;  // has the shape (E) and dtype int64; dropped choices are included
   int64_t num_tokens;
-  int64_t num_dropped;  // number of dropped choices
+  int64_t num_dropped;  // the number of dropped choices
 };
 
 // experts: (n, k), the choices of this rank's tokens. groups: null in one process.

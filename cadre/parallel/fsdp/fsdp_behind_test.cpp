@@ -366,7 +366,8 @@ TEST(FsdpBehind, AnOptimizerWhoseWrapperIsGoneSaysSo) {
       ShardedOptimizer<torch::optim::SGD> sgd{*model, torch::optim::SGDOptions(0.1)};
       (*model)(stack_rows(0)).sum().backward();
       model.reset();
-      EXPECT_THAT(failure_of([&] { sgd.step(); }), HasSubstr("are gone, with their wrapper"));
+      EXPECT_THAT(failure_of([&] { sgd.step(); }),
+                  HasSubstr("the wrapper and its parameters were destroyed"));
     });
   }
 }

@@ -374,7 +374,7 @@ TEST(FsdpUpdate, WritesShardsOfBothForms) {
       ShardUpdate update{model};
       for (const ParameterShard& shard : model.parameter_shards()) shard.values.mul_(0.5);
       EXPECT_THAT(error_of([&] { model(data_of(9)); }, ErrorCode::kInvalidArgument),
-                  HasSubstr("are used during an update of the shards; end it before"));
+                  HasSubstr("are used during an update of the shards; end the update first"));
       update.finish();
       Tower plain(2);
       for (const Tensor& parameter : plain.parameters()) parameter.mul_(0.5);

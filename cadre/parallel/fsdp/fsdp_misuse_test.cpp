@@ -228,7 +228,7 @@ TEST(FsdpMisuse, TheWrapperIsGone) {
     const auto module = std::make_shared<Chain>();
     { const FullyShardedDataParallel model{module, group, units_of_chain()}; }
     EXPECT_THAT(error_of([&] { module->forward(rows_of_chain(0)); }, ErrorCode::kInvalidArgument),
-                HasSubstr("whose FullyShardedDataParallel is gone"));
+                HasSubstr("whose FullyShardedDataParallel was destroyed"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

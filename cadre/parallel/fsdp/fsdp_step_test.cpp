@@ -145,8 +145,9 @@ TEST(FsdpStep, AShardOfAnotherWrapperIsRefused) {
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) {
-    EXPECT_THAT(rank.output, HasSubstr("belongs to another wrapper than that of which the "
-                                       "optimizer was made"));
+    EXPECT_THAT(
+        rank.output,
+        HasSubstr("belongs to another wrapper than the one from which the optimizer was made"));
   }
 }
 

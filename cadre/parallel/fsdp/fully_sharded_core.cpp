@@ -120,7 +120,8 @@ ShardGroups on_mesh_of(ShardGroups groups, const torch::nn::Module& module) {
       groups.mesh = *axis;
       groups.shard_axis = axis->axes()[0].name;
     }
-    static_cast<void>(groups.mesh.joined_with(division->mesh));  // throws if they cannot be joined
+    // Throws if the meshes cannot be joined.
+    static_cast<void>(groups.mesh.joined_with(division->mesh));
   }
   return groups;
 }
@@ -151,7 +152,7 @@ struct FullyShardedCore::Gathered final : UnitMemory {
     return std::ranges::any_of(flats, [](const auto& flat) { return flat->is_outdated(); });
   }
 
-  std::vector<std::shared_ptr<shard::FlatParameters>> flats;  // one for each dtype
+  std::vector<std::shared_ptr<shard::FlatParameters>> flats;  // has one entry for each dtype
 };
 
 // The state that only the constructor needs.

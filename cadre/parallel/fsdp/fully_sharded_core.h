@@ -54,8 +54,8 @@ struct CADRE_EXPORT ShardGroups {
   DeviceMesh mesh;
   std::string shard_axis;
   ProcessGroup all;
-  std::optional<ProcessGroup> shard;      // nullopt: the same as `all`
-  std::optional<ProcessGroup> replicate;  // nullopt with one axis
+  std::optional<ProcessGroup> shard;      // if nullopt, it is the same as `all`
+  std::optional<ProcessGroup> replicate;  // nullopt if the mesh has one axis
 };
 
 class CADRE_EXPORT FullyShardedCore {
@@ -77,7 +77,7 @@ class CADRE_EXPORT FullyShardedCore {
   void check_evaluation();
   // Called when the forward ended by an exception.
   void fail_forward() noexcept;
-  // Cast arguments and results of the root's forward().
+  // Cast the arguments and results of the root's forward().
   at::Tensor cast_input(const at::Tensor& tensor) const;
   at::Tensor cast_output(const at::Tensor& tensor) const;
   bool casts_inputs() const;
@@ -97,7 +97,7 @@ class CADRE_EXPORT FullyShardedCore {
   // Return the bytes of full parameters in this rank's memory now, and their peak.
   int64_t full_bytes() const;
   int64_t peak_full_bytes() const;
-  // Bytes in this rank's files.
+  // Returns the number of bytes in this rank's files.
   int64_t file_bytes() const;
 
  private:
@@ -111,9 +111,9 @@ class CADRE_EXPORT FullyShardedCore {
   ShardGroups groups_;
   FullyShardedDataParallelOptions options_;
   std::shared_ptr<shard::FlatBufferPool> pool_;
-  std::shared_ptr<shard::ShardFence> fence_;  // shared with optimizers and records
-  std::shared_ptr<FileMemory> files_;         // shared with the tensors in it; null without offload
-  std::shared_ptr<WrittenParameters> written_;  // shared with flats_, which others hold, too
+  std::shared_ptr<shard::ShardFence> fence_;    // optimizers and parameter shards use it, too
+  std::shared_ptr<FileMemory> files_;           // the tensors in it share it; null without offload
+  std::shared_ptr<WrittenParameters> written_;  // flats_ shares it, and other objects share flats_
   std::vector<std::shared_ptr<shard::FlatParameters>> flats_;
   std::vector<at::Tensor> trained_;
   std::shared_ptr<reduction::DataParallelCore> core_;

@@ -143,8 +143,8 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   }
   std::vector<ParameterShard> parameter_shards() const { return sharded().parameter_shards(); }
 
-  // Returns the form that the ranks use: kMapped only if all units are mapped. The same on all
-  // ranks that own shards of the same parameters.
+  // Returns the form that the ranks use, which is kMapped only if all units are mapped. All ranks
+  // that own shards of the same parameters get the same result.
   ShardForm form() const { return sharded().form(); }
 
   // Gathers the parameters of all units. Collective.
@@ -157,7 +157,7 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   // parameters do not count, because the ranks share their memory.
   int64_t full_bytes() const { return sharded().full_bytes(); }
   int64_t peak_full_bytes() const { return sharded().peak_full_bytes(); }
-  // Bytes in this rank's files (FileOffload).
+  // Returns the number of bytes in this rank's files (FileOffload).
   int64_t file_bytes() const { return sharded().file_bytes(); }
 
  private:
@@ -196,7 +196,7 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
     return parallel::checked(sharded_, "FullyShardedDataParallel");
   }
 
-  std::shared_ptr<parallel::FullyShardedCore> sharded_;  // shared with guards of whole parameters
+  std::shared_ptr<parallel::FullyShardedCore> sharded_;  // guards of whole parameters share it
 };
 
 template <ModuleHolder Holder, typename Given>

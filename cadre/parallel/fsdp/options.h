@@ -25,12 +25,12 @@ namespace cadre {
 // Says how long a unit keeps its full parameters after a forward with grad. Source: FSDP2's
 // reshard_after_forward.
 enum class Reshard : uint8_t {
-  // Kept until the forward has returned; backward gathers them again (ZeRO-3).
+  // The parameters are kept until the forward has returned; backward gathers them again (ZeRO-3).
   kAfterForward,
-  // Kept until backward has passed the unit.
+  // The parameters are kept until backward has passed the unit.
   kAfterBackward,
-  // Kept until a backward that reduces gradients: under no_sync() they are gathered once for all
-  // backwards (ZeRO-2).
+  // The parameters are kept until a backward that reduces gradients. Under no_sync() they are
+  // gathered once for all backwards (ZeRO-2).
   kAfterReduction,
   // Kept until the forward has returned, except for a part that each rank keeps for its group of
   // reshard_group_size neighbouring ranks. Backward gathers within that group: less traffic between
@@ -40,7 +40,7 @@ enum class Reshard : uint8_t {
 };
 // Returns "after_forward", "after_backward", "after_reduction" or "onto_group".
 CADRE_EXPORT std::string_view to_string(Reshard reshard);
-// The reverse of to_string(); nullopt for another text.
+// Does the reverse of to_string(); returns nullopt for another text.
 CADRE_EXPORT std::optional<Reshard> parse_reshard(std::string_view text);
 
 // Puts this rank's shards, their gradients and, with Cadre's optimizers, the optimizer's state into
@@ -48,26 +48,27 @@ CADRE_EXPORT std::optional<Reshard> parse_reshard(std::string_view text);
 // be larger than memory; the parameters of the units that compute must fit. The file has no name:
 // it disappears when the process ends, even if it is killed.
 struct FileOffload {
-  std::string folder;  // this rank's folder, on a disk; a tmpfs would be memory
-  // Tensors of optimizer state per parameter for which disk space is reserved at the start: 2 for
-  // AdamW. The optimizer's first step reserves more if it needs more.
+  std::string folder;  // the folder of this rank, on a disk; a tmpfs would be memory
+  // The number of tensors of optimizer state per parameter for which disk space is reserved at the
+  // start: 2 for AdamW. The optimizer's first step reserves more if it needs more.
   int num_states = 2;
 };
 
 // Owners keep their shards in the dtype that the parameters had before.
 struct ShardPrecision {
-  std::optional<c10::ScalarType> parameters = {};  // dtype of gathered parameters, used to compute
-  std::optional<c10::ScalarType> reduce = {};      // dtype of gradients while they are reduced
-  // Dtype of what forward() returns; in the wrapper's precision it applies to the root alone.
+  // The dtype of gathered parameters, in which the unit computes.
+  std::optional<c10::ScalarType> parameters = {};
+  std::optional<c10::ScalarType> reduce = {};  // the dtype of gradients while they are reduced
+  // The dtype of what forward() returns. In the wrapper's precision it applies to the root alone.
   std::optional<c10::ScalarType> outputs = {};
-  // Whether floating-point arguments of forward() are cast to the dtype `parameters`, if that is
-  // set.
+  // Floating-point arguments of forward() are cast to the dtype `parameters`, if that is set.
   bool cast_inputs = true;
 };
 
 struct FullyShardOptions {
-  std::optional<Reshard> reshard = {};         // default: the wrapper's
-  std::optional<int> reshard_group_size = {};  // used by kOntoGroup; default: the wrapper's
+  std::optional<Reshard> reshard = {};  // the default is that of the wrapper
+  // Only kOntoGroup uses it; the default is that of the wrapper.
+  std::optional<int> reshard_group_size = {};
   std::optional<ShardPrecision> precision = {};
 };
 
@@ -75,28 +76,28 @@ struct FullyShardOptions {
 struct WrapCandidate {
   std::string name;  // "blocks.3"
   const torch::nn::Module& module;
-  int64_t numel;  // elements of its parameters, without those of units inside it
+  int64_t numel;  // the number of elements of its parameters, without those of units inside it
 };
 // Returns whether the candidate becomes a unit. Called for children before their parents.
 using WrapPolicy = std::function<bool(const WrapCandidate& candidate)>;
 
 struct FullyShardedDataParallelOptions {
-  // kMapped: the ranks of one host that own shards of the same parameters read them in place. It
-  // needs a ShardedOptimizer, because other optimizers do not synchronize their writes.
+  // With kMapped, the ranks of one host that own shards of the same parameters read them in place.
+  // It needs a ShardedOptimizer, because other optimizers do not synchronize their writes.
   ShardForm form = ShardForm::kGathered;
-  Reshard reshard = Reshard::kAfterForward;        // how long units keep full parameters
-  Reshard reshard_root = Reshard::kAfterBackward;  // the same for parameters outside of units
-  std::optional<int> reshard_group_size = {};      // used by kOntoGroup
+  Reshard reshard = Reshard::kAfterForward;        // says how long units keep full parameters
+  Reshard reshard_root = Reshard::kAfterBackward;  // says the same for parameters outside of units
+  std::optional<int> reshard_group_size = {};      // only kOntoGroup uses it
   // The number of units whose gather runs while another unit computes: 0 or 1.
   int num_prefetched = 1;
   ShardPrecision precision = {};
-  std::optional<FileOffload> offload = {};  // given on all ranks or on none
-  WrapPolicy wrap_policy = {};              // see wrap_policy.h
+  std::optional<FileOffload> offload = {};  // is given on all ranks or on none
+  WrapPolicy wrap_policy = {};              // wrap_policy.h has policies
   // Names of parameters, or of modules with all of their submodules, that stay whole on every rank,
   // neither sharded nor reduced.
   std::vector<std::string> ignored = {};
   GradientWeighting weighting = GradientWeighting::kSamples;
-  // Whether every rank gets rank 0's buffers before each synchronized forward in training mode.
+  // Every rank gets rank 0's buffers before each synchronized forward in training mode.
   bool broadcast_buffers = true;
 };
 

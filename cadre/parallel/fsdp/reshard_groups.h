@@ -16,11 +16,11 @@
 
 namespace cadre::parallel {
 
-// For one unit: how long it is full, and among how many ranks its parameters stay between its
+// Says for one unit how long it is full, and among how many ranks its parameters stay between its
 // forward and its backward.
 struct ReshardChoice {
   Reshard reshard = Reshard::kAfterForward;
-  int group_size = 0;  // for kOntoGroup only
+  int group_size = 0;  // only kOntoGroup uses it
 };
 
 // Checks the options. what: names them in messages. A group of one rank becomes kAfterBackward, a
@@ -38,7 +38,7 @@ class ReshardGroups {
 
  private:
   wrap::LocatedGroup shard_;
-  std::map<int, wrap::LocatedGroup> groups_;  // by size
+  std::map<int, wrap::LocatedGroup> groups_;  // the groups; the key is their size
 };
 
 }  // namespace cadre::parallel

@@ -27,9 +27,9 @@ UnitCall::UnitCall(const ShardUnitBase& unit, std::span<const at::Tensor> inputs
   auto units = binding.units.lock();
   if (!units) {
     throw Error(ErrorCode::kInvalidArgument,
-                "cadre::ShardUnit: forward() of a unit whose FullyShardedDataParallel is gone; its "
-                "parameters lie on all ranks and nobody gathers them. Keep the wrapper as long as "
-                "the module is used");
+                "cadre::ShardUnit: forward() of a unit whose FullyShardedDataParallel was "
+                "destroyed, so nothing gathers its parameters from the ranks. Keep the wrapper as "
+                "long as the module is used");
   }
   const ShardPrecision& precision = units->precision(binding.index);
   auto call = units->before_forward(binding.index, inputs);

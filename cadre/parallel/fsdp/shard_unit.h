@@ -51,8 +51,8 @@ class CADRE_EXPORT ShardUnitBase {
 
   // The state of a unit in fully_shard() and in its wrapper.
   struct Binding {
-    bool is_declared = false;  // fully_shard() was called for it
-    bool is_wrapped = false;   // it is in a model that a wrapper has sharded, as a unit or not
+    bool is_declared = false;  // fully_shard() was called for the unit
+    bool is_wrapped = false;  // the unit is in a model that a wrapper has sharded, as a unit or not
     FullyShardOptions options = {};
     bool is_sharded = false;
     std::weak_ptr<ShardedUnits> units = {};
@@ -91,7 +91,7 @@ class CADRE_EXPORT UnitCall {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;  // null: nothing to do
+  std::unique_ptr<State> state_;  // is null if there is nothing to do
   std::optional<c10::ScalarType> input_dtype_;
   std::optional<c10::ScalarType> output_dtype_;
 };

@@ -38,7 +38,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   void end_reduction();
 
   using Call = std::shared_ptr<UnitSchedule::Call>;
-  // The root's call begins and ends the forward.
+  // The calls for the root (unit 0) also begin and end the forward.
   Call before_forward(size_t unit, std::span<const at::Tensor> inputs);
   void after_forward(const Call& call, std::span<const at::Tensor> outputs);
 
@@ -52,7 +52,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   std::unique_ptr<UnitSchedule> schedule_;
   std::vector<ShardPrecision> precisions_;
   bool is_reduced_ = false;
-  std::unique_ptr<wrap::AccumulationHooks> hooks_;  // null if nothing is trained
+  std::unique_ptr<wrap::AccumulationHooks> hooks_;  // is null if no parameter is trained
 };
 
 }  // namespace cadre::parallel

@@ -23,15 +23,16 @@
 namespace cadre::parallel {
 
 struct AssignedUnit {
-  std::string name;               // name of the module; "" for the root
-  ShardUnitBase* unit = nullptr;  // null for the root
-  size_t parent = 0;              // index of the unit around it
+  std::string name;               // the name of the module; "" for the root
+  ShardUnitBase* unit = nullptr;  // is null for the root
+  size_t parent = 0;              // the index of the unit around it
   // The parameters in the order of named_parameters(), with their first names there.
   std::vector<NamedTensor> parameters = {};
 };
 
 struct UnitAssignment {
-  std::vector<AssignedUnit> units;  // the root first, then in the order of named_modules()
+  // The root comes first, the others follow in the order of named_modules().
+  std::vector<AssignedUnit> units;
   std::vector<NamedTensor> ignored;
 };
 

@@ -122,7 +122,7 @@ void check_unit_options(const AssignedUnit& unit, const FullyShardedDataParallel
              unit.name, *own.reshard_group_size));
 }
 
-// Refuses a size in the wrapper's options that no unit uses.
+// Throws for a group size in the wrapper's options that no unit uses.
 void check_group_size(const UnitAssignment& assignment,
                       const FullyShardedDataParallelOptions& options) {
   if (!options.reshard_group_size || options.reshard == Reshard::kOntoGroup ||
@@ -158,7 +158,7 @@ void check_unit(const AssignedUnit& unit, const FullyShardedDataParallelOptions&
                  "Use the first wrapper",
                  parameter.name));
     }
-    static_cast<void>(shard::division_of(parameter));  // throws if it is not known
+    static_cast<void>(shard::division_of(parameter));  // throws if the division is not known
     const at::ScalarType dtype = parameter.tensor.scalar_type();
     shard::check_shardable(kFullySharded, {parameter},
                            {.shard = dtype,

@@ -29,14 +29,14 @@ inline constexpr const char* kFullySharded = "FullyShardedDataParallel";
 at::ScalarType compute_dtype_of(at::ScalarType dtype, std::optional<at::ScalarType> parameters);
 const ShardPrecision& precision_of(const AssignedUnit& assigned,
                                    const FullyShardedDataParallelOptions& options);
-// shard: the ranks that own shards of the unit.
+// `shard` consists of the ranks that own shards of the unit.
 ReshardChoice reshard_of(const AssignedUnit& assigned,
                          const FullyShardedDataParallelOptions& options,
                          const wrap::LocatedGroup& shard);
 
 // Throws for a null module, for numbers out of range, and for options that exclude each other.
 void check_options(const torch::nn::Module* module, const FullyShardedDataParallelOptions& options);
-// Refuses a model that cannot be sharded in these units. Changes nothing.
+// Throws for a model that cannot be sharded in these units. Changes nothing.
 void check_model(const torch::nn::Module& module, const UnitAssignment& assignment,
                  const FullyShardedDataParallelOptions& options, const wrap::LocatedGroup& shard);
 // Returns the fields that must be equal on all ranks; otherwise ranks would shard different sets of

@@ -19,7 +19,7 @@ namespace cadre::parallel {
 
 class UnitOrder {
  public:
-  // kUpdate: an update of the shards, which uses no unit.
+  // kUpdate is an update of the shards, which uses no unit.
   enum class Pass : uint8_t { kForward, kForwardWithoutGrad, kBackward, kUpdate };
 
   void begin(Pass pass);
@@ -43,8 +43,8 @@ class UnitOrder {
   static size_t index(Pass pass) { return static_cast<size_t>(pass); }
 
   Pass pass_ = Pass::kForward;
-  std::vector<size_t> current_;                        // units of the pass that runs
-  std::array<std::vector<size_t>, kNumPasses> known_;  // units of the last pass of each kind
+  std::vector<size_t> current_;                        // the units of the pass that runs
+  std::array<std::vector<size_t>, kNumPasses> known_;  // the units of the last pass of each kind
   // The pass that followed the last pass of each kind.
   std::array<std::optional<Pass>, kNumPasses> follows_;
   std::optional<Pass> last_;

@@ -1,26 +1,32 @@
-// Decides when the parameters of each unit are gathered and released. It is the state machine
-// behind every use of a sharded model.
+// Decides when the parameters of each unit are gathered and released. Every use of a sharded model
+// goes through this state machine.
 //
 // Threads: forward, backward and every method from one thread. Blocking: the methods that gather,
-// until the group's deadline. Lifetime: owns the units' memory.
-// Errors: cadre::Error: those of the gathers, and kInvalidArgument for a use out of place.
+// until the group's deadline. Lifetime: owns the units' memory. Errors: cadre::Error: those of the
+// gathers, and kInvalidArgument for a call at a point where it is not allowed.
 //
 //   sharded --gather--> on its way --wait--> full --release--> sharded
 //
-// Unit 0 is the root: the parameters that no other unit holds. In a forward a unit is gathered
-// before its first use, the next one in the observed order is prefetched, and the unit is released
-// afterwards as its Reshard says. In a backward the outputs of a unit gather it again, in the order
-// of the last backward; in the first backward, in the reverse order of the forward. The unit is
-// released when the gradients of all its trained parameters have arrived and the backward has
-// passed the inputs of every call whose outputs it has passed, because a node between inputs and
-// outputs may need a frozen parameter. Units for which this cannot be known are released at the end
-// of the backward.
-// A rank that leaves a backward by an exception goes on to gather what the other ranks still gather
-// in it, in the order of the last backward, so that these end their pass and learn of the
-// exception. Until then the rank keeps its part of each unit that was released onto its group,
-// because the other ranks gather from it.
-// A backward that reduces gradients is followed by a step of the optimizer, so units that are full
-// after it no longer count: every later use gathers again, until a backward that only accumulates.
+// Unit 0 is the root. It has the parameters that no other unit holds.
+//
+// Forward: a unit is gathered before its first use, while the next unit in the order of the last
+// pass is prefetched. After its use it is released, if its Reshard says so.
+//
+// Backward: a unit is gathered again when the backward reaches its outputs. The units are
+// prefetched in the order of the last backward, and in the first backward in the reverse order of
+// the forward. A unit is released when two conditions hold. The gradients of all its trained
+// parameters have arrived. And for every call of the unit whose outputs the backward has passed, it
+// has also passed the inputs, because a node between them may need a frozen parameter. Units for
+// which the second condition cannot be determined are released at the end of the backward.
+//
+// Exceptions: a rank that leaves a backward by an exception continues to gather the units that the
+// other ranks still gather in this pass, in the order of the last backward. So the other ranks can
+// end their pass and learn of the exception. Until then the rank keeps its part of each unit that
+// was released onto its group, because the other ranks gather from it.
+//
+// After a backward that reduces gradients a step of the optimizer follows, which changes the
+// parameters. So units that are still full are gathered again at their next use. The same holds for
+// every later use, until a backward that only accumulates gradients.
 #pragma once
 
 #include <cstddef>
@@ -79,13 +85,14 @@ void for_all(const Range& elements, const Call& call) {
 class UnitSchedule {
  public:
   struct Unit {
-    std::string name;  // name of the module; "" for the root
+    std::string name;  // the name of the module; "" for the root
     std::unique_ptr<UnitMemory> memory;
     Reshard reshard = Reshard::kAfterForward;
-    std::vector<size_t> parameters = {};  // trained ones, as gradient_arrived() numbers them
+    // The trained parameters, as gradient_arrived() numbers them.
+    std::vector<size_t> parameters = {};
     bool has_frozen = false;
   };
-  // The next use of parameters on every rank; equal on all ranks.
+  // Describes the next use of parameters, which is equal on all ranks.
   struct Use {
     UnitOrder::Pass pass;
     size_t unit;
@@ -101,7 +108,7 @@ class UnitSchedule {
     // Returns the number of updates of the shards so far, the same on all ranks. A rank that skips
     // an update, or makes one alone, differs from the others in the order of its passes.
     std::function<uint64_t()> num_updates = [] { return uint64_t{0}; };
-    std::string rank = "rank 0";  // for messages
+    std::string rank = "rank 0";  // messages begin with it
   };
   // units[0] is the root.
   UnitSchedule(std::vector<Unit> units, Options options);
@@ -126,9 +133,9 @@ class UnitSchedule {
   // A call of a unit that a backward passes.
   struct Call {
     size_t unit;
-    // For each input of the call that has a gradient, the node that made it.
+    // Has for each input of the call that has a gradient the node that made it.
     std::vector<wrap::GraphNode> inputs = {};
-    bool is_open = false;  // backward is between outputs and inputs
+    bool is_open = false;  // the running backward is between the outputs and the inputs of the call
   };
   void reached_output(const std::shared_ptr<Call>& call, const wrap::GraphNode& node);
   // Called when the backward has computed the gradient of an input of the call. By then it has run
@@ -137,11 +144,12 @@ class UnitSchedule {
   void passed_input(Call& call);
   void gradient_arrived(size_t parameter);
   struct End {
-    bool is_reduced;     // gradients were reduced: a step of the optimizer follows
+    bool is_reduced;     // gradients were reduced, so a step of the optimizer follows
     bool creates_graph;  // the new graph's nodes need the parameters
   };
   void end_backward(const End& end);
-  // A reduction begins, mostly in a backward; count_launch() counts each bucket that is reduced.
+  // Called when a reduction begins, mostly in a backward; count_launch() counts each bucket that is
+  // reduced.
   void begin_reduction();
   void count_launch() { ++num_launched_; }
   // Called on a rank that has left the reducing backward by an exception: starts the gathers that
@@ -168,10 +176,11 @@ class UnitSchedule {
  private:
   enum class Phase : uint8_t { kIdle, kForward, kBackward, kSummoned };
   struct State {
-    size_t num_missing = 0;    // gradients of trained parameters in this backward
-    int num_open = 0;          // calls that are open
-    bool had_inputs = false;   // this backward reached a call whose inputs have gradients
-    bool was_reached = false;  // this backward reached an output
+    // The number of trained parameters whose gradient has not arrived in this backward.
+    size_t num_missing = 0;
+    int num_open = 0;          // the number of calls that are open
+    bool had_inputs = false;   // this backward has reached a call whose inputs have gradients
+    bool was_reached = false;  // this backward has reached an output
   };
 
   // A gather that was started in a backward.
@@ -203,21 +212,22 @@ class UnitSchedule {
   UnitOrder order_;
   Phase phase_ = Phase::kIdle;
   bool is_with_grad_ = false;
-  // true: the program may change the shards before the next forward, by a step or by loading
+  // If true, the program may change the shards before the next forward, by a step or by loading
   // values. Between backwards without reduction it is expected to leave them unchanged; then the
   // units are gathered again only after a change that is_outdated() notices, or if accumulated
   // gradients are cleared.
   bool may_change_ = true;
-  uint64_t num_updates_ = 0;  // number at the start of the last pass
+  uint64_t num_updates_ = 0;  // the number of updates at the start of the last pass
   bool awaits_step_ = false;  // reduced gradients still wait for a step
   bool has_accumulated_ = false;
-  bool keeps_all_ = false;  // for the graph of a derivative, nothing is released
+  // Nothing is released, because the graph of a derivative needs the parameters.
+  bool keeps_all_ = false;
   std::vector<std::weak_ptr<Call>> open_calls_;
   size_t num_launched_ = 0;
   bool has_backward_ = false;         // a backward has begun since the reduction began
   bool is_compared_ = false;          // the running backward has left the expected order
-  std::vector<Gather> gathers_;       // gathers of the running backward, or of an abandoned one
-  std::vector<Gather> last_gathers_;  // gathers of the last backward that reduced and ended
+  std::vector<Gather> gathers_;       // the gathers of the running backward, or of an abandoned one
+  std::vector<Gather> last_gathers_;  // the gathers of the last backward that has reduced and ended
   std::optional<size_t> followed_;    // the last unit that follow_others() has started
 };
 

@@ -16,7 +16,7 @@ namespace cadre::parallel {
 
 class UseComparison {
  public:
-  // names: the names of the units, "" for the root.
+  // names[u] is the name of unit u; it is "" for the root.
   UseComparison(wrap::LocatedGroup group, std::vector<std::string> names)
       : group_(std::move(group)), names_(std::move(names)) {}
 

@@ -41,8 +41,8 @@ Error WrittenParameters::pass_error(const std::string& parameter, const std::str
              "change weights between two steps: in the shards, or in summon_full_params() with "
              "write_back()",
              parameter, ranks, is_mapped ? "mapped" : "gathered",
-             is_mapped ? "All ranks read and write the same memory, so the values are not those "
-                         "that one rank would get; go on from the last snapshot"
+             is_mapped ? "All ranks read and write the same memory, so the values are wrong on all "
+                         "of them; continue from the last snapshot"
                        : "The change is lost, because the owners of the shards do not have it; "
                          "zero the gradients, which were computed with it"));
 }

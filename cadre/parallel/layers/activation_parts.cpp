@@ -10,8 +10,8 @@
 namespace cadre {
 namespace {
 
-// Appends zeros behind the last feature. By the rule of Shard all chunks are full except at the
-// end, so padded chunks in rank order are the whole tensor and then zeros.
+// Appends zeros after the last feature. By the rule of Shard all chunks are full except at the end,
+// so padded chunks in rank order are the whole tensor and then zeros.
 at::Tensor padded_to(const at::Tensor& input, int64_t features) {
   const int64_t missing = features - input.size(-1);
   return missing == 0 ? input : at::constant_pad_nd(input, {0, missing});

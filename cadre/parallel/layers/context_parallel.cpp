@@ -109,7 +109,7 @@ at::Tensor ContextParallel::unshard(const at::Tensor& shard, int64_t dim) const 
   for (int rank = 0; rank < group_.world_size(); ++rank) {
     longest = std::max(longest, num_tokens_of(rank));
   }
-  // rows: (tokens, ...), padded with zeros behind the last token, so that all ranks send equally
+  // rows: (tokens, ...), padded with zeros after the last token, so that all ranks send equally
   // many.
   at::Tensor rows = shard.movedim(dim, 0);
   std::vector<int64_t> padding(static_cast<size_t>(2 * rows.dim()), 0);
@@ -135,7 +135,7 @@ at::Tensor ContextParallel::in_sequence_order(const at::Tensor& ranks, int64_t d
   check_tokens(*this, ranks, dim, options_.num_tokens);
   struct Part {
     TokenRun run;
-    int64_t begin;  // place in the order of the ranks
+    int64_t begin;  // the place in the order of the ranks
   };
   std::vector<Part> parts;
   int64_t begin = 0;

@@ -47,13 +47,14 @@ CADRE_EXPORT std::string_view to_string(ContextForm form);
 
 enum class SequenceOrder : uint8_t {
   kContiguous,  // rank r of n has chunk r of n
-  kZigzag,      // rank r has the chunks r and 2n - 1 - r of 2n: equal work in causal attention
+  kZigzag,  // rank r has the chunks r and 2n - 1 - r of 2n, which is equal work in causal attention
 };
 CADRE_EXPORT std::string_view to_string(SequenceOrder order);
 
 struct ContextParallelOptions {
-  // Tokens of the whole sequence. Chunks are those of Shard (tensor/mesh/placement.h): if the
-  // number is not divisible by the ranks, the last chunks are shorter or empty.
+  // The number of tokens of the whole sequence. Chunks are those of Shard
+  // (tensor/mesh/placement.h): if the number is not divisible by the ranks, the last chunks are
+  // shorter or empty.
   int64_t num_tokens;
   ContextForm form = ContextForm::kRing;
   SequenceOrder order = SequenceOrder::kZigzag;
@@ -77,7 +78,7 @@ class CADRE_EXPORT ContextParallel {
   // Returns the tokens of a rank as ascending runs, in the order in which the rank holds them; no
   // run is empty.
   std::vector<TokenRun> runs(int rank) const;
-  // The number of tokens of `rank`, and of this rank.
+  // Return the number of tokens of `rank`, and of this rank.
   int64_t num_tokens_of(int rank) const;
   int64_t num_own_tokens() const { return num_tokens_of(group_.rank()); }
   // Returns the positions of this rank's tokens in the sequence: (num_own_tokens) int64 on the CPU.
@@ -86,7 +87,7 @@ class CADRE_EXPORT ContextParallel {
   // Returns this rank's tokens of a tensor that has the whole sequence along `dim`, which may be
   // negative. Differentiable; no communication.
   at::Tensor shard(const at::Tensor& whole, int64_t dim) const;
-  // The reverse of shard(). Collective. Differentiable: the gradient is that of the sum of the
+  // Does the reverse of shard(). Collective. Differentiable: the gradient is that of the sum of the
   // ranks' losses.
   at::Tensor unshard(const at::Tensor& shard, int64_t dim) const;
   // Convert between the order of the sequence, along `dim`, and that of the ranks' tokens, rank by
@@ -106,8 +107,8 @@ class CADRE_EXPORT ContextParallel {
   // after the last backward: a second call adds the sums again.
   void sum_gradients(const std::vector<at::Tensor>& parameters) const;
 
-  // Returns the messages for the forms of attention, which the program's own messages on the group
-  // never meet. REQUIRES: the form is kRing, and the group has several ranks.
+  // Returns the messages for the forms of attention. The program's own messages on the group never
+  // match them. REQUIRES: the form is kRing, and the group has several ranks.
   const PrivateMessages& messages() const { return *messages_; }
 
  private:
@@ -120,12 +121,12 @@ class CADRE_EXPORT ContextParallel {
 class CADRE_EXPORT ContextParallelLayer {
  public:
   virtual ~ContextParallelLayer() = default;
-  // The options of the layer that must be equal on all ranks.
+  // Returns the options of the layer that must be equal on all ranks.
   virtual std::string options_text() const { return {}; }
   void set_context_parallel(const ContextParallel& context) { context_ = context; }
 
  protected:
-  // Null while the layer has whole sequences.
+  // Returns null while the layer has whole sequences.
   const ContextParallel* context() const { return context_ ? &*context_ : nullptr; }
 
  private:

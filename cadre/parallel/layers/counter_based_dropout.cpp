@@ -24,7 +24,7 @@ using torch::autograd::variable_list;
 // All values on which a mask depends.
 struct Mask final : torch::CustomClassHolder {
   PhiloxKey key;
-  uint64_t threshold;  // a random word below it drops its element
+  uint64_t threshold;  // an element is dropped if its random word is below this
   double scale;
   int64_t first_sample;
   int64_t sample_stride;
@@ -77,7 +77,7 @@ at::Tensor masked(const at::Tensor& input, const Mask& mask) {
   const at::Tensor output = at::empty_like(input);
   const std::vector<int64_t>& whole = mask.region.sizes;
   const std::vector<int64_t>& offsets = mask.region.offsets;
-  const size_t num_middle = whole.empty() ? 0 : whole.size() - 1;  // dimensions R
+  const size_t num_middle = whole.empty() ? 0 : whole.size() - 1;  // the dimensions R
   const int64_t features = whole.empty() ? 1 : input.size(-1);
   const int64_t num_rows = features == 0 ? 0 : input.numel() / features;
   AT_DISPATCH_FLOATING_TYPES_AND2(
@@ -219,7 +219,7 @@ at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
   const int64_t end = begin + input.size(-2);
   region.sizes[dim] = sequence.options().num_tokens;
   std::vector<at::Tensor> parts;
-  int64_t first = 0;  // index of the run's first token among this rank's tokens
+  int64_t first = 0;  // the index of the run's first token among this rank's tokens
   for (const TokenRun& run : sequence.runs(sequence.group().rank())) {
     const int64_t from = std::max(begin, first);
     const int64_t size = std::min(end, first + run.size) - from;
@@ -234,7 +234,7 @@ at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
 
 DropoutRegion CounterBasedDropoutImpl::region_of(const at::Tensor& input) const {
   const LayerParallelism* const how = parallelism();
-  // Such a layer is refused, because each rank would apply the mask of the first features to its
+  // Throws for such a layer, because each rank would apply the mask of the first features to its
   // own part of them.
   if (options.features && !has_style(ParallelStyle::kColwise) &&
       (input.dim() == 0 || input.size(-1) != *options.features)) {

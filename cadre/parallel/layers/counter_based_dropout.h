@@ -42,16 +42,17 @@ struct DropoutStream {
   uint64_t step = 0;
   // The index of the first row of this rank's inputs in the batch of the step.
   int64_t first_sample = 0;
-  // Distance of one row from the next: the number of ranks, if they have the rows of the batch in
-  // turn.
+  // The distance of one row from the next. It is the number of ranks if they have the rows of the
+  // batch in turn.
   int64_t sample_stride = 1;
 };
 
 // The region of a whole tensor that an input holds. If `sizes` is empty, the input is the whole
 // tensor.
 struct DropoutRegion {
-  // For each dimension but the first: its size in the whole tensor, and the index there of the
-  // input's first element. The first dimension counts samples, whose offset is in the stream.
+  // Has for each dimension but the first its size in the whole tensor. `offsets` has the index
+  // there of the input's first element. The first dimension counts samples, whose offset is in the
+  // stream.
   std::vector<int64_t> sizes = {};
   std::vector<int64_t> offsets = {};
 };
@@ -65,18 +66,19 @@ CADRE_EXPORT at::Tensor counter_based_dropout(const at::Tensor& input, double p,
 
 struct CounterBasedDropoutOptions {
   double p = 0.5;
-  // The number of this module: different for each module of the model, the same on all ranks.
+  // The number of this module. Each module of the model has another one, and all ranks have the
+  // same.
   uint64_t layer;
-  // Shared with the program, which sets its step before each step.
+  // The program shares it, and sets its step before each step.
   std::shared_ptr<const DropoutStream> stream;
-  // The size of the last dimension of the whole tensor. Needed for kColwise; in other styles, if it
-  // is given, an input of another size is refused.
+  // The size of the last dimension of the whole tensor. It is needed for kColwise; in other styles,
+  // if it is given, an input of another size is an error.
   std::optional<int64_t> features = {};
 };
 
 // Tensor-parallel styles: kSequence for inputs (B, ..., T / ranks, D) that are shards of the
-// sequence, kColwise for shards of the last dimension, behind a column-parallel layer.
-// After set_context_parallel() the input is (B, ..., T, D), where T counts this rank's tokens.
+// sequence, kColwise for shards of the last dimension, after a column-parallel layer. After
+// set_context_parallel() the input is (B, ..., T, D), where T counts this rank's tokens.
 class CADRE_EXPORT CounterBasedDropoutImpl : public torch::nn::Module,
                                              public TensorParallelLayer,
                                              public ContextParallelLayer {

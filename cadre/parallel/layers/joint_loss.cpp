@@ -66,7 +66,7 @@ at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count, const ProcessG
                                                list_of(sum.sizes())),
                        count));
   };
-  // These are the number of tokens and the number of ranks that refuse their arguments.
+  // These are the number of tokens and the number of ranks whose arguments are invalid.
   const at::Tensor totals = at::zeros({2}, at::kLong);
   auto* const own = totals.mutable_data_ptr<int64_t>();
   try {

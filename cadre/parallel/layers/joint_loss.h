@@ -4,7 +4,7 @@
 // Threads: as ProcessGroup. Blocking: collective, until the group's deadline. Lifetime: the graph
 // keeps the group. Errors: cadre::Error; kInvalidArgument, on all ranks, for a gradient that is not
 // dense, for parameters that differ between ranks, for a sum that is no number, and for a negative
-// count. `caller`: static text, with which an error begins.
+// count. `caller` is static text, with which an error begins.
 #pragma once
 
 #include <ATen/core/Tensor.h>

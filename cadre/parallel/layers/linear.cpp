@@ -90,8 +90,8 @@ std::optional<std::string> LinearImpl::problem_of(const LayerParallelism& how) c
   }
   if (block_size_ == 1 || num_blocks % how.group.world_size() == 0) return std::nullopt;
   return format(
-      "its {} features are {} blocks (heads of attention) of {}, which {} ranks do not "
-      "divide; use a group whose number of ranks divides the number of blocks",
+      "its {} features are {} blocks (attention heads) of {}, which cannot be divided evenly among "
+      "{} ranks; use a group whose number of ranks divides the number of blocks",
       features, num_blocks, block_size_, how.group.world_size());
 }
 

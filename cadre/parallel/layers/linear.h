@@ -32,9 +32,9 @@ class CADRE_EXPORT LinearImpl : public torch::nn::LinearImpl, public TensorParal
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
-  // The divided features are divided in multiples of `size`, such as those of one head of
-  // attention. The number of blocks must be divisible by the ranks. Throws kInvalidArgument for a
-  // size below 1.
+  // Divides the divided features in multiples of `size`, such as those of one head of attention.
+  // The number of blocks must be divisible by the ranks. Throws kInvalidArgument for a size below
+  // 1.
   void set_block_size(int64_t size);
   // Returns the first of the divided features that this rank has; 0 if none are divided.
   int64_t first_divided_feature() const;

@@ -77,8 +77,9 @@ void ModuleDivision::check_values(const std::vector<NamedTensor>& tensors) const
     if (!tensor.has_storage()) continue;
     const auto reason = shard::reason_without_values(tensor);
     if (!reason) continue;
-    refuse(format("the values of \"{}\" are not there; {}. Divide a module before it is wrapped",
-                  name, *reason));
+    refuse(
+        format("the values of \"{}\" are not available; {}. Divide a module before it is wrapped",
+               name, *reason));
   }
 }
 
@@ -96,9 +97,9 @@ void ModuleDivision::check_memory(std::vector<NamedTensor> tensors) const {
     const auto other = std::ranges::find_if(
         connected, [&](size_t i) { return i != *cut && extents[i].overlaps(extents[*cut]); });
     refuse(
-        format("\"{}\" and \"{}\" share memory, and a rank keeps a part of the first in memory of "
-               "its own, so that they would be no longer equal; make them one tensor, registered "
-               "under both names, or give each its own memory",
+        format("\"{}\" and \"{}\" share memory, and a rank keeps its part of the first in separate "
+               "memory, so that the two would no longer be equal; make them one tensor that is "
+               "registered under both names, or give each its own memory",
                tensors[*cut].name, tensors[*other].name));
   }
 }

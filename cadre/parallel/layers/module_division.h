@@ -1,5 +1,5 @@
 // Checks that parameters of a module can be divided among the ranks along one axis of a mesh, and
-// later makes the records of what each rank has. In between the caller, such as
+// later makes the ParameterShards, which say what each rank has. In between the caller, such as
 // parallelize_module() or ExpertParallel, divides the parameters.
 //
 // Threads: one. Blocking: never. Lifetime: refers to what it was made of.
@@ -32,17 +32,18 @@ class ModuleDivision {
   // ranks, and memory that a divided tensor shares with another one, because a rank keeps its part
   // in new memory.
   void check() const;
-  // Called after the parameters were divided. Returns the records, and keeps each division in its
-  // parameter with keep_division().
+  // Called after the parameters were divided. Returns their ParameterShards, and stores each
+  // division in its parameter with keep_division().
   std::vector<ParameterShard> keep_records() const;
 
  private:
   [[noreturn]] void refuse(const std::string& problem) const;
   // Returns the dimension of a parameter that the ranks divide; nullopt if they divide none.
   std::optional<int64_t> divided_dim(const at::Tensor& parameter) const;
-  // Returns the record of a parameter, also on an axis of one rank, which keeps it whole.
+  // Returns the ParameterShard of a parameter, also on an axis of one rank, which keeps the
+  // parameter whole.
   ParameterShard record_of(const NamedTensor& parameter) const;
-  // Returns the record with the axes along which the parameter was divided before.
+  // Returns the ParameterShard with the axes along which the parameter was divided before.
   ParameterShard joint_record_of(const NamedTensor& parameter) const;
   bool is_cut(const NamedTensor& parameter) const;
   void check_values(const std::vector<NamedTensor>& tensors) const;

@@ -388,7 +388,8 @@ TEST(ParallelLayersErrors, NameWhatTheRanksDoNotDivide) {
               group);
         },
         "\"ParallelSelfAttention.qkv\" cannot be kColwise on the 2 ranks of group \"world\": its "
-        "48 features are 3 blocks (heads of attention) of 16, which 2 ranks do not divide; use a "
+        "48 features are 3 blocks (attention heads) of 16, which cannot be divided evenly among 2 "
+        "ranks; use a "
         "group whose number of ranks divides the number of blocks");
     refused([&] { SelfAttention(SelfAttentionOptions{.embed_dim = 24, .num_heads = 5}); },
             "SelfAttention: embed_dim 24 must be a multiple of num_heads 5, and that a multiple of "

@@ -249,7 +249,7 @@ void refuse_tangent(const at::Tensor& operand, std::string_view role, std::strin
                      function, role));
 }
 
-// Returns the output of `compute` for the values, behind a node if autograd records.
+// Returns the output of `compute` for the values, with a node in the graph if autograd records.
 template <typename NodeOfFunction, typename Compute>
 at::Tensor recorded(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                     const ProcessGroup& group, const ParallelLinearOptions& options,

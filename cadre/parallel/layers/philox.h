@@ -2,8 +2,9 @@
 // random bits. A program that numbers its draws can compute any of them without the earlier ones,
 // on any rank and in any order. Not for secrets.
 //
-// Threads: pure functions. Blocking: never. Errors: none. The same values on every platform.
-// Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
+// Threads: pure functions. Blocking: never. Errors: none. The values are the same on every
+// platform. Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC
+// 2011.
 #pragma once
 
 #include <array>

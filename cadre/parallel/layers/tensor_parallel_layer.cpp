@@ -101,15 +101,14 @@ AgreedField TensorParallelLayer::agreed_field(const LayerParallelism& how,
 
 void TensorParallelLayer::check_features(const at::Tensor& input, int64_t expected) const {
   if (input.dim() > 0 && input.size(-1) == expected) return;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      format("\"{}\", which is {} on rank {} of {} of group \"{}\", takes {} features, but its "
-             "input has the sizes {}. Behind a column-parallel layer, whose output is divided, "
-             "comes a row-parallel one with input_is_parallel; otherwise set gather_output for "
-             "the column-parallel layer",
-             name_, to_string(parallelism_->style), parallelism_->group.rank(),
-             parallelism_->group.world_size(), parallelism_->group.name(), expected,
-             list_of(input.sizes())));
+  throw Error(ErrorCode::kInvalidArgument,
+              format("\"{}\", which is {} on rank {} of {} of group \"{}\", takes {} features, but "
+                     "its input has the sizes {}. After a column-parallel layer, whose output is "
+                     "divided, use a row-parallel layer with input_is_parallel, or set "
+                     "gather_output for the column-parallel layer",
+                     name_, to_string(parallelism_->style), parallelism_->group.rank(),
+                     parallelism_->group.world_size(), parallelism_->group.name(), expected,
+                     list_of(input.sizes())));
 }
 
 void TensorParallelLayer::refuse_copy_if_parallelized() const {

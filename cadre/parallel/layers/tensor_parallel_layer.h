@@ -36,30 +36,31 @@ struct AgreedField;
 
 // Activations are (..., T, D): T counts the tokens of a sequence, D the features.
 enum class ParallelStyle {
-  kColwise,     // ranks compute parts of the output features, from the whole input
-  kRowwise,     // ranks compute from parts of the input features or vocabulary, and sum up
-  kSequence,    // whole parameters; inputs and outputs are shards along T
-  kReplicated,  // whole parameters, inputs and outputs on every rank
+  kColwise,  // each rank computes a part of the output features from the whole input
+  // Each rank computes from a part of the input features or vocabulary, and the results are summed.
+  kRowwise,
+  kSequence,    // the parameters are whole; inputs and outputs are shards along T
+  kReplicated,  // the parameters, inputs and outputs are whole on every rank
 };
 CADRE_EXPORT std::string_view to_string(ParallelStyle style);
 
 struct LayerParallelism {
   ProcessGroup group;
   ParallelStyle style;
-  // Whether activations between the divided layers are shards along T: then column-parallel layers
-  // gather their input, and row-parallel layers reduce-scatter their output.
+  // Activations between the divided layers are shards along T. Then column-parallel layers gather
+  // their input, and row-parallel layers reduce-scatter their output.
   bool sequence_parallel = false;
-  // Whether the output of a kColwise linear layer is gathered, so that every rank has the whole
-  // output.
+  // The output of a kColwise linear layer is gathered, so that every rank has the whole output.
   bool gather_output = false;
-  // Whether the input of a kRowwise linear layer is divided; false: every rank has the whole input.
+  // The input of a kRowwise linear layer is divided. If false, every rank has the whole input.
   bool input_is_parallel = true;
 };
 
-// A parameter of a parallelized layer, for the records of this rank's parts.
+// A parameter of a parallelized layer, of which a ParameterShard is made.
 struct DividedParameter {
-  std::vector<int64_t> sizes;  // sizes of the whole parameter
-  std::optional<int64_t> dim;  // dimension divided as by Shard(dim) of tensor/mesh/placement.h
+  std::vector<int64_t> sizes;  // the sizes of the whole parameter
+  // The dimension that is divided, as by Shard(dim) of tensor/mesh/placement.h.
+  std::optional<int64_t> dim;
 };
 // The divided parameters, by tensor; a parameter that two layers share is divided once.
 using DividedParameters = std::map<const c10::TensorImpl*, DividedParameter>;
@@ -85,14 +86,15 @@ class CADRE_EXPORT TensorParallelLayer {
  protected:
   // Returns the members themselves, which forward() uses.
   virtual std::vector<NamedTensor> parameters_of_layer() const { return {}; }
-  // Returns the dimension along which the style divides a parameter; nullopt: it stays whole.
+  // Returns the dimension along which the style divides a parameter; nullopt if the parameter stays
+  // whole.
   virtual std::optional<int64_t> divided_dim(std::string_view parameter,
                                              ParallelStyle style) const = 0;
   // Returns why the layer cannot be divided in this way, as the end of a sentence; nullopt if it
   // can.
   virtual std::optional<std::string> problem_of(const LayerParallelism& how) const = 0;
 
-  // Null for a layer that computes alone.
+  // Returns null for a layer that computes alone.
   const LayerParallelism* parallelism() const { return computes_alone_ ? nullptr : &*parallelism_; }
   bool has_style(ParallelStyle style) const {
     return !computes_alone_ && parallelism_->style == style;
@@ -101,7 +103,8 @@ class CADRE_EXPORT TensorParallelLayer {
   // column-parallel output could be used with weights for the whole output, and libtorch's error
   // would not explain that.
   void check_features(const at::Tensor& input, int64_t expected) const;
-  // Called by clone(), which is refused because a copy would have no record of the division.
+  // Called by clone(). Throws if the layer is parallelized, because a copy would not know of the
+  // division.
   void refuse_copy_if_parallelized() const;
 
  private:
@@ -114,13 +117,13 @@ struct PlanEntry {
   // The dotted name of a module; `*` in it stands for any characters but dots.
   std::string pattern;
   ParallelStyle style;
-  // See LayerParallelism. Refused for layers to which they do not apply.
+  // As in LayerParallelism. Layers to which they do not apply throw if they are set.
   bool gather_output = false;
   bool input_is_parallel = true;
 };
 
 struct TensorParallelPlanOptions {
-  // Whether activations between the divided layers are shards of the sequence.
+  // Activations between the divided layers are shards of the sequence.
   bool sequence_parallel = false;
 };
 
@@ -140,9 +143,9 @@ CADRE_EXPORT void make_equal(const torch::nn::Module& module, const ProcessGroup
 
 namespace layers {
 
-// Makes a layer parallel in its constructor: check(), make_equal() and parallelize(). If one rank
-// refuses its arguments, or options differ between ranks, all ranks throw. type: static text.
-// REQUIRES: the layer is a torch::nn::Module.
+// Makes a layer parallel in its constructor: check(), make_equal() and parallelize(). If the
+// arguments of one rank are invalid, or options differ between ranks, all ranks throw. `type` is
+// static text. REQUIRES: the layer is a torch::nn::Module.
 CADRE_EXPORT void parallelize_new(TensorParallelLayer& layer, const LayerParallelism& how,
                                   const char* type);
 

@@ -58,8 +58,8 @@ struct Targets final : torch::CustomClassHolder {
   ProcessGroup group;
   LossReduction reduction;
   at::Tensor ignored;
-  at::Tensor tokens;   // tokens whose target this rank has
-  at::Tensor classes;  // targets of these, counted from this rank's first class
+  at::Tensor tokens;   // the tokens whose target this rank has
+  at::Tensor classes;  // the targets of these tokens, counted from this rank's first class
 };
 using TargetsPointer = c10::intrusive_ptr<Targets>;
 

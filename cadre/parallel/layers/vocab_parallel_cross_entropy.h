@@ -23,7 +23,7 @@ namespace cadre {
 
 // The reduction of the losses of those tokens that are not ignored.
 enum class LossReduction : uint8_t {
-  kMean,  // NaN if no token counts
+  kMean,  // the result is NaN if no token counts
   kSum,
 };
 
@@ -36,8 +36,8 @@ struct VocabParallelCrossEntropyOptions {
   LossReduction reduction = LossReduction::kMean;
   // Ranks with different tokens, such as those of a context-parallel or expert-parallel model.
   // kMean is then the mean over the tokens of all of them, the same on all, and its backward
-  // computes the terms of this rank's tokens; sum the gradients over the group. nullopt: the mean
-  // is over this rank's tokens.
+  // computes the terms of this rank's tokens; sum the gradients over the group. If nullopt, the
+  // mean is over this rank's tokens.
   std::optional<ProcessGroup> token_group = {};
 };
 

@@ -69,7 +69,7 @@ void check_options(const PlanOptions& options) {
   require(options.rank >= 0 && options.rank < options.num_ranks,
           format("rank {} of {}", options.rank, options.num_ranks));
   require(options.strategy != DataStrategy::kSingle || options.num_ranks == 1,
-          format("the strategy single is for one rank, and there are {}", options.num_ranks));
+          format("the strategy single is for one rank, but there are {} ranks", options.num_ranks));
   require(options.accumulate >= 1,
           format("accumulate is {}; it must be at least 1", options.accumulate));
   require(options.optimizer.states >= 0 && options.optimizer.temporaries >= 0,
@@ -81,7 +81,7 @@ void check_model(const ModelSizes& model) {
   require(!model.units.empty(), "the model has no units; the first is the root");
   for (size_t unit = 1; unit < model.units.size(); ++unit) {
     require(model.units[unit].parent < unit,
-            format("unit {} has the parent {}; a parent comes before the units in it", unit,
+            format("unit {} has the parent {}; a parent must come before the units in it", unit,
                    model.units[unit].parent));
   }
   for (const ParameterSize& parameter : model.parameters) {

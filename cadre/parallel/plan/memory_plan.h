@@ -50,34 +50,36 @@ struct PlanOptions {
   int rank = 0;            // the rank whose memory is planned
   // The number of values that the optimizer keeps, or allocates during an update, for each element.
   struct Optimizer {
-    int states = 2;       // stored in the parameter's dtype: 2 for Adam and AdamW, 0 or 1 for SGD
-    int temporaries = 0;  // during an update: 0 for the fused kernels
+    // The number of states, stored in the parameter's dtype: 2 for Adam and AdamW, 0 or 1 for SGD.
+    int states = 2;
+    // The number of temporaries during an update, which is 0 for the fused kernels.
+    int temporaries = 0;
   };
   Optimizer optimizer = {};
-  int64_t accumulate = 1;  // backwards per step; the last one reduces gradients
+  int64_t accumulate = 1;  // the number of backwards per step; the last one reduces gradients
 
-  // Used by ddp, zero1 and zero2.
+  // Only ddp, zero1 and zero2 use it.
   BucketCaps bucket_caps = {};
-  // Used by zero1: ZeroOptions::bucket_cap_bytes.
+  // Only zero1 uses it, as ZeroOptions::bucket_cap_bytes.
   int64_t zero_bucket_cap_bytes = int64_t{16} << 20;
 
-  // Used by fsdp and hsdp; Reshard::kOntoGroup is not planned.
-  int num_replicas = 1;  // hsdp: size of the first axis of the mesh
-  // Whether the form is ShardForm::kMapped; ignored if the ranks of a shard group are on several
+  // Only fsdp and hsdp use the following members; Reshard::kOntoGroup is not planned.
+  int num_replicas = 1;  // for hsdp, the size of the first axis of the mesh
+  // The form is ShardForm::kMapped. It is ignored if the ranks of a shard group are on several
   // hosts.
   bool is_mapped = false;
   Reshard reshard = Reshard::kAfterForward;
   Reshard reshard_root = Reshard::kAfterBackward;
   int num_prefetched = 1;
-  std::optional<DType> parameter_dtype = {};  // gathered floating-point parameters
-  std::optional<DType> reduce_dtype = {};     // gradients while they are reduced
+  std::optional<DType> parameter_dtype = {};  // the dtype of gathered floating-point parameters
+  std::optional<DType> reduce_dtype = {};     // the dtype of gradients while they are reduced
 };
 
 // Bytes that one rank holds. Shared memory counts for its owner, so the sum over the ranks of a
 // host is the memory of the host.
 struct HeldBytes {
-  int64_t parameters = 0;  // whole, or shards
-  int64_t gradients = 0;   // reduced gradients, until the step
+  int64_t parameters = 0;  // whole parameters, or shards
+  int64_t gradients = 0;   // the gradients that are kept from their reduction to the step
   int64_t optimizer_state = 0;
   int64_t full_units = 0;  // full units at the peak; freed buffers are kept for the next unit
   int64_t reduction_buffers = 0;  // buffers in which gradients are reduced
@@ -92,8 +94,9 @@ struct HeldBytes {
 
 struct OperationTraffic {
   int64_t num_calls = 0;
-  int64_t payload_bytes = 0;   // the whole tensor: the output of a gather, the input otherwise
-  int64_t received_bytes = 0;  // received by one rank
+  // The size of the whole tensor: the output of a gather, the input otherwise.
+  int64_t payload_bytes = 0;
+  int64_t received_bytes = 0;  // the number of bytes that one rank receives
   OperationTraffic& operator+=(const OperationTraffic& other) {
     num_calls += other.num_calls;
     payload_bytes += other.payload_bytes;
@@ -121,24 +124,24 @@ struct StepTraffic {
 
 // Parameters that are communicated together: a bucket of gradients, a buffer of zero1, or a unit.
 struct PlannedPart {
-  std::string name;          // "gradients 0", "parameters 0", "unit blocks.3"
-  int64_t numel = 0;         // elements, padding excluded
-  int64_t flat_bytes = 0;    // the whole buffer that is reduced or gathered
-  int64_t shard_bytes = 0;   // this rank's part of the parameters; 0 if all are whole
-  StepTraffic traffic = {};  // traffic of one optimizer step
+  std::string name;          // for example "gradients 0", "parameters 0" or "unit blocks.3"
+  int64_t numel = 0;         // the number of elements, padding excluded
+  int64_t flat_bytes = 0;    // the size of the whole buffer that is reduced or gathered
+  int64_t shard_bytes = 0;   // the size of this rank's part of the parameters; 0 if all are whole
+  StepTraffic traffic = {};  // the traffic of one optimizer step
 };
 
 struct MemoryPlan {
   PlanOptions options;
-  // Whether the ranks of each shard group share memory, so that units are read in place.
+  // The ranks of each shard group share memory, so that units are read in place.
   bool is_mapped = false;
   HeldBytes held;
   // The part of `held` that lies in the memory that the ranks of a host share; other ranks read it
   // in operations. A cgroup charges it to the rank that made it. In a group of one it is private
   // memory.
   int64_t shared_bytes = 0;
-  int64_t host_bytes = 0;  // all ranks of a full host together
-  StepTraffic traffic;     // one optimizer step: the parts and the trailer
+  int64_t host_bytes = 0;  // the sum over all ranks of a full host
+  StepTraffic traffic;     // the traffic of one optimizer step, of the parts and the trailer
   std::vector<PlannedPart> parts;
 };
 

@@ -58,7 +58,8 @@ TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
   EXPECT_EQ(plan.shared_bytes, 10 * kPage);
   EXPECT_EQ(plan.traffic.all_reduce.num_calls, 2);
   EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll + kTrailer + kSamples);
-  EXPECT_EQ(plan.traffic.received_bytes(), kAll + kTrailer + kSamples);  // 2 (N - 1) / N
+  // Each of N ranks receives 2 (N - 1) / N of the payload.
+  EXPECT_EQ(plan.traffic.received_bytes(), kAll + kTrailer + kSamples);
   EXPECT_EQ(plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 4)).traffic.received_bytes(),
             6 * ((kAll + kTrailer + kSamples) / 4));
 }
@@ -243,7 +244,7 @@ std::string refusal_of(const PlanOptions& options, const ModelSizes& model = sma
 
 TEST(MemoryPlan, RefusesWhatDoesNotApply) {
   EXPECT_EQ(refusal_of(on_ranks(DataStrategy::kSingle, 2)),
-            "plan_memory: the strategy single is for one rank, and there are 2");
+            "plan_memory: the strategy single is for one rank, but there are 2 ranks");
   PlanOptions options = on_ranks(DataStrategy::kHsdp, 6);
   options.num_replicas = 4;
   EXPECT_EQ(refusal_of(options),

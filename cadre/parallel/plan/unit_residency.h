@@ -15,21 +15,24 @@ namespace cadre {
 
 struct ResidentUnit {
   size_t parent = 0;
-  int64_t full_bytes = 0;  // bytes that a gather takes from the pool
+  int64_t full_bytes = 0;  // the bytes that a gather takes from the pool
   Reshard reshard = Reshard::kAfterForward;
   bool has_trained = true;
   bool has_frozen = false;
 };
 
 struct Residency {
-  int64_t peak_bytes = 0;        // units that are gathered at the same time
-  std::vector<int> num_gathers;  // in one step of the optimizer, by unit
-  int num_comparisons = 0;       // comparisons, in one step, of the unit that the ranks use
+  // The largest sum of the sizes of units that are gathered at the same time.
+  int64_t peak_bytes = 0;
+  // Has for each unit the number of gathers in one step of the optimizer.
+  std::vector<int> num_gathers;
+  int num_comparisons = 0;  // how often, in one step, the ranks compare which unit they use
 };
 
 struct StepShape {
   int num_prefetched = 1;
-  int64_t accumulate = 1;  // backwards per step of the optimizer; the last one reduces
+  // The number of backwards per step of the optimizer; the last one reduces.
+  int64_t accumulate = 1;
 };
 
 // units: the root first, then in the order in which a forward enters them. A forward calls each

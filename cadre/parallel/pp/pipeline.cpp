@@ -170,11 +170,11 @@ class Pipeline::Core {
   // The facts about a step on which all ranks have agreed.
   struct Agreed {
     int64_t rows = 0;
-    int64_t total_rows = 0;  // rows of all replicas
+    int64_t total_rows = 0;  // the number of rows of all replicas
     bool has_loss = false;
     bool has_headers = true;
     uint64_t signature = 0;
-    uint64_t trained = 0;  // digest of the parameters' requires_grad and dtypes
+    uint64_t trained = 0;  // a digest of the parameters' requires_grad and dtypes
   };
 
   // Throws, on all ranks of all replicas and while the stages are unchanged, for everything that
@@ -205,7 +205,7 @@ class Pipeline::Core {
   std::optional<Error> check_rows(const std::vector<at::Tensor>& tensors,
                                   std::string_view name) const {
     if (tensors.empty()) {
-      return pipeline_refusal(format("the rank of the {} stage is given no {}",
+      return pipeline_refusal(format("the rank of the {} stage must be given the {}",
                                      name == "batch" ? "first" : "last", name));
     }
     const int count = schedule_.num_microbatches;
@@ -263,7 +263,7 @@ class Pipeline::Core {
     if (!holds_last_) return std::nullopt;
     if (is_training && !loss) {
       return pipeline_refusal(
-          format("this rank holds the last stage ({}) and is given no loss function",
+          format("this rank holds the last stage ({}), so it needs a loss function",
                  schedule_.num_stages() - 1));
     }
     return loss ? check_rows(target.tensors(), "target") : std::nullopt;
@@ -317,8 +317,8 @@ class Pipeline::Core {
                                     kNumStepWords + ties_->num_trained_words(), make_words,
                                     timeout_of_agreement(options)));
     });
-    // With replicas the error is thrown below, because the ranks of the other replicas wait for
-    // this one.
+    // If there are replicas, the error is thrown below, because the ranks of the other replicas
+    // wait for this one.
     if (refusal && !ranks_.replicas) throw *refusal;
     agreed.total_rows =
         ranks_.replicas ? rows_of_replicas(is_training, agreed, refusal, options) : agreed.rows;
@@ -330,13 +330,14 @@ class Pipeline::Core {
   // Compares the words of all ranks. The result and the errors are the same on all ranks.
   Agreed compare(const std::vector<std::vector<int64_t>>& all) const {
     if (const auto other = parallel::first_unlike(all, 0)) {
-      throw pipeline_refusal(format("rank 0 calls {} and rank {} {}; all ranks call the same",
-                                    call_of(all[0][0]), *other, call_of(all[*other][0])));
+      throw pipeline_refusal(
+          format("rank 0 calls {} and rank {} calls {}; all ranks must make the same call",
+                 call_of(all[0][0]), *other, call_of(all[*other][0])));
     }
     if (const auto other = parallel::first_unlike(all, 6)) {
-      throw pipeline_refusal(
-          format("broadcast_losses is {} on rank 0 and {} on rank {}; pass the same on all ranks",
-                 all[0][6] == 1, all[*other][6] == 1, *other));
+      throw pipeline_refusal(format(
+          "broadcast_losses is {} on rank 0 and {} on rank {}; pass the same value on all ranks",
+          all[0][6] == 1, all[*other][6] == 1, *other));
     }
     const auto& first = all[schedule_.rank_of_stage.front()];
     const auto& last = all[schedule_.rank_of_stage.back()];
@@ -359,7 +360,7 @@ class Pipeline::Core {
             .trained = trained.value()};
   }
 
-  // Throws on all ranks of all replicas if a rank has refused its arguments, or if the values on
+  // Throws on all ranks of all replicas if the arguments of a rank are invalid, or if the values on
   // which the ranks of each pipeline have agreed differ between replicas. Returns the rows of all
   // replicas.
   int64_t rows_of_replicas(bool is_training, const Agreed& agreed,
@@ -373,13 +374,13 @@ class Pipeline::Core {
                                   timeout_of_agreement(options));
     if (const auto other = parallel::first_unlike(all, 0)) {
       throw pipeline_refusal(
-          format("replica 0 calls {} and replica {} {}; all replicas call the same",
+          format("replica 0 calls {} and replica {} calls {}; all replicas must make the same call",
                  call_of(all[0][0]), *other, call_of(all[*other][0])));
     }
     if (const auto other = parallel::first_unlike(all, 2); other && is_training) {
       throw pipeline_refusal(
-          format("other parameters require grad in replica 0 than in replica {}; freeze or train "
-                 "the same in all replicas",
+          format("the parameters that require grad in replica 0 differ from those in replica {}; "
+                 "freeze or train the same parameters in all replicas",
                  *other));
     }
     int64_t rows = 0;
@@ -420,8 +421,8 @@ class Pipeline::Core {
   PipelineSchedule schedule_;
   bool holds_first_;
   bool holds_last_;
-  std::optional<DeviceMesh> shards_;                  // mesh of the ranks that own shards
-  std::unique_ptr<parallel::ShardedStages> sharded_;  // null if ranks have whole stages
+  std::optional<DeviceMesh> shards_;                  // the mesh of the ranks that own shards
+  std::unique_ptr<parallel::ShardedStages> sharded_;  // is null if ranks have whole stages
   std::optional<parallel::PipelineExecutor> executor_;
   std::optional<parallel::StageRecords> records_;
   std::optional<parallel::TiedParameters> ties_;
@@ -441,7 +442,8 @@ Pipeline::Pipeline(Pipeline&&) noexcept = default;
 Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
 
 Pipeline::Core& Pipeline::core() const {
-  if (!core_) throw pipeline_refusal("this pipeline has been moved from; call the one it went to");
+  if (!core_)
+    throw pipeline_refusal("this pipeline was moved from; use the one that it was moved to");
   return *core_;
 }
 

@@ -50,15 +50,15 @@ struct PipelineOptions {
   // The name of a schedule (core/schedule/generate.h), for the number of stages that each rank
   // passes to the constructor; or a compute-only schedule.
   std::variant<std::string, PipelineSchedule> schedule = "1f1b";
-  // The number of parts into which a batch is cut along its first dimension. Default: that of the
-  // PipelineSchedule, or 1.
+  // The number of parts into which a batch is cut along its first dimension. The default is that of
+  // the PipelineSchedule, or 1.
   std::optional<int> num_microbatches = {};
-  // Whether to accept a batch whose rows cannot be divided evenly by the microbatches. The sizes of
+  // A batch may have rows that cannot be divided evenly by the microbatches. The sizes of
   // microbatches then differ by one row.
   bool allow_uneven_microbatches = false;
-  // Whether to announce the shapes of every message. Otherwise they are announced in the first
-  // step, and again after a change of the batch's shapes or of the parameters that require grad;
-  // then a stage must return the same shapes for inputs of the same shapes.
+  // The shapes of every message are announced. Otherwise they are announced in the first step, and
+  // again after a change of the batch's shapes or of the parameters that require grad; then a stage
+  // must return the same shapes for inputs of the same shapes.
   bool dynamic_shapes = false;
   // The ranks that hold the same stages in other pipelines, each with a batch of its own: a step
   // computes the gradients of the mean over all batches. All replicas get the weights of rank 0 of
@@ -70,8 +70,8 @@ struct PipelineOptions {
   // gathered while the schedule computes with it, and its gradients are reduced once in a step. One
   // axis, mesh["dp_shard"]; or two, where the ranks along the first hold the same shards.
   std::optional<Ranks> shards = {};
-  // With `shards`: the number of stages that a rank holds whole at a time, also in forward(). It is
-  // one more if the schedule computes on two stages at once.
+  // The number of stages that a rank holds whole at a time, also in forward(), if `shards` is set.
+  // It is one more if the schedule computes on two stages at once.
   int max_unsharded_stages = 2;
   // Called before each forward and each backward of a microbatch, to set values that depend on the
   // rows, for example the first sample of a DropoutStream.
@@ -95,10 +95,10 @@ class PipelineBatch {
 };
 
 struct PipelineStepOptions {
-  bool broadcast_losses = false;  // whether all ranks get the losses; same value on all ranks
+  bool broadcast_losses = false;  // all ranks get the losses; all ranks pass the same value
   bool return_outputs = false;
   // The dimension of each returned output along which the microbatches are joined; may be negative.
-  // It must count the rows; other outputs are refused.
+  // It must count the rows; other outputs are an error.
   int64_t outputs_batch_dim = 0;
   // The limit for each wait for another rank: for its arguments, for its messages and for the
   // losses. Gradients of tied parameters, and reductions over `replicas` and `shards`, have the
@@ -154,7 +154,7 @@ class CADRE_EXPORT Pipeline {
   void check_tied_parameters() const;
 
   // Returns the parameters that this rank holds, or its shards of them, each once, for optimizers.
-  // In a group of several ranks clip_grad_norm_() and GradScaler::unscale_() refuse this list,
+  // In a group of several ranks clip_grad_norm_() and GradScaler::unscale_() throw for this list,
   // because its norm is not that of the model; pass them the pipeline.
   std::vector<at::Tensor> parameters() const;
   // Returns the shards of all stages, the same list on all ranks, with an empty range if this rank
@@ -162,8 +162,8 @@ class CADRE_EXPORT Pipeline {
   // of all ranks has the whole model. Axes that divide parameters, for example by
   // parallelize_module(), must come from the same mesh as the pipeline's axis. Names are those in
   // the stages' modules; snapshots need different names in different stages, as the plain module
-  // has them. Tied parameters are one record; if a rank has several tensors of it, the others are
-  // copies with the same name.
+  // has them. Tied parameters are one ParameterShard; if a rank has several tensors of it, the
+  // others are copies with the same name.
   std::vector<ParameterShard> parameter_shards() const;
 
   // Returns the lowered schedule, which is what runs.
@@ -172,7 +172,7 @@ class CADRE_EXPORT Pipeline {
  private:
   class Core;
   Core& core() const;           // throws if the pipeline was moved from
-  std::unique_ptr<Core> core_;  // hidden, because the headers of its members are not installed
+  std::unique_ptr<Core> core_;  // is hidden, because the headers of its members are not installed
 };
 
 }  // namespace cadre

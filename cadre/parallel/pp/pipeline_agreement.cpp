@@ -181,7 +181,7 @@ AgreedSchedule agree_on_schedule(const ProcessGroup& group,
         "pass the same options on all ranks");
     check_stages_match(group, *schedule, stages);
   });
-  // A rank that refuses its options still makes the group, because the other replicas wait for it.
+  // A rank whose options are invalid still makes the group, because the other replicas wait for it.
   PipelineRanks ranks{.group = group, .replicas = replicas_of(options)};
   std::vector<AgreedField> fields;
   if (schedule) fields = {field_of(*schedule), field_of_memory(options)};

@@ -1,10 +1,10 @@
 // Compares between the ranks of a pipeline, before they compute, the arguments of its constructor
 // and of each step. Every rank takes part in the exchange, also one whose own arguments are
-// refused, so that an error is thrown on all ranks, also on those of the replicas, and the groups
+// invalid, so that an error is thrown on all ranks, also on those of the replicas, and the groups
 // stay usable. Refusals go through tensor/group/agreement.h.
 //
-// Threads: one. Blocking: collective, until the group's deadline. Errors: the error of a rank that
-// refuses its arguments, on all ranks; kInvalidArgument for arguments that differ.
+// Threads: one. Blocking: collective, until the group's deadline. Errors: the error of a rank whose
+// arguments are invalid, on all ranks; kInvalidArgument for arguments that differ.
 #pragma once
 
 #include <cstdint>
@@ -34,16 +34,16 @@ Error pipeline_refusal(const std::string& what);
 std::optional<int> first_unlike(const std::vector<std::vector<int64_t>>& words, size_t index);
 
 struct PipelineRanks {
-  ProcessGroup group;                         // ranks of a pipeline
-  std::optional<ProcessGroup> replicas = {};  // ranks with the same stages in other pipelines
+  ProcessGroup group;                         // the ranks of a pipeline
+  std::optional<ProcessGroup> replicas = {};  // the ranks with the same stages in other pipelines
 };
 
 // Runs `check`, which may be collective, and returns its kInvalidArgument error; nullopt if it
 // throws none. An error of a failed group is thrown.
 std::optional<Error> refusal_of(const std::function<void()>& check);
 
-// Throws `refusal`, which either all ranks of a pipeline have or none, on the ranks of all its
-// replicas. Also throws on all ranks if these fields differ between replicas.
+// Throws `refusal`, an error that either all ranks of a pipeline have or none, on the ranks of all
+// its replicas. Also throws on all ranks if these fields differ between replicas.
 void agree_with_replicas(const PipelineRanks& ranks, const std::vector<AgreedField>& fields,
                          const std::optional<Error>& refusal);
 

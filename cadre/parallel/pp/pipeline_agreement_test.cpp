@@ -188,7 +188,7 @@ TEST(PipelineTies, AFrozenParameterAndATrainedOneAreRefused) {
 
 // A second tie would sum the gradients twice, so it is refused.
 TEST(PipelineTies, AParameterIsTiedOnce) {
-  expect_refused("is tied already; name all parameters that are one in one call",
+  expect_refused("is tied already; name all parameters of a tie in one call",
                  [](const DeviceMesh& mesh) {
                    Pipeline pipeline(stages_on(mesh), mesh["pp"]);
                    pipeline.tie_parameters({{0, "table"}, {1, "head"}});
@@ -238,8 +238,9 @@ TEST(PipelineAgreement, ReplicasTrainTheSameParameters) {
     const Tensor changed = stages[0].parameters()[0].tensor;
     const bool is_frozen = mesh.coordinate("dp") == 1 && mesh.coordinate("pp") == 1;
     changed.requires_grad_(!is_frozen);
-    EXPECT_THAT(failure_of([&] { step_once(pipeline); }),
-                HasSubstr("other parameters require grad in replica 0 than in replica 1"));
+    EXPECT_THAT(
+        failure_of([&] { step_once(pipeline); }),
+        HasSubstr("the parameters that require grad in replica 0 differ from those in replica 1"));
     EXPECT_EQ(failure_of([&] { pipeline.forward(tokens_of(4, 0)); }), "");
     changed.requires_grad_(true);
     EXPECT_EQ(failure_of([&] { step_once(pipeline); }), "");
@@ -263,17 +264,18 @@ TEST(PipelineAgreement, ReplicasHaveATensorInTheSameStages) {
 }
 
 TEST(PipelineAgreement, ReplicasMakeTheSameCall) {
-  expect_refused("replica 0 calls step() and replica 1 forward(); all replicas call the same",
-                 [](const DeviceMesh& mesh) {
-                   Pipeline pipeline(stages_on(mesh), mesh["pp"], {.replicas = mesh.group("dp")});
-                   if (mesh.coordinate("dp") == 0) return step_once(pipeline);
-                   pipeline.forward(tokens_of(4, 0));
-                 });
+  expect_refused(
+      "replica 0 calls step() and replica 1 calls forward(); all replicas must make the same call",
+      [](const DeviceMesh& mesh) {
+        Pipeline pipeline(stages_on(mesh), mesh["pp"], {.replicas = mesh.group("dp")});
+        if (mesh.coordinate("dp") == 0) return step_once(pipeline);
+        pipeline.forward(tokens_of(4, 0));
+      });
 }
 
 TEST(PipelineAgreement, AllRanksBroadcastTheLossesOrNone) {
   expect_refused(
-      "broadcast_losses is true on rank 0 and false on rank 1; pass the same on all ranks",
+      "broadcast_losses is true on rank 0 and false on rank 1; pass the same value on all ranks",
       [](const DeviceMesh& mesh) {
         Pipeline pipeline(stages_on(mesh), mesh["pp"]);
         step_once(pipeline, {.broadcast_losses = mesh.coordinate("pp") == 0});

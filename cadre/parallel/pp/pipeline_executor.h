@@ -38,12 +38,13 @@ struct PipelineStep {
   bool has_headers = true;
   bool keeps_outputs = false;
   int64_t outputs_batch_dim = 0;  // the dimension of the kept outputs that counts rows
-  std::vector<std::vector<at::Tensor>> batches = {};  // used on the rank of the first stage
-  std::vector<std::vector<at::Tensor>> targets = {};  // used on the rank of the last stage
-  std::vector<double> weights = {};                   // weights of the microbatches' losses
-  int64_t num_rows = 0;                               // rows of the batch
-  std::optional<Duration> timeout = {};               // limit of each message; default: the group's
-  const PipelineLoss* loss = nullptr;                 // used on the last stage's rank; may be null
+  std::vector<std::vector<at::Tensor>> batches = {};  // only the rank of the first stage uses them
+  std::vector<std::vector<at::Tensor>> targets = {};  // only the rank of the last stage uses them
+  std::vector<double> weights = {};                   // the weights of the microbatches' losses
+  int64_t num_rows = 0;                               // the number of rows of the batch
+  // The limit of each message; the default is that of the group.
+  std::optional<Duration> timeout = {};
+  const PipelineLoss* loss = nullptr;  // only the rank of the last stage uses it; may be null
 };
 
 class PipelineExecutor {
@@ -59,16 +60,17 @@ class PipelineExecutor {
     // Called before each forward and each backward of a microbatch. May be empty.
     std::function<void(const PipelineMicrobatch&)> before_microbatch = {};
   };
-  // messages: the message space of this pipeline, on its group. schedule: lowered. stages: the
-  // stages of this rank.
+  // messages: the message space of this pipeline, on its group. schedule: a lowered one. stages:
+  // the stages of this rank.
   PipelineExecutor(const PrivateMessages& messages, PipelineSchedule schedule,
                    const std::vector<PipelineStage>& stages, Options options);
 
   struct Output {
-    std::vector<at::Tensor> losses = {};       // by microbatch, without history
-    std::vector<at::Tensor> outputs = {};      // outputs of the last stage for the batch, if kept
+    std::vector<at::Tensor> losses = {};  // has one loss for each microbatch, without history
+    // The outputs of the last stage for the batch, if they are kept.
+    std::vector<at::Tensor> outputs = {};
     int peak_live_microbatches = 0;            // counts a microbatch once for each stage
-    std::vector<Duration> compute_times = {};  // by stage
+    std::vector<Duration> compute_times = {};  // has one time for each stage
   };
   Output run(const PipelineStep& step);
 
@@ -80,9 +82,9 @@ class PipelineExecutor {
     const PipelineStep& step;
     Output output;
     std::optional<JoinedOutputs> kept;
-    size_t num_forwards = 0;          // forwards of an evaluation that have begun
-    int num_losses = 0;               // losses computed so far
-    bool has_differentiable = false;  // whether any of these losses requires grad
+    size_t num_forwards = 0;          // the number of forwards of an evaluation that have begun
+    int num_losses = 0;               // the number of losses computed so far
+    bool has_differentiable = false;  // one of these losses requires grad
   };
 
   void run_action(const PipelineAction& action, Running& running);
@@ -96,7 +98,7 @@ class PipelineExecutor {
   void gather_next_forwards(size_t first);
   // Throws if the last forward of a sharded stage has written to its parameters.
   void check_unwritten(int stage) const;
-  // Returns the first row of a microbatch, and the row behind its last one.
+  // Returns the first row of a microbatch, and the row after its last one.
   std::pair<int64_t, int64_t> rows_of(int64_t microbatch, const PipelineStep& step) const;
   void forward(const PipelineAction& action, Running& running);
   void backward(const PipelineAction& action, Running& running);
@@ -112,8 +114,8 @@ class PipelineExecutor {
   ProcessGroup group_;
   PipelineSchedule schedule_;
   Options options_;
-  std::map<int, StageRunner> runners_;  // by stage
-  std::vector<int> forwards_;           // stages of this rank's forwards, in order
+  std::map<int, StageRunner> runners_;  // the runners; the key is the stage
+  std::vector<int> forwards_;           // the stages of this rank's forwards, in order
   StageMessages messages_;
   std::map<StageMessages::Id, std::vector<at::Tensor>> to_send_;
 };

@@ -37,7 +37,7 @@ std::optional<Error> check_functions(const std::vector<PipelineStage>& stages) {
   for (const PipelineStage& stage : stages) {
     if (stage.has_function()) continue;
     return pipeline_refusal(
-        format("the function of stage {} of {} has been moved from; pass the stage that it went to",
+        format("the function of stage {} of {} was moved from; pass the stage that it was moved to",
                stage.stage(), stage.num_stages()));
   }
   return std::nullopt;
@@ -55,8 +55,8 @@ std::optional<Error> check_shards(const std::vector<PipelineStage>& stages,
   const std::optional<DeviceMesh>& mesh = options.shards->mesh();
   if (mesh && mesh->axes().size() > 2) {
     return pipeline_refusal(
-        format("shards is the mesh {}; it has one axis, whose ranks own shards, or two, of "
-               "which the ranks along the first hold the same",
+        format("shards is the mesh {}; pass a mesh of one axis, whose ranks own shards, or of two "
+               "axes, where the ranks along the first hold the same shards",
                mesh->to_string()));
   }
   std::map<const void*, int> stage_of;
@@ -83,8 +83,8 @@ std::optional<Error> check_values(const std::vector<PipelineStage>& stages) {
       const auto reason = shard::reason_without_values(parameter.tensor);
       if (!reason) continue;
       return pipeline_refusal(
-          format("the values of \"{}\" of stage {} are not there; {}. Construct the module again "
-                 "and load a snapshot",
+          format("the values of \"{}\" of stage {} are not available; {}. Construct the module "
+                 "again and load a snapshot",
                  parameter.name, stage.stage(), *reason));
     }
   }
@@ -106,7 +106,7 @@ Result<PipelineScheduleInfo> schedule_of_name(const std::string& name) {
 Result<PipelineSchedule> lowered_schedule(const std::vector<PipelineStage>& stages,
                                           const PipelineOptions& options, int num_ranks) {
   if (stages.empty())
-    return pipeline_refusal("this rank holds no stage; every rank holds at least one");
+    return pipeline_refusal("this rank holds no stage; every rank needs at least one");
   auto schedule = compute_only_schedule(options, num_ranks, static_cast<int>(stages.size()));
   if (!schedule.ok()) return schedule.error();
   if (schedule->num_ranks() != num_ranks) {

@@ -135,7 +135,7 @@ TEST(PipelineMisuse, AMovedFromStageIsRefused) {
         const PipelineStage taken = std::move(stages[0]);
         Pipeline(stages, group);
       },
-      "has been moved from");
+      "was moved from");
 }
 
 // A null function does not count as a loss.
@@ -146,7 +146,7 @@ TEST(PipelineMisuse, ANullLossIsRefused) {
         const std::function<Tensor(const Tensor&, const Tensor&)> null;
         pipeline.step(tokens_of(2, 0), tokens_of(2, 0), null);
       },
-      "is given no loss function");
+      "so it needs a loss function");
 }
 
 }  // namespace

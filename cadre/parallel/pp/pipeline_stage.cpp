@@ -45,7 +45,7 @@ void PipelineStage::check_num_inputs(size_t given, size_t expected) {
 std::vector<at::Tensor> PipelineStage::forward(const std::vector<at::Tensor>& inputs) const {
   if (!has_function()) {
     throw Error(ErrorCode::kInvalidArgument,
-                format("cadre::PipelineStage: stage {} of {} has been moved from", options_.stage,
+                format("cadre::PipelineStage: stage {} of {} was moved from", options_.stage,
                        options_.num_stages));
   }
   if (!options_.recompute || !checkpointing_is_useful()) return function_(inputs);

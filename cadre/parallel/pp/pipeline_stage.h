@@ -38,10 +38,10 @@ class Module;
 namespace cadre {
 
 struct PipelineStageOptions {
-  int stage = 0;       // index in the whole model, from 0
-  int num_stages = 1;  // number in the whole model
-  // Whether to keep only the inputs of a forward, and to compute the forward again in the backward.
-  // A backward that is split into I and W then computes the gradients of the weights in I, too.
+  int stage = 0;       // the index of the stage in the whole model, from 0
+  int num_stages = 1;  // the number of stages in the whole model
+  // Only the inputs of a forward are kept, and the backward computes the forward again. A backward
+  // that is split into I and W then computes the gradients of the weights in I, too.
   bool recompute = false;
 };
 
@@ -81,7 +81,7 @@ class CADRE_EXPORT PipelineStage {
   const PipelineStageOptions& options() const { return options_; }
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
   const std::vector<at::Tensor>& buffers() const { return buffers_; }
-  // Null for a stage that was made from a function.
+  // Returns null for a stage that was made from a function.
   const std::shared_ptr<const torch::nn::Module>& module() const { return module_; }
 
   // Returns false if the stage was moved from.
@@ -158,7 +158,7 @@ class CADRE_EXPORT PipelineStage {
   TensorFunction function_;
   std::shared_ptr<const torch::nn::Module> module_;
   std::vector<NamedTensor> parameters_;
-  std::vector<at::Tensor> buffers_;  // buffers that a second forward leaves unchanged
+  std::vector<at::Tensor> buffers_;  // the buffers that a second forward leaves unchanged
   PipelineStageOptions options_;
 };
 

@@ -40,11 +40,11 @@ TEST(PipelineMisuse, StepsAreCheckedBeforeTheyRun) {
        [](Pipeline& pipeline, const Tensor&) {
          pipeline.step(tokens_of(6, 0), tokens_of(6, 0), cross_entropy);
        }},
-      {"is given no batch",
+      {"must be given the batch",
        [](Pipeline& pipeline, const Tensor& tokens) { pipeline.step({}, tokens, cross_entropy); }},
-      {"is given no target",
+      {"must be given the target",
        [](Pipeline& pipeline, const Tensor& tokens) { pipeline.step(tokens, {}, cross_entropy); }},
-      {"is given no loss function",
+      {"so it needs a loss function",
        [](Pipeline& pipeline, const Tensor& tokens) { pipeline.step(tokens, tokens, {}); }},
       {"the target 4 on rank 1",
        [](Pipeline& pipeline, const Tensor& tokens) {
@@ -73,7 +73,7 @@ TEST(PipelineMisuse, StepsAreCheckedBeforeTheyRun) {
         pipeline.forward(tokens);
       }
     });
-    EXPECT_THAT(mixed, HasSubstr("rank 0 calls step() and rank 1 forward()"));
+    EXPECT_THAT(mixed, HasSubstr("rank 0 calls step() and rank 1 calls forward()"));
     EXPECT_THAT(failure_of([&] {
                   pipeline.tie_parameters({{0, "table"}, {1, "tail"}});
                 }),
@@ -107,7 +107,7 @@ TEST(PipelineMisuse, AMovedFromPipelineSaysSo) {
         [&] { static_cast<void>(pipeline.schedule()); },
     };
     for (const auto& call : calls) {
-      EXPECT_THAT(failure_of(call), HasSubstr("this pipeline has been moved from"));
+      EXPECT_THAT(failure_of(call), HasSubstr("this pipeline was moved from"));
     }
     pipeline = std::move(taken);
     EXPECT_EQ(failure_of([&] { pipeline.step(tokens, tokens, cross_entropy); }), "");

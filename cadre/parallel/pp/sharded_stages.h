@@ -35,8 +35,8 @@ class ShardedStages {
   // the same shards. stages: the stages of this rank, in the order in which a step reduces them;
   // equal on all ranks.
   ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineStage>& stages);
-  // Throws, on this rank only and without a collective, for stages that the constructor would
-  // refuse.
+  // Throws, on this rank only and without a collective, for stages for which the constructor would
+  // throw.
   static void check_shardable(const std::vector<PipelineStage>& stages);
 
   // Starts to gather the parameters of a stage.
@@ -72,12 +72,12 @@ class ShardedStages {
 
  private:
   struct Place {
-    size_t index;  // index among the trained parameters
+    size_t index;  // the index among the trained parameters
     std::shared_ptr<shard::FlatParameters> flat;
-    size_t place;  // index in the flat parameters
+    size_t place;  // the index in the flat parameters
   };
   struct Stage {
-    std::vector<std::shared_ptr<shard::FlatParameters>> flats;  // one for each dtype
+    std::vector<std::shared_ptr<shard::FlatParameters>> flats;  // has one entry for each dtype
     std::vector<Place> trained;
     std::vector<Place> frozen;  // their index is not used
     size_t num_buckets = 0;
@@ -91,12 +91,12 @@ class ShardedStages {
   float* num_uses() const;
 
   DeviceMesh mesh_;
-  std::string axis_;  // axis of the shards
+  std::string axis_;  // the axis of the shards
   wrap::LocatedGroup all_;
   wrap::LocatedGroup shard_;
   std::map<int, Stage> stages_;
   std::set<const void*> whole_;
-  std::unique_ptr<ShardedGradients> gradients_;  // null without a trained parameter
+  std::unique_ptr<ShardedGradients> gradients_;  // is null if no parameter is trained
 };
 
 // Keeps the parameters of these stages whole as long as this object exists.

@@ -28,7 +28,7 @@ using torch::autograd::variable_list;
 // An owner, and the weights of which it is the only owner.
 struct OwnedWeights {
   edge_list owner;    // the owner's inputs, one edge for each gradient that arrives there
-  edge_list weights;  // weights that have no other owner
+  edge_list weights;  // the weights that have no other owner
 };
 
 // Classifies the nodes of a graph as the header explains.
@@ -60,7 +60,8 @@ class GraphParts {
 
   // Returns the weights that have one owner, by owner.
   std::vector<OwnedWeights> owned() const {
-    std::map<size_t, OwnedWeights> by_owner;  // by the place of the owner, in the order of visits
+    // The key is the place of the owner, in the order of visits.
+    std::map<size_t, OwnedWeights> by_owner;
     for (const auto& [weight, owners] : owners_) {
       if (!has_one_owner(owners)) continue;
       Node* const owner = *owners.begin();
@@ -123,8 +124,8 @@ class GraphParts {
     }
   }
 
-  // Records the owner of all weights behind an edge to a node that reaches no input. owner: null
-  // for a root, and for a checkpoint.
+  // Stores, for an edge to a node that reaches no input, the owner of all weights that the edge
+  // leads to. owner: null for a root, and for a checkpoint.
   void add_weights(const Edge& edge, Node* owner) {
     std::vector<Node*> open{edge.function.get()};
     std::unordered_set<Node*> seen(open.begin(), open.end());
@@ -141,7 +142,7 @@ class GraphParts {
   }
 
   std::unordered_set<Node*> input_nodes_;
-  std::unordered_map<Node*, bool> reaches_input_;  // all nodes of the graph
+  std::unordered_map<Node*, bool> reaches_input_;  // has an entry for each node of the graph
   std::vector<Node*> finished_;                    // each node after those that it leads to
   std::unordered_map<Node*, size_t> places_;
   std::unordered_map<Node*, std::set<uint32_t>> used_inputs_;
@@ -160,11 +161,12 @@ struct PendingWeights {
 }  // namespace
 
 struct StageGraph::State {
-  edge_list outputs;               // by output; not valid if the output does not require grad
+  // Has an edge for each output; the edge is not valid if the output does not require grad.
+  edge_list outputs;
   std::vector<at::Tensor> inputs;  // leaves
   // The gradients that are left for the weight pass.
   std::vector<PendingWeights> pending = {};
-  edge_list whole_roots = {};  // roots of a backward left as a whole
+  edge_list whole_roots = {};  // the roots of a backward that is left as a whole
   variable_list whole_gradients = {};
 
   bool has_differentiable_input() const {

@@ -47,7 +47,7 @@ class StageGraph {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;  // has autograd's types, which the header leaves out
+  std::unique_ptr<State> state_;  // has types of autograd, which the header leaves out
 };
 
 }  // namespace cadre::parallel

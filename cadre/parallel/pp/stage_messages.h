@@ -4,11 +4,11 @@
 // The receiver has to know what comes. In a step with headers every message of a forward is
 // preceded by a header of fixed length (tensor_header.h), which both sides remember for this
 // microbatch. In a step without headers a message has the form that it had in the last step with
-// headers, and a sender whose stage returns something else refuses to send it. Gradients have the
-// form of the outputs that require grad, so they need no header, only a message with one byte for
-// each, which says whether the gradient is defined. An output that the loss does not use has no
-// gradient, as in one process, and then neither have the parameters that only this output depends
-// on. Zeros are sent in place of such a gradient.
+// headers, and a sender whose stage returns something else throws and does not send it. Gradients
+// have the form of the outputs that require grad, so they need no header, only a message with one
+// byte for each, which says whether the gradient is defined. An output that the loss does not use
+// has no gradient, as in one process, and then neither have the parameters that only this output
+// depends on. Zeros are sent in place of such a gradient.
 //
 // The messages are in a space of their own (tensor/group/messages/private_messages.h), so that
 // neither the program's messages on the group nor those of another pipeline are taken for them.
@@ -59,7 +59,8 @@ class StageMessages {
   struct StepKind {
     bool is_training = true;
     bool has_headers = true;
-    std::optional<Duration> timeout = {};  // limit of each message; default: the group's
+    // The limit of each message; the default is that of the group.
+    std::optional<Duration> timeout = {};
   };
   void begin(const StepKind& step);
 
@@ -82,7 +83,7 @@ class StageMessages {
   struct Arriving {
     std::vector<at::Tensor> tensors;
     std::vector<Work> works = {};
-    at::Tensor are_defined = {};  // which gradients of another rank are defined
+    at::Tensor are_defined = {};  // says which gradients of another rank are defined
   };
   // Headers of training and of evaluation differ, because an evaluation has no gradients.
   struct HeaderId {

@@ -22,14 +22,15 @@ constexpr size_t kMaxNameBytes = 1 << 16;
 // An axis along which a parameter is divided.
 struct AxisDivision {
   std::string name;
-  std::vector<std::string> whole_axes = {};  // axes of the mesh of all ranks; several if flattened
-  int64_t dim = 0;                           // the divided dimension, or kFlat
+  // The axes of the mesh of all ranks; several if the axis is flattened.
+  std::vector<std::string> whole_axes = {};
+  int64_t dim = 0;  // is the divided dimension, or kFlat
 };
 constexpr int64_t kFlat = -1;
 
 // The description of a parameter that a rank sends to the others.
 struct Description {
-  std::vector<StageParameter> names = {};  // in the order of the rank's stages
+  std::vector<StageParameter> names = {};  // the names, in the order of the rank's stages
   std::vector<int64_t> sizes = {};
   at::ScalarType dtype = at::kFloat;
   std::vector<AxisDivision> axes = {};
@@ -103,8 +104,8 @@ Description read(wire::ByteReader& in) {
   return text;
 }
 
-// Returns the descriptions that all ranks have made, by rank. Throws on all ranks if one rank
-// refuses its stages.
+// Returns the descriptions that all ranks have made, indexed by rank. Throws on all ranks if the
+// stages of one rank are invalid.
 std::vector<std::vector<Description>> exchange(
     const ProcessGroup& group, const std::function<std::vector<Description>()>& make_own) {
   const std::vector<std::string> contents = gather_texts(group, kPipelineCall, [&] {
@@ -178,7 +179,7 @@ std::vector<OwnRecord> own_records(const DeviceMesh& pipeline,
   return records;
 }
 
-// Returns the record of a parameter that another rank holds.
+// Returns the ParameterShard of a parameter that another rank holds.
 ParameterShard empty_record(const Description& text, const DeviceMesh& pipeline) {
   const at::Tensor nothing = at::empty({0}, text.dtype);
   ParameterShard record{.name = text.names.at(0).name,

@@ -1,5 +1,5 @@
-// The records of the parameters of all stages of a pipeline, as norms and snapshots read them: the
-// same list on all ranks, with an empty range where this rank holds other stages.
+// The ParameterShards of all stages of a pipeline, as norms and snapshots read them: the same list
+// on all ranks, with an empty range where this rank holds other stages.
 //
 // Threads: one. Blocking: the constructor, a collective of the pipeline's group; the rest never.
 // Lifetime: shares the parameters; keeps the meshes. Errors: kInvalidArgument, on all ranks, for a
@@ -25,16 +25,16 @@ class StageRecords {
   struct Form {
     // The mesh whose ranks own shards; nullopt if every rank has whole stages.
     std::optional<DeviceMesh> shards = {};
-    // Null before the stages are sharded. Then the records describe the whole stages, and the
-    // constructor makes the same checks as afterwards.
+    // Null before the stages are sharded. Then the ParameterShards describe the whole stages, and
+    // the constructor makes the same checks as afterwards.
     const ShardedStages* sharded = nullptr;
   };
   // mesh: the pipeline's axis.
   StageRecords(const ProcessGroup& group, const DeviceMesh& mesh,
                const std::vector<PipelineStage>& stages, const Form& form);
 
-  // Returns the records of all stages, each stage's in its order. A tensor with several names on a
-  // rank is listed once, under the first of them.
+  // Returns the ParameterShards of all stages, those of each stage in its order. A tensor with
+  // several names on a rank is listed once, under the first of them.
   std::vector<ParameterShard> all() const;
   // Returns the tensors that this rank holds, for optimizers.
   std::vector<at::Tensor> values() const;
@@ -49,8 +49,9 @@ class StageRecords {
  private:
   struct Entry {
     int stage;
-    std::vector<StageParameter> names;  // names of the tensor in the modules of its rank's stages
-    std::string form;                   // text of sizes, dtype and division, equal in a tie
+    // The names of the tensor in the modules of its rank's stages.
+    std::vector<StageParameter> names;
+    std::string form;  // a text of sizes, dtype and division, which is equal for tied parameters
     ParameterShard record;
     int holder;    // the rank that holds it
     bool is_held;  // whether this rank holds it

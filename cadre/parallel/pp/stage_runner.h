@@ -82,9 +82,10 @@ class StageRunner {
   std::vector<NamedTensor> reduced_;
   std::optional<wrap::ParameterWatch> list_;  // watches the module's parameters
   wrap::WriteWatch writes_;
-  bool has_written_ = false;        // a forward of this rank has written since the last comparison
-  std::map<int, StageGraph> live_;  // by microbatch
-  std::vector<at::Tensor> aside_;   // by parameter
+  // A forward of this rank has written to parameters since the last comparison.
+  bool has_written_ = false;
+  std::map<int, StageGraph> live_;  // the graphs; the key is the microbatch
+  std::vector<at::Tensor> aside_;   // has one gradient for each parameter
   // A running reduction: its parameters, and the numbers of replicas that have used each of them
   // and, as the last element, of replicas that have written to parameters.
   std::vector<at::Tensor> reducing_;

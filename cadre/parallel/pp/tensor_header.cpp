@@ -29,7 +29,7 @@ Result<TensorHeader::Entry> decode_entry(std::span<const int64_t> words) {
                             .requires_grad = words[1] == 1,
                             .sizes = {}};
   if (words[1] != 0 && words[1] != 1) {
-    return corrupt(format("has {} for requires_grad, which is 0 or 1", words[1]));
+    return corrupt(format("has {} for requires_grad, which must be 0 or 1", words[1]));
   }
   if (entry.requires_grad && !can_require_grad(entry.dtype)) {
     return corrupt(

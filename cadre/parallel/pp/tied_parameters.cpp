@@ -85,8 +85,8 @@ std::optional<Error> TiedParameters::find_holders(const std::vector<StageParamet
     for (const Tie& other : ties_) {
       if (!contains(other.own, found->tensor)) continue;
       return pipeline_refusal(
-          format("cannot tie {}: \"{}\" of stage {} is tied already; name all parameters that are "
-                 "one in one call",
+          format("cannot tie {}: \"{}\" of stage {} is tied already; name all parameters of a tie "
+                 "in one call",
                  tie.text, parameter.name, parameter.stage));
     }
     if (const auto other = sharer_of_memory(*found)) {

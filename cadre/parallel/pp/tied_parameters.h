@@ -4,8 +4,8 @@
 //
 // Threads: one. Blocking: tie(), check_equal() and, where parameters are tied, sum_gradients() are
 // collectives of the pipeline's ranks, and tie() of its replicas, too; until the deadline of the
-// groups. Lifetime: shares the tensors; keeps the groups; the sharded stages
-// and the records outlive it. Errors: kInvalidArgument on all ranks; else as ProcessGroup.
+// groups. Lifetime: shares the tensors; keeps the groups; the sharded stages and the StageRecords
+// outlive it. Errors: kInvalidArgument on all ranks; else as ProcessGroup.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,8 +29,8 @@ class TiedParameters {
  public:
   struct Stages {
     std::vector<int> rank_of_stage;
-    std::vector<PipelineStage> own;  // stages of this rank
-    ShardedStages* sharded;          // null where ranks have whole stages
+    std::vector<PipelineStage> own;  // the stages of this rank
+    ShardedStages* sharded;          // is null if ranks have whole stages
     StageRecords* records;
   };
   // messages: a message space on the pipeline's group.
@@ -55,11 +55,12 @@ class TiedParameters {
 
  private:
   struct Tie {
-    std::string text;                  // names of the parameters, for messages
-    std::set<int> stages = {};         // stages of this rank in the tie
-    std::vector<int> ranks = {};       // ranks that hold it, ascending, unique
-    int root = 0;                      // the rank whose values all tensors get; one of `ranks`
-    std::vector<at::Tensor> own = {};  // tensors of this rank, the root's first one first
+    std::string text;             // names the parameters in messages
+    std::set<int> stages = {};    // the stages of this rank that have the tied parameter
+    std::vector<int> ranks = {};  // the ranks that hold it, in ascending order, each once
+    int root = 0;  // all tensors get the values of this rank, which is one of `ranks`
+    // The tensors of this rank, of which the root's first one comes first.
+    std::vector<at::Tensor> own = {};
   };
 
   // Fills `tie` with the holders of the parameters; returns an error if the list is invalid.

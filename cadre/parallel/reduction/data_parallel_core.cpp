@@ -200,7 +200,8 @@ void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
   if (replicas_) replicas_->end_forward();
   // Uses the grad mode at the beginning of the forward, because forward() may have changed it.
   if (!std::exchange(is_recorded_, false)) return;
-  num_samples_.reset();  // reset only here, because a forward that throws may be called again
+  // The number is reset only here, because a forward that throws may be called again.
+  num_samples_.reset();
   watch_backwards(outputs);
   if (reducer_) reducer_->watch(outputs);
 }

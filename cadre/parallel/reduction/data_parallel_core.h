@@ -48,7 +48,7 @@ struct DataParallelOptions {
   // The name with which errors begin: "DistributedDataParallel". Static text, because the calls
   // that the wrapper issues on its group refer to it and may outlive the wrapper.
   const char* wrapper;
-  std::string component;  // name in its log lines: "ddp"
+  std::string component;  // the name in its log lines, such as "ddp"
   GradientWeighting weighting = GradientWeighting::kSamples;
   // Copies rank 0's buffers to all ranks before each synchronized forward in training mode.
   bool broadcast_buffers = true;
@@ -57,10 +57,10 @@ struct DataParallelOptions {
   bool broadcast_parameters = true;
   // Names of parameters that are neither broadcast nor reduced.
   std::vector<std::string> ignored = {};
-  // In a world of one, leaves gradients unchanged and installs no hook.
+  // The core leaves gradients unchanged and installs no hook in a world of one.
   bool is_idle_alone = true;
-  // A sentence that says how the program may change the parameters of a wrapped module. The error
-  // that refuses such a change quotes it.
+  // A sentence that says how the program may change the parameters of a wrapped module. It is
+  // quoted by the error that reports a change.
   std::string change_remedy =
       "Wrap the module again after the change, on all ranks, once this wrapper is destroyed, and "
       "give its parameters to a new optimizer";
@@ -76,13 +76,13 @@ struct DataParallelOptions {
   std::function<std::vector<AgreedField>()> agreed = {};
 };
 
-// Makes the storage of the gradients, after the parameters have been broadcast. `trained`: the
-// parameters that require grad. `group`: the group of all ranks, which adds to an error where in
+// Makes the storage of the gradients, after the parameters have been broadcast. `trained` are the
+// parameters that require grad. `group` is the group of all ranks, which adds to an error where in
 // the step this rank was. Collective.
 using MakeGradientStorage = std::function<std::unique_ptr<GradientStorage>(
     std::vector<NamedTensor> trained, const wrap::LocatedGroup& group)>;
 
-// Throws: a wrapper was used after the program had moved from it.
+// Throws the error for a wrapper that was used after the program had moved from it.
 [[noreturn]] CADRE_EXPORT void refuse_moved_from();
 
 class CADRE_EXPORT DataParallelCore {
@@ -98,10 +98,10 @@ class CADRE_EXPORT DataParallelCore {
   DataParallelCore(const DataParallelCore&) = delete;
   DataParallelCore& operator=(const DataParallelCore&) = delete;
 
-  // `num_rows`: size(0) of the first argument of the forward that is a tensor with a dimension; 1
-  // if no tensor has one; nullopt if that cannot be known.
+  // `num_rows` is size(0) of the first argument of the forward that is a tensor with a dimension.
+  // It is 1 if no tensor has one, and nullopt if that cannot be known.
   void before_forward(bool is_training, std::optional<int64_t> num_rows);
-  // `outputs`: the tensors that the forward returned.
+  // `outputs` are the tensors that the forward has returned.
   void after_forward(std::span<const at::Tensor> outputs);
 
   // Called when forward() of this rank has written to the parameter of this name. Then the next
@@ -116,8 +116,9 @@ class CADRE_EXPORT DataParallelCore {
   double mean_over_ranks(double value);
   // Adds a call at the start of each forward, after DataParallelOptions::before_forward.
   void call_before_forward(std::function<void()> call);
-  // Adds a call at the start of each backward through an output of a forward that comes after this,
-  // also in a world of one and under no_sync(), before any gradient inside that forward.
+  // Registers `call`. From the next forward on, it is called at the start of each backward through
+  // an output of a forward, before any gradient inside that forward is computed. This is so under
+  // no_sync() and in a world of one, too.
   void call_before_backward(std::function<void()> call);
   // See GradientStorage::zero_grad().
   void zero_grad(bool set_to_none);
@@ -143,17 +144,17 @@ class CADRE_EXPORT DataParallelCore {
   // references to it.
   std::shared_ptr<std::vector<std::function<void()>>> calls_before_backward_ =
       std::make_shared<std::vector<std::function<void()>>>();
-  // These four members are null in a world of one with is_idle_alone.
+  // These four members are null in a world of one if is_idle_alone is set.
   std::unique_ptr<BufferBroadcast> buffers_;
   std::unique_ptr<wrap::ParameterWatch> watch_;
   std::unique_ptr<ReplicaWatch> replicas_;
   std::unique_ptr<Reducer> reducer_;
   bool has_forward_ = false;
-  int64_t num_forwards_ = 0;                     // synchronized forwards with grad
-  int num_no_sync_ = 0;                          // no_sync() guards that exist now
-  bool is_recorded_ = false;                     // whether grad mode was on when the forward began
-  std::optional<int64_t> num_samples_;           // set by set_num_samples() for the next forward
-  std::optional<int64_t> last_num_samples_ = 0;  // samples of the last forward
+  int64_t num_forwards_ = 0;                     // counts the synchronized forwards with grad
+  int num_no_sync_ = 0;                          // the number of no_sync() guards that exist now
+  bool is_recorded_ = false;                     // grad mode was on when the forward began
+  std::optional<int64_t> num_samples_;           // set_num_samples() sets it for the next forward
+  std::optional<int64_t> last_num_samples_ = 0;  // the number of samples of the last forward
 };
 
 }  // namespace cadre::reduction

@@ -41,7 +41,8 @@ class [[nodiscard]] NoSync {
     core_->enter_no_sync();
   }
 
-  std::shared_ptr<reduction::DataParallelCore> core_;  // shared: the guard may outlive the wrapper
+  // Is shared because the guard may outlive the wrapper.
+  std::shared_ptr<reduction::DataParallelCore> core_;
 };
 
 // A class that holds a module M, such as the classes that TORCH_MODULE(Net) makes, or
@@ -126,7 +127,7 @@ class DataParallelModule {
   std::optional<BucketLayout> learned_layout() const { return core().learned_layout(); }
 
  protected:
-  DataParallelModule() = default;  // used by wrappers whose constructor throws
+  DataParallelModule() = default;  // serves wrappers whose constructor throws
   DataParallelModule(std::shared_ptr<M> module, std::shared_ptr<reduction::DataParallelCore> core)
       : module_(std::move(module)), core_(std::move(core)) {}
   ~DataParallelModule() = default;
@@ -142,7 +143,7 @@ class DataParallelModule {
 
  private:
   std::shared_ptr<M> module_;
-  std::shared_ptr<reduction::DataParallelCore> core_;  // shared with NoSync guards
+  std::shared_ptr<reduction::DataParallelCore> core_;  // NoSync guards share it
 };
 
 }  // namespace cadre

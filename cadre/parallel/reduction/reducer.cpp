@@ -113,7 +113,7 @@ void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
 }
 
 // Adds a forward whose output is only in the graph of a nested backward. When the pass began, it
-// was not known to belong to it.
+// was not known that the forward belongs to the pass.
 void Reducer::join_late(const std::shared_ptr<Forward>& forward) {
   for (const CarriedForward& late : ledger_.take(forward.get(), {.is_accumulated = false})) {
     pass_.newest_forward = std::max(pass_.newest_forward, late.number);
@@ -286,7 +286,7 @@ void Reducer::launch_all_but_last() {
     }
   }
   while (storage_->num_launched() < storage_->num_early_buckets()) storage_->launch_next();
-  // Read after the launches, which check whether the program has written to parameters.
+  // This is read after the launches, which check whether the program has written to parameters.
   if (replicas_.suspicion() != 0) has_news = true;
   write_trailer(storage_->trailer(), trailer_word(has_news));
 }
@@ -363,8 +363,8 @@ void Reducer::forgive_left_behind(int64_t newest_forward) {
   log_left_behind_once();
 }
 
-// Logs forwards that were left behind. All ranks left out the same number, but these may belong to
-// different steps.
+// Logs forwards that were left without a backward. All ranks left out the same number, but these
+// may belong to different steps.
 void Reducer::log_left_behind_once() {
   if (left_behind_are_logged_ || group_.rank() != 0) return;
   const ForwardLedger::Lost lost = ledger_.lost();

@@ -52,8 +52,7 @@ namespace cadre::reduction {
 class Reducer {
  public:
   // Reduces the gradients of the storage's parameters, which are the same on all ranks of the
-  // group.
-  // `replicas`: watches the parameters of the module; outlives this.
+  // group. `replicas` watches the parameters of the module, and must outlive this object.
   Reducer(std::unique_ptr<GradientStorage> storage, wrap::LocatedGroup group, Wrapper wrapper,
           GradientWeighting weighting, ReplicaWatch& replicas);
   ~Reducer();
@@ -84,27 +83,28 @@ class Reducer {
  private:
   struct Pass {
     bool is_active = false;
-    bool is_backward = false;                      // false in reduce_now()
-    std::vector<std::shared_ptr<Forward>> passed;  // forwards whose outputs are in the graph
-    int backward = 0;                              // number of the backward in this process
-    int64_t newest_forward = 0;                    // number of the newest forward that is carried
-    std::vector<int64_t> samples;  // sample counts of the forwards that need one weight
+    bool is_backward = false;                      // is false in reduce_now()
+    std::vector<std::shared_ptr<Forward>> passed;  // the forwards whose outputs are in the graph
+    int backward = 0;                              // the number of the backward in this process
+    int64_t newest_forward = 0;    // the number of the newest forward that is carried
+    std::vector<int64_t> samples;  // the sample counts of the forwards that need one weight
     int64_t num_samples = 0;       // the samples by which this rank is weighted
-    // Ranks of the differentiable collectives that backwards under no_sync() have run, by group.
+    // The ranks of the differentiable collectives that backwards under no_sync() have run, with one
+    // entry for each group.
     std::vector<std::vector<int>> collectives;
-    SampleWeight weight;               // this rank's weight
-    std::vector<bool> fired;           // by parameter: its hook ran
-    std::vector<bool> placed;          // by parameter: the storage has its gradient
-    std::vector<int64_t> arrivals;     // parameters in the order of their hooks
-    std::vector<int64_t> num_missing;  // by bucket: gradients that are not ready
+    SampleWeight weight;            // the weight of this rank
+    std::vector<bool> fired;        // says for each parameter whether its hook has run
+    std::vector<bool> placed;       // says for each parameter whether the storage has its gradient
+    std::vector<int64_t> arrivals;  // the parameters in the order of their hooks
+    std::vector<int64_t> num_missing;  // the number of gradients of each bucket that are not ready
   };
 
   void on_output(const std::shared_ptr<Forward>& forward);
   void on_derivative(const std::shared_ptr<Forward>& forward);
   void on_gradient(size_t parameter);
   void begin_pass(std::vector<CarriedForward> carried);
-  // `reached`: the forward with whose output the backward begins; null if it begins with the
-  // gradient of `just_touched`.
+  // `reached` is the forward with whose output the backward begins. It is null if the backward
+  // begins with the gradient of `just_touched`.
   void begin_backward(const Forward* reached, std::optional<size_t> just_touched);
   void join_late(const std::shared_ptr<Forward>& forward);
   void place_gradient(size_t parameter);
@@ -134,10 +134,11 @@ class Reducer {
   void learn_layout();
 
   std::unique_ptr<GradientStorage> storage_;
-  std::vector<at::Tensor> parameters_;  // parameters of the storage
+  std::vector<at::Tensor> parameters_;  // the parameters of the storage
   std::vector<std::string> names_;
   wrap::LocatedGroup group_;
-  // Shared with the hooks of outputs, which may outlive this and then name the wrapper in an error.
+  // The hooks of outputs share it; they may outlive this object and then name the wrapper in an
+  // error.
   std::shared_ptr<const Wrapper> wrapper_;
   bool got_other_buffers_ = false;
   GradientWeighting weighting_;
@@ -148,8 +149,8 @@ class Reducer {
   std::optional<int32_t> usual_left_behind_;
   bool sync_ = true;
   ForwardLedger ledger_;
-  std::shared_ptr<Forward> forward_;  // set from begin_forward() to watch()
-  int64_t num_steps_ = 0;             // passes, and forwards that all ranks left behind
+  std::shared_ptr<Forward> forward_;  // is set from begin_forward() to watch()
+  int64_t num_steps_ = 0;             // counts passes, and forwards that all ranks left behind
   int num_unreduced_forwards_ = 0;
   ReplicaWatch& replicas_;
   LocalGradients local_;
@@ -159,11 +160,12 @@ class Reducer {
   std::optional<Attention> abandoned_;
   std::function<void()> wait_for_abandoned_;
   int64_t newest_abandoned_forward_ = 0;
-  std::optional<Attention> apart_;  // counts of the pass in which the ranks were not in one step
+  // The counts of the pass in which the ranks were not in one step.
+  std::optional<Attention> apart_;
   // Outputs may outlive the wrapper: their hooks hold a weak reference to this.
   std::shared_ptr<Reducer*> self_;
   std::shared_ptr<wrap::AccumulationHooks>
-      hooks_;  // removed by the destructor; shared with the hooks of such outputs
+      hooks_;  // the destructor removes them; the hooks of such outputs share them
 };
 
 }  // namespace cadre::reduction

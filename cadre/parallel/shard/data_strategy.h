@@ -19,7 +19,7 @@ enum class DataStrategy : uint8_t {
   kZero1,   // each rank also has only a part of the optimizer state
   kZero2,   // each rank also has only a part of the gradients
   kFsdp,    // each rank has a part of everything
-  kHsdp,    // fsdp in several groups that hold the same shards
+  kHsdp,    // as fsdp, in several groups that hold the same shards
 };
 inline constexpr std::array kDataStrategies{DataStrategy::kSingle, DataStrategy::kDdp,
                                             DataStrategy::kZero1,  DataStrategy::kZero2,
@@ -27,7 +27,7 @@ inline constexpr std::array kDataStrategies{DataStrategy::kSingle, DataStrategy:
 
 // Returns "single", "ddp", "zero1", "zero2", "fsdp" or "hsdp".
 CADRE_EXPORT std::string_view to_string(DataStrategy strategy);
-// The reverse of to_string(); nullopt for another text.
+// Does the reverse of to_string(); returns nullopt for another text.
 CADRE_EXPORT std::optional<DataStrategy> parse_data_strategy(std::string_view text);
 
 // Returns whether each rank has parts of the parameters, which are gathered by units: fsdp and

@@ -29,7 +29,7 @@ struct ParameterSize {
   std::vector<int64_t> sizes = {};
   DType dtype = DType::kFloat32;
   bool is_trained = true;
-  size_t unit = 0;  // index in a ModelSizes of the parameter's unit; 0 is the root
+  size_t unit = 0;  // the index of the parameter's unit in a ModelSizes; 0 is the root
 
   int64_t numel() const {
     int64_t product = 1;
@@ -55,7 +55,7 @@ namespace shard {
 
 // Alignment in elements.
 struct FlatAlignment {
-  int64_t of_shards = 1;  // divides the length of every shard
+  int64_t of_shards = 1;  // the length of every shard is a multiple of this
   // Every tensor begins at a multiple of it. If a matrix does not begin at a multiple of 64 bytes,
   // as separate tensors do, matrix products of libtorch round differently. So with a smaller
   // alignment, results differ from those of plain parameters in the last bits.
@@ -108,7 +108,7 @@ class CADRE_EXPORT FlatMemory {
   // See FlatParametersOptions.
   struct Options {
     ShardForm form = ShardForm::kGathered;
-    at::ScalarType dtype = at::kFloat;  // dtype of the shards
+    at::ScalarType dtype = at::kFloat;  // the dtype of the shards
     std::optional<at::ScalarType> compute_dtype = {};
     int64_t alignment = kFlatAlignment;
     bool keep_full = false;
@@ -129,11 +129,12 @@ class CADRE_EXPORT FlatMemory {
 
   // A buffer that does not exist is nullopt.
   struct Buffers {
-    std::optional<FlatBuffer> whole = {};     // memory of the group, never freed
-    std::optional<FlatBuffer> part = {};      // this rank's part of the mapping
-    std::optional<FlatBuffer> shard = {};     // memory of the group, or a file
-    std::optional<FlatBuffer> sent = {};      // the shard in the compute dtype, which peers read
-    std::optional<FlatBuffer> gathered = {};  // taken from the pool while the parameters are whole
+    std::optional<FlatBuffer> whole = {};  // memory of the group, which is never freed
+    std::optional<FlatBuffer> part = {};   // the part of the mapping that belongs to this rank
+    std::optional<FlatBuffer> shard = {};  // memory of the group, or of a file
+    std::optional<FlatBuffer> sent = {};   // the shard in the compute dtype, which peers read
+    // Is taken from the pool while the parameters are whole.
+    std::optional<FlatBuffer> gathered = {};
   };
   Buffers buffers() const;
   // Returns each rank's part of the mapping.

@@ -37,7 +37,7 @@ std::vector<int64_t> numels_of(const std::vector<NamedTensor>& parameters) {
   return numels;
 }
 
-// Returns the dtype of the first parameter; any dtype if check_parameters() refuses the list.
+// Returns the dtype of the first parameter, or any dtype if check_parameters() throws for the list.
 at::ScalarType dtype_of(const std::vector<NamedTensor>& parameters) {
   const bool has_first = !parameters.empty() && parameters[0].tensor.defined();
   return has_first ? parameters[0].tensor.scalar_type() : at::kFloat;
@@ -253,7 +253,7 @@ void FlatParameters::check_unwritten() {
   if (options_.keep_full || shares_memory()) return;
   const std::vector<size_t> written = written_->written();
   if (written.empty()) return;
-  written_->begin();  // throws or reports once
+  written_->begin();  // throws, or reports once
   const std::string& name = parameters_[written[0]].name;
   const std::string where =
       format("{}, rank {}: the program has written to ", options_.name, group_.rank());
@@ -262,7 +262,7 @@ void FlatParameters::check_unwritten() {
       where +
           (is_mapped()
                ? "parameters while they were mapped. All ranks read and write the same "
-                 "memory, so the values are not those that one rank would get. Write to the "
+                 "memory, so the values are wrong on all of them. Write to the "
                  "shards inside a cadre::ShardUpdate, hold summon_full_params() and write "
                  "back, or choose ShardForm::kGathered; go on from the last snapshot"
                : format("\"{}\" while the parameters were gathered (an Embedding with max_norm, "
@@ -306,7 +306,7 @@ void FlatParameters::unshard_async() {
     return;
   }
   if (options_.fence->is_in_update()) {
-    refuse_use("the parameters are used during an update of the shards; end it before");
+    refuse_use("the parameters are used during an update of the shards; end the update first");
   }
   check_in_place();
   gathered_ = state_ == State::kOnGroup ? *filled_ : state_of_shard();
@@ -355,7 +355,7 @@ void FlatParameters::wait_unsharded() {
 void FlatParameters::drop_gather() {
   state_ = State::kSharded;
   end_private();
-  guard("are not there, because gathering them from the other ranks failed");
+  guard("are not available, because gathering them from the other ranks failed");
   // The operation may still write to the buffer and read the part, so neither is used again.
   if (!keeps_buffer()) options_.pool->forget(std::exchange(buffer_, at::Tensor()));
   if (part_.defined()) options_.pool->forget(std::exchange(part_, at::Tensor()));

@@ -60,8 +60,8 @@ struct FlatParametersOptions {
   std::optional<at::ScalarType> compute_dtype = {};
   // Alignment of shards and of tensors, in elements; see FlatAlignment.
   int64_t alignment = kFlatAlignment;
-  // Whether the buffer always exists, in memory that the ranks of a host share; the shard is then a
-  // part of it, unless the compute dtype is another one. reshard() is not allowed.
+  // The buffer always exists, in memory that the ranks of a host share; the shard is then a part of
+  // it, unless the compute dtype is another one. reshard() is not allowed.
   bool keep_full = false;
   // The name of the parameters in messages: "unit \"blocks.3\" of FullyShardedDataParallel".
   std::string name = {};
@@ -69,7 +69,7 @@ struct FlatParametersOptions {
   std::string remedy = "call unshard_async() and wait_unsharded() before";
   // Pool of buffers to share with other FlatParameters; default: a new pool.
   std::shared_ptr<FlatBufferPool> pool = {};
-  // Shared by all FlatParameters whose shards the same updates write; default: a new fence.
+  // All FlatParameters whose shards the same updates write share it. The default is a new fence.
   std::shared_ptr<ShardFence> fence = {};
   // The file in which the shard lies; default: memory. Only with kGathered, without keep_full.
   std::shared_ptr<FileMemory> files = {};
@@ -86,8 +86,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
  public:
   using Options = FlatParametersOptions;
 
-  // Returns the FlatParameters whose shard has the `values` of the record with this memory; null if
-  // there are none.
+  // Returns the FlatParameters whose shard has the `values` of the ParameterShard with this memory;
+  // null if there are none.
   static const std::shared_ptr<FlatParameters>& of(const ShardMemory& memory) {
     return memory.flat_;
   }
@@ -95,9 +95,9 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // Takes over the parameters: distinct leaves of one dtype that a group moves, dense, on the CPU,
   // which share no memory with each other; any shape. They become contiguous, with the compute
   // dtype. If that is another dtype, their gradient accumulators are replaced, so set hooks
-  // afterwards, and a parameter that has a gradient is refused. The shard is cut out of this rank's
-  // values: broadcast them before if ranks may differ. Afterwards the parameters are sharded, or
-  // unsharded with keep_full. group: the ranks along the shard axis.
+  // afterwards, and a parameter that has a gradient is an error. The shard is cut out of this
+  // rank's values: broadcast them before if ranks may differ. Afterwards the parameters are
+  // sharded, or unsharded with keep_full. group: the ranks along the shard axis.
   FlatParameters(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,
                  Options options = {});
   ~FlatParameters();
@@ -111,8 +111,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // Returns whether the ranks read the shards in place. It is equal on all ranks.
   bool is_mapped() const { return parts_.has_value(); }
   const std::shared_ptr<ShardFence>& fence() const { return options_.fence; }
-  // Whether the whole parameters always exist. Then the shard may be written at any time, and
-  // gather_changed() updates the parameters; else it is written in updates of the fence.
+  // Returns whether the whole parameters always exist. Then the shard may be written at any time,
+  // and gather_changed() updates the parameters; else it is written in updates of the fence.
   bool keeps_full() const { return options_.keep_full; }
   // The values that this rank owns, (shard_numel), in the original dtype of the parameters. If they
   // are written while a gather runs, the ranks get them with the next unshard_async().
@@ -120,9 +120,9 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // The part of a parameter that is in the shard, (range(parameter, rank).size()): a leaf that
   // shares the shard's memory and requires grad if the parameter does.
   const at::Tensor& values(size_t parameter) const { return values_[parameter]; }
-  // Returns the records of these parameters, for snapshots and norms. mesh: a mesh whose axis
-  // `flat_axis` has this group; along the other axes all ranks hold the same. Records of parameters
-  // that were divided before have the axes of both meshes.
+  // Returns the ParameterShards of these parameters, for snapshots and norms. mesh: a mesh whose
+  // axis `flat_axis` has this group; along the other axes all ranks hold the same. If parameters
+  // were divided before, their ParameterShards have the axes of both meshes.
   std::vector<ParameterShard> parameter_shards(const DeviceMesh& mesh,
                                                const std::string& flat_axis) const;
 
@@ -148,9 +148,9 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // filled the buffer. A write through at::Tensor::data() is noticed only by a rank that has
   // elements of it.
   bool is_outdated() const;
-  // With keep_full, called before a backward: makes autograd refuse the backward if it has saved
-  // parameters whose values have changed since, because the program has written to the shards. A
-  // write through at::Tensor::data() is not noticed. The next unshard_async() gathers.
+  // Called before a backward if keep_full is set. Makes autograd throw from the backward if it has
+  // saved parameters whose values have changed since, because the program has written to the
+  // shards. A write through at::Tensor::data() is not noticed. The next unshard_async() gathers.
   void show_writes() {
     if (options_.keep_full && is_unsharded() && is_outdated()) bump_versions();
   }
@@ -192,7 +192,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void finish_gather();
   void drop_gather();
   void free_buffer();
-  // Makes autograd refuse a backward through graphs from before the shards changed.
+  // Makes autograd throw from a backward through graphs that were made before the shards changed.
   void bump_versions();
   void end_private();
   void guard(const std::string& reason);
@@ -225,28 +225,29 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // (numel), in the compute dtype; the parameters are views of it. Its memory is that of buffer_,
   // or it has no memory.
   GuardedStorage flat_;
-  at::Tensor buffer_;   // undefined while sharded
-  at::Tensor private_;  // (numel), a copy for the parameters if others read buffer_
+  at::Tensor buffer_;   // is undefined while the parameters are sharded
+  at::Tensor private_;  // has the shape (numel); a copy for the parameters if others read buffer_
   // The part of the buffer that reshard_onto_group() has kept, until the buffer is full again.
   at::Tensor part_;
   at::Tensor shard_;
-  at::Tensor sent_;  // (shard_numel) of the compute dtype, if it differs
+  at::Tensor sent_;  // has the shape (shard_numel) and the compute dtype, if that differs
   std::optional<SymmetricTensor> parts_;
   std::vector<at::Tensor> values_;
-  std::vector<bool> is_trained_;  // by parameter, as it was when it was sharded
+  // Says for each parameter whether it was trained when it was sharded.
+  std::vector<bool> is_trained_;
   // The divisions, by parameter, of those that were divided before.
   std::vector<std::shared_ptr<const ParameterDivision>> divisions_;
   std::function<void()> wait_;        // waits for the running gather
-  ShardState gathered_;               // state of the shard when that gather began
-  std::optional<ShardState> filled_;  // state of the shard that last filled the parameters
+  ShardState gathered_;               // the state of the shard when that gather began
+  std::optional<ShardState> filled_;  // the state of the shard that last filled the parameters
   std::unique_ptr<wrap::WriteWatch> shard_watch_;  // watches values_
   std::unique_ptr<wrap::WriteWatch> written_;      // watches the parameters since they became full
-  bool is_private_ = false;  // whether the program may write to the parameters
+  bool is_private_ = false;                        // the program may write to the parameters
 };
 
-// Called when a program has changed `values` of records with these FlatParameters, on all ranks,
-// between two steps. Gathers those with keep_full, whose whole parameters have old values; the
-// others are gathered when they are used next. Collective.
+// Called when a program has changed `values` of ParameterShards with these FlatParameters, on all
+// ranks, between two steps. Gathers those with keep_full, whose whole parameters have old values;
+// the others are gathered when they are used next. Collective.
 CADRE_EXPORT void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed);
 
 // Reaches what wrappers keep from programs, for the tools of other folders.

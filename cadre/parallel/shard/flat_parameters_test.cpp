@@ -358,13 +358,14 @@ TEST(FlatParameters, AGatherThatFailsLeavesThemSharded) {
                 AllOf(HasSubstr("gathering the parameters of unit 7, rank 0: "),
                       HasSubstr("rank 1 is gone")));
     EXPECT_FALSE(flat.is_unsharded());
-    EXPECT_THAT(failure_of([&] { unit.loss(); }),
-                HasSubstr("of unit 7 are not there, because gathering them from the other ranks "
-                          "failed"));
+    EXPECT_THAT(
+        failure_of([&] { unit.loss(); }),
+        HasSubstr(
+            "of unit 7 are not available, because gathering them from the other ranks failed"));
     EXPECT_EQ(pool->used_bytes() + pool->kept_bytes(), 0);
     group.group().close();  // no operation is issued on a closed group
     EXPECT_THAT(failure_of([&] { flat.unshard_async(); }), HasSubstr("rank 1 is gone"));
-    EXPECT_THAT(failure_of([&] { unit.loss(); }), HasSubstr("are not there"));
+    EXPECT_THAT(failure_of([&] { unit.loss(); }), HasSubstr("are not available"));
     EXPECT_EQ(pool->used_bytes(), 0);
   }
 }

@@ -36,7 +36,8 @@ class CADRE_EXPORT FlatBufferPool {
   int64_t peak_bytes() const { return peak_bytes_; }
 
  private:
-  std::vector<at::Tensor> kept_;  // byte tensors; the last one returned is the first one reused
+  // Byte tensors, of which the last one returned is the first one reused.
+  std::vector<at::Tensor> kept_;
   int64_t used_bytes_ = 0;
   int64_t kept_bytes_ = 0;
   int64_t peak_bytes_ = 0;

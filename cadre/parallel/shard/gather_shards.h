@@ -41,9 +41,9 @@ CADRE_EXPORT void check_gradients_reduced(const char* call, std::span<const Para
 // place of the parameter.
 CADRE_EXPORT at::Tensor whole_values(const at::Tensor& parameter);
 
-// Gives `values` of each record without FlatParameters the memory that its parameter has now, if
-// set_data() has replaced it. The tensors stay the same objects, by which optimizers find their
-// states.
+// Gives `values` of each ParameterShard without FlatParameters the memory that its parameter has
+// now, if set_data() has replaced it. The tensors stay the same objects, by which optimizers find
+// their states.
 CADRE_EXPORT void follow_memory(std::span<const ParameterShard> shards);
 
 }  // namespace cadre::shard

@@ -45,7 +45,7 @@ void check_scale(double scale) {
 }
 
 struct ScaledGradient {
-  std::string name;  // name of its parameter, for messages
+  std::string name;  // the name of its parameter, for messages
   at::Tensor gradient;
 };
 
@@ -177,7 +177,7 @@ bool GradScaler::unscale_(std::span<const ParameterShard> shards) {
     const std::vector<ScaledGradient> scaled = distinct_gradients(named);
     check_representable(scaled, state_.scale);
     gradients = tensors_of(scaled);
-    own.are_finite = multiply(gradients, 1.0);  // only checks them
+    own.are_finite = multiply(gradients, 1.0);  // multiplying by 1 only checks them
   } catch (...) {
     refusal = caught_error();
     own.is_refused = true;
@@ -188,7 +188,8 @@ bool GradScaler::unscale_(std::span<const ParameterShard> shards) {
     const auto common = common_refusal(groups, "GradScaler::unscale_", [&refusal] {
       if (refusal) throw *refusal;
     });
-    throw common.value_or(Error(ErrorCode::kInternal, "GradScaler: a refusal without a reason"));
+    throw common.value_or(
+        Error(ErrorCode::kInternal, "GradScaler: a rank reported an error without a text"));
   }
   if (found.least_scale != found.largest_scale) {
     throw Error(ErrorCode::kInvalidArgument,

@@ -31,9 +31,10 @@ namespace cadre {
 
 struct GradScalerOptions {
   double initial_scale = 65536.0;
-  double growth_factor = 2.0;      // must be > 1
-  double backoff_factor = 0.5;     // in (0, 1), applied after a skipped step
-  int64_t growth_interval = 2000;  // consecutive steps that were done, before the scale grows
+  double growth_factor = 2.0;   // must be above 1
+  double backoff_factor = 0.5;  // is in (0, 1), and is applied after a skipped step
+  // The scale grows after this many consecutive steps that were done.
+  int64_t growth_interval = 2000;
 };
 
 class CADRE_EXPORT GradScaler {
@@ -41,7 +42,7 @@ class CADRE_EXPORT GradScaler {
   // The state that a snapshot keeps.
   struct State {
     double scale = 0;
-    int64_t num_good_steps = 0;  // good steps since the scale last changed
+    int64_t num_good_steps = 0;  // the number of good steps since the scale last changed
     friend bool operator==(const State&, const State&) = default;
   };
 
@@ -52,7 +53,7 @@ class CADRE_EXPORT GradScaler {
 
   // Divides the gradients by the scale, in place, and returns whether every element on every rank
   // is finite. A float16 gradient of which an element would become 0, or lose digits below 2^-14,
-  // is refused on all ranks, and no gradient is changed: dividing it would undo the purpose of the
+  // is an error on all ranks, and no gradient is changed: dividing it would undo the purpose of the
   // scale. Keep such parameters in float32, and compute in float16 with cadre::Autocast.
   // torch.amp.GradScaler refuses all float16 gradients, and ShardedGradScaler rounds them to 0.
   // Gradients: dense, floating point. parameters: each once, whole on each rank, with gradients
@@ -93,7 +94,7 @@ class CADRE_EXPORT GradScaler {
 
   GradScalerOptions options_;
   State state_;
-  std::optional<bool> are_finite_;  // result of unscale_() since the last update()
+  std::optional<bool> are_finite_;  // the result of unscale_() since the last update()
 };
 
 }  // namespace cadre

@@ -197,7 +197,7 @@ TEST(MappedParameters, AreNotThereAfterAFailureOfTheGroup) {
     if (group.rank() == 1) group.abort("enough");
     if (group.rank() == 0) failure_of([&] { group.barrier(); });
     require_in(failure_of([&] { training.evaluate(1); }), "enough");
-    require_in(failure_of([&] { training.weights[0].sum(); }), "are not there");
+    require_in(failure_of([&] { training.weights[0].sum(); }), "are not available");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -45,7 +45,7 @@ enum class NonFinitePolicy {
 
 struct NonFiniteOptions {
   NonFinitePolicy policy = NonFinitePolicy::kStop;
-  int64_t step = 0;  // number of the step in messages
+  int64_t step = 0;  // the number of the step in messages
   // Gets a warning if the policy does not throw. Null: the log of the group, on its rank 0; no log
   // for a list of parameters, or for shards in a world of one, where there is no group.
   LogSink* log = nullptr;

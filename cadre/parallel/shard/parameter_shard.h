@@ -1,5 +1,5 @@
 // What a rank owns of one parameter of a wrapped model, and the scope in which a program writes it.
-// Norms, optimizers and snapshots read these records and nothing else of a wrapper.
+// Norms, optimizers and snapshots read ParameterShards and nothing else of a wrapper.
 //
 // Threads: records are plain values; an update as the wrapper. Blocking: the constructor and
 // finish() of an update are collective, until the group's deadline. Lifetime: shares the tensors
@@ -32,7 +32,8 @@ class FlatParameters;
 struct WrapperAccess;
 }  // namespace shard
 
-// The memory of a wrapper in which the `values` of records lie. Only Cadre looks into it.
+// The memory of a wrapper in which the `values` of its ParameterShards lie. Only Cadre looks into
+// it.
 class ShardMemory {
  public:
   ShardMemory() = default;
@@ -43,32 +44,34 @@ class ShardMemory {
   friend class shard::FlatParameters;
   explicit ShardMemory(std::shared_ptr<shard::FlatParameters> flat) : flat_(std::move(flat)) {}
 
-  std::shared_ptr<shard::FlatParameters> flat_;  // shared with the wrapper
+  std::shared_ptr<shard::FlatParameters> flat_;  // the wrapper shares it
 };
 
-// The record of one parameter. A snapshot has a SnapshotTensor (train/checkpoint/snapshot_parts.h)
-// instead, which says only which boxes of a tensor this rank holds.
+// Describes the part of one parameter that this rank has. A snapshot has a SnapshotTensor
+// (train/checkpoint/snapshot_parts.h) instead, which says only which boxes of a tensor this rank
+// holds.
 struct ParameterShard {
-  std::string name;            // name in the plain module
-  std::vector<int64_t> sizes;  // sizes of the whole parameter
+  std::string name;            // the name in the plain module
+  std::vector<int64_t> sizes;  // the sizes of the whole parameter
   DeviceMesh mesh;
   // The placements by axis of the mesh; Replicate() on the flat axis.
   std::vector<Placement> placements;
-  // The axis whose ranks hold consecutive ranges of the elements of the local box, row-major;
-  // nullopt: each rank holds the whole local box.
+  // The axis whose ranks hold consecutive ranges of the elements of the local box, row-major. If
+  // nullopt, each rank holds the whole local box.
   std::optional<std::string> flat_axis;
-  FlatRange range;    // this rank's range of the local box's elements
-  at::Tensor values;  // (range.size()), a leaf that an optimizer updates; its grad is reduced
+  FlatRange range;  // the range of the local box's elements that this rank has
+  // Has the shape (range.size()), and is a leaf that an optimizer updates; its grad is reduced.
+  at::Tensor values;
   // The plain module's tensor, of the full shape, for rules by name or dimension.
   at::Tensor parameter;
   // A program that writes `values` which lie in the memory of a wrapper holds a ShardUpdate
   // meanwhile; it may write other ones at any time.
   ShardMemory memory = {};
   // The axis of a pipeline's stages. A rank of it holds what the fields above say or, if it has
-  // other stages than the parameter's, an empty range. nullopt: all ranks hold the parameter.
+  // other stages than the parameter's, an empty range. If nullopt, all ranks hold the parameter.
   std::optional<std::string> stage_axis = {};
-  // Whether another rank of stage_axis holds the same elements, as for a tied weight. A norm counts
-  // only the elements of that other rank.
+  // Another rank of stage_axis holds the same elements, as for a tied weight. A norm counts only
+  // the elements of that other rank.
   bool is_copy = false;
 };
 
@@ -85,8 +88,8 @@ concept HasParameters = requires(Model& model) {
   { model.parameters() } -> std::convertible_to<std::vector<at::Tensor>>;
 };
 
-// A scope in which the program writes the values of a wrapper's records. An exception before
-// finish() abandons it: shards that other ranks map are lost then. Made on all ranks.
+// A scope in which the program writes the values of a wrapper's ParameterShards. An exception
+// before finish() abandons it: shards that other ranks map are lost then. All ranks make it.
 //
 //   cadre::ShardUpdate update{model};   // a wrapper, or a list of its ParameterShards
 //   ... write ParameterShard::values ...

@@ -18,8 +18,8 @@
 namespace cadre::shard {
 namespace {
 
-constexpr uint32_t kWritten = 0;  // an owner signals that it has ended an update
-constexpr uint32_t kOwn = 1;      // a rank signals itself
+constexpr uint32_t kWritten = 0;  // an owner signals with it that it has ended an update
+constexpr uint32_t kOwn = 1;      // a rank signals itself with it
 constexpr int64_t kWordsOfPage =
     SymmetricTensor::kPageBytes / static_cast<int64_t>(sizeof(uint64_t));
 
@@ -45,7 +45,7 @@ bool ShardFence::prepare(const wrap::LocatedGroup& group) {
 }
 
 void ShardFence::add(FlatParameters& unit) {
-  // When all ranks have called this, the owners have written the first values.
+  // When all ranks have made this call, the owners have written the first values.
   if (unit.is_mapped()) meet(std::nullopt);
   units_.push_back(&unit);
   had_units_ = true;
@@ -122,9 +122,9 @@ void ShardFence::agree_on_step(const Step& step) {
         if (mark->fence != this) {
           throw Error(
               ErrorCode::kInvalidArgument,
-              format("cadre::ShardedOptimizer: the shard of \"{}\", {}, belongs to another "
-                     "wrapper than that of which the optimizer was made, so its gradient and "
-                     "state are not compared; make an optimizer of each wrapper",
+              format("cadre::ShardedOptimizer: the shard of \"{}\", {}, belongs to another wrapper "
+                     "than the one from which the optimizer was made, so its gradient and state "
+                     "are not compared; make one optimizer for each wrapper",
                      mark->parameter, mark->owner));
         }
         check_gradient(parameter);
@@ -161,16 +161,16 @@ void ShardFence::agree_on_step(const Step& step) {
 void ShardFence::begin_update() {
   if (failure_) throw *failure_;
   if (is_writing_) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        format("{}: an update was begun inside of another one; end that one first", where()));
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: an update was begun inside of another update; end the outer one first",
+                       where()));
   }
   if (units_.empty() && had_units_) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("{}: the parameters whose shards it would write are gone, with their "
-                       "wrapper, so nobody would read them; keep the wrapper as long as its "
-                       "optimizer steps",
-                       where()));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("{}: the wrapper and its parameters were destroyed, so nothing would read the "
+               "shards that the optimizer writes; keep the wrapper as long as its optimizer steps",
+               where()));
   }
   if (!versions_) {
     withdraw();
@@ -229,7 +229,7 @@ void ShardFence::wait_for_owners() {
   if (failure_) throw *failure_;
   if (is_writing_) {
     throw Error(ErrorCode::kInvalidArgument,
-                format("{}: {} are used during an update; end it before", where(), names()));
+                format("{}: {} are used during an update; end the update first", where(), names()));
   }
   try {
     if (is_awaiting_) {

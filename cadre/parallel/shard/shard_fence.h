@@ -1,22 +1,23 @@
-// Separates the phases in which ranks read each other's mapped shards from those in which owners
-// write them; part of every FlatParameters of ShardForm::kMapped.
+// Separates the phases in which ranks read each other's mapped shards from the phases in which
+// owners write them. Every FlatParameters of ShardForm::kMapped has a fence.
 //
 // Threads: as FlatParameters. Blocking: agree_on_step(), begin_update(), and a use of parameters
 // after an update, until the group's deadline. Lifetime: does not own the FlatParameters, which may
-// go in any order. Errors: those of the group, and kInvalidArgument for an update inside of an
-// update, and for one whose FlatParameters are all gone. kCorruption: a rank was lost, or its step
-// threw, while it wrote its shards, so that they may be half written. From then on the parameters
-// stay guarded; resume from the last snapshot. Source: the fence and the access epochs of MPI's
-// one-sided communication, and sequence locks.
+// be destroyed in any order. Errors: those of the group; kInvalidArgument for an update inside of
+// an update, and for one whose FlatParameters are all destroyed; kCorruption if a rank was lost, or
+// its step threw, while it wrote its shards, so that they may be half written. After that the
+// parameters can no longer be used: resume from the last snapshot. Source: the fence and the access
+// epochs of MPI's one-sided communication, and sequence locks.
 //
 //   all ranks read --begin_update()--> owners write --end_update()--> all ranks read
 //
-// A rank calls begin_update() when its last pass over the units has ended, whichever pass that was;
-// the call guards its parameters and waits until all ranks have come. The reductions of a backward
-// are no such proof, because a forward without grad may follow. From then on the rank's version is
-// odd, until end_update(), which signals the others and does not wait for them; the next use of
-// parameters does. So an update costs one synchronisation before the writes and one after them, for
-// all units together.
+// A rank calls begin_update() when its last pass over the units has ended, of whatever kind that
+// pass was. The call protects this rank's parameters from use, and waits until all ranks have
+// called it. The end of a reduction does not show that a rank reads no more, because a forward
+// without grad may follow. From begin_update() on the rank's version is odd, until end_update().
+// That call signals the other ranks and does not wait; the next use of parameters waits for the
+// signals of the others. So an update costs one synchronisation before the writes and one after
+// them, for all units together.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,14 +50,14 @@ class FlatParameters;
 class CADRE_EXPORT ShardFence {
  public:
   ShardFence() = default;
-  // ranks: the ranks that step together, for example those of several replicas; default: the ranks
-  // of the units.
+  // `ranks` are the ranks that step together, for example those of several replicas. The default
+  // are the ranks of the units.
   explicit ShardFence(const ProcessGroup& ranks) : ranks_(ranks) {}
   ShardFence(const ShardFence&) = delete;
   ShardFence& operator=(const ShardFence&) = delete;
 
   struct Step {
-    std::string optimizer;  // name in messages
+    std::string optimizer;  // the name of the optimizer in messages
     int64_t number;         // counts the optimizer's steps from 1
     const std::vector<torch::optim::OptimizerParamGroup>& groups;
     std::function<int64_t(const at::Tensor& leaf)> state_mark_of;  // optim_state::mark_of_state()
@@ -67,8 +68,8 @@ class CADRE_EXPORT ShardFence {
   // shards are not compared. Collective.
   void agree_on_step(const Step& step);
   // Runs `check`. If it throws on one rank, all ranks throw that error. But while the fence has no
-  // units and was made without ranks, only this rank throws. Collective. `call`: the name of the
-  // program's call in the error; static text.
+  // units and was made without ranks, only this rank throws. Collective. `call` is the name of the
+  // program's call in the error, as static text.
   void check_on_all(const char* call, const std::function<void()>& check) const;
 
   // Covers all FlatParameters made with this fence; every rank makes the same calls. Between the
@@ -118,13 +119,13 @@ class CADRE_EXPORT ShardFence {
   std::optional<ProcessGroup> ranks_;
   std::function<void(const at::Tensor&)> gradient_check_;
   optim_state::UncomparedOptions uncompared_options_;
-  std::optional<wrap::LocatedGroup> group_;  // nullopt without mapped units
+  std::optional<wrap::LocatedGroup> group_;  // nullopt if there are no mapped units
   // A page of each rank, which begins with its version; and all pages.
   std::optional<SymmetricTensor> versions_;
   at::Tensor pages_;
   uint64_t num_updates_ = 0;
   bool is_writing_ = false;
-  bool is_awaiting_ = false;  // waits for the signals of the last update
+  bool is_awaiting_ = false;  // the next use of parameters waits for the signals of the last update
   std::optional<Error> failure_;
 };
 
@@ -146,7 +147,7 @@ class CADRE_EXPORT FencedUpdate {
  private:
   void abandon() noexcept;
 
-  std::vector<std::shared_ptr<ShardFence>> fences_;  // fences whose updates have begun
+  std::vector<std::shared_ptr<ShardFence>> fences_;  // the fences whose updates have begun
 };
 
 }  // namespace cadre::shard

@@ -124,7 +124,7 @@ TEST(ShardFence, AStepThatThrowsIsCorruptionOnAllRanks) {
       require_in(failure, group.rank() == 1 ? "the step ended by an exception"
                                             : "the step of rank 1 ended by an exception");
     }
-    require_in(failure_of([&] { training.weights[0].sum(); }), "are not there");
+    require_in(failure_of([&] { training.weights[0].sum(); }), "are not available");
     require_in(failure_of([&] { training.update(); }), "kCorruption: ");
     require_in(failure_of([&] { training.units[2]->shard().zero_(); }), "Cadre's own step only");
   });
@@ -183,7 +183,7 @@ TEST(ShardFence, RefuseAnUpdateOutOfPlace) {
     const auto fence = unit.fence();
     require_in(failure_of([&] { fence->end_update(); }), "end_update() without begin_update()");
     fence->begin_update();
-    require_in(failure_of([&] { fence->begin_update(); }), "inside of another one");
+    require_in(failure_of([&] { fence->begin_update(); }), "inside of another update");
     require_in(failure_of([&] { training.evaluate(0); }), "are used during an update");
     require_in(failure_of([&] {
                  shard::FlatParameters flat({{"a", parameter_of(torch::ones({4}))}}, group,

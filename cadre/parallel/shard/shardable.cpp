@@ -110,8 +110,8 @@ void check_form(const std::string& what, const NamedTensor& parameter, const Sha
 void check_has_values(const std::string& what, const NamedTensor& parameter) {
   if (parameter.tensor.is_meta()) return;
   if (const auto reason = reason_without_values(parameter.tensor)) {
-    refuse_parameter(what, format("the values of \"{}\" are not there; {}. Use that one; when it "
-                                  "is gone, construct the module again",
+    refuse_parameter(what, format("the values of \"{}\" are not available; {}. Use that one; when "
+                                  "it is gone, construct the module again",
                                   parameter.name, *reason));
   }
 }

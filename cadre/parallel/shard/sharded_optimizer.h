@@ -117,7 +117,7 @@ class ShardedOptimizer : public O {
  private:
   static constexpr const char* kName = "cadre::ShardedOptimizer";
 
-  // arguments: what O's constructor takes; its parameters are leaves of this fence.
+  // `arguments` are those of O's constructor; its parameters are leaves of this fence.
   template <typename... Arguments>
   explicit ShardedOptimizer(std::shared_ptr<shard::ShardFence> fence, Arguments&&... arguments)
       : O(std::forward<Arguments>(arguments)...), fence_(std::move(fence)) {
@@ -132,7 +132,7 @@ class ShardedOptimizer : public O {
                 "object that it was moved to");
   }
 
-  std::shared_ptr<shard::ShardFence> fence_;  // shared with the FlatParameters
+  std::shared_ptr<shard::ShardFence> fence_;  // the FlatParameters share it
   int64_t num_steps_ = 0;
 };
 

@@ -50,8 +50,8 @@ class Module;
 namespace cadre {
 
 // ranks: a mesh of one axis; or a ProcessGroup, which counts as a mesh with the axis "tp". Returns
-// a record for each parameter, in the order of named_parameters(), each tensor once: `values` and
-// `parameter` are the module's own tensor, of the sizes of the local box.
+// a ParameterShard for each parameter, in the order of named_parameters(), each tensor once:
+// `values` and `parameter` are the module's own tensor, of the sizes of the local box.
 CADRE_EXPORT std::vector<ParameterShard> parallelize_module(torch::nn::Module& module,
                                                             const Ranks& ranks,
                                                             const std::vector<PlanEntry>& plan);

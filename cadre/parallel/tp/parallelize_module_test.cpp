@@ -221,12 +221,11 @@ TEST(ParallelizeModule, RefusesAnAxisTooManyAndPlansThatDiffer) {
         [&] {
           model.forward(torch::ones({2, 12}));
         },
-        format(
-            "\"second\", which is kReplicated on rank {} of 2 of group \"tp\", takes 25 features, "
-            "but its input has the sizes (2, {}). Behind a column-parallel layer, whose output is "
-            "divided, comes a row-parallel one with input_is_parallel; otherwise set "
-            "gather_output for the column-parallel layer",
-            mesh.coordinate("tp"), mesh.coordinate("tp") == 0 ? 13 : 12));
+        format("\"second\", which is kReplicated on rank {} of 2 of group \"tp\", takes 25 "
+               "features, but its input has the sizes (2, {}). After a column-parallel layer, "
+               "whose output is divided, use a row-parallel layer with input_is_parallel, or set "
+               "gather_output for the column-parallel layer",
+               mesh.coordinate("tp"), mesh.coordinate("tp") == 0 ? 13 : 12));
     mesh.close();
   });
   EXPECT_TRUE(result.ok()) << result.failures();

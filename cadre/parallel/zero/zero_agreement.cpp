@@ -80,7 +80,7 @@ void ZeroCore::add_group(const torch::optim::OptimizerParamGroup& group,
 
 void ZeroCore::check_named() const {
   for (const NamedTensor& parameter : named_) {
-    static_cast<void>(shard::division_of(parameter));  // throws if it is not known
+    static_cast<void>(shard::division_of(parameter));  // throws if the division is not known
     if (parameter.tensor.is_meta()) {
       refuse(
           format("\"{}\" is on the meta device and has no values; call cadre::materialize(module) "
@@ -89,7 +89,7 @@ void ZeroCore::check_named() const {
     }
     if (parameter.tensor.is_contiguous()) continue;
     refuse(
-        format("\"{}\" is not contiguous, and a part of a flat buffer is; call "
+        format("\"{}\" is not contiguous, but a parameter in a flat buffer must be; call "
                "parameter.set_data(parameter.contiguous()) before it is given to a wrapper",
                parameter.name));
   }
@@ -109,7 +109,7 @@ void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
     const size_t index = index_of(parameter);
     is_moved[index] = parameter.requires_grad() && !leaves_.contains(key_of(parameter));
   }
-  if (std::ranges::find(is_moved, true) == is_moved.end()) return;  // true in nearly every step
+  if (std::ranges::find(is_moved, true) == is_moved.end()) return;  // is true in nearly every step
   std::vector<NamedTensor> moved;
   std::vector<NamedTensor> kept;
   for (size_t i = 0; i < named_.size(); ++i) {
@@ -176,7 +176,7 @@ void ZeroCore::check_frozen() const {
   }
 }
 
-// Stage 2: throws if a stepped parameter has a gradient on this rank that is not reduced yet.
+// In stage 2, throws if a stepped parameter has a gradient on this rank that is not reduced yet.
 void ZeroCore::check_gradients(const Groups& groups) const {
   for (const torch::optim::OptimizerParamGroup& group : groups) {
     for (const at::Tensor& parameter : group.params()) {

@@ -93,7 +93,7 @@ void ZeroCore::refuse(const std::string& problem) const {
                                                   optimizer_, group_.rank(), problem));
 }
 
-// Stage 1: moves those of these parameters that require grad into buffers.
+// In stage 1, moves the parameters that require grad into buffers.
 void ZeroCore::adopt(std::span<const at::Tensor> parameters) {
   if (stage_ == ZeroStage::kShardedGradients) return;
   std::vector<NamedTensor> fresh;
@@ -202,8 +202,8 @@ void ZeroCore::gather(size_t bucket) {
   buckets_[bucket]->unshard_async();
 }
 
-// In stage 2 the gradients of shards remain in the leaves; in stage 1 they were views for this
-// step.
+// Sets the gradients of the leaves after a step. In stage 2 the leaves keep the gradients of the
+// shards. In stage 1 they get none, because their gradients were views for this step.
 void ZeroCore::end_step() {
   for (size_t k = 0; k < gradients_.size(); ++k) {
     for (size_t i = 0; i < gradients_[k].size(); ++i) {
@@ -281,8 +281,8 @@ std::pair<std::shared_ptr<shard::FlatParameters>, size_t> ZeroCore::find(
     }
   }
   refuse(
-      format("the state has \"{}\", which is none of this optimizer's parameters; load "
-             "the state of the same model",
+      format("the state has \"{}\", which does not belong to this optimizer; load the state of the "
+             "same model",
              parameter));
 }
 
@@ -297,8 +297,8 @@ void ZeroCore::check_state(const ParameterState& given, const ExpectedState& exp
   }
   if (num_used != given.tensors.size() || num_used == 0) {
     refuse(
-        format("the state of \"{}\" has {} tensors, of which {} are those of this "
-               "optimizer; load the state of the same kind of optimizer",
+        format("the state of \"{}\" has {} tensors, of which this optimizer has {}; load the state "
+               "of the same kind of optimizer",
                given.parameter, given.tensors.size(), num_used));
   }
   if (expected.options == nullptr) return;
@@ -306,8 +306,8 @@ void ZeroCore::check_state(const ParameterState& given, const ExpectedState& exp
     if (std::ranges::find(given.tensors, field, &NamedTensor::name) != given.tensors.end())
       continue;
     refuse(
-        format("the state of \"{}\" has no \"{}\", without which the optimizer would begin anew; "
-               "load a whole state, and leave out a parameter that has none",
+        format("the state of \"{}\" has no \"{}\", without which the optimizer would start again; "
+               "load a whole state, or leave the parameter out",
                given.parameter, field));
   }
 }

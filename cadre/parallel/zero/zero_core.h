@@ -4,7 +4,7 @@
 // Threads: one. Blocking: the constructors, add_group(), begin_step(), finish_gathers(),
 // gather_states(), check_alike() and check_on_all() are collective, until the group's deadline.
 // Lifetime: shares the parameters and the group. Errors: cadre::Error, which begins with the
-// optimizer's name; what one rank refuses is thrown on all of them.
+// optimizer's name; an error of one rank is thrown on all of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -105,9 +105,9 @@ class CADRE_EXPORT ZeroCore {
   std::pair<std::shared_ptr<shard::FlatParameters>, size_t> find(
       const std::string& parameter) const;
   struct ExpectedState {
-    at::IntArrayRef sizes;                          // sizes of each tensor
-    std::vector<std::string> fields;                // fields of the optimizer's class
-    const torch::optim::OptimizerOptions* options;  // null if they are not known
+    at::IntArrayRef sizes;                          // the sizes of each tensor
+    std::vector<std::string> fields;                // the fields of the optimizer's class
+    const torch::optim::OptimizerOptions* options;  // is null if they are not known
   };
   // Throws for a state that is of another optimizer or has other sizes, or that lacks tensors which
   // the options need.
@@ -147,18 +147,20 @@ class CADRE_EXPORT ZeroCore {
   wrap::LocatedGroup group_;
   ZeroOptions options_;
   std::vector<std::shared_ptr<shard::FlatParameters>> buckets_;
-  std::unordered_map<const void*, size_t> indices_;     // by parameter, and by shard in stage 2
-  std::unordered_map<const void*, at::Tensor> leaves_;  // by parameter
-  std::vector<at::Tensor> frozen_;                      // adopted without a leaf
-  std::vector<ParameterShard> shards_;                  // the shards in stage 2
-  std::optional<DeviceMesh> mesh_;                      // the mesh in stage 1
+  // The index of a parameter, and in stage 2 also of a shard; the key is the address.
+  std::unordered_map<const void*, size_t> indices_;
+  // The leaf of a parameter; the key is the address.
+  std::unordered_map<const void*, at::Tensor> leaves_;
+  std::vector<at::Tensor> frozen_;      // frozen parameters, which are adopted without a leaf
+  std::vector<ParameterShard> shards_;  // the shards in stage 2
+  std::optional<DeviceMesh> mesh_;      // the mesh in stage 1
   // The gradients during a step, by bucket and parameter.
   std::vector<std::vector<at::Tensor>> gradients_;
   std::optional<size_t> lent_;
   int64_t num_steps_ = 0;
   optim_state::UncomparedOptions uncompared_options_;
   bool is_reduction_checked_ = false;
-  // Whether the sampled elements of this step's gradients are equal on all ranks.
+  // The sampled elements of this step's gradients are equal on all ranks.
   bool samples_are_equal_ = true;
 };
 

@@ -6,7 +6,7 @@
 // load_state_dict() and load(), each until the group's deadline. All ranks call them in the same
 // order. Lifetime: shares the parameters and the group. The parameters keep their values when the
 // optimizer is gone; the destructor waits for the values of the last step. An optimizer that was
-// moved from throws kInvalidArgument. Errors: cadre::Error; what one rank refuses before a step or
+// moved from throws kInvalidArgument. Errors: cadre::Error; an error of one rank before a step or
 // in the constructor is thrown on all ranks. Also whatever O throws, after which the ranks may have
 // different parameters.
 //
@@ -112,7 +112,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       : ZeroRedundancyOptimizer(make_core_of(model, options, {groups, &defaults}), groups, defaults,
                                 options) {}
 
-  // Refuses a wrapper whose ranks own shards of the parameters already.
+  // Throws for a wrapper whose ranks own shards of the parameters already.
   template <typename Model, OptimizerOptionsType Options>
     requires(HasParameterShards<Model> && !HasReplicas<Model>)
   ZeroRedundancyOptimizer(Model&, const Options&, const ZeroOptions& = {})
@@ -172,7 +172,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     return *local_;
   }
   // Returns the shards that this rank steps, in the order of the buffers; in stage 2, in the order
-  // of the model's records.
+  // of the model's parameter_shards().
   std::vector<ParameterShard> parameter_shards() const { return core().parameter_shards(); }
 
   // Returns the whole state of every parameter that has one, on all ranks; or only on rank
@@ -189,9 +189,9 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     }
     return states;
   }
-  // Replaces the whole state by that of the list, which is the same on all ranks; their number may
-  // differ from that of the ranks which saved it. A parameter that is not in the list has no state,
-  // as in a new optimizer. Checks everything first.
+  // Replaces the whole state by `states`, which is the same list on all ranks. The number of ranks
+  // may differ from that of the ranks which have saved it. A parameter that is not in the list has
+  // no state afterwards, as in a new optimizer. Everything is checked first.
   void load_state_dict(std::span<const ParameterState> states) {
     std::vector<std::pair<at::Tensor, std::unique_ptr<State>>> loaded;
     core().check_on_all([&] {
@@ -482,7 +482,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   }
 
   std::shared_ptr<parallel::ZeroCore>
-      core_;  // shared with the wrapper, which waits for it in its forward
+      core_;  // the wrapper shares it, and waits for it in its forward
   bool waits_in_step_;
   std::unique_ptr<O> local_;
 };

@@ -158,7 +158,7 @@ TEST(ZeroRedundancyOptimizer, RefusesAStateOfOthers) {
   const Tensor ones = torch::ones({7, 5});
   const std::vector<NamedTensor> step = {{"step", torch::tensor(int64_t{1})}};
   EXPECT_THAT(refusal({.parameter = "fc", .scalars = step}),
-              HasSubstr("\"fc\", which is none of this"));
+              HasSubstr("\"fc\", which does not belong to this"));
   EXPECT_THAT(
       refusal({.parameter = "in.weight", .tensors = {{"momentum_buffer", ones}}, .scalars = step}),
       HasSubstr("has 1 tensors, of which 0 are"));

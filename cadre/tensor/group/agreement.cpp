@@ -25,9 +25,9 @@ struct Announcement {
   static constexpr int64_t kNoError = -1;
 
   uint64_t mark = kMark;
-  int64_t code = kNoError;  // code of the refusal
-  uint64_t length = 0;      // size of the text or of the refusal's message
-  uint64_t digest = 0;      // digest of the text
+  int64_t code = kNoError;  // the code of the error
+  uint64_t length = 0;      // the size of the text, or of the message of the error
+  uint64_t digest = 0;      // the digest of the text
   std::array<char, 96> subject = {};
 
   std::string_view subject_text() const {
@@ -48,7 +48,7 @@ const std::string& payload_of(const Result<std::string>& outcome) {
   return outcome.ok() ? *outcome : outcome.error().message();
 }
 
-// The exchange of one agreement: first the announcements, then texts, if a rank refuses or the
+// The exchange of one agreement: first the announcements, then texts, if a rank has an error or the
 // caller needs them.
 class AgreementExchange {
  public:
@@ -92,7 +92,7 @@ class AgreementExchange {
     return text;
   }
 
-  // Collective. Returns the text or the refusal of each rank.
+  // Collective. Returns the text or the error of each rank.
   std::vector<Result<std::string>> outcomes() const {
     if (world_size() == 1) return {own_};
     const size_t longest = std::ranges::max(announcements_, {}, &Announcement::length).length;
@@ -222,7 +222,7 @@ std::optional<Error> common_refusal(std::span<const ProcessGroup> groups,
   } catch (...) {
     problem = caught_error();
   }
-  // If an earlier group has refused, this rank reports that in the groups that follow.
+  // If a rank of an earlier group has thrown, this rank reports that in the groups that follow.
   for (const ProcessGroup& group : groups) {
     const auto refusal = common_refusal(group, subject, [&problem] {
       if (problem) throw *problem;

@@ -1,6 +1,6 @@
 // Agreement among the ranks of a group before an operation that must begin on all of them or on
-// none: a refusal of one rank is thrown on all ranks, and values that must be equal are compared.
-// Every constructor and every call that can refuse on one rank alone goes through it before its
+// none: an error of one rank is thrown on all ranks, and values that must be equal are compared.
+// Every constructor and every call that can throw on one rank alone goes through it before its
 // first collective, and before it changes anything.
 //
 // A call costs one all_gather of 128 bytes for each rank if no rank refuses and no value differs. A
@@ -35,52 +35,53 @@ struct AgreementSubject {
   AgreementSubject(std::string_view call_name, Duration longest)
       : call(call_name), timeout(longest) {}
 
-  std::string_view call;                 // "DataLoader", "cadre::Pipeline"; static text
-  std::optional<Duration> timeout = {};  // nullopt: the group's timeout
+  std::string_view call;  // is static text, such as "DataLoader" or "cadre::Pipeline"
+  std::optional<Duration> timeout = {};  // if nullopt, the group's timeout is used
 };
 
 struct CommonRefusal {
   Error error;  // has the code and the message of `rank`
-  int rank;     // the lowest rank that refuses
+  int rank;     // the lowest rank whose check has thrown
   int num_refusing;
 };
 
-// Runs `check` on every rank. An exception of any type that it throws is the rank's refusal.
-// Returns the refusal of the lowest refusing rank, on all ranks; nullopt if no rank refuses. In a
-// group of one rank an exception of `check` becomes the result, too.
-// REQUIRES: `check` contains no collective of the group.
+// Runs `check` on every rank. If it throws on one or more ranks, returns the error of the lowest of
+// them, on all ranks. Returns nullopt if it throws on none. The exception may be of any type. In a
+// group of one rank an exception of `check` becomes the result, too. REQUIRES: `check` contains no
+// collective of the group.
 CADRE_EXPORT std::optional<CommonRefusal> common_refusal(const ProcessGroup& group,
                                                          const AgreementSubject& subject,
                                                          const std::function<void()>& check);
 
-// Does the same over several groups, such as those along the axes of a mesh, one after the other. A
-// refusal of any rank of any group is the result on all ranks. Without groups, returns the refusal
-// of this rank.
-// groups: in the same order on all ranks.
+// Does the same over several groups, such as those along the axes of a mesh, one after the other.
+// An error of any rank of any group is the result on all ranks. If there are no groups, returns the
+// error of this rank. All ranks pass the groups in the same order.
 CADRE_EXPORT std::optional<Error> common_refusal(std::span<const ProcessGroup> groups,
                                                  const AgreementSubject& subject,
                                                  const std::function<void()>& check);
 
-// Throws the refusal of the lowest refusing rank. The message names that rank if some ranks did not
-// refuse: then the ranks run different programs.
+// Runs `check` on every rank. If it throws on one or more ranks, throws the error of the lowest of
+// them, on all ranks. If it did not throw on all, the ranks run different programs, and the message
+// names that lowest rank.
 CADRE_EXPORT void check_on_all_ranks(const ProcessGroup& group, const AgreementSubject& subject,
                                      const std::function<void()>& check);
 
-// Returns the text or the refusal of each rank, by rank; the same on all ranks.
+// Returns the text or the error of each rank, indexed by rank. The result is the same on all ranks.
 CADRE_EXPORT std::vector<Result<std::string>> gather_outcomes(
     const ProcessGroup& group, const AgreementSubject& subject,
     const std::function<std::string()>& make_text);
 
-// Returns the words of each rank, by rank. Throws a refusal as check_on_all_ranks() does. Costs one
-// all_gather if no rank refuses, so it is for exchanges of every step; it does not notice that some
-// ranks are in another call.
-// make_words: returns `num_words` words, a number that is the same on all ranks, and calls no
-// collective. timeout: the limit of the all_gather; default: the group's.
+// Returns the words of each rank, indexed by rank. Throws the error of a rank as
+// check_on_all_ranks() does. Costs one all_gather if no rank has an error, so it is for exchanges
+// of every step; it does not notice that some ranks are in another call. make_words: returns
+// `num_words` words, a number that is the same on all ranks, and calls no collective. timeout: the
+// limit of the all_gather; default: the group's.
 CADRE_EXPORT std::vector<std::vector<int64_t>> gather_words(
     const ProcessGroup& group, const AgreementSubject& subject, size_t num_words,
     const std::function<std::vector<int64_t>()>& make_words, std::optional<Duration> timeout = {});
 
-// Returns the text of each rank, by rank. Throws a refusal as check_on_all_ranks() does.
+// Returns the text of each rank, indexed by rank. Throws the error of a rank as
+// check_on_all_ranks() does.
 CADRE_EXPORT std::vector<std::string> gather_texts(const ProcessGroup& group,
                                                    const AgreementSubject& subject,
                                                    const std::function<std::string()>& make_text);

@@ -25,12 +25,12 @@ class ScratchArena;
 }
 
 class CADRE_EXPORT FileMemory : public std::enable_shared_from_this<FileMemory> {
-  struct Key {  // only open() can make one
+  struct Key {  // only open() can make a Key
     explicit Key() = default;
   };
 
  public:
-  // folder: on a disk. A folder in memory (tmpfs) saves no memory.
+  // `folder` is on a disk. A folder in memory (tmpfs) saves no memory.
   static std::shared_ptr<FileMemory> open(const std::string& folder);
   FileMemory(Key, std::shared_ptr<os::ScratchArena> arena) : arena_(std::move(arena)) {}
 
@@ -50,7 +50,7 @@ class CADRE_EXPORT FileMemory : public std::enable_shared_from_this<FileMemory> 
   struct Block;
   static void release(void* block);
 
-  std::shared_ptr<os::ScratchArena> arena_;  // shared by the blocks
+  std::shared_ptr<os::ScratchArena> arena_;  // the blocks share it
   std::atomic<int64_t> used_bytes_ = 0;
 };
 

@@ -124,9 +124,10 @@ TEST(LazyTensors, AreRefusedByTheCollectivesOfTheGroup) {
       require(failure.find("kInvalidArgument") == 0, failure);
       require(failure.find(sentence) != std::string::npos, failure);
     };
-    refused([&] { group.all_reduce(zero); }, "the tensor (4) is a zero without memory; keep copy");
+    refused([&] { group.all_reduce(zero); },
+            "the tensor (4) is a zero tensor without memory; keep copy");
     refused([&] { group.all_gather(torch::empty({8}), zero); },
-            "the input (4) is a zero without memory; pass input.clone()");
+            "the input (4) is a zero tensor without memory; pass input.clone()");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -2,20 +2,19 @@
 //
 // Threads: as Communicator; it has no thread, socket or lock of its own. Blocking: the operations
 // without `_async`. Lifetime: a cheap value over shared state; a Work keeps its tensors alive.
-// Errors: cadre::Error. An argument that is refused on this rank (kInvalidArgument: an unsupported
-// tensor, a timeout that is not positive) leaves the group usable on all ranks, because nothing has
-// been issued: repeat the call with valid arguments. A failure ends the group; shapes or dtypes
-// that differ between ranks are a failure, too (kInvalidArgument on all of them). error() tells the
-// two apart. A handle that was moved from refuses every call. Tensors: CPU, dense; every dtype of
+// Errors: cadre::Error. An invalid argument on this rank (kInvalidArgument: an unsupported tensor,
+// a timeout that is not positive) leaves the group usable on all ranks, because nothing has been
+// issued: repeat the call with valid arguments. A failure ends the group; shapes or dtypes that
+// differ between ranks are a failure, too (kInvalidArgument on all of them). error() tells the two
+// apart. Every call of a handle that was moved from throws. Tensors: CPU, dense; every dtype of
 // core/base/types.h; any shape, also 0-dim and empty. docs/guide/reference/reductions.md says which
-// operations a dtype supports, and what they compute. Ranks are group ranks.
-// Autograd does not record these operations (backward/differentiable.h has operations that it
-// records). But a tensor to which a call writes counts as changed in place: its version counter
-// moves when the call is made, so that a backward that needs the earlier values throws. While
-// gradients are recorded, a leaf that requires grad, or a view of one, is refused, as by torch's
-// in-place operations.
-// Source: c10d::ProcessGroup, and its TORCH_DISTRIBUTED_DEBUG=DETAIL for the comparison of the
-// ranks' calls. Guide: docs/guide/reference/groups-and-messages.md and errors.md.
+// operations a dtype supports, and what they compute. Ranks are group ranks. Autograd does not
+// record these operations (backward/differentiable.h has operations that it records). But a tensor
+// to which a call writes counts as changed in place: its version counter moves when the call is
+// made, so that a backward that needs the earlier values throws. While gradients are recorded, a
+// leaf that requires grad, or a view of one, is refused, as by torch's in-place operations. Source:
+// c10d::ProcessGroup, and its TORCH_DISTRIBUTED_DEBUG=DETAIL for the comparison of the ranks'
+// calls. Guide: docs/guide/reference/groups-and-messages.md and errors.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -75,8 +74,8 @@ struct ScatterOptions {
 // Sizes along dimension 0, one for each rank; an empty list divides the rows evenly. A list of
 // splits is given on all ranks or on no rank.
 struct AllToAllOptions {
-  std::vector<int64_t> output_split_sizes = {};  // number of rows that come from each rank
-  std::vector<int64_t> input_split_sizes = {};   // number of rows that go to each rank
+  std::vector<int64_t> output_split_sizes = {};  // the number of rows that come from each rank
+  std::vector<int64_t> input_split_sizes = {};   // the number of rows that go to each rank
   std::optional<Duration> timeout = {};
 };
 // The tensors of the lists give the sizes.
@@ -105,7 +104,7 @@ struct P2POp {
   int tag = 0;
 };
 struct BatchOptions {
-  std::optional<Duration> timeout = {};  // limit of each message
+  std::optional<Duration> timeout = {};  // the limit of each message
 };
 
 // The fields mean the same as in SplitOptions and StoreGroupOptions of core/comm/groups/split.h.
@@ -159,9 +158,9 @@ class CADRE_EXPORT ProcessGroup {
   std::optional<Error> error() const;
 
   // These operations work in place. tensor: any shape. The blocking calls pack a non-contiguous
-  // tensor and copy it back; the asynchronous ones refuse it, because they could not copy it back.
-  // The memory of an asynchronous call is kept until it is done, even if the tensor is resized or
-  // gets other memory meanwhile.
+  // tensor and copy it back; the asynchronous ones throw for it, because they could not copy it
+  // back. The memory of an asynchronous call is kept until it is done, even if the tensor is
+  // resized or gets other memory meanwhile.
   void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
   Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
   void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {}) const;
@@ -214,8 +213,9 @@ class CADRE_EXPORT ProcessGroup {
   // when wait() has returned, not before.
   //
   // The tensors of two ranks may differ in shape: outputs[r] has as many elements as the input of
-  // rank r. Each rank passes the sizes of all ranks' inputs in this way; ranks that pass others are
-  // refused. The outputs do not overlap; outputs[r] has a shape of the caller's choice.
+  // rank r. Each rank passes the sizes of all ranks' inputs in this way; if a rank passes others,
+  // the call fails on all ranks. The outputs do not overlap; outputs[r] has a shape of the caller's
+  // choice.
   void all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                   const AllGatherOptions& options = {}) const;
   Work all_gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
@@ -335,9 +335,9 @@ struct InitOptions {
   // The address at which the processes find each other: "tcp://HOST:PORT" of rank 0, "file:///PATH"
   // on one host, or "env://", which is the default: MASTER_ADDR and MASTER_PORT.
   std::string init_method = {};
-  // "host": shared memory, or an error if a rank is on another host; "net": TCP, also on one host.
-  // Empty or "gloo" (PyTorch's name for collectives on CPUs): "host" if all ranks share a host,
-  // else "net". Other names are refused. The same on all ranks.
+  // The engine. "host" is shared memory, or an error if a rank is on another host; "net" is TCP,
+  // also on one host. An empty text and "gloo" (PyTorch's name for collectives on CPUs) mean "host"
+  // if all ranks share a host, else "net". Other names are an error. All ranks pass the same.
   std::string backend = {};
   // The limit of each operation without a timeout of its own, from its start: of collectives,
   // messages and waits for signals, in the world and in the groups that are split from it.

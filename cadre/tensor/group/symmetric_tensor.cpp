@@ -25,7 +25,7 @@ Bytes try_map(SymmetricBuffer& buffer, int world_size) {
     return {const_cast<std::byte*>(all.data()), all.size()};
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnavailable) throw;
-    return {};  // addresses or mappings ran out
+    return {};  // addresses or mappings have run out
   }
 }
 

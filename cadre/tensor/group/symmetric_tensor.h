@@ -31,21 +31,21 @@
 namespace cadre {
 
 struct SymmetricTensorOptions {
-  // Whether the tensors of all ranks are also mapped side by side, as whole(). The tensor of a rank
-  // then fills whole pages of SymmetricTensor::kPageBytes.
+  // The tensors of all ranks are also mapped side by side, as whole(). The tensor of a rank then
+  // fills whole pages of SymmetricTensor::kPageBytes.
   bool with_whole = false;
 };
 
 struct WaitSignalOptions {
-  std::optional<Duration> timeout = {};  // default: the group's timeout
+  std::optional<Duration> timeout = {};  // the default is the group's timeout
 };
 
 class CADRE_EXPORT SymmetricTensor {
  public:
   static constexpr int64_t kPageBytes = 4096;
 
-  // numel: elements of each rank's tensor, at least 1. All arguments are equal on all ranks. The
-  // memory is zeroed; over TCP and in a world of one it is plain memory.
+  // `numel` is the number of elements of each rank's tensor, at least 1. All ranks pass the same
+  // arguments. The memory is zeroed; over TCP and in a world of one it is plain memory.
   static SymmetricTensor allocate(const ProcessGroup& group, int64_t numel, at::ScalarType dtype,
                                   const SymmetricTensorOptions& options = {});
 
@@ -81,9 +81,9 @@ class CADRE_EXPORT SymmetricTensor {
   Deadline deadline_of_wait(std::string_view call, const WaitSignalOptions& options) const;
 
   ProcessGroup group_;
-  std::shared_ptr<SymmetricBuffer> buffer_;  // shared with the tensors
+  std::shared_ptr<SymmetricBuffer> buffer_;  // the tensors share it
   at::Tensor local_;
-  at::Tensor whole_;  // undefined unless has_whole()
+  at::Tensor whole_;  // is undefined unless has_whole()
 };
 
 }  // namespace cadre

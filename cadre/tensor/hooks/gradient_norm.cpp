@@ -24,7 +24,7 @@ namespace {
 // PyTorch adds this number to avoid a division by a norm of zero.
 constexpr double kNormEpsilon = 1e-6;
 
-// Refuses a gradient that mul_() would refuse, before any gradient is scaled.
+// Throws for a gradient for which mul_() would throw, before any gradient is scaled.
 void check_can_be_scaled(const at::Tensor& gradient, size_t index, size_t num_parameters) {
   std::string problem;
   if (gradient.is_inference() && !c10::InferenceMode::is_enabled()) {

@@ -2,11 +2,10 @@
 //
 // Threads: one for the same gradients. Blocking: never; no communication. Lifetime: keeps nothing.
 // Errors: kInvalidArgument for options and gradients that it cannot take, and, if asked for, for a
-// norm that is not finite. Source: torch.nn.utils.clip_grad_norm_.
-// Gradients must be the same on all ranks, as DistributedDataParallel leaves them; then the norm
-// and the errors are the same on all ranks, too. Shards of a wrapper and parameters of a pipeline's
-// stages are refused: each rank has a part of their gradients, and parallel/shard/sharded_norm.h
-// computes their norm.
+// norm that is not finite. Source: torch.nn.utils.clip_grad_norm_. Gradients must be the same on
+// all ranks, as DistributedDataParallel leaves them; then the norm and the errors are the same on
+// all ranks, too. Shards of a wrapper and parameters of a pipeline's stages are an error: each rank
+// has a part of their gradients, and parallel/shard/sharded_norm.h computes their norm.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,8 +38,8 @@ struct ClipGradNormOptions {
 CADRE_EXPORT double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
                                     const ClipGradNormOptions& options = {});
 
-// Every clip_grad_norm_() calls both: check_clip_options() refuses values that are no norm type or
-// limit, and limit_gradients() scales.
+// Every clip_grad_norm_() calls both. check_clip_options() throws for values that are no norm type
+// or limit, and limit_gradients() scales.
 void check_clip_options(double max_norm, const ClipGradNormOptions& options);
 void limit_gradients(const std::vector<at::Tensor>& gradients, double norm, double max_norm);
 

@@ -76,8 +76,8 @@ auto LocatedGroup::run(Operation operation) const {
   try {
     return operation();
   } catch (const Error& error) {
-    // The error has a reporter only if the ranks called different operations, not if this rank
-    // refused its own arguments.
+    // The error has a reporter only if the ranks called different operations, not if this rank's
+    // own arguments are invalid.
     if (!location_->owner || error.code() != ErrorCode::kInvalidArgument ||
         !error.details().reporter) {
       throw;

@@ -134,7 +134,8 @@ uint32_t WriteWatch::num_writes() const {
 }
 
 uint64_t WriteWatch::samples(uint64_t turn) const {
-  constexpr uint64_t kStride = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio: spreads the turns
+  // Is 2^64 / golden ratio, which spreads the turns.
+  constexpr uint64_t kStride = 0x9E3779B97F4A7C15;
   Fnv1a digest;
   for (const NamedTensor& parameter : parameters_) {
     const at::Tensor& tensor = parameter.tensor;

@@ -44,14 +44,14 @@ class CADRE_EXPORT ParameterWatch {
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
     bool requires_grad;
-    std::string text;  // the form as text, for messages
+    std::string text;  // describes the form in messages
   };
 
   static std::optional<std::string> change_of(const Known& known);
   bool has_the_same_list() const;
 
   std::shared_ptr<const torch::nn::Module> module_;
-  std::vector<Known> known_;  // in the order of named_parameters()
+  std::vector<Known> known_;  // the parameters, in the order of named_parameters()
 };
 
 // Notices that something other than an optimizer writes to parameters, such as a forward that
@@ -86,7 +86,7 @@ class CADRE_EXPORT WriteWatch {
   static Seen now(const at::Tensor& tensor);
 
   std::vector<NamedTensor> parameters_;
-  std::vector<Seen> seen_;  // by parameter
+  std::vector<Seen> seen_;  // has one entry for each parameter
 };
 
 }  // namespace cadre::wrap

@@ -77,7 +77,7 @@ void write_bytes(const at::Tensor& tensor, const std::byte* bytes) {
   }
   const at::Tensor values = at::empty(tensor.sizes(), tensor.options());
   std::memcpy(values.mutable_data_ptr(), bytes, values.nbytes());
-  tensor.variable_data().copy_(values);  // has a version counter of its own
+  tensor.variable_data().copy_(values);  // the copy has a version counter of its own
 }
 
 // Writes the values that came from the root, and marks a tensor as changed for autograd if the rule

@@ -44,7 +44,7 @@ void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const Lo
 // The first of the tensors whose values are not the same on all ranks, and the first rank whose
 // values differ from those of rank 0. Equal on all ranks; found by comparing digests of 8 bytes.
 struct UnlikeTensor {
-  size_t place;  // index in `tensors`
+  size_t place;  // the index in `tensors`
   int rank;
 };
 std::optional<UnlikeTensor> first_unlike(std::span<const at::Tensor> tensors,

@@ -24,13 +24,13 @@ struct ParameterDivision;  // parallel/shard/division/parameter_division.h
 namespace cadre::wrap {
 
 struct ShardMark {
-  std::string parameter;  // name in the plain module
-  std::string owner;      // owner of the shard: "in bucket 0 of DistributedDataParallel"
+  std::string parameter;  // the name in the plain module
+  // The owner of the shard, for example "in bucket 0 of DistributedDataParallel".
+  std::string owner;
   int rank = 0;
-  int num_ranks = 1;  // ranks that have the shards of the parameter
-  uint64_t part = 0;  // part_of(); equal for shards of the same elements
-  // Whether the shard computes samples of several ranks, so that their loss is one mean over all
-  // samples.
+  int num_ranks = 1;  // the number of ranks that have the shards of the parameter
+  uint64_t part = 0;  // the result of part_of(), which is equal for shards of the same elements
+  // The shard computes samples of several ranks, so that their loss is one mean over all samples.
   bool has_joint_loss = false;
   // The division, for wrappers of a module whose parameters are divided already; null if no mesh is
   // known.
@@ -50,15 +50,15 @@ CADRE_EXPORT const ShardMark* shard_mark_of(const at::Tensor& tensor);
 // Marks a parameter of the stages that this rank of a pipeline of `num_ranks` holds. A tensor may
 // have both marks.
 struct StageMark {
-  std::string parameter;  // name in the module of the stage
+  std::string parameter;  // the name in the module of the stage
   int stage = 0;
   int rank = 0;
   int num_ranks = 1;
 };
 CADRE_EXPORT void mark_as_of_stage(const at::Tensor& tensor, StageMark mark);
 
-// Throws for the first parameter that is a shard or a parameter of a stage. `call`: the name of the
-// program's call in the error; `remedy`: the call to use instead.
+// Throws for the first parameter that is a shard or a parameter of a stage. `call` is the name of
+// the program's call in the error, and `remedy` the call to use instead.
 CADRE_EXPORT void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
                                 std::string_view remedy);
 

@@ -28,7 +28,7 @@ inline void move_version(const at::Tensor& tensor) {
 
 // Throws in inference mode. A wrapper calls it before it makes tensors: autograd does not train
 // tensors that were made in inference mode, and libtorch reports that only later, without a name.
-// `what`: the name of the object under construction, with which the message begins.
+// `what` is the name of the object under construction, with which the message begins.
 CADRE_EXPORT void refuse_inference_mode(std::string_view what);
 
 // Throws if one of the tensors was made in inference mode; names the first.

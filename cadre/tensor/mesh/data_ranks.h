@@ -26,16 +26,17 @@
 namespace cadre {
 
 struct DataRanksOptions {
-  // Axes with other names than those above: ranks along split_axes have different rows, ranks along
-  // shared_axes the same.
+  // Axes with other names than those above. Ranks along split_axes have different rows, ranks along
+  // shared_axes the same rows.
   std::vector<std::string> split_axes = {};
   std::vector<std::string> shared_axes = {};
 };
 
 struct CADRE_EXPORT DataRanks {
   int rank = 0;  // the part of a batch that this rank has
-  int size = 1;  // number of parts
-  // Ranks with different parts, in the order of the parts; nullopt: all ranks have the same rows.
+  int size = 1;  // the number of parts
+  // The ranks with different parts, in the order of the parts. If nullopt, all ranks have the same
+  // rows.
   std::optional<ProcessGroup> group = {};
 
   // Returns the mean over the parts of a value of this rank's part, such as its mean loss; parts of

@@ -57,7 +57,7 @@ void check_axes(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
     if (axis.name.empty()) refuse_axes(world, axes, "an axis has no name; give each one");
     if (!names.insert(axis.name).second) {
       refuse_axes(world, axes,
-                  format("the name \"{}\" is there twice; give each axis its own", axis.name));
+                  format("the name \"{}\" appears twice; give each axis its own", axis.name));
     }
     if (axis.size < 1) {
       refuse_axes(
@@ -117,7 +117,7 @@ int size_of_steps(const auto& steps) {
 
 struct DeviceMesh::View {
   std::vector<MeshAxis> axes;
-  std::vector<std::vector<Step>> steps;  // by axis
+  std::vector<std::vector<Step>> steps;  // has one list for each axis
   std::vector<int> shape;
   std::vector<int> coordinates;
 };
@@ -208,8 +208,10 @@ DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   std::vector<std::vector<Step>> steps;
   for (const size_t index : indices_of(names)) {
     if (view_->axes[index].name != names[axes.size()]) {
-      refuse(format("slice: axis \"{}\" stands before \"{}\" in the mesh; name axes in its order",
-                    view_->axes[index].name, names[axes.size()]));
+      refuse(
+          format("slice: axis \"{}\" stands before \"{}\" in the mesh; name the axes in the order "
+                 "of the mesh",
+                 view_->axes[index].name, names[axes.size()]));
     }
     axes.push_back(view_->axes[index]);
     steps.push_back(view_->steps[index]);

@@ -107,7 +107,7 @@ class CADRE_EXPORT DeviceMesh {
   struct Step {
     int size;
     int stride;
-    size_t axis;  // index in the world mesh
+    size_t axis;  // the index in the world mesh
 
     bool operator==(const Step&) const = default;
   };
@@ -124,9 +124,9 @@ class CADRE_EXPORT DeviceMesh {
   std::vector<int> ranks_along(std::span<const size_t> axes) const;
   [[noreturn]] void refuse(const std::string& problem) const;
 
-  std::shared_ptr<MeshGroups> groups_;  // shared by all slices and flattened meshes
-  std::shared_ptr<const View> view_;    // copies are cheap
-  std::shared_ptr<const View> whole_;   // view of the world mesh
+  std::shared_ptr<MeshGroups> groups_;  // all slices and flattened meshes share it
+  std::shared_ptr<const View> view_;    // is shared, so that copies are cheap
+  std::shared_ptr<const View> whole_;   // the view of the world mesh
 };
 
 }  // namespace cadre

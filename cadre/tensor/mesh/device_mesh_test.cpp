@@ -286,7 +286,7 @@ TEST(DeviceMesh, AxesThatDoNotMakeAGridAreRefused) {
                   world.rank()));
     expect({{"x", 65536}, {"y", 65536}}, "the group has 2 ranks");
     expect({{"x", 2}, {"", 1}}, "an axis has no name");
-    expect({{"x", 2}, {"x", 1}}, "the name \"x\" is there twice");
+    expect({{"x", 2}, {"x", 1}}, "the name \"x\" appears twice");
     expect({{"x", 2}, {"y", 0}}, "the size of axis \"y\" is 0, expected at least 1");
     expect({{"x", -2}, {"y", -1}}, "the size of axis \"x\" is -2");
     const DeviceMesh mesh(world, {{"x", 2}, {"y", 1}});
@@ -301,7 +301,7 @@ TEST(DeviceMesh, AxesThatDoNotMakeAGridAreRefused) {
     refused([&] { (void)mesh["tp"]; }, "it has no axis \"tp\"");
     refused([&] { (void)mesh.slice({}); }, "no axis is named");
     refused([&] { (void)mesh.slice({"x", "x"}); }, "axis \"x\" is named twice");
-    refused([&] { (void)mesh.slice({"y", "x"}); }, "name axes in its order");
+    refused([&] { (void)mesh.slice({"y", "x"}); }, "name the axes in the order of the mesh");
     refused([&] { (void)mesh.flatten({"x"}, ""); }, "the new axis has no name");
     refused([&] { (void)mesh.flatten({"x"}, "y"); }, "the mesh has an axis \"y\" already");
     require(sum_over(world, 1) == 2, "the world goes on");

@@ -29,7 +29,7 @@ DType check_operand(const DeviceMesh& mesh, std::string_view call, const at::Ten
   if (!tensor.defined()) refuse_dtensor(mesh, call, "the tensor is undefined; pass one with data");
   if (tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
     refuse_dtensor(mesh, call,
-                   format("the tensor {} is not a dense one on the CPU; pass to_dense() or cpu()",
+                   format("the tensor {} is not a dense CPU tensor; pass to_dense() or cpu()",
                           list_of(tensor.sizes())));
   }
   if (carries_tangent(tensor)) {
@@ -88,9 +88,9 @@ void check_part(const DeviceMesh& mesh, const at::Tensor& local, std::span<const
              list_of(box.sizes)));
 }
 
-// Runs the checks of a call on all ranks of the mesh. Throws on all of them if one rank refuses its
-// arguments, or if arguments differ between ranks. check: without communication; returns the
-// normalized placements.
+// Runs the checks of a call on all ranks of the mesh. Throws on all of them if the arguments of one
+// rank are invalid, or if arguments differ between ranks. `check` does not communicate, and returns
+// the normalized placements.
 std::vector<Placement> check_on_mesh(const DeviceMesh& mesh, const char* call,
                                      const std::function<std::vector<Placement>()>& check,
                                      const at::Tensor& tensor, std::span<const int64_t> sizes) {

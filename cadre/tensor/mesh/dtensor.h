@@ -4,12 +4,11 @@
 // the mesh; redistribute() and full_tensor() are collectives of the groups along the axes that
 // change. All these ranks call them in the same order, also a rank whose part is empty. Lifetime: a
 // cheap value; it shares the local tensor and the mesh. Errors: cadre::Error, kInvalidArgument for
-// placements, sizes and local tensors that do not match, or are not the same on all ranks. If one
-// rank refuses the arguments of distribute() or from_local(), they throw on all ranks, and the mesh
-// stays usable. redistribute() throws only on the ranks that refuse their arguments; pass the same
-// on all ranks. Errors of the groups' operations.
-// Tensors: dense, CPU, a dtype of core/base/types.h, any shape. `sizes` are those of the whole
-// tensor.
+// placements, sizes and local tensors that do not match, or are not the same on all ranks. If the
+// arguments of distribute() or from_local() are invalid on one rank, they throw on all ranks, and
+// the mesh stays usable. redistribute() throws only on the ranks whose arguments are invalid; pass
+// the same on all ranks. Errors of the groups' operations. Tensors: dense, CPU, a dtype of
+// core/base/types.h, any shape. `sizes` are those of the whole tensor.
 //
 // local(), from_local() and redistribute() are differentiable. redistribute() does not change the
 // whole tensor, so its derivative is the identity. The gradient of local() has the distribution of
@@ -34,7 +33,7 @@
 namespace cadre {
 
 struct RedistributeOptions {
-  // Whether the result requires grad; equal on all ranks of the mesh. Default: it does if the local
+  // The result requires grad; equal on all ranks of the mesh. By default it does if the local
   // tensor of any rank requires grad. To find out, the ranks exchange one byte along each axis that
   // changes. They exchange nothing if grad mode is off or the dtype has no gradient.
   std::optional<bool> requires_grad = {};

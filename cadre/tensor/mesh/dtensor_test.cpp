@@ -279,7 +279,7 @@ TEST(DTensor, WrongUsesGiveSentences) {
            "avg of int64 is refused");
     expect(distribute(Tensor(), {Shard(0), Replicate()}), "the tensor is undefined");
     expect(distribute(full.to(torch::kComplexDouble), {Shard(0), Replicate()}), "supported are");
-    expect(distribute(full.to_sparse(), {Shard(0), Replicate()}), "is not a dense one on the CPU");
+    expect(distribute(full.to_sparse(), {Shard(0), Replicate()}), "is not a dense CPU tensor");
     const Tensor leaf = counted({4, 2}).requires_grad_(true);
     expect(distribute(leaf * 2, {Shard(0), Replicate()}), "pass its detach()");
     expect(

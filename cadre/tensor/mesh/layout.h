@@ -56,8 +56,8 @@ class Layout {
 
  private:
   std::vector<int> mesh_shape_;
-  std::vector<std::vector<size_t>> shards_;        // by dim
-  std::vector<std::optional<ReduceOp>> partials_;  // by axis
+  std::vector<std::vector<size_t>> shards_;        // has one list for each dim
+  std::vector<std::optional<ReduceOp>> partials_;  // has one entry for each axis
 };
 
 // Returns the intersection of two boxes of one tensor; a box of 0 elements if they are disjoint.

@@ -37,7 +37,7 @@ class CADRE_EXPORT Ranks {
   DeviceMesh mesh_with_axis(std::string_view name) const;
 
  private:
-  std::optional<ProcessGroup> group_;  // nullopt: see mesh_
+  std::optional<ProcessGroup> group_;  // if nullopt, the ranks are those of mesh_
   std::optional<DeviceMesh> mesh_;
 };
 

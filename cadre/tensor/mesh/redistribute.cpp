@@ -254,7 +254,7 @@ void Passage::all_to_all(const std::vector<size_t>& axes, const std::vector<Memb
   for (size_t rank = 0; rank < members.size(); ++rank) {
     const Box outgoing = piece(self, rank);
     const Box incoming = piece(rank, self);
-    const bool is_self = rank == self;  // copied below
+    const bool is_self = rank == self;  // the own part is copied below
     options.input_split_sizes.push_back(is_self ? 0 : outgoing.numel());
     options.output_split_sizes.push_back(is_self ? 0 : incoming.numel());
     num_received += options.output_split_sizes.back();
@@ -304,8 +304,8 @@ at::Tensor redistribute_values(const Redistribution& move, const at::Tensor& loc
   if (!after.is_contiguous() || holds_more || after.is_alias_of(local)) {
     return after.clone(at::MemoryFormat::Contiguous);
   }
-  // `after` may be a view, depending on the chunk of this rank, and autograd refuses to change some
-  // views in place: the result is another tensor over the same storage.
+  // `after` may be a view, depending on the chunk of this rank, and autograd throws if some views
+  // are changed in place. So the result is another tensor over the same storage.
   return at::empty({0}, after.options())
       .set_(after.storage(), after.storage_offset(), after.sizes(), after.strides());
 }

@@ -156,24 +156,21 @@ void check_parameter(const at::Tensor& parameter, const ParameterPlace& place,
                              to_text(place), describe(parameter), known));
   }
   if (parameter._is_zerotensor()) {
-    refuse_parameter(
-        place, cadre::format("{} is a zero without memory; expected memory of its own. Make the "
-                             "parameter of its clone()",
-                             to_text(place)));
+    refuse_parameter(place, cadre::format("{} is a zero tensor without memory; expected memory of "
+                                          "its own. Make the parameter from its clone()",
+                                          to_text(place)));
   }
   if (parameter.is_inference() && !c10::InferenceMode::is_enabled()) {
-    refuse_parameter(place,
-                     cadre::format("{} was made in inference mode, outside of which it cannot be "
-                                   "changed. Make the parameter of its clone()",
-                                   to_text(place)));
+    refuse_parameter(place, cadre::format("{} was made in inference mode, outside of which it "
+                                          "cannot be changed. Make the parameter from its clone()",
+                                          to_text(place)));
   }
   if (!parameter.is_non_overlapping_and_dense() || parameter.is_neg()) {
     refuse_parameter(
-        place,
-        cadre::format("{} has strides {} for sizes {}, a view with gaps or overlaps or a "
-                      "negated one; expected memory of its own. Make the parameter of a "
-                      "contiguous tensor",
-                      to_text(place), list_of(parameter.strides()), list_of(parameter.sizes())));
+        place, cadre::format(
+                   "{} has strides {} for sizes {}, a view with gaps or overlaps or a negated one; "
+                   "expected memory of its own. Make the parameter from a contiguous tensor",
+                   to_text(place), list_of(parameter.strides()), list_of(parameter.sizes())));
   }
 }
 

@@ -52,11 +52,11 @@ CADRE_EXPORT at::Tensor in_order_of(const at::Tensor& parameter, const at::Tenso
 
 // The arguments of one kernel call. Entry i of every list belongs to the same parameter.
 struct FusedBatch {
-  std::vector<at::Tensor> parameters;  // updated in place
+  std::vector<at::Tensor> parameters;  // the kernel updates them in place
   std::vector<at::Tensor> gradients;   // read
   // A list for each state of the rule; updated in place.
   std::vector<std::vector<at::Tensor>> states;
-  std::vector<at::Tensor> steps;  // zero-dimensional, this step included; empty for SGD
+  std::vector<at::Tensor> steps;  // zero-dimensional counts that include this step; empty for SGD
 };
 
 // The kernels compute whole vectors with fused multiply-add and the last few elements of a tensor
@@ -80,7 +80,7 @@ struct FusedAdamOptions {
   double weight_decay = 0;
   double epsilon = 0;
   bool amsgrad = false;
-  bool decoupled_decay = true;  // AdamW's decay, which does not enter the moments
+  bool decoupled_decay = true;  // the decay is that of AdamW, which does not enter the moments
 };
 // The states are exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq.
 CADRE_EXPORT void run_fused_adam(const FusedBatch& batch, const FusedAdamOptions& options,
@@ -94,7 +94,7 @@ struct FusedSgdOptions {
   bool nesterov = false;
   bool is_first_step = false;  // the momentum buffers are written and not read
 };
-// The only state is momentum_buffer; there is none if the momentum is 0.
+// The only state is momentum_buffer. There is no state if the momentum is 0.
 CADRE_EXPORT void run_fused_sgd(const FusedBatch& batch, const FusedSgdOptions& options,
                                 TailRounding rounding);
 

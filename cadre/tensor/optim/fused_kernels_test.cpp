@@ -101,7 +101,7 @@ TEST(FusedRefusal, AParameterMadeInInferenceMode) {
 TEST(FusedRefusal, AParameterWithoutMemory) {
   const at::Tensor zero = at::_efficientzerotensor({4}, torch::TensorOptions(at::kFloat));
   EXPECT_THAT(refusal_of(with_gradient(zero.requires_grad_(true), torch::ones({4}))),
-              HasSubstr("parameter 2 is a zero without memory"));
+              HasSubstr("parameter 2 is a zero tensor without memory"));
 }
 
 // The kernel of torch 2.13 would leave a parameter of 16 bits unchanged without an error.

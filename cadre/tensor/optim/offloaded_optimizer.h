@@ -96,7 +96,7 @@ class OffloadedOptimizer : public O {
 
    private:
     O& optimizer_;
-    std::vector<std::vector<at::Tensor>> parameters_;  // by group
+    std::vector<std::vector<at::Tensor>> parameters_;  // has one list for each group
   };
 
   void move_state(const at::Tensor& parameter) {

@@ -120,7 +120,7 @@ std::optional<std::vector<Field>> serialized_fields(const torch::optim::Optimize
 
 struct OptionsText {
   std::string text;
-  bool is_whole;  // has all fields, as far as is known
+  bool is_whole;  // the text has all fields, as far as is known
 };
 
 OptionsText with_fields(std::string text, const std::vector<Field>& fields, bool is_whole) {
@@ -205,7 +205,7 @@ struct CommonGroup {
     const at::Tensor* tensor;
   };
   std::vector<Parameter> parameters;
-  const torch::optim::OptimizerOptions* options;  // null if there are none
+  const torch::optim::OptimizerOptions* options;  // is null if there are none
 };
 
 std::vector<CommonGroup> common_groups(const GroupTerms& terms) {

@@ -49,8 +49,8 @@ CADRE_EXPORT std::vector<std::string> needed_state_of(
 // Parameter groups to compare, and the names that their parameters have on all ranks.
 struct GroupTerms {
   const std::vector<torch::optim::OptimizerParamGroup>& groups;
-  const torch::optim::OptimizerOptions* defaults;  // options of groups that have none of their own;
-                                                   // null: every group has its own
+  // Options of groups that have none of their own; null if every group has its own.
+  const torch::optim::OptimizerOptions* defaults;
   // Returns an empty name for a parameter that the ranks need not have in common. A group of only
   // such parameters is not compared.
   std::function<std::string(const at::Tensor&)> name_of;

@@ -119,7 +119,7 @@ class CADRE_EXPORT Adagrad : public torch::optim::Adagrad {
 // The defaults are those of torch.optim.Adadelta.
 struct CADRE_EXPORT AdadeltaOptions
     : public torch::optim::OptimizerCloneableOptions<AdadeltaOptions> {
-  AdadeltaOptions(double lr = 1.0);  // implicit, as in torch::optim
+  AdadeltaOptions(double lr = 1.0);  // the conversion is implicit, as in torch::optim
   TORCH_ARG(double, lr) = 1.0;
   TORCH_ARG(double, rho) = 0.9;
   TORCH_ARG(double, eps) = 1e-6;

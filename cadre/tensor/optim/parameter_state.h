@@ -15,13 +15,14 @@
 namespace cadre {
 
 struct ParameterState {
-  std::string parameter;  // name of the parameter in the plain module
-  // In the state of a ZeroRedundancyOptimizer the tensors have the sizes of the parameter; in the
-  // state for a snapshot, those of the `values` of this rank's record.
+  std::string parameter;  // the name of the parameter in the plain module
+  // In the state of a ZeroRedundancyOptimizer the tensors have the sizes of the parameter. In the
+  // state for a snapshot they have those of the `values` of this rank's ParameterShard.
   std::vector<NamedTensor> tensors = {};
-  std::vector<NamedTensor> scalars = {};  // 0-dim, equal on all ranks: "step", int64
-  // Index among the records with this name, in their order; not 0 only if a rank has several
-  // tensors of a tied weight.
+  // 0-dim tensors that are equal on all ranks, such as "step" of int64.
+  std::vector<NamedTensor> scalars = {};
+  // The index among the ParameterShards with this name, in their order. It is not 0 only if a rank
+  // has several tensors of a tied weight.
   size_t entry = 0;
 };
 

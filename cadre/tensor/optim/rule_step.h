@@ -69,7 +69,7 @@ class Rounds {
   using Ends = std::map<const std::byte*, const std::byte*, std::less<>>;
 
   static bool is_free(const Ends& ends, const std::byte* begin, const std::byte* end) {
-    const auto next = ends.lower_bound(end);  // first entry that begins behind it
+    const auto next = ends.lower_bound(end);  // the first entry that begins after it
     return begin == end || next == ends.begin() || std::prev(next)->second <= begin;
   }
 
@@ -173,7 +173,7 @@ class RuleStep {
     const Options& options = static_cast<const Options&>(group.options());
     // The parameters of one kernel call. A parameter that is listed several times takes as many
     // steps in sequence, as in torch::optim, and so do parameters that share memory.
-    std::map<std::pair<size_t, bool>, FusedBatch> batches;  // by (round, first step)
+    std::map<std::pair<size_t, bool>, FusedBatch> batches;  // the key is (round, first step)
     Rounds rounds;
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
@@ -310,7 +310,7 @@ template <typename Rule>
 void move_states(torch::optim::Optimizer& optimizer) {
   for (const OptimizerParamGroup& group : optimizer.param_groups()) {
     const auto* const options = dynamic_cast<const typename Rule::Options*>(&group.options());
-    if (options == nullptr) continue;  // step() refuses it
+    if (options == nullptr) continue;  // step() throws for it
     for (const at::Tensor& parameter : group.params()) {
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (found == optimizer.state().end() || found->second == nullptr) continue;

@@ -25,8 +25,8 @@ constexpr const char* kElementsKey = "cadre/elements";
 struct Part {
   int64_t rank = 0;
   int64_t num_ranks = 1;
-  std::string groups;    // a digest, equal on all ranks
-  std::string elements;  // a digest of which elements the rank has
+  std::string groups;    // a digest that is equal on all ranks
+  std::string elements;  // a digest of the elements that the rank has
 };
 
 // Returns nullopt for groups without shards.

@@ -35,7 +35,7 @@ enum class PartRule : uint8_t {
   kIfWritten,  // also accepts an archive of torch::optim, which does not name the rank
 };
 // Throws unless write_part() has written the description of the same shards for these groups.
-// optimizer: the name with which the message begins.
+// `optimizer` is the name with which the message begins.
 CADRE_EXPORT void check_part(torch::serialize::InputArchive& archive, const ParamGroups& groups,
                              std::string_view optimizer, PartRule rule = PartRule::kRequired);
 

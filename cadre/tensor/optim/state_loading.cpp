@@ -59,10 +59,9 @@ void check_needed(const at::Tensor& parameter, const at::Tensor& state, std::str
 
 void check_not_needed(const at::Tensor& state, std::string_view state_name, const Place& place) {
   if (!state.defined()) return;
-  refuse_state(place,
-               format("the state of {} has a {}, which an optimizer with its options does not "
-                      "have. Load a state that was saved with them",
-                      text_of(place), state_name));
+  refuse_state(place, format("the state of {} has a {}, which an optimizer with these options does "
+                             "not use. Load a state that was saved with the same options",
+                             text_of(place), state_name));
 }
 
 void check_num_steps(int64_t num_steps, const Place& place) {

@@ -30,7 +30,7 @@ namespace cadre::optim_state {
 // A parameter, for messages. The name may be empty.
 struct Place {
   std::string_view optimizer;
-  size_t index = 0;  // counted through all groups
+  size_t index = 0;  // counts through all groups
   std::string_view name;
 };
 

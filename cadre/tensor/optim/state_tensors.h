@@ -48,7 +48,7 @@ using OptionsOf = std::conditional_t<
                     std::is_base_of_v<torch::optim::Adagrad, O>, torch::optim::AdagradOptions,
                     std::conditional_t<std::is_base_of_v<Adadelta, O>, AdadeltaOptions, void>>>>>>;
 
-inline constexpr int64_t kStepsOfMark = 1024;  // each step adds this to a mark
+inline constexpr int64_t kStepsOfMark = 1024;  // each step adds this number to a mark
 
 // Calls visit(name, tensor) for each tensor that the class has, also for an undefined one.
 template <typename State, typename Visit>

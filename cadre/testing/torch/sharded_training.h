@@ -37,7 +37,7 @@ struct Strategy {
   DataStrategy sharding;
   FullyShardedDataParallelOptions fsdp = {};
   int num_replicas = 1;   // for kHsdp: the number of ranks that own the same shards
-  bool has_units = true;  // for kFsdp and kHsdp; false: all parameters belong to the root
+  bool has_units = true;  // is used by kFsdp and kHsdp; if false, all parameters belong to the root
   // Whether the ranks can map each other's memory. If not, mapped shards are gathered.
   bool shares_memory = true;
 };

@@ -26,7 +26,8 @@ std::string path_in(const std::string& folder, std::string_view name) {
   return cadre::format("{}/{}", folder, name);
 }
 
-using Digests = std::map<std::string, std::string, std::less<>>;  // by name
+// The digests; the key is the name of the file.
+using Digests = std::map<std::string, std::string, std::less<>>;
 
 // Returns nullopt for a text that differs from the format of write_digests().
 std::optional<Digests> parse_digests(std::string_view text) {

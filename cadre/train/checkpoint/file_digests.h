@@ -19,7 +19,7 @@ inline constexpr std::string_view kDigestsName = "B2SUMS";
 
 struct FileDigest {
   std::string name;
-  std::string digest;  // in hexadecimal
+  std::string digest;  // the digest in hexadecimal
 };
 
 // Converts an error of os::VersionedFile to one of a snapshot: kCorruption for a file that was cut

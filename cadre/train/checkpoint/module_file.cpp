@@ -67,7 +67,8 @@ void load(torch::nn::Module& module, const std::string& path) {
   for (const auto& [name, tensor] : state) {
     if (by_name.contains(name)) in_file.insert(tensor.unsafeGetTensorImpl());
   }
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  // Each pair is the target and the source of a copy.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   std::vector<PlannedWrite> writes;
   for (const auto& [name, tensor] : state) {
     const auto found = by_name.find(name);

@@ -118,16 +118,15 @@ Rule rule_of(const torch::optim::Optimizer& optimizer) {
   if (is(std::type_identity<Adadelta>())) {
     return rule<AdadeltaParamState, AdadeltaOptions>("Adadelta");
   }
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      cadre::format("the state of {} has no form in a snapshot; expected Adam, AdamW, SGD, "
-                    "RMSprop, Adagrad or Adadelta. Of a cadre::ZeroRedundancyOptimizer pass "
-                    "local_optimizer(), with the parts of its parameter_shards()",
-                    c10::demangle(typeid(optimizer).name())));
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("a snapshot cannot hold the state of {}; expected Adam, AdamW, SGD, "
+                            "RMSprop, Adagrad or Adadelta. Of a cadre::ZeroRedundancyOptimizer "
+                            "pass local_optimizer(), with the parts of its parameter_shards()",
+                            c10::demangle(typeid(optimizer).name())));
 }
 
-// A parameter of the optimizer: its record, the index of this record among those with its name, and
-// the options of its group.
+// A parameter of the optimizer: its ParameterShard, the index of that among those with its name,
+// and the options of its group.
 struct Place {
   const SnapshotTensor* parameter;
   size_t entry;
@@ -228,7 +227,8 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
         wanted.tensors, [&name](const auto& field) { return field.first == name; });
     if (!is_wanted) {
       refuse(rule, given.parameter,
-             cadre::format("it has no '{}' with these options; is it the optimizer that was saved?",
+             cadre::format("the optimizer has no state '{}' with these options; use the kind of "
+                           "optimizer that was saved",
                            name));
     }
   }

@@ -25,8 +25,8 @@ class Optimizer;
 namespace cadre {
 
 struct StateDictOptions {
-  // true: state_dict() returns the optimizer's own tensors, which each step changes in place. Use
-  // it for a save that ends before the next step.
+  // If true, state_dict() returns the optimizer's own tensors, which each step changes in place.
+  // Use it for a save that ends before the next step.
   bool is_shared = false;
 };
 

@@ -252,8 +252,8 @@ TEST(OptimizerState, AStateThatDoesNotFitIsRefusedAndNothingIsChanged) {
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors[0].tensor = torch::zeros({3}); }),
             "state of 'p0' for AdamW: 'exp_avg' has 3 elements; expected 12");
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors.emplace_back("sum", torch::zeros({12})); }),
-            "state of 'p0' for AdamW: it has no 'sum' with these options; is it the optimizer that "
-            "was saved?");
+            "state of 'p0' for AdamW: the optimizer has no state 'sum' with these options; use the "
+            "kind of optimizer that was saved");
   EXPECT_EQ(refusal([](auto& all) { all[0].scalars.emplace_back("lr", torch::zeros({})); }),
             "state of 'p0' for AdamW: 2 scalars; expected 1");
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors[0].tensor = torch::zeros({12}, at::kDouble); }),

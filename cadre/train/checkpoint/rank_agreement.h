@@ -32,8 +32,9 @@ class RankAgreement {
   int rank() const { return group_ ? group_->rank() : 0; }
   int world_size() const { return group_ ? group_->world_size() : 1; }
 
-  // Collective. Returns the texts of all ranks, by rank, or, on all ranks, the error of the lowest
-  // rank that passes one, prefixed with "rank 2: ".
+  // Collective. If no rank passes an error, returns the texts of all ranks, indexed by rank.
+  // Otherwise returns, on all ranks, the error of the lowest rank that passes one, prefixed with
+  // "rank 2: ".
   Result<std::vector<std::string>> gather(const Result<std::string>& own) const;
   // Collective. Returns the outcome of rank 0 on all ranks.
   Status follow_first(const Status& own) const;

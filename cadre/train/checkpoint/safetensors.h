@@ -51,7 +51,7 @@ Status write_safetensors(os::FileSystem& files, const std::string& path,
 
 struct WrittenFile {
   uint64_t bytes = 0;
-  std::string digest;  // digest of the written bytes, as wire::blake2b_hex()
+  std::string digest;  // the digest of the written bytes, as of wire::blake2b_hex()
 };
 Result<WrittenFile> write_and_digest_safetensors(
     os::FileSystem& files, const std::string& path, const std::vector<NamedTensor>& tensors,
@@ -87,7 +87,8 @@ class CADRE_EXPORT SafetensorsFile {
 
   os::VersionedFile file_;
   wire::SafetensorsHeader header_;
-  std::map<std::string, size_t, std::less<>> by_name_;  // index of header_.tensors
+  // The index in header_.tensors; the key is the name.
+  std::map<std::string, size_t, std::less<>> by_name_;
 };
 
 }  // namespace cadre

@@ -35,17 +35,17 @@ struct LoadOptions {
 
 struct LoadedSnapshot {
   int64_t step = 0;
-  // The states of the parameters that have one in the snapshot, for each entry of a parameter:
-  // tensors with the shape of its `values` on this rank.
+  // The states of the parameters that have one in the snapshot. There is one entry for each entry
+  // of a parameter, with tensors of the shape of its `values` on this rank.
   std::vector<ParameterState> optimizer;
   std::string extra = "{}";
-  std::string strategy;  // strategy of the run that saved it
+  std::string strategy;  // the strategy of the run that has saved it
 };
 
 // Collective. Fills the `values` of the parameters and buffers of `parts`. Of its other fields only
 // `flat` is used: the wrapper or optimizer that holds these values gathers its whole parameters
-// again, at once or in its next forward. `path`: the folder of a snapshot, or a safetensors file of
-// whole tensors, which has no optimizer state.
+// again, at once or in its next forward. `path` is the folder of a snapshot, or a safetensors file
+// of whole tensors, which has no optimizer state.
 CADRE_EXPORT LoadedSnapshot load_sharded(const std::string& path, const SnapshotParts& parts,
                                          const ProcessGroup& group,
                                          const LoadOptions& options = {});

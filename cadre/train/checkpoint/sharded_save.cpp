@@ -118,8 +118,9 @@ Status add_state(HeldBuilder& held, const ParameterState& state, const SnapshotT
   }
   for (const auto& [key, value] : state.scalars) {
     if (value.dim() != 0) {
-      return invalid(cadre::format("state.{}.{}", state.parameter, key),
-                     cadre::format("has sizes {}; a scalar has none", list_of(value.sizes())));
+      return invalid(
+          cadre::format("state.{}.{}", state.parameter, key),
+          cadre::format("has sizes {}; a scalar must have none", list_of(value.sizes())));
     }
     CADRE_RETURN_IF_ERROR(held.add({.name = state.parameter,
                                     .state = key,
@@ -173,10 +174,10 @@ Status check_texts(const SnapshotParts& parts, const SaveOptions& options) {
   const bool is_long = parts.extra.size() > kShown;
   return Error(
       ErrorCode::kInvalidArgument,
-      cadre::format("`extra` of the parts must be a JSON object, such as {{\"epoch\": 3}}, "
-                    "and is {}{} ({})",
-                    printable(parts.extra.substr(0, kShown)), is_long ? "..." : "",
-                    encoded.error().message()));
+      cadre::format(
+          "SnapshotParts::extra must be a JSON object, such as {{\"epoch\": 3}}, but is {}{} ({})",
+          printable(parts.extra.substr(0, kShown)), is_long ? "..." : "",
+          encoded.error().message()));
 }
 
 // Turns exceptions, those of libtorch and for lack of memory, into an error that all ranks get.

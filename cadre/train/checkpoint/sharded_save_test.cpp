@@ -84,7 +84,7 @@ TEST(ShardedSave, WhatTheRanksDoNotAgreeOnIsNamed) {
                 },
                 1),
             "kInvalidArgument: snapshot of step 3: 'embed.weight': two of the boxes of rank 1 "
-            "overlap; the boxes of a rank have no element in common");
+            "overlap; the boxes of a rank must not overlap");
 }
 
 // A load on the same ranks would refuse this snapshot, so the save refuses it.
@@ -133,10 +133,9 @@ TEST(ShardedSave, WhatCannotBeSavedIsKnownBeforeTheFirstSnapshot) {
       // The `extra` of ranks other than 0 is not written.
       if (group.rank() == 0) other.extra = text;
       const std::string refusal = testing::failure_of([&] { check_savable(other, group); });
-      testing::require(
-          refusal.find("kInvalidArgument: snapshot: rank 0: `extra` of the parts must be "
-                       "a JSON object, such as {\"epoch\": 3}, and is ") == 0,
-          refusal);
+      testing::require(refusal.find("kInvalidArgument: snapshot: rank 0: SnapshotParts::extra must "
+                                    "be a JSON object, such as {\"epoch\": 3}, but is ") == 0,
+                       refusal);
     }
     const std::string mesh =
         testing::failure_of([&] { check_savable(parts, group, {.mesh = "\xff"}); });
@@ -177,15 +176,15 @@ TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {
       "kInvalidArgument: snapshot of step 3: rank 0: '\xff' has a name that is no UTF-8 text");
   EXPECT_EQ(
       save_error([](SnapshotParts& parts) { parts.extra = "[" + std::string(48, '3') + "]"; }, 0),
-      "kInvalidArgument: snapshot of step 3: rank 0: `extra` of the parts must be a JSON "
-      "object, such as {\"epoch\": 3}, and is [" +
+      "kInvalidArgument: snapshot of step 3: rank 0: SnapshotParts::extra must be a JSON "
+      "object, such as {\"epoch\": 3}, but is [" +
           std::string(39, '3') + "... (the manifest cannot be written: `extra` is no JSON object)");
   EXPECT_THAT(save_error(
                   [](SnapshotParts& parts) {
                     parts.optimizer[0].scalars.emplace_back("lr", torch::zeros({1}));
                   },
                   1),
-              HasSubstr("rank 1: 'state.fc.weight.lr' has sizes (1); a scalar has none"));
+              HasSubstr("rank 1: 'state.fc.weight.lr' has sizes (1); a scalar must have none"));
 }
 
 // The rank that saves receives a number which the other rank sends for another purpose, as

@@ -66,7 +66,8 @@ Status remove_as_whole(os::FileSystem& files, const std::string& path) {
   const Status renamed = files.rename(path, removed);
   if (renamed.ok()) return os::remove_all(files, removed);
   const auto now = files.kind_of(path);
-  return now.ok() && !*now ? Status() : renamed;  // published or removed meanwhile
+  // Another process has published or removed it meanwhile.
+  return now.ok() && !*now ? Status() : renamed;
 }
 
 // Removes the folders of earlier attempts at this snapshot. They come from a run that was killed
@@ -93,7 +94,8 @@ class AttemptFolder {
     remove_all_with_prefix(files, run_folder, prefix).value_or_throw();
     path_ = files.make_folder_beside(in_folder(run_folder, prefix)).value_or_throw();
   }
-  ~AttemptFolder() { (void)os::remove_all(files_, path_); }  // the next attempt tries it again
+  // The next attempt tries to remove it again.
+  ~AttemptFolder() { (void)os::remove_all(files_, path_); }
   AttemptFolder(const AttemptFolder&) = delete;
   AttemptFolder& operator=(const AttemptFolder&) = delete;
 

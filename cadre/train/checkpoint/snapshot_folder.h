@@ -83,7 +83,7 @@ class CADRE_EXPORT SnapshotFolder {
   std::optional<std::string> folder_named_by(std::string_view pointer) const;
 
   std::string run_folder_;
-  std::shared_ptr<os::FileSystem> files_;  // shared by copies; owned unless a test gave it
+  std::shared_ptr<os::FileSystem> files_;  // copies share it; it is owned unless a test gave it
 };
 
 }  // namespace cadre

@@ -20,7 +20,7 @@ std::vector<SnapshotTensor> buffers_of(const torch::nn::Module& module) {
   return buffers;
 }
 
-// Returns the entry of a parameter that no record describes.
+// Returns the entry of a parameter that no ParameterShard describes.
 SnapshotTensor whole_parameter(const NamedTensor& parameter) {
   wrap::refuse_shard_as_whole(
       parameter.name, parameter.tensor, "parts_of",

@@ -32,21 +32,23 @@ namespace cadre {
 // plain module, tensors of the program. part_of() makes a SnapshotTensor of a ParameterShard.
 struct SnapshotTensor {
   std::string name;
-  std::vector<int64_t> sizes;  // sizes of the whole tensor
-  std::vector<Box> boxes;      // disjoint; empty if this rank holds nothing
+  std::vector<int64_t> sizes;  // the sizes of the whole tensor
+  std::vector<Box> boxes;      // the boxes are disjoint; empty if this rank holds nothing
   at::Tensor values;           // the elements of the boxes, row-major, one box after the other
   // The memory of a wrapper in which `values` lie; a load writes them in an update of it.
   ShardMemory memory = {};
-  // true: another entry of the same name, on this rank or another one, has these elements, perhaps
-  // in other boxes. Saves leave this entry out; loads fill it.
+  // If true, another entry of the same name, on this rank or another one, has these elements,
+  // perhaps in other boxes. Saves leave this entry out; loads fill it.
   bool is_copy = false;
 };
 
 struct SnapshotParts {
   std::vector<SnapshotTensor> parameters;
-  std::vector<SnapshotTensor> buffers;    // whole on every rank; rank 0's are written
-  std::vector<ParameterState> optimizer;  // sharded as the `values` of the parameters
-  std::string extra = "{}";               // a JSON object of the program; rank 0's is written
+  // The buffers are whole on every rank; those of rank 0 are written.
+  std::vector<SnapshotTensor> buffers;
+  // The states are sharded as the `values` of the parameters.
+  std::vector<ParameterState> optimizer;
+  std::string extra = "{}";  // a JSON object of the program; that of rank 0 is written
 };
 
 // Maps name and ParameterState::entry to the tensor.
@@ -64,10 +66,11 @@ CADRE_EXPORT SnapshotTensor part_of(const ParameterShard& shard);
 
 // Returns the parts of a plain module: each tensor once, under the first of its names. `optimizer`
 // and `extra` stay empty. Throws kInvalidArgument for a parameter that is a shard, as after
-// parallelize_module(); the form with records and a module throws it for a shard without a record.
+// parallelize_module(); the form with ParameterShards and a module throws it for a shard without a
+// ParameterShard.
 CADRE_EXPORT SnapshotParts parts_of(const torch::nn::Module& module);
-// Returns the parts of a model that the records describe as a whole, without buffers. Used for a
-// pipeline, whose ranks have different modules.
+// Returns the parts of a model that the ParameterShards describe as a whole, without buffers. Used
+// for a pipeline, whose ranks have different modules.
 CADRE_EXPORT SnapshotParts parts_of(std::span<const ParameterShard> shards);
 // Returns the parts of a wrapped model: the rank's shards of the parameters, and, as whole tensors,
 // parameters that are not sharded (frozen or ignored ones of some wrappers) and buffers.

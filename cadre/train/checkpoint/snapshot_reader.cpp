@@ -212,7 +212,9 @@ void SnapshotReader::check_piece(const ManifestTensor& tensor, const ManifestPie
   const std::string name = name_in_files(tensor);
   const wire::SafetensorsEntry* entry = opened->second.find(name);
   if (entry == nullptr) {
-    throw damaged(path, cadre::format("it has no tensor '{}'; the manifest says it has", name));
+    throw damaged(
+        path,
+        cadre::format("it has no tensor '{}', although the manifest lists it for this file", name));
   }
   if (entry->dtype != tensor.dtype || entry->shape != piece.sizes) {
     throw damaged(path, cadre::format("'{}' is {} {}; the manifest says {} {}", name, entry->dtype,

@@ -33,11 +33,11 @@ class CADRE_EXPORT SnapshotReader {
 
   const std::string& path() const { return path_; }
   const SnapshotManifest& manifest() const { return manifest_; }
-  // Equal on ranks that have opened the same snapshot. For a folder: a digest of its list of
-  // digests, which contains that of the manifest. For a single file without digests: a digest of
-  // its header.
+  // Returns a text that is equal on ranks that have opened the same snapshot. For a folder it is a
+  // digest of its list of digests, which contains that of the manifest. For a single file without
+  // digests it is a digest of its header.
   const std::string& fingerprint() const { return fingerprint_; }
-  // The tensors of the model by name; the states of the optimizer by parameter.
+  // Return the tensors of the model by name, and the states of the optimizer by parameter.
   const std::map<std::string, const ManifestTensor*>& model() const { return model_; }
   const std::map<std::string, std::vector<const ManifestTensor*>>& optimizer() const {
     return optimizer_;
@@ -77,7 +77,7 @@ class CADRE_EXPORT SnapshotReader {
   bool is_folder_;
   std::map<std::string, const ManifestTensor*> model_;
   std::map<std::string, std::vector<const ManifestTensor*>> optimizer_;
-  std::map<size_t, SafetensorsFile> files_;  // by index of manifest_.files
+  std::map<size_t, SafetensorsFile> files_;  // the files; the key is the index in manifest_.files
 };
 
 }  // namespace cadre

@@ -23,10 +23,10 @@ namespace cadre {
 namespace {
 
 constexpr const char* kThreadName = "cadre-snapshot";
-// While an exception ends its scope, a destructor waits so long for a save.
+// A destructor waits this long for a save while an exception ends its scope.
 constexpr Duration kUnwindingTimeout = std::chrono::seconds(5);
 
-// Returns the record of a tensor that a save leaves out, without its elements. The record stays,
+// Returns the entry of a tensor that a save leaves out, without its elements. The entry stays,
 // because saving compares the names on all ranks.
 SnapshotTensor name_of_copy(const SnapshotTensor& tensor) {
   const c10::InferenceMode mode(false);
@@ -68,7 +68,7 @@ class Staging {
   using Key = std::pair<std::string, std::string>;
 
   at::Tensor staged(const Key& key, const at::Tensor& tensor) {
-    if (!tensor.defined()) return tensor;  // saving refuses it
+    if (!tensor.defined()) return tensor;  // saving throws for it
     at::Tensor& memory = memory_[key];
     if (!memory.defined() || memory.sizes() != tensor.sizes() ||
         memory.scalar_type() != tensor.scalar_type()) {
@@ -128,7 +128,7 @@ class SnapshotSaver::Impl {
     const Deadline deadline = system_->deadline_in(timeout);
     end_waits_at(deadline, [&] {
       return cadre::format(
-          "rank {} closes the saver, and the snapshot of step {} is not saved after {} ms",
+          "rank {} closes the saver, but the snapshot of step {} was not saved within {} ms",
           ranks_.rank(), step_,
           std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count());
     });

@@ -298,8 +298,8 @@ TEST(SnapshotSaver, CloseGivesUpASaveThatDoesNotEndWithinTheTimeout) {
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   EXPECT_THAT(result.ranks[0].output,
-              ::testing::HasSubstr("rank 0 closes the saver, and the snapshot of step 7 is not "
-                                   "saved after 30 ms"));
+              ::testing::HasSubstr("rank 0 closes the saver, but the snapshot of step 7 was not "
+                                   "saved within 30 ms"));
   EXPECT_LT(std::chrono::steady_clock::now() - start, testing::kRankTimeout / 2);
 }
 

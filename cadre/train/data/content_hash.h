@@ -21,7 +21,7 @@ class CADRE_EXPORT ContentHash {
   ContentHash();
 
   void add(std::string_view bytes);
-  uint64_t value() const;  // hash of the bytes so far
+  uint64_t value() const;  // Returns the hash of the bytes so far.
 
  private:
   static constexpr size_t kStripeBytes = 32;

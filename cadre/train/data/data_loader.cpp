@@ -42,7 +42,7 @@ int64_t size_of(const Dataset* dataset) {
   return num_samples;
 }
 
-// Refuses values of the options that may differ between ranks.
+// Throws for invalid values of the options that may differ between ranks.
 void check_threads(const DataLoaderOptions& options) {
   if (options.num_threads < 0 || options.num_threads > kMaxThreads || options.prefetch < 1) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -114,7 +114,8 @@ struct DataLoader::Prefetch {
 
   // Hands over threads that may not end for a long time, so that the caller does not wait for them.
   static void leave_alone(std::unique_ptr<Prefetch> stuck) {
-    std::shared_ptr<Prefetch> kept = std::move(stuck);  // the function must be copyable
+    // The shared pointer is needed because the function must be copyable.
+    std::shared_ptr<Prefetch> kept = std::move(stuck);
     os::run_detached("cadre-closer", [kept = std::move(kept)]() mutable { kept.reset(); });
   }
 

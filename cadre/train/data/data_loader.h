@@ -42,32 +42,34 @@ namespace cadre {
 
 // The way in which a batch is divided among the ranks.
 enum class BatchSplit : uint8_t {
-  // Every world_size-th sample of the epoch, beginning with the sample at the index of the rank.
+  // Each rank gets every world_size-th sample of the epoch, beginning with the sample at the index
+  // of the rank.
   kInTurn,
-  // The ranks' parts, in rank order, are the batch. Use it if the order of samples matters, for
-  // example for a capacity of experts.
+  // The parts of the ranks, in rank order, are the batch. Use it if the order of samples matters,
+  // for example for a capacity of experts.
   kConsecutive,
 };
 
 struct DataLoaderOptions {
-  int64_t batch_size = 1;  // samples of all ranks together
-  // The ranks that split each batch: `.ranks = world`, or `.ranks = mesh["dp"]`. nullopt: this
-  // process reads whole batches.
+  int64_t batch_size = 1;  // the number of samples of all ranks together
+  // The ranks that split each batch, for example `.ranks = world` or `.ranks = mesh["dp"]`. If
+  // nullopt, this process reads whole batches.
   std::optional<Ranks> ranks = {};
   int64_t seed = 0;  // epoch e is shuffled with seed + e
   bool shuffle = true;
-  bool drop_last = false;  // leave out a last batch of fewer samples
+  bool drop_last = false;  // a last batch of fewer samples is left out
   BatchSplit split = BatchSplit::kInTurn;
-  // Threads that fetch ahead; 0: the caller fetches each batch when it needs it.
+  // The number of threads that fetch ahead. With 0 the caller fetches each batch when it needs it.
   int num_threads = 0;
-  int64_t prefetch = 2;                        // batches that each thread may be ahead
-  Duration timeout = std::chrono::minutes(5);  // how long to wait for a batch from a thread
+  int64_t prefetch = 2;  // the number of batches that each thread may be ahead
+  Duration timeout = std::chrono::minutes(5);  // the limit of a wait for a batch from a thread
 };
 
 // A position that is equal on all ranks, and valid for any number of ranks.
 struct LoaderPosition {
   int64_t epoch = 0;
-  int64_t samples = 0;  // samples of this epoch that were delivered to all ranks together
+  // The number of samples of this epoch that were delivered to all ranks together.
+  int64_t samples = 0;
 
   friend bool operator==(const LoaderPosition&, const LoaderPosition&) = default;
 };
@@ -102,7 +104,7 @@ class CADRE_EXPORT DataLoader {
       }
 
       DataLoader* loader_;
-      std::shared_ptr<const Token> loop_;  // shared with the loader
+      std::shared_ptr<const Token> loop_;  // the loader shares it
       Batch batch_;
       bool is_at_end_ = false;
     };
@@ -116,7 +118,7 @@ class CADRE_EXPORT DataLoader {
         : loader_(loader), epoch_(std::move(epoch)) {}
 
     DataLoader* loader_;
-    std::shared_ptr<const Token> epoch_;  // shared with the loader
+    std::shared_ptr<const Token> epoch_;  // the loader shares it
   };
 
   DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options);
@@ -136,16 +138,16 @@ class CADRE_EXPORT DataLoader {
   void seek(const LoaderPosition& position);
 
  private:
-  // The part of each batch that this rank gets.
+  // Says which part of each batch this rank gets.
   struct Share {
     BatchSplit split = BatchSplit::kInTurn;
     int64_t batch_size = 1;
     int64_t rank = 0;
     int64_t world_size = 1;
   };
-  struct Prefetch;  // the threads
+  struct Prefetch;  // owns the threads
 
-  const Dataset& dataset() const;  // throws if this loader was moved from
+  const Dataset& dataset() const;  // throws if the program has moved from this loader
   void end_loops();
   std::shared_ptr<const Token> begin_loop(const std::shared_ptr<const Token>& epoch);
   bool next(Batch& batch, const std::shared_ptr<const Token>& loop);
@@ -156,16 +158,17 @@ class CADRE_EXPORT DataLoader {
   Batch fetch(int64_t begin);
 
   std::shared_ptr<const Dataset> dataset_;
-  int64_t num_samples_ = 0;    // size of the dataset when the loader was made
-  DataLoaderOptions options_;  // its ranks are not set
+  int64_t num_samples_ = 0;    // the size of the dataset when the loader was made
+  DataLoaderOptions options_;  // the member `ranks` is not set
   Share share_;
   LoaderPosition position_;
   bool is_positioned_ = false;
-  std::shared_ptr<const Token> epoch_;  // made by the last epoch() or seek()
-  std::shared_ptr<const Token> loop_;   // made by the last begin(): the loop that may get batches
-  // The samples of all ranks in epoch order_epoch_; shared with the threads.
+  std::shared_ptr<const Token> epoch_;  // the last epoch() or seek() has made it
+  // The last begin() has made it for the loop that may get batches.
+  std::shared_ptr<const Token> loop_;
+  // The samples of all ranks in epoch order_epoch_. The threads share the list.
   std::shared_ptr<const std::vector<int64_t>> order_;
-  int64_t order_epoch_ = -1;            // -1: order_ is not set
+  int64_t order_epoch_ = -1;            // -1 if order_ is not set
   std::unique_ptr<Prefetch> prefetch_;  // null until the first batch is requested
 };
 

@@ -25,7 +25,7 @@ struct Batch {
 class CADRE_EXPORT Dataset {
  public:
   virtual ~Dataset() = default;
-  virtual int64_t size() const = 0;  // number of samples; constant
+  virtual int64_t size() const = 0;  // Returns the number of samples, which does not change.
   // Returns the samples with these indices, in this order. REQUIRES: each is in [0, size()).
   virtual Batch get(std::span<const int64_t> indices) const = 0;
   // Returns a number that is equal for equal samples and differs for others, for example a hash of

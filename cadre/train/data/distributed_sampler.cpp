@@ -13,7 +13,7 @@
 namespace cadre {
 namespace {
 
-constexpr int64_t kMaxSamples = int64_t{1} << 48;  // a limit with which no sum of sizes overflows
+constexpr int64_t kMaxSamples = int64_t{1} << 48;  // no sum of sizes overflows with this limit
 
 int64_t ceil_divide(int64_t a, int64_t b) {
   return (a + b - 1) / b;

@@ -22,14 +22,15 @@ struct DistributedSamplerOptions {
   int world_size = 1;
   int64_t seed = 0;
   bool shuffle = true;
-  bool drop_last = false;  // true: truncate instead of padding with repeated samples
+  // If true, samples are left out at the end, and none is repeated as padding.
+  bool drop_last = false;
 };
 
 class CADRE_EXPORT DistributedSampler {
  public:
   explicit DistributedSampler(const DistributedSamplerOptions& options);
 
-  // The number of samples of each rank; equal on all ranks.
+  // Returns the number of samples of each rank, which is equal on all ranks.
   int64_t num_samples_per_rank() const;
   // Returns this rank's num_samples_per_rank() samples, in order.
   std::vector<int64_t> indices(int64_t epoch) const;

@@ -23,7 +23,8 @@ namespace {
 constexpr std::string_view kImages = "images-idx3-ubyte";
 constexpr std::string_view kLabels = "labels-idx1-ubyte";
 constexpr int64_t kNumClasses = 10;
-constexpr size_t kMaxFileBytes = size_t{1} << 40;  // no limit but the size of the file
+// The limit is larger than any file.
+constexpr size_t kMaxFileBytes = size_t{1} << 40;
 // Mean and standard deviation of the pixels of MNIST's training images, as in PyTorch's example.
 constexpr double kPixelMean = 0.1307;
 constexpr double kPixelDeviation = 0.3081;

@@ -41,8 +41,8 @@ class CADRE_EXPORT Mnist : public Dataset {
   std::optional<uint64_t> digest() const override;
 
  private:
-  at::Tensor images_;  // (N, rows, columns) uint8
-  at::Tensor labels_;  // (N) uint8
+  at::Tensor images_;  // has the shape (N, rows, columns) and dtype uint8
+  at::Tensor labels_;  // has the shape (N) and dtype uint8
 };
 
 }  // namespace cadre

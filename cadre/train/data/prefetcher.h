@@ -25,8 +25,8 @@ namespace cadre {
 
 struct PrefetchOptions {
   int num_threads = 1;
-  int64_t depth = 2;                           // the most items that are being made or ready
-  Duration timeout = std::chrono::minutes(5);  // longest wait of one next()
+  int64_t depth = 2;  // the largest number of items that are being made or ready
+  Duration timeout = std::chrono::minutes(5);  // the limit of the wait of one next()
 };
 
 template <typename T>
@@ -148,13 +148,13 @@ class Prefetcher {
   const std::function<T(int64_t)> make_;
   const PrefetchOptions options_;
   std::unique_ptr<os::Waiter> taker_;
-  std::vector<std::unique_ptr<os::Waiter>> makers_;  // one for each thread
+  std::vector<std::unique_ptr<os::Waiter>> makers_;  // has one waiter for each thread
   std::vector<std::unique_ptr<os::Thread>> threads_;
 
   std::mutex mutex_;  // guards the members below; never held while waiting or in `make`
   std::map<int64_t, Item> ready_;
   int64_t num_claimed_ = 0;
-  int64_t num_taken_ = 0;  // written by next() only
+  int64_t num_taken_ = 0;  // only next() writes it
   bool is_closed_ = false;
 };
 

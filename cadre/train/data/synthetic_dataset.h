@@ -37,7 +37,7 @@ class CADRE_EXPORT SyntheticRegression : public Dataset {
 struct SyntheticImagesOptions {
   int64_t num_samples = 1024;
   int64_t num_classes = 10;
-  int64_t size = 28;  // pixels of each side
+  int64_t size = 28;  // the number of pixels of each side
   int64_t seed = 0;
 };
 

@@ -26,11 +26,12 @@ namespace fs = std::filesystem;
 
 constexpr size_t kBinaryProbeBytes = 8000;
 constexpr uint64_t kScanBytes = 1 << 20;
-constexpr size_t kMaxTextBytes = size_t{1} << 40;  // no limit: the folder was measured before
+// The limit is larger than any text: the size of the folder was checked before.
+constexpr size_t kMaxTextBytes = size_t{1} << 40;
 
 struct Document {
   size_t file = 0;
-  uint64_t offset = 0;  // offset in the file
+  uint64_t offset = 0;  // the offset in the file
   uint64_t num_bytes = 0;
   int64_t first_token = 0;
 
@@ -109,7 +110,7 @@ class OpenFiles {
   static constexpr size_t kMaxOpen = 64;
   struct Entry {
     size_t index;
-    std::shared_ptr<const os::VersionedFile> file;  // shared with the reads that use it
+    std::shared_ptr<const os::VersionedFile> file;  // the reads that use it share it
   };
 
   std::mutex mutex_;
@@ -135,8 +136,8 @@ struct TextCorpus::Contents {
  private:
   struct File {
     std::string path;
-    os::FileVersion version;  // the version whose text was scanned
-    std::string text;         // empty if the text stays on the disk
+    os::FileVersion version;  // the version of the file whose text was scanned
+    std::string text;         // is empty if the text stays on the disk
   };
   // The part of the current document that has been scanned.
   struct Scan {
@@ -156,7 +157,7 @@ struct TextCorpus::Contents {
   OpenFiles open_files_;
   std::atomic<bool> has_changed_ = false;
   std::mutex mutex_;
-  std::optional<Error> change_;  // guarded by mutex_
+  std::optional<Error> change_;  // mutex_ guards it
 };
 
 void TextCorpus::Contents::take(Scan& scan, std::string_view text) {

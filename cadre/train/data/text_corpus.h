@@ -64,8 +64,8 @@ class CADRE_EXPORT TextCorpus {
 
   // Copies tokens [begin, begin + out.size()), which must be within [0, num_tokens()]. Does not
   // throw if the files have changed: then `out` gets other tokens, or 0 where bytes are missing,
-  // and check_unchanged() throws from then on. So ranks that read at different times can refuse the
-  // text together.
+  // and check_unchanged() throws from then on. So ranks that read at different times can throw
+  // together.
   void copy_tokens(int64_t begin, std::span<int64_t> out) const;
   // Returns whether no read has found a changed file. Costs one load of an atomic.
   bool is_unchanged() const;
@@ -75,7 +75,7 @@ class CADRE_EXPORT TextCorpus {
  private:
   struct Contents;
   explicit TextCorpus(std::unique_ptr<Contents> contents);
-  Contents& contents() const;  // throws if this corpus was moved from
+  Contents& contents() const;  // throws if the program has moved from this corpus
   std::unique_ptr<Contents> contents_;
 };
 

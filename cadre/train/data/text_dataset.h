@@ -27,7 +27,7 @@ class CADRE_EXPORT TextDataset : public Dataset {
   std::optional<uint64_t> digest() const override;
 
  private:
-  const TextCorpus& corpus() const;  // throws if there is none
+  const TextCorpus& corpus() const;  // throws if there is no corpus
 
   std::shared_ptr<const TextCorpus> corpus_;
   TokenRange range_;

@@ -70,7 +70,7 @@ struct CommandLine {
   std::string config_path;
   std::vector<std::string> overrides;
   bool print_config = false;
-  int num_planned = 0;  // number of processes for --plan; 0: train
+  int num_planned = 0;  // the number of processes for --plan; 0 if the run trains
   bool verify = false;
   train::VerifyRequest request;
 };
@@ -143,7 +143,7 @@ int run_training(const CommandLine& command) {
     print(train::config_text(train::load_config(command.config_path, command.overrides)));
     return 0;
   }
-  os::PendingSignal stop(kStopSignals);  // made before any thread starts
+  os::PendingSignal stop(kStopSignals);  // is made before any thread starts
   const auto system = os::make_native_system();
   const ProcessGroup world = init_process_group();
   int exit_code = 0;

@@ -17,9 +17,10 @@ namespace cadre::train {
 class Task;
 
 struct Evaluation {
-  double loss = 0;                            // mean over the tokens or samples, in nats
-  std::optional<double> accuracy = {};        // fraction of right samples of a classification
-  std::optional<double> bigram_entropy = {};  // entropy of a text: see train/data/bigram.h
+  double loss = 0;                      // the mean over the tokens or samples, in nats
+  std::optional<double> accuracy = {};  // the fraction of right samples of a classification
+  // The entropy of a text, as train/data/bigram.h defines it.
+  std::optional<double> bigram_entropy = {};
 };
 
 // Returns a loader of all held-out data of the task, in order, divided among the ranks that have

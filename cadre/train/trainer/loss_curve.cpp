@@ -14,7 +14,7 @@ namespace {
 // Bars of one to eight eighths of a character's height.
 constexpr std::array<std::string_view, 8> kBars = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
 constexpr int kEighths = 8;
-constexpr int kLabelWidth = 7;  // "  5.55 "
+constexpr int kLabelWidth = 7;  // the width of a label such as "  5.55 "
 constexpr size_t kMaxPicturePoints = 600;
 
 std::vector<LossPoint> finite(const std::vector<LossPoint>& points) {

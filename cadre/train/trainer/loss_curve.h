@@ -22,8 +22,8 @@ struct LossCurve {
 };
 
 struct PlotSize {
-  int columns = 72;  // width of the whole line, with the labels of the axis
-  int rows = 8;      // not counting the line of steps below
+  int columns = 72;  // the width of the whole line, with the labels of the axis
+  int rows = 8;      // the number of rows without the line of steps below
 };
 
 // Returns the training loss as bars of Unicode's block elements; each bar is the mean over the

@@ -20,7 +20,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kEraseLine = "\r\x1b[K";
 constexpr size_t kMaxStatmBytes = 4096;
-constexpr int64_t kPageBytes = 4096;  // page size on x86-64, and on arm64 as Debian builds it
+constexpr int64_t kPageBytes = 4096;  // the page size on x86-64, and on arm64 as Debian builds it
 
 constexpr int kBarsOfALine = 48;
 

@@ -22,13 +22,13 @@ namespace cadre::train {
 struct StepReport {
   int64_t step = 0;
   int64_t num_steps = 0;
-  double loss = 0;  // mean over the samples of all ranks, before the update
+  double loss = 0;  // the mean over the samples of all ranks, before the update
   double learning_rate = 0;
-  double gradient_norm = 0;               // norm before clipping
-  double items_per_second = 0;            // all ranks together
-  std::string_view item_name = "tokens";  // unit of the speed
-  double communication_share = 0;         // share of this rank's time; at most 1
-  int64_t memory_bytes = 0;               // resident memory of this process
+  double gradient_norm = 0;               // the norm before clipping
+  double items_per_second = 0;            // counts the items of all ranks together
+  std::string_view item_name = "tokens";  // the unit of the speed
+  double communication_share = 0;         // the share of this rank's time, at most 1
+  int64_t memory_bytes = 0;               // the resident memory of this process
   double seconds_left = 0;
 };
 
@@ -43,8 +43,8 @@ struct EvaluationReport {
 
 struct ProgressOptions {
   std::function<void(std::string_view)> print;  // writes to standard output, unchanged
-  bool is_terminal = false;                     // whether one line is rewritten in place
-  int num_columns = 72;                         // width of a plot on a terminal
+  bool is_terminal = false;                     // one line is rewritten in place
+  int num_columns = 72;                         // the width of a plot on a terminal
   std::string metrics_path;
   // A resumed run removes the metrics that an earlier run wrote for later steps.
   int64_t keep_metrics_until_step = 0;
@@ -71,9 +71,8 @@ class Progress {
   LossCurve curve_;
   os::LockedFile metrics_;
   size_t metrics_size_;
-  bool line_is_open_ = false;     // whether the last line is that of a step, which the next step
-                                  // may rewrite
-  bool is_losing_lines_ = false;  // whether the last line could not be written
+  bool line_is_open_ = false;  // the last line is that of a step, which the next step may rewrite
+  bool is_losing_lines_ = false;  // the last line could not be written
 };
 
 // Returns "step   12/1000  loss 2.4131  35.1k tokens/s  comm  4 %  312 MB  1:23 left".

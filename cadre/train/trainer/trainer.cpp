@@ -195,7 +195,7 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
                            }});
   const StepSums sums = sum_over_ranks(loss, batch.data.size(0));
   if (sums.data_have_changed) check_data();
-  const double limit = config_.optimizer.clip_norm;  // 0: no limit
+  const double limit = config_.optimizer.clip_norm;  // 0 means no limit
   const double gradient_norm =
       strategy_->clip_gradients(limit > 0 ? limit : std::numeric_limits<double>::infinity());
   if (!std::isfinite(sums.loss) || !std::isfinite(gradient_norm)) {

@@ -45,9 +45,10 @@ class Model;
 struct TrainerContext {
   ProcessGroup world;
   os::System& system;
-  std::function<Duration()> time_in_communication;  // the time until now
-  std::function<bool()> stop_is_requested;      // for this rank; all ranks stop if one of them must
-  std::function<void(std::string_view)> print;  // called on rank 0 only
+  std::function<Duration()> time_in_communication;  // returns the time in communication until now
+  // Returns whether this rank should stop; all ranks stop if one of them must.
+  std::function<bool()> stop_is_requested;
+  std::function<void(std::string_view)> print;  // is called on rank 0 only
   bool is_terminal = false;
   int num_columns = 80;  // width of the terminal
   // The name of the job, if its launcher may start its processes again after a failure; else empty.
@@ -58,9 +59,9 @@ struct TrainerContext {
 
 struct TrainResult {
   int64_t steps = 0;         // includes the steps before a resumption
-  bool was_stopped = false;  // whether the run stopped before the last step, on request
-  double loss = 0;           // loss of the last step
-  Evaluation held_out;       // evaluation at the end; empty if the run was stopped
+  bool was_stopped = false;  // the run was stopped before the last step, on request
+  double loss = 0;           // the loss of the last step
+  Evaluation held_out;       // the evaluation at the end; empty if the run was stopped
 };
 
 class Trainer {
@@ -73,7 +74,7 @@ class Trainer {
  private:
   // Sums over all ranks in a step.
   struct StepSums {
-    double loss = 0;  // mean over all samples
+    double loss = 0;  // the mean over all samples
     bool stop = false;
     bool data_have_changed = false;
   };
@@ -115,26 +116,28 @@ class Trainer {
   TrainerContext context_;
   std::string run_path_;
   SnapshotFolder snapshots_;
-  std::unique_ptr<RunFolder> run_folder_;  // null except on rank 0
+  std::unique_ptr<RunFolder> run_folder_;  // is null except on rank 0
   std::unique_ptr<Task> task_;
-  std::optional<InitialWeights> weights_;  // what model.weights names, if it is set
-  std::optional<Resumption> resumption_;   // set in the constructor only
-  std::shared_ptr<Model> model_;           // null once it is cut into stages
-  int64_t num_parameters_ = 0;             // parameters of the whole model
+  std::optional<InitialWeights> weights_;  // holds what model.weights names, if it is set
+  std::optional<Resumption> resumption_;   // only the constructor sets it
+  std::shared_ptr<Model> model_;           // is null once it is cut into stages
+  int64_t num_parameters_ = 0;             // the number of parameters of the whole model
   std::optional<RunLayout> layout_;
   std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<SnapshotWriter> snapshot_writer_;
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<DataLoader> held_out_loader_;
-  std::unique_ptr<Progress> progress_;     // null except on rank 0
-  int64_t first_step_ = 0;                 // steps completed before this process started
-  int64_t step_ = 0;                       // steps completed
-  int64_t saved_step_ = -1;                // step of the last snapshot that was read or written
-  std::optional<Error> snapshot_failure_;  // error of the last snapshot that could not be written
+  std::unique_ptr<Progress> progress_;  // is null except on rank 0
+  int64_t first_step_ = 0;              // the number of steps completed before this process started
+  int64_t step_ = 0;                    // the number of steps completed
+  int64_t saved_step_ = -1;             // the step of the last snapshot that was read or written
+  // The error of the last snapshot that could not be written.
+  std::optional<Error> snapshot_failure_;
   std::optional<double> best_held_out_loss_;
   std::optional<double>
-      saved_best_loss_;     // best loss in the last snapshot that was read or written
-  int64_t best_step_ = -1;  // the step whose snapshot will be marked as the best; -1: none
+      saved_best_loss_;  // the best loss in the last snapshot that was read or written
+  // The step whose snapshot will be marked as the best; -1 if there is none.
+  int64_t best_step_ = -1;
   std::optional<double> loss_before_best_;
   TimePoint run_started_;
   TrainResult result_;

@@ -26,7 +26,7 @@ UsedBound compare(const at::Tensor& actual, const ReferenceTensor& expected) {
       (actual.detach().to(at::kDouble) - expected.values.to(at::kDouble)).abs().flatten();
   if (difference.numel() == 0) return {.share = 0, .deviation = {.bound = expected.bound}};
   const auto relative = [&](double value) {
-    return value == 0 ? 0 : value / expected.scale;  // infinite if the scale is 0
+    return value == 0 ? 0 : value / expected.scale;  // the result is infinite if the scale is 0
   };
   if (!expected.bounds.defined()) {
     // max() is NaN if any element is NaN.

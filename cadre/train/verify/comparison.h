@@ -17,7 +17,7 @@ namespace cadre::verify {
 // A deviation and `share`, its ratio to its bound. The ratio is infinite for NaN, and for any
 // difference if the bound is 0.
 struct UsedBound {
-  double share = -1;  // -1: nothing has been compared
+  double share = -1;  // -1 if nothing has been compared
   Deviation deviation;
 };
 
@@ -30,7 +30,7 @@ class Comparison {
  public:
   Comparison(const ReferenceRun& reference, int rank) : reference_(reference), rank_(rank) {}
 
-  // step: counted from 1.
+  // `step` is counted from 1.
   void add_loss(int64_t step, double loss);
   void add_gradients(int64_t step, std::span<const NamedTensor> gradients);
   void add_parameters(int64_t step, std::span<const NamedTensor> parameters);

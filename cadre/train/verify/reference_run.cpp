@@ -469,12 +469,12 @@ class ReferenceRecorder {
   ProcessGroup world_;
   const bool is_first_;
   std::unique_ptr<ReferenceTraining> training_;
-  std::vector<NamedTensor> parameters_;  // values before the first step
-  std::vector<NamedTensor> buffers_;     // values before the first step
-  std::vector<double> gradient_bounds_;  // by parameter
+  std::vector<NamedTensor> parameters_;  // the values before the first step
+  std::vector<NamedTensor> buffers_;     // the values before the first step
+  std::vector<double> gradient_bounds_;  // has one bound for each parameter
   std::vector<double> parameter_bounds_;
   double loss_bound_ = 0;
-  std::optional<DisturbedTraining> disturbed_;  // set on rank 0 only
+  std::optional<DisturbedTraining> disturbed_;  // is set on rank 0 only
   std::optional<PerturbedUpdates> perturbed_;
   ReferenceRun run_;
 };

@@ -18,10 +18,11 @@ namespace cadre::verify {
 
 // A tensor of the reference. Bounds are relative to the scale.
 struct ReferenceTensor {
-  at::Tensor values;    // undefined for a gradient that does not exist
-  double scale = 0;     // 0: every value is 0, and must be 0 on the ranks, too
-  double bound = 0;     // bound for every element, unless `bounds` is defined
-  at::Tensor bounds{};  // by element, with the sizes of `values`; or undefined
+  at::Tensor values;  // is undefined for a gradient that does not exist
+  double scale = 0;   // 0 means that every value is 0, and must be 0 on the ranks, too
+  double bound = 0;   // the bound for every element, unless `bounds` is defined
+  // Has one bound for each element, with the sizes of `values`; or is undefined.
+  at::Tensor bounds{};
 };
 
 struct ReferenceStep {
@@ -36,8 +37,8 @@ struct ReferenceRun {
   std::vector<std::string> names;
   std::vector<ReferenceStep> steps;
   std::vector<std::string> buffer_names = {};
-  bool has_gradients = false;       // whether any gradient of any step is not 0
-  bool changes_parameters = false;  // whether any step has changed a parameter
+  bool has_gradients = false;       // a gradient of some step is not 0
+  bool changes_parameters = false;  // a step has changed a parameter
 };
 
 // Calls make_reference on every rank. Rank 0 trains, in a world of one process, and broadcasts the

@@ -16,7 +16,7 @@ namespace cadre::verify {
 class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
-  // step: counted from 1.
+  // `step` is counted from 1.
   virtual void update(int64_t step) = 0;
 };
 

@@ -15,11 +15,11 @@
 namespace cadre {
 
 struct StrategyCase {
-  DataStrategy strategy = DataStrategy::kDdp;  // not kSingle
-  Reshard reshard = Reshard::kAfterForward;    // for kFsdp and kHsdp
-  ShardForm form = ShardForm::kGathered;       // for kFsdp and kHsdp
-  int reshard_group_size = 0;                  // for Reshard::kOntoGroup
-  int num_replicas = 1;                        // for kHsdp: the size of the mesh's first axis
+  DataStrategy strategy = DataStrategy::kDdp;  // is not kSingle
+  Reshard reshard = Reshard::kAfterForward;    // is used by kFsdp and kHsdp
+  ShardForm form = ShardForm::kGathered;       // is used by kFsdp and kHsdp
+  int reshard_group_size = 0;                  // is used by Reshard::kOntoGroup
+  int num_replicas = 1;  // is used by kHsdp: the size of the mesh's first axis
   // The number of parts of each rank's share of a batch. Their gradients are accumulated under
   // no_sync().
   int64_t num_parts = 1;
@@ -44,7 +44,7 @@ struct StrategySpace {
   int world_size = 1;
   // Each case is run with one part and with this number of parts.
   int64_t num_parts = 2;
-  // Whether to include Reshard::kOntoGroup, for which the trainer has no key.
+  // Includes Reshard::kOntoGroup, for which the trainer has no key.
   bool has_group_reshard = true;
 };
 // Returns every case for this number of ranks: hsdp for each pair of factors above 1; kOntoGroup if

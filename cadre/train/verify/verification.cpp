@@ -186,7 +186,7 @@ class Verification {
     return report;
   }
 
-  // Returns the same on all ranks; empty if the case can run.
+  // Returns why the case cannot run, with the same text on all ranks; empty if it can run.
   std::string reason_not_to_run(const StrategyCase& strategy) const {
     if (!program_.why_not) return {};
     const auto reasons =

@@ -32,7 +32,7 @@
 
 namespace cadre::host {
 
-// Two cache lines: CPUs fetch neighbouring lines in pairs.
+// Two cache lines, because CPUs fetch neighbouring lines in pairs.
 inline constexpr size_t kFlagAlignment = 128;
 inline constexpr size_t kInlineBytes = 96;
 inline constexpr size_t kFlatBytes = 32 << 10;
@@ -43,7 +43,8 @@ inline constexpr int kNumChunks = 4;
 // A rank's announcement of an operation. Payload and flag share their cache lines, so a small
 // operation costs one transfer between cores.
 struct alignas(kFlagAlignment) Entry {
-  os::WaitWord sequence;  // number of this entry; published last
+  // The number of this entry; the rank writes it last, which publishes the entry.
+  os::WaitWord sequence;
   uint64_t number;
   Fingerprint fingerprint;
   std::array<std::byte, kInlineBytes> payload;
@@ -55,11 +56,11 @@ struct alignas(kFlagAlignment) StepFlag {
 };
 
 struct alignas(kFlagAlignment) Notice {
-  // Set by the rank that finds that two ranks called different operations: bit 32 is set, and the
-  // sequence number is in the low bits.
+  // Set by the rank that finds that two ranks called different operations. Bit 32 is set, and the
+  // low bits have the sequence number.
   std::atomic<uint64_t> mismatch;
-  // Set by the first rank that leaves an operation with an error: bit 63 is set, the rank is in the
-  // bits from 32 on, and the sequence number is in the low bits.
+  // Set by the first rank that leaves an operation with an error. Bit 63 is set, the bits from 32
+  // on have the rank, and the low bits have the sequence number.
   std::atomic<uint64_t> left;
 };
 

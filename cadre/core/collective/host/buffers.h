@@ -28,9 +28,9 @@ constexpr size_t divide_rounding_up(size_t a, size_t b) {
 // The ranges of the ranks' parts in the output of a gather, or in the input of a reduce_scatter.
 class RankParts {
  public:
-  // Equal parts, in rank order.
+  // Makes equal parts, in rank order.
   explicit RankParts(size_t each) : each_(each) {}
-  // The part of each rank.
+  // parts[r] is the part of rank r.
   explicit RankParts(std::vector<Range> parts) : parts_(std::move(parts)) {}
 
   Range of(int rank) const {
@@ -50,9 +50,9 @@ class RankParts {
 
 // How an all_to_all divides the buffers of one rank.
 struct ExchangeParts {
-  std::vector<Range> sent;      // ranges of the input, by receiving rank
-  std::vector<Range> received;  // ranges of the output, by sending rank
-  size_t longest = 0;           // bytes of the longest part between any two ranks
+  std::vector<Range> sent;      // sent[r] is the range of the input that goes to rank r
+  std::vector<Range> received;  // received[r] is the range of the output that comes from rank r
+  size_t longest = 0;           // the size in bytes of the longest part between any two ranks
 };
 
 // Returns part `index` of `total` bytes that are cut into parts of `part` bytes; the last parts may

@@ -18,7 +18,7 @@
 
 namespace cadre::host {
 
-// `outs` has the outputs of all ranks; for a reduce only that of the root.
+// `outs` has the outputs of all ranks; for a reduce, only the output of the root.
 Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          size_t num_bytes, ReduceKind kind);
 // offset: the position of this rank's part in the inputs.
@@ -28,7 +28,7 @@ Status direct_all_gather(Peers& peers, const OpContext& op, const SharedBuffers&
                          const Buffers& buffers, const RankParts& parts);
 Status direct_broadcast(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes data,
                         Rank root);
-// Called on the root it reads all inputs.
+// On the root this call reads all inputs.
 Status direct_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                      const Buffers& buffers, const RankParts& parts, Rank root);
 // Only the root's entry of `ins` is read.

@@ -16,7 +16,7 @@ using host::Buffers;
 
 namespace {
 
-// How long a rank that leaves with an error waits for peers that still access its memory. A peer
+// A rank that leaves with an error waits this long for peers that still access its memory. A peer
 // takes longer only if it is stopped or not scheduled.
 constexpr Duration kPartingTime = std::chrono::milliseconds(20);
 
@@ -345,7 +345,8 @@ Status HostEngine::all_to_all_v(const OpContext& op, const Collective& c) {
   }
   const Status fit = table.check(op);
   if (!fit.ok()) {
-    CADRE_RETURN_IF_ERROR(finish({}));  // on all ranks, before any accesses memory of another
+    // All ranks do this before any of them accesses memory of another.
+    CADRE_RETURN_IF_ERROR(finish({}));
     return fit;
   }
   std::vector<size_t> offsets;
@@ -419,15 +420,15 @@ Status HostEngine::enter_large(const OpContext& op, ConstBytes in, Bytes out) {
   is_inside_ = true;
   Status entered = peers_.enter(op, std::as_bytes(std::span(&announced_, 1)));
   if (entered.ok()) {
-    // Called here and not at the end, because a rank that entered early would otherwise sleep
-    // during the whole work.
+    // Called here and not at the end, because a rank that entered early would otherwise sleep while
+    // this rank works.
     peers_.wake_sleepers();
     entered = peers_.check_left(op);
   }
   return entered.ok() ? entered : finish(entered);
 }
 
-// Called before this rank announces the operation: otherwise peers would wait in the operation for
+// Called before this rank announces the operation. Otherwise peers would wait in the operation for
 // a rank that has no memory.
 Status HostEngine::commit_flat() {
   if (has_flat_) return {};

@@ -43,11 +43,11 @@ namespace cadre {
 struct HostEngineSetup {
   std::shared_ptr<HostMemory> memory;  // shared by the engines and buffers of this rank
   Rank rank = 0;
-  // Whether there are more ranks than cores on this host. Then waits give the core away instead of
+  // There are more ranks than cores on this host. Then waits give the core away instead of
   // spinning.
   bool oversubscribed = false;
-  std::vector<int> slots;     // slots in the memory, by rank
-  std::vector<Place> blocks;  // blocks by rank
+  std::vector<int> slots;     // slots[r] is the slot of rank r in the memory
+  std::vector<Place> blocks;  // blocks[r] is the block of rank r
   Piece block;                // this rank's block, made by cut_block()
 };
 
@@ -93,12 +93,13 @@ class HostEngine final : public Backend {
 
   HostEngineSetup setup_;
   host::Peers peers_;
-  std::vector<const std::byte*> inputs_;  // reused by reduce_payloads
-  bool has_flat_ = false;                 // this rank's flat slots are committed
-  bool has_staging_ = false;              // this rank's staging is committed
-  host::Announcement announced_;  // announced with the last operation; empty if that was small
-  size_t num_out_bytes_ = 0;      // size of the buffer at announced_.out
-  bool is_inside_ = false;        // this rank has announced an operation that has not ended
+  std::vector<const std::byte*> inputs_;  // is a member so that reduce_payloads() reuses its memory
+  bool has_flat_ = false;                 // this rank has committed its flat slots
+  bool has_staging_ = false;              // this rank has committed its staging
+  // The announcement of the last operation; empty if that operation was small.
+  host::Announcement announced_;
+  size_t num_out_bytes_ = 0;  // the size in bytes of the buffer at announced_.out
+  bool is_inside_ = false;    // this rank has announced an operation that has not ended
 };
 
 }  // namespace cadre

@@ -27,7 +27,7 @@ namespace cadre::host {
 struct PeersOptions {
   Rank rank = 0;
   int world_size = 1;
-  // Whether there are more ranks than cores. Then a wait gives the core away at once.
+  // There are more ranks than cores. Then a wait gives the core away at once.
   bool oversubscribed = false;
   // The initial value of all counters of the arena: 0 in a new arena.
   uint32_t first_count = 0;
@@ -41,7 +41,7 @@ class Peers {
   Rank rank() const { return rank_; }
   int world_size() const { return world_size_; }
   const Arena& arena() const { return arena_; }
-  // The sequence number of the last enter(). next_sequence() is that of the next one.
+  // Returns the sequence number of the last enter(); next_sequence() returns that of the next one.
   uint32_t sequence() const { return sequence_; }
   uint32_t next_sequence() const { return sequence_ + 1; }
 
@@ -98,12 +98,13 @@ class Peers {
   const int world_size_;
   const int spin_limit_;
   const int yield_limit_;
-  // Spins of the next wait: grows when spinning succeeds, shrinks when it does not.
+  // The number of spins of the next wait. It grows when spinning succeeds, and shrinks when it does
+  // not.
   int spin_budget_;
   uint32_t sequence_;
   uint32_t step_base_;
   bool are_sleepers_awake_ = true;
-  std::atomic<uint32_t> barrier_{0};  // see wake_sleepers()
+  std::atomic<uint32_t> barrier_{0};  // wake_sleepers() explains its use
 };
 
 }  // namespace cadre::host

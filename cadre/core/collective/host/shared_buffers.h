@@ -1,5 +1,4 @@
-// The buffers of all ranks that an operation accesses in place: whether it can, and their
-// addresses.
+// Finds whether an operation can access the buffers of all ranks in place, and at which addresses.
 //
 // Threads: same as Peers; call after a successful Peers::enter whose payload was an Announcement.
 // Blocking: never. Lifetime: borrows the memory. Errors: kCorruption for a place that is not in its
@@ -47,13 +46,14 @@ enum class Sharing {
 struct Wanted {
   Sharing sharing;
   Rank root = 0;
-  // Bytes that peers access in each input, by rank; one entry: equal on all.
+  // in_bytes[r] is the number of bytes of rank r's input that peers access; one entry stands for
+  // all ranks.
   std::vector<size_t> in_bytes;
-  size_t out_bytes = 0;  // bytes that peers access in each output
+  size_t out_bytes = 0;  // the number of bytes that peers access in each output
 };
 
-// The input and output of every rank, as mapped here, in rank order. `outs` is empty for operations
-// that write only their own output; an input that no rank reads is null.
+// The inputs and outputs of all ranks, as this rank maps them, in rank order. `outs` is empty for
+// operations that write only their own output; an input that no rank reads is null.
 struct SharedBuffers {
   // A piece that contains buffers of a rank.
   struct Source {
@@ -71,7 +71,7 @@ struct SharedBuffers {
   std::vector<Source> sources = {};
 };
 
-// Returns nullopt if a wanted buffer is private. `slots`: the slots of the ranks.
+// Returns nullopt if a wanted buffer is private. slots[r] is the slot of rank r.
 Result<std::optional<SharedBuffers>> share_buffers(const Peers& peers, const HostMemory& memory,
                                                    std::span<const int> slots,
                                                    const Wanted& wanted);

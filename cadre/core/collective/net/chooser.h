@@ -12,25 +12,30 @@
 
 namespace cadre {
 
-// The sizes from which on the second algorithm of each line is used. reduce follows all_reduce's
-// line, so that both give the same bits. The sizes of rings are for up to 8 ranks: the steps of a
-// ring grow with the number of ranks, those of the other algorithm with its logarithm, so for more
-// ranks the sizes grow in proportion (1,024 ranks: 8 MiB).
+// The sizes from which on the second algorithm of each line is used. reduce uses the line of
+// all_reduce, so that both give the same bits. The sizes of rings are for up to 8 ranks. The steps
+// of a ring grow with the number of ranks, those of the other algorithm with its logarithm, so for
+// more ranks the sizes grow in proportion: to 8 MiB for 1,024 ranks.
 struct CrossoverTable {
-  uint64_t all_reduce_ring_bytes = 64 << 10;   // recursive doubling, then ring
-  uint64_t broadcast_chain_bytes = 256 << 10;  // binomial tree, then chain
-  uint64_t all_gather_ring_bytes = 64 << 10;   // output size: Bruck, then ring
+  // Recursive doubling is used below this size, a ring from it on.
+  uint64_t all_reduce_ring_bytes = 64 << 10;
+  // A binomial tree is used below this size, a chain from it on.
+  uint64_t broadcast_chain_bytes = 256 << 10;
+  // Counts the bytes of the output; Bruck's algorithm is used below this size, a ring from it on.
+  uint64_t all_gather_ring_bytes = 64 << 10;
   uint64_t chain_segment_bytes = 128 << 10;
-  uint64_t gather_linear_bytes = 64 << 10;  // size of the root's buffer: binomial tree, then linear
+  // Counts the bytes of the root's buffer; a binomial tree is used below this size, a linear
+  // schedule from it on.
+  uint64_t gather_linear_bytes = 64 << 10;
 };
 
-// Returns "all_reduce recursive doubling, ring from 65536 B; ..."
+// Returns a text such as "all_reduce recursive doubling, ring from 65536 B; ...".
 std::string to_string(const CrossoverTable& table);
 
 struct Choice {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kUint8;
-  uint64_t num_bytes = 0;  // size of the input or the output, whichever is larger
+  uint64_t num_bytes = 0;  // the size of the input or of the output, whichever is larger
   int world_size = 1;
 };
 

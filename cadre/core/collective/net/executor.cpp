@@ -13,10 +13,11 @@
 namespace cadre {
 namespace {
 
-// The size of the buffer for received bytes that are added: half of a usual second-level cache.
+// The size of the buffer for received bytes that are added. It is half of a usual second-level
+// cache.
 constexpr size_t kStagingBytes = 256 << 10;
-// A longer wait also polls peers from which no data is expected: a rank that runs a different
-// operation may be the reason why this one makes no progress.
+// A longer wait also polls peers from which no data is expected, because a rank that runs a
+// different operation may be the reason why this one makes no progress.
 constexpr Duration kUnsuspicious = std::chrono::milliseconds(5);
 
 const char* phase_of(const ScheduleRun& run, size_t step) {
@@ -58,9 +59,9 @@ Bytes writable_bytes_of(const ScheduleRun& run, const Block& block) {
 struct IncomingPlace {
   Combine combine = Combine::kStore;
   Bytes target;
-  const std::byte* local = nullptr;  // null for kStore
-  ReduceKind kind;                   // unused for kStore
-  int divisor = 1;                   // divides complete sums; 1: no division
+  const std::byte* local = nullptr;  // is null for kStore
+  ReduceKind kind;                   // kStore does not use it
+  int divisor = 1;                   // divides complete sums; 1 means no division
   // The step also sends the old content of the target, which must not be overwritten before it is
   // sent.
   bool target_is_sent = false;
@@ -91,8 +92,8 @@ class Incoming {
 
   IncomingPlace place_;
   Bytes staging_;
-  size_t num_done_ = 0;    // bytes of the target that are final
-  size_t num_staged_ = 0;  // bytes after the final ones, in staging
+  size_t num_done_ = 0;    // the number of bytes of the target that are final
+  size_t num_staged_ = 0;  // the number of bytes after the final ones that are in staging
 };
 
 Result<size_t> Incoming::advance(Link& from, const OperationHeader& operation, size_t num_sent) {
@@ -149,12 +150,11 @@ IncomingPlace place_of(const ScheduleRun& run, const Step& step) {
 
 // The ranks at distances 1, 2, 4, ... on both sides. A rank that waits announces its operation to
 // them and to those that it waits for, and reads their announcements, so two of them that wait in
-// different operations detect the mismatch.
-// Any two ranks that wait are connected by a path of such pairs, since distance 1 alone connects
-// all ranks. If they run different operations, so do two neighbours on the path. Ranks on the path
-// that do not wait yet announce their operation when they do; the longer distances bypass ranks
-// that never wait. A rank that finds a mismatch, or receives a refusal, refuses its operation to
-// its own peers.
+// different operations detect the mismatch. Any two ranks that wait are connected by a path of such
+// pairs, since distance 1 alone connects all ranks. If they run different operations, so do two
+// neighbours on the path. Ranks on the path that do not wait yet announce their operation when they
+// do; the longer distances bypass ranks that never wait. A rank that finds a mismatch, or receives
+// a refusal, sends a refusal of its operation to its own peers.
 std::vector<Rank> watched_by(Rank rank, int world_size) {
   std::vector<Rank> ranks;
   for (int distance = 1; distance < world_size; distance *= 2) {
@@ -287,11 +287,11 @@ Status Executor::check(const OpContext& op, Rank peer) {
   const bool is_agreed = is_running || (called && *called == theirs->fingerprint);
   const std::string which = format("net engine: {} #{}", text(theirs->fingerprint), theirs->number);
   if (is_agreed && theirs->kind == OperationHeader::Kind::kRefusal) {
-    // The refusal keeps the number of the operation that was refused, because a rank that is still
+    // The refusal keeps the number of the operation that has failed, because a rank that is still
     // in that operation ignores the refusal of a later one.
     refuse(*theirs);
     return Error(ErrorCode::kAborted,
-                 format("{}: rank {} refused it, because another rank called a different "
+                 format("{}: rank {} has given it up, because another rank called a different "
                         "operation; look at the first failure",
                         which, peer));
   }
@@ -316,8 +316,8 @@ Status Executor::check(const OpContext& op, Rank peer) {
                       text(theirs->fingerprint), theirs->number));
 }
 
-// Sent to all ranks, because ranks that have left the operation do not forward it. On a channel
-// without a link nothing was sent yet, so no message is in progress.
+// Sends the refusal to all ranks, because ranks that have left the operation do not forward it. If
+// a channel has no link, no message is in progress on it, so the header can be sent directly.
 void Executor::refuse(const OperationHeader& refused) {
   for (int peer = 0; peer < transport_.world_size(); ++peer) {
     if (peer == transport_.rank()) continue;

@@ -28,11 +28,11 @@ struct SlotMemory {
 // A range of a Schedule's steps, and the memory on which they run.
 struct ScheduleRun {
   const Schedule& schedule;
-  size_t begin = 0;  // steps [begin, end)
+  size_t begin = 0;  // the range is the steps [begin, end)
   size_t end = 0;
   SlotMemory memory;
   ReduceKind kind;              // the dtype also gives the size of blocks that are only moved
-  const char* phase = nullptr;  // null: the name of the schedule's phase
+  const char* phase = nullptr;  // if null, the name of the schedule's phase is shown
 };
 
 class Executor {
@@ -55,12 +55,13 @@ class Executor {
 
   os::System& system_;
   Transport& transport_;
-  std::vector<std::unique_ptr<Link>> links_;  // links by rank, made when they are needed
-  std::vector<Rank> watched_;                 // ranks that a long wait watches
+  // links_[r] is the link to rank r, which is made when it is needed.
+  std::vector<std::unique_ptr<Link>> links_;
+  std::vector<Rank> watched_;  // the ranks that a long wait watches
   CallHistory history_;
-  OperationHeader header_;  // header of the current operation
+  OperationHeader header_;  // the header of the current operation
   std::unique_ptr<std::byte[]> staging_;
-  // Interests of a watching wait, kept to reuse their memory.
+  // The interests of a wait that watches peers. They are a member only to reuse their memory.
   std::vector<ChannelInterest> interests_;
 };
 

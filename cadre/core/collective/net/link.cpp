@@ -38,7 +38,7 @@ Result<size_t> Link::receive(const OperationHeader& operation, Bytes target) {
   if (!is_open_) {
     while (!incoming_) {
       if (inbox_end_ < OperationHeader::kBytes) {
-        // Receives no more than the caller expects: the next operation may begin behind it.
+        // Receives no more than the caller expects, because the next operation may begin after it.
         const size_t want = OperationHeader::kBytes + std::min(target.size(), kInlineBytes);
         const auto received =
             channel_.try_recv(Bytes(inbox_).subspan(inbox_end_, want - inbox_end_));
@@ -92,8 +92,8 @@ Status Link::parse_incoming(const OperationHeader& operation) {
   return {};
 }
 
-// An announcement that agrees with what this rank runs or ran is no contradiction. One of a later
-// operation is compared when this rank runs that operation.
+// An announcement that agrees with what this rank runs or ran does not contradict it. An
+// announcement of a later operation is compared when this rank runs that operation.
 bool Link::contradicts(const OperationHeader& announced, const OperationHeader& operation) const {
   if (announced.number > operation.number) return false;
   if (announced.number < operation.number) {
@@ -131,7 +131,7 @@ void Link::refuse(const OperationHeader& operation) {
 void Link::refuse(Channel& channel, OperationHeader operation) {
   operation.kind = OperationHeader::Kind::kRefusal;
   const auto header = operation.encode();
-  // Best effort: the operation fails on this rank whether or not the refusal can be sent.
+  // An error is ignored: the operation fails on this rank whether or not the refusal can be sent.
   static_cast<void>(channel.try_send(header));
 }
 

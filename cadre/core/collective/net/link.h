@@ -33,12 +33,13 @@ class CallHistory {
     uint64_t number = 0;
     Fingerprint fingerprint = {};
   };
-  std::array<Call, kNumRemembered> calls_{};  // by number modulo kNumRemembered
+  // The call with number n is at index n modulo kNumRemembered.
+  std::array<Call, kNumRemembered> calls_{};
 };
 
 class Link {
  public:
-  // The history outlives the link.
+  // REQUIRES: the history outlives the link.
   Link(Channel& channel, const CallHistory& history) : channel_(channel), history_(history) {}
 
   // Begins to send `payload` as one message of the operation: the header is sent first, together
@@ -47,7 +48,7 @@ class Link {
   // Returns the number of bytes sent, header included.
   Result<size_t> advance_send();
   bool is_send_done() const { return unsent_.size() == 0; }
-  // The number of payload bytes sent since start_send().
+  // Returns the number of payload bytes sent since start_send().
   size_t num_sent() const { return num_sent_; }
 
   // Receives payload of one message into `target` and returns the number of bytes. Returns 0 also
@@ -87,8 +88,8 @@ class Link {
   static void refuse(Channel& channel, OperationHeader operation);
 
  private:
-  // The number of payload bytes that are received together with the header in one system call:
-  // otherwise a receiver would have to wait twice for a short message.
+  // This many payload bytes are received together with the header in one system call. Otherwise a
+  // receiver would have to wait twice for a short message.
   static constexpr size_t kInlineBytes = 4096;
 
   Status parse_incoming(const OperationHeader& operation);
@@ -103,20 +104,21 @@ class Link {
 
   bool has_sent_header_ = false;
   bool has_announced_ = false;
-  // An announcement that is partly unsent, and a header.
+  // Holds the unsent part of an announcement, and a header.
   std::array<std::byte, 2 * OperationHeader::kBytes> outbox_;
-  Channel::Parts unsent_;  // the unsent part of the outbox and of the payload
+  Channel::Parts unsent_;  // the part of the outbox and of the payload that is not sent yet
   size_t num_sent_ = 0;
 
-  bool is_open_ = false;    // the header of the current message was taken
-  bool has_ended_ = false;  // the channel ended during peek()
+  bool is_open_ = false;    // take() has returned the header of the current message
+  bool has_ended_ = false;  // the channel ended while peek() ran
   std::array<std::byte, OperationHeader::kBytes + kInlineBytes> inbox_;
   size_t inbox_begin_ = 0;
   size_t inbox_end_ = 0;
-  // Header of a message or a refusal, parsed but not yet taken.
+  // The header of a message or a refusal, which was parsed but not yet taken.
   std::optional<OperationHeader> incoming_;
-  // The first announcement that contradicts, or that is of a later operation and was not compared
-  // yet. It is kept separately, so that it never hides a refusal behind it.
+  // The first announcement that contradicts a call of this rank, or that is of a later operation
+  // and was not compared yet. It is kept separately, so that it never hides a refusal that follows
+  // it.
   std::optional<OperationHeader> announced_;
 };
 

@@ -1,5 +1,5 @@
-// Fuzzes the parser of headers from the network: it must parse or refuse, and a parsed header must
-// encode to the same bytes.
+// Fuzzes the parser of headers from the network: it must parse or return an error, and a parsed
+// header must encode to the same bytes.
 #include "cadre/core/collective/net/message.h"
 
 #include <algorithm>

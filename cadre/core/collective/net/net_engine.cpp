@@ -10,7 +10,7 @@
 namespace cadre {
 namespace {
 
-// The schedules of so many different operations are kept; a training step has a few dozen.
+// The schedules of this many different operations are kept. A training step has a few dozen.
 constexpr size_t kMaxSchedules = 256;
 
 uint64_t sum_of_first(const std::vector<uint64_t>& sizes, size_t count) {
@@ -21,7 +21,7 @@ void copy_unless_same(std::byte* to, ConstBytes from) {
   if (!from.empty() && to != from.data()) std::memcpy(to, from.data(), from.size());
 }
 
-// Minimum and maximum do not round.
+// Returns false for minimum and maximum, which do not round.
 bool needs_widening(ReduceKind kind) {
   const bool is_half = kind.dtype == DType::kBfloat16 || kind.dtype == DType::kFloat16;
   return is_half && kind.op != ReduceOp::kMin && kind.op != ReduceOp::kMax;

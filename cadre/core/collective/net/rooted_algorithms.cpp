@@ -16,10 +16,10 @@ struct Run {
 
 // The position of this rank in the binomial tree whose root is key.root.
 struct TreePlace {
-  int place;                  // distance from the root on the circle
+  int place;                  // the distance from the root on the circle
   int extent;                 // the subtree has the places [place, place + extent)
-  int parent;                 // rank of the parent; kNobody for the root
-  std::vector<Run> children;  // subtrees of the children, the largest first
+  int parent;                 // the rank of the parent; kNobody for the root
+  std::vector<Run> children;  // the subtrees of the children, of which the largest comes first
 };
 
 TreePlace place_in_tree(const ScheduleKey& key) {
@@ -37,8 +37,8 @@ TreePlace place_in_tree(const ScheduleKey& key) {
   return tree;
 }
 
-// The blocks of a subtree's parts on one rank: on the root in rank order, on other ranks in the
-// order of places behind the rank's own part.
+// The blocks of the parts of a subtree on one rank. On the root they are in rank order; on other
+// ranks they follow the rank's own part, in the order of places.
 class SubtreeBlocks {
  public:
   SubtreeBlocks(const ScheduleKey& key, const TreePlace& tree, Slot root_slot)
@@ -48,7 +48,7 @@ class SubtreeBlocks {
   // in a separate slot, and the rest, divided where it passes from the last rank to rank 0.
   std::vector<Block> of(Run run) const {
     std::vector<Block> blocks = {block({run.first, 1})};
-    const int wrap = key_.world_size - key_.root.value;  // the place of rank 0
+    const int wrap = key_.world_size - key_.root.value;  // the place of rank 0 on the circle
     const int begin = run.first + 1;
     const int end = run.first + run.length;
     const int cut = std::clamp(wrap, begin, end);
@@ -121,7 +121,7 @@ void add_tree_reduce(Schedule& schedule) {
   int distance = 1;
   if (key.rank != holder_of(place)) {
     schedule.steps.push_back({.send_to = holder_of(place), .send = held});
-    distance = doubling;  // this rank is done
+    distance = doubling;  // ends the loop, because this rank is done
   } else if (key.rank < 2 * extra) {
     receive(key.rank ^ 1, false);
   }

@@ -43,7 +43,7 @@ struct Block {
   friend bool operator==(const Block&, const Block&) = default;
 };
 
-// What is done with received elements.
+// Says what is done with received elements.
 enum class Combine : uint8_t {
   kStore,          // recv = received
   kReceivedFirst,  // recv = received op local
@@ -60,8 +60,10 @@ struct Step {
   int recv_from = kNobody;
   Block recv;
   Combine combine = Combine::kStore;
-  Block local;             // the local operand, with recv's count; unused for kStore
-  bool completes = false;  // recv then holds all ranks' contributions: AVG divides now
+  Block local;  // the local operand, with recv's count; unused for kStore
+  // The receive completes the result: recv then holds the contributions of all ranks, so an AVG is
+  // divided now.
+  bool completes = false;
 
   friend bool operator==(const Step&, const Step&) = default;
 };
@@ -75,21 +77,21 @@ struct ScheduleKey {
   // The number of elements: of the input for all_gather and gather, of the output for
   // reduce_scatter and scatter, of one part for all_to_all; 0 for all_to_all_v.
   uint64_t count = 0;
-  Rank root = 0;               // for broadcast, reduce, gather and scatter
-  uint64_t segment_count = 0;  // for kChain: elements per segment
+  Rank root = 0;               // is used by broadcast, reduce, gather and scatter
+  uint64_t segment_count = 0;  // the number of elements of each segment of a kChain
 
   friend auto operator<=>(const ScheduleKey&, const ScheduleKey&) = default;
 };
 
 struct Schedule {
   ScheduleKey key;
-  uint64_t scratch_count = 0;  // elements of Slot::kScratch
+  uint64_t scratch_count = 0;  // the number of elements of Slot::kScratch
   std::vector<Step> steps;
   // The first num_reduce_steps steps add, the others only move finished results.
   size_t num_reduce_steps = 0;
 
-  // One line for the key and one for each step:
-  // "  0: send input[4, +4) to 1; recv from 3, output[0, +4) = received + input[0, +4)"
+  // Returns one line for the key and one for each step: "  0: send input[4, +4) to 1; recv from 3,
+  // output[0, +4) = received + input[0, +4)".
   std::string to_string() const;
   // Returns the number of elements that this rank sends in all steps.
   uint64_t num_sent_elements() const;
@@ -113,12 +115,13 @@ struct PartCounts {
 // each peer what that peer sends.
 Schedule make_all_to_all_v_schedule(Rank rank, const PartCounts& counts);
 
-// Makes a pairwise all_gather_v: each rank sends its whole input to every other rank, the same
-// traffic as a ring. counts: the elements of each rank's input, the same on all ranks.
+// Makes a pairwise all_gather_v: each rank sends its whole input to every other rank, which is the
+// same traffic as a ring. counts[r] is the number of elements of rank r's input; all ranks pass the
+// same counts.
 Schedule make_all_gather_v_schedule(Rank rank, std::span<const uint64_t> counts);
 
 // Makes a ring reduce_scatter_v, with the steps and the order of additions of reduce_scatter.
-// counts: the elements of each rank's output, the same on all ranks.
+// counts[r] is the number of elements of rank r's output; all ranks pass the same counts.
 Schedule make_reduce_scatter_v_schedule(Rank rank, std::span<const uint64_t> counts);
 
 // Returns a rank's part of `count` divided elements: the first count % world_size parts have one

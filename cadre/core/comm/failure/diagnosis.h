@@ -28,7 +28,7 @@ struct Roster {
   std::string group;
   Rank self;
   std::shared_ptr<const Layout> layout;  // shared with the fabric and its other groups
-  std::vector<int> members;              // ranks of the layout, by rank of the group
+  std::vector<int> members;  // members[r] is the rank in the layout of the group's rank r
 
   int world_size() const { return static_cast<int>(members.size()); }
   const wire::RankAddress& rank_address(int rank) const {
@@ -45,13 +45,14 @@ struct Roster {
 
 // What this rank knows of a peer at present.
 struct PeerView {
-  wire::Activity activity;  // present activity
-  bool is_gone = false;     // lost without having left the group
+  wire::Activity activity;  // what the peer does at present
+  bool is_gone = false;     // the peer was lost without having left the group
   bool answers = false;     // the peer replied to the last status question
   // The peer published a failure of the group, or left the job without leaving the group first.
   bool has_aborted = false;
-  std::optional<uint64_t> left_after;  // the peer left in good order after so many collectives
-  bool is_cut_off = false;             // no connection to its host can be opened from this rank
+  // The number of collectives after which the peer left in good order.
+  std::optional<uint64_t> left_after;
+  bool is_cut_off = false;  // no connection to its host can be opened from this rank
   // What the peer runs in another group, from its reply to the last status question; empty if
   // nothing.
   std::string elsewhere = {};
@@ -70,19 +71,18 @@ struct Failure {
   // The operation that failed here; nullopt if none was running.
   std::optional<wire::Activity> operation;
   int reporter = -1;  // the rank that found the first failure, or -1 for this one
-  // False if an exception reports the cause to the program anyway, or if the first failure is
-  // logged: then a log line about this failure would only hide that.
+  // The failure is logged. False if an exception reports the cause to the program anyway, or if the
+  // first failure is logged: then a log line about this failure would only hide that.
   bool is_logged = true;
-  // Whether this failure follows from the failure of another group of this process. The members of
-  // this group may not have heard of that failure, so this rank tells them, whoever reported it.
+  // This failure follows from the failure of another group of this process. The members of this
+  // group may not have heard of that failure, so this rank tells them, whichever rank reported it.
   bool is_linked = false;
-  // The culprit as a rank of the fabric if it is no member of this group; -1 if there is none.
+  // The rank in the fabric of a culprit that is no member of this group; -1 if there is none.
   // Groups that are linked with this one may have it as a member.
   int outside_culprit = -1;
-  // Whether the control plane has reported the loss of the culprit, which may be outside this
-  // group.
+  // The control plane has reported the loss of the culprit, which may be outside this group.
   bool is_loss = false;
-  // The remedy if the cause has one of its own; empty: the remedy of the code.
+  // The remedy if the cause has one of its own; if empty, the remedy of the error code is used.
   std::string remedy = {};
 };
 
@@ -93,7 +93,7 @@ inline constexpr std::string_view kCloseOnlyOwn =
 // Returns the failure of this rank if its connections were closed from outside.
 Failure closed_here(const Roster& roster);
 
-// Prefix of the cause on a rank that refers to the failure of another rank.
+// The prefix of the cause on a rank that refers to the failure of another rank.
 inline constexpr std::string_view kFirstFailure = "first failure: ";
 
 // Returns the cause of a failure that follows from another one. `sentence` describes that other
@@ -103,7 +103,7 @@ std::string first_failure_cause(const std::string& cause, const std::string& sen
 
 // The culprit and the reporter of an AbortNotice, in ranks of the group.
 struct NoticeRanks {
-  int culprit = -1;  // see Failure
+  int culprit = -1;  // the rank at fault, as in Failure
   int reporter = -1;
 };
 // Returns the failure of this rank after another rank has reported one. The loss of a rank and a
@@ -127,8 +127,8 @@ std::string gone_cause(const Roster& roster, int peer, const PeerView& view,
                        SignOfLoss sign = SignOfLoss::kConnectionEnded);
 // Returns the lowest rank that has left, or -1.
 int first_left(std::span<const PeerView> views);
-// Returns why a receive from any rank cannot end: all streams have ended. error: that of one
-// stream.
+// Returns why a receive from any rank cannot end: all streams have ended. `error` is the error of
+// one stream.
 std::string all_left_cause(const Roster& roster, std::span<const PeerView> views,
                            const Error& error);
 std::string left_cause(const Roster& roster, int peer, uint64_t left_after);
@@ -144,14 +144,14 @@ struct Mismatch {
   Call one;
   Call other;
 };
-// Returns the lowest mismatching pair: of the ranks known to be in the operation of found.one, the
-// lowest one and the lowest one that called something else. Ranks with equal views return the same
-// pair, whichever of them found the mismatch. Returns `found` if the views show no such pair.
-// `views` is by rank.
+// Returns the lowest pair of ranks whose calls differ. Only ranks that the views show in the
+// operation of `found.one` count. The pair is the lowest of these ranks, and the lowest one that
+// called something else. Ranks with equal views return the same pair, whichever of them found the
+// mismatch. Returns `found` if the views show no such pair. views[r] is the view of rank r.
 Mismatch first_mismatch(std::span<const PeerView> views, const Mismatch& found);
 // Returns whether a rank below both of the pair has completed the operation. Its view no longer
-// shows what it called then, but a rank that received something of it knows, and reports a lower
-// pair.
+// shows what it called in that operation. But a rank that received a part of it knows, and reports
+// a lower pair.
 bool may_have_lower_pair(std::span<const PeerView> views, const Mismatch& mismatch);
 // Returns the higher rank of the pair, which counts as the rank at fault. So all ranks that report
 // the pair name the same rank, even if it is this one.
@@ -180,8 +180,8 @@ inline constexpr std::string_view kNoRingOfSends =
 // The rank that keeps an operation from completing.
 struct Suspect {
   int rank = -1;
-  // Whether the rank does not answer, or waits for no other rank. If false, another rank may have
-  // better evidence, for example because it cannot reach the rank that it waits for.
+  // The rank does not answer, or waits for no other rank. If false, another rank may have better
+  // evidence, for example because it cannot reach the rank that it waits for.
   bool is_certain = false;
 };
 
@@ -199,12 +199,12 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
                      int waiting_for);
 
 // Returns whether each rank of the chain of waits from `waiting_for` is in a send to the next one,
-// up to `self`. `views` is by rank.
+// up to `self`. views[r] is the view of rank r.
 bool is_ring_of_sends(std::span<const PeerView> views, Rank self, int waiting_for);
 
 // Returns how much later than `self` the latest rank of the chain of waits from `waiting_for`
 // entered its operation, at most `limit`. The deadline of that rank expires later by the same time.
-// `views` is by rank.
+// views[r] is the view of rank r.
 Duration lag_of_chain(std::span<const PeerView> views, Rank self, int waiting_for, Duration limit);
 
 // Returns what happened, where and why, without a remedy. Other ranks quote this sentence in their

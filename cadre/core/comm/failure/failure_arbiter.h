@@ -28,20 +28,20 @@ namespace cadre {
 // The result of an investigation.
 struct Finding {
   Failure failure;
-  // How long after the investigation a failure that another rank reports replaces this one, since
-  // that rank may have better evidence. Zero if the finding is certain.
+  // If another rank reports a failure within this time after the investigation, that failure
+  // replaces this one, because that rank may have better evidence. Zero if the finding is certain.
   Duration patience{0};
 };
 
 // A failure with the texts of this rank about it.
 struct ExplainedFailure {
   Failure failure;  // includes the operation to which the failure is attributed
-  // Whether the failure named no operation and was attributed to a running collective, which may
-  // still succeed.
+  // The failure named no operation and was attributed to a running collective, which may still
+  // succeed.
   bool is_attribution_open = false;
-  Error error;           // what calls of this rank throw
-  Error logged;          // error for the log: names no operation that may still succeed
-  std::string sentence;  // what other members quote; names no such operation either
+  Error error;           // calls of this rank throw it
+  Error logged;          // the log shows it; it names no operation that may still succeed
+  std::string sentence;  // other members quote it; it names no operation that may still succeed
 };
 
 class FailureArbiter {
@@ -60,8 +60,8 @@ class FailureArbiter {
   // Reports a complete failure, of this or another rank. Returns true if it is the first: then the
   // caller must publish it. Otherwise it may replace the finding of the running investigation.
   bool report(const Failure& failure, TimePoint now);
-  // Ends the investigation with `finding`. REQUIRES: claim() was true for the caller, also for
-  // is_decided() and decided().
+  // Ends the investigation with `finding`. REQUIRES for this method, is_decided() and decided():
+  // claim() has returned true to the caller.
   void conclude(Finding finding, TimePoint now);
   // Returns whether no later report can replace the finding: it is certain, was replaced, or its
   // patience has passed.
@@ -89,7 +89,7 @@ class FailureArbiter {
   const Roster roster_;
   const std::string record_path_;
   Phase phase_ = Phase::kNone;
-  std::optional<Report> report_;  // first report during the investigation
+  std::optional<Report> report_;  // the first report during the investigation
   std::optional<Finding> finding_;
   TimePoint concluded_at_;
   std::optional<ExplainedFailure> published_;

@@ -35,7 +35,7 @@ class GroupEnds {
   void compare(const Call& other);
 
   const size_t self_;
-  std::vector<std::optional<Call>> last_;  // by rank
+  std::vector<std::optional<Call>> last_;  // last_[r] is the last call of rank r
   size_t num_left_ = 0;
   bool has_failed_ = false;
   std::optional<Mismatch> mismatch_;

@@ -136,7 +136,7 @@ void Monitor::fail_after(const std::function<Finding()>& investigate) {
     await([&](TimePoint at) { return arbiter_.is_decided(at); }, decision);
     lock.lock();
   }
-  const Failure& decided = arbiter_.decided();  // does not change any more
+  const Failure& decided = arbiter_.decided();  // the decision does not change any more
   lock.unlock();
   VisitedGroups visited;
   publish(decided, visited);

@@ -47,7 +47,8 @@ struct MonitorSetup {
   // kNoGroup.
   GroupKey creation = kNoGroup;
   ControlPlane* plane = nullptr;  // null for a world of one
-  std::vector<int> slots;         // slots in the status page by rank; -1 for other hosts
+  // slots[r] is the slot of rank r in the status page; -1 if the rank is on another host.
+  std::vector<int> slots;
   // Returns what this process runs in another group, for replies to status questions; may be null.
   std::function<std::string()> running_elsewhere = nullptr;
   // Called when a rank of the fabric has left the group; may be null. Shares ownership of what it
@@ -59,7 +60,7 @@ struct MonitorSetup {
   // Receives errors that are found after close(). Shared with the fabric.
   std::shared_ptr<LateErrors> late_errors = std::make_shared<LateErrors>();
   std::string record_path;
-  std::shared_ptr<LogSink> log;  // shared with the group; null: messages are dropped
+  std::shared_ptr<LogSink> log;  // the group uses it, too; if null, log lines are dropped
 };
 
 class Monitor final : public GroupEvents, public std::enable_shared_from_this<Monitor> {
@@ -70,9 +71,10 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // How long a rank with an uncertain suspect waits for another rank to publish a certain one:
   // longer than kAskTime, so that the other rank has finished polling or connecting.
   static constexpr Duration kDoubtTime = std::chrono::milliseconds(1000);
-  // How much later another rank may have entered its operation, and so reach its deadline.
+  // The largest time by which another rank may have entered its operation later, and so reach its
+  // deadline later.
   static constexpr Duration kMaxLag = std::chrono::seconds(2);
-  // How long after the end of a stream the event may arrive that explains it.
+  // The time after the end of a stream within which the event that explains it may arrive.
   static constexpr Duration kVerdictTime = std::chrono::milliseconds(500);
 
   // This rank publishes its activity in `cell`, which is in the status page of its host.
@@ -88,8 +90,8 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   void release_page();
 
   const Roster& roster() const { return setup_.roster; }
-  // The cell in which this rank publishes its activity.
-  // REQUIRES: called before release_page(), by a thread that runs an operation of the group.
+  // Returns the cell in which this rank publishes its activity. REQUIRES: called before
+  // release_page(), by a thread that runs an operation of the group.
   GroupCell& own_cell() const { return *cell_; }
   // Returns the flag that the group's first failure raises.
   os::Interrupt& interrupt() { return interrupt_; }
@@ -112,9 +114,9 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // An operation that reached its deadline.
   struct Overdue {
     wire::Activity activity;
-    std::optional<uint64_t> number = {};  // set for a collective
+    std::optional<uint64_t> number = {};  // is set for a collective
     int waiting_for = -1;
-    std::string where = {};  // "tag 5"; empty for a collective
+    std::string where = {};  // for example "tag 5"; empty for a collective
   };
   // Polls all peers and names the rank that is late. The answers may be routed over other hosts. If
   // they do not identify the culprit, this rank tries to connect to the awaited rank directly.
@@ -141,9 +143,9 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // failure on to its other linked groups.
   void fail_with(const FirstFailure& first, const Roster& theirs, VisitedGroups& visited);
 
-  // Returns what this rank knows of each member, by rank.
+  // Returns what this rank knows of each member, indexed by rank.
   std::vector<PeerView> peers() const;
-  // Returns the same after a status question to all members, when all have answered or at the
+  // Asks all members for their status and returns the same, when all have answered or at the
   // deadline.
   std::vector<PeerView> ask_peers(Deadline deadline);
 
@@ -165,11 +167,13 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
 
  private:
   struct Peer {
-    bool has_aborted = false;  // published a failure, or left the job but not this group
+    // The peer has published a failure, or has left the job but not this group.
+    bool has_aborted = false;
     bool is_gone = false;
-    bool answers = false;  // replied to the last question
+    bool answers = false;  // the peer has replied to the last question
     std::optional<uint64_t> left_after;
-    std::optional<SignOfLoss> ended_by;  // how it was lost after it left the group: no failure here
+    // Says how the peer was lost after it had left the group, which is no failure here.
+    std::optional<SignOfLoss> ended_by;
     std::optional<wire::Activity> reported;
     TimePoint reported_at;
     std::string elsewhere;
@@ -183,7 +187,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // Returns what linked groups learn of the failure; nullopt if the group is closed. Its
   // definition, and those of link() and fail_with(), are in failure_links.cpp.
   std::optional<FirstFailure> first_failure(const Failure& failure, std::string sentence) const;
-  int group_rank(int fabric_rank) const;  // -1 for a rank that is no member
+  int group_rank(int fabric_rank) const;  // Returns -1 for a rank that is no member.
   std::optional<EndOfStream> loss_after_leaving() const;
   void report_activity(int peer, const wire::Activity& activity);
   void fail_as_reported_lost(const LossReport& loss);
@@ -211,16 +215,16 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   const MonitorSetup setup_;
   os::Interrupt interrupt_;
   FailureLinks links_;
-  std::shared_ptr<GroupCell> cell_;  // shared with the page until release_page()
+  std::shared_ptr<GroupCell> cell_;  // the status page uses it, too, until release_page()
 
   std::atomic<bool> has_failed_{false};
-  std::atomic<uint64_t> running_number_{0};       // number of the running collective; 0: none
-  std::atomic<uint64_t> first_left_{UINT64_MAX};  // the least left_after of all peers
+  std::atomic<uint64_t> running_number_{0};  // the number of the running collective; 0 if none runs
+  std::atomic<uint64_t> first_left_{UINT64_MAX};  // the smallest left_after of all peers
 
   mutable std::mutex mutex_;
-  std::vector<Peer> peers_;  // by rank
+  std::vector<Peer> peers_;  // peers_[r] is the peer with rank r
   GroupEnds ends_;
-  // Failures of this process's groups before this one was made.
+  // The number of failures of this process's groups before this one was made.
   const uint64_t num_earlier_failures_;
   bool has_failed_by_leave_ =
       false;  // the failure is that a member left before a collective of this rank
@@ -228,7 +232,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   bool has_asked_ = false;
   bool is_leaving_ = false;
   bool is_stopped_ = false;
-  std::optional<StatusPage> page_;  // status page of this host; nullopt after release_page()
+  std::optional<StatusPage> page_;  // the status page of this host; nullopt after release_page()
   std::vector<os::Waiter*> observers_;
 };
 

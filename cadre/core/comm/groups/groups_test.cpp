@@ -266,7 +266,7 @@ TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
     const auto& order = orders[world.rank().value];
     require(testing::failure_of([&] {
               new_group(world, order, soon(context));
-            }).find("every rank must name the same ranks") != std::string::npos,
+            }).find("every rank must pass the same ranks") != std::string::npos,
             "two orders");
     require(next_offset(world) == before, "a piece of a group that was not made is left");
   });
@@ -290,7 +290,7 @@ TEST_P(SymmetricGroups, ARankWithoutMemoryForAGroupIsNamedByAll) {
       const std::string failure = testing::failure_of(make);
       require(failure.find("kUnavailable") == 0, failure);
       const bool is_short = world.rank() == 1;
-      const char* const sentence = is_short ? "host memory" : ") is short of shared memory";
+      const char* const sentence = is_short ? "host memory" : ") has too little shared memory";
       require(failure.find(sentence) != std::string::npos, failure);
       require(is_short || failure.find("rank 1 (") != std::string::npos, failure);
     }

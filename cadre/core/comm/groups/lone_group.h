@@ -2,9 +2,9 @@
 // the other ranks, so that code above the Communicator runs on one thread as if there were peers.
 //
 // Threads, lifetime and errors: those of Communicator. Blocking: that of the engine. There is no
-// rank with which to exchange anything but collectives: messages, split() and rejoin() are refused.
-// new_group() and new_group_over_store() make groups whose other members do not exist either. All
-// ranks count as ranks of this host.
+// rank with which to exchange anything but collectives: messages, split() and rejoin() throw
+// kInvalidArgument. new_group() and new_group_over_store() make groups whose other members do not
+// exist either. All ranks count as ranks of this host.
 #pragma once
 
 #include <memory>

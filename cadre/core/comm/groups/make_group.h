@@ -26,8 +26,8 @@ namespace cadre {
 struct NewGroup {
   std::string name;
   GroupIdentity identity;
-  std::optional<GroupIdentity> creation = {};  // see GroupMembers::creation
-  std::vector<int> members = {};               // ranks of the parent, in the order of the new group
+  std::optional<GroupIdentity> creation = {};  // as GroupMembers::creation
+  std::vector<int> members = {};  // the ranks of the parent, in the order of the new group
   std::optional<GroupPieces> pieces = {};
   std::vector<GroupPlaces> places = {};  // places of the members, in their order
 };
@@ -45,7 +45,7 @@ std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGr
 
 // Returns text such as "[0, 2]".
 std::string list_of(std::span<const Rank> ranks);
-// Refuses a list that cannot be right on any rank.
+// Throws if the list is wrong whatever the other ranks pass.
 void check_list(std::string_view call, const Communicator& parent, std::span<const Rank> ranks);
 std::vector<int> values_of(std::span<const Rank> ranks);
 // Returns ranks of the parent as ranks of the fabric.
@@ -54,8 +54,8 @@ uint64_t digest_of_ranks(std::span<const int> ranks);
 
 // The arguments of one rank in new_group(), as the ranks exchange them.
 struct NewGroupCall {
-  uint64_t digest = 0;  // digest of the list of ranks
-  uint64_t stamp = 0;   // random, so that two calls of one rank differ in a store
+  uint64_t digest = 0;  // the digest of the list of ranks
+  uint64_t stamp = 0;   // a random number, which distinguishes two calls of one rank in a store
   int64_t is_short = 0;
   GroupPlaces places;
 };
@@ -74,8 +74,8 @@ Status cut_into(const Communicator::Impl& parent, const std::vector<int>& candid
 Error error_of_rank(const Communicator::Impl& group, ErrorCode code, int culprit,
                     std::string message);
 
-// Throws if a rank is short of memory. Every rank of the parent sees which ranks are. So all of
-// them refuse, and the parent stays usable.
+// Throws on all ranks of the parent if one of them is short of memory, which every rank sees. The
+// parent stays usable.
 template <typename Call>
 void check_memory(const Communicator::Impl& parent, const Status& own, std::span<const Call> calls,
                   std::span<const int> callers) {
@@ -84,8 +84,8 @@ void check_memory(const Communicator::Impl& parent, const Status& own, std::span
     if (calls[i].is_short == 0) continue;
     throw error_of_rank(
         parent, ErrorCode::kUnavailable, callers[i],
-        format("the new group was not made: {} is short of shared memory for its part of it; see "
-               "its error, free symmetric memory or groups there and try again",
+        format("the new group was not made: {} has too little shared memory for its part; see the "
+               "error of that rank, free symmetric memory or groups there, and try again",
                parent.monitor->roster().describe(callers[i])));
   }
 }
@@ -99,8 +99,8 @@ void tell_giving_up(const Communicator::Impl& group, const GroupIdentity& identi
 // Throws the failure of a failed group. The caller then does not call the other ranks, so none
 // waits for it.
 void check_failure(const Communicator::Impl& group);
-// Throws if the group is closed or has failed. Called before memory is allocated: no rank learns of
-// a call that is refused here, so memory that was allocated for it could not be reused.
+// Throws if the group is closed or has failed. Called before memory is allocated, because the other
+// ranks do not learn of this error: memory that was allocated for the call could not be reused.
 void check_usable(const Communicator::Impl& group, std::string_view call);
 
 }  // namespace cadre

@@ -29,8 +29,8 @@ std::vector<Rank> fail_and_close(Communicator& group) {
   return lost;
 }
 
-// Returns whether a group may be connected without the rank that is at fault. Any other error is
-// that of a rank that still exists and throws it, as all ranks do.
+// Returns whether a group may be connected without the rank that is at fault. Any other error comes
+// from a rank that still exists, and all ranks throw it.
 bool is_of_lost_rank(ErrorCode code) {
   return code == ErrorCode::kPeerLost || code == ErrorCode::kTimeout || code == ErrorCode::kAborted;
 }

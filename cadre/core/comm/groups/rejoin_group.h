@@ -18,7 +18,8 @@
 namespace cadre {
 
 struct RejoinTimes {
-  // How long to wait for ranks that are not known to be lost. The group goes on without late ranks.
+  // The time for which to wait for ranks that are not known to be lost. The group goes on without
+  // late ranks.
   Duration agreement = kDefaultConnectTimeout;
   Duration connection = kDefaultConnectTimeout;
 };

@@ -23,8 +23,8 @@ namespace {
 
 [[noreturn]] void refuse_list(const Communicator& parent, std::span<const Rank> ranks, int other) {
   throw refusal_of(parent, "new_group",
-                   format("this rank wants the ranks {}, rank {} wants others: every rank must "
-                          "name the same ranks in the same order",
+                   format("this rank passes the ranks {}, but rank {} passes others: every rank "
+                          "must pass the same ranks in the same order",
                           list_of(ranks), other));
 }
 
@@ -34,15 +34,15 @@ std::vector<int> all_ranks(const Communicator::Impl& group) {
   return ranks;
 }
 
-// The arguments of one rank in a split, as exchanged.
+// The arguments of one rank in a split, as the ranks exchange them.
 struct SplitCall {
   int64_t has_color = 0;
   int64_t color = 0;
   int64_t key = 0;
   uint64_t name_digest = 0;
-  std::array<char, 32> name{};  // truncated, padded with zeros
-  int64_t is_short = 0;         // whether the rank has no memory for its pieces
-  GroupPlaces places;           // places of the pieces that the rank has allocated
+  std::array<char, 32> name{};  // is truncated, or padded with zeros
+  int64_t is_short = 0;         // the rank has no memory for its pieces
+  GroupPlaces places;           // the places of the pieces that the rank has allocated
 
   bool is_of(int64_t wanted) const { return has_color == 1 && color == wanted; }
   std::string quoted_name() const {

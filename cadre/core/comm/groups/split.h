@@ -1,6 +1,6 @@
 // Groups of some of a group's ranks.
 //
-// Threads: like an operation of the parent: all its ranks call it in the same order.
+// Threads: as for an operation of the parent; all its ranks make the calls in the same order.
 // Blocking: until the deadline. A new group costs one all_gather of the parent; it has no thread
 // and no connection of its own. Lifetime: a new group shares its parent's fabric; it is independent
 // of the parent otherwise, which may be closed first. Errors: cadre::Error; kUnavailable when the
@@ -8,8 +8,8 @@
 // world and split again, or rejoin() the subgroup's membership, which does not affect the other
 // groups. Ranks of the new group are 0 .. size - 1; its id is the parent's, a slash, the number of
 // the parent's operation and the colour. Its name is made likewise, unless one is given. Source:
-// MPI_Comm_split, MPI_Comm_create_group; c10d's new_group.
-// Guide: docs/guide/reference/groups-and-messages.md.
+// MPI_Comm_split, MPI_Comm_create_group; c10d's new_group. Guide:
+// docs/guide/reference/groups-and-messages.md.
 #pragma once
 
 #include <memory>
@@ -30,8 +30,8 @@ struct SplitOptions {
   std::optional<int> color = {};
   // Orders the new group's ranks; equal keys are ordered by the rank in the parent.
   int key = 0;
-  // Name in messages. It must be equal on the ranks of a colour, which is checked; groups may share
-  // a name. Empty: derived.
+  // Messages quote it. Ranks of one colour must pass the same name, which is checked; groups may
+  // share a name. If empty, the name is derived from the parent's.
   std::string name = {};
 };
 
@@ -50,8 +50,9 @@ struct StoreGroupOptions {
   // A store that only the members use, or one with a prefix for their keys (PrefixStore). May be
   // null for a group of one.
   std::shared_ptr<Store> store;
-  std::string id;         // equal on the members, unique in the job; a retry needs a new one
-  std::string name = {};  // name in messages; empty: the id
+  // The members pass the same id, which is unique in the job; a retry needs a new one.
+  std::string id;
+  std::string name = {};  // messages quote it; if empty, they quote the id
 };
 
 // Makes a group that only its members create: they exchange over the store what new_group()

@@ -205,7 +205,7 @@ TEST_P(Split, ListsThatDifferOrMakeNoSenseAreRefused) {
                "group of 2 ranks",
                context.rank));
     EXPECT_THAT(refusal({1, 1}), HasSubstr("rank 1 is in the list [1, 1] twice"));
-    EXPECT_THAT(refusal({world.rank()}), HasSubstr("every rank must name the same ranks"));
+    EXPECT_THAT(refusal({world.rank()}), HasSubstr("every rank must pass the same ranks"));
     require(sum(world, 1) == 2, "the world goes on");
   });
 }

@@ -24,8 +24,8 @@ constexpr std::string_view kOverStore = "new_group_over_store";
 
 [[noreturn]] void refuse_id(const Communicator& any, const std::string& id, std::string_view why) {
   throw refusal_of(any, kOverStore,
-                   format("the id \"{}\" was used before, {}: give each group, and each new try "
-                          "to make one, an id of its own",
+                   format("the id \"{}\" was used before, {}: use a new id for each group, and for "
+                          "each new attempt to make one",
                           id, why));
 }
 
@@ -36,7 +36,8 @@ bool is_in_group(const Communicator::Impl& impl, const GroupIdentity& creation) 
   return plane != nullptr && plane->is_attached(creation.key());
 }
 
-// Exchanges calls through a store, for members without a parent group that all its ranks call.
+// Exchanges calls through a store. Members use it that have no parent group whose ranks all make
+// the call.
 class StoreExchange {
  public:
   // `ranks` are the members, of which `any` is one.
@@ -88,11 +89,10 @@ class StoreExchange {
     }
     std::memcpy(&call, text.data(), sizeof(call));
     if (call.digest == own.digest) return call;
-    throw refusal_of(
-        any_, kOverStore,
-        format("this rank wants the ranks {} in \"{}\", rank {} wants others: every member must "
-               "name the same ranks in the same order",
-               list_of(ranks_), id_, ranks_[i]));
+    throw refusal_of(any_, kOverStore,
+                     format("this rank passes the ranks {} for \"{}\", but rank {} passes others: "
+                            "every member must pass the same ranks in the same order",
+                            list_of(ranks_), id_, ranks_[i]));
   }
 
   // Waits for all keys. Periodically checks the keys that exist, and whether a missing member is
@@ -146,10 +146,9 @@ class StoreExchange {
     const bool is_lost = group_.fabric->plane()->loss_of(of_world).has_value();
     return error_of_rank(
         group_, ErrorCode::kPeerLost, rank.value,
-        format(
-            "new_group_over_store of \"{}\": {} {} before it called it: let every member call it "
-            "before it closes its groups",
-            id_, describe(rank), is_lost ? "was lost" : "left the job"));
+        format("new_group_over_store of \"{}\": {} {} before it called new_group_over_store: every "
+               "member must make this call before it closes its groups",
+               id_, describe(rank), is_lost ? "was lost" : "left the job"));
   }
 
   Error missing_member(std::span<const Rank> missing) const {
@@ -161,9 +160,9 @@ class StoreExchange {
     for (const Rank rank : missing) names += (names.empty() ? "" : ", ") + describe(rank);
     return error_of_rank(
         group_, ErrorCode::kTimeout, missing.front().value,
-        format("new_group_over_store of \"{}\": {} did not call it before the deadline: let all "
-               "members call it with this id and this list, or give more time; a new try needs a "
-               "new id",
+        format("new_group_over_store of \"{}\": {} did not call it before the deadline: all "
+               "members must make this call with this id and this list; give more time if they are "
+               "late, and use a new id to try again",
                id_, names));
   }
 
@@ -182,7 +181,7 @@ class StoreExchange {
   Store& store_;
   const std::string& id_;
   const std::span<const Rank> ranks_;
-  std::vector<std::string> keys_;  // by member
+  std::vector<std::string> keys_;  // keys_[m] is the key of member m
   std::string count_key_;
 };
 
@@ -244,7 +243,7 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
     group.identity = creation.created(stamps_of(calls));
   } catch (const std::exception& thrown) {
     const Error error = error_of(thrown);
-    // Lists that differ are refused by every member that lists this rank, so none uses its pieces.
+    // Every member that lists this rank throws if the lists differ, so none uses its pieces.
     has_pieces_free =
         has_pieces_free || is_refused_by_all || error.code() == ErrorCode::kInvalidArgument;
     if (has_pieces_free && group.pieces) group.pieces->discard();

@@ -106,7 +106,8 @@ TEST_P(StoreGroups, AMemberThatHasLeftTheJobIsNamed) {
     };
     const std::string failure = testing::failure_of(make);
     require(failure.find("kPeerLost") == 0, failure);
-    require(failure.find("left the job before it called it") != std::string::npos, failure);
+    require(failure.find("left the job before it called new_group_over_store") != std::string::npos,
+            failure);
     require(!deadline.has_passed(context.system.now()), "it waited until the deadline");
   });
 }
@@ -137,10 +138,10 @@ TEST_P(StoreGroups, MembersWithOtherListsOverAStoreAreRefused) {
       const std::string failure = testing::failure_of(
           [&] { new_group_over_store(world, list, {.store = store_, .id = id}, deadline); });
       require(failure.find("kInvalidArgument") == 0, failure);
-      require(failure.find("every member must name the same ranks in the same order") !=
+      require(failure.find("every member must pass the same ranks in the same order") !=
                   std::string::npos,
               failure);
-      require(failure.find(format("rank {} wants others", 1 - world.rank())) != std::string::npos,
+      require(failure.find(format("rank {} passes others", 1 - world.rank())) != std::string::npos,
               failure);
       require(!deadline.has_passed(context.system.now()), "it waited until the deadline");
     };
@@ -379,7 +380,7 @@ TEST_P(SymmetricStoreGroups, ListsThatDifferAtAStoreLeaveNoMemoryBehind) {
     const std::vector<Rank> list = {context.rank, 1 - context.rank};
     const std::string failure = testing::failure_of(
         [&] { new_group_over_store(world, list, {.store = store_, .id = "list"}, soon(context)); });
-    require(failure.find("every member must name the same ranks") != std::string::npos, failure);
+    require(failure.find("every member must pass the same ranks") != std::string::npos, failure);
     world.barrier();
     require(next_offset(world) == before, "a piece of a group that was refused is left");
     world.barrier();

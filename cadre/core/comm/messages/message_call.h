@@ -1,8 +1,7 @@
 // One send or receive of one rank as a value, for calls that issue several at once.
 //
 // Threads: plain values. Blocking: never. Lifetime: borrows the bytes. Errors: none; the call that
-// issues the message refuses what cannot be right on any rank.
-// Source: c10d's P2POp.
+// issues the message throws for invalid arguments. Source: c10d's P2POp.
 #pragma once
 
 #include "cadre/core/base/types.h"
@@ -21,11 +20,11 @@ struct MessageCall {
   }
 
   OpKind kind = OpKind::kSend;
-  Rank peer = 0;  // kAnySource for a receive from any rank
+  Rank peer = 0;  // kAnySource means that a receive takes a message of any rank
   int tag = 0;
   DType dtype = DType::kUint8;
-  ConstBytes in = {};  // bytes of a send
-  Bytes out = {};      // bytes of a receive
+  ConstBytes in = {};  // the bytes that a send sends
+  Bytes out = {};      // the bytes that a receive fills
 
   size_t num_bytes() const { return kind == OpKind::kSend ? in.size() : out.size(); }
 };

@@ -1,5 +1,5 @@
-// Fuzzes MessageHeader::parse(). It parses or refuses, and a header that was parsed must encode to
-// the same bytes.
+// Fuzzes MessageHeader::parse(). It must parse or return an error, and a header that was parsed
+// must encode to the same bytes.
 #include <algorithm>
 #include <cstdlib>
 

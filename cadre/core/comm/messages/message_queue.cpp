@@ -12,7 +12,7 @@
 namespace cadre {
 namespace {
 
-// An upper bound for a sleep: every change wakes the sleeper.
+// The longest sleep. Every change wakes the sleeper earlier.
 constexpr Duration kSleep = std::chrono::seconds(60);
 
 Fingerprint fingerprint_of(const Message& message) {
@@ -37,8 +37,8 @@ class MessageQueue::Pending final : public Message, public IssuedOperation {
         IssuedOperation(std::move(queue), std::move(options.keep_alive), options.call) {}
   OpKind first_kind() const override { return kind; }
 
-  TimePoint began;                       // used by the holder of the progress role
-  std::optional<uint64_t> record_index;  // used by the holder; nullopt before the start
+  TimePoint began;                       // only the holder of the progress role uses it
+  std::optional<uint64_t> record_index;  // only the holder uses it; nullopt before the start
 };
 
 MessageQueue::MessageQueue(const Parts& parts)

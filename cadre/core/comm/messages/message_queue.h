@@ -35,9 +35,9 @@ class MessageQueue final : public ProgressQueue {
     Monitor& monitor;
     FlightRecorder& recorder;
     Transport& transport;
-    Duration timeout;  // limit for messages without a deadline, from their start
-    std::shared_ptr<const ForkGuard> fork_guard;  // shared with the group
-    std::shared_ptr<LogSink> log;  // shared with the group; null: log lines are dropped
+    Duration timeout;  // the limit for messages that have no deadline, counted from their start
+    std::shared_ptr<const ForkGuard> fork_guard;  // the group uses it, too
+    std::shared_ptr<LogSink> log;  // the group uses it, too; if null, log lines are dropped
   };
   explicit MessageQueue(const Parts& parts);
 
@@ -48,7 +48,7 @@ class MessageQueue final : public ProgressQueue {
                           const CollectiveOptions& options);
 
  private:
-  class Pending;  // a Message and an IssuedOperation
+  class Pending;  // consists of a Message and an IssuedOperation
 
   void advance(const IssuedOperation* until) override;
   void end_moving(const Error& error) override;
@@ -66,7 +66,7 @@ class MessageQueue final : public ProgressQueue {
   void explain_loss(const Pending& pending, const wire::Activity& activity, const Error& error);
 
   const Parts parts_;
-  PointToPoint protocol_;  // used by the holder of the progress role
+  PointToPoint protocol_;  // only the holder of the progress role uses it
 };
 
 }  // namespace cadre

@@ -36,7 +36,7 @@ class CADRE_EXPORT MessageSpace {
   MessageSpace(uint32_t number, std::string_view user) : number_(number), user_(user) {}
 
   uint32_t number_ = 0;
-  std::string_view user_;  // empty: the program, or not known
+  std::string_view user_;  // empty if the program uses the space, or if the user is not known
 };
 
 }  // namespace cadre

@@ -34,7 +34,7 @@ namespace cadre {
 struct Message : MessageCall {
   std::optional<Deadline> deadline;
   MessageSpace space;
-  uint64_t order = 0;  // set by PointToPoint::post()
+  uint64_t order = 0;  // PointToPoint::post() sets it
 };
 
 class PointToPoint {
@@ -46,7 +46,7 @@ class PointToPoint {
     Status status;
   };
 
-  // How many bytes a peer may send that no receive awaits, headers included.
+  // A peer may send this many bytes that no receive awaits, headers included.
   static constexpr size_t kMaxUnexpectedBytes = 4 << 20;
 
   // `describe` names a rank of the group in messages.
@@ -68,7 +68,7 @@ class PointToPoint {
     int tag = 0;
   };
   // Returns the oldest message of that space from the peer that has arrived and is not awaited; for
-  // kAnySource, that of the lowest rank that has one. nullopt if there is none.
+  // kAnySource, the one from the lowest rank that has one. nullopt if there is none.
   std::optional<Unexpected> first_unexpected(Rank source, const MessageSpace& space) const;
   // Waits until something can be moved, the transport is woken, or a message's deadline or `latest`
   // has passed. Returns kAborted if interrupted.
@@ -90,23 +90,25 @@ class PointToPoint {
   };
   struct Peer {
     Rank rank = 0;
-    Channel* channel = nullptr;  // null at this rank
+    Channel* channel = nullptr;  // null for this rank itself
     std::optional<Error> ended;
 
     std::deque<Outgoing> outgoing;
     uint64_t num_sent = 0;
-    std::map<uint64_t, Handle> requested;  // sends that wait for kClear, by sequence
+    // The sends that wait for kClear; the key is the sequence.
+    std::map<uint64_t, Handle> requested;
 
-    std::deque<Handle> receives;         // receives without a message yet
-    std::map<uint64_t, Handle> cleared;  // receives whose data was asked for, by sequence
+    std::deque<Handle> receives;  // the receives that have no message yet
+    // The receives whose data was asked for; the key is the sequence.
+    std::map<uint64_t, Handle> cleared;
     std::deque<Arrival> unexpected;
     size_t num_unexpected_bytes = 0;
 
-    std::array<std::byte, MessageHeader::kBytes> header;  // incoming header
+    std::array<std::byte, MessageHeader::kBytes> header;  // the header that is being received
     size_t num_header_received = 0;
-    Bytes target;                     // part of the payload that is still to be received
-    Handle receiving;                 // receive of the payload, or null
-    std::optional<Arrival> stashing;  // the payload, if no receive awaits it
+    Bytes target;                     // the part of the payload that is still to be received
+    Handle receiving;                 // the receive that gets the payload; null if there is none
+    std::optional<Arrival> stashing;  // the payload that is being received, if no receive awaits it
     bool is_in_payload = false;
 
     bool is_full() const { return num_unexpected_bytes >= kMaxUnexpectedBytes; }
@@ -128,7 +130,8 @@ class PointToPoint {
   // Takes the oldest receive with that space and tag, from this peer or from any, out of its list;
   // null if there is none.
   Handle take_receive(Peer& peer, const MessageHeader& header);
-  // Called when a receive has met its message. If they differ, ends the message and returns false.
+  // Called when a receive has met its message. If their sizes or types differ, ends the receive
+  // with an error and returns false.
   bool agree(const Peer& peer, const Handle& message, const MessageHeader& header);
   void deliver(Peer& peer, const Handle& message, const Arrival& arrival);
   void lose(Peer& peer, const Error& error);
@@ -143,8 +146,8 @@ class PointToPoint {
 
   Transport& transport_;
   const Describe describe_;
-  std::vector<Peer> peers_;               // by rank
-  std::deque<Handle> receives_from_any_;  // receives without a message yet
+  std::vector<Peer> peers_;               // peers_[r] is the peer with rank r
+  std::deque<Handle> receives_from_any_;  // the receives from any rank that have no message yet
   std::vector<Handle> pending_;
   uint64_t num_posted_ = 0;
   std::deque<Ended> ended_;

@@ -9,7 +9,7 @@ namespace cadre {
 namespace {
 
 constexpr const char* kPhase = "wait";
-// How long drain() lets a wait end by itself before it looks again.
+// drain() gives a wait this long to end by itself before it looks again.
 constexpr Duration kLook = std::chrono::milliseconds(1);
 
 bool has_come(const SignalWaits::Goal& goal) {

@@ -28,9 +28,10 @@ class SignalWaits {
     os::System& system;
     Monitor& monitor;
     FlightRecorder& recorder;
-    bool is_crowded = false;  // more ranks than cores: a wait gives up the core at once
+    // There are more ranks than cores, so a wait gives up the core at once.
+    bool is_crowded = false;
   };
-  // The end of a wait: rank `from` has counted the word up to `value`.
+  // A wait has ended when rank `from` has counted the word up to `value`.
   struct Goal {
     os::WaitWord& word;
     uint32_t value = 0;

@@ -39,7 +39,7 @@ class OperationQueue::Issued final : public IssuedOperation {
   }
 
   Operation operation;
-  std::optional<Completion> completion;  // set before the operation is enqueued
+  std::optional<Completion> completion;  // is set before the operation is enqueued
 
  private:
   const std::vector<Collective> collectives_;

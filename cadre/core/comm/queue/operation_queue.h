@@ -27,23 +27,24 @@ class SymmetricBuffer;
 // One call in the queue: validated collectives with consecutive numbers, or an allocation of
 // symmetric memory.
 struct Operation {
-  std::span<const Collective> collectives = {};    // empty for an allocation
-  std::span<const Fingerprint> fingerprints = {};  // one for each; the ranks compare them
+  std::span<const Collective> collectives = {};  // is empty for an allocation
+  // Has one entry for each collective; the ranks compare them.
+  std::span<const Fingerprint> fingerprints = {};
   std::optional<Deadline> deadline = {};
   std::shared_ptr<const void> keep_alive = nullptr;
-  std::string_view call = {};  // see CollectiveOptions
-  uint64_t number = 0;         // number of the first, from 1; set by the queue
+  std::string_view call = {};  // as CollectiveOptions::call
+  uint64_t number = 0;         // the number of the first collective, from 1; the queue sets it
   std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of an allocation
 };
 
 // Runs one operation to its end, or enqueues it on a device stream.
 class OperationRunner {
  public:
-  // The operation, its collectives and fingerprints are borrowed until run() returns.
+  // The operation, its collectives and its fingerprints are borrowed until run() returns.
   virtual Completion run(Operation& operation) = 0;
 
  protected:
-  ~OperationRunner() = default;  // no owner has this type
+  ~OperationRunner() = default;  // no owner holds a runner by this type
 };
 
 class OperationQueue final : public ProgressQueue {

@@ -9,16 +9,16 @@
 namespace cadre {
 namespace {
 
-// An upper bound for a sleep: every change wakes the sleeper.
+// The longest sleep. Every change wakes the sleeper earlier.
 constexpr Duration kLookAgain = std::chrono::seconds(60);
 
 Error closed_error() {
   return Error(ErrorCode::kAborted, "the group is closed");
 }
 
-// How many callbacks of operations this thread runs, one within the other. By thread, because a
-// callback is a function of the program, which calls wait() of any Work without a handle to the
-// callback that it runs in. RunningCallback takes back what it adds.
+// The number of callbacks of operations that this thread runs, one within the other. It is kept by
+// thread, because a callback is a function of the program, which calls wait() of any Work without a
+// handle to the callback that it runs in. RunningCallback takes back what it adds.
 thread_local int num_running_callbacks = 0;
 
 class RunningCallback {
@@ -331,7 +331,7 @@ bool ProgressQueue::run_next_callback() {
     ++num_calling_;
   }
   const OnThread on_thread(*this);
-  const auto operation = next.front().operation;  // keeps this queue alive
+  const auto operation = next.front().operation;  // the handle keeps this queue alive
   const std::exception_ptr thrown = exception_of(next.front().callback, operation->error());
   next.clear();
   if (thrown) log_thrown(*operation, thrown);

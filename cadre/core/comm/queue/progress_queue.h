@@ -55,8 +55,8 @@ class ProgressQueue;
 struct NamedCall {
   std::string_view call;
   OpKind kind;
-  uint64_t number;     // the first of its numbers
-  size_t num_numbers;  // consecutive numbers
+  uint64_t number;     // the first of the operation's numbers
+  size_t num_numbers;  // the operation has this many consecutive numbers
 
   // Returns the name of the call, or of the kind if they differ in "_async" only.
   std::string_view name() const;
@@ -71,7 +71,7 @@ struct NamedCall {
 // An operation that was issued to a queue, and keeps the queue alive: the state behind a Work.
 class IssuedOperation : public Work::State, public std::enable_shared_from_this<IssuedOperation> {
  public:
-  // `call`: see CollectiveOptions.
+  // `call` is that of CollectiveOptions.
   IssuedOperation(std::shared_ptr<ProgressQueue> queue, std::shared_ptr<const void> keep_alive,
                   std::string_view call)
       : queue_(std::move(queue)), keep_alive_(std::move(keep_alive)), call_(call) {}
@@ -126,9 +126,10 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
   Stage stage_ = Stage::kPosted;
   std::list<Call> callbacks_;
   std::atomic<bool> is_ordered_{false};
-  Status status_;  // written before is_completed_, read after it
+  Status status_;  // is written before is_completed_ is set, and read after it
   std::atomic<size_t> num_callbacks_left_{0};
-  std::exception_ptr thrown_;  // what the first callback threw; read when no callback is left
+  // The exception of the first callback that threw; read when no callback is left.
+  std::exception_ptr thrown_;
   std::atomic<bool> is_completed_{false};
 };
 
@@ -174,7 +175,7 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   using Handle = std::shared_ptr<IssuedOperation>;
   enum class MovedBy { kCaller, kThread };
 
-  // `log` gets the exceptions of callbacks; null: they are not logged.
+  // `log` gets the exceptions of callbacks; if null, they are not logged.
   ProgressQueue(os::System& system, std::string thread_name,
                 std::shared_ptr<const ForkGuard> fork_guard, std::shared_ptr<LogSink> log)
       : system_(system),
@@ -195,7 +196,7 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
     friend class ProgressQueue;
 
     const ProgressQueue& queue_;
-    const OnThread* const outer_;  // the enclosing mark on this thread
+    const OnThread* const outer_;  // the mark that encloses this one on this thread
   };
 
   // Gives the role back when the holder is done, also after an exception, so that no later call
@@ -213,8 +214,8 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
     const OnThread on_thread_;
   };
 
-  // Numbers the operations in this order. Posts all of them, or throws and posts none. kCaller: the
-  // calling thread waits for them.
+  // Numbers the operations in this order. Posts all of them, or throws and posts none. `moved_by`
+  // is kCaller if the calling thread waits for them.
   void post(std::span<const Handle> operations, MovedBy moved_by);
   // If the role is free and no other operation needs it, gives a blocking call its numbers and the
   // role, and returns the first number; else nullopt. The call ends by end_alone() or
@@ -282,13 +283,14 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   uint64_t num_issued_ = 0;
   size_t num_pending_ = 0;
   bool is_role_taken_ = false;
-  bool has_ended_alone_ = false;  // set by the holder; counted when the role is given back
+  // The holder of the role sets it; it is counted when the role is given back.
+  bool has_ended_alone_ = false;
   std::atomic<bool> is_stopping_ = false;
   std::optional<Error> refusal_;
-  std::list<IssuedOperation::Call> calls_;  // callbacks of operations that have ended
+  std::list<IssuedOperation::Call> calls_;  // the callbacks of operations that have ended
   size_t num_calling_ = 0;
   mutable std::atomic<int> num_awaiting_other_{0};
-  size_t num_registered_ = 0;  // callbacks of operations that have not ended
+  size_t num_registered_ = 0;  // the number of callbacks of operations that have not ended
   bool is_callback_thread_ending_ = false;
   std::vector<os::Waiter*> waiting_;
   IdleThread thread_;

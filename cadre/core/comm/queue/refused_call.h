@@ -1,4 +1,5 @@
-// Refuses a call whose arguments cannot be right on any rank, before a group is known.
+// Throws for a call whose arguments are wrong whatever the other ranks pass, before a group is
+// known.
 #pragma once
 
 #include <string>
@@ -10,7 +11,7 @@ namespace cadre {
 
 // Throws kInvalidArgument.
 [[noreturn]] void refuse_call(std::string message);
-// Refuses a rank outside the group. `what` is "this rank", "the peer" or "the rank".
+// Throws if the rank is outside the group. `what` is "this rank", "the peer" or "the rank".
 void check_rank(std::string_view call, std::string_view what, Rank rank, int world_size);
 
 }  // namespace cadre

@@ -64,9 +64,9 @@ class CADRE_EXPORT [[nodiscard]] Work {
   // wait() returns when what the caller enqueues next on the operation's stream runs after the
   // operation.
   void wait(Deadline deadline) const { state().wait(deadline); }
-  // The same, with a deadline `timeout` from now.
+  // Does the same, with a deadline `timeout` from now.
   void wait(Duration timeout) const { wait(state().deadline_in(timeout)); }
-  // The same, with the operation's own deadline.
+  // Does the same, with the operation's own deadline.
   void wait() const { state().wait(std::nullopt); }
   // Returns whether the operation has ended, on its device too.
   bool is_completed() const { return state().is_completed(); }

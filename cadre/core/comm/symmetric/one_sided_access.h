@@ -29,7 +29,8 @@ class OneSidedAccess {
     virtual Status withdraw(std::string_view reason) = 0;
   };
 
-  // `log` gets an error if end() cannot withdraw memory; shared with the group; null: not logged.
+  // `log` gets an error if end() cannot withdraw memory; the group uses it, too. If null, the error
+  // is not logged.
   explicit OneSidedAccess(std::shared_ptr<LogSink> log) : log_(std::move(log)) {}
 
   // Adds memory. It is withdrawn at once if the group has failed.
@@ -47,7 +48,7 @@ class OneSidedAccess {
   mutable std::mutex mutex_;
   std::atomic<bool> has_ended_{false};
   std::optional<Error> failure_;
-  std::vector<std::weak_ptr<Memory>> memory_;  // owned by the buffers
+  std::vector<std::weak_ptr<Memory>> memory_;  // the buffers own the memory
 };
 
 }  // namespace cadre

@@ -26,7 +26,8 @@ namespace cadre {
 
 class CADRE_EXPORT SymmetricBuffer {
  public:
-  static constexpr uint32_t kNumSignals = 64;  // slots between each two ranks
+  // The number of signals from each rank to each other rank.
+  static constexpr uint32_t kNumSignals = 64;
 
   virtual ~SymmetricBuffer() = default;
   // Returns this rank's piece, which is aligned to 4096 bytes and zero at first.
@@ -41,7 +42,7 @@ class CADRE_EXPORT SymmetricBuffer {
   // first call makes the view; it is valid as long as the buffer. Throws unless shares_memory().
   // After a failure this rank's part of the view may differ from local().
   virtual Bytes contiguous() = 0;
-  // Returns the same view for a rank that writes at most to its own part of it.
+  // Returns the same view, for a rank that writes at most to its own part of it.
   virtual ConstBytes view() = 0;
   // Sends one signal to a rank, which may be this one. Never blocks.
   virtual void signal(Rank peer, uint32_t slot) = 0;

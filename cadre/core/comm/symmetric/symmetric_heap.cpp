@@ -33,11 +33,11 @@ struct BufferParts {
   os::System& system;
   Rank rank = 0;
   size_t num_bytes = 0;
-  std::vector<std::byte*> pieces;      // by rank; null if it is out of reach
-  Piece piece = {};                    // set if the memory is shared
-  std::vector<Page> pages = {};        // set if the memory is private
-  std::shared_ptr<HostMemory> memory;  // see SymmetricHeap::Parts
-  std::vector<SlotPlace> places = {};  // places of the pieces, if the memory is shared
+  std::vector<std::byte*> pieces;  // pieces[r] is the piece of rank r; null if it is out of reach
+  Piece piece = {};                // is set if the memory is shared
+  std::vector<Page> pages = {};    // is set if the memory is private
+  std::shared_ptr<HostMemory> memory;  // as SymmetricHeap::Parts::memory
+  std::vector<SlotPlace> places = {};  // the places of the pieces, if the memory is shared
   std::weak_ptr<SignalWaits> waits;
   std::shared_ptr<const ForkGuard> fork_guard;
   std::shared_ptr<OneSidedAccess> access;
@@ -72,8 +72,8 @@ class HeapBuffer final : public SymmetricBuffer, public OneSidedAccess::Memory {
   // The word that rank `from` increments and rank `to` waits for.
   os::WaitWord& word(Rank from, Rank to, uint32_t slot) const;
   void check(std::string_view call, Rank peer) const;
-  // Refuses memory that its rank has revoked, because ranks may see old pages of it, and memory of
-  // peers that take this rank for lost and may have reused it.
+  // Throws for memory that its rank has revoked, because ranks may see old pages of it, and for
+  // memory of peers that take this rank for lost and may have reused it.
   void check_not_revoked(std::string_view call, Rank rank) const;
   // Returns whether the memory was withdrawn because the group has failed for this or the other
   // rank.
@@ -89,9 +89,10 @@ class HeapBuffer final : public SymmetricBuffer, public OneSidedAccess::Memory {
   [[noreturn]] void refuse_reach(std::string_view call) const;
 
   BufferParts parts_;
-  std::vector<std::atomic<uint32_t>> taken_;  // signals already taken, by rank and slot
+  // The signals that were taken already; the index is made of rank and slot.
+  std::vector<std::atomic<uint32_t>> taken_;
   std::mutex mutex_;
-  std::unique_ptr<os::SharedMemory> view_;  // guarded by mutex_
+  std::unique_ptr<os::SharedMemory> view_;  // mutex_ guards it
 };
 
 // In a forked child the piece and the holds belong to the parent.
@@ -171,8 +172,8 @@ void HeapBuffer::check_slot(std::string_view call, uint32_t slot) const {
 
 void HeapBuffer::refuse_reach(std::string_view call) const {
   refuse_call(
-      format("{}: the ranks of this group share no memory, so rank {} reaches its own piece "
-             "only; look at shares_memory() first, and use send and recv instead",
+      format("{}: the ranks of this group share no memory, so rank {} can access only its own "
+             "piece; check shares_memory() first, and use send and recv instead",
              call, parts_.rank));
 }
 

@@ -33,9 +33,10 @@ class SymmetricHeap {
     os::System& system;
     Rank rank = 0;
     int world_size = 1;
-    Backend* backend = nullptr;                   // null for a world of one
-    std::shared_ptr<HostMemory> memory;           // shared with the buffers; null: none is shared
-    std::vector<int> slots;                       // each rank's slot in the memory
+    Backend* backend = nullptr;  // null for a world of one
+    // The buffers use it, too; null if the ranks share no memory.
+    std::shared_ptr<HostMemory> memory;
+    std::vector<int> slots;                       // slots[r] is the slot of rank r in the memory
     std::shared_ptr<SignalWaits> waits;           // the buffers have weak references to it
     std::shared_ptr<const ForkGuard> fork_guard;  // shared with the group and the buffers
     std::shared_ptr<OneSidedAccess> access;       // shared with the group and the buffers

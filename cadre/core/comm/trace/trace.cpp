@@ -71,7 +71,7 @@ class Analysis {
  private:
   struct HostEnd {
     int64_t at_ns = 0;
-    bool is_now = false;  // false: the time at which the records end
+    bool is_now = false;  // false if it is the time at which the records end
   };
 
   // Finds the first collective that some rank began and some rank did not finish. If the ring of a
@@ -158,8 +158,8 @@ class Analysis {
     return text;
   }
 
-  // A rank that was inside, too, while others waited for it owes its part: it was stopped or killed
-  // there. It is blamed only if no rank owes its part more plainly.
+  // A rank that was inside the collective, too, while others waited for it owes its part, because
+  // it was stopped or killed there. It is blamed only if no other rank owes its part.
   void blame_waited_for() {
     if (!trace_.stopped_at) return;
     const bool is_plain = std::any_of(

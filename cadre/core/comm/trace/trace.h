@@ -1,10 +1,10 @@
 // What the flight records of a group's ranks say together: where the group stopped, which ranks
 // waited, and which rank owes its part.
 //
-// Threads: pure functions over values. Blocking: never. Errors: none; a record that cannot be read
-// was refused before (parse_flight_record).
-// Times are those of each host's monotonic clock; only times of one host are compared.
-// Source: the questions that PyTorch's flight recorder analyser answers for NCCL.
+// Threads: pure functions over values. Blocking: never. Errors: none; parse_flight_record() has
+// returned the errors of records that cannot be read. Times are those of each host's monotonic
+// clock; only times of one host are compared. Source: the questions that PyTorch's flight recorder
+// analyser answers for NCCL.
 #pragma once
 
 #include <cstdint>
@@ -29,31 +29,31 @@ struct RankStanding {
   };
   int rank = 0;
   Kind kind = Kind::kNoRecord;
-  std::string who;   // "rank 3 (node1, pid 812)"
-  std::string text;  // "last seen after all_gather #1041, 61 s ago"
+  std::string who;   // for example "rank 3 (node1, pid 812)"
+  std::string text;  // for example "last seen after all_gather #1041, 61 s ago"
 
   friend bool operator==(const RankStanding&, const RankStanding&) = default;
 };
 
 struct GroupTrace {
   std::string group;
-  std::string id;  // distinguishes it from groups of the same name
+  std::string id;  // distinguishes this group from groups of the same name
   uint64_t round = 0;
   int world_size = 0;
-  std::vector<FlightRecord> records;  // the records that exist, by rank
+  std::vector<FlightRecord> records;  // the records that exist; the key is the rank
   // The first collective that not all ranks finished; nullopt if every rank finished what any rank
   // began.
   std::optional<uint64_t> stopped_at;
-  std::string call;  // that collective: "all_reduce(sum, float32 x 1024)"
+  std::string call;  // describes that collective, for example "all_reduce(sum, float32 x 1024)"
   std::vector<RankStanding> standings;
-  // Calls of ranks that differ under one number, one sentence each.
+  // The calls that differ between ranks under one number, in one sentence each.
   std::vector<std::string> disagreements;
-  // Messages that were not done, one sentence each.
+  // The messages that were not completed, in one sentence each.
   std::vector<std::string> open_messages;
 };
 
-// Returns the records of each job separately, the job that began last at the end, because a folder
-// may hold those of several jobs. Records are of one job if one process wrote them, or processes
+// Returns the records of each job separately, because a folder may hold those of several jobs. The
+// job that began last is at the end. Records are of one job if one process wrote them, or processes
 // that connected with each other.
 CADRE_EXPORT std::vector<std::vector<FlightRecord>> split_jobs(std::vector<FlightRecord> records);
 

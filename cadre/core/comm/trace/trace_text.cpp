@@ -70,7 +70,7 @@ std::string verdict(const GroupTrace& trace) {
   return text;
 }
 
-// When and for how long each rank was in one collective.
+// Says when, and for how long, each rank was in one collective.
 struct Row {
   std::string call;
   std::map<int, const FlightEntry*> entries;

@@ -15,7 +15,8 @@ namespace {
 // After this time a rank of a later attempt checks whether the rank that failed in the attempt
 // before has come again.
 constexpr Duration kRetryPatience = std::chrono::seconds(5);
-// The most keys of one wait: a wait that ends without news is made again, with all its keys.
+// The largest number of keys of one wait. A wait that ends without news is made again, with all its
+// keys.
 constexpr size_t kKeysPerWait = 64;
 
 Status check_versions(std::span<const wire::RankAddress> rank_addresses) {

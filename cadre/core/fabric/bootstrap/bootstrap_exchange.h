@@ -33,7 +33,7 @@ class BootstrapExchange {
     os::System& system;
     const Membership& membership;
     BootstrapWatch& watch;
-    std::string group_prefix;  // store prefix of the group and round
+    std::string group_prefix;  // the prefix of the store keys of this group and round
     uint64_t attempt = 0;
   };
   explicit BootstrapExchange(Context context);
@@ -42,7 +42,8 @@ class BootstrapExchange {
   static std::string prefix_of(const std::string& group_prefix, uint64_t attempt);
 
   Status publish(const wire::RankAddress& rank_address, Deadline deadline);
-  // Called on rank 0. Waits for the addresses of all ranks; an error if their versions differ.
+  // Called on rank 0. Waits for the addresses of all ranks; returns an error if their versions
+  // differ.
   Result<std::vector<wire::RankAddress>> collect(Deadline deadline);
   // Called on rank 0. Publishes the tickets of ranks 1, 2, ...
   Status hand_out(std::span<const wire::Ticket> tickets, Deadline deadline);

@@ -12,11 +12,12 @@ constexpr Duration kHandshakeTime = std::chrono::seconds(1);
 // The pause after a failed accept. Most likely descriptors have run out. The connection stays in
 // the queue and would be reported again at once.
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
-// How many connections one listener accepts before the handshakes are advanced again. The second
-// limit holds if accepted connections replace others, so that those have time for their proof.
+// The number of connections that one listener accepts before the handshakes are advanced again. The
+// second limit holds if accepted connections replace others, so that those have time for their
+// proof.
 constexpr size_t kMaxAcceptsPerTurn = 64;
 constexpr size_t kMaxReplacementsPerTurn = 8;
-// How many descriptors the callers leave to the rest of the process once descriptors have run out.
+// The callers leave this many descriptors to the rest of the process once descriptors have run out.
 constexpr size_t kRoom = 16;
 
 }  // namespace

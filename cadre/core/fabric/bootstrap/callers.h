@@ -1,6 +1,6 @@
 // The connections that other processes open to this rank while a group connects, until each has
-// proved that it is a rank's. An error on one ends that connection only, since any process may have
-// opened it.
+// proved that it comes from a rank. An error on one ends that connection only, since any process
+// may have opened it.
 //
 // Threads: one. Blocking: never. Lifetime: borrows the System, the identity and the listeners.
 // Errors: none; an error of accept is kept for the message that no rank came.
@@ -22,7 +22,7 @@ namespace cadre {
 
 class Callers {
  public:
-  // How many connections more than expected may be waiting for their proof.
+  // The number of connections beyond the expected ones that may be waiting for their proof.
   static constexpr size_t kMaxStrangers = 64;
 
   Callers(os::System& system, const LinkIdentity& identity, std::vector<os::Listener*> listeners,
@@ -36,7 +36,7 @@ class Callers {
   void stop_accepting();
   bool is_empty() const { return callers_.empty(); }
 
-  // What to poll before the next advance(), and until when at most.
+  // Adds what to poll before the next advance(), and until when at most.
   void add_interests(std::vector<os::PollItem>& items) const;
   Deadline next_deadline(Deadline deadline) const;
   // Returns why the last attempt to accept failed, as the end of a message; empty if it did not
@@ -58,11 +58,11 @@ class Callers {
   os::System& system_;
   const LinkIdentity& identity_;
   const std::vector<os::Listener*> listeners_;
-  size_t max_callers_;           // lower once descriptors were short
-  std::vector<Caller> callers_;  // in the order in which they came
+  size_t max_callers_;           // is lowered when the process has run out of descriptors
+  std::vector<Caller> callers_;  // the callers, in the order in which they came
   bool is_accepting_ = true;
   TimePoint accept_after_{};
-  std::string failure_;  // why the last attempt to accept failed
+  std::string failure_;  // says why the last attempt to accept a connection failed
 };
 
 }  // namespace cadre

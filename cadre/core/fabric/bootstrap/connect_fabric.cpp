@@ -25,12 +25,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long to look for reports after a peer was lost: it may have reported why it ended, or the
-// report of its death may be about to come.
+// After a peer was lost, the time for which to look for reports. The peer may have reported why it
+// ended, or the report of its death may be about to come.
 constexpr Duration kLossPatience = milliseconds(500);
-// How long to look for reports after a timeout. If a deadline passes for all ranks at once, ranks
-// that know for which rank they waited report first. A rank that waits for others of the tree
-// reports later, the later the more ranks are in between.
+// After a timeout, the time for which to look for reports. If a deadline passes for all ranks at
+// once, ranks that know for which rank they waited report first. A rank that waits for others of
+// the tree reports later, the later the more ranks are in between.
 constexpr Duration kReadyPatience = milliseconds(100);
 constexpr Duration kSponsorPatience = milliseconds(1000);
 constexpr Duration kPatiencePerLevel = milliseconds(50);
@@ -77,14 +77,14 @@ std::string group_prefix_of(const Membership& membership, const FabricOptions& o
   return format("cadre/{}/{}/", membership.round, options.id);
 }
 
-// The name has the number of the attempt, so a late connection of an earlier attempt is refused as
+// The name has the number of the attempt, so a late connection of an earlier attempt is rejected as
 // one of another group.
 std::string name_in_proofs(const FabricOptions& options, uint64_t attempt) {
   return attempt == 0 ? options.id : format("{} (attempt {})", options.id, attempt + 1);
 }
 
 // A process that is still in an earlier connection of the same ranks may dial a port that this
-// process was given since. It is refused, because its group name has another number.
+// process was given since. Its connection is rejected, because its group name has another number.
 LinkIdentity identity_after(LinkIdentity identity, const Layout& layout) {
   identity.group = format("{}#{:016x}", identity.group, layout.rank_address(0).probe);
   return identity;
@@ -156,7 +156,7 @@ class FabricBuilder {
   std::shared_ptr<const Layout> layout_;
   HostSegment segment_;
   std::optional<Links> links_;
-  Duration timeout_patience_{};  // how long to look for reports after a timeout now
+  Duration timeout_patience_{};  // after a timeout now, the time for which to look for reports
 };
 
 Status FabricBuilder::connect_all() {
@@ -233,8 +233,8 @@ Status FabricBuilder::receive_layout(int sponsor) {
                        (*rank_addresses)[static_cast<size_t>(rank())] == listening_.rank_address;
   auto layout = std::make_shared<const Layout>(std::move(rank_addresses).value());
   if (!is_ours || sponsor_of(*layout, rank()) != sponsor) {
-    return Error(ErrorCode::kCorruption,
-                 format("{}: it is of another job, of {} ranks", what, layout->num_ranks()))
+    return Error(ErrorCode::kCorruption, format("{}: it belongs to another job, which has {} ranks",
+                                                what, layout->num_ranks()))
         .with_culprit(sponsor);
   }
   layout_ = std::move(layout);
@@ -270,7 +270,7 @@ Status FabricBuilder::finish_together() {
   // over the listeners answers them.
   links_->stop_accepting();
   if (rank() != 0) {
-    const std::string what = format("waiting until all ranks are connected, which {} tells",
+    const std::string what = format("waiting for {} to report that all ranks are connected",
                                     layout_->describe(ticket_.sponsor));
     CADRE_RETURN_IF_ERROR(links_->send_byte({ticket_.sponsor, what}, true));
     CADRE_RETURN_IF_ERROR(exchange_.erase(deadline_));
@@ -278,7 +278,8 @@ Status FabricBuilder::finish_together() {
     if (!is_over.ok()) return is_over.error();
   }
   for (const int peer : sponsored) {
-    const std::string what = format("telling {} that all are connected", layout_->describe(peer));
+    const std::string what =
+        format("telling {} that all ranks are connected", layout_->describe(peer));
     CADRE_RETURN_IF_ERROR(links_->send_byte({peer, what}, true));
   }
   return rank() == 0 ? exchange_.erase(deadline_) : Status();

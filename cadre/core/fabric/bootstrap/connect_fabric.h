@@ -35,27 +35,27 @@
 namespace cadre {
 
 struct FabricOptions {
-  std::string id;           // name in keys and proofs: "world"
-  std::string listen_host;  // empty: the addresses of the membership
-  std::string version;      // version of this library
+  std::string id;           // the name of the group in keys and proofs, for example "world"
+  std::string listen_host;  // if empty, this rank listens at the addresses of the membership
+  std::string version;      // the version of this library
   bool may_share_memory = true;
   // Returns the segment size for a host with so many ranks. Only the host's lowest rank calls it.
   std::function<size_t(int num_ranks)> host_segment_bytes;
 };
 
 struct FabricConnections {
-  std::shared_ptr<const Layout> layout;  // shared with the control plane and the groups
-  LinkIdentity identity;                 // identity in later handshakes
-  // Connections by rank, after the handshake: to the ranks of this host, the sponsor and the
-  // sponsored ranks.
+  std::shared_ptr<const Layout> layout;  // the control plane and the groups use it, too
+  LinkIdentity identity;                 // the identity that this rank shows in later handshakes
+  // control[r] is the connection to rank r after the handshake. There are connections to the ranks
+  // of this host, the sponsor and the sponsored ranks.
   std::vector<std::unique_ptr<os::Socket>> control;
   std::vector<std::unique_ptr<os::Listener>> tcp_listeners;
   std::unique_ptr<os::Listener> unix_listener;
   // A segment that all ranks of this host have mapped. It is zero except for its first page
-  // (host_segment.h). Null means that they cannot share one.
+  // (host_segment.h). Null if they cannot share one.
   std::shared_ptr<os::SharedMemory> host_memory;
-  std::string obstacle;  // why host_memory is null
-  // Whether the ranks of this host outnumber the cores that they may run on together.
+  std::string obstacle;  // says why host_memory is null
+  // The ranks of this host outnumber the cores that they may run on together.
   bool is_crowded = false;
 };
 

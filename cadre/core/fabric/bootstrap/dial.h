@@ -1,13 +1,13 @@
 // Opens connections to ranks whose addresses are known.
 //
 // Threads: any. Blocking: until the deadline; one attempt to connect takes at most
-// kConnectPeerTimeout. Lifetime: borrows its arguments for the call.
-// Errors: kPeerLost if no process listens there or no route leads there, kTimeout if no answer came
-// in time: both name both ends, the interface and the errno, and have the peer as culprit;
-// kUnavailable with ErrorDetails::is_own_limit and this rank as culprit if this process can make no
-// socket; kUnavailable or kInvalidArgument if one end refused the other.
-// Control connections between ranks of one host are unix sockets, which can pass descriptors. If
-// that fails, and in all other cases, connections are TCP.
+// kConnectPeerTimeout. Lifetime: borrows its arguments for the call. Errors: kPeerLost if no
+// process listens there or no route leads there, kTimeout if no answer came in time: both name both
+// ends, the interface and the errno, and have the peer as culprit; kUnavailable with
+// ErrorDetails::is_own_limit and this rank as culprit if this process can make no socket;
+// kUnavailable or kInvalidArgument if one end rejected the other. Control connections between ranks
+// of one host are unix sockets, which can pass descriptors. If that fails, and in all other cases,
+// connections are TCP.
 #pragma once
 
 #include <memory>
@@ -23,22 +23,23 @@
 
 namespace cadre {
 
-// The pause before a call that the other end dropped is made again.
+// The pause before this rank repeats a call that the other end has dropped.
 inline constexpr Duration kRedialPause = std::chrono::milliseconds(100);
 
 // Returns text such as "rank 3 (node1, pid 812)".
 std::string describe_rank(const wire::RankAddress& rank_address, int rank);
 
-// One end of a connection that is to be opened; borrowed.
+// One end of a connection that is to be opened. It is borrowed.
 struct End {
   const wire::RankAddress& rank_address;
   int rank = 0;
 };
 
 struct Route {
-  End from;  // this rank
+  End from;  // this rank, which dials
   End to;
-  std::string_view store_host = {};  // the store's host as this rank sees it; empty: unknown
+  // The address of the store's host as this rank reaches it; empty if unknown.
+  std::string_view store_host = {};
   wire::LinkPurpose purpose = wire::LinkPurpose::kControl;
 };
 

@@ -22,9 +22,9 @@
 
 namespace cadre {
 
-// What both ends must agree on before anything else.
+// The values on which both ends must agree before anything else.
 struct LinkIdentity {
-  Rank rank;  // rank of this end
+  Rank rank;  // the rank at this end
   uint64_t round = 0;
   std::string group;
   std::string version;
@@ -33,17 +33,18 @@ struct LinkIdentity {
 
 class Handshake {
  public:
-  // The handshake of the end that connected.
+  // Makes the handshake of the end that has connected.
   static Handshake call(os::System& system, std::unique_ptr<os::Socket> socket,
                         const LinkIdentity& identity, Rank to, wire::LinkPurpose purpose);
-  // The handshake of the end that accepted.
+  // Makes the handshake of the end that has accepted.
   static Handshake answer(os::System& system, std::unique_ptr<os::Socket> socket,
                           const LinkIdentity& identity);
 
   // Advances the handshake as far as the stream allows now.
   Status step();
   bool is_done() const { return state_ == State::kDone && outgoing_.empty(); }
-  // Whether, at the end that answers, the caller was challenged and is about to prove itself.
+  // Returns whether this end answers, has sent its challenge, and waits for the proof of the
+  // caller.
   bool wants_answer() const { return state_ == State::kWantAnswer; }
   os::PollItem interest() const;
 

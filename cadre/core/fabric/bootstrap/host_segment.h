@@ -27,12 +27,13 @@ inline constexpr int kMaxRanksOfSegment = static_cast<int>(kStampBytes / sizeof(
 
 struct HostSegment {
   std::shared_ptr<os::SharedMemory> memory;  // null if the ranks share none
-  std::string obstacle;                      // why memory is null
+  std::string obstacle;                      // says why memory is null
 };
 
 struct HostSegmentOptions {
   bool may_share = true;
-  std::function<size_t(int num_ranks)> num_bytes;  // size of the segment; at least kStampBytes
+  // Returns the size of the segment, which is at least kStampBytes.
+  std::function<size_t(int num_ranks)> num_bytes;
 };
 
 // Collective over the ranks of this rank's host. REQUIRES: each has a connection to the leader.

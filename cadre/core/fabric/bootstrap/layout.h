@@ -31,10 +31,11 @@ struct Layout {
   // Returns text such as "rank 3 (node1, pid 812)".
   std::string describe(int rank) const;
 
-  std::vector<wire::RankAddress> rank_addresses;  // by rank
-  std::vector<int> host_of_rank;                  // by rank
-  std::vector<int> slot_of_rank;                  // by rank
-  std::vector<std::vector<int>> ranks_of_host;    // by host, ascending
+  std::vector<wire::RankAddress> rank_addresses;  // rank_addresses[r] is the address of rank r
+  std::vector<int> host_of_rank;  // host_of_rank[r] is the index of the host of rank r
+  std::vector<int> slot_of_rank;  // slot_of_rank[r] is the slot of rank r on its host
+  // ranks_of_host[h] lists the ranks of host h in ascending order.
+  std::vector<std::vector<int>> ranks_of_host;
 };
 
 }  // namespace cadre

@@ -83,7 +83,7 @@ Status Links::step(Call& call) {
 }
 
 // Opens one connection at a time, so that the others advance in between. All ranks listened before
-// they published their addresses, so a refused connection means that the rank is gone. Returns
+// they published their addresses, so if no process listens at an address, the rank is gone. Returns
 // false if none is to be opened now.
 Result<bool> Links::dial_next() {
   const TimePoint now = context_.system.now();

@@ -33,7 +33,7 @@ class Links {
     const LinkIdentity& identity;
     BootstrapWatch& watch;
     std::vector<os::Listener*> listeners;
-    const wire::RankAddress& rank_address;  // address of this rank
+    const wire::RankAddress& rank_address;  // the address of this rank
     std::string store_host;
     int num_ranks = 0;
   };
@@ -47,10 +47,10 @@ class Links {
   // Waits until there is a connection to each of these peers, and all greetings were sent.
   Status await(std::span<const int> peers, const std::function<std::string(int)>& describe);
 
-  // The peer with which bytes are exchanged, and what for, for the message of an error.
+  // The peer with which bytes are exchanged, and the purpose, which the message of an error names.
   struct Exchange {
     int peer = 0;
-    std::string_view what;  // "waiting for the layout"
+    std::string_view what;  // for example "waiting for the layout"
   };
   // Send and receive all of the bytes. REQUIRES: there is a connection to the peer.
   Status send(const Exchange& exchange, ConstBytes bytes);
@@ -60,7 +60,7 @@ class Links {
   Status send_segment(const Exchange& exchange, const os::SharedMemory& segment);
   Result<std::shared_ptr<os::SharedMemory>> receive_segment(const Exchange& exchange);
 
-  // Leaves ranks that call from now on in the queues of the listeners.
+  // From now on ranks that call stay in the queues of the listeners.
   void stop_accepting() { callers_.stop_accepting(); }
 
   bool is_unix(int peer) const;
@@ -92,9 +92,10 @@ class Links {
   const Deadline deadline_;
   Callers callers_;
   std::vector<Call> calls_;
-  std::vector<std::unique_ptr<os::Socket>> sockets_;  // by rank
+  std::vector<std::unique_ptr<os::Socket>> sockets_;  // sockets_[r] is the connection to rank r
   ConstBytes greeting_;
-  std::map<int, size_t> greeted_;  // bytes sent so far to each peer that is greeted
+  // The number of bytes that were sent to each peer that is greeted; the key is the rank.
+  std::map<int, size_t> greeted_;
 };
 
 }  // namespace cadre

@@ -18,12 +18,12 @@
 namespace cadre {
 
 struct ListeningOptions {
-  std::string listen_host;  // empty: the addresses of the membership
-  std::string version;      // version of this library
+  std::string listen_host;  // if empty, this rank listens at the addresses of the membership
+  std::string version;      // the version of this library, which messages to peers contain
 };
 
 struct Listening {
-  std::vector<std::unique_ptr<os::Listener>> tcp;  // one for each address of this host
+  std::vector<std::unique_ptr<os::Listener>> tcp;  // has one listener for each address of this host
   std::unique_ptr<os::Listener> unix;
   wire::RankAddress rank_address;
 

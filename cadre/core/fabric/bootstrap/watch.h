@@ -23,7 +23,7 @@ namespace cadre {
 
 class BootstrapWatch {
  public:
-  // How long a call of the store may take at first.
+  // The time that a call of the store may take at first.
   static constexpr Duration kStoreTime = std::chrono::seconds(1);
 
   // `prefix` is the store prefix of the group and the attempt.
@@ -43,16 +43,16 @@ class BootstrapWatch {
   // Reports to the other ranks the error that ends this rank's attempt, unless it came from them.
   // Best effort, for a second at most.
   void report(const Error& error);
-  // Returns the error that a rank has reported by now; ok if there is none.
+  // Returns the error that a rank has reported by now; an ok status if there is none.
   Status look_for_report(Deadline deadline);
-  // Looks for this long for an error that another rank reports, or the death of a rank; ok if there
-  // is none.
+  // Looks for this long for an error that another rank reports, or the death of a rank. Returns an
+  // ok status if there is none.
   Status await_report(Duration patience);
   // Returns whether an error was found that came from others or from the store.
   bool was_told() const { return was_told_; }
 
  private:
-  // Looks once for an error. Blocking: for a few answers of the store.
+  // Looks once for an error. Blocking: until the store has answered a few requests.
   Status look(Deadline deadline);
   // Returns the value of a key; nullopt if it is absent, or if the store does not answer in time.
   Result<std::optional<std::string>> read(const std::string& key, Deadline deadline);
@@ -65,8 +65,9 @@ class BootstrapWatch {
   const std::string lost_key_;
   std::span<const wire::RankAddress> rank_addresses_;
   Duration pause_;
-  std::optional<Deadline> look_at_;  // the next look of poll(); nullopt before its first call
-  Duration store_time_;              // how long an answer of the store may take
+  // The time of the next look of poll(); nullopt before its first call.
+  std::optional<Deadline> look_at_;
+  Duration store_time_;  // the time that an answer of the store may take
   bool was_told_ = false;
 };
 

@@ -19,7 +19,7 @@ constexpr uint64_t kMagic = 0x3330544c46524443;  // "CDRFLT03"
 // A valid record has fewer slots. The limit keeps a reader from allocating what a damaged header
 // asks for.
 constexpr uint32_t kMaxCapacity = 1 << 20;
-constexpr int32_t kMaxWorldSize = 1 << 20;  // the limit of rendezvous/job_environment.cpp
+constexpr int32_t kMaxWorldSize = 1 << 20;  // is the limit of rendezvous/job_environment.cpp
 
 void write_name(wire::ByteWriter& out, std::string_view name) {
   std::array<std::byte, kFlightNameBytes> field{};

@@ -28,33 +28,38 @@ struct FlightIdentity {
   int32_t world_size = 1;
   int32_t pid = 0;
   uint64_t round = 0;
-  // Start of the process in the kernel's ticks since the host's boot; 0: unknown.
+  // The time at which the process started, in the kernel's ticks since the host's boot; 0 if it is
+  // unknown.
   uint64_t process_start = 0;
-  std::string id = {};  // id of the group; several groups may have one name; empty: the name
+  // The id of the group, because several groups may have one name; if empty, the name is the id.
+  std::string id = {};
   uint64_t connection =
-      0;                  // the same on all ranks that connected with each other; 0: not connected
-  int64_t made_at_s = 0;  // seconds since 1970; 0: not known
+      // All ranks that connected with each other have the same value; 0 if the rank is not
+      // connected.
+      0;
+  int64_t made_at_s = 0;  // the time in seconds since 1970; 0 if it is not known
 
   friend bool operator==(const FlightIdentity&, const FlightIdentity&) = default;
 };
 
-// One operation, as it was read.
+// One operation, as the parser has read it.
 struct FlightEntry {
-  uint64_t index = 0;  // counts the operations of the rank from 0
+  uint64_t index = 0;  // the operations of the rank are counted from 0
   uint64_t number = 0;
   Fingerprint fingerprint = {};
   int64_t begin_ns = 0;
-  int64_t end_ns = 0;  // 0: it was running
+  int64_t end_ns = 0;  // 0 if the operation was still running
   wire::ActivityState state = wire::ActivityState::kNothingYet;
-  int32_t peer = -1;  // peer of a send or recv; in a failed collective the rank waited for
-  std::string phase;  // phase in which it failed
+  // The peer of a send or recv; in a failed collective, the peer that the rank waited for.
+  int32_t peer = -1;
+  std::string phase;  // the phase in which the operation failed
 
   friend bool operator==(const FlightEntry&, const FlightEntry&) = default;
 };
 
 struct FlightRecord {
   FlightIdentity identity;
-  std::vector<FlightEntry> entries;  // oldest first
+  std::vector<FlightEntry> entries;  // the entries, of which the oldest comes first
   // The last time at which the reader of the file saw the writer alive; not part of the file.
   std::optional<TimePoint> alive_at = {};
 };
@@ -64,7 +69,7 @@ CADRE_EXPORT Result<FlightRecord> parse_flight_record(ConstBytes file);
 // Returns an object {group, rank, ..., "operations": [{...}]}.
 CADRE_EXPORT std::string to_json(const FlightRecord& record);
 
-// The bytes of the header, of each entry, and of the texts in them; longer texts are cut.
+// The sizes in bytes of the header, of each entry, and of the texts in them; longer texts are cut.
 inline constexpr size_t kFlightHeaderBytes = 256;
 inline constexpr size_t kFlightConnectionAt = 240;
 inline constexpr size_t kFlightEntryBytes = 72;

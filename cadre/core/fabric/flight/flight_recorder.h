@@ -24,13 +24,13 @@ namespace cadre {
 
 class FlightRecorder {
  public:
-  // Records in a mapped file of the record's size; nullopt: in memory.
+  // Records in a mapped file of the record's size, or in memory if `file` is nullopt.
   FlightRecorder(std::optional<os::MappedFile> file, const FlightIdentity& identity);
-  // Records in the file `path`; empty: in memory.
+  // Records in the file `path`, or in memory if `path` is empty.
   static Result<std::unique_ptr<FlightRecorder>> create(const std::string& path,
                                                         const FlightIdentity& identity);
 
-  // Returns the index for end().
+  // Returns the index to pass to end().
   uint64_t begin(uint64_t number, const Fingerprint& fingerprint, int peer, TimePoint now);
   struct Ending {
     bool well = true;
@@ -40,12 +40,12 @@ class FlightRecorder {
   };
   void end(uint64_t index, const Ending& ending);
 
-  // Sets the number of the connection to which the record belongs; all ranks of the group have the
-  // same.
+  // Sets the number of the connection to which the record belongs. All ranks of the group set the
+  // same number.
   void set_connection(uint64_t connection);
   // Marks the record as that of a closed group, which records nothing more.
   void set_closed();
-  // Returns whether the record was marked so. REQUIRES: the bytes were parsed.
+  // Returns whether set_closed() has marked the record. REQUIRES: the bytes were parsed.
   static bool is_closed(ConstBytes file);
   bool has_file() const { return file_.has_value(); }
   FlightRecord read() const;

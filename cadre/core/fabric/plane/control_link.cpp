@@ -47,7 +47,7 @@ void ControlLink::beat() {
   ++meter_.frames_sent;
   ++meter_.heartbeats_sent;
   flush();
-  has_sent_ = false;  // a heartbeat does not replace the next one
+  has_sent_ = false;  // the next heartbeat is sent even if this one was
 }
 
 // An error of the stream is not reported here: the next receive() finds it.

@@ -16,17 +16,17 @@
 
 namespace cadre {
 
-// Totals of a control plane. Frames and bytes of handshakes are not counted.
+// The totals of a control plane. Frames and bytes of handshakes are not counted.
 struct ControlCounters {
-  uint64_t connections = 0;  // opened so far
+  uint64_t connections = 0;  // the number of connections opened so far
   uint64_t dials = 0;
   uint64_t frames_sent = 0;
   uint64_t bytes_sent = 0;
-  uint64_t heartbeats_sent = 0;  // part of frames_sent
-  uint64_t sends = 0;            // calls of try_send
+  uint64_t heartbeats_sent = 0;  // heartbeats are also counted in frames_sent
+  uint64_t sends = 0;            // the number of calls of try_send()
   uint64_t frames_received = 0;
   uint64_t bytes_received = 0;
-  uint64_t events = 0;  // number of new events
+  uint64_t events = 0;  // the number of new events
 };
 
 // The same counters, updated concurrently.
@@ -50,10 +50,10 @@ struct ControlMeter {
 class ControlLink {
  public:
   struct Setup {
-    uint64_t id = 0;  // unique among this process's connections, never reused
+    uint64_t id = 0;  // is unique among this process's connections, and is never used again
     int peer = -1;
     bool crosses_hosts = false;
-    bool is_healed = false;  // opened by the plane, not by the bootstrap
+    bool is_healed = false;  // the plane has opened the connection, not the bootstrap
     std::unique_ptr<os::Socket> socket;
   };
   ControlLink(Setup setup, ControlMeter& meter);
@@ -84,7 +84,7 @@ class ControlLink {
     return {.target = setup_.socket.get(), .want_read = true, .want_write = !outbox_.empty()};
   }
 
-  bool has_receipt = false;  // the peer has acknowledged this process's leave
+  bool has_receipt = false;  // the peer has acknowledged that this process leaves
   Duration silent_for{0};
 
  private:

@@ -43,20 +43,21 @@ struct StatusAnswer {
 class ControlPlane {
  public:
   struct Setup {
-    std::shared_ptr<const Layout> layout;  // shared with the fabric and its groups
+    std::shared_ptr<const Layout> layout;  // the fabric and its groups use it, too
     int rank = 0;
     LinkIdentity identity;
-    // Connections by rank, after the handshake; null: there is none yet. May be empty.
+    // control[r] is the connection to rank r after the handshake; null if there is none yet. May be
+    // empty.
     std::vector<std::unique_ptr<os::Socket>> control;
     std::vector<std::unique_ptr<os::Listener>> tcp_listeners;
-    std::unique_ptr<os::Listener> unix_listener;  // may be null
-    // Watched processes by rank; null: not watched. May be empty.
+    std::unique_ptr<os::Listener> unix_listener;  // is null if this rank has no unix listener
+    // processes[r] is the watched process of rank r; null if it is not watched. May be empty.
     std::vector<std::unique_ptr<os::Pollable>> processes;
-    // The host at which this rank reaches the store. A rank with several addresses is dialed at the
-    // one with this host.
+    // The address of the store's host as this rank reaches it. If a peer has several addresses,
+    // this rank dials the one with this host.
     std::string store_host;
     Duration silence_limit{};
-    std::shared_ptr<LogSink> log;  // shared with the groups; null: messages are dropped
+    std::shared_ptr<LogSink> log;  // the groups use it, too; if null, log lines are dropped
     // Reads the last activities of a rank of this host from the status page; empty if they cannot
     // be read.
     std::function<std::vector<GroupActivity>(int rank)> last_activities;
@@ -66,7 +67,7 @@ class ControlPlane {
   };
 
   ControlPlane(os::System& system, Setup setup);
-  // Closes the plane without a wait for receipts.
+  // Closes the plane without waiting for receipts.
   ~ControlPlane();
   ControlPlane(const ControlPlane&) = delete;
   ControlPlane& operator=(const ControlPlane&) = delete;
@@ -89,15 +90,16 @@ class ControlPlane {
   // those of silent and lost members.
   std::vector<StatusAnswer> ask(GroupKey group, std::span<const int> members, Deadline deadline);
 
-  std::vector<int> lost_ranks() const;  // ascending, without this rank
+  // Returns the lost ranks in ascending order, without this rank.
+  std::vector<int> lost_ranks() const;
   std::optional<LossReport> loss_of(int rank) const;
-  bool has_left(int rank) const;  // whether it left the fabric in good order
+  bool has_left(int rank) const;  // Returns whether the rank has left the fabric in good order.
 
   // Returns whether no TCP connection to a rank of another host can be opened before the deadline.
   // The kernel of that host accepts the connection, so a stopped process counts as reachable, as
-  // does a host that refuses the connection. Any thread.
+  // does a host that rejects the connection. Any thread may call it.
   bool is_cut_off(int peer, Deadline deadline);
-  // Opens a data connection to a peer and performs the handshake; any thread.
+  // Opens a data connection to a peer and performs the handshake. Any thread may call it.
   Result<std::unique_ptr<os::Socket>> dial_data(int peer, Deadline deadline);
 
   // Publishes that this process leaves in good order, waits for the peers' receipts until the

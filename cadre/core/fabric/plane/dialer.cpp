@@ -27,7 +27,8 @@ Result<os::Address> address_of(const DialPlan& plan, int peer) {
                          .store_host = plan.store_host});
 }
 
-// Tries until the connection is open or refused, the dial is dropped, or the deadline has passed.
+// Tries until the connection is open, no process listens, the dial is dropped, or the deadline has
+// passed.
 Result<std::unique_ptr<os::Socket>> connect_in_slices(os::System& system,
                                                       const os::Address& address,
                                                       const std::atomic<bool>& is_dropped,
@@ -104,8 +105,8 @@ void Dialer::retry_later(Call& call, const Error& error) {
 
 std::vector<Dialer::Outcome> Dialer::advance() {
   const TimePoint now = system_.now();
-  // Only time in which this thread looks counts as silence of the peer, as in
-  // PlaneLoop::judge_silence().
+  // A peer counts as silent only for the time in which this thread has looked for its bytes: the
+  // time during which this process was stopped does not count (PlaneLoop::judge_silence()).
   const Duration since_last = std::min<Duration>(now - advanced_at_, 2 * kStatusInterval);
   advanced_at_ = now;
   std::vector<Outcome> outcomes;

@@ -26,8 +26,8 @@ namespace cadre {
 struct DialPlan {
   const Layout& layout;
   const LinkIdentity& identity;
-  // The host at which this rank reaches the store. A rank with several addresses is dialed at the
-  // one with this host.
+  // The address of the store's host as this rank reaches it. If a peer has several addresses, this
+  // rank dials the one with this host.
   std::string store_host;
 };
 
@@ -37,12 +37,12 @@ class Dialer {
     kConnected,
     kRefused,     // the peer no longer listens
     kUnanswered,  // the host does not answer
-    kSilent,      // connected, but nothing was received for the limit of silence
+    kSilent,      // the connection was opened, but nothing was received for the limit of silence
   };
   struct Outcome {
     int peer = -1;
     Ending ending = Ending::kRefused;
-    std::unique_ptr<os::Socket> socket;  // null unless kConnected
+    std::unique_ptr<os::Socket> socket;  // is null unless the state is kConnected
   };
 
   // `wake_up` is notified when an advance() has something to do.
@@ -73,7 +73,7 @@ class Dialer {
     int peer = -1;
     Deadline give_up{TimePoint{}};
     TimePoint not_before{};
-    std::shared_ptr<Attempt> attempt{};  // shared with its thread
+    std::shared_ptr<Attempt> attempt{};  // the thread of the attempt uses it, too
     std::unique_ptr<os::Thread> thread{};
     std::optional<Handshake> handshake{};
     Duration silent_for{0};

@@ -24,17 +24,17 @@ namespace cadre {
 
 class EdgeHealer {
  public:
-  // How long the end with the lower rank waits until the other end opens the connection.
+  // The time for which the end with the lower rank waits until the other end opens the connection.
   static constexpr Duration kCallTime = std::chrono::seconds(1);
-  // How long the event may take to arrive that a rank which no longer listens has left.
+  // If a rank no longer listens, the event that it has left may take this long to arrive.
   static constexpr Duration kLeaveNewsTime = std::chrono::seconds(1);
-  // Pause after a loss, since several losses often occur together.
+  // The pause after a loss, since several losses often occur together.
   static constexpr Duration kLossPause = std::chrono::milliseconds(50);
-  // Pause after a leave, since the ranks of a job that ends leave together. The topology stays
+  // The pause after a leave, since the ranks of a job that ends leave together. The topology stays
   // connected without one rank meanwhile.
   static constexpr Duration kLeavePause = std::chrono::seconds(1);
-  // How long a leaving rank waits before it connects to new neighbours, since events may arrive
-  // meanwhile that say that these neighbours have left, too.
+  // A leaving rank waits for this time before it connects to new neighbours, since events may
+  // arrive meanwhile that say that these neighbours have left, too.
   static constexpr Duration kLeavingPause = std::chrono::milliseconds(50);
 
   // Bounds the number of connections that a leaving rank opens, because ranks that leave together
@@ -55,16 +55,16 @@ class EdgeHealer {
     int rank = -1;
     SignOfLoss sign = SignOfLoss::kUnreachable;
     bool is_of_host =
-        false;  // also holds for ranks of its host that have no connection to this rank
+        false;  // is also true for ranks of its host that have no connection to this rank
   };
   struct Findings {
-    std::vector<Dialer::Outcome> connections;  // all are kConnected
+    std::vector<Dialer::Outcome> connections;  // the outcomes, which are all kConnected
     std::vector<Verdict> verdicts;
   };
   // The state of the plane that the healer depends on.
   struct View {
-    std::vector<bool> is_present;            // by rank: whether it is neither lost nor left
-    std::function<bool(int rank)> has_link;  // whether there is a connection to the rank
+    std::vector<bool> is_present;            // is_present[r]: rank r is neither lost nor has left
+    std::function<bool(int rank)> has_link;  // returns whether there is a connection to the rank
     bool may_dial = true;
   };
 
@@ -78,7 +78,7 @@ class EdgeHealer {
   // kLeaveNewsTime.
   void suspect(int rank);
 
-  // `is_ready`: whether one of the interests is ready.
+  // `is_ready` says whether one of the interests is ready.
   Findings advance(const View& view, bool is_ready);
   void add_interests(std::vector<os::PollItem>& items) const;
   Deadline next_deadline(Deadline deadline) const;
@@ -105,10 +105,12 @@ class EdgeHealer {
   const int self_;
   Callers callers_;
   Dialer dialer_;
-  std::optional<TimePoint> plan_at_;   // when wanted_ is computed again
-  std::vector<int> wanted_;            // the neighbours
-  std::map<int, TimePoint> missing_;   // neighbours without a connection, and since when
-  std::map<int, TimePoint> suspects_;  // by rank: when it is reported as unreachable
+  std::optional<TimePoint> plan_at_;  // the time at which wanted_ is computed again
+  std::vector<int> wanted_;           // the neighbours, to which this rank wants connections
+  // The neighbours without a connection; the value is the time since which it is missing.
+  std::map<int, TimePoint> missing_;
+  // The time at which each suspect is reported as unreachable; the key is the rank.
+  std::map<int, TimePoint> suspects_;
   bool is_leaving_ = false;
   int num_leaving_dials_ = 0;
   bool has_stopped_ = false;

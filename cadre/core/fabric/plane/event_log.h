@@ -63,7 +63,7 @@ class EventLog {
     int from = kOwn;
     TimePoint at;
   };
-  // The type of the event, the group and the rank.
+  // The identity of an event is its type, the group and the rank.
   using Identity = std::tuple<size_t, GroupKey, int>;
 
   bool exists(int rank) const { return rank >= 0 && static_cast<size_t>(rank) < ranks_.size(); }
@@ -76,7 +76,7 @@ class EventLog {
 
   const int self_;
   std::vector<RankState> ranks_;
-  std::deque<Entry> entries_;  // events of groups, in the order of arrival
+  std::deque<Entry> entries_;  // the events of groups, in the order in which they arrived
   // The numbers of the entries that concern each group, so that a new group does not search the
   // events of all others.
   std::unordered_map<GroupKey, std::deque<uint64_t>> entries_of_;

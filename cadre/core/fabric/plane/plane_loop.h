@@ -48,20 +48,21 @@ class StatusRoutes {
 
  private:
   struct Route {
-    uint64_t number = 0;  // number of a question, from 1
+    uint64_t number = 0;  // the number of a question; the first has number 1
     uint64_t link = 0;
   };
-  std::map<int, std::array<Route, kPerOrigin>> routes_;  // by origin
+  // The routes of questions; the key is the rank that asked.
+  std::map<int, std::array<Route, kPerOrigin>> routes_;
 };
 
 class PlaneLoop {
  public:
-  // How long the last bytes of a process that has ended may take to arrive.
+  // The time that the last bytes of a process that has ended may take to arrive.
   static constexpr Duration kLastWordsTime = std::chrono::milliseconds(100);
   static constexpr Duration kFlushTime = std::chrono::seconds(1);
   // A rank that leaves publishes that over direct connections to at least this many present peers.
   static constexpr size_t kMinLeavePeers = 2;
-  // How long a failure counts as recent: some ranks may not have received it yet.
+  // A failure counts as recent for this time, because some ranks may not have received it yet.
   static constexpr Duration kFailureNewsTime = std::chrono::seconds(2);
 
   struct PlaneContext {
@@ -103,8 +104,8 @@ class PlaneLoop {
   void handle_event(ControlLink& link, const wire::Event& event);
   void handle_question(ControlLink& link, const wire::StatusQuestion& question);
   void handle_answer(const wire::StatusAnswer& answer);
-  // Records and forwards an event. `by`: the connection over which it arrived; null: an event of
-  // this process.
+  // Records and forwards an event. `by` is the connection over which it arrived; null for an event
+  // of this process.
   void learn(const wire::Event& event, const ControlLink* by);
   void spread(const wire::Event& event, Scope scope, uint64_t except_link);
   Scope scope_of(const ControlLink* by) const;
@@ -122,16 +123,18 @@ class PlaneLoop {
   const Layout& layout_;
   const int self_;
   EdgeHealer healer_;
-  // Unique pointers, so that the addresses of the links stay valid.
+  // The pointers are unique pointers, so that the addresses of the links stay valid.
   std::vector<std::unique_ptr<ControlLink>> links_;
   uint64_t num_links_ = 0;
-  std::vector<End> ends_;  // ends of connections found in this iteration
+  std::vector<End> ends_;  // the connections that have ended in this iteration
   std::map<int, TimePoint> ended_processes_;
   StatusRoutes routes_;
-  TimePoint heartbeat_at_;  // time of the last heartbeat
+  TimePoint heartbeat_at_;  // the time at which the last heartbeats were sent
   TimePoint silence_judged_at_;
-  std::optional<TimePoint> failure_heard_at_;  // time of the last group failure or loss
-  std::optional<Deadline> receipts_by_;        // set when this process leaves
+  // The time at which the last failure of a group or loss of a rank was heard of.
+  std::optional<TimePoint> failure_heard_at_;
+  // Is set when this process leaves; the peers must have acknowledged this by then.
+  std::optional<Deadline> receipts_by_;
   std::optional<TimePoint> flush_by_;
 };
 

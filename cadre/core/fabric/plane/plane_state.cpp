@@ -29,7 +29,7 @@ void PlaneState::attach(GroupKey group, std::shared_ptr<GroupEvents> events) {
 }
 
 void PlaneState::detach(GroupKey group) {
-  std::shared_ptr<GroupEvents> detached;  // destroyed without the lock
+  std::shared_ptr<GroupEvents> detached;  // is destroyed without the lock
   std::lock_guard lock(mutex_);
   const auto found = groups_.find(group);
   if (found == groups_.end()) return;

@@ -43,7 +43,7 @@ class PlaneState {
 
   // Only the plane's thread calls the methods from here on.
   struct Orders {
-    std::vector<wire::Event> events;  // in the order in which they were posted
+    std::vector<wire::Event> events;  // the events, in the order in which they were posted
     std::optional<Deadline> leave_by;
   };
   Orders take_orders();
@@ -57,17 +57,18 @@ class PlaneState {
   std::shared_ptr<GroupEvents> group(GroupKey key) const;
   bool is_lost(int rank) const;
   std::vector<bool> presence() const;
-  // See EventLog.
+  // Returns the same as EventLog::all().
   std::vector<wire::Event> all_events();
   std::vector<wire::Event> events_told_by(int rank);
 
  private:
   struct Delivery {
-    std::shared_ptr<GroupEvents> group;  // shared with its owner, who may detach it meanwhile
+    std::shared_ptr<GroupEvents> group;  // its owner uses it, too, and may detach it meanwhile
     wire::Event event;
   };
   struct Question {
-    std::map<int, wire::Activity> answers;  // by rank
+    // The activities that were answered; the key is the rank.
+    std::map<int, wire::Activity> answers;
   };
 
   void call(const Delivery& delivery) const;
@@ -87,7 +88,8 @@ class PlaneState {
   std::map<GroupKey, std::shared_ptr<GroupEvents>> groups_;
   Orders orders_;
   std::vector<Delivery> deliveries_;
-  std::map<uint64_t, Question> questions_;  // asked by this rank, by number
+  // The questions that this rank has asked; the key is their number.
+  std::map<uint64_t, Question> questions_;
   uint64_t num_questions_ = 0;
   bool has_ended_ = false;
   std::vector<os::Waiter*> observers_;

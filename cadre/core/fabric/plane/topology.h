@@ -15,9 +15,9 @@
 
 namespace cadre {
 
-// Returns the neighbours of `rank`, ascending. `is_present` says of each rank whether it is neither
-// lost nor left; `rank` itself counts as present. Symmetric: of two present ranks each is a
-// neighbour of the other, or neither is.
+// Returns the neighbours of `rank` in ascending order. is_present[r] says whether rank r is neither
+// lost nor left; `rank` itself counts as present. The relation is symmetric: of two present ranks
+// each is a neighbour of the other, or neither is.
 std::vector<int> neighbours(const Layout& layout, const std::vector<bool>& is_present, int rank);
 
 }  // namespace cadre

@@ -58,7 +58,7 @@ Status make_folders(FileSystem& files, const std::string& path) {
 }
 
 Status remove_all(FileSystem& files, const std::string& path) {
-  const auto is_gone = [&] {  // true if another process has removed the path
+  const auto is_gone = [&] {  // returns whether another process has removed the path
     const auto kind = files.kind_of(path);
     return kind.ok() && !*kind;
   };

@@ -19,7 +19,7 @@ constexpr size_t kReadChunk = 64 << 10;
 }  // namespace
 
 Result<std::string> read_file(const std::string& path, size_t max_bytes) {
-  // O_NONBLOCK: the path may be a FIFO, whose opening would wait for a writer.
+  // O_NONBLOCK is set because the path may be a FIFO, whose opening would wait for a writer.
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat info {};
   if (!fd.is_open() || ::fstat(fd.get(), &info) != 0) {

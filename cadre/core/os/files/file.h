@@ -1,9 +1,9 @@
-// Whole files: read with a limit, and replaced in one step. durable_file.h says how they are
+// Reads whole files with a limit, and replaces them in one step. durable_file.h says how they are
 // replaced.
 //
-// Threads: any. Blocking: for the time of the disk.
-// Errors: kUnavailable with the path and the system's reason; kInvalidArgument for a file over the
-// limit, and for a pipe, a socket or a device, because they have no known end.
+// Threads: any. Blocking: for the time of the disk. Errors: kUnavailable with the path and the
+// system's reason; kInvalidArgument for a file over the limit, and for a pipe, a socket or a
+// device, because they have no known end.
 #pragma once
 
 #include <string>

@@ -17,7 +17,8 @@ namespace cadre::os {
 // Returns UINT64_MAX if there is no limit.
 uint64_t largest_file_bytes();
 
-// Returns an error unless a file may have `num_bytes`. `what` begins the message: "write /a/b".
+// Returns an error unless a file may have `num_bytes`. `what` begins the message, for example
+// "write /a/b".
 Status check_file_size(std::string_view what, uint64_t num_bytes);
 
 }  // namespace cadre::os

@@ -83,7 +83,7 @@ Status rename_with(const std::string& from, const std::string& to, unsigned flag
 }  // namespace
 
 Result<std::unique_ptr<OutputFile>> NativeFileSystem::create(const std::string& path) {
-  // O_NONBLOCK: the path may be a FIFO, whose opening would wait for a reader.
+  // O_NONBLOCK is set because the path may be a FIFO, whose opening would wait for a reader.
   Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY,
                kNewFileMode));
   struct stat info = {};
@@ -165,7 +165,7 @@ Status NativeFileSystem::make_folder(const std::string& path) {
 Status NativeFileSystem::sync(const std::string& path) {
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.is_open()) return status_of(-1, "sync", path);
-  // EINVAL: the file system cannot sync folders, and has no order of writes to keep.
+  // EINVAL means that the file system cannot sync folders, and has no order of writes to keep.
   if (::fsync(fd.get()) == 0 || errno == EINVAL) return {};
   return status_of(-1, "sync", path);
 }

@@ -24,7 +24,7 @@ Result<FileIdentity> file_identity(const std::string& path) {
 
 Result<Fd> open_regular_file(const std::string& path, struct stat& status) {
   const std::string what = cadre::format("open {}", path);
-  // O_NONBLOCK: the path may be a FIFO, whose opening would wait for a writer.
+  // O_NONBLOCK is set because the path may be a FIFO, whose opening would wait for a writer.
   Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd.is_open() || ::fstat(fd.get(), &status) != 0) {
     return errno_error(ErrorCode::kUnavailable, what, errno);

@@ -41,7 +41,7 @@ class CADRE_EXPORT ScratchArena : public std::enable_shared_from_this<ScratchAre
   const std::string& folder() const { return folder_; }
   // Reserves blocks, in whole pages, for later calls of allocate().
   Status reserve(size_t num_bytes);
-  // Returns whole pages, page-aligned and filled with zeros. num_bytes: at least 1.
+  // Returns whole pages, which are page-aligned and filled with zeros. `num_bytes` is at least 1.
   Result<ScratchMemory> allocate(size_t num_bytes);
 
   // Returns `num_bytes` rounded up to whole pages.
@@ -57,8 +57,8 @@ class CADRE_EXPORT ScratchArena : public std::enable_shared_from_this<ScratchAre
   const std::string folder_;
   const pid_t owner_;
   std::mutex mutex_;
-  size_t end_ = 0;           // end of the allocated offsets, which are never used again
-  size_t reserved_end_ = 0;  // end of the file's reserved blocks
+  size_t end_ = 0;           // the end of the allocated offsets, none of which is used again
+  size_t reserved_end_ = 0;  // the end of the blocks that the file has reserved
 };
 
 class CADRE_EXPORT ScratchMemory {
@@ -74,9 +74,9 @@ class CADRE_EXPORT ScratchMemory {
   ScratchMemory(std::shared_ptr<ScratchArena> arena, Bytes bytes, size_t offset)
       : arena_(std::move(arena)), bytes_(bytes), offset_(offset) {}
 
-  std::shared_ptr<ScratchArena> arena_;  // shared by all memory in its file
+  std::shared_ptr<ScratchArena> arena_;  // all memory in its file shares it
   Bytes bytes_;
-  size_t offset_ = 0;  // offset in the file
+  size_t offset_ = 0;  // the offset in the file
 };
 
 }  // namespace cadre::os

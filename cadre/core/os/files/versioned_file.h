@@ -19,12 +19,12 @@
 
 namespace cadre::os {
 
-// Differs if the file of a name was written, truncated or replaced. A program that writes a file
-// and restores its modification time is not noticed.
+// The version differs if the file was written, truncated or replaced. If a program writes a file
+// and restores its modification time, the version does not show it.
 struct FileVersion {
   FileIdentity identity;
   uint64_t num_bytes = 0;
-  int64_t modified_ns = 0;  // time of the last change, since 1970
+  int64_t modified_ns = 0;  // the time of the last change in nanoseconds since 1970
 
   friend bool operator==(const FileVersion&, const FileVersion&) = default;
 };
@@ -60,9 +60,9 @@ class CADRE_EXPORT FilePieces {
  public:
   static constexpr size_t kPieceBytes = size_t{4} << 20;
 
-  // `file` outlives this.
+  // REQUIRES: `file` outlives this object.
   explicit FilePieces(const VersionedFile& file) : file_(file) {}
-  // Returns the next piece; an empty one after the last. Errors are those of
+  // Returns the next piece, and an empty one after the last. The errors are those of
   // VersionedFile::read_at().
   Result<ConstBytes> next();
 
@@ -72,7 +72,7 @@ class CADRE_EXPORT FilePieces {
   size_t offset_ = 0;
 };
 
-// Says in a message what has changed: "has 10 bytes instead of 20".
+// Says in a message what has changed, for example "has 10 bytes instead of 20".
 CADRE_EXPORT std::string change_text(const FileVersion& before, const FileVersion& now);
 
 }  // namespace cadre::os

@@ -45,9 +45,10 @@ bool contains(const std::vector<std::string>& parts, std::string_view wanted) {
 // A hierarchy of control groups that is mounted here.
 struct CgroupMount {
   bool is_version_2 = false;
-  std::vector<std::string> controllers;  // version 1: the names are among the options of the mount
-  std::string group;                     // the group at the mount point: "/" except in a container
-  std::string folder;                    // the mount point
+  // In version 1, the names are among the options of the mount.
+  std::vector<std::string> controllers;
+  std::string group;   // the group at the mount point, which is "/" except in a container
+  std::string folder;  // the folder of the mount point
 };
 
 // Reads lines such as "30 23 0:26 /docker/a /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory".

@@ -10,7 +10,7 @@
 
 namespace cadre::os {
 
-// The tightest limits from the process's groups up to the roots of their hierarchies. nullopt:
+// The tightest limits from the process's groups up to the roots of their hierarchies. nullopt means
 // unlimited.
 struct CgroupLimits {
   std::optional<uint64_t> memory_bytes;

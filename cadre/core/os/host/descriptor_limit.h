@@ -1,7 +1,7 @@
 // The limit on the descriptors that this process may have open (RLIMIT_NOFILE).
 //
 // Threads: any; the limit belongs to the whole process. Blocking: never. Errors: none; a limit that
-// the kernel refuses to raise stays as it is.
+// the kernel does not raise stays as it is.
 #pragma once
 
 #include <cstdint>

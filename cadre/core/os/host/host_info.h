@@ -9,9 +9,9 @@
 namespace cadre::os {
 
 CADRE_EXPORT HostInfo read_host_info();
-// Cores this process may run on (its affinity mask), at least 1.
+// Returns the number of cores that this process may run on (its affinity mask), at least 1.
 int num_usable_cores();
-// Cores of the machine, at least 1.
+// Returns the number of cores of the machine, at least 1.
 int num_online_cores();
 
 }  // namespace cadre::os

@@ -32,8 +32,8 @@ Error unknown_user(std::string_view reason) {
 // One end of a TCP connection in the form of the kernel's tables.
 struct TcpEnd {
   int family = AF_UNSPEC;
-  std::array<uint32_t, 4> words{};  // the address in network order; IPv4: one word
-  uint16_t port = 0;                // port in network order
+  std::array<uint32_t, 4> words{};  // the address in network order; for IPv4 it is one word
+  uint16_t port = 0;                // the port in network order
 };
 
 // An IPv4 address that is written as an IPv6 one belongs to an IPv4 socket.
@@ -59,8 +59,8 @@ TcpEnd to_end(const sockaddr_storage& storage) {
 
 // Both ends of a connection, seen from the peer.
 struct PeerView {
-  TcpEnd own;     // the peer's end
-  TcpEnd remote;  // this process's end
+  TcpEnd own;     // the end of the peer
+  TcpEnd remote;  // the end of this process
 };
 
 Result<PeerView> view_of_peer(int fd) {
@@ -78,7 +78,8 @@ Result<PeerView> view_of_peer(int fd) {
   return view;
 }
 
-// `inode` 0: the process has closed the socket, and the kernel finishes the connection as root.
+// `inode` is 0 if the process has closed the socket, and the kernel finishes the connection as
+// root.
 Result<uint32_t> owner(uint32_t user, uint64_t inode) {
   if (inode == 0) return unknown_user("it has closed its socket");
   return user;
@@ -141,8 +142,8 @@ Status require_own_user(const Result<uint32_t>& user) {
   if (!user.ok()) return user.error();
   if (*user == 0 || *user == ::geteuid()) return {};
   return Error(ErrorCode::kInvalidArgument,
-               cadre::format("the process at the other end belongs to user {}; only user {}, whose "
-                             "job it is, and root are let in",
+               cadre::format("the process at the other end belongs to user {}; only user {}, to "
+                             "whom the job belongs, and root may connect",
                              *user, ::geteuid()));
 }
 

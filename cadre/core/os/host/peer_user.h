@@ -1,9 +1,9 @@
 // The user of the process at the other end of a connection within this host.
 //
-// Threads: any. Blocking: for a few system calls. Lifetime: plain values.
-// Errors: kUnavailable if the kernel does not know the user, because the peer is on another host or
-// has closed its socket; kInvalidArgument for a user that is refused.
-// Source: SO_PEERCRED for unix sockets; for TCP the owner of the peer's socket, by sock_diag(7).
+// Threads: any. Blocking: for a few system calls. Lifetime: plain values. Errors: kUnavailable if
+// the kernel does not know the user, because the peer is on another host or has closed its socket;
+// kInvalidArgument for a user other than root and the user of this process. Source: SO_PEERCRED for
+// unix sockets; for TCP the owner of the peer's socket, by sock_diag(7).
 #pragma once
 
 #include <cstdint>

@@ -9,13 +9,14 @@
 
 namespace cadre::os {
 
-inline constexpr size_t kMaxStatBytes = 4096;  // limit on the size of such a file
+inline constexpr size_t kMaxStatBytes = 4096;  // the largest size of such a file that is read
 
 struct ProcessStat {
   int pid = 0;
   int parent_pid = 0;
   int process_group = 0;
-  // Ticks from the boot to the start; pid and start time identify a process uniquely.
+  // The number of ticks from the boot to the start. The pid and the start time identify a process
+  // uniquely.
   uint64_t start_time = 0;
   std::string name;        // the kernel's short name of its program
   bool has_ended = false;  // the process has ended and waits to be reaped

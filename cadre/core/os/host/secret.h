@@ -25,8 +25,8 @@ class CADRE_EXPORT Secret {
   std::string_view view() const;
   bool empty() const { return page_ == nullptr; }
 
-  // Not in constant time: the duration may reveal where the texts differ, so do not compare with
-  // bytes that a peer sent.
+  // The comparison does not take constant time: its duration may reveal where the texts differ, so
+  // do not compare with bytes that a peer sent.
   friend bool operator==(const Secret& a, const Secret& b) { return a.view() == b.view(); }
 
  private:

@@ -32,7 +32,7 @@ bool is_in_first_environment(const char* text) {
 
 struct Taken {
   std::mutex mutex;
-  std::map<std::string, Secret> secrets;  // guarded by mutex
+  std::map<std::string, Secret> secrets;  // mutex guards it
 };
 
 // The environment belongs to the whole process, and so do the secrets taken from it.

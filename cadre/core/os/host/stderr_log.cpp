@@ -33,7 +33,8 @@ class StderrLog::Impl {
   Impl(LogLevel level, Rank rank)
       : logger_("cadre", std::make_shared<spdlog::sinks::stderr_sink_mt>()) {
     logger_.set_level(level_of(level));
-    // The format of wall_clock_text(), so that the launcher's lines sort among the workers'.
+    // The pattern is the format of wall_clock_text(), so that the launcher's lines sort among the
+    // workers'.
     logger_.set_pattern(cadre::format("%l %Y-%m-%dT%H:%M:%S.%eZ rank={} %v", rank),
                         spdlog::pattern_time_type::utc);
   }
@@ -41,7 +42,7 @@ class StderrLog::Impl {
   spdlog::logger& logger() { return logger_; }
 
  private:
-  spdlog::logger logger_;  // not in the library's global registry
+  spdlog::logger logger_;  // is not in the global registry of the logging library
 };
 
 StderrLog::StderrLog(LogLevel level, Rank rank) : impl_(std::make_unique<Impl>(level, rank)) {}

@@ -17,7 +17,7 @@ CADRE_EXPORT std::string wall_clock_text();
 // Returns the text of a time from wall_clock_seconds(), without milliseconds.
 std::string wall_clock_text(int64_t seconds);
 
-// Seconds since 1970.
+// Returns the number of seconds since 1970.
 int64_t wall_clock_seconds();
 
 }  // namespace cadre::os

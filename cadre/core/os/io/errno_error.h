@@ -9,7 +9,7 @@
 
 namespace cadre::os {
 
-// "connect to tcp:127.0.0.1:1: Connection refused (errno 111)"
+// Returns an error such as "connect to tcp:127.0.0.1:1: Connection refused (errno 111)".
 Error errno_error(ErrorCode code, std::string_view what, int error_number);
 
 }  // namespace cadre::os

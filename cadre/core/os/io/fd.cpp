@@ -16,8 +16,8 @@ namespace {
 // of them are distinguished by the signal of asynchronous notification (F_SETSIG): the kernel keeps
 // it with the open file description, sends nothing unless O_ASYNC is set, and a new description has
 // none.
-constexpr int kMarkShift = 56;      // position in the number of the inode
-constexpr uint32_t kNumMarks = 64;  // signal numbers: 1 to 64
+constexpr int kMarkShift = 56;      // the position of the mark in the number of the inode
+constexpr uint32_t kNumMarks = 64;  // the marks are the signal numbers 1 to 64
 
 bool shares_inode(const struct statx& info) {
   return (info.stx_mask & STATX_TYPE) != 0 && (info.stx_mode & S_IFMT) == 0;
@@ -30,7 +30,7 @@ uint64_t mark_of(int number) {
 
 // Uses the marks in turn, so that a descriptor of the library that reuses a number has another mark
 // than its predecessor. Descriptors belong to the process, and so does the counter. If the kernel
-// refuses, descriptors of one kind cannot be distinguished.
+// returns an error, descriptors of one kind cannot be distinguished.
 void mark(int number) {
   static std::atomic<uint32_t> last{0};
   const uint32_t turn = last.fetch_add(1, std::memory_order_relaxed);

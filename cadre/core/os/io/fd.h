@@ -26,7 +26,7 @@
 
 namespace cadre::os {
 
-inline constexpr mode_t kNewFileMode = 0644;  // mode of the files that the library makes
+inline constexpr mode_t kNewFileMode = 0644;  // the mode of the files that the library makes
 
 // Replaces a descriptor by one above the standard streams, with close-on-exec. Returns -1 and sets
 // errno if the process has no descriptor left.
@@ -36,7 +36,7 @@ class CADRE_EXPORT Fd {
   struct Inode {
     uint32_t device_major = 0;
     uint32_t device_minor = 0;
-    uint64_t number = 0;  // 0: the file system has no inode numbers
+    uint64_t number = 0;  // 0 if the file system has no inode numbers
 
     friend bool operator==(const Inode&, const Inode&) = default;
   };

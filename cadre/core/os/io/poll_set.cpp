@@ -74,7 +74,8 @@ void PollSet::wait_in_kernel(Deadline deadline) {
   std::array<epoll_event, kMaxEventsPerWait> events;
   while (true) {
     const Duration budget = std::min(deadline.remaining(system_.now()), kHandleLook);
-    // Rounded up: after a wait that ends too early the caller would wait again at once, and spin.
+    // The time is rounded up, because after a wait that ends too early the caller would wait again
+    // at once, and spin.
     const auto budget_ms = std::chrono::ceil<std::chrono::milliseconds>(budget).count();
     const int num_ready =
         ::epoll_wait(epoll_.get(), events.data(), kMaxEventsPerWait, static_cast<int>(budget_ms));
@@ -102,7 +103,7 @@ void PollSet::add_closed() {
 void PollSet::wait_through_system(Deadline deadline) {
   std::vector<uint64_t> keys;
   for (const auto& [key, watched] : watched_) keys.push_back(key);
-  std::sort(keys.begin(), keys.end());  // a hash table's order would change a simulation
+  std::sort(keys.begin(), keys.end());  // the order of a hash table would change a simulation
   std::vector<PollItem> items;
   for (const uint64_t key : keys) items.push_back(watched_.at(key).item);
   system_.poll(items, deadline);

@@ -24,7 +24,8 @@ class PollSet {
  public:
   struct Ready {
     uint64_t key = 0;
-    bool can_read = false;  // both are true for an ended or broken stream, as with System::poll
+    // Both are true for a stream that has ended or is broken, as with System::poll().
+    bool can_read = false;
     bool can_write = false;
   };
 
@@ -37,7 +38,8 @@ class PollSet {
   void watch(uint64_t key, const PollItem& item);
   // Called before the target is destroyed. Unknown keys are ignored.
   void forget(uint64_t key);
-  // Returns the ready objects, none at the deadline. The span is valid until the next call.
+  // Returns the ready objects; none if the deadline has passed. The span is valid until the next
+  // call.
   std::span<const Ready> wait(Deadline deadline);
 
  private:
@@ -52,7 +54,7 @@ class PollSet {
   void change_in_kernel(int operation, uint64_t key, const PollItem& item);
 
   System& system_;
-  Fd epoll_;  // opened when the first object with a handle is watched
+  Fd epoll_;  // is opened when the first object with a handle is watched
   std::unordered_map<uint64_t, Watched> watched_;
   std::vector<Ready> ready_;
 };

@@ -52,7 +52,7 @@ Result<std::vector<SocketAddress>> resolve_tcp(const Address& address) {
 Result<std::vector<SocketAddress>> resolve_unix(const Address& address) {
   sockaddr_un un{};
   un.sun_family = AF_UNIX;
-  // An abstract name: a zero byte, then the name, without a terminator.
+  // An abstract name is a zero byte, then the name, without a terminator.
   if (address.host.empty() || address.host.size() > sizeof(un.sun_path) - 1) {
     return Error(ErrorCode::kInvalidArgument,
                  cadre::format("unix socket name \"{}\" has {} bytes; expected 1 to {}",

@@ -1,9 +1,9 @@
 // Opens listening sockets, and connections with a deadline.
 //
 // Threads: any. Blocking: connect_socket until its Deadline; see socket_address.h for host names.
-// Errors: kUnavailable when refused or unreachable at present, kTimeout at the deadline, both with
-// the address, the own address, the interface and the errno; kInvalidArgument for an address that
-// cannot be used.
+// Errors: kUnavailable when no process listens or no route leads to the address at present,
+// kTimeout at the deadline, both with the address, the own address, the interface and the errno;
+// kInvalidArgument for an address that cannot be used.
 #pragma once
 
 #include <vector>
@@ -14,9 +14,10 @@
 
 namespace cadre::os {
 
-// Opens one listener for each address of listening_addresses(), all with one port; at least one.
+// Opens one listener for each address of listening_addresses(), all with one port. There is at
+// least one.
 Result<std::vector<Fd>> open_listeners(const Address& address);
-// Tries all addresses of a name; each gets a share of the time.
+// Tries all addresses of a name, each for a share of the time.
 Result<Fd> connect_socket(const Address& address, Deadline deadline);
 
 }  // namespace cadre::os

@@ -11,7 +11,7 @@ namespace cadre::os {
 
 TimePoint monotonic_now();
 timespec to_timespec(Duration duration);
-// Use it only if the kernel offers no event to wait for.
+// Sleeps until the deadline. Use it only if the kernel offers no event to wait for.
 void sleep_until(Deadline deadline);
 
 }  // namespace cadre::os

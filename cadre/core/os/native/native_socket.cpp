@@ -49,7 +49,7 @@ struct FdMessage {
   std::byte mark{0};
   iovec part{&mark, 1};
   msghdr header{};
-  FdControl control{};  // last: it ends with an array of unknown length
+  FdControl control{};  // is the last member, because it ends with an array of unknown length
 };
 
 // Returns all descriptors in a received message, however many, each owned by an Fd.
@@ -284,8 +284,8 @@ Error NativeSocket::ended() const {
 }
 
 // If the number belongs to a socket of the program now, bytes would go to that socket's peer, or
-// come from it. (A file that is no socket refuses them.) The check costs a fifth of a short send,
-// so it is made once in each tick of the kernel's clock, a few milliseconds.
+// come from it. (For a file that is no socket the call fails.) The check costs a fifth of a short
+// send, so it is made once in each tick of the kernel's clock, a few milliseconds.
 Status NativeSocket::check_own() const {
   timespec tick{};
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &tick);

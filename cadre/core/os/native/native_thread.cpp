@@ -83,7 +83,7 @@ pthread_t start_thread(std::string name, std::function<void()> body) {
     throw errno_error(ErrorCode::kUnavailable, cadre::format("start thread \"{}\"", start->name),
                       status);
   }
-  (void)start.release();  // owned by the new thread
+  (void)start.release();  // the new thread owns it
   return thread;
 }
 

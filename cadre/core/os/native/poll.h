@@ -12,7 +12,8 @@
 
 namespace cadre::os {
 
-// The native System::poll: sets can_read and can_write; false at the deadline with none ready.
+// Implements System::poll: sets can_read and can_write. Returns false if none is ready at the
+// deadline.
 bool poll_items(std::span<PollItem> items, Deadline deadline);
 
 // Waits until `fd` shows one of `events` or an error; returns false at the deadline.

@@ -57,12 +57,12 @@ class NativeSharedMemory final : public SharedMemory, public SharedPages {
   int fd() const { return mapping_->fd().get(); }
 
  private:
-  std::shared_ptr<Mapping> mapping_;  // shared with the other ranks of this System
+  std::shared_ptr<Mapping> mapping_;  // the other ranks of this System share it
 };
 
 class SegmentTable {
  public:
-  // Exported, because the installed simulator has such segments, too.
+  // The function is exported because the installed simulator has such segments, too.
   CADRE_EXPORT Result<std::unique_ptr<SharedMemory>> create(size_t num_bytes);
   // Takes a descriptor that was received on a unix socket.
   Result<std::unique_ptr<SharedMemory>> adopt(Fd fd);
@@ -73,7 +73,7 @@ class SegmentTable {
   Result<std::unique_ptr<SharedMemory>> map(Fd fd);
 
   std::mutex mutex_;
-  std::map<Inode, std::weak_ptr<Mapping>> mappings_;  // guarded by mutex_
+  std::map<Inode, std::weak_ptr<Mapping>> mappings_;  // mutex_ guards it
 };
 
 }  // namespace cadre::os

@@ -12,7 +12,8 @@
 
 namespace cadre::os {
 
-// A name with a slash is a path; other names are looked up in `search_path` ("/bin:/usr/bin").
+// A name with a slash is a path. Other names are looked up in `search_path`, for example
+// "/bin:/usr/bin".
 Result<std::string> find_executable(const std::string& name, std::string_view search_path);
 
 // Returns the file of the running program, with symbolic links resolved.

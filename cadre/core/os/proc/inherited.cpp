@@ -14,7 +14,7 @@ namespace cadre::os {
 namespace {
 
 constexpr rlim_t kWantedStackBytes = rlim_t{8} << 20;
-// Twice the stack that the launcher's deepest calls need.
+// This is twice the stack that the launcher's deepest calls need.
 constexpr size_t kNeededStackBytes = size_t{32} << 10;
 
 rlimit limit_on(__rlimit_resource_t resource) {
@@ -73,7 +73,7 @@ Inherited take_over_process() {
   Inherited inherited = {.ignored_signals = ignored_signals(),
                          .limits = {.stack_bytes = raise_stack_limit()}};
   check_stack();
-  struct sigaction standard {};  // clears SA_NOCLDWAIT, too
+  struct sigaction standard {};  // also clears SA_NOCLDWAIT
   standard.sa_handler = SIG_DFL;
   ::sigaction(SIGCHLD, &standard, nullptr);
   for (const int signal : {SIGPIPE, SIGTTOU, SIGXFSZ}) ::signal(signal, SIG_IGN);

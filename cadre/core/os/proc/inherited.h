@@ -18,7 +18,7 @@
 
 namespace cadre::os {
 
-// Soft limits; nullopt: the limit of the parent.
+// The soft limits of a process; nullopt means the limit of the parent.
 struct SoftLimits {
   std::optional<uint64_t> descriptors = {};  // RLIMIT_NOFILE
   std::optional<uint64_t> stack_bytes = {};  // RLIMIT_STACK
@@ -29,7 +29,7 @@ struct Inherited {
   SoftLimits limits;  // the original values of the limits that take_over_process() changed
 };
 
-// Returns the signals that this process ignores, ascending.
+// Returns the signals that this process ignores, in ascending order.
 std::vector<int> ignored_signals();
 
 // Prepares a program of this project. Not for a library: these settings belong to the whole

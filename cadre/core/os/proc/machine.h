@@ -15,11 +15,11 @@ struct MachineInfo {
   std::string host_name;
   std::string kernel;
   std::string cpu_model;
-  int num_cores = 1;  // cores that this process may run on
-  int num_gpus = 0;   // NVIDIA's device files, restricted by CUDA_VISIBLE_DEVICES
+  int num_cores = 1;  // the number of cores that this process may run on
+  int num_gpus = 0;   // counts NVIDIA's device files that CUDA_VISIBLE_DEVICES selects
   uint64_t total_memory_bytes = 0;
   uint64_t available_memory_bytes = 0;
-  // nullopt: unlimited.
+  // nullopt means that there is no limit.
   std::optional<uint64_t> max_open_files;
   std::optional<uint64_t> max_locked_bytes;
   std::optional<uint64_t> cgroup_memory_bytes;

@@ -36,8 +36,8 @@ class CADRE_EXPORT OutputStream final : public Pollable {
   bool is_ready() const;
   void give_up(int error_number);
 
-  // O_NONBLOCK belongs to the open file, which the shell shares. Therefore a terminal is opened
-  // once more, and pipes are written in pieces for which poll() guarantees that they do not block.
+  // A terminal is opened once more, because O_NONBLOCK belongs to the open file, which the shell
+  // shares. Pipes are written in pieces for which poll() guarantees that they do not block.
   Fd reopened_;
   int handle_;
   bool is_terminal_ = false;

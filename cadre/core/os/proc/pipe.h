@@ -19,7 +19,7 @@ class PipeReader final : public Pollable {
   explicit PipeReader(Fd fd) : fd_(std::move(fd)) {}
 
   struct Chunk {
-    size_t num_bytes = 0;    // read into the buffer
+    size_t num_bytes = 0;    // the number of bytes that were read into the buffer
     bool has_ended = false;  // no writer is left, and everything was read
   };
   // Reads the available bytes, at most buffer.size().
@@ -33,7 +33,7 @@ class PipeReader final : public Pollable {
 
 struct Pipe {
   Fd read_end;   // non-blocking
-  Fd write_end;  // blocking: it becomes a worker's output
+  Fd write_end;  // is blocking, because it becomes a worker's output
 };
 
 // Makes a pipe whose ends are both closed on exec.

@@ -29,8 +29,8 @@ std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
   return pointers;
 }
 
-// All that the child needs after fork(), made before it: between fork and exec only
-// async-signal-safe calls are allowed, and malloc is not one of them.
+// Has all that the child needs after fork(). It is made before the fork, because between fork and
+// exec only async-signal-safe calls are allowed, and malloc is not one of them.
 struct ChildPlan {
   const char* executable;
   std::vector<char*> arguments;
@@ -198,7 +198,7 @@ std::optional<ExitStatus> Process::try_wait() {
 std::optional<int> Process::stop_signal() const {
   if (status_) return std::nullopt;
   siginfo_t info{};
-  // WNOWAIT: the answer stays the same until the child is continued.
+  // WNOWAIT is set so that the answer stays the same until the child is continued.
   const int found = ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOHANG | WNOWAIT);
   if (found != 0 || info.si_pid != pid_) return std::nullopt;
   return info.si_status;

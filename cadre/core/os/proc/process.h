@@ -24,15 +24,15 @@
 namespace cadre::os {
 
 struct ProcessOptions {
-  std::string executable;                // a path
-  std::vector<std::string> arguments;    // argv, the program's name first
+  std::string executable;                // The path of the program.
+  std::vector<std::string> arguments;    // argv, which begins with the program's name
   std::vector<std::string> environment;  // "NAME=value"; the child inherits no other variable
-  // Whether standard error goes into the pipe of standard output, which keeps the order of the
-  // child's writes to both. standard_error() is then at its end from the start.
+  // Standard error goes into the pipe of standard output, which keeps the order of the child's
+  // writes to both. standard_error() is then at its end from the start.
   bool joins_output = false;
   // The signals that the child ignores; it handles all others by default.
   std::vector<int> ignored_signals = {};
-  // The child's soft limits, for a parent that has raised its own.
+  // The child's soft limits, for a parent that has raised its own limits.
   SoftLimits soft_limits = {};
 };
 
@@ -52,7 +52,7 @@ class Process {
   Process& operator=(const Process&) = delete;
 
   int pid() const { return pid_; }
-  // A pidfd, readable once the child has ended.
+  // Returns a pidfd, which is readable once the child has ended.
   Pollable& exit_event() { return exit_event_; }
   PipeReader& standard_output() { return standard_output_; }
   PipeReader& standard_error() { return standard_error_; }
@@ -60,7 +60,8 @@ class Process {
   // Reaps the child if it has ended, and returns the same status from then on. A child that was
   // reaped elsewhere has an unknown status (ExitStatus::is_known).
   std::optional<ExitStatus> try_wait();
-  // The signal that stopped the child (SIGSTOP, SIGTSTP); nullopt unless the child is stopped.
+  // Returns the signal that has stopped the child (SIGSTOP, SIGTSTP); nullopt unless the child is
+  // stopped.
   std::optional<int> stop_signal() const;
   // Sends the signal to the child only. Does nothing after the child was reaped.
   void signal(int signal);

@@ -26,9 +26,9 @@ Error not_ended(const std::string& program) {
                cadre::format("{} did not end in time and was killed", program));
 }
 
-// Returns whether the program ends until the deadline. Polls its status, because some hosts refuse
-// a pidfd; nearly every program ends as soon as it has closed its output. Leaves the exit code to
-// reap(). A child that was reaped elsewhere has ended.
+// Returns whether the program ends until the deadline. Polls its status, because on some hosts a
+// process can get no pidfd; nearly every program ends as soon as it has closed its output. Leaves
+// the exit code to reap(). A child that was reaped elsewhere has ended.
 bool ends_until(pid_t pid, Deadline deadline) {
   constexpr int kNapMilliseconds = 1;
   while (true) {

@@ -45,7 +45,8 @@ class CADRE_EXPORT PendingSignal {
   PendingSignal(const PendingSignal&) = delete;
   PendingSignal& operator=(const PendingSignal&) = delete;
 
-  // Returns whether one of the signals has arrived since this object was made; from then on true.
+  // Returns whether one of the signals has arrived since this object was made. Once it has returned
+  // true, it always does.
   bool has_arrived();
 
  private:

@@ -23,7 +23,8 @@ using wire::StoreVerb;
 
 namespace {
 
-// The last handle waits so long for the lock when it leaves; if that fails, the file stays.
+// The last handle waits this long for the lock when it leaves. If it does not get the lock, the
+// file stays.
 constexpr Duration kLeaveTimeout = std::chrono::milliseconds(500);
 
 // Sleeps, for 1 ms at first and then longer, up to 20 ms, until a deadline.
@@ -92,7 +93,7 @@ std::vector<StoreRecord> records_of(const StoreRequest& request, const StoreResp
     default:
       break;
   }
-  std::vector<StoreRecord> records;  // records of a multi_set
+  std::vector<StoreRecord> records;  // the records of a multi_set
   for (size_t i = 0; i < keys.size(); ++i) {
     records.push_back({StoreRecordVerb::kSet, keys[i], values[i]});
   }

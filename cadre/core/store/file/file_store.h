@@ -34,10 +34,11 @@ class KeyTable;
 }  // namespace store
 
 struct FileStoreOptions {
-  std::string path;  // its folder must exist
+  std::string path;  // the path of the file, whose folder must exist
   int num_ranks = 0;
   size_t max_bytes = size_t{1} << 30;
-  os::FileSystem* files = nullptr;  // null: that of the operating system; must outlive the store
+  // Must outlive the store; if null, the store uses the files of the operating system.
+  os::FileSystem* files = nullptr;
 };
 
 class CADRE_EXPORT FileStore final : public Store {
@@ -79,7 +80,7 @@ class CADRE_EXPORT FileStore final : public Store {
   const std::unique_ptr<const os::ForkMark> mark_;
   const FileStoreOptions options_;
   std::mutex mutex_;
-  std::unique_ptr<store::Journal> journal_;  // guarded by mutex_
+  std::unique_ptr<store::Journal> journal_;  // mutex_ guards it
 };
 
 }  // namespace cadre

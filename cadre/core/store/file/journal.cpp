@@ -48,7 +48,7 @@ Status Journal::enter(int num_ranks) {
   if (!size.ok()) return size.error();
   if (*size < wire::kStoreFileMagic.size()) {
     // The file is new, or its creator was killed before it had written the beginning. A short file
-    // of another program is refused.
+    // of another program is an error.
     std::string begin(*size, '\0');
     const auto num_read = file_->read_at(0, std::as_writable_bytes(std::span(begin)));
     if (!num_read.ok()) return num_read.error();

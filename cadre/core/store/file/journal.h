@@ -60,7 +60,7 @@ class Journal {
   std::unique_ptr<os::SharedFile> file_;
   std::string path_;
   size_t max_bytes_;
-  size_t position_ = 0;  // offset of the first byte that is not in the table
+  size_t position_ = 0;  // the offset of the first byte that is not in the table
   int num_joined_ = 0;
   KeyTable table_;
 };

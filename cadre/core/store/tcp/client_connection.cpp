@@ -8,9 +8,10 @@ namespace cadre::store {
 namespace {
 
 constexpr size_t kReadBytes = 64 << 10;
-// After so many bytes, a client that sends without end must let the other clients have their turn.
+// After this many bytes, a client that sends without end must let the other clients have their
+// turn.
 constexpr size_t kMaxReadBytesPerTurn = 1 << 20;
-// The server stops reading from a client that has so many bytes of answers to read.
+// The server stops reading from a client that has this many bytes of answers to read.
 constexpr size_t kMaxUnsentBytes = 64 << 20;
 
 }  // namespace
@@ -88,7 +89,7 @@ Status ClientConnection::make_session() {
     return {};
   }
   if (first != wire::StoreVerb::kHello) {
-    return Error(ErrorCode::kCorruption, "its first bytes are of no protocol known here");
+    return Error(ErrorCode::kCorruption, "its first bytes belong to no known protocol");
   }
   // If there is no token, only its user distinguishes a rank from a stranger.
   if (const Status own = context_.token.empty() ? socket_->check_peer_user() : Status();

@@ -20,8 +20,8 @@ namespace cadre::store {
 
 // What a connection needs from its server. All of it must outlive the connection.
 struct ServerContext {
-  KeyTable& table;  // keys of ranks, which have proved the token
-  // Keys of c10d clients, which cannot authenticate; separate from those of ranks.
+  KeyTable& table;  // the keys of ranks, which have proved that they know the token
+  // The keys of c10d clients, which cannot authenticate. They are separate from those of ranks.
   KeyTable& c10d_table;
   const os::Secret& token;
   bool serve_c10d;

@@ -287,14 +287,15 @@ Result<std::unique_ptr<ServerConnection>> dial_first(os::System& system,
   constexpr std::string_view kRemedy = "choose another MASTER_PORT, the same on all ranks";
   const Error& error = greeted.error();
   if (error.code() == ErrorCode::kCorruption) {
-    return Error(ErrorCode::kInvalidArgument, format("what listens there is no {} store: {}; {}",
-                                                     store, error.message(), kRemedy));
+    return Error(ErrorCode::kInvalidArgument,
+                 format("the process that listens there is no {} store: {}; {}", store,
+                        error.message(), kRemedy));
   }
   // The server may be a store on an overloaded host.
   if (error.code() == ErrorCode::kTimeout) {
     return Error(ErrorCode::kTimeout,
-                 format("what listens there took the connection and said nothing: if it is no {} "
-                        "store, {}",
+                 format("the process that listens there accepted the connection and sent nothing: "
+                        "if it is no {} store, {}",
                         store, kRemedy));
   }
   return error;

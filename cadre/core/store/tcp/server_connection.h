@@ -23,13 +23,13 @@
 
 namespace cadre::store {
 
-// After its deadline, a request waits so long for the server's answer to its cancellation, or for
-// an item that the server has taken out of its queue.
+// After its deadline, a request waits for this time for the server's answer to its cancellation, or
+// for an item that the server has taken out of its queue.
 inline constexpr Duration kCancelTime = std::chrono::milliseconds(500);
 
 class ServerConnection {
  public:
-  // Made by dial().
+  // Only dial() calls it.
   ServerConnection(os::System& system, StoreProtocol protocol, std::unique_ptr<os::Socket> socket);
 
   Result<wire::StoreResponse> call(wire::StoreRequest request, Deadline deadline);
@@ -60,7 +60,7 @@ class ServerConnection {
   const StoreProtocol protocol_;
   std::unique_ptr<os::Socket> socket_;
   wire::StreamBuffer buffer_;
-  wire::Progress progress_;  // how much of the awaited answer was read
+  wire::Progress progress_;  // says how much of the awaited answer was read
   uint32_t next_nonce_ = 0;
   bool is_usable_ = true;
 };

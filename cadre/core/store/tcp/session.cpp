@@ -14,7 +14,8 @@ using wire::StoreRequest;
 using wire::StoreResponse;
 using wire::StoreVerb;
 
-constexpr size_t kMaxAnswerBytes = wire::kMaxMessageBytes - 1024;  // less its fixed fields
+// The limit less the fixed fields of the answer.
+constexpr size_t kMaxAnswerBytes = wire::kMaxMessageBytes - 1024;
 constexpr size_t kMaxC10dAnswerBytes = 128 << 20;
 
 std::string_view name_of(bool is_c10d) {

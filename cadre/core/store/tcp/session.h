@@ -61,9 +61,9 @@ class Session {
   bool has_greeted() const { return is_accepted() || next_ == Next::kProof; }
 
  private:
-  // What the client has to send next.
+  // Says what the client has to send next.
   enum class Next : uint8_t { kValidate, kHello, kProof, kRequest };
-  // The one request that a client may have waiting at a time.
+  // The request that waits. A client may have only one at a time.
   struct Waiting {
     KeyTable::Ticket ticket;
     wire::StoreRequest request;
@@ -92,7 +92,7 @@ class Session {
 
   KeyTable& table_;
   TicketSource tickets_;
-  const os::Secret* token_;  // null for c10d
+  const os::Secret* token_;  // null for a c10d client, which proves no token
   Next next_;
   wire::Nonce nonce_ = {};
   wire::Nonce client_nonce_ = {};

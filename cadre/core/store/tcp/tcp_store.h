@@ -34,17 +34,17 @@ namespace store {
 class ServerConnection;
 }  // namespace store
 
-// kNative: c10d's protocol and Cadre's own verbs; requires the proof of the token. kC10d: only what
-// every c10d server knows.
+// kNative is c10d's protocol with Cadre's own verbs; it requires the proof of the token. kC10d has
+// only what every c10d server knows.
 enum class StoreProtocol { kNative, kC10d };
 
 struct TcpStoreOptions {
   os::Address address;
-  os::Secret token;  // the job's secret; kNative only
+  os::Secret token;  // the job's secret; only kNative uses it
   StoreProtocol protocol = StoreProtocol::kNative;
-  // Used by connect() only. `greeting_timeout`: how soon the process that listens must greet; else
-  // connect() tries again. `warn_after`: a wait is logged, once, after this time. `log`: null:
-  // nothing is logged; must outlive the store.
+  // Only connect() uses these members. The process that listens must send its greeting within
+  // `greeting_timeout`; else connect() tries again. After `warn_after` a wait is logged, once.
+  // `log` must outlive the store; if it is null, nothing is logged.
   Duration greeting_timeout = std::chrono::seconds(5);
   Duration warn_after = kStoreWarnTime;
   LogSink* log = nullptr;

@@ -59,7 +59,8 @@ class TcpStoreServer::Impl {
   const os::Address& address() const { return address_; }
 
  private:
-  // If there is nothing to do, the loop wakes up this seldom, only because no wait may be endless.
+  // The loop wakes up this seldom if there is nothing to do. It wakes up at all only because no
+  // wait may be endless.
   static constexpr uint64_t kStopKey = 0;
   static constexpr uint64_t kListenerKey = 1;
   static constexpr uint64_t kFirstClientKey = 2;
@@ -295,12 +296,13 @@ class TcpStoreServer::Impl {
   const store::ServerContext context_;
   os::PollSet poll_set_;
   std::unordered_map<uint32_t, std::unique_ptr<ClientConnection>> connections_;
-  std::deque<uint32_t> strangers_;  // in the order in which they came; some may be accepted or gone
+  // The strangers in the order in which they came; some may be accepted or gone.
+  std::deque<uint32_t> strangers_;
   uint32_t next_number_ = 0;
   // A descriptor that is given up if the process has none left for a client.
   std::unique_ptr<os::Event> spare_;
   TimePoint accept_after_;
-  std::unique_ptr<os::Thread> thread_;  // used by the owner's thread
+  std::unique_ptr<os::Thread> thread_;  // only the owner's thread uses it
 };
 
 Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::start(

@@ -33,25 +33,25 @@ namespace cadre {
 
 struct TcpStoreServerOptions {
   os::Address address{os::Address::Kind::kTcp, "127.0.0.1", 0};
-  os::Secret token;        // the job's secret; required when `address` is not on loopback
-  bool serve_c10d = true;  // serve c10d clients on loopback
-  // Limits on all keys and values of ranks, and on those of c10d clients, separately.
+  os::Secret token;        // the job's secret, which is required if `address` is not on loopback
+  bool serve_c10d = true;  // the server also serves c10d clients on loopback
+  // The limit on all keys and values of ranks, and separately on those of c10d clients.
   size_t max_bytes = size_t{1} << 30;
   size_t max_c10d_bytes = size_t{128} << 20;
-  size_t max_connections = 65536;  // the descriptor limit of the process may be lower
+  size_t max_connections = 65536;  // the process's limit on descriptors may be lower
   // The number of connections that may not have proved themselves yet; at least 1.
   size_t max_strangers = 1024;
   Duration greeting_timeout = std::chrono::seconds(1);
-  // A client on another host is gone if it was silent for so long; at least 3 s.
+  // A client on another host counts as gone if it was silent for this time, which is at least 3 s.
   Duration silence_limit = os::kMaxPeerSilence;
-  LogSink* log = nullptr;  // null: nothing is logged
+  LogSink* log = nullptr;  // if null, nothing is logged
 };
 
 class CADRE_EXPORT TcpStoreServer {
  public:
   static Result<std::unique_ptr<TcpStoreServer>> start(os::System& system,
                                                        const TcpStoreServerOptions& options);
-  class Impl;  // used inside store/ only
+  class Impl;  // only store/ uses it
   explicit TcpStoreServer(std::unique_ptr<Impl> impl);
   ~TcpStoreServer();
   TcpStoreServer(const TcpStoreServer&) = delete;
@@ -59,7 +59,7 @@ class CADRE_EXPORT TcpStoreServer {
 
   // Returns the address at which clients connect, with the port that was chosen.
   os::Address address() const;
-  // Drops all clients and joins the thread. Idempotent.
+  // Drops all clients and joins the thread. A second call does nothing.
   void close();
 
  private:

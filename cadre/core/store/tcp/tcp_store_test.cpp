@@ -141,9 +141,9 @@ TEST_F(TcpStoreTest, ConnectSaysThatSomethingElseListensAndWhatItAnswered) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidArgument);
   EXPECT_EQ(refused.error().message(),
-            format("connecting to the store at {}: what listens there is no Cadre store: it "
-                   "answered \"HTTP/1.1 400 Bad Request\"; choose another MASTER_PORT, the same on "
-                   "all ranks",
+            format("connecting to the store at {}: the process that listens there is no Cadre "
+                   "store: it answered \"HTTP/1.1 400 Bad Request\"; choose another MASTER_PORT, "
+                   "the same on all ranks",
                    listener->address().to_string()));
 }
 
@@ -158,8 +158,8 @@ TEST_F(TcpStoreTest, ConnectDoubtsAListenerThatSaysNothing) {
                                          system_->deadline_in(seconds(1)));
     ASSERT_FALSE(never.ok());
     EXPECT_EQ(never.error().code(), ErrorCode::kTimeout);
-    EXPECT_NE(never.error().message().find("what listens there took the connection and said "
-                                           "nothing: if it is no "),
+    EXPECT_NE(never.error().message().find("the process that listens there accepted the connection "
+                                           "and sent nothing: if it is no "),
               std::string::npos)
         << never.error().message();
   }

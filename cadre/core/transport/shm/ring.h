@@ -24,7 +24,7 @@ inline constexpr size_t kCacheLine = 64;
 // checks the other end's count against that.
 struct RingControl {
   struct alignas(kCacheLine) End {
-    std::atomic<uint64_t> count{0};  // bytes written, or read, so far
+    std::atomic<uint64_t> count{0};  // the number of bytes that were written, or read, so far
     std::atomic<uint32_t> is_closed{0};
   };
   End writer;
@@ -34,7 +34,7 @@ static_assert(sizeof(RingControl) == 2 * kCacheLine && std::atomic<uint64_t>::is
 
 class RingWriter {
  public:
-  // `data`: the ring's bytes, whose number is a power of two.
+  // `data` contains the ring's bytes, whose number is a power of two.
   RingWriter(RingControl& control, Bytes data) : control_(control), data_(data) {}
 
   Result<size_t> try_write(ConstBytes source);

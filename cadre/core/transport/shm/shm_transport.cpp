@@ -15,7 +15,8 @@ constexpr size_t kPage = 4096;
 constexpr size_t kLeastRingBytes = 64 << 10;
 constexpr size_t kMostRingBytes = 512 << 10;
 constexpr size_t kRingBytesOfRank = 8 << 20;
-// Yields are system calls of half a microsecond and more; after so many, sleep is cheaper.
+// Yields are system calls of half a microsecond and more. After this many of them, sleep is
+// cheaper.
 constexpr int kYields = 50;
 
 Error closed_end() {
@@ -138,8 +139,8 @@ Result<size_t> ShmTransport::ShmChannel::try_send(ConstBytes data) {
   return finish(writer_->try_write(data));
 }
 
-// The peer finds the ring through the place that is published here. A peer that has left has
-// refused the place, and no rank would ever release the ring.
+// The peer finds the ring through the place that is published here. A peer that has left has stored
+// kRefused in the place. Then no rank would ever release the ring.
 Status ShmTransport::ShmChannel::make_ring() {
   const int holder = owner_.setup_.slots[static_cast<size_t>(peer_.value)];
   const size_t capacity = owner_.ring_capacity();
@@ -212,7 +213,8 @@ bool ShmTransport::ShmChannel::is_peer_closed() const {
   return owner_.page_of(peer_).doorbell().is_closed.load(std::memory_order_acquire) != 0;
 }
 
-// Also true if the send or receive would fail, so that the caller tries it and gets the error.
+// Returns true also if the send or receive would fail, so that the caller tries it and gets the
+// error.
 bool ShmTransport::ShmChannel::is_ready(const ChannelInterest& interest) {
   if (interest.want_send && (!writer_ || writer_->is_ready() || is_peer_closed())) return true;
   if (!interest.want_recv) return false;

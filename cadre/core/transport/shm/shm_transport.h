@@ -27,16 +27,16 @@
 namespace cadre {
 
 struct ShmTransportSetup {
-  std::shared_ptr<HostMemory> memory;  // shared with the group's other users
+  std::shared_ptr<HostMemory> memory;  // the other parts of the group use it, too
   Rank rank = 0;
-  // Whether the host has more ranks than cores; waiting then gives up the core at once.
+  // The host has more ranks than cores. Waiting then gives up the core at once.
   bool crowded = false;
-  // Bytes of each ring, equal on all ranks; rounded up to a power of two, at least a page. 0:
-  // default_ring_bytes().
+  // The size in bytes of each ring, which is equal on all ranks. It is rounded up to a power of
+  // two, at least a page. 0 means default_ring_bytes().
   size_t ring_bytes = 0;
-  std::vector<int> slots;    // each rank's slot in the memory
-  std::vector<Place> pages;  // each rank's page
-  Piece page;                // this rank's page, made by cut_page()
+  std::vector<int> slots;    // slots[r] is the slot of rank r in the memory
+  std::vector<Place> pages;  // pages[r] is the page of rank r
+  Piece page;                // the page of this rank, which cut_page() has made
 };
 
 class ShmTransport final : public Transport {
@@ -74,7 +74,7 @@ class ShmTransport final : public Transport {
   struct RingPlace {
     static constexpr uint32_t kRefused = UINT32_MAX;
 
-    std::atomic<uint32_t> piece;  // 0: no ring yet
+    std::atomic<uint32_t> piece;  // 0 means that there is no ring yet
     uint32_t padding;
     std::atomic<uint64_t> offset;
   };
@@ -111,7 +111,7 @@ class ShmTransport final : public Transport {
 
     ShmTransport& owner_;
     Rank peer_;
-    Piece ring_;  // ring to the peer; empty before the first send
+    Piece ring_;  // the ring to the peer; empty before the first send
     std::optional<RingWriter> writer_;
     std::optional<RingReader> reader_;
   };
@@ -125,11 +125,12 @@ class ShmTransport final : public Transport {
   os::System& system_;
   os::Interrupt& interrupt_;
   ShmTransportSetup setup_;
-  std::vector<Page> pages_;                          // by rank
-  std::atomic<bool> is_woken_{false};                // set by wake(), cleared by wait()
-  std::vector<std::optional<ShmChannel>> channels_;  // by rank; nullopt at this rank
-  int spins_ = 0;                                    // number of looks with a CPU pause after each
-  int yields_ = 0;  // number of further looks with a yield after each
+  std::vector<Page> pages_;            // pages_[r] is the page of rank r
+  std::atomic<bool> is_woken_{false};  // wake() sets it, wait() clears it
+  // channels_[r] is the channel to rank r; nullopt for this rank.
+  std::vector<std::optional<ShmChannel>> channels_;
+  int spins_ = 0;   // the number of looks with a CPU pause after each
+  int yields_ = 0;  // the number of further looks with a yield after each
 };
 
 }  // namespace cadre

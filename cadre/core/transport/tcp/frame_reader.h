@@ -23,13 +23,14 @@ class FrameReader {
   Result<std::optional<wire::LinkFrame>> next();
   // Returns how many payload bytes of the current frame have not been taken.
   size_t num_left() const { return num_left_; }
-  // Takes those that were read together with the header. They stay valid until the next read.
+  // Takes payload bytes that were read together with the header. They stay valid until the next
+  // read.
   ConstBytes take_buffered(size_t at_most);
   bool has_buffered() const { return num_left_ > 0 && begin_ < end_; }
 
   // Reads a header, and payload with it, so that a short message needs no second system call. It
-  // reads no more than the receiver expects, because other frames begin behind that. Returns 0 if
-  // nothing has arrived. REQUIRES: num_left() == 0, and next() returns nullopt.
+  // reads no more than the receiver expects, because the next bytes belong to other frames. Returns
+  // 0 if nothing has arrived. REQUIRES: num_left() == 0, and next() returns nullopt.
   Result<size_t> read_ahead(size_t num_expected);
   // Reads payload of the current frame into `target`, and the next header if `target` reaches the
   // end of the frame. Returns the payload bytes.
@@ -37,7 +38,7 @@ class FrameReader {
   Result<size_t> read_payload(Bytes target);
 
  private:
-  // Room for the payload of a short message of the net engine (Link::kInlineBytes).
+  // The room for the payload of a short message of the net engine (Link::kInlineBytes).
   static constexpr size_t kBytesAhead = 4096 + 64;
 
   os::Socket& socket_;

@@ -8,7 +8,7 @@ namespace {
 
 using wire::LinkFrame;
 
-// The most frames that one system call sends.
+// The largest number of frames that one system call sends.
 constexpr size_t kMaxFrames = 16;
 constexpr size_t kPiecesOfFrame = 3;
 

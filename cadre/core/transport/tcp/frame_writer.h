@@ -24,9 +24,10 @@
 
 namespace cadre {
 
-// Totals of a process's data connections. Handshakes are not counted.
+// The totals of a process's data connections. Handshakes are not counted.
 struct LinkCounters {
-  uint64_t connections = 0;  // connections that were added, opened by either end
+  // The number of connections that were added; either end may have opened them.
+  uint64_t connections = 0;
   uint64_t frames_sent = 0;
   uint64_t bytes_sent = 0;
 };
@@ -43,8 +44,8 @@ struct LinkMeter {
 class FrameWriter {
  public:
   struct Sent {
-    size_t num_taken = 0;  // payload bytes that the kernel has
-    size_t num_kept = 0;   // payload bytes behind them that were copied
+    size_t num_taken = 0;  // the number of payload bytes that the kernel has taken
+    size_t num_kept = 0;   // the number of payload bytes behind these that were copied
   };
 
   // REQUIRES: the meter outlives the writer.
@@ -70,10 +71,11 @@ class FrameWriter {
 
   os::Socket& socket_;
   LinkMeter& meter_;
-  wire::StreamBuffer outbox_;  // the rest of a frame that was cut, then queued frames
-  StreamId cut_stream_;        // stream of the cut frame
-  size_t cut_left_ = 0;        // bytes of it in the outbox
-  size_t cut_payload_ = 0;     // payload bytes of that frame not taken when it was cut
+  wire::StreamBuffer outbox_;  // holds the rest of a frame that was cut, then queued frames
+  StreamId cut_stream_;        // the stream of the frame that was cut
+  size_t cut_left_ = 0;        // the number of bytes of that frame in the outbox
+  // The number of payload bytes of that frame that were not taken when it was cut.
+  size_t cut_payload_ = 0;
 };
 
 }  // namespace cadre

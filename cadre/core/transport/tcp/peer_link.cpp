@@ -44,8 +44,8 @@ void PeerLink::close(StreamId id) {
   send_frame(LinkFrame::Kind::kClose, id, 0);
 }
 
-// If the peer has sent its close, the close comes behind everything that the peer sent before. The
-// peer has not sent it if it had no connection to send on; therefore the probe.
+// If the peer has sent its close, the close comes after everything that the peer sent before. A
+// peer that had no connection to send on has not sent it, so this rank sends a probe.
 void PeerLink::note_left(StreamId id) {
   const std::lock_guard lock(mutex_);
   const auto found = streams_.find(id);
@@ -63,8 +63,8 @@ void PeerLink::end_if_unconnected(Stream& stream) {
   if (stream.spot) stream.spot->notify();
 }
 
-// Sends on this connection from now on; the choice is final. A probe asks for the close of each
-// stream whose group the peer has left.
+// From now on this rank sends on this connection and on no other. For each stream whose group the
+// peer has left, sends a probe, which asks the peer to close the stream.
 void PeerLink::send_on(std::shared_ptr<Connection> connection) {
   sending_ = std::move(connection);
   for (const auto& [id, stream] : streams_) {
@@ -94,7 +94,8 @@ Result<size_t> PeerLink::try_send(Stream& stream, const Channel::Parts& data) {
   const std::lock_guard lock(mutex_);
   look_for_first_frame();
   if (stream.has_peer_closed || send_error_) {
-    // The kernel has taken these bytes, and the peer may have needed no others.
+    // The kernel has taken these bytes before the error, so they count as sent. The peer may have
+    // received all that it needs.
     if (const size_t num_gone = take_gone(stream, data.size()); num_gone > 0) return num_gone;
     return stream.has_peer_closed ? error_of_closed(stream) : *send_error_;
   }
@@ -119,7 +120,8 @@ void PeerLink::look_for_first_frame() {
 // sent on another one. If no thread here waits for the peer, none has noticed the end of that
 // connection.
 void PeerLink::look_for_end() {
-  const Connections connections = connections_;  // a copy: connections that end leave the list
+  // A copy, because connections that end leave the list.
+  const Connections connections = connections_;
   for (const auto& connection : connections) receive_what_is_there(*connection);
 }
 
@@ -309,7 +311,8 @@ Error PeerLink::error_of_closed(const Stream& stream) const {
 size_t PeerLink::drain() {
   const std::lock_guard lock(mutex_);
   size_t num_unsent = 0;
-  const Connections connections = connections_;  // a copy: connections that end leave the list
+  // A copy, because connections that end leave the list.
+  const Connections connections = connections_;
   for (const auto& connection : connections) {
     flush(*connection);
     if (connection->cannot_send) continue;

@@ -39,8 +39,8 @@ namespace cadre {
 
 enum class ConnectionEnd : uint8_t { kDialed, kAccepted };
 
-// The streams that were closed here. They are not opened again, and what still comes for them is
-// dropped. Threads: any.
+// The streams that were closed at this end. They are not opened again, and what still comes for
+// them is dropped. Any thread may use it.
 class ClosedStreams {
  public:
   void add(StreamId id) {
@@ -64,16 +64,19 @@ class PeerLink {
     explicit Stream(StreamId stream_id) : id(stream_id) {}
 
     const StreamId id;
-    WaitSpot* spot = nullptr;  // spot of the transport that opened the stream here
+    WaitSpot* spot = nullptr;  // belongs to the transport that opened the stream at this end
     bool is_closed_here = false;
     bool has_peer_closed = false;
-    bool has_peer_left = false;  // the peer has left the group; its close is awaited
-    wire::StreamBuffer unread;   // bytes that came while no thread received them
-    size_t num_expected = 0;     // bytes that the last try_recv() asked for and that had not come
-    size_t num_unread = 0;       // payload bytes that were announced and not received
-    size_t num_to_credit = 0;    // received bytes for which the peer got no credit yet
-    size_t window = wire::LinkFrame::kWindowBytes;  // bytes that may still be sent
-    size_t num_promised = 0;  // bytes that were put into a frame, but not reported as sent
+    // The peer has left the group, and this rank awaits the peer's close of the stream.
+    bool has_peer_left = false;
+    wire::StreamBuffer unread;  // the bytes that came while no thread received them
+    // The number of bytes that the last try_recv() asked for and that had not come.
+    size_t num_expected = 0;
+    size_t num_unread = 0;     // the number of payload bytes that were announced and not received
+    size_t num_to_credit = 0;  // the number of received bytes for which the peer got no credit yet
+    size_t window = wire::LinkFrame::kWindowBytes;  // the number of bytes that may still be sent
+    // The number of bytes that were put into a frame, but not reported as sent.
+    size_t num_promised = 0;
   };
 
   struct Connection {
@@ -88,9 +91,9 @@ class PeerLink {
     FrameWriter writer;
     FrameReader reader;
     const ConnectionEnd end;
-    std::shared_ptr<Stream> head;  // stream of the frame being read
-    bool has_received = false;     // whether a frame has come
-    bool is_peers = false;         // the peer sends its streams on it
+    std::shared_ptr<Stream> head;  // the stream of the frame that is being read
+    bool has_received = false;     // a frame has come on this connection
+    bool is_peers = false;         // the peer sends its streams on this connection
     bool cannot_send = false;      // a write has failed; what has come can still be read
     bool has_ended = false;
   };
@@ -190,7 +193,8 @@ class PeerLink {
 
   std::mutex mutex_;
   Connections connections_;
-  std::shared_ptr<Connection> sending_;  // null until a connection can be used for sending
+  // Is null until there is a connection on which this rank can send.
+  std::shared_ptr<Connection> sending_;
   // A stream is shared with its channel, and with a connection that is in the middle of one of its
   // frames.
   std::map<StreamId, std::shared_ptr<Stream>> streams_;

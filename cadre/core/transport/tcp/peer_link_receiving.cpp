@@ -13,8 +13,8 @@ namespace {
 using wire::LinkFrame;
 
 constexpr size_t kCreditBytes = LinkFrame::kWindowBytes / 4;
-// Limit on streams that the peer has opened and this process has not. All members of a group create
-// the group together, so no peer gets that far ahead.
+// The largest number of streams that the peer has opened and this process has not. All members of a
+// group create the group together, so no peer gets that far ahead.
 constexpr size_t kMaxStreams = 64 << 10;
 
 Error violation(int peer, StreamId id, std::string_view what) {
@@ -32,7 +32,8 @@ Result<size_t> PeerLink::try_recv(Stream& stream, Bytes buffer) {
   if (const size_t taken = take_unread(stream, buffer); taken > 0) return taken;
   stream.num_expected = buffer.size();
   for (size_t i = 0; !stream.has_peer_closed && i < connections_.size(); ++i) {
-    const auto connection = connections_[i];  // shared: end() removes it from the list
+    // A shared handle, because end() removes the connection from the list.
+    const auto connection = connections_[i];
     const auto received = receive_from(*connection, stream, buffer);
     if (!received.ok()) {
       end(*connection, received.error());
@@ -114,8 +115,8 @@ Result<size_t> PeerLink::receive_any(Connection& connection, const Stream* recei
 }
 
 // Handles what was read ahead: the rest of a frame, then whole frames, then the beginning of one.
-// An error if there is no memory for the payload of a stream, because the frames behind it could
-// not be found.
+// Returns an error if there is no memory for the payload of a stream, because the frames after it
+// could not be found.
 Status PeerLink::handle_frames(Connection& connection, const Stream* receiver) try {
   while (true) {
     if (connection.head != nullptr) {

@@ -60,7 +60,8 @@ Status StreamTransport::wait(std::span<const ChannelInterest> interests, Deadlin
       auto lease = links_->events_.take();
       if (!lease.ok()) return lease.error();
       sleep.emplace(*this, std::move(lease).value());
-      prepared.reset();  // prepare again: news before the registration woke no thread
+      // News that came before the registration woke no thread, so the items are prepared again.
+      prepared.reset();
     }
     if (spot_.take_news() || !prepared) {
       prepared = prepare(interests, sleep ? &sleep->lease.event() : nullptr);

@@ -52,7 +52,7 @@ class StreamTransport final : public Transport {
     const Rank rank_;
     const Rank peer_;
     PeerLink& link_;
-    const std::shared_ptr<PeerLink::Stream> stream_;  // shared with the link
+    const std::shared_ptr<PeerLink::Stream> stream_;  // the link shares it
   };
 
   // The registrations that wake a sleeping thread.
@@ -80,14 +80,16 @@ class StreamTransport final : public Transport {
                             Deadline& look_at);
   Status dial(const ChannelInterest& interest, Duration patience, Deadline deadline);
 
-  const std::shared_ptr<TcpLinks> links_;  // shared by all groups of the process
+  const std::shared_ptr<TcpLinks> links_;  // all groups of the process share it
   const StreamTransportOptions options_;
   os::Interrupt& interrupt_;
   WaitSpot spot_;
-  std::atomic<bool> is_woken_{false};                     // set by wake(), cleared by wait()
-  std::vector<std::unique_ptr<StreamChannel>> channels_;  // by rank; null until needed
-  int num_looks_ = 0;                                     // number of polls before wait() sleeps
-  // Kept between waits to keep their memory: one item for each Polled, then the event.
+  std::atomic<bool> is_woken_{false};  // wake() sets it, wait() clears it
+  // channels_[r] is the channel to rank r; null until it is needed.
+  std::vector<std::unique_ptr<StreamChannel>> channels_;
+  int num_looks_ = 0;  // the number of polls before wait() sleeps
+  // These members are kept between waits to reuse their memory: one item for each Polled, then the
+  // event.
   std::vector<PeerLink::Polled> polled_;
   std::vector<os::PollItem> items_;
 };

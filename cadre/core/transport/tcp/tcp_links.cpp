@@ -91,7 +91,7 @@ std::shared_ptr<PeerLink::Stream> TcpLinks::open_stream(StreamId id, int peer, W
 void TcpLinks::drain(Deadline deadline) {
   const std::unique_ptr<os::Waiter> pause = system_.make_waiter();
   while (true) {
-    // Summed over all peers, so that one that takes nothing does not stop the others.
+    // The sum is over all peers, so that one that takes nothing does not stop the others.
     size_t num_unsent = 0;
     for (size_t peer = 0; peer < links_.size(); ++peer) {
       if (PeerLink* const link = find(static_cast<int>(peer))) num_unsent += link->drain();

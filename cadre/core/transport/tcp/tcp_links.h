@@ -37,9 +37,9 @@
 namespace cadre {
 
 struct TcpLinksOptions {
-  int rank = 0;  // rank of this process
+  int rank = 0;  // the rank of this process
   int num_ranks = 1;
-  // Whether this host has more ranks than cores; a waiting thread then yields between its looks.
+  // This host has more ranks than cores. A waiting thread then yields between its looks.
   bool is_crowded = false;
 };
 
@@ -91,7 +91,8 @@ class TcpLinks : public std::enable_shared_from_this<TcpLinks> {
   ClosedStreams closed_;
   LinkMeter meter_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<PeerLink>> links_;  // by process rank, made when they are needed
+  // links_[r] is the link to the process with rank r, which is made when it is needed.
+  std::vector<std::unique_ptr<PeerLink>> links_;
   // The streams that are open here. The value says for each process rank whether it has left; it is
   // empty while none has.
   std::map<StreamId, std::vector<bool>> open_;

@@ -90,7 +90,7 @@ class RingTalk {
 
 struct LinkedRun {
   sim::SimResult result;
-  std::vector<std::array<std::string, kNumGroups>> failures;  // by rank
+  std::vector<std::array<std::string, kNumGroups>> failures;  // failures[r] is of rank r
   std::vector<int> num_dialed;
 };
 

@@ -11,7 +11,7 @@
 namespace cadre::wire {
 namespace {
 
-// What follows the byte of the verb.
+// Says what follows the byte of the verb.
 enum class Body : uint8_t {
   kNothing,
   kNumber32,  // magic or nonce
@@ -25,7 +25,7 @@ enum class Body : uint8_t {
   kProof,      // one value
 };
 
-// What an answer consists of.
+// Says what an answer consists of.
 enum class Answer : uint8_t {
   kNothing,
   kByte,

@@ -21,17 +21,18 @@
 namespace cadre::wire {
 
 inline constexpr int64_t kC10dMagic = 0x3C85F7CE;
-// Version of Cadre's own verbs. A hello contains it.
+// The version of Cadre's own verbs, which a hello contains.
 inline constexpr int64_t kStoreProtocol = 4;
 
-// Limits of a Store.
+// The limits of a Store.
 inline constexpr size_t kMaxKeyBytes = 4096;
 inline constexpr size_t kMaxValueBytes = 16 << 20;
-// Limits of the protocol. They are larger, because clients of c10d may have longer keys (8 KiB with
-// libuv), and the keys of a Store get a prefix.
+// The limits of the protocol. They are larger, because clients of c10d may have longer keys (8 KiB
+// with libuv), and the keys of a Store get a prefix.
 inline constexpr size_t kMaxSentKeyBytes = 8 << 10;
 inline constexpr size_t kMaxKeysPerRequest = 1 << 16;
-inline constexpr size_t kMaxMessageBytes = 64 << 20;  // limit for a request, and for an answer
+// Limits the size of a request, and of an answer.
+inline constexpr size_t kMaxMessageBytes = 64 << 20;
 inline constexpr size_t kMaxBuildBytes = 64;
 
 // The answer to kWait and kBarrier, and to kCancel of a c10d client.
@@ -44,20 +45,20 @@ Status check_shape(const StoreRequest& request);
 // to a Store.
 bool is_of_connection(StoreVerb verb);
 
-// How much of an incomplete message was read. Pass it to the next attempt, so that a long message
-// that comes in pieces is not read from the start with each piece. A decoder resets it when the
-// message is whole.
+// Says how much of an incomplete message was read. Pass it to the next attempt, so that a long
+// message that comes in pieces is not read from the start with each piece. A decoder resets it when
+// the message is whole.
 struct Progress {
-  size_t num_needed = 0;   // so many bytes must have come before the next attempt
-  size_t num_bytes = 0;    // these bytes were read; they end with a whole text
-  uint64_t num_texts = 0;  // texts of a list that are in these bytes
+  size_t num_needed = 0;   // the number of bytes that must have come before the next attempt
+  size_t num_bytes = 0;    // the number of bytes that were read; they end with a whole text
+  uint64_t num_texts = 0;  // the number of texts of a list that are in these bytes
 };
 
 // A message, if the first bytes of a stream held a whole one.
 template <typename T>
 struct Decoded {
-  std::optional<T> message;  // nullopt: more bytes are needed
-  size_t num_bytes = 0;      // size of the message, or the least total size worth another try
+  std::optional<T> message;  // nullopt if more bytes are needed
+  size_t num_bytes = 0;  // the size of the message, or the least total size at which to try again
 };
 
 // REQUIRES: check_shape(request).ok().
@@ -69,7 +70,7 @@ CADRE_EXPORT Result<Decoded<StoreRequest>> decode_store_request(ConstBytes strea
 // error and the values that its verb promises.
 CADRE_EXPORT std::vector<std::byte> encode_c10d_answer(StoreVerb verb,
                                                        const StoreResponse& response);
-// Encodes the answer to a rank: the same after a byte that says whether it is an error.
+// Encodes the answer to a rank: the same bytes after a byte that says whether it is an error.
 CADRE_EXPORT std::vector<std::byte> encode_answer(StoreVerb verb, const StoreResponse& response);
 
 CADRE_EXPORT Result<Decoded<StoreResponse>> decode_c10d_answer(const StoreRequest& request,

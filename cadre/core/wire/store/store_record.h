@@ -30,17 +30,18 @@ inline constexpr int kNumStoreRecordVerbs = 6;
 
 struct StoreRecord {
   StoreRecordVerb verb = StoreRecordVerb::kJoin;
-  std::string key;    // empty for kJoin
-  std::string value;  // for kSet, kAppend and kPush
+  std::string key;    // is empty for kJoin
+  std::string value;  // is used by kSet, kAppend and kPush
 
   friend bool operator==(const StoreRecord&, const StoreRecord&) = default;
 };
 
 // The record at the beginning of a part of the file.
 struct DecodedStoreRecord {
-  // nullopt: the record is torn because its writer was killed; it is the last one.
+  // nullopt means that the record is torn because its writer was killed; it is the last one.
   std::optional<StoreRecord> record;
-  size_t num_bytes = 0;  // size of the record; for a torn one, the fewest bytes that it needs
+  // The size of the record; for an incomplete one, the fewest bytes that it needs.
+  size_t num_bytes = 0;
 };
 
 CADRE_EXPORT std::vector<std::byte> encode(const StoreRecord& record);

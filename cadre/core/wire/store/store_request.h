@@ -15,7 +15,7 @@
 
 namespace cadre::wire {
 
-// Number of each verb on the wire. Verbs up to kBarrier are c10d's, those from kHello on are
+// The number of each verb on the wire. Verbs up to kBarrier are c10d's, those from kHello on are
 // Cadre's own. docs/guide/reference/store.md says what each does, and which keys and values it has.
 // Verbs about a connection (is_of_connection) are never passed to a Store.
 enum class StoreVerb : uint8_t {
@@ -52,16 +52,16 @@ CADRE_EXPORT std::string_view to_string(StoreVerb verb);
 
 struct StoreRequest {
   StoreVerb verb = StoreVerb::kSet;
-  int64_t amount = 0;  // for kAdd and kBarrier
+  int64_t amount = 0;  // is used by kAdd and kBarrier
   std::vector<std::string> keys;
-  std::vector<std::string> values;  // compare_set: expected, desired
+  std::vector<std::string> values;  // compare_set has two values: the expected and the desired one
 
   friend bool operator==(const StoreRequest&, const StoreRequest&) = default;
 };
 
 struct StoreResponse {
-  std::optional<Error> error;  // if set, the rest is empty
-  int64_t number = 0;          // add: the sum; check, erase: 0 or 1; else a count
+  std::optional<Error> error;  // if it is set, the other members are empty
+  int64_t number = 0;          // the sum for add, 0 or 1 for check and erase, else a count
   std::vector<std::string> values;
 
   friend bool operator==(const StoreResponse&, const StoreResponse&) = default;

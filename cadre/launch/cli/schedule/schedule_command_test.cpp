@@ -119,7 +119,7 @@ TEST(ScheduleCommand, RefusesWhatMakesNoSense) {
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--forward-ms", "1,1,1"},
        "--forward-ms has 3 times; the schedule has 2 stages, so give 1 or 2"},
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--layer-ms", "1"},
-       "--layer-ms: 1 layers for 2 stages; each stage holds at least one layer"},
+       "--layer-ms: 1 layers for 2 stages; each stage needs at least one layer"},
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--layer-ms", "1,1",
         "--forward-ms", "1"},
        "give --layer-ms or --forward-ms: both say how long forwards take"},
@@ -156,8 +156,9 @@ TEST(ScheduleCommand, AFileThatCannotRunIsRefusedWithThePlace) {
   const auto result = run_cadre({"schedule", "--from", csv});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(result.error,
-            "cadre schedule: deadlock, each of these comes before what it needs: rank 0, step 2 "
-            "(0B0) needs rank 1, step 3 (1B0); rank 1, step 1 (1B1) needs rank 1, step 2 (1F1)\n");
+            "cadre schedule: deadlock: each of these actions comes before an action that it needs: "
+            "rank 0, step 2 (0B0) needs rank 1, step 3 (1B0); rank 1, step 1 (1B1) needs rank 1, "
+            "step 2 (1F1)\n");
   EXPECT_EQ(run_cadre({"schedule", "--from", folder.file("none.csv")}).exit_code, 1);
   EXPECT_EQ(run_cadre({"schedule", "--name", "gpipe", "--ranks", "2", "--microbatches", "2",
                        "--json", folder.file("none/step.json")})

@@ -36,8 +36,8 @@ constexpr std::array kScheduleOptions{OptionSpec{"--name", "NAME"},
 // The number of stages that PyTorch unshards at most, so that both lower a schedule in the same
 // way.
 constexpr int kPyTorchUnshardedStages = 3;
-// From a nanosecond to 30 years: sums of the times of all actions are finite, and no picture of a
-// step has a time that its scale cannot distinguish from 0.
+// The times range from a nanosecond to 30 years: sums of the times of all actions are finite, and
+// no picture of a step has a time that its scale cannot distinguish from 0.
 constexpr double kShortestMs = 1e-6;
 constexpr double kLongestMs = 1e12;
 constexpr std::string_view kExpectedMs = "expected milliseconds, 0 or from 1e-6 to 1e12";

@@ -26,21 +26,23 @@ struct StageTimes {
   std::vector<double> backward_ms;
   std::vector<double> input_grad_ms;
   std::vector<double> weight_grad_ms;
-  std::vector<double> layer_ms;  // forward times of the layers, which are divided into the stages
+  // The forward times of the layers, which are divided into the stages.
+  std::vector<double> layer_ms;
 };
 
 struct ScheduleOptions {
   bool wants_help = false;
   bool wants_list = false;
-  std::optional<PipelineScheduleOptions> generated;  // nullopt: read from csv_input
+  // Is nullopt if the schedule is read from csv_input.
+  std::optional<PipelineScheduleOptions> generated;
   std::string csv_input;
   std::optional<PipelineLowering> lowering;
   PipelineLimits limits;
   StageTimes times;
   double message_ms = 0;
   double overlap_share = 0;
-  // Paths for the schedule and for its timeline. Empty: no output; "-": standard output, for one of
-  // the two.
+  // The paths for the schedule and for its timeline. An empty path means no output; "-" means
+  // standard output, which only one of the two may use.
   std::string csv_output;
   std::string json_output;
 };

@@ -80,7 +80,7 @@ Result<std::string> find_trainer() {
   std::error_code failure;
   if (!std::filesystem::exists(*trainer, failure)) {
     return Error(ErrorCode::kUnavailable,
-                 cadre::format("the trainer {} is not there: {}", trainer->string(),
+                 cadre::format("the trainer {} does not exist: {}", trainer->string(),
                                built_with_torch() ? kNotInstalled : kNotBuilt));
   }
   return trainer->string();

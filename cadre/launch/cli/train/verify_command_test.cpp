@@ -53,7 +53,7 @@ TEST(Verify, AReportThatCannotBeWrittenIsRefusedFirst) {
       {path, "--json " + path + ": that is a folder; expected the name of a file"},
       {path + "/new/", "--json " + path + "/new/: that is a folder; expected the name of a file"},
       {path + "/no/x",
-       "--json " + path + "/no/x: there is no folder " + path + "/no; make it first"},
+       "--json " + path + "/no/x: the folder " + path + "/no does not exist; make it first"},
       {path + "/pipe", "--json " + path +
                            "/pipe: that is a pipe, a socket or a device; expected the name of a "
                            "file"}};

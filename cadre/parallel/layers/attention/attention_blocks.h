@@ -28,27 +28,28 @@
 namespace cadre {
 
 struct KeyValueBlock {
-  at::Tensor key;              // (B, H_kv, tokens, D)
-  at::Tensor value;            // (B, H_kv, tokens, D_v)
-  std::vector<TokenRun> runs;  // positions of the tokens
+  at::Tensor key;              // has the shape (B, H_kv, tokens, D)
+  at::Tensor value;            // has the shape (B, H_kv, tokens, D_v)
+  std::vector<TokenRun> runs;  // the positions of the tokens
 };
 
 // The query rows and options, which forward and backward have in common.
 struct QueryRows {
-  at::Tensor query;            // (B, H, tokens, D)
-  std::vector<TokenRun> runs;  // positions of the tokens
+  at::Tensor query;            // has the shape (B, H, tokens, D)
+  std::vector<TokenRun> runs;  // the positions of the tokens
   int64_t num_key_value_heads;
-  int64_t num_tokens;  // number of tokens in the whole sequence
+  int64_t num_tokens;  // the number of tokens in the whole sequence
   AttentionOptions options;
 };
 
 // Rows and keys whose scores are computed together.
 struct ScoreTile {
-  int64_t first_row;  // index among the query rows; first_key: index among the keys of the block
+  // Is an index among the query rows; first_key is an index among the keys of the block.
+  int64_t first_row;
   int64_t first_key;
   int64_t num_rows;
   int64_t num_keys;
-  TokenRun rows;  // positions of these rows and keys in the sequence
+  TokenRun rows;  // the positions of these rows and keys in the sequence
   TokenRun keys;
 };
 
@@ -73,7 +74,7 @@ class TileScores {
  private:
   QueryRows rows_;
   double scale_;
-  at::Tensor query_;  // grouped, times the scale
+  at::Tensor query_;  // the grouped query, times the scale
 };
 
 class AttentionForward {
@@ -81,8 +82,8 @@ class AttentionForward {
   AttentionForward(const QueryRows& rows, int64_t value_dim);
 
   void add(const KeyValueBlock& block);
-  // Valid after all blocks, in the dtype of the sums: output (B, H, tokens, D_v) and log_sum_exp
-  // (B, H_kv, G, tokens, 1).
+  // Return the output (B, H, tokens, D_v) and the log_sum_exp (B, H_kv, G, tokens, 1), in the dtype
+  // of the sums. Call them when all blocks have been added.
   at::Tensor output() const;
   at::Tensor log_sum_exp() const;
 
@@ -102,11 +103,12 @@ class AttentionBackward {
   AttentionBackward(const QueryRows& rows, const Result& result);
 
   struct KeyValueGradient {
-    at::Tensor key, value;  // shapes of the block's tensors, dtype of the sums
+    at::Tensor key, value;  // both have the shapes of the block's tensors and the dtype of the sums
   };
   // Returns the block's gradient from these rows alone.
   KeyValueGradient add(const KeyValueBlock& block);
-  // Valid after all blocks: (B, H, tokens, D), in the dtype of the sums.
+  // Returns the gradient of shape (B, H, tokens, D), in the dtype of the sums. Call it when all
+  // blocks have been added.
   at::Tensor query_gradient() const;
 
  private:

@@ -13,12 +13,12 @@ namespace cadre {
 
 struct AttentionOptions {
   bool is_causal = false;
-  // Scale of QK^T. Default: 1 / sqrt(D).
+  // The scale of QK^T. The default is 1 / sqrt(D).
   std::optional<double> scale = {};
   // Dropout on the attention weights (B, heads, T, T).
   std::optional<CounterBasedDropoutOptions> dropout = {};
-  // Used by dropout if the ranks divide the model's heads: the first query head of this call, and
-  // the number of query heads of the model; 0: this call has all heads.
+  // The first query head of this call, and the number of query heads of the model. Dropout uses
+  // both if the ranks divide the model's heads. 0 means that this call has all heads.
   int64_t first_head = 0;
   int64_t num_heads = 0;
 };

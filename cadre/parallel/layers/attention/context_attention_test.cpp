@@ -292,7 +292,7 @@ TEST(ContextAttentionErrors, NameWhatDoesNotFit) {
           const Tensor output = context_parallel_attention(x, x, x, ring);
           torch::autograd::grad({output.sum()}, {x}, {}, true, /*create_graph=*/true);
         },
-        "backward of ring attention: it has no gradient of its gradient");
+        "backward of ring attention: it has no second derivative");
     const ContextParallel exchange(group, {.num_tokens = 12, .form = ContextForm::kAllToAll});
     refused([&] { context_parallel_attention(x, x, x, exchange); },
             "kAllToAll gives each of 2 ranks as many query heads, and they do not divide 3 heads; "

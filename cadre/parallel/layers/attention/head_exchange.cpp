@@ -31,7 +31,7 @@ Tensors tokens_for_heads(const Tensors& tensors, const ContextParallel& context)
   const ProcessGroup& group = context.group();
   const int num_ranks = group.world_size();
   Tensors by_ranks;
-  int64_t numel_of_a_token = 0;  // elements that each rank gets
+  int64_t numel_of_a_token = 0;  // the number of elements that each rank gets of a token
   for (const at::Tensor& tensor : tensors) {
     by_ranks.push_back(by_rank(tensor, num_ranks));
     numel_of_a_token += part_numel(tensor) / num_ranks;

@@ -134,7 +134,7 @@ variable_list gradients_of(const Call& call, const Saved& saved, const at::Tenso
       call.rows(saved.query, saved.key),
       {.output = saved.output, .log_sum_exp = saved.log_sum_exp, .gradient = gradient});
   at::Tensor held = packed(saved.key, saved.value);
-  at::Tensor sum;  // gradient of the block of the previous step, summed over the ranks so far
+  at::Tensor sum;  // the gradient of the block of the previous step, summed over the ranks so far
   for (int step = 0; step < ring.size(); ++step) {
     at::Tensor next, received;
     std::vector<P2POp> messages;
@@ -178,8 +178,8 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
     return in_backward_of("ring attention", [&]() -> variable_list {
       if (at::GradMode::is_enabled()) {
         throw Error(ErrorCode::kInvalidArgument,
-                    "it has no gradient of its gradient, which create_graph would record; "
-                    "ContextForm::kAllToAll has one");
+                    "it has no second derivative, which create_graph needs; ContextForm::kAllToAll "
+                    "has one");
       }
       const WithoutAutocast without_autocast;
       const auto call =

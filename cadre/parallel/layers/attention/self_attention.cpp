@@ -62,7 +62,8 @@ at::Tensor SelfAttentionImpl::forward(const at::Tensor& input) {
   const int64_t num_tokens = heads.size(1);
   const auto head = [&](int64_t index) { return heads.select(3, index).transpose(1, 2); };
   const at::Tensor query =
-      heads.narrow(3, 0, size).flatten(2, 3).transpose(1, 2);  // (B, heads, T, head_dim)
+      // Has the shape (B, heads, T, head_dim).
+      heads.narrow(3, 0, size).flatten(2, 3).transpose(1, 2);
   const at::Tensor result = attend(query, head(size), head(size + 1));
   return output->forward(result.transpose(1, 2).reshape(
       {input.size(0), num_tokens, num_groups * size * head_dim(options)}));

@@ -36,7 +36,8 @@ namespace cadre {
 struct SelfAttentionOptions {
   int64_t embed_dim;
   int64_t num_heads;
-  // Each key and value head serves num_heads / num_key_value_heads query heads; 0: num_heads.
+  // The number of key and value heads. Each serves num_heads / num_key_value_heads query heads; 0
+  // means num_heads.
   int64_t num_key_value_heads = 0;
   bool bias = true;
   bool is_causal = true;

@@ -40,12 +40,12 @@ struct TransformerOptions {
   int64_t embed_dim;
   int64_t num_heads;   // divides embed_dim
   int64_t num_blocks;  // the number of blocks in the whole model
-  // The number of heads of keys and values, which divides num_heads; 0: num_heads.
+  // The number of heads of keys and values, which divides num_heads; 0 means num_heads.
   int64_t num_key_value_heads = 0;
-  // The features of the MLP between its two layers; 0: 4 * embed_dim.
+  // The features of the MLP between its two layers; 0 means 4 * embed_dim.
   int64_t mlp_dim = 0;
-  // Whether a block keeps only its input, and computes its activations again in the backward. See
-  // tensor/hooks/activations/activation_checkpoint.h.
+  // A block keeps only its input, and computes its activations again in the backward
+  // (tensor/hooks/activations/activation_checkpoint.h).
   bool recompute = false;
 };
 
@@ -94,7 +94,7 @@ class CADRE_EXPORT TransformerHeadImpl : public torch::nn::Module,
                                          public SharingModule {
  public:
   explicit TransformerHeadImpl(const TransformerOptions& options);
-  // The head of a model with this embedding, to which it is tied.
+  // Makes the head of a model with this embedding, to which it is tied.
   explicit TransformerHeadImpl(const TransformerEmbedding& embedding);
 
   // x: (B, T, embed_dim), where T counts the tokens of this rank. Result: (B, T, vocabulary); with
@@ -108,10 +108,10 @@ class CADRE_EXPORT TransformerHeadImpl : public torch::nn::Module,
 
   TransformerOptions options;
   LayerNorm norm{nullptr};
-  Linear output{nullptr};  // null in a tied head
+  Linear output{nullptr};  // is null in a tied head
 
  private:
-  Embedding tokens_{nullptr};  // null in a head with its own weight
+  Embedding tokens_{nullptr};  // is null in a head with its own weight
 };
 TORCH_MODULE(TransformerHead);
 

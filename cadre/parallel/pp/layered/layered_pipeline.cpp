@@ -62,7 +62,7 @@ class StageOfLayers : public torch::nn::Module {
 };
 
 // Returns the rank of each stage. Throws for a schedule of unknown name. The constructor of
-// Pipeline refuses a number of stages that the schedule does not have.
+// Pipeline throws for a number of stages that the schedule does not have.
 std::vector<int> ranks_of_stages(const PipelineOptions& options, const StageDivision& division,
                                  int64_t num_layers, int num_ranks) {
   if (const auto* const schedule = std::get_if<PipelineSchedule>(&options.schedule)) {
@@ -104,7 +104,7 @@ std::vector<int64_t> sizes_of_stages(const StageDivision& division, int64_t num_
   for (const int64_t size : division.layers_per_stage) {
     if (size < 1 || size > num_layers) {
       throw pipeline_refusal(
-          format("layers_per_stage has the number {}, expected from 1 to {}", size, num_layers));
+          format("layers_per_stage has the entry {}, expected from 1 to {}", size, num_layers));
     }
     sum += size;
   }

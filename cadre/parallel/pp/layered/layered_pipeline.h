@@ -39,14 +39,14 @@ class SequentialImpl;
 
 namespace cadre {
 
-// How layers are divided into stages. Equal on all ranks.
+// Says how layers are divided into stages. All ranks pass the same.
 struct StageDivision {
-  // The number of stages that each rank has; nullopt: the usual one of the schedule, which is 2 for
-  // schedules with several stages on a rank. A PipelineSchedule has its own number.
+  // The number of stages that each rank has. nullopt means the usual one of the schedule, which is
+  // 2 for schedules with several stages on a rank. A PipelineSchedule has its own number.
   std::optional<int> stages_per_rank = {};
-  // The number of layers in each stage, in the order of the stages; empty: the numbers differ by
-  // one at most, and the first stages have more. PipelineResult::compute_times tells which stages
-  // have too many.
+  // The number of layers in each stage, in the order of the stages. If it is empty, the numbers
+  // differ by one at most, and the first stages have more. PipelineResult::compute_times tells
+  // which stages have too many.
   std::vector<int64_t> layers_per_stage = {};
   // See PipelineStageOptions.
   bool recompute = false;

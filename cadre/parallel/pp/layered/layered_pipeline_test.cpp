@@ -253,9 +253,7 @@ TEST(LayeredPipeline, ADivisionThatDoesNotFitIsRefusedOnAllRanks) {
       {{.schedule = "2f2b"}, {}, "there is no schedule \"2f2b\"; there are \"gpipe\", \"1f1b\""},
       {{}, {.layers_per_stage = {3, 2}}, "divides 5 layers among 2 stages, but the model has 6"},
       {{}, {.layers_per_stage = {6}}, "divides 6 layers among 1 stages"},
-      {{},
-       {.layers_per_stage = {0, 6}},
-       "layers_per_stage has the number 0, expected from 1 to 6"}};
+      {{}, {.layers_per_stage = {0, 6}}, "layers_per_stage has the entry 0, expected from 1 to 6"}};
   auto models = make_gpts(2);
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     torch::nn::Sequential gpt = taken(models, group);

@@ -35,7 +35,7 @@ class JoinedOutputs {
   void check(const Microbatch& microbatch, size_t index, const at::Tensor& output) const;
 
   std::vector<std::vector<at::Tensor>> by_microbatch_;
-  std::optional<std::vector<at::Tensor>> first_ = {};  // outputs that were added first
+  std::optional<std::vector<at::Tensor>> first_ = {};  // the outputs that were added first
   int64_t batch_dim_;
 };
 

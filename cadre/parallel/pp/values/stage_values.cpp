@@ -25,7 +25,7 @@ class StageInputNode final : public torch::autograd::Node {
   std::string name() const final { return "cadre::PipelineStageInput"; }
 };
 
-// Returns the same memory behind a tensor of its own, which is no view for autograd.
+// Returns another tensor over the same memory, which is no view for autograd.
 at::Tensor alias_of(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

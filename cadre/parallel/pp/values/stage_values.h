@@ -14,8 +14,8 @@ namespace cadre::parallel {
 // for an undefined one.
 at::Tensor own_values(const at::Tensor& tensor);
 
-// Returns the input of a forward, which the forward may change in place. libtorch refuses to change
-// a leaf that requires grad, or a view of it. So for such a leaf the input is the result of an
+// Returns the input of a forward, which the forward may change in place. libtorch throws if a leaf
+// that requires grad, or a view of it, is changed. So for such a leaf the input is the result of an
 // operation that has the same gradient. It has the memory of the leaf, which nothing else reads.
 // Any other tensor is returned itself.
 at::Tensor forward_input(const at::Tensor& leaf);

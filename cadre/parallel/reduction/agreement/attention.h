@@ -32,7 +32,7 @@ class Attention {
   // `here`: the wrapper on this rank.
   Attention(size_t num_parameters, std::shared_ptr<const Wrapper> here, int world_size);
 
-  // The counts: (2 * num_parameters + kNumOfRank * world_size) int32.
+  // Returns the counts, of shape (2 * num_parameters + kNumOfRank * world_size) and dtype int32.
   const at::Tensor& counts() const { return counts_; }
 
   // These functions set this rank's counts. They are called before the reduction.
@@ -58,11 +58,12 @@ class Attention {
 
   int world_size() const { return static_cast<int>(world_size_); }
 
-  // Valid after the reduction: the counts of all ranks.
+  // After the reduction, these functions return the counts of all ranks.
   int num_users(size_t parameter) const { return values()[parameter]; }
   int num_frozen(size_t parameter) const { return values()[num_parameters_ + parameter]; }
   bool gave_up(Rank rank) const { return of_rank(kGaveUp, rank) != 0; }
-  // Reasons for which the rank's parameters may differ from those of other ranks (ReplicaWatch).
+  // Returns the reasons for which the rank's parameters may differ from those of other ranks
+  // (ReplicaWatch).
   uint32_t suspicion(Rank rank) const { return static_cast<uint32_t>(of_rank(kSuspicion, rank)); }
   bool some_have_suspicion(uint32_t reasons) const;
   bool num_writes_differ() const { return differs(kNumWrites); }
@@ -76,13 +77,13 @@ class Attention {
             .num_newer = of_rank(kNewer, rank),
             .places = of_rank(kPlaces, rank)};
   }
-  // Number of the wrapper to which the rank's pass belongs.
+  // Returns the number of the wrapper to which the rank's pass belongs.
   uint32_t wrapper(Rank rank) const { return static_cast<uint32_t>(of_rank(kWrapper, rank)); }
   // Returns whether all ranks are in the same step of the same wrapper.
   bool ranks_are_in_one_step() const;
 
-  // Throws if the ranks are in different steps. `step`: the number of the current step on a rank on
-  // which every forward had its backward.
+  // Throws if the ranks are in different steps. `step` is the number of the current step on a rank
+  // on which every forward had its backward.
   void check_ranks_are_in_one_step(int64_t step) const;
   void check_no_rank_gave_up() const;
 

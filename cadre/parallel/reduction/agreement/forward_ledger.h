@@ -21,7 +21,7 @@ namespace cadre::reduction {
 
 // The state that the hooks of a forward's outputs share. It is destroyed with their graph.
 struct Forward {
-  int64_t number = 0;       // from 1
+  int64_t number = 0;       // is counted from 1
   bool is_reduced = false;  // a backward through it was reduced; a second one is a mistake
   std::vector<wrap::GraphNode> outputs = {};
 };
@@ -29,16 +29,16 @@ struct Forward {
 // A forward whose gradients a backward computes.
 struct CarriedForward {
   int64_t number;
-  int64_t num_samples;              // 0 if they are in the accumulation already
+  int64_t num_samples;              // is 0 if the samples are in the accumulation already
   std::shared_ptr<Forward> passed;  // null unless the backward passes through its outputs
-  bool is_certain = true;           // false: assumed, because the backward passes no known forward
+  bool is_certain = true;  // if false, it is assumed, because the backward passes no known forward
 };
 
 class ForwardLedger {
  public:
   struct Entering {
     int64_t num_samples;
-    bool is_synchronized;  // not under no_sync()
+    bool is_synchronized;  // the forward was not under no_sync()
   };
   std::shared_ptr<Forward> enter(const Entering& entering);
   // Called when the forward has returned, so that its outputs exist.
@@ -74,7 +74,7 @@ class ForwardLedger {
   // Forgives the waiting forwards before `number`, which all ranks have left behind: later steps do
   // not count them again.
   struct Forgiving {
-    int64_t step;  // number of the pass's step
+    int64_t step;  // the number of the pass's step
     // The program leaves the same number of forwards behind in each step, so they are not lost.
     bool is_usual;
   };
@@ -93,20 +93,23 @@ class ForwardLedger {
  private:
   enum class State : uint8_t { kWaiting, kForgiven, kTaken };
   struct Derivative {
-    uint64_t first;  // sequence numbers of its nodes: [first, end)
+    uint64_t first;  // the sequence numbers of its nodes are [first, end)
     uint64_t end;
   };
   struct Entry {
     int64_t number;
     int64_t num_samples;
     bool is_synchronized;
-    int32_t place;  // index among synchronized forwards entered or waiting since the last pass
+    // The index among the synchronized forwards that were entered, or were waiting, since the last
+    // pass.
+    int32_t place;
     std::weak_ptr<Forward> forward;
     bool has_returned = false;
     bool is_passed = false;
     int64_t forgiven_in = 0;  // the step in which it was forgiven
     State state = State::kWaiting;
-    int64_t accumulation = 0;  // number of the accumulation that has its samples; 0: none
+    // The number of the accumulation that has its samples; 0 if there is none.
+    int64_t accumulation = 0;
     std::vector<Derivative> derivatives = {};
   };
 
@@ -118,7 +121,7 @@ class ForwardLedger {
   int64_t last_number_ = 0;
   int64_t accumulation_ = 1;
   int32_t next_place_ = 0;
-  std::vector<Entry> entries_;  // by number
+  std::vector<Entry> entries_;  // the entries, in the order of their numbers
 };
 
 }  // namespace cadre::reduction

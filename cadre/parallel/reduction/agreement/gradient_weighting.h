@@ -17,7 +17,7 @@ enum class GradientWeighting {
   // set_num_samples() says how many. Costs one message of 128 bytes before each synchronized
   // backward.
   kSamples,
-  // Gradients are added up. This fits a loss that is divided by the samples or tokens of all ranks,
+  // Gradients are summed. This fits a loss that is divided by the samples or tokens of all ranks,
   // such as that of mean_over_tokens().
   kSum,
 };

@@ -22,7 +22,7 @@ namespace cadre::reduction {
 
 class LocalGradients {
  public:
-  // `on_accumulated`: called at the end of each backward that accumulates.
+  // `on_accumulated` is called at the end of each backward that accumulates.
   LocalGradients(std::vector<at::Tensor> parameters, ForwardLedger& ledger,
                  std::function<void()> on_accumulated);
 
@@ -36,11 +36,11 @@ class LocalGradients {
   bool is_changed(size_t parameter) const;
 
   // Called in a backward under no_sync(), at each output and gradient. When the backward ends, the
-  // samples of the forwards that it carries are counted. `reached`: the forward whose output the
+  // samples of the forwards that it carries are counted. `reached` is the forward whose output the
   // backward passes, or null.
   void accumulate(const Forward* reached, std::optional<size_t> just_touched);
   // Forgets the samples if the program has cleared the gradients to which they belong.
-  // `just_touched`: a parameter to whose gradient the running backward has added, so that the
+  // `just_touched` is a parameter to whose gradient the running backward has added, so that the
   // gradient does not show whether it was cleared.
   void forget_if_cleared(std::optional<size_t> just_touched);
   // Returns the samples for a pass, and begins the next accumulation.
@@ -73,7 +73,7 @@ class LocalGradients {
   int64_t num_samples_ = 0;
   std::vector<std::vector<int>> collectives_;
   bool is_in_backward_ = false;
-  int backward_ = 0;                     // number of the running backward
+  int backward_ = 0;                     // the number of the running backward
   std::vector<CarriedForward> carried_;  // the forwards that the running backward carries
 };
 

@@ -1,4 +1,4 @@
-// The errors with which the reducer refuses a backward. Each message names the remedy.
+// The errors that the reducer throws from a backward. Each message names the remedy.
 //
 // Threads: any. Blocking: never. Errors: each throws kInvalidArgument.
 #pragma once

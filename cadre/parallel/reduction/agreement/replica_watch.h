@@ -43,7 +43,7 @@ class ReplicaWatch {
   // watches its parameters itself; check() puts the wrapper's place in front. ranks: the ranks that
   // have written.
   using WrittenError = std::function<Error(const std::string& parameter, const std::string& ranks)>;
-  // written_error: used with ParameterValues::kUnwatched only.
+  // `written_error` is used only with ParameterValues::kUnwatched.
   ReplicaWatch(std::vector<NamedTensor> parameters, ParameterValues values,
                WrittenError written_error = {});
 
@@ -90,12 +90,12 @@ class ReplicaWatch {
   WrittenError written_error_;
   wrap::WriteWatch watch_;
   bool is_in_forward_ = false;
-  std::vector<bool> is_written_;  // by parameter: a forward has written to it
+  std::vector<bool> is_written_;  // says for each parameter whether a forward has written to it
   bool has_lone_step_ = false;
-  std::optional<State> local_state_;  // state when a backward of this rank alone ended
+  std::optional<State> local_state_;  // the state at the end of a backward of this rank alone
   bool is_unlike_ = false;            // the last comparison has found different values
-  uint32_t last_num_writes_ = 0;      // watch_.num_writes() at the end of the last pass
-  uint64_t num_passes_ = 0;           // equal on all ranks
+  uint32_t last_num_writes_ = 0;  // the value of watch_.num_writes() at the end of the last pass
+  uint64_t num_passes_ = 0;       // is equal on all ranks
   uint32_t samples_ = 0;
 };
 

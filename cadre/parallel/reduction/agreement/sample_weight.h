@@ -12,23 +12,22 @@
 
 namespace cadre::reduction {
 
-// Size of the message that GradientWeighting::kSamples sends before each synchronized backward.
+// The size of the message that GradientWeighting::kSamples sends before each synchronized backward.
 inline constexpr int64_t kSampleMessageBytes = 128;
 
 struct PassSamples {
-  int64_t num_accumulated = 0;  // samples under no_sync() since the last pass
-  // Samples by forward; the first is weighted; empty without a forward.
+  int64_t num_accumulated = 0;  // the number of samples under no_sync() since the last pass
+  // The samples of each forward. The first is weighted. It is empty if there is no forward.
   std::span<const int64_t> of_forwards = {};
 };
 
 struct SampleWeight {
   double weight = 1.0;
-  // Whether the weights of all ranks are equal. This flag is the same on all ranks, so that all can
-  // average.
+  // The weights of all ranks are equal. All ranks set this flag alike, so that all can average.
   bool is_equal_on_all = false;
   // The place in `of_forwards` of a forward in which this rank has another share.
   std::optional<size_t> unlike = {};
-  // The number of samples that every further forward of this pass must have; nullopt: no further
+  // The number of samples that every further forward of this pass must have. If nullopt, no further
   // forward is allowed.
   std::optional<int64_t> needed_of_others = {};
 };

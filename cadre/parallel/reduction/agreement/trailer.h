@@ -1,12 +1,12 @@
-// The trailer: elements behind the last bucket, with which the ranks find at the end of each pass
-// whether one of them has something to report, and whether all are in a pass of the same wrapper,
-// at the same place among its forwards, have changed their parameters equally often, and have equal
-// samples of the parameters' values.
+// The trailer is a few elements after the last bucket. At the end of each pass it tells the ranks
+// whether one of them has something to report. It also tells them whether all ranks are in a pass
+// of the same wrapper and at the same place among its forwards, have changed their parameters
+// equally often, and have equal samples of the parameters' values.
 //
-// Threads: plain functions. Blocking: never. Errors: none. The trailer is only summed over ranks,
-// in the bucket's dtype, and bfloat16 counts to 256 only. So each bit of a number is sent as two
-// elements, the bit and its complement: where all ranks agree, one of the two sums is zero, in
-// every dtype, and whether they are averaged or not.
+// Threads: plain functions. Blocking: never. Errors: none. The ranks can only sum the trailer, in
+// the bucket's dtype, and bfloat16 counts exactly only up to 256. So each bit of a number is sent
+// as two elements: the bit and its complement. If all ranks agree, one of the two sums is zero, in
+// every dtype, and whether the sums are averaged or not.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ namespace cadre::reduction {
 // carries.
 struct StepPosition {
   int32_t num_older = 0;
-  int32_t num_newer = 0;  // newer than the newest forward that the pass carries
+  int32_t num_newer = 0;  // the number of forwards newer than the newest one that the pass carries
   // The places of these forwards among all that were entered or waited since the last pass: a bit
   // for each place, one bit for all places from kMaxPlace on.
   int32_t places = 0;
@@ -35,11 +35,11 @@ inline constexpr uint32_t kGotOtherBuffers = uint32_t{1} << 31;
 inline constexpr int64_t kTrailerNumel = 167;
 
 struct TrailerWord {
-  uint32_t wrapper = 0;  // number of the wrapper in its group; may have kGotOtherBuffers
+  uint32_t wrapper = 0;  // the number of the wrapper in its group; may have kGotOtherBuffers
   StepPosition position = {};
   bool has_news = false;
-  uint8_t num_writes = 0;  // writes to the parameters since the last pass, modulo 256
-  uint32_t samples = 0;    // digest of samples of the parameters' values (ReplicaWatch)
+  uint8_t num_writes = 0;  // the number of writes to the parameters since the last pass, modulo 256
+  uint32_t samples = 0;    // a digest of samples of the parameters' values (ReplicaWatch)
 };
 
 // trailer: (kTrailerNumel), any floating-point dtype.

@@ -12,17 +12,17 @@ namespace cadre::reduction {
 
 // The form of the values of a wrapper's parameters between two forwards.
 enum class ParameterValues : uint8_t {
-  kWhole,      // all values on every rank
-  kSharded,    // shards of trained parameters, from which they are gathered
+  kWhole,      // every rank has all values
+  kSharded,    // each rank has shards of the trained parameters, from which they are gathered
   kUnwatched,  // the wrapper watches its parameters itself
 };
 
 struct Wrapper {
-  const char* name;       // "DistributedDataParallel"; static text
-  std::string component;  // name in its log lines: "ddp"
+  const char* name;       // is static text such as "DistributedDataParallel"
+  std::string component;  // the name in its log lines, such as "ddp"
   std::string module;     // "Net"
   int rank;
-  uint32_t number = 0;  // equal on all ranks, different for each wrapper of a group
+  uint32_t number = 0;  // is equal on all ranks, and different for each wrapper of a group
 
   // Returns "DistributedDataParallel, rank 2", with which its errors begin.
   std::string place() const;

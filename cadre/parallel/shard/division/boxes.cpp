@@ -53,7 +53,7 @@ class Cutter {
   }
 
   const Box& box_;
-  std::vector<int64_t> row_numels_;  // elements of one row, by dim
+  std::vector<int64_t> row_numels_;  // row_numels_[dim] is the number of elements of one row
 };
 
 }  // namespace

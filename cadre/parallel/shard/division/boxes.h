@@ -1,4 +1,4 @@
-// The boxes of a whole tensor that a rank owns, as its record says.
+// The boxes of a whole tensor that a rank owns, as its ParameterShard says.
 //
 // Threads: pure functions. Errors: kInvalidArgument for a range that is not in its box.
 #pragma once

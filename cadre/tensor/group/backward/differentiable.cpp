@@ -114,7 +114,7 @@ at::Tensor checked_input(const ProcessGroup& group, std::string_view operation,
                          const at::Tensor& input) {
   const at::Tensor checked = input.defined() ? with_values_in_memory(input) : input;
   check_tensor(group.communicator(), operation, kInput, checked);
-  // Without the refusal below, a tangent would be dropped silently.
+  // Without the check below, a tangent would be dropped silently.
   if (!carries_tangent(checked)) return checked;
   refuse_tensor(group.communicator(), operation,
                 format("the input {} carries a tangent of forward-mode differentiation, which the "
@@ -286,7 +286,7 @@ at::Tensor all_to_all(const at::Tensor& tensor, const ProcessGroup& group,
   constexpr std::string_view kName = "all_to_all";
   const at::Tensor input = checked_input(group, kName, tensor);
   int64_t num_rows = input.dim() == 0 ? 0 : input.size(0);
-  // The group refuses negative splits.
+  // The group throws for negative splits.
   if (!options.output_split_sizes.empty()) num_rows = 0;
   for (const int64_t split : options.output_split_sizes) num_rows += std::max<int64_t>(split, 0);
   at::Tensor output = empty_rows(input, num_rows);
@@ -329,7 +329,7 @@ at::Tensor copy_to_group(const at::Tensor& tensor, const ProcessGroup& group) {
     output = input.view_as(input);
   }
   // If either tensor were changed in place, autograd would drop the backward of this view. With
-  // this mark autograd refuses the change.
+  // this mark autograd throws at the change.
   if (auto* view = torch::autograd::impl::get_view_autograd_meta(output)) {
     view->set_creation_meta(torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
   }

@@ -33,9 +33,9 @@ namespace cadre::functional {
 // tensor on which backward() is called. A timeout in the options is that of the forward; the
 // backward has the group's timeout.
 
-// SUM, AVG, PREMUL_SUM, MAX and MIN have a backward; PRODUCT is refused while gradients are
-// recorded. The gradient of MAX and MIN goes to the ranks that hold the extremum, in equal parts if
-// several do, like that of at::amax; it is NaN if the result is NaN.
+// SUM, AVG, PREMUL_SUM, MAX and MIN have a backward; PRODUCT throws while gradients are recorded.
+// The gradient of MAX and MIN goes to the ranks that hold the extremum, in equal parts if several
+// do, like that of at::amax; it is NaN if the result is NaN.
 CADRE_EXPORT at::Tensor all_reduce(const at::Tensor& input, const ProcessGroup& group,
                                    const AllReduceOptions& options = {});
 // input: (n, ...), of one shape on all ranks, or (); result: (world_size * n, ...), or
@@ -43,7 +43,7 @@ CADRE_EXPORT at::Tensor all_reduce(const at::Tensor& input, const ProcessGroup& 
 CADRE_EXPORT at::Tensor all_gather(const at::Tensor& input, const ProcessGroup& group,
                                    const AllGatherOptions& options = {});
 // input: (world_size * n, ...); result: (n, ...). SUM, AVG and PREMUL_SUM have a backward; the
-// others are refused while gradients are recorded.
+// others throw while gradients are recorded.
 CADRE_EXPORT at::Tensor reduce_scatter(const at::Tensor& input, const ProcessGroup& group,
                                        const ReduceScatterOptions& options = {});
 // input: (n, ...); result: (m, ...), where the splits add up to n and m. If splits are given for
@@ -69,7 +69,7 @@ struct DimensionOptions {
 
 // Megatron's f, used before a layer with divided weights. Forward: the identity; backward:
 // all_reduce with SUM. input: replicated, any shape. While gradients are recorded the result is a
-// view of the input, and autograd refuses a change of either in place; otherwise it is the input
+// view of the input, and autograd throws if either is changed in place; otherwise it is the input
 // itself.
 CADRE_EXPORT at::Tensor copy_to_group(const at::Tensor& input, const ProcessGroup& group);
 // Megatron's g, used after a layer with divided weights. Forward: all_reduce with SUM; backward:

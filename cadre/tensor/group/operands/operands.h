@@ -33,7 +33,7 @@ Communicator& group_behind(const std::shared_ptr<Communicator>& handle, std::str
 Deadline deadline_of(const Communicator& group, std::string_view call, Duration timeout);
 
 struct GroupCall {
-  // `call_name`: static text.
+  // `call_name` is static text.
   GroupCall(const std::shared_ptr<Communicator>& handle, std::string_view call_name,
             std::optional<Duration> timeout = {});
   GroupCall(Communicator& group_in, std::string_view call_name,

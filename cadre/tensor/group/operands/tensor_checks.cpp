@@ -156,7 +156,7 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
   }
   if (tensor._is_zerotensor()) {
     refuse_tensor(communicator, operation,
-                  format("{} {} is a zero without memory; {}", role, shape_of(tensor),
+                  format("{} {} is a zero tensor without memory; {}", role, shape_of(tensor),
                          instead_of(role, "clone()")));
   }
   const std::optional<DType> dtype = to_dtype(tensor.scalar_type());

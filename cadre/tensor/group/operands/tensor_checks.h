@@ -39,7 +39,7 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
                    std::string_view role, const at::Tensor& tensor);
 void check_contiguous(const Communicator& communicator, std::string_view operation,
                       std::string_view role, const at::Tensor& tensor);
-// Refuses an expanded tensor, which cannot hold a result for each of its elements.
+// Throws for an expanded tensor, which cannot hold a result for each of its elements.
 void check_elements_apart(const Communicator& communicator, std::string_view operation,
                           const at::Tensor& tensor);
 void check_reduce_op(const Communicator& communicator, std::string_view operation, DType dtype,
@@ -60,7 +60,7 @@ DType check_pair(const Communicator& communicator, std::string_view operation,
 DType check_rooted(const Communicator& communicator, std::string_view operation, Rank root,
                    const at::Tensor& output, const at::Tensor& input, bool output_is_large);
 
-// Refuses tensors that share memory with a tensor of another entry of the lists; tensors of one
+// Throws for tensors that share memory with a tensor of another entry of the lists; tensors of one
 // entry may share memory. Only the first element of a tensor with gaps is checked.
 void check_entries_apart(const Communicator& communicator, std::string_view operation,
                          std::initializer_list<const std::vector<at::Tensor>*> lists);

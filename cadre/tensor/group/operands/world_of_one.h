@@ -1,5 +1,5 @@
-// A scope in which a thread computes as the only process of a job would: groups of several ranks
-// refuse every call.
+// A scope in which a thread computes as the only process of a job would: every call of a group of
+// several ranks throws.
 //
 // Threads: applies to the thread that makes it, and to the backward that this thread runs; scopes
 // may be nested. Blocking: never. Lifetime: `remedy` is static text. Errors: while a scope exists,

@@ -71,9 +71,8 @@ struct Checkpointed {
   TensorFunction function;
   ForwardState state;
   std::vector<at::Tensor> buffers;       // a second forward does not change these
-  std::vector<bool> requires_grad = {};  // by input
-  bool may_be_partial = false;           // whether a backward with a list of inputs may go through
-                                         // it
+  std::vector<bool> requires_grad = {};  // has one flag for each input
+  bool may_be_partial = false;           // a backward with a list of inputs may go through it
 };
 
 // Whether this thread runs the inner backward of a checkpoint through which a backward with a list
@@ -124,7 +123,7 @@ class KeptValues {
   std::vector<at::Tensor> values_;
 };
 
-// Runs the first forward. Refuses a function that changes its inputs, because the second forward
+// Runs the first forward. Throws for a function that changes its inputs, because the second forward
 // gets the same inputs.
 variable_list run_first(const Checkpointed& checkpointed, const variable_list& inputs) {
   const std::vector<uint32_t> of_inputs = versions_of(inputs);

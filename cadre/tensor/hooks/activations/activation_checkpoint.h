@@ -9,7 +9,7 @@
 //
 // The second forward draws the same random numbers, from the default CPU generator, and has the
 // same autocast state. It runs a backward inside of the backward: a parameter that two checkpointed
-// modules share gets its gradient in two steps, which DistributedDataParallel refuses.
+// modules share gets its gradient in two steps, for which DistributedDataParallel throws.
 // autograd::grad(), and backward() with a list of inputs, do not go through the module, because
 // they would add to the gradients of parameters that were not asked for. A buffer that forward()
 // changes in place, such as BatchNorm's statistics, changes once. A tensor that forward() keeps in

@@ -20,10 +20,10 @@ namespace cadre {
 
 // The files of a snapshot as one rank sees them before it loads the snapshot.
 struct FileView {
-  std::string options;        // equal on all ranks
-  std::string fingerprint;    // identifies the snapshot; equal on all ranks
+  std::string options;        // is equal on all ranks
+  std::string fingerprint;    // identifies the snapshot, and is equal on all ranks
   std::string sight;          // SnapshotReader::sight()
-  std::vector<size_t> files;  // indices of the files that this rank reads
+  std::vector<size_t> files;  // the indices of the files that this rank reads
 
   friend bool operator==(const FileView&, const FileView&) = default;
 };
@@ -31,9 +31,9 @@ struct FileView {
 std::string encode_file_view(const FileView& view);
 Result<FileView> decode_file_view(std::string_view text);
 
-// Returns the files that each rank compares, by rank. Ranks with equal `sight` see the same files:
-// each file that they read is compared by one of them, and they compare about equally many bytes. A
-// file that no rank reads is compared by any one rank. num_bytes: by file.
+// Returns the files that each rank compares, indexed by rank. Ranks with equal `sight` see the same
+// files: each file that they read is compared by one of them, and they compare about equally many
+// bytes. A file that no rank reads is compared by any one rank. num_bytes[f] is the size of file f.
 std::vector<std::vector<size_t>> share_digests(std::span<const FileView> by_rank,
                                                std::span<const uint64_t> num_bytes);
 

@@ -202,9 +202,9 @@ class Planner {
     if (const auto rank = find_rank_with_overlap(known.boxes)) {
       return Error(
           ErrorCode::kInvalidArgument,
-          cadre::format("{}: two of the boxes of rank {} overlap; the boxes of a rank have "
-                        "no element in common",
-                        quoted_name(tensor), *rank));
+          cadre::format(
+              "{}: two of the boxes of rank {} overlap; the boxes of a rank must not overlap",
+              quoted_name(tensor), *rank));
     }
     const Holders boxes = cut_apart(known.boxes);
     CADRE_RETURN_IF_ERROR(check_cover(tensor, boxes));
@@ -249,7 +249,7 @@ class Planner {
   void assign(ManifestTensor tensor, const Holders& boxes) {
     const size_t index = plan_.manifest.tensors.size();
     const bool is_optimizer = !tensor.state.empty();
-    std::map<int, size_t> num_pieces;  // pieces of this tensor, by writer
+    std::map<int, size_t> num_pieces;  // the number of pieces of this tensor; the key is the writer
     for (const auto& [box, holders] : boxes) {
       const int writer = *std::ranges::min_element(
           holders, {}, [this](int rank) { return load_[static_cast<size_t>(rank)]; });
@@ -271,7 +271,7 @@ class Planner {
     return found->second;
   }
 
-  std::vector<uint64_t> load_;  // bytes to write, by rank
+  std::vector<uint64_t> load_;  // load_[r] is the number of bytes that rank r has to write
   std::map<std::tuple<int, bool, size_t>, size_t> files_;
   SavePlan plan_;
 };
@@ -321,7 +321,7 @@ Result<std::vector<HeldTensor>> decode_held(std::string_view text) {
 }
 
 Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank) {
-  std::map<std::pair<std::string, std::string>, Known> tensors;  // keys: (state, name)
+  std::map<std::pair<std::string, std::string>, Known> tensors;  // the key is (state, name)
   for (size_t i = 0; i < by_rank.size(); ++i) {
     const int rank = static_cast<int>(i);
     for (const HeldTensor& held : by_rank[i]) {

@@ -38,17 +38,17 @@ Result<std::vector<HeldTensor>> decode_held(std::string_view text);
 struct PlannedFile {
   Rank writer;
   bool is_optimizer = false;
-  // Indices of SavePlan::manifest.tensors; each has a piece in this file.
+  // The indices in SavePlan::manifest.tensors of the tensors that have a piece in this file.
   std::vector<size_t> tensors;
 };
 
 struct SavePlan {
-  SnapshotManifest manifest;       // the sizes of the files are not set
-  std::vector<PlannedFile> files;  // by index of manifest.files
+  SnapshotManifest manifest;       // has everything but the sizes of the files
+  std::vector<PlannedFile> files;  // the files, in the order of manifest.files
 };
 
-// Computes the plan from the tensors that each rank holds, by rank. Every rank must have the names
-// of all tensors of the model, because a load refuses a rank whose model lacks one.
+// Computes the plan; `held[r]` has the tensors that rank r holds. Every rank must have the names of
+// all tensors of the model, because a load throws on a rank whose model lacks one.
 Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank);
 
 }  // namespace cadre

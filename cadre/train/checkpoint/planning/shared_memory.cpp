@@ -62,8 +62,8 @@ class SharedBytes {
   }
 
   const std::byte* begin_;
-  at::Tensor owners_;  // by byte: index in added_ of the last write to it, or -1
-  at::Tensor values_;  // by byte
+  at::Tensor owners_;  // for each byte, the index in added_ of the last write to it, or -1
+  at::Tensor values_;  // has one value for each byte
   std::vector<const PlannedWrite*> added_;
 };
 

@@ -15,9 +15,9 @@ namespace cadre {
 
 struct PlannedWrite {
   std::string name;
-  at::Tensor target;                   // dense, on the CPU, any strides; its elements do not
-                                       // overlap
-  std::function<at::Tensor()> values;  // (numel), contiguous, of the target's dtype
+  at::Tensor target;  // is dense and on the CPU, with any strides; its elements do not overlap
+  // Returns a contiguous tensor of shape (numel) and of the target's dtype.
+  std::function<at::Tensor()> values;
 };
 
 // Throws if an element of memory that several targets share would get different values, compared

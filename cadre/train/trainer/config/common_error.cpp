@@ -26,7 +26,7 @@ void with_common_errors(const std::function<void()>& run) {
   }
 }
 
-// Does not use with_common_errors(), because a refusal of a rank may have the code of a group's
+// Does not use with_common_errors(), because an error of one rank may have the code of a group's
 // failure, such as the timeout of a program that the rank runs.
 void on_all_ranks(const ProcessGroup& world, const std::function<void()>& prepare) {
   const std::optional<CommonRefusal> refusal = common_refusal(world, kSubject, prepare);

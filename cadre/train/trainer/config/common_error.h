@@ -14,7 +14,7 @@
 
 namespace cadre::train {
 
-// Thrown by every rank in the same call, with the same text.
+// All ranks throw it in the same call, with the same text.
 class CommonError : public Error {
  public:
   explicit CommonError(const Error& error) : Error(error) {}

@@ -12,7 +12,7 @@
 namespace cadre::train {
 namespace {
 
-constexpr size_t kMaxComparedKey = 100;  // longer than every key
+constexpr size_t kMaxComparedKey = 100;  // is longer than every key
 
 void add_model_fields(std::vector<ConfigField>& fields, ModelConfig& model) {
   fields.push_back({.name = "model.kind",
@@ -319,8 +319,8 @@ void add_sample_fields(std::vector<ConfigField>& fields, SampleConfig& sample) {
                     &sample.top_k, 0, 1e6});
 }
 
-// Such a text is refused, because the operating system would end a path at the NUL and silently use
-// another path.
+// Such a text is an error, because the operating system would end a path at the NUL and silently
+// use another path.
 constexpr const char* kHasNul = "must not contain the character NUL";
 
 std::string check_text(const ConfigField& field, const std::string& text) {
@@ -380,7 +380,7 @@ std::string check_value(const ConfigField& field) {
   } else {
     return "";
   }
-  // The comparison is negated so that NaN, for which every comparison is false, is refused.
+  // The comparison is negated so that NaN, for which every comparison is false, is an error.
   if (field.min && !(value >= *field.min)) {
     return cadre::format("must be at least {}, is {}", *field.min, value_text(field));
   }

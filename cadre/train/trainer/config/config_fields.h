@@ -21,8 +21,8 @@ struct ConfigField {
   std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*> value;
   std::optional<double> min = {};
   std::optional<double> max = {};
-  std::vector<std::string> choices = {};  // allowed texts; empty: any text is allowed
-  bool may_be_empty = true;               // whether a text value may be empty
+  std::vector<std::string> choices = {};  // the allowed texts; if empty, any text is allowed
+  bool may_be_empty = true;               // a text value may be empty
 };
 
 std::vector<ConfigField> config_fields(Config& config);

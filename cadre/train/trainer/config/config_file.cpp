@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
 constexpr std::string_view kCommandLine = "command line";
-constexpr size_t kMaxDots = 1000;  // limit per line
+constexpr size_t kMaxDots = 1000;  // the limit for one line
 // Keys of earlier versions, each with its present name.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 1> kRenamedKeys = {
     {{"run.batch_size", "run.global_batch_size"}}};
@@ -73,8 +73,8 @@ size_t line_of_overlong_key(const std::string& text) {
   return 0;
 }
 
-// The treatment of keys of earlier versions: they are read, as in a snapshot, or refused with their
-// present names, as in a user's file.
+// Says how keys of earlier versions are treated: they are read, as in a snapshot, or they are an
+// error that gives their present names, as in a user's file.
 enum class FormerKeys { kRead, kRefused };
 
 // Assigns values to the fields and remembers where each was set, for messages.
@@ -126,7 +126,7 @@ class ConfigReader {
                            key));
     }
     if (auto* const* target = std::get_if<std::string*>(&field.value)) {
-      **target = value;  // verbatim: the shell has removed its quotes
+      **target = value;  // the value is taken as it is, because the shell has removed its quotes
     } else {
       read_value(field, value);
     }

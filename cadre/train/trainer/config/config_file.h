@@ -13,7 +13,7 @@ namespace cadre::train {
 
 // Overrides such as "model.width=256" or "data.path=/tmp/a" replace values of the file, and later
 // overrides replace earlier ones. A text needs no quotes in an override. A key of an earlier
-// version is refused, and the error gives its present name.
+// version is an error, which gives its present name.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides);
 
 // Parses the text of a snapshot. config_text() wrote it, perhaps in an earlier version that had

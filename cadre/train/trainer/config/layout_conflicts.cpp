@@ -147,11 +147,10 @@ std::optional<ConfigConflict> find_unsupported(const Config& config) {
   if (parallel.pipeline == 1) return std::nullopt;
   if (const DataStrategy strategy = data_strategy(parallel);
       strategy == DataStrategy::kZero1 || strategy == DataStrategy::kZero2) {
-    return ConfigConflict{
-        "parallel.strategy",
-        cadre::format("is {}, which the stages of a pipeline do not have: choose ddp, or fsdp, "
-                      "which shards optimizer state and gradients, too",
-                      parallel.strategy)};
+    return ConfigConflict{"parallel.strategy",
+                          cadre::format("is {}, which a pipeline does not support: choose ddp, or "
+                                        "fsdp, which shards optimizer state and gradients, too",
+                                        parallel.strategy)};
   }
   if (parallel.form == "mapped" || parallel.offload != "none") {
     const bool is_mapped = parallel.form == "mapped";

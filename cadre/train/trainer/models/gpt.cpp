@@ -105,7 +105,7 @@ std::optional<std::string> QueryKeyValueImpl::problem_of(const LayerParallelism&
     return "the layer before attention is divided by heads: separate() it, and divide it kColwise";
   }
   if (heads_ % how.group.world_size() == 0) return std::nullopt;
-  return cadre::format("its {} heads of attention are not divided by {} ranks", heads_,
+  return cadre::format("its {} attention heads cannot be divided evenly among {} ranks", heads_,
                        how.group.world_size());
 }
 
@@ -210,7 +210,7 @@ Gpt::Gpt(const Gpt& whole, const GptPart& part)
 
 at::Tensor Gpt::forward(const at::Tensor& data) {
   at::Tensor x = position_embedding_ ? embed(data) : data;
-  at::Tensor load_balance;  // sum over the blocks; undefined without experts
+  at::Tensor load_balance;  // the sum over the blocks; undefined if there are no experts
   for (const auto& block : blocks_) {
     const auto [output, of_block] = block->forward(x);
     x = output;

@@ -91,19 +91,19 @@ class GptBlock : public torch::nn::Module, public ContextParallelLayer {
   at::Tensor attend(const at::Tensor& x);
 
   bool is_recomputed_;
-  std::optional<double> capacity_factor_;  // capacity in training; nullopt: no limit
+  std::optional<double> capacity_factor_;  // the capacity in training; nullopt means no limit
   LayerNorm attention_norm_;
   QueryKeyValue query_key_value_;
   Linear attention_projection_;
   CounterBasedDropout attention_dropout_;
   LayerNorm mlp_norm_;
-  MixtureOfExperts experts_{nullptr};  // null: the next two layers are used
+  MixtureOfExperts experts_{nullptr};  // is null if the next two layers are used
   Linear mlp_expand_{nullptr};
   Linear mlp_projection_{nullptr};
   CounterBasedDropout mlp_dropout_{nullptr};
 };
 
-// Consecutive layers of a Gpt.
+// A part of a Gpt, which consists of consecutive layers.
 struct GptPart {
   int64_t first_block = 0;
   int64_t end_block = 0;
@@ -145,11 +145,11 @@ class Gpt : public LanguageModel, public ContextParallelLayer {
   at::Tensor auxiliary_loss_;
   std::shared_ptr<DropoutStream> stream_;
   Embedding token_embedding_{nullptr};
-  Embedding position_embedding_{nullptr};  // null in a part without embeddings
+  Embedding position_embedding_{nullptr};  // is null in a part without embeddings
   CounterBasedDropout embedding_dropout_{nullptr};
   std::vector<std::shared_ptr<ShardUnit<GptBlock>>> blocks_;
   LayerNorm final_norm_{nullptr};
-  Linear head_{nullptr};  // null if it is tied, and in a part without head
+  Linear head_{nullptr};  // is null if it is tied, and in a part without head
 };
 
 }  // namespace cadre::train

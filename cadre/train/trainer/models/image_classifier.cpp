@@ -13,7 +13,7 @@ namespace {
 namespace nn = torch::nn;
 
 constexpr int64_t kNumPixels = 28 * 28;
-constexpr int64_t kNumFeatures = 9216;  // 64 channels of 12 x 12
+constexpr int64_t kNumFeatures = 9216;  // 64 channels of 12 x 12 pixels
 constexpr int64_t kNumHidden = 128;
 constexpr double kDropoutOfConvolutions = 0.25;
 constexpr double kDropoutOfHidden = 0.5;

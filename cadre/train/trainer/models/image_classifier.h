@@ -31,7 +31,7 @@ class MnistCnn : public Model {
   bool drops() const { return has_dropout_ && is_training(); }
 
   bool has_dropout_;
-  bool is_recomputed_;  // whether the features are recomputed
+  bool is_recomputed_;  // the backward computes the features again
   torch::nn::Conv2d conv1_;
   torch::nn::Conv2d conv2_;
   LinearUnit fc1_;

@@ -20,15 +20,15 @@ namespace cadre::train {
 // The rows of a run's batches that a forward is given, for dropout that depends on the sample.
 struct SampledRows {
   int64_t step = 0;
-  int64_t first = 0;   // index of the first row in the batch of all processes
-  int64_t stride = 1;  // distance from one row to the next
+  int64_t first = 0;   // the index of the first row in the batch of all processes
+  int64_t stride = 1;  // the distance from one row to the next
 };
 
 class Model : public torch::nn::Module {
  public:
   // data: (B, ...); returns (B, ..., classes). B may be 0.
   virtual at::Tensor forward(const at::Tensor& data) = 0;
-  // Called before each forward in training. The rows also hold for its backward.
+  // Called before each forward in training. The rows also apply to the backward of that forward.
   virtual void set_rows(const SampledRows& /*rows*/) {}
   // Returns a term (), with its weight, that is to be added to the loss of the last forward()'s
   // output; undefined if there is none. A second call returns an undefined tensor. Its graph is a

@@ -44,13 +44,13 @@ std::shared_ptr<Model> make_model(const Config& config) {
 
 // Returns the sizes of the states of the optimizers in train/trainer/strategy/optimizer.cpp.
 PlanOptions::Optimizer optimizer_sizes(const OptimizerConfig& config) {
-  const int decay = config.weight_decay > 0 ? 1 : 0;  // a copy of the gradient
+  const int decay = config.weight_decay > 0 ? 1 : 0;  // counts a copy of the gradient
   const int momentum = config.momentum > 0 ? 1 : 0;
   if (config.kind == "sgd") return {.states = momentum};
   if (config.kind == "adagrad") return {.states = 1};
   if (config.kind == "rmsprop") return {.states = 1 + momentum, .temporaries = 1 + decay};
   if (config.kind == "adadelta") return {.states = 2, .temporaries = 2 + decay};
-  return {.states = 2};  // Adam and AdamW
+  return {.states = 2};  // is for Adam and AdamW
 }
 
 PlanOptions plan_options(const Config& config, const Processes& processes) {

@@ -25,10 +25,10 @@ struct Processes {
 ModelSizes sizes_of_model(const Config& config);
 
 struct NamedPlan {
-  std::string name = {};   // "fsdp, after_backward", "ddp, tensor 2"
-  bool is_chosen = false;  // whether the configuration chooses this plan
+  std::string name = {};   // for example "fsdp, after_backward" or "ddp, tensor 2"
+  bool is_chosen = false;  // the configuration chooses this plan
   int num_processes = 1;
-  MemoryPlan plan;  // plan of the process with the largest part of the model
+  MemoryPlan plan;  // the plan of the process with the largest part of the model
   DivisionTraffic division = {};
 };
 

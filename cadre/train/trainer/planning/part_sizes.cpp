@@ -90,7 +90,7 @@ class StagesOfRank {
   }
 
  private:
-  std::vector<int> holders_ = {0};  // the rank of each stage
+  std::vector<int> holders_ = {0};  // holders_[s] is the rank of stage s
   std::optional<int64_t> num_microbatches_;
   int rank_;
   bool is_tied_;

@@ -13,10 +13,10 @@ namespace cadre::train {
 namespace {
 
 struct HeldColumn {
-  const char* key;  // key in plans_json()
+  const char* key;  // the key in plans_json()
   const char* title;
   int64_t HeldBytes::*bytes;
-  std::string_view meaning = {};  // empty: the title needs no explanation
+  std::string_view meaning = {};  // is empty if the title needs no explanation
 };
 constexpr std::array<HeldColumn, 7> kHeldColumns{
     HeldColumn{"parameters", "parameters", &HeldBytes::parameters},

@@ -137,9 +137,9 @@ std::optional<std::string> set_later_aside(SnapshotFolder& snapshots, int64_t st
   return folder;
 }
 
-// Called for a run that continues from a snapshot that is below its folder, but not one of its own.
-// After a crash at any time run.resume=auto continues from that snapshot; before the first record
-// is written, as if this had not been called.
+// Called for a run that continues from a snapshot below its folder that is not one of its own.
+// After a crash at any time run.resume=auto continues from that snapshot. If the crash comes before
+// the first record is written, the folder is as if this had not been called.
 std::optional<std::string> continue_from_below(SnapshotFolder& snapshots, const BranchPoint& start,
                                                const std::string& relative) {
   const std::string& run_path = snapshots.run_folder();
@@ -205,7 +205,7 @@ void RunFolder::lock() {
     check(error, cadre::format("create {}", path_));
     lock_.emplace(os::LockedFile::open(path_ + "/" + kLockName, os::LockedFile::kReadableByAll)
                       .value_or_throw());
-    // On a file system without locks no run is refused.
+    // On a file system without locks every run is accepted.
     const Result<bool> is_ours = lock_->try_lock();
     if (is_ours.ok() && !*is_ours) {
       lock_.reset();
@@ -217,8 +217,8 @@ void RunFolder::lock() {
     break;
   }
   const std::string owner = own_name();
-  // If the owner cannot be written because the disk is full, other runs are still refused, without
-  // its name.
+  // If the owner cannot be written because the disk is full, other runs still get an error, without
+  // the owner's name.
   (void)lock_->truncate(0);
   (void)lock_->append_at(0, std::as_bytes(std::span(owner)));
 }

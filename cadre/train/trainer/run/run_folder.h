@@ -50,12 +50,12 @@ class RunFolder {
   RunFolder& operator=(const RunFolder&) = delete;
 
   struct Moved {
-    std::string earlier_run;  // its new name; empty if there was none
+    std::string earlier_run;  // the new name of the earlier run; empty if there was none
     // The folder with the snapshots of later steps and a copy of the metrics; nullopt if there were
     // none.
     std::optional<std::string> abandoned;
   };
-  // Prepares the folder for the steps after `start`; nullopt: for all steps.
+  // Prepares the folder for the steps after `start`, or for all steps if `start` is nullopt.
   // - If `start` is a snapshot of this run: moves snapshots of later steps to a folder of the run;
   // no later start continues from them. If the best snapshot is among them, marks the best one of
   // the rest.
@@ -76,7 +76,8 @@ class RunFolder {
   void lock();
 
   std::string path_;
-  std::vector<std::filesystem::path> created_;  // the deepest first
+  // The created folders, of which the deepest comes first.
+  std::vector<std::filesystem::path> created_;
   std::optional<os::LockedFile> lock_;
 };
 

@@ -109,7 +109,8 @@ SnapshotParts states_in(const std::string& path, const std::vector<SnapshotTenso
     const auto parameter =
         std::ranges::find(parameters, name.substr(0, name.rfind('.')), &SnapshotTensor::name);
     if (parameter == parameters.end() || (shape.empty() && !parameter->sizes.empty())) {
-      // The state is one value for the whole parameter, or the optimizer will refuse it by name.
+      // The state is one value for the whole parameter, or the optimizer will throw an error that
+      // names it.
       const at::ScalarType dtype = scalar_type_of(file.find(name)->dtype).value_or(at::kFloat);
       states.parameters.push_back(whole_tensor(name, at::empty(shape, dtype)));
       continue;
@@ -171,8 +172,8 @@ void Resumption::restore_generator(Rank rank) const {
   try {
     generator.set_state(state);
   } catch (const c10::Error& error) {
-    throw_wrong_generator(
-        cadre::format("the state of a generator is refused: {}", error.what_without_backtrace()));
+    throw_wrong_generator(cadre::format("the state of a random generator cannot be loaded: {}",
+                                        error.what_without_backtrace()));
   }
 }
 

@@ -1,5 +1,6 @@
-// The record of a snapshot from which a run continues, but which is not one of its own. Until the
-// run has written a later snapshot, run.resume=auto continues from the recorded one again.
+// Stores, in the folder of a run, the snapshot from which the run continues if that snapshot is
+// none of the run's own. Until the run has written a later snapshot, run.resume=auto continues from
+// the stored one again.
 //
 // Threads: rank 0 writes; any rank reads. Blocking: reads and writes a disk. Lifetime: plain
 // values. Errors: kCorruption for a damaged record; kInvalidArgument if the snapshot no longer
@@ -20,7 +21,8 @@ struct RunOrigin {
   // Steps of snapshots of the run that must still be set aside, because they belong to another
   // branch.
   std::vector<int64_t> abandoned;
-  std::string snapshot;  // relative to the folder of the run if it is below that
+  // The path, relative to the folder of the run if the snapshot is below that.
+  std::string snapshot;
 
   friend bool operator==(const RunOrigin&, const RunOrigin&) = default;
 

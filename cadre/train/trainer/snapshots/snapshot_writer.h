@@ -25,9 +25,9 @@ namespace cadre::train {
 // The end of a run whose last step has no snapshot.
 struct UnsavedEnd {
   int64_t step = 0;
-  int64_t saved_step = -1;  // step of the last snapshot; -1: there is none
+  int64_t saved_step = -1;  // the step of the last snapshot; -1 if there is none
   std::string run_folder;
-  Error cause;  // why the snapshot of `step` failed
+  Error cause;  // says why the snapshot of `step` failed
 };
 // Returns the error with which the run ends: the steps, and what to do about the cause.
 Error unsaved_end(const UnsavedEnd& end);
@@ -62,7 +62,7 @@ class SnapshotWriter {
   SnapshotFolder folder_;
   ProcessGroup world_;
   Strategy& strategy_;
-  std::unique_ptr<SnapshotSaver> saver_;  // null if whole files are written
+  std::unique_ptr<SnapshotSaver> saver_;  // is null if whole files are written
   std::optional<Outcome> begun_;
 };
 

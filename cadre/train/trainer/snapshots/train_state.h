@@ -34,13 +34,13 @@ inline constexpr int kFirstFormatWithDigests = 3;
 inline constexpr int kFirstFormatInParts = 4;
 
 struct TrainState {
-  int format = 0;    // format of the snapshot
-  int64_t step = 0;  // number of updates done
+  int format = 0;    // the format of the snapshot
+  int64_t step = 0;  // the number of updates done
   LoaderPosition loader;
   DataIdentity data;  // must be equal in a resumed run
   // The lowest held-out loss so far; nullopt before the first evaluation.
   std::optional<double> best_held_out_loss;
-  std::string bucket_layout;  // empty in a group of one, and before the first step
+  std::string bucket_layout;  // is empty in a group of one, and before the first step
   // The states of the ranks' default generators, in rank order: (bytes) uint8.
   std::vector<at::Tensor> generators;
   std::string config;  // the configuration as TOML

@@ -60,7 +60,7 @@ ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr
     token_group_ = context_->group();
   }
   for (const auto& part : parts) {
-    std::vector<PlanEntry> plan;  // empty: the model is not divided
+    std::vector<PlanEntry> plan;  // is empty if the model is not divided
     if (parallel.tensor > 1) {
       part->separate_heads();
       plan = part->plan(parallel.sequence);

@@ -53,10 +53,11 @@ class ModelDivision {
   // Sums gradients along cp, because the backward has computed them for the tokens of this process
   // only.
   void sum_gradients(const std::vector<at::Tensor>& parameters) const;
-  // Does the same with the gradients of the records of a strategy, and also sums along ep.
+  // Does the same with the gradients of the ParameterShards of a strategy, and also sums along ep.
   void sum_gradients(const std::vector<ParameterShard>& records) const;
 
-  // Returns the records as parts of a snapshot, with the names and shapes of the plain model.
+  // Returns the ParameterShards as parts of a snapshot, with the names and shapes of the plain
+  // model.
   SnapshotParts snapshot_parts(const std::vector<ParameterShard>& records) const;
 
  private:
@@ -64,12 +65,13 @@ class ModelDivision {
   int64_t num_tokens_;
   int64_t vocabulary_;
   bool pads_;
-  std::vector<std::string> reduced_axes_;  // axes of the strategy
+  std::vector<std::string> reduced_axes_;  // the axes of the strategy
   std::optional<ContextParallel> context_;
   std::optional<ExpertParallel> experts_;
   // Processes with different tokens of the loss.
   std::optional<ProcessGroup> token_group_;
-  std::map<std::string, int64_t> num_dims_;  // by parameter of the plain model
+  // The number of dimensions; the key is the name in the plain model.
+  std::map<std::string, int64_t> num_dims_;
   std::vector<ParameterShard> records_;
 };
 

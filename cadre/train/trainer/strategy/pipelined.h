@@ -52,10 +52,13 @@ class Pipelined final : public Strategy {
   std::unique_ptr<Pipeline> pipeline_;
   StageTimes times_;
   SampledRows rows_;
-  std::vector<ParameterShard> records_;  // records of all stages; the same list on all processes
-  // Tied weights that two stages of one process have: the record in records_, and the other record.
+  // The ParameterShards of all stages, which are the same list on all processes.
+  std::vector<ParameterShard> records_;
+  // Tied weights that two stages of one process have: the ParameterShard in records_, and the other
+  // one.
   std::vector<std::pair<ParameterShard, ParameterShard>> copies_;
-  std::unique_ptr<torch::optim::Optimizer> optimizer_;  // optimizer of the parameters of records_
+  // The optimizer of the parameters of records_.
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
 }  // namespace cadre::train

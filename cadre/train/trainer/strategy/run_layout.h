@@ -27,7 +27,8 @@ namespace cadre::train {
 // The number of processes along each axis. Their product is the number of processes.
 struct Degrees {
   int pipeline = 1;
-  int data = 1;    // along the axes of parallel.strategy; these processes have different rows
+  // The number of processes along the axes of parallel.strategy, which have different rows.
+  int data = 1;
   int expert = 1;  // these processes also have different rows
   int context = 1;
   int tensor = 1;
@@ -60,7 +61,7 @@ PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees)
 struct RunLayout {
   ProcessGroup world;
   Degrees degrees;
-  // nullopt: all processes have the whole layers, and no layer communicates.
+  // If nullopt, all processes have the whole layers, and no layer communicates.
   std::optional<DeviceMesh> mesh;
   DataRanks data;  // if the group is not set, all processes have the same rows
 };

@@ -170,8 +170,8 @@ TEST(RunLayout, MicrobatchesDivideTheBatchAndSuitTheSchedule) {
 
 TEST(RunLayout, WhatAPipelineDoesNotHaveIsRefused) {
   EXPECT_EQ(refusal({.strategy = "zero1", .pipeline = 2}, 4),
-            "parallel.strategy is zero1, which the stages of a pipeline do not have: choose ddp, "
-            "or fsdp, which shards optimizer state and gradients, too");
+            "parallel.strategy is zero1, which a pipeline does not support: choose ddp, or fsdp, "
+            "which shards optimizer state and gradients, too");
   EXPECT_EQ(refusal({.strategy = "fsdp", .form = "mapped", .pipeline = 2}, 4),
             "parallel.form is mapped, but the shards of a pipeline's stages are gathered, and kept "
             "in memory: choose parallel.form=auto");

@@ -32,11 +32,11 @@ class StageTimes {
 
   // Adds the times of one step; they are zero for the stages of other processes.
   void add(std::span<const Duration> of_step, int64_t num_microbatches);
-  // Collective. Returns the same on all processes; empty before the first step.
+  // Collective. Returns the same on all processes. The result is empty before the first step.
   std::vector<StageTime> of_all_processes(const ProcessGroup& world) const;
 
  private:
-  std::vector<Duration> totals_;  // by stage
+  std::vector<Duration> totals_;  // has one time for each stage
   int64_t num_microbatches_ = 0;
 };
 

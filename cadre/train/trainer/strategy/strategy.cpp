@@ -152,8 +152,8 @@ at::ScalarType dtype_of(const std::string& name) {
   return to_scalar_type(parse_dtype(name).value());
 }
 
-// With experts, gradients are sums, because the loss of each rank is divided by the tokens of all
-// ranks.
+// If the model has experts, gradients are sums, because the loss of each rank is divided by the
+// tokens of all ranks.
 GradientWeighting weighting_of(const Config& config) {
   return config.model.experts > 0 ? GradientWeighting::kSum : GradientWeighting::kSamples;
 }

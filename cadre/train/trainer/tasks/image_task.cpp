@@ -17,7 +17,8 @@
 namespace cadre::train {
 namespace {
 
-constexpr int64_t kSide = 28;  // pixels of each side of the images that the models take
+// The number of pixels of each side of the images that the models take.
+constexpr int64_t kSide = 28;
 
 // Splits one dataset into its first and its last samples.
 template <typename D>
@@ -94,7 +95,8 @@ void ImageTask::open_mnist() {
 
 void ImageTask::make_synthetic() {
   const SyntheticImages all({.num_samples = config_.data.samples, .size = kSide});
-  identity_ = {.size = all.size(), .fingerprint = 0};  // the data depend only on the options
+  // The fingerprint is 0 because the data depend only on the options.
+  identity_ = {.size = all.size(), .fingerprint = 0};
   std::tie(training_data_, held_out_data_) = split(all, config_.data.held_out);
 }
 

@@ -19,9 +19,9 @@
 
 namespace cadre::train {
 
-// Identifies the data; a resumed run must have the same.
+// Identifies the data. A resumed run must have the same data.
 struct DataIdentity {
-  int64_t size = 0;  // number of tokens of a text, else of samples
+  int64_t size = 0;  // the number of tokens of a text, else of samples
   uint64_t fingerprint = 0;
 
   friend bool operator==(const DataIdentity&, const DataIdentity&) = default;
@@ -53,7 +53,7 @@ class Task {
   // Returns text that the model generates at the end of a run; empty if it generates none.
   virtual std::string sample(const Inference& infer) const = 0;
 
-  // Texts for messages: the data, such as "8000 images of mnist", and the unit of the speed,
+  // Return texts for messages: the data, such as "8000 images of mnist", and the unit of the speed,
   // "tokens" or "samples".
   virtual std::string data_text() const = 0;
   virtual std::string_view item_name() const = 0;
@@ -62,7 +62,7 @@ class Task {
 
 // REQUIRES: a configuration without conflicts (find_conflict).
 std::unique_ptr<Task> make_task(const Config& config, Deadline deadline);
-// The task of each kind of data.
+// Make the task of each kind of data.
 std::unique_ptr<Task> make_image_task(const Config& config);
 std::unique_ptr<Task> make_text_task(const Config& config, Deadline deadline);
 

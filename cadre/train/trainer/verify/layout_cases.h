@@ -19,7 +19,7 @@ struct ImpossibleLayout {
   // Settings with which it can run, such as "model.layers=6", if small changes of the model or the
   // batch suffice; otherwise empty.
   std::string change;
-  bool is_own = false;  // whether it is the layout of the configuration itself
+  bool is_own = false;  // it is the layout of the configuration itself
 };
 
 struct LayoutCases {
