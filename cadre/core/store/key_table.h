@@ -84,7 +84,7 @@ class KeyTable {
     size_t cursor = 0;
     Kind kind = Kind::kKeys;
     Wake wake = Wake::kAlways;
-    int64_t num_arrivals = 0;  // of a barrier
+    int64_t num_arrivals = 0;  // the ranks that have arrived at a barrier
   };
   // An item that was given to a ticket, which has not taken it yet.
   struct Delivery {
@@ -92,8 +92,8 @@ class KeyTable {
     std::string item;
   };
 
-  // For every key and queued item the table counts this many bytes beside the item's own, so that a
-  // limit on bytes limits memory.
+  // The table counts this many bytes for every key and queued item, beside the item's own, so that
+  // a limit on bytes limits memory.
   static constexpr size_t kEntryBytes = 64;
 
   Status reserve(const std::string& key, size_t old_bytes, size_t new_bytes);

@@ -19,8 +19,8 @@
 // add_param_group(), which hide those of the base class, because torch::optim silently gives such a
 // group the defaults. The message has the parameter's index, counted through all groups from 0, and
 // its name if the optimizer was created from named parameters. A parameter without a gradient is
-// skipped. Version counters are bumped, so that autograd detects a backward through a forward before
-// the step; torch::optim::SGD does not do that. Source: torch.optim with fused=True.
+// skipped. Version counters are bumped, so that autograd detects a backward through a forward
+// before the step; torch::optim::SGD does not do that. Source: torch.optim with fused=True.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -34,8 +34,8 @@ struct TextCorpusOptions {
   // files if it is empty. Binary files (a NUL byte among the first 8000, git's rule) and hidden
   // files are always skipped.
   std::vector<std::string> suffixes = {};
-  std::vector<std::string> skipped_folders = {};  // names of folders that are skipped anywhere below the
-                                             // folder, such as "site-packages"
+  std::vector<std::string> skipped_folders = {};  // names of folders that are skipped anywhere
+                                                  // below the folder, such as "site-packages"
   // A text of at most this size is kept in memory, so that changes of its files have no effect.
   uint64_t max_bytes_in_memory = 64 << 20;
 };
