@@ -15,7 +15,7 @@
 // - `Device`, `DeviceType`: the device whose memory a buffer is in.
 // - `EnumSet`: a set of values of an enumeration.
 // - `Duration`, `TimePoint`, `Deadline`: a time span, a point in time, and the end of a wait.
-// - `to_duration()`: any std::chrono time span as a `Duration`, at most the longest one.
+// - `to_duration()`: any time span of std::chrono in nanoseconds; the longest one if it is longer.
 // - `Fingerprint`: 16 bytes that describe an operation and that ranks compare.
 // - `kDefaultOperationTimeout`: and the other default timeouts, each with the calls that it covers.
 //
