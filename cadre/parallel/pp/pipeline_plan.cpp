@@ -67,8 +67,8 @@ std::optional<Error> check_shards(const std::vector<PipelineStage>& stages,
       if (is_new || known->second == stage.stage()) continue;
       return pipeline_refusal(
           format("\"{}\" of stage {} is also a parameter of stage {}, and sharded stages are "
-                 "gathered one by one; give each stage a tensor of its own, and call "
-                 "tie_parameters()",
+                 "gathered one by one; take a schedule that has the two stages on different ranks, "
+                 "or give each stage a tensor of its own, and call tie_parameters()",
                  parameter.name, stage.stage(), known->second));
     }
   }

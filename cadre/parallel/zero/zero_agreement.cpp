@@ -1,4 +1,5 @@
 // The checks and agreements of the ranks of a ZeroRedundancyOptimizer before anything changes.
+#include <ATen/ops/empty.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>

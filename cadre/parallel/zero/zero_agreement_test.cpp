@@ -116,6 +116,9 @@ TEST(ZeroAgreement, RefusesStatesOfOtherStepsOnAllRanks) {
     require(states.size() == 4, "four states");
     if (group.rank() == 1) states[2].scalars[0].tensor = torch::tensor(int64_t{7});
     output = failure_of([&] { zero.load_state_dict(states); });
+    for (const ParameterState& state : zero.state_dict()) {
+      require(state.scalars[0].tensor.item<int64_t>() == 1, "the state from before");
+    }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) {

@@ -179,8 +179,13 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   // `only_on`, in which case the others get an empty list. Learning rates and other options are not
   // part of it. Collective.
   std::vector<ParameterState> state_dict(std::optional<int> only_on = {}) const {
+    const int num_ranks = core().group().world_size();
+    if (only_on && (*only_on < 0 || *only_on >= num_ranks)) {
+      core_->refuse("state_dict() is called for rank " + std::to_string(*only_on) +
+                    ", expected one from 0 to " + std::to_string(num_ranks - 1));
+    }
     std::vector<ParameterState> states;
-    const bool is_kept = !only_on || core().group().rank() == *only_on;
+    const bool is_kept = !only_on || core_->group().rank() == *only_on;
     check_states_alike();
     for (size_t k = 0; k < core_->buckets().size(); ++k) {
       for (ParameterState& state : gathered_states(k)) {
@@ -204,11 +209,12 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
         loaded.push_back(std::move(part));
       }
     });
-    local_->state().clear();
+    optim_state::SetAside earlier(*local_);
     for (auto& [leaf, state] : loaded) {
       local_->state()[leaf.unsafeGetTensorImpl()] = std::move(state);
     }
     check_states_alike();
+    earlier.keep_loaded();
   }
 
   void save(torch::serialize::OutputArchive& archive) const override {

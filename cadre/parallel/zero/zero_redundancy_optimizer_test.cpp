@@ -161,11 +161,11 @@ TEST(ZeroRedundancyOptimizer, RefusesAStateOfOthers) {
               HasSubstr("\"fc\", which does not belong to this"));
   EXPECT_THAT(
       refusal({.parameter = "in.weight", .tensors = {{"momentum_buffer", ones}}, .scalars = step}),
-      HasSubstr("has 1 tensors, of which 0 are"));
+      HasSubstr("has 1 tensors, of which this optimizer has 0"));
   EXPECT_THAT(refusal({.parameter = "in.weight",
                        .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}, {"sum", ones}},
                        .scalars = step}),
-              HasSubstr("has 3 tensors, of which 2 are"));
+              HasSubstr("has 3 tensors, of which this optimizer has 2"));
   EXPECT_THAT(
       refusal({.parameter = "in.weight", .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}}}),
       HasSubstr("has no step"));
@@ -185,6 +185,9 @@ TEST(ZeroRedundancyOptimizer, RefusesAStateOfOthers) {
   EXPECT_TRUE(zero.state_dict().empty());
   zero.load_state_dict(std::vector<ParameterState>{given});
   EXPECT_EQ(zero.state_dict().size(), 1U);
+  for (const int rank : {-1, 1}) {
+    EXPECT_THAT(failure_of([&] { zero.state_dict(rank); }), HasSubstr("expected one from 0 to 0"));
+  }
   zero.load_state_dict({});  // an empty list removes the state of the parameter
   EXPECT_TRUE(zero.state_dict().empty());
 }

@@ -1,5 +1,6 @@
 #include "cadre/parallel/pp/layered/layered_pipeline.h"
 
+#include <c10/core/UndefinedTensorImpl.h>
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
 
@@ -56,9 +57,37 @@ class StageOfLayers : public torch::nn::Module {
     return x;
   }
 
+  // Lets a backward throw that reaches this parameter, which only another rank has, as long as this
+  // stage exists. Does not keep the parameter.
+  void refuse_use_of(const NamedTensor& parameter, int stage) {
+    if (!parameter.tensor.requires_grad() || is_deferred(parameter.tensor)) return;
+    const unsigned hook = parameter.tensor.register_hook(
+        [name = parameter.name, stage](const at::Tensor& gradient) -> at::Tensor {
+          static_cast<void>(gradient);
+          throw pipeline_refusal(
+              format("a layer of this rank uses \"{}\" of stage {}, which another rank has and "
+                     "trains, without having registered it; register the tensor in both layers, or "
+                     "let the layer be a cadre::SharingModule",
+                     name, stage));
+        });
+    refused_.emplace_back(parameter.tensor.getIntrusivePtr(), hook);
+  }
+
+  ~StageOfLayers() override {
+    for (const auto& [parameter, hook] : refused_) {
+      if (auto alive = parameter.lock()) at::Tensor(std::move(alive)).remove_hook(hook);
+    }
+  }
+  StageOfLayers() = default;
+  StageOfLayers(const StageOfLayers&) = delete;
+  StageOfLayers& operator=(const StageOfLayers&) = delete;
+
  private:
   std::vector<torch::nn::AnyModule> layers_;
   int num_shared_ = 0;
+  std::vector<
+      std::pair<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>, unsigned>>
+      refused_;
 };
 
 // Returns the rank of each stage. Throws for a schedule of unknown name. The constructor of
@@ -207,6 +236,27 @@ void check_apart(const std::vector<std::shared_ptr<StageOfLayers>>& stages,
   }
 }
 
+// Refuses the parameters that none of this rank's stages has.
+void refuse_use_of_others(const std::vector<std::shared_ptr<StageOfLayers>>& stages,
+                          const std::vector<int>& rank_of_stage, int rank) {
+  std::set<const c10::TensorImpl*> own;
+  StageOfLayers* first = nullptr;
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    if (rank_of_stage[stage] != rank) continue;
+    if (first == nullptr) first = stages[stage].get();
+    for (const NamedTensor& parameter : distinct_parameters(*stages[stage])) {
+      own.insert(parameter.tensor.unsafeGetTensorImpl());
+    }
+  }
+  if (first == nullptr) return;
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    for (const NamedTensor& parameter : distinct_parameters(*stages[stage])) {
+      if (!own.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
+      first->refuse_use_of(parameter, static_cast<int>(stage));
+    }
+  }
+}
+
 // Returns a digest of the names and sizes of the parameters of all stages.
 uint64_t digest_of(const std::vector<std::shared_ptr<StageOfLayers>>& stages) {
   Fnv1a hash;
@@ -255,6 +305,7 @@ Pipeline pipeline_of(const torch::nn::SequentialImpl& layers, const Ranks& ranks
   }
   Pipeline pipeline(own, ranks, options);
   for (const std::vector<StageParameter>& parameters : ties) pipeline.tie_parameters(parameters);
+  refuse_use_of_others(modules, rank_of_stage, group.rank());
   return pipeline;
 }
 

@@ -9,8 +9,8 @@
 // keep the names that they have in the whole model, so snapshots load into the plain model and
 // under any other number of stages. A tensor that layers of several stages have registered, and
 // what a layer uses of another one as a SharingModule does, is tied: Pipeline::tie_parameters().
-// A layer that uses a parameter of another stage in any other way is not noticed: it computes with
-// its rank's copy, which nothing updates. Buffers are not tied: each rank has its own.
+// A step in which a layer uses a parameter of another rank in any other way throws. Buffers are not
+// tied: each rank has its own.
 //
 // Every rank constructs the whole model, which may be divided by parallelize_module() before. The
 // pipeline keeps the layers of its own stages; the memory of the others is released with the

@@ -208,6 +208,40 @@ TEST(LayeredPipeline, TensorsOfTwoRanksThatShareMemoryAreRefused) {
   }
 }
 
+// Multiplies by a weight that another layer has registered.
+struct Borrower : torch::nn::Module {
+  explicit Borrower(Tensor given) : weight(std::move(given)) {}
+  Tensor forward(const Tensor& x) { return x.matmul(weight); }
+  Tensor weight;
+};
+
+// The rank of the second layer would compute with a copy that nothing trains.
+TEST(LayeredPipeline, AWeightThatALayerUsesWithoutRegisteringItIsNoticed) {
+  const Tensor x = torch::ones({2, 2});
+  const auto square = [](const Tensor& output, const Tensor& target) {
+    return torch::mse_loss(output, target);
+  };
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const torch::nn::Linear layer(2, 2);
+    torch::nn::Sequential model(layer, torch::nn::Tanh(), Borrower(layer->weight),
+                                torch::nn::Linear(2, 2));
+    {
+      // The rank of the borrower has the weight, too.
+      Pipeline pipeline = pipeline_of(*model, group, {}, {.layers_per_stage = {3, 1}});
+      pipeline.step(x, x, square);
+    }
+    {
+      Pipeline pipeline = pipeline_of(*model, group);
+      const std::string failure = failure_of([&] { pipeline.step(x, x, square); });
+      require(
+          failure.find("uses \"0.weight\" of stage 0, which another rank has") != std::string::npos,
+          failure);
+    }
+    model->forward(x).sum().backward();  // without the pipeline the model is plain again
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(LayeredPipeline, OnlyTheStagesOfTheRankAreMaterialized) {
   const torch::nn::Sequential plain = make_gpt();
   std::vector<torch::nn::Sequential> models;
