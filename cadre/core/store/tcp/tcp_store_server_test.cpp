@@ -2,7 +2,10 @@
 // descriptors.
 #include "cadre/core/store/tcp/tcp_store_server.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -247,22 +250,39 @@ TEST_F(TcpStoreServerTest, AForkedChildDoesNotEndTheServer) {
   EXPECT_LT(cpu_ns, 50'000'000);
 }
 
-// The server takes an item back that it was about to give to a client that has ended or given up.
+// The push and the end of the client wait in the queues of a stopped server. It gives the item to
+// no client that has ended.
 TEST_F(TcpStoreServerTest, AnItemIsNotSentToAClientThatHasEnded) {
-  const auto server = start();
-  const auto store = connect(*server).value_or_throw();
-  for (int i = 0; i < 20; ++i) {
-    auto other = connect(*server).value_or_throw();
-    // It cancels at its deadline, in the middle of the pushes.
-    const auto popper = system_->spawn("popper", [&] {
-      const auto item = other->queue_pop("q", system_->deadline_in(milliseconds(3)));
-      if (item.ok()) EXPECT_TRUE(store->queue_push("q", *item, soon()).ok());
-    });
-    system_->make_waiter()->park(system_->deadline_in(milliseconds(3)));
-    EXPECT_TRUE(store->queue_push("q", "item", soon()).ok());
-    popper->join();
-    EXPECT_EQ(store->queue_pop("q", soon()).value(), "item");
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
+  const pid_t host = ::fork();
+  ASSERT_GE(host, 0);
+  if (host == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const auto server = start();
+    const uint16_t port = server->address().port;
+    static_cast<void>(::write(pipe[1], &port, sizeof(port)));
+    ::pause();
   }
+  TcpStoreOptions options{.address = {os::Address::Kind::kTcp, "127.0.0.1", 0}, .token = "secret"};
+  ASSERT_EQ(::read(pipe[0], &options.address.port, sizeof(uint16_t)), 2);
+  const auto store = TcpStore::connect(*system_, options, soon()).value_or_throw();
+  auto other = TcpStore::connect(*system_, options, soon()).value_or_throw();
+  const auto popper = system_->spawn("popper", [&] {
+    EXPECT_FALSE(other->queue_pop("q", system_->deadline_in(milliseconds(300))).ok());
+    other.reset();
+  });
+  system_->make_waiter()->park(system_->deadline_in(milliseconds(100)));
+  ::kill(host, SIGSTOP);
+  EXPECT_FALSE(store->queue_push("q", "item", system_->deadline_in(milliseconds(1))).ok());
+  popper->join();
+  ::kill(host, SIGCONT);
+  const auto item = store->queue_pop("q", system_->deadline_in(seconds(5)));
+  EXPECT_TRUE(item.ok() && *item == "item");
+  ::kill(host, SIGKILL);
+  int status = 0;
+  ::waitpid(host, &status, 0);
+  for (const int end : pipe) ::close(end);
 }
 
 TEST_F(TcpStoreServerTest, AServerEndsAlthoughTheProgramHasClosedItsDescriptors) {
