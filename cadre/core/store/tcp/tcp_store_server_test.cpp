@@ -274,13 +274,15 @@ TEST_F(TcpStoreServerTest, AnItemIsNotSentToAClientThatHasEnded) {
   });
   system_->make_waiter()->park(system_->deadline_in(milliseconds(100)));
   ::kill(host, SIGSTOP);
+  int status = 0;
+  ::waitpid(host, &status, WUNTRACED);  // until all threads have stopped
+  ASSERT_TRUE(WIFSTOPPED(status));
   EXPECT_FALSE(store->queue_push("q", "item", system_->deadline_in(milliseconds(1))).ok());
   popper->join();
   ::kill(host, SIGCONT);
   const auto item = store->queue_pop("q", system_->deadline_in(seconds(5)));
   EXPECT_TRUE(item.ok() && *item == "item");
   ::kill(host, SIGKILL);
-  int status = 0;
   ::waitpid(host, &status, 0);
   for (const int end : pipe) ::close(end);
 }
