@@ -69,7 +69,7 @@ void check_table(KeyTable& table) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace cadre;
   if (size == 0) return 0;
-  KeyTable table(store::kTableBytes);
+  store::KeyTable table(store::kTableBytes);
   wire::StreamBuffer in;
   std::optional<store::Session> session;
   // The lowest bit of the first byte selects the client; the next bit selects whether a valid
