@@ -72,7 +72,6 @@ void forward(int signal, int supervisor) {
 }
 
 int guard(int supervisor) {
-  become_subreaper();
   SignalListener signals(kForwarded);
   PidFd ended(supervisor);
   std::array<PollItem, 2> items{PollItem{.target = &ended, .want_read = true},
@@ -105,6 +104,9 @@ int run_guarded(const std::function<int(Pollable& guardian_gone)>& body) {
   auto life = make_pipe();
   if (!life.ok()) throw life.error();
   hold_forwarded_signals();
+  // Called before the fork: the supervisor may have started workers and been killed before this
+  // process runs again. The supervisor does not inherit it.
+  become_subreaper();
   const int supervisor = ::fork();
   if (supervisor < 0) throw errno_error(ErrorCode::kUnavailable, "start a process", errno);
   if (supervisor > 0) {
