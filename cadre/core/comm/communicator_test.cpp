@@ -223,7 +223,7 @@ TEST_P(CommunicatorTest, SizesOfAnotherNumberOfElementsAreRefused) {
     };
     require(reduce_as({2, 4}) ==
                 format("kInvalidArgument: all_reduce on group \"world\", rank {}: the shape has 8 "
-                       "elements, but the buffer that is compared between ranks has 6",
+                       "elements, but the buffer of this shape has 6; pass a shape that fits",
                        context.rank),
             reduce_as({2, 4}));
     require(reduce_as({2, 3}).empty(), "as many as the buffer has");

@@ -277,10 +277,11 @@ TEST(ExchangeCallsRefusal, BuffersThatOverlapButNotInPlaceAreRefused) {
     const Bytes shifted = Bytes(wide).subspan(8);
     const Bytes slice = Bytes(wide).subspan(4, 8);  // does not match the slice of any rank
     const std::string both =
-        "overlap, but not in place, where both are the same; pass separate buffers";
+        "overlap, but not in place (in place means that both are the same memory); pass separate "
+        "buffers";
     const std::string shorter =
-        "overlap, but not in place, where the shorter one is this rank's slice of the other; pass "
-        "separate buffers";
+        "overlap, but not in place (in place means that the shorter one is this rank's slice of "
+        "the other); pass separate buffers";
     expect([&] { group.all_reduce(whole, shifted, DType::kUint8, ReduceOp::kSum); },
            "all_reduce: the input and the output " + both);
     expect([&] { group.reduce(shifted, whole, DType::kUint8, ReduceOp::kSum, me); },
