@@ -143,7 +143,7 @@ TEST(OwnThread, ACallbackCannotCloseTheGroup) {
       const std::string failure =
           failure_of([&] { same->close(same->system().deadline_in(seconds(1))); });
       require(failure.starts_with("kInvalidArgument: close on group \"world\"") &&
-                  failure.find("which the group would wait for") != std::string::npos,
+                  failure.find("for which close() would wait") != std::string::npos,
               failure);
     });
     group->close(group->system().deadline_in(seconds(20)));

@@ -1,10 +1,10 @@
 // The sends, receives and additions of one rank in one collective, as a value.
 //
 // Threads: plain values. Blocking: never. Errors: none; each function says what it REQUIRES. A
-// Schedule is a pure function of its ScheduleKey: it can be printed, tested without any network, and
-// its cost can be computed. It counts elements and knows neither bytes nor dtypes.
-// Numerics: the Schedule contains the order of additions (docs/decisions/0005-net-engine.md), and
-// all ranks end with identical bits.
+// Schedule is a pure function of its ScheduleKey: it can be printed, tested without any network,
+// and its cost can be computed. It counts elements and knows neither bytes nor dtypes. Numerics:
+// the Schedule contains the order of additions (docs/decisions/0005-net-engine.md), and all ranks
+// end with identical bits.
 #pragma once
 
 #include <cstdint>
