@@ -57,7 +57,8 @@ void PointToPoint::post_receive(Peer& peer, const Handle& message) {
   peer.receives.push_back(message);
 }
 
-// If several ranks have sent a message, takes that of the lowest rank.
+// Posts a receive from any rank. If several ranks have already sent a matching message, takes that
+// of the lowest rank.
 void PointToPoint::post_receive_from_any(const Handle& message) {
   pending_.push_back(message);
   for (Peer& peer : peers_) {
@@ -182,9 +183,10 @@ Status PointToPoint::handle_header(Peer& peer, const MessageHeader& header) {
     auto& waiting = header.kind == Kind::kClear ? peer.requested : peer.cleared;
     const auto found = waiting.find(header.sequence);
     if (found == waiting.end() || found->second->num_bytes() != header.num_bytes) {
-      return Error(ErrorCode::kCorruption,
-                   cadre::format("{} answers message {} of {} bytes, which is not pending",
-                                 describe_(peer.rank), header.sequence, header.num_bytes));
+      return Error(
+          ErrorCode::kCorruption,
+          cadre::format("{} answers message {} of {} bytes, but no such message is pending here",
+                        describe_(peer.rank), header.sequence, header.num_bytes));
     }
     const Handle message = found->second;
     waiting.erase(found);
@@ -231,7 +233,7 @@ Result<bool> PointToPoint::receive_payload(Peer& peer) {
   return true;
 }
 
-// A receive may have been posted since the header came.
+// Ends the payload of a message. A receive for it may have been posted after the header came.
 void PointToPoint::finish_payload(Peer& peer) {
   peer.is_in_payload = false;
   if (peer.receiving != nullptr) {
