@@ -287,7 +287,8 @@ void PointToPoint::deliver(Peer& peer, const Handle& message, const Arrival& arr
   queue(peer, MessageHeader::Kind::kClear, message, arrival.header.sequence);
 }
 
-// A message that has arrived completely can still be received.
+// Ends the messages with a peer whose channel has ended. A message that has arrived completely can
+// still be received.
 void PointToPoint::lose(Peer& peer, const Error& error) {
   peer.ended = error;
   peer.outgoing.clear();
@@ -309,15 +310,15 @@ std::optional<Error> PointToPoint::end_of_all() const {
   return Error(last->code(), cadre::format("no other rank can send any more: {}", last->message()));
 }
 
-// This peer's channel is not read until some of its messages are received, so a message that needs
-// more bytes would wait until its deadline.
+// Fails the messages with this peer at once. Too many bytes from the peer await a receive, so its
+// channel is not read, and a message that needs more bytes would wait until its deadline.
 void PointToPoint::refuse_overflow(Peer& peer) {
   const bool is_stuck = !peer.receives.empty() || !peer.requested.empty() || !peer.cleared.empty();
   if (!is_stuck) return;
   end_where([&](const Message& message) { return message.peer == peer.rank; }, overflow_of(peer));
 }
 
-// Does the same for receives from any rank, if no channel is read any more.
+// Does the same as refuse_overflow() for receives from any rank, if no peer's channel is read.
 void PointToPoint::refuse_overflow_of_all() {
   if (receives_from_any_.empty()) return;
   const Peer* full = nullptr;
