@@ -1,4 +1,4 @@
-// Which vector instructions this CPU has, and calls of kernels that are compiled for them.
+// Says which vector instructions this CPU has, and calls the kernels that are compiled for them.
 //
 // Threads: any. Blocking: never. Errors: none. All sets give the same bits.
 #pragma once

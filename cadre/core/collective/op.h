@@ -119,14 +119,12 @@ class OpProgress {
   int waiting_for() const { return waiting_for_.load(std::memory_order_relaxed); }
   size_t index() const { return index_.load(std::memory_order_relaxed); }
 
-  int mismatch_peer =
-      -1;  // only the thread that runs the operation reads it, after the operation has failed
+  int mismatch_peer = -1;  // read only by the thread that runs the operation, after its failure
   uint64_t mismatch_number = 0;
   Fingerprint mismatch_fingerprint;
   uint64_t own_number = 0;  // 0 if that is the running operation
   Fingerprint own_fingerprint;
-  PartMismatch part_mismatch;  // only the thread that runs the operation reads it, after the
-                               // operation has failed
+  PartMismatch part_mismatch;  // read only by the thread that runs the operation, after its failure
 
  private:
   void copy_phase(const char* text) {

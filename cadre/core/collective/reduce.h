@@ -7,8 +7,9 @@
 // on how a buffer is cut into calls, nor on the CPU's vector width.
 // reduction_table.h defines the result of each pair of dtype and operation, also for NaN and
 // overflow. In addition:
-//   NaN   a float16 or bfloat16 result that is NaN is the quiet one, 0x7e00 or 0x7fc0. Which NaN
-//         comes out of a float32 or float64 sum or product of several is the hardware's choice.
+//   NaN   a float16 or bfloat16 result that is NaN is the quiet one, 0x7e00 or 0x7fc0. If several
+//         operands of a float32 or float64 sum or product are NaN, the hardware chooses one of
+//         them.
 //   flags a thread that flushes denormals (FTZ, DAZ) does so in float32, float64 and bfloat16;
 //         float16 is the same either way.
 #pragma once

@@ -48,7 +48,7 @@ struct Xor {
   }
 };
 
-// `total != total` is false for integers, and the compiler removes it.
+// `total != total` tests for NaN. It is false for integers, and the compiler removes it there.
 struct Min {
   template <typename V>
   CADRE_KERNEL_INLINE void apply(V& total, const V& next) {

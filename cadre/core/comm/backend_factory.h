@@ -1,5 +1,6 @@
 // How a group gets its engine: one of the native ones by default, or what the program's factory
 // makes. MPI, Gloo, NCCL and test engines are plugged in with such a factory.
+//
 // Threads: a factory is called once for each group on each rank, by the thread that connects or
 // splits the group. Blocking: the factory, until setup.deadline at most. Lifetime: the objects to
 // which a BackendSetup refers outlive the engine, even if the group keeps the engine until the

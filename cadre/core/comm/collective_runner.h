@@ -114,8 +114,7 @@ class CollectiveRunner final : public OperationRunner {
   wire::Activity activity_of(const Running& call) const;
 
   Parts parts_;
-  std::vector<std::byte>
-      scaled_;  // the scaled inputs of PREMUL_SUMs whose output is smaller than the input
+  std::vector<std::byte> scaled_;  // scaled inputs of PREMUL_SUMs that have a smaller output
   std::atomic<int64_t> time_spent_ns_{0};
   mutable std::mutex mutex_;  // guards the members below, except for the atomics
   std::deque<std::shared_ptr<Enqueued>> enqueued_;  // also used by the engine's thread

@@ -65,8 +65,8 @@ class Communicator::Impl {
 
   // Returns whether no other member exists (groups/lone_group.h).
   bool is_lone() const { return world_size > 1 && fabric->plane() == nullptr; }
-  // Returns whether the members communicate through the host's memory. Throws if that was demanded
-  // and is impossible.
+  // Returns whether the members communicate through the host's memory. Throws if the options ask
+  // for that and it is impossible.
   bool uses_host_memory() const;
   // Fails the group because this rank cannot finish `task`, so that the other members do not wait
   // for this rank.

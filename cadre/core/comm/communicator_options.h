@@ -36,10 +36,8 @@ struct CommunicatorOptions {
   // empty, the addresses that the rendezvous found are used; they are loopback if all ranks are on
   // one host.
   std::string listen_host = {};
-  std::string flight_record_path =
-      {};  // the file with the last operations; if empty, they are kept in memory only
-  std::shared_ptr<LogSink> log =
-      {};  // shared with the group's threads; if null, log lines are dropped
+  std::string flight_record_path = {};  // file of the last operations; if empty, kept in memory
+  std::shared_ptr<LogSink> log = {};  // shared with the group's threads; if null, lines are dropped
 };
 
 // Returns the id of a group that is connected with the options.

@@ -19,8 +19,9 @@ namespace cadre {
 // leaves empty come from the environment (core/rendezvous/job_environment.h).
 struct JobPlace;
 
-// If `options` do not set a log, it is standard error. If they set no flight record, it is the file
-// GROUP-roundROUND-rankRANK.flight in the folder that the environment names, which is created.
+// Connects the group. If `options` do not set a log, the log is standard error. If they set no
+// flight record, the record is the file GROUP-roundROUND-rankRANK.flight in the folder that the
+// environment names, which is created.
 CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(
     os::System& system, const CommunicatorOptions& options, Deadline deadline);
 CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(

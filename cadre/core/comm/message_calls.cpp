@@ -83,8 +83,7 @@ std::vector<Work> issue_messages(const Communicator& group, const MessageSpace& 
                                  const CollectiveOptions& options) {
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
   for (const MessageCall& message : messages) check_message(message, group, options.call);
-  if (messages.empty())
-    return {};  // also for a world of one, in which there is no peer for a message
+  if (messages.empty()) return {};  // also in a world of one, which has no peers
   impl.check_open(name_of_call(messages.front(), options));
   check_has_peers(group, name_of_call(messages.front(), options), kNoMessages);
   return impl.messages->issue(messages, space, options);

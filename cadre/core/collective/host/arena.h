@@ -7,8 +7,7 @@
 //
 //   flags      two entries    what the rank called: number, fingerprint, and a small payload
 //              one step word  how far it is in an operation of several steps
-//              notice         in rank 0's block, for the whole group: "two ranks have called
-//              different
+//              notice         in rank 0's block, for all ranks: "two ranks have called different
 //                             operations", "a rank has left an operation with an error"
 //   flat       two slots      payload of medium operations
 //   staging    chunks         payload of large operations

@@ -69,8 +69,8 @@ void stand_still_at(Bytes pages, Progress& progress) {
   require(::mprotect(pages.data(), pages.size(), PROT_NONE) == 0, "mprotect");
 }
 
-// Throws when a rank that leaves first waits for peers to finish, as an allocation at this point
-// may.
+// Throws std::bad_alloc in the first wait of a leaving rank for its peers, as a failed allocation
+// at this point would.
 class ThrowingSystem final : public testing::ForwardingSystem {
  public:
   ThrowingSystem(os::System& inner, const os::WaitWord& word)

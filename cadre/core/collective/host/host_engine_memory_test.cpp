@@ -24,7 +24,7 @@ constexpr size_t kLargeBytes = 1 << 20;
 // when a rank publishes or wakes, so the test does not depend on the speed of the machine.
 class ListeningSystem final : public testing::ForwardingSystem {
  public:
-  // The ranks share `num_wakes`.
+  // `num_wakes` counts the wake-ups by all ranks, which share it.
   ListeningSystem(os::System& inner, std::atomic<int>& num_wakes)
       : ForwardingSystem(inner), num_wakes_(num_wakes) {}
 

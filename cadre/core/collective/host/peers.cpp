@@ -51,8 +51,8 @@ Status Peers::enter(const OpContext& op, ConstBytes payload) {
   mine.fingerprint = op.fingerprint();
   if (!payload.empty()) std::memcpy(mine.payload.data(), payload.data(), payload.size());
   if (spin_limit_ > 0) {
-    // This store is not followed by a fence, as in publish(): it would stall until this core owns
-    // the cache line. wake_sleepers() explains it.
+    // A plain store instead of publish(), whose fence would stall until this core owns the cache
+    // line. wake_sleepers() wakes the sleepers later.
     mine.sequence.value.store(sequence_, std::memory_order_release);
     are_sleepers_awake_ = false;
   } else {

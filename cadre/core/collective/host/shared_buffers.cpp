@@ -26,9 +26,11 @@ bool are_all_announced(const Peers& peers, const Wanted& wanted) {
 Result<std::byte*> locate(SharedBuffers& shared, Rank rank, const SlotPlace& at, size_t num_bytes) {
   std::byte* const bytes = shared.memory.resolve(at, num_bytes);
   if (bytes == nullptr) {
-    return Error(ErrorCode::kCorruption,
-                 format("host engine: rank {} announced {} bytes at {}, which are not in its slice",
-                        rank, num_bytes, at.place.offset));
+    return Error(
+        ErrorCode::kCorruption,
+        format("host engine: rank {} announced a buffer of {} bytes at offset {}, which is not "
+               "in its slice of the host's memory",
+               rank, num_bytes, at.place.offset));
   }
   const auto* const revocation = &shared.memory.revocation_of(at.slot, at.place.piece);
   // The input and the output of a rank are often in one piece, which check() has to test only once.

@@ -69,8 +69,8 @@ struct IncomingPlace {
 
 // The receiving half of one step: stores received bytes at their position, or adds them piece by
 // piece. Bytes to be added pass through a small staging buffer, which stays in the core's cache:
-// each piece is added while it is in the cache and the rest is still being received. It lives for
-// one step and borrows all memory; errors are those of the Link.
+// each piece is added while it is in the cache and the rest is still being received. The object
+// lives for one step and borrows all memory; errors are those of the Link.
 class Incoming {
  public:
   Incoming(const IncomingPlace& place, Bytes staging) : place_(place), staging_(staging) {}
@@ -81,7 +81,7 @@ class Incoming {
   bool is_done(const Link& from) const {
     return from.has_header() && num_done_ == place_.target.size();
   }
-  // Returns false while there is no room to receive into.
+  // Returns whether more bytes can be received now: false while the staging buffer is full.
   bool wants_bytes() const {
     return place_.combine == Combine::kStore || num_staged_ < staging_.size();
   }

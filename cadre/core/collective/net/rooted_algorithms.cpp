@@ -17,7 +17,7 @@ struct Run {
 
 // The position of this rank in the binomial tree whose root is key.root.
 struct TreePlace {
-  int place;                  // of this rank; the root has place 0
+  int place;                  // the place of this rank; that of the root is 0
   int extent;                 // the places of this rank's subtree are [place, place + extent)
   int parent;                 // the rank of the parent; kNobody for the root
   std::vector<Run> children;  // the subtrees of the children, of which the largest comes first

@@ -385,8 +385,7 @@ TEST(Diagnosis, AnAwaitedRankThatHasNotComeIsNamedBeforeASilentOneOutsideTheChai
   expect_named(2, {PeerView(), inside(2), behind, silent}, 1);
   const PeerView receives = view(activity(ActivityState::kRunning, OpKind::kRecv, 4, 1, 2));
   expect_named(2, {PeerView(), receives, behind, silent}, 1);
-  expect_named(2, {PeerView(), receives, behind, inside(0)},
-               1);  // the result is the same if no rank is silent
+  expect_named(2, {PeerView(), receives, behind, inside(0)}, 1);  // also if no rank is silent
   // The awaited rank did not send the message.
   const Suspect sender = find_culprit(std::vector{PeerView(), behind, silent}, 0, std::nullopt, 1);
   EXPECT_EQ(sender.rank, 1);

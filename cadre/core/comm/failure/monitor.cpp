@@ -217,8 +217,8 @@ void Monitor::publish_to_members(const Failure& failure, const std::string& sent
   const int origin = members[static_cast<size_t>(self)];
   const int culprit =
       failure.culprit < 0 ? failure.outside_culprit : members[static_cast<size_t>(failure.culprit)];
-  // The culprit may be outside this group: a receiver may have another group of which it is a
-  // member.
+  // The notice also names a culprit outside this group, because a receiver may have another group
+  // of which that rank is a member.
   const ErrorCode code = failure.is_loss ? ErrorCode::kPeerLost : failure.code;
   setup_.plane->tell_failure(
       {setup_.key, origin,

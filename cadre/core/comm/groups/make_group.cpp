@@ -38,7 +38,8 @@ std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGr
   members.membership.rank = members.self;
   members.membership.world_size = static_cast<int>(members.ranks.size());
   members.membership.group = group.identity.unique_name();
-  members.membership.job_size = 0;  // 0, because the wills were left by the parent's ranks
+  // The wills, by which the store reports dead ranks, are those of the parent's ranks.
+  members.membership.job_size = 0;
   members.creation = group.creation;
   CommunicatorOptions options = parent.options;
   options.name = group.name;

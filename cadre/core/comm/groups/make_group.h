@@ -70,7 +70,7 @@ Status cut_into(const Communicator::Impl& parent, const std::vector<int>& candid
   return status;
 }
 
-// `culprit` is a rank of the group.
+// Returns an error that names `culprit`, a rank of the group.
 Error error_of_rank(const Communicator::Impl& group, ErrorCode code, int culprit,
                     std::string message);
 

@@ -56,7 +56,7 @@ std::unique_ptr<Communicator> rejoin_group(Communicator& group, const RejoinTime
       if (!is_of_lost_rank(error.code()) || end.has_passed(system.now())) throw;
       earlier = format("rejoining again after \"{}\"", error.message());
     }
-    lost.clear();  // the store's wills report the ranks that have died since
+    lost.clear();  // the store reports, by wills, the ranks that have died since
   }
 }
 

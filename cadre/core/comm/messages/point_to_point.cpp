@@ -201,7 +201,8 @@ Status PointToPoint::handle_header(Peer& peer, const MessageHeader& header) {
   }
   Handle receive = take_receive(peer, header);
   if (receive != nullptr && !agree(peer, receive, header)) {
-    return Error(ErrorCode::kInvalidArgument, "an earlier message did not fit its receive");
+    return Error(ErrorCode::kInvalidArgument,
+                 "an earlier message on this channel did not match its receive in size or dtype");
   }
   if (header.kind == Kind::kRequest) {
     Arrival request{header, {}};

@@ -110,10 +110,9 @@ class PointToPoint {
 
     std::array<std::byte, MessageHeader::kBytes> header;  // the header that is being received
     size_t num_header_received = 0;
-    Bytes target;      // the part of the payload that is still to be received
-    Handle receiving;  // the receive that gets the payload; null if there is none
-    std::optional<Arrival>
-        stashing;  // the payload that is being received if no receive was posted for it
+    Bytes target;                     // the part of the payload that is still to be received
+    Handle receiving;                 // the receive that gets the payload; null if there is none
+    std::optional<Arrival> stashing;  // the payload being received, if no receive was posted for it
     bool is_in_payload = false;
 
     bool is_full() const { return num_unexpected_bytes >= kMaxUnexpectedBytes; }

@@ -88,8 +88,7 @@ Work OperationQueue::issue(Operation operation) {
 void OperationQueue::advance(const IssuedOperation* until) {
   while (!is_over(until)) {
     const Handle oldest = begin_oldest();
-    if (oldest == nullptr)
-      return;  // close() has removed the operations from the queue and ends them
+    if (oldest == nullptr) return;  // close() has removed the operations and ends them
     Issued& issued = static_cast<Issued&>(*oldest);
     issued.operation.number = issued.number();
     // The runner may copy this pointer to the owner while it runs. end() releases the pointer of

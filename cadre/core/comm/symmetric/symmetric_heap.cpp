@@ -302,9 +302,11 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate_shared(const Op
     made.places.push_back({parts_.slots[rank], places[rank]});
     std::byte* const begin = parts_.memory->resolve(made.places.back(), piece_bytes);
     if (begin == nullptr || places[rank].offset % kPageBytes != 0) {
-      return Error(ErrorCode::kCorruption,
-                   format("rank {} announced a piece of {} bytes at {}, which is not in its slice",
-                          rank, piece_bytes, places[rank].offset));
+      return Error(
+          ErrorCode::kCorruption,
+          format("rank {} announced a piece of {} bytes at offset {}, which is not in its slice "
+                 "of the host's memory",
+                 rank, piece_bytes, places[rank].offset));
     }
     made.pieces.push_back(begin);
   }
