@@ -173,7 +173,7 @@ struct ConvertingFloat16Lanes {
   using Half16 [[gnu::vector_size(32)]] = int16_t;
   using Float8 [[gnu::vector_size(32)]] = float;
   static constexpr int kNearestEven = 0;
-  static constexpr int kCurrentDirection = 4;  // the current rounding mode; widening is exact
+  static constexpr int kCurrentDirection = 4;  // the current rounding mode, as widening is exact
 };
 #pragma GCC diagnostic pop
 #endif

@@ -49,7 +49,7 @@ struct GroupPieces {
 
   // `holders` are the slots of the ranks that may become members.
   static Result<GroupPieces> cut(HostMemory& memory, const std::vector<int>& holders);
-  // Removes the holders that do not become members.
+  // Releases the holds of the ranks that do not become members; `slots` are those of the members.
   void keep_holders(const std::vector<int>& slots);
   // Called when all ranks know that none of them uses these pieces.
   void discard();

@@ -240,7 +240,8 @@ TEST(Parting, ALeaveDuringACollectiveIsReportedInAGroupThatFailsTogetherWithAnot
   EXPECT_THAT(outputs, ::testing::Each(""));
 }
 
-// When the world fails, rank 0 has called the broadcast and rank 1 has not.
+// When the world fails, rank 0 has called the broadcast and rank 1 has not. The failure explains
+// this difference, so no mismatch is reported.
 TEST(Parting, NoMismatchIsReportedAfterAFailureOfTheWorld) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
     const auto pair = new_group(world, kBoth, parting_deadline(context));

@@ -33,7 +33,7 @@
 
 namespace cadre::host {
 
-// Two cache lines, because CPUs fetch neighbouring lines in pairs.
+// The alignment of flags: two cache lines, because CPUs fetch neighbouring lines in pairs.
 inline constexpr size_t kFlagAlignment = 128;
 inline constexpr size_t kInlineBytes = 96;
 inline constexpr size_t kFlatBytes = 32 << 10;

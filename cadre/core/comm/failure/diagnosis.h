@@ -51,7 +51,8 @@ struct PeerView {
   // The peer published a failure of the group, or left the job although it is still a member of the
   // group.
   bool has_aborted = false;
-  // The number of collectives after which the peer left in good order.
+  // The number of collectives that the peer had called when it left in good order; nullopt if it
+  // has not left.
   std::optional<uint64_t> left_after;
   bool is_cut_off = false;  // no connection to its host can be opened from this rank
   // The operation that the peer runs in another group, from its reply to the last status question;

@@ -46,7 +46,8 @@ TEST_F(LinkedMonitors, TheLossOfAMemberOfBothHasItsRankInEach) {
   EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
   EXPECT_EQ(error.details().culprit, Rank(1));
   EXPECT_THAT(error.message(), ::testing::HasSubstr("group \"small\""));
-  EXPECT_TRUE(large_->peers()[1].is_gone);  // lost_ranks() has it before the loss itself arrives
+  // lost_ranks() contains the rank before the plane reports its loss.
+  EXPECT_TRUE(large_->peers()[1].is_gone);
 }
 
 TEST_F(LinkedMonitors, TheReporterOfALossIsTheMemberThatFoundItOrElseThisRank) {

@@ -200,7 +200,7 @@ TEST_P(Groups, AMessageFromAnyRankThatNeverComesEndsAtTheDeadline) {
       });
       require(failure.find("kTimeout: recv #1 on group \"world\" timed out") == 0, failure);
     } else {
-      // Waits, because a rank that left would end the receive.
+      // The rank waits here: if it left the group, the receive of rank 0 would end earlier.
       testing::failure_of([&] { world.barrier(); });
     }
   });

@@ -19,13 +19,13 @@ std::vector<Rank> fail_and_close(Communicator& group) {
   try {
     group.barrier();
   } catch (const Error&) {
-    // This is the failure of the group, which the caller knows.
+    // The barrier throws the failure of the group, which the caller knows.
   }
   std::vector<Rank> lost = group.lost_ranks();
   try {
     group.close(group.system().deadline_in(kDefaultCloseTimeout));
   } catch (const Error&) {
-    // This is the failure of the group again.
+    // close() throws the same failure again.
   }
   return lost;
 }

@@ -148,7 +148,7 @@ TEST_P(StoreGroups, MembersWithOtherListsOverAStoreAreRefused) {
     };
     if (world.rank() < 2) {
       refused("orders", world.rank() == 0 ? std::vector<Rank>{0, 1} : std::vector<Rank>{1, 0});
-      // Rank 1 lists rank 2, which never calls.
+      // Rank 1 lists rank 2, which never makes the call.
       refused("sizes", world.rank() == 0 ? std::vector<Rank>{0, 1} : std::vector<Rank>{0, 1, 2});
     }
     world.barrier();
@@ -289,7 +289,7 @@ TEST_P(StoreGroups, AnIdThatThisRankUsesIsRefused) {
 }
 
 // An earlier attempt has left the key of rank 0. So rank 1 finds all keys that it needs and makes
-// the group, in which rank 0 never takes part.
+// the group, in which rank 0 never takes part. So the group must fail on rank 1.
 TEST_P(StoreGroups, ARankWhoseIdIsRefusedFailsTheGroupOfTheOthers) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};

@@ -34,7 +34,7 @@ namespace cadre {
 struct Message : MessageCall {
   std::optional<Deadline> deadline;
   MessageSpace space;
-  uint64_t order = 0;  // PointToPoint::post() sets it
+  uint64_t order = 0;  // the order in which messages were posted; post() sets it
 };
 
 class PointToPoint {
