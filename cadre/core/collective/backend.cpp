@@ -23,8 +23,8 @@ std::string refusal(const Capabilities& can, const Collective& c) {
   const std::string_view backend = can.name;
   if (!can.kinds.contains(c.kind)) {
     return format(
-        "{}: backend \"{}\" does not have it, but {}; use one of these, or connect the "
-        "group with another backend",
+        "{}: backend \"{}\" does not have this operation (it has: {}); use one of these, or "
+        "connect the group with another backend",
         c.kind, backend, list(can.kinds, kNumOpKinds));
   }
   if (!can.devices.contains(c.device.type)) {
@@ -36,13 +36,13 @@ std::string refusal(const Capabilities& can, const Collective& c) {
   }
   if (!can.dtypes.contains(c.dtype)) {
     return format(
-        "{}: backend \"{}\" does not move {}, but {}; convert the elements, or connect "
+        "{}: backend \"{}\" does not move {} (it moves: {}); convert the elements, or connect "
         "the group with another backend",
         c.kind, backend, c.dtype, list(can.dtypes, kNumDTypes));
   }
   return format(
-      "{}: backend \"{}\" does not compute {} of {}, but {}; use one of these, or connect "
-      "the group with another backend",
+      "{}: backend \"{}\" does not compute {} of {} (of this dtype it computes: {}); use one of "
+      "these, or connect the group with another backend",
       c.kind, backend, c.reduction.op(), c.dtype,
       list(can.reductions[static_cast<size_t>(c.dtype)], kNumReduceOps));
 }

@@ -1,17 +1,18 @@
 // The interface of every engine that moves and reduces bytes for a group.
 //
-// Threads: one call at a time, from the thread that holds the group's progress role. Blocking: a
-// blocking engine runs the collectives inside submit(), each until it is done, the call's deadline
-// or the group's Interrupt. A stream-ordered engine only enqueues them. Lifetime: the Collectives,
-// and the OpContext with its OpProgress, are borrowed until submit() returns; their buffers until
-// the Completion is done.
+// Threads: one call at a time, from the thread that holds the group's progress role. Blocking:
+// submit() of a blocking engine runs the collectives one after the other. Each ends with its
+// result, at the call's deadline, or when the group's Interrupt is raised. A stream-ordered engine
+// only enqueues them. Lifetime: the Collectives, and the OpContext with its OpProgress, are
+// borrowed until submit() returns; their buffers until the Completion is done.
 // Errors: kTimeout and kPeerLost with OpProgress::waiting_for naming the peer; kAborted when the
 // Interrupt was raised; kInvalidArgument, on all ranks, when a peer called another operation
-// (OpProgress::set_mismatch) or the parts of an all_to_all_v do not fit (part_mismatch). After an
-// error the group is unusable, and the content of the buffers is undefined. Numerics: the order of
-// additions is fixed by (op, dtype, count, world size), never by arrival; all ranks end with
-// identical bits. bfloat16 is accumulated in float32 and rounded once. Source: the operations are
-// those of c10d, with one flat buffer for the input and one for the output.
+// (OpProgress::set_mismatch) or when the sender and the receiver of a part of an all_to_all_v pass
+// different sizes (part_mismatch). After an error the group is unusable, and the content of the
+// buffers is undefined. Numerics: the order of additions is fixed by (op, dtype, count, world
+// size), and does not depend on the order in which data arrives; all ranks end with identical bits.
+// bfloat16 is accumulated in float32 and rounded once. Source: the operations are those of c10d,
+// with one flat buffer for the input and one for the output.
 #pragma once
 
 #include <array>
@@ -45,7 +46,7 @@ struct Capabilities {
   // submit() only enqueues the operation, which begins after the work on Collective::stream and
   // completes later.
   bool is_stream_ordered = false;
-  // Says which algorithm is used for which size; shown in the first line of the log.
+  // A text that says which algorithm is used for which size; shown in the first line of the log.
   std::string algorithms = {};
   EnumSet<OpKind> kinds = {};  // collectives
   EnumSet<DType> dtypes = {};  // the element types that the engine can move
@@ -54,14 +55,16 @@ struct Capabilities {
   std::array<EnumSet<ReduceOp>, kNumDTypes> reductions = {};
   EnumSet<DeviceType> devices = {};  // the devices whose memory the buffers may be in
 
-  // `op` is ignored unless the kind reduces; a barrier has no buffers.
+  // Returns whether the engine can run the collective. `op` is ignored unless the kind reduces, and
+  // a barrier, which has no buffers, needs only its kind.
   bool supports(OpKind kind, DType dtype, ReduceOp op, DeviceType device) const {
     if (!kinds.contains(kind)) return false;
     if (kind == OpKind::kBarrier) return true;
     return dtypes.contains(dtype) && devices.contains(device) &&
            (!reduces(kind) || can_reduce(dtype, op, device));
   }
-  // Returns whether `op` is computed as the SUM of inputs that the group has multiplied.
+  // Returns whether `op` is computed as the SUM of inputs that the group has multiplied by their
+  // factors before it calls submit().
   bool needs_multiplied_inputs(DType dtype, ReduceOp op) const {
     return op == ReduceOp::kPremulSum &&
            !reductions[static_cast<size_t>(dtype)].contains(ReduceOp::kPremulSum);
@@ -85,7 +88,8 @@ CADRE_EXPORT Capabilities full_capabilities(std::string_view name);
 
 // Returns kInvalidArgument that names the call, what the engine supports instead, and the remedy.
 Error unsupported(const Capabilities& capabilities, const Collective& collective);
-// REQUIRES: validate() has succeeded.
+// Returns unsupported() for a collective that the engine cannot run. REQUIRES: validate() has
+// succeeded.
 inline Status check_supported(const Capabilities& capabilities, const Collective& c) {
   if (capabilities.supports(c.kind, c.dtype, c.reduction.op(), c.device.type)) [[likely]]
     return {};
@@ -98,9 +102,9 @@ class CADRE_EXPORT Backend {
 
   virtual Capabilities capabilities() const = 0;
   // Runs the collectives in order. Ends with the first error: later collectives are not run.
-  // REQUIRES: at least one collective, one fingerprint for each collective, and validate() and
-  // check_supported() have succeeded for each. kPremulSum is only passed to engines whose
-  // reductions have it.
+  // REQUIRES: there is at least one collective, and one fingerprint for each; validate() and
+  // check_supported() have succeeded for each collective. kPremulSum is only passed to engines
+  // whose `reductions` contain it.
   virtual Completion submit(const OpContext& op, std::span<const Collective> collectives) = 0;
 };
 

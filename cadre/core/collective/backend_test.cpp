@@ -30,8 +30,8 @@ TEST(CapabilitiesTest, AFullEngineReducesWhatTheTableSupportsOnTheCpu) {
     for (int op = 0; op < kNumReduceOps; ++op) {
       const auto type = static_cast<DType>(dtype);
       const auto reduction = static_cast<ReduceOp>(op);
-      // The group multiplies the inputs itself and submits a SUM. So the rule that PREMUL_SUM needs
-      // a floating-point type does not apply here.
+      // A kPremulSum runs as a SUM of inputs that the group has multiplied. So the rule that
+      // PREMUL_SUM needs a floating-point type does not apply here.
       const bool expected = reduction == ReduceOp::kPremulSum || is_supported(type, reduction);
       EXPECT_EQ(can.supports(OpKind::kAllReduce, type, reduction, DeviceType::kCpu), expected)
           << format("{} of {}", reduction, type);
@@ -68,15 +68,18 @@ TEST(CapabilitiesTest, ARefusalSaysWhatIsThereInsteadAndWhatToDo) {
   EXPECT_EQ(refusal_of(can, sum_of(DType::kFloat32)), "");
   EXPECT_EQ(refusal_of(can, Collective::barrier()), "");
   EXPECT_EQ(refusal_of(can, Collective::all_gather({}, {}, DType::kFloat32)),
-            "all_gather: backend \"few\" does not have it, but broadcast, all_reduce, barrier; use "
+            "all_gather: backend \"few\" does not have this operation (it has: broadcast, "
+            "all_reduce, barrier); use "
             "one of these, or connect the group with another backend");
   EXPECT_EQ(refusal_of(can, sum_of(DType::kFloat32, {DeviceType::kCuda, 1})),
             "all_reduce: the buffers are on cuda:1, backend \"few\" works on cpu; move them there, "
             "or connect the group with another backend");
-  EXPECT_EQ(refusal_of(can, sum_of(DType::kBfloat16)),
-            "all_reduce: backend \"few\" does not move bfloat16, but int32, float32; convert the "
-            "elements, or connect the group with another backend");
-  // A collective that only moves data needs the dtype and the device. It ignores the reduction.
+  EXPECT_EQ(
+      refusal_of(can, sum_of(DType::kBfloat16)),
+      "all_reduce: backend \"few\" does not move bfloat16 (it moves: int32, float32); convert the "
+      "elements, or connect the group with another backend");
+  // An engine must support the dtype and the device of a collective that only moves data. The
+  // reduction is ignored.
   Collective moved = Collective::broadcast({}, DType::kInt32, 0);
   EXPECT_EQ(refusal_of(can, moved), "");
   moved.device = {DeviceType::kCuda, 0};
@@ -84,11 +87,13 @@ TEST(CapabilitiesTest, ARefusalSaysWhatIsThereInsteadAndWhatToDo) {
       refusal_of(can, moved),
       "broadcast: the buffers are on cuda:0, backend \"few\" works on cpu; move them there, or "
       "connect the group with another backend");
-  EXPECT_EQ(refusal_of(can, Collective::broadcast({}, DType::kBfloat16, 0)),
-            "broadcast: backend \"few\" does not move bfloat16, but int32, float32; convert the "
-            "elements, or connect the group with another backend");
+  EXPECT_EQ(
+      refusal_of(can, Collective::broadcast({}, DType::kBfloat16, 0)),
+      "broadcast: backend \"few\" does not move bfloat16 (it moves: int32, float32); convert the "
+      "elements, or connect the group with another backend");
   EXPECT_EQ(refusal_of(can, sum_of(DType::kInt32)),
-            "all_reduce: backend \"few\" does not compute sum of int32, but none; use one of "
+            "all_reduce: backend \"few\" does not compute sum of int32 (of this dtype it computes: "
+            "none); use one of "
             "these, or connect the group with another backend");
 }
 

@@ -11,11 +11,11 @@
 namespace cadre {
 namespace {
 
-// The length of a buffer, where n is the number of elements of a rank.
+// The length of a buffer in elements, where n is the number of elements of a rank.
 enum class Extent : uint8_t {
   kNone,
   kPart,   // n
-  kWhole,  // the buffer has n elements for each rank
+  kWhole,  // n elements for each rank
   kOwnSplit,
   kSplits,
 };
@@ -24,7 +24,7 @@ struct Rules {
   Extent in = Extent::kNone;
   Extent out = Extent::kNone;
   bool has_root = false;
-  // The buffer that does not have n elements is used on the root only.
+  // One buffer is only used on the root: the output of reduce and gather, the input of scatter.
   bool is_of_root_only = false;
   bool may_be_in_place = true;
 };
@@ -87,8 +87,9 @@ bool overlap(ConstBytes a, ConstBytes b) {
          is_before(b.data(), a.data() + a.size());
 }
 
-// `part` is the buffer of one rank. `offset` is its position in `other`, if that is a buffer of all
-// ranks.
+// Returns an error if the input and the output overlap in a way that is not allowed. `part` is the
+// buffer with the elements of this rank, which begin at `offset` of `other` if that buffer has the
+// elements of all ranks.
 Status check_overlap(const Collective& c, ConstBytes part, ConstBytes other, size_t offset) {
   if (!overlap(part, other)) return {};
   if (!rules_of(c.kind).may_be_in_place) {
@@ -96,11 +97,11 @@ Status check_overlap(const Collective& c, ConstBytes part, ConstBytes other, siz
   }
   const bool is_slice = part.size() != other.size();
   if (part.data() == other.data() + (is_slice ? offset : 0)) return {};
-  return refused(
-      format("{}: the input and the output overlap, but not in place, where {}; pass separate "
-             "buffers",
-             c.kind,
-             is_slice ? "the shorter one is this rank's slice of the other" : "both are the same"));
+  return refused(format(
+      "{}: the input and the output overlap, but not in place (in place means that {}); pass "
+      "separate buffers",
+      c.kind,
+      is_slice ? "the shorter one is this rank's slice of the other" : "both are the same memory"));
 }
 
 Status check_reduction_of(const Collective& c) {
@@ -121,7 +122,8 @@ Status check_counts(const Collective& c, std::string_view side, ConstBytes buffe
   const uint64_t num_elements = buffer.size() / size_of(c.dtype);
   uint64_t total = 0;
   for (const uint64_t count : counts) {
-    // Checked one by one, so that a sum of huge counts cannot wrap around to the right number.
+    // The counts are added one by one, so that a sum of huge counts cannot wrap around to the right
+    // number.
     if (count > num_elements - total) {
       return refused(format("{}: the counts for the {} add up to more than its {} {}", c.kind, side,
                             num_elements, c.dtype));
@@ -169,7 +171,7 @@ Result<OpDescriptor> check_uneven_parts(const Collective& c, Rank rank, int worl
                       .shape = PackedShape(shape)};
 }
 
-// Checks the buffers of a collective with one element count n for all ranks. Returns n.
+// Checks the buffers of a collective in which all ranks pass the same count n. Returns n.
 Result<uint64_t> check_buffers(Collective& c, Rank rank, int world_size) {
   const Rules rules = rules_of(c.kind);
   const bool is_in_part = rules.in == Extent::kPart;
@@ -195,7 +197,8 @@ Result<uint64_t> check_buffers(Collective& c, Rank rank, int world_size) {
                           count, world_size, OpKind::kAllToAllV));
   }
   if (c.kind == OpKind::kBroadcast && part.data() != other.data()) {
-    return refused(format("{}: the input and the output are different buffers", c.kind));
+    return refused(format(
+        "{}: the input and the output are different buffers; pass one buffer as both", c.kind));
   }
   CADRE_RETURN_IF_ERROR(
       check_overlap(c, part, other, static_cast<size_t>(rank.value) * part.size()));
@@ -207,9 +210,9 @@ Result<PackedShape> pack_shape(const Collective& c, uint64_t count) {
   uint64_t num_elements = 1;
   for (const int64_t size : *c.shape) num_elements *= static_cast<uint64_t>(size);
   if (num_elements == count) return PackedShape(*c.shape);
-  return refused(
-      format("{}: the shape has {} elements, but the buffer that is compared between ranks has {}",
-             c.kind, num_elements, count));
+  return refused(format(
+      "{}: the shape has {} elements, but the buffer of this shape has {}; pass a shape that fits",
+      c.kind, num_elements, count));
 }
 
 std::vector<uint64_t> bytes_of(std::span<const uint64_t> counts, DType dtype) {

@@ -5,8 +5,8 @@
 // shape; owns the splits.
 // Errors: validate() returns kInvalidArgument; the message begins with the name of the collective
 // and says what was passed and what was expected.
-// Sizes of `in` and `out`, for n elements of a rank and P ranks (n is what OpDescriptor::count
-// compares between ranks):
+// Sizes of `in` and `out` in elements, for P ranks. n is the count that must be equal on all ranks
+// (OpDescriptor::count):
 //
 //   kind             in          out
 //   broadcast        n, and `out` is the same memory
@@ -39,7 +39,7 @@
 
 namespace cadre {
 
-// Says how the inputs of the ranks are combined. Converts implicitly from a ReduceOp. A premul_sum
+// Says how the inputs of the ranks are combined. A ReduceOp converts to it implicitly. A premul_sum
 // also contains its factor.
 class CADRE_EXPORT Reduction {
  public:
@@ -62,9 +62,9 @@ class CADRE_EXPORT Reduction {
   std::optional<double> factor_ = {};
 };
 
-// The numbers of elements of each rank's part of the buffers, 0 allowed: input[r] elements go to
-// rank r, and output[r] come from rank r. An all_gather_v has the same output counts on all ranks,
-// and no input counts; a reduce_scatter_v the same input counts, and no output counts.
+// The number of elements that an uneven collective moves between this rank and each rank r, 0
+// allowed: input[r] elements go to rank r, and output[r] come from rank r. An all_gather_v has
+// output counts only, and a reduce_scatter_v input counts only; both must be equal on all ranks.
 struct SplitCounts {
   std::vector<uint64_t> input = {};
   std::vector<uint64_t> output = {};
@@ -96,13 +96,13 @@ struct CADRE_EXPORT Collective {
   Bytes out = {};
   SplitCounts splits = {};  // used by all_gather_v, reduce_scatter_v and all_to_all_v
   Device device = {};       // the device whose memory `in` and `out` are in
-  // The device stream, which stream-ordered engines use: the operation runs after the work that was
-  // enqueued on the stream before the call. With CUDA it is a cudaStream_t; null means the device's
-  // default stream.
+  // The stream of the device that a stream-ordered engine uses: the operation runs after the work
+  // that was enqueued on the stream before the call. With CUDA it is a cudaStream_t; null means the
+  // device's default stream.
   void* stream = nullptr;
-  // The sizes of the tensor that has the n elements, for collectives in which all ranks have n. If
-  // shapes differ between ranks, the call fails on all ranks, also if the numbers of elements are
-  // equal. nullopt means one dimension.
+  // The shape of the tensor that has the n elements, for collectives in which all ranks have the
+  // same n. If shapes differ between ranks, the call fails on all ranks, even if the numbers of
+  // elements are equal. nullopt means one dimension.
   std::optional<std::span<const int64_t>> shape = {};
 };
 

@@ -69,7 +69,8 @@ TEST(Collective, TheDescriptorIsWhatRanksCompare) {
   EXPECT_EQ(text(shaped), "all_reduce(sum, int32 x [2, 3])");
 }
 
-// validate() drops these buffers, so that no part of the engine can use them.
+// validate() sets a buffer that only the root uses to empty on other ranks, so that no engine can
+// use it there.
 TEST(Collective, BuffersThatOnlyTheRootUsesAreDroppedElsewhere) {
   Buffers b;
   for (const Rank root : {0, 1}) {
@@ -85,7 +86,7 @@ TEST(Collective, BuffersThatOnlyTheRootUsesAreDroppedElsewhere) {
     EXPECT_EQ(scatter.in.empty(), !is_root);
     EXPECT_FALSE(reduce.in.empty() || gather.in.empty() || scatter.out.empty());
   }
-  // A buffer that is dropped may have any size.
+  // The output of a gather may have any size on ranks other than the root.
   EXPECT_EQ(refusal_of(Collective::gather(b.in(), {}, DType::kInt32, 0)), "");
   EXPECT_THAT(refusal_of(Collective::gather(b.in(), {}, DType::kInt32, 1)),
               HasSubstr("the output has 0 bytes, expected 72"));

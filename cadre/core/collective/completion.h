@@ -39,10 +39,10 @@ class Completion {
   bool is_done() const {
     return pending_ == nullptr || pending_->is_done.load(std::memory_order_acquire);
   }
-  // REQUIRES: is_done().
+  // Returns the result of the collective. REQUIRES: is_done().
   const Status& status() const { return pending_ == nullptr ? status_ : pending_->status; }
-  // Returns whether order_stream() can replace waiting for the end: true for a stream-ordered
-  // engine, and for every Completion that is done.
+  // Returns whether a device stream can wait for the end, with order_stream(), instead of a thread:
+  // true for a stream-ordered engine, and for every Completion that is done.
   bool is_stream_ordered() const { return is_done() || pending_->order_stream != nullptr; }
   // Makes the work that the caller enqueues on `stream` from now on wait for the operation. Returns
   // at once, and does nothing if the operation is done. REQUIRES: is_stream_ordered().
@@ -61,7 +61,8 @@ class Completion {
     }
     callback(status());
   }
-  // REQUIRES: made by make_pending(); not completed yet.
+  // Sets the result and runs the callbacks. REQUIRES: this value was made by make_pending(), and
+  // complete() was not called for it before.
   void complete(Status status) const {
     std::vector<Callback> callbacks;
     {
@@ -79,13 +80,13 @@ class Completion {
 
     const OrderStream order_stream;  // null if the engine is not stream-ordered
     std::mutex mutex;
-    Status status;  // is written before is_done is set, and read after it
+    Status status;  // is written before is_done is set, and only read when is_done is true
     std::atomic<bool> is_done{false};
     std::vector<Callback> callbacks;
   };
   explicit Completion(std::shared_ptr<Shared> pending) : pending_(std::move(pending)) {}
 
-  Status status_;  // the result, if it was known at construction
+  Status status_;  // the result of a Completion that was done when it was made
   std::shared_ptr<Shared> pending_ = nullptr;
 };
 

@@ -18,8 +18,8 @@ namespace {
 #if CADRE_STREAMING_STORES
 constexpr size_t kLine = 64;
 
-// SSE2 is part of every x86-64. Four 16-byte streaming stores fill one line of the write-combining
-// buffer, so wider registers would not help.
+// Copies with SSE2, which every x86-64 CPU has. Four 16-byte streaming stores fill one line of the
+// write-combining buffer, so wider registers would not help.
 void copy_streaming(std::byte* out, const std::byte* in, size_t num_bytes) {
   const size_t misaligned = reinterpret_cast<uintptr_t>(out) % kLine;
   const size_t head = misaligned == 0 ? 0 : std::min(num_bytes, kLine - misaligned);
@@ -38,7 +38,8 @@ void copy_streaming(std::byte* out, const std::byte* in, size_t num_bytes) {
     _mm_stream_si128(to + 3, d);
   }
   std::memcpy(out + done, in + done, num_bytes - done);
-  // Streaming stores are weakly ordered: without the fence a later flag could overtake them.
+  // Streaming stores are weakly ordered: without the fence a flag that is stored later could become
+  // visible before them.
   _mm_sfence();
 }
 #endif

@@ -8,13 +8,14 @@
 
 namespace cadre {
 
-// Blocks of this size are still in the first-level cache when they are stored a second time.
+// The size of blocks that are computed first and copied to their destination afterwards: a block of
+// this size is still in the L1 cache when it is copied.
 inline constexpr size_t kCachedBytes = 4096;
 
 // Says how results are stored. Streaming (non-temporal) stores do not read the destination's cache
-// lines first and do not take them away from a peer's cache one at a time: they are faster for data
-// that is written once and read much later, or by a distant core. When the call returns they are
-// complete for every thread that sees a later release store of this thread.
+// lines first and do not take them away from a peer's cache one at a time. So they are faster for
+// data that is written once and read much later, or by a distant core. A thread that sees a release
+// store which follows the copy also sees the copied data.
 enum class StorePolicy { kCached, kStreaming };
 
 void copy(std::byte* out, const std::byte* in, size_t num_bytes, StorePolicy stores);

@@ -4,8 +4,8 @@ namespace cadre {
 namespace {
 
 #if defined(__x86_64__)
-// Returns whether the CPU converts float16. clang has no name for this feature here, and its
-// kernels do not need it.
+// Returns whether the CPU has the F16C instructions, which convert float16. clang cannot test for
+// them, and kernels that are compiled with clang do not use them.
 bool has_float16_conversions() {
 #if defined(__clang__)
   return true;

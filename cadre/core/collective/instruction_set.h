@@ -1,6 +1,6 @@
-// Which vector instructions this CPU has, and calls of kernels that are compiled for them.
+// Says which vector instructions this CPU has, and calls the kernels that are compiled for them.
 //
-// Threads: any. Blocking: never. Errors: none. Narrower sets give the same bits.
+// Threads: any. Blocking: never. Errors: none. All sets give the same bits.
 #pragma once
 
 namespace cadre {
@@ -25,7 +25,7 @@ template <typename Kernel, typename Work>
   Kernel::template run<InstructionSet::kAvx2>(work);
 }
 
-#if defined(__clang__)  // has no such option, and is used with sanitizers only
+#if defined(__clang__)  // clang has no such option, and is used for builds with sanitizers only
 #define CADRE_FULL_WIDTH ""
 #else
 #define CADRE_FULL_WIDTH ",prefer-vector-width=512"

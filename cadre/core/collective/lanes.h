@@ -71,7 +71,7 @@ struct Bfloat16Lanes {
 
 // The elements are float16 in memory and float32 in registers. Both conversions use integers: they
 // run on any CPU, and the flags of the CPU (FTZ, DAZ) cannot change a bit. The two floating-point
-// additions have no denormal result, and no denormal operand that could change one.
+// additions have no denormal result, and a denormal operand cannot change their result.
 struct PortableFloat16Lanes {
   using Accumulator = Vector<float>;
   using Words = Vector<int32_t>;
@@ -125,11 +125,12 @@ struct PortableFloat16Lanes {
 
 #if defined(__x86_64__) && !defined(__clang__)
 #define CADRE_CONVERTS_FLOAT16 1
-// Does the same with the CPU's own conversions, which are several times faster. They give the same
-// bits: they ignore FTZ and have a fixed rounding, and DAZ affects only values that round to zero
-// anyway. They would keep the payload of a NaN, so NaNs are replaced first. The code uses builtins
-// instead of intrinsics: intrinsics are functions of one target, which GCC cannot inline through
-// callers without that target, and clang reports an error.
+// Converts like PortableFloat16Lanes, but with the CPU's own instructions, which are several times
+// faster. They give the same bits: they ignore FTZ and have a fixed rounding, and DAZ affects only
+// values that round to zero anyway. They would keep the payload of a NaN, so NaNs are replaced
+// first. The code uses builtins instead of intrinsics: intrinsics are functions of one target,
+// which GCC cannot inline through callers without that target, and for which clang reports an
+// error.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wpsabi"  // a builtin returns in a register in every ABI
 template <InstructionSet kSet>
@@ -172,13 +173,13 @@ struct ConvertingFloat16Lanes {
   using Half16 [[gnu::vector_size(32)]] = int16_t;
   using Float8 [[gnu::vector_size(32)]] = float;
   static constexpr int kNearestEven = 0;
-  static constexpr int kCurrentDirection = 4;  // the current rounding mode; widening is exact
+  static constexpr int kCurrentDirection = 4;  // the current rounding mode, as widening is exact
 };
 #pragma GCC diagnostic pop
 #endif
 
-// Stands for the lanes with which a kernel that names Float16Lanes is compiled for each instruction
-// set.
+// A placeholder in the type of a kernel. LanesFor replaces it with the float16 lanes for the
+// instruction set for which the kernel is compiled.
 struct Float16Lanes {};
 
 template <typename L, InstructionSet kSet>

@@ -20,7 +20,8 @@ struct Map {
   double operand;
 };
 
-// Change::apply(vector, operand) is called between the load as In and the store as Out.
+// The loop loads a vector as In, calls Change::apply(vector, operand), and stores the vector as
+// Out.
 template <typename In, typename Out, typename Change>
 struct MapLoop {
   static_assert(In::kNumLanes == Out::kNumLanes);

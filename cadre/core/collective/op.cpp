@@ -18,7 +18,8 @@ static_assert(kNumOpKinds - 1 <= static_cast<int>(kFieldMask), "a kind has a fie
 static_assert(kNumDTypes - 1 <= static_cast<int>(kFieldMask), "a dtype has a field of 4 bits");
 static_assert(kNumReduceOps - 1 <= static_cast<int>(kFieldMask), "a ReduceOp has 4 bits");
 
-// The shape of one dimension is 0, so its bits can hold the rest of a long count.
+// The packed form of one dimension has no sizes, so its bits can hold the high bits of a large
+// count.
 bool is_one_dimension(uint64_t shape) {
   return (shape & kFieldMask) == 0;
 }
@@ -30,7 +31,8 @@ bool OpDescriptor::has_root() const {
          kind == OpKind::kScatter || kind == OpKind::kSend || kind == OpKind::kRecv;
 }
 
-// The root and the number of coalesced collectives share a field: no kind has both.
+// The root and the number of coalesced collectives share a field of the fingerprint: no kind has
+// both.
 Fingerprint OpDescriptor::fingerprint() const {
   const uint64_t root_field = has_root() ? static_cast<uint64_t>(root.value) : num_coalesced;
   const uint64_t call = (static_cast<uint64_t>(kind) & kFieldMask) |

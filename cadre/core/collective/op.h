@@ -37,8 +37,8 @@ struct OpDescriptor {
   uint16_t num_coalesced = 0;
 
   bool has_root() const;
-  // Returns the bits that docs/formats/net-messages.md defines. In groups of up to 65,536 ranks no
-  // two operations have the same bits.
+  // Returns the bits that docs/formats/net-messages.md defines. In groups of up to 65,536 ranks two
+  // different operations have different bits.
   Fingerprint fingerprint() const;
   static OpDescriptor from_fingerprint(const Fingerprint& fingerprint);
   // Returns "all_reduce(sum, float32 x 1024)", "reduce(sum, float32 x [2, 3], root 0)",
@@ -71,7 +71,7 @@ class OpProgress {
     phase_.store(static_text, std::memory_order_relaxed);
     if (mirror_ != nullptr) copy_phase(static_text);
   }
-  // Notified when each collective of a call begins, except the first.
+  // Is notified when each collective of a call begins, except for the first.
   class Observer {
    public:
     virtual void on_next(size_t index) = 0;
@@ -95,7 +95,7 @@ class OpProgress {
   }
   // A part of an all_to_all_v for which the sender and the receiver expect different sizes.
   struct PartMismatch {
-    int sender = -1;  // -1 if no rank sent it
+    int sender = -1;  // -1 if no part has two sizes
     int receiver = -1;
     uint64_t sent_bytes = 0;
     uint64_t expected_bytes = 0;
@@ -119,12 +119,12 @@ class OpProgress {
   int waiting_for() const { return waiting_for_.load(std::memory_order_relaxed); }
   size_t index() const { return index_.load(std::memory_order_relaxed); }
 
-  int mismatch_peer = -1;  // only the running thread reads it, after the operation has failed
+  int mismatch_peer = -1;  // read only by the thread that runs the operation, after its failure
   uint64_t mismatch_number = 0;
   Fingerprint mismatch_fingerprint;
-  uint64_t own_number = 0;  // 0 if it is the running operation
+  uint64_t own_number = 0;  // 0 if that is the running operation
   Fingerprint own_fingerprint;
-  PartMismatch part_mismatch;  // only the running thread reads it, after the operation has failed
+  PartMismatch part_mismatch;  // read only by the thread that runs the operation, after its failure
 
  private:
   void copy_phase(const char* text) {

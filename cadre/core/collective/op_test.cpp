@@ -124,7 +124,7 @@ TEST(OpDescriptorTest, ReadsAsItsCall) {
       "reduce(sum, uint8 x [2, 3], root 0)");
 }
 
-// All codes of kinds are in use. Some codes of dtypes and reductions are not.
+// A peer may send codes of dtypes and reductions that do not exist. All codes of kinds are in use.
 TEST(OpDescriptorTest, UnknownCodesFromAPeerAreNamedSo) {
   EXPECT_EQ(OpDescriptor::from_fingerprint({.call = 0xff1}).to_string(),
             "all_reduce(unknown, unknown x 0)");

@@ -1,5 +1,5 @@
-// The sizes of a tensor in 64 bits, by which ranks notice that a (2, 3) would be reduced with a (3,
-// 2).
+// The sizes of a tensor in 64 bits. Ranks compare them, to detect that a (2, 3) tensor would be
+// reduced with a (3, 2) tensor.
 //
 // Threads: a plain value. Blocking: never. Errors: none; arbitrary bits from a peer are read as
 // some shape.

@@ -37,7 +37,7 @@ TEST(PackedShape, OneDimensionIsTheNumberOfElements) {
 }
 
 TEST(PackedShape, BitsLieWhereTheHeaderSays) {
-  // The number 9 is stored as its low 3 bits (1), with the bit for "more" above them, and then 1.
+  // The 9 is stored in two groups: its low 3 bits (1) with the "more" bit above them, and then 1.
   EXPECT_EQ(PackedShape(Sizes{2, 9}).bits(), 0x1923u);
   EXPECT_EQ(PackedShape(Sizes{}).bits(), 0x1u);
 }

@@ -88,7 +88,7 @@ void run_floating(const Fold& fold, ReduceOp op, InstructionSet set) {
   }
 }
 
-// REQUIRES: the table supports the pair.
+// Reduces with the kernel of the dtype. REQUIRES: is_supported(kind.dtype, kind.op).
 void run_any(const Fold& fold, ReduceKind kind, InstructionSet set) {
   switch (kind.dtype) {
     case DType::kUint8:
@@ -114,8 +114,8 @@ void run_any(const Fold& fold, ReduceKind kind, InstructionSet set) {
   }
 }
 
-// Reduces into a block that stays in the first-level cache, so that one kernel serves both kinds of
-// stores.
+// Reduces block by block into memory that stays in the first-level cache, and copies each block to
+// the output with streaming stores. So the kernels need no streaming form.
 void run_streaming(const Fold& fold, ReduceKind kind, InstructionSet set) {
   constexpr size_t kBlockBytes = 4096;
   constexpr size_t kMaxInputs = 64;

@@ -1,6 +1,6 @@
-// The speed of sums by reduce(): bytes read and written in a second, for each dtype, number of
-// inputs and bytes of each input. A memory-bound sum of float16 or bfloat16 should move as many
-// bytes as one of float32.
+// Measures the speed of sums by reduce(): bytes read and written in a second, for each dtype,
+// number of inputs and bytes of each input. A memory-bound sum of float16 or bfloat16 should move
+// as many bytes in a second as one of float32.
 //
 //   reduce_bench [--benchmark_filter=float16]
 #include <benchmark/benchmark.h>

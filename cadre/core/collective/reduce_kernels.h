@@ -48,7 +48,7 @@ struct Xor {
   }
 };
 
-// `total != total` is false for integers, and the compiler removes it.
+// `total != total` tests for NaN. It is false for integers, and the compiler removes it there.
 struct Min {
   template <typename V>
   CADRE_KERNEL_INLINE void apply(V& total, const V& next) {
@@ -63,7 +63,7 @@ struct Max {
   }
 };
 
-// Says what is done with the folded value before it is stored.
+// Stores the folded value as it is. This struct and the next one are the last step of a fold.
 struct AsIs {
   template <typename V>
   CADRE_KERNEL_INLINE void apply(V&, size_t) {}

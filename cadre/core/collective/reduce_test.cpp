@@ -155,7 +155,7 @@ TEST(ReduceTest, SpecialValuesOfFloat16EqualTheFormula) {
                            DType::kFloat16);
 }
 
-// Tests every float16, each with five others.
+// Tests every float16 in combination with five other numbers.
 TEST(ReduceTest, EveryFloat16EqualsTheFormula) {
   std::vector<std::byte> all(0x10000 * 2);
   for (size_t i = 0; i < 0x10000; ++i) write_element(all, i, static_cast<uint16_t>(i));

@@ -7,11 +7,11 @@
 namespace cadre {
 namespace {
 
-// The rules in the order of ReduceOp.
+// The rules of one class of dtypes, in the order of ReduceOp.
 using Rules = std::array<ReductionRule, kNumReduceOps>;
 
 constexpr std::string_view kNoBitsOfFloats =
-    "bits of a floating-point number are no number; use an integer dtype or bool";
+    "bitwise operations are not defined for floating-point numbers; use an integer dtype or bool";
 
 constexpr Rules kIntegerRules = {{
     {true, "the sum; overflow wraps (two's complement)"},
@@ -27,7 +27,7 @@ constexpr Rules kIntegerRules = {{
 
 constexpr Rules kBoolRules = {{
     {true, "logical or, as max; results are 0 or 1"},
-    {false, "the mean of truth values is none; use max or min, or convert to float32"},
+    {false, "the mean of truth values is not a truth value; use max or min, or convert to float32"},
     {true, "logical and"},
     {true, "logical or"},
     {true, "logical and"},
@@ -38,9 +38,9 @@ constexpr Rules kBoolRules = {{
 }};
 
 constexpr std::string_view kLeast =
-    "the least; a NaN in any input gives NaN; of -0 and +0 the later input's";
+    "the least; a NaN in any input gives NaN; between -0 and +0 the later input counts";
 constexpr std::string_view kGreatest =
-    "the greatest; a NaN in any input gives NaN; of -0 and +0 the later input's";
+    "the greatest; a NaN in any input gives NaN; between -0 and +0 the later input counts";
 
 constexpr Rules kHalfRules = {{
     {true, "the sum in float32, rounded once to nearest even; what is too large becomes infinite"},
@@ -99,7 +99,7 @@ constexpr Sets supported_sets() {
   return sets;
 }
 
-// The rules as sets, with which every call of a reduction is compared.
+// The supported operations of each dtype. Every call of a reduction looks its operation up in them.
 constexpr Sets kSupported = supported_sets();
 
 }  // namespace
@@ -108,7 +108,8 @@ ReductionRule reduction_rule(DType dtype, ReduceOp op) {
   const Rules* rules = rules_of(dtype);
   const auto index = static_cast<size_t>(op);
   if (rules == nullptr || index >= rules->size()) {
-    return {false, "it does not exist; use a value that base/types.h names"};
+    return {false,
+            "the dtype or the operation does not exist; use a value that base/types.h names"};
   }
   return (*rules)[index];
 }

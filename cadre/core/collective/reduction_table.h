@@ -16,11 +16,12 @@ namespace cadre {
 
 struct ReductionRule {
   bool is_supported = false;
-  // The result of a supported pair; for an unsupported pair, the reason and what to use instead.
+  // The result of a supported operation; for an unsupported one, the reason and what to use
+  // instead.
   std::string_view meaning;
 };
 
-// Returns an unsupported rule for values that the enumerations do not have.
+// Returns an unsupported rule for values that are not in the enumerations.
 CADRE_EXPORT ReductionRule reduction_rule(DType dtype, ReduceOp op);
 
 // Returns the operations that are supported for the dtype; an empty set for a dtype that does not
@@ -28,8 +29,8 @@ CADRE_EXPORT ReductionRule reduction_rule(DType dtype, ReduceOp op);
 CADRE_EXPORT EnumSet<ReduceOp> supported_reductions(DType dtype);
 CADRE_EXPORT bool is_supported(DType dtype, ReduceOp op);
 
-// Returns kInvalidArgument for an unsupported pair: "avg of int32 is refused: " and the rule's
-// meaning. All callers give the same sentence.
+// Returns kInvalidArgument for an unsupported operation: "avg of int32 is refused: " and the rule's
+// meaning. All callers report this text.
 CADRE_EXPORT Status check_reduction(DType dtype, ReduceOp op);
 
 }  // namespace cadre

@@ -31,7 +31,7 @@ ReduceOp op_at(int index) {
 }
 
 TEST(ReductionTableTest, SupportsWhatTheMatrixSays) {
-  // The columns are: sum avg min max product band bor bxor premul_sum.
+  // The rows are kClasses. The columns are: sum avg min max product band bor bxor premul_sum.
   const std::array<std::string_view, 4> matrix = {"x-xxxxxx-", "x-xxxxxx-", "xxxxx---x",
                                                   "xxxxx---x"};
   int num_dtypes = 0;

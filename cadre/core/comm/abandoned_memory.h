@@ -1,6 +1,7 @@
-// Whether the engine of a group may still use the memory of a call that has failed.
+// Says whether the engine of a group may still use the memory of a call that has failed.
 //
-// Threads: any. Blocking: never. Errors: throws in a forked child, as Communicator does.
+// Threads: any. Blocking: never. Errors: throws in a forked child, like every call of a
+// Communicator.
 #pragma once
 
 #include "cadre/core/base/export.h"

@@ -1,10 +1,11 @@
 // How a group gets its engine: one of the native ones by default, or what the program's factory
 // makes. MPI, Gloo, NCCL and test engines are plugged in with such a factory.
 //
-// Threads: a factory is called once for each group of each rank, by the thread that connects or
-// splits. Blocking: the factory, until setup.deadline. Lifetime: what a BackendSetup refers to
-// outlives the engine, also one that the group leaves to the process (step 3). Errors: those that
-// the factory returns; all ranks then give up the group.
+// Threads: a factory is called once for each group on each rank, by the thread that connects or
+// splits the group. Blocking: the factory, until setup.deadline at most. Lifetime: the objects to
+// which a BackendSetup refers outlive the engine, even if the group keeps the engine until the
+// process ends (step 3). Errors: those that the factory returns; the group is then not created on
+// any rank.
 //
 // How to write a plug-in:
 //  1. Derive from Backend (collective/backend.h). capabilities() states every collective, dtype,

@@ -39,8 +39,8 @@ void check_peer(const Communicator& group, std::string_view call, Rank peer) {
 void check_has_peers(const Communicator& group, std::string_view call, std::string_view remedy) {
   if (!CommunicatorParts::impl_of(group).is_lone()) return;
   throw refusal_of(group, call,
-                   format("the other ranks of this group do not exist, its engine stands in for "
-                          "them in collectives only; {}",
+                   format("the other ranks of this group do not exist: its engine computes "
+                          "collectives without them, but no messages; {}",
                           remedy));
 }
 

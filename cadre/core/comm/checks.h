@@ -1,8 +1,8 @@
-// Checks arguments of a group's calls that are wrong whatever the other ranks pass. Those of a
-// collective are in collective/collective.h.
+// Checks those arguments of a group's calls that are wrong whatever the other ranks pass.
+// validate() in collective/collective.h checks the arguments of collectives.
 //
-// Threads: any. Blocking: never. Errors: each check throws kInvalidArgument that says what was
-// passed and what was expected.
+// Threads: any. Blocking: never. Errors: each check throws kInvalidArgument; the message says what
+// was passed and what was expected.
 #pragma once
 
 #include <string_view>
@@ -14,7 +14,8 @@
 
 namespace cadre {
 
-// Returns "CALL on group "NAME", rank R: PROBLEM", with the call and the group as details().
+// Returns the error "CALL on group "NAME", rank R: PROBLEM"; its details() contain the call and the
+// group.
 CADRE_EXPORT Error refusal_of(const Communicator& group, std::string_view call,
                               std::string_view problem);
 

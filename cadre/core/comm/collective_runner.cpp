@@ -12,14 +12,14 @@
 namespace cadre {
 namespace {
 
-// A rank with a mismatch waits this long for a rank that may report a lower pair.
+// How long a rank that has found a mismatch waits for a rank that may report a lower pair of ranks.
 constexpr Duration kSecondOpinionTime = std::chrono::milliseconds(50);
 constexpr const char* kEnqueuedPhase = "enqueued";
 
 }  // namespace
 
-// Publishes the collectives of a call in the activity cell and the flight record, one after the
-// other.
+// Publishes the collectives of a call, one after the other, in this rank's cell of the status page
+// and in the flight record.
 class CollectiveRunner::Record final : public OpProgress::Observer {
  public:
   Record(CollectiveRunner& runner, const Operation& operation, TimePoint now)
@@ -42,7 +42,7 @@ class CollectiveRunner::Record final : public OpProgress::Observer {
   void begin(size_t index, TimePoint now) {
     const Fingerprint& fingerprint = operation_.fingerprints[index];
     number_ = operation_.number + index;
-    // While calls are enqueued, the cell shows the oldest of them, which is most likely to be
+    // While calls are enqueued, the cell shows the oldest of them, because it is most likely to be
     // blocked.
     if (runner_.num_enqueued_ == 0) cell_.begin(number_, fingerprint, now);
     entry_ = runner_.parts_.recorder.begin(number_, fingerprint, -1, now);
@@ -56,8 +56,8 @@ class CollectiveRunner::Record final : public OpProgress::Observer {
   uint64_t entry_ = 0;
 };
 
-// A call that its engine ends later. The engine's Completion owns it, and so the memory that the
-// engine works on, even after the call was abandoned.
+// A call that the engine has enqueued and ends later. The engine's Completion owns this object, and
+// so the memory that the engine works on, even after the group has abandoned the call.
 struct CollectiveRunner::Enqueued {
   uint64_t number;
   std::vector<Fingerprint> fingerprints;
@@ -69,14 +69,15 @@ struct CollectiveRunner::Enqueued {
   Completion result;
   std::atomic<bool> has_ended{false};
 
-  // Returns true for the caller that ends the call: its engine, or the watch that abandons it.
+  // Returns true for the first caller only, which ends the call: the engine, or the watch thread
+  // that abandons it.
   bool claim_end() { return !has_ended.exchange(true); }
 };
 
 Completion CollectiveRunner::run(Operation& operation) {
   Monitor& monitor = parts_.monitor;
   if (monitor.has_failed()) return monitor.error();
-  // The progress is mirrored into the cell only if the cell does not show an enqueued call.
+  // The cell shows the progress of this call, unless it shows an enqueued call.
   OpProgress progress(num_enqueued_ == 0 ? &monitor.own_cell().collective.progress : nullptr);
   const TimePoint began = parts_.system.now();
   Record record(*this, operation, began);
@@ -98,12 +99,13 @@ Completion CollectiveRunner::run(Operation& operation) {
   if (is_done) {
     record.end({result.status().ok(), waiting_for(progress), progress.phase(), now});
   }
-  // Only the holder of the progress role writes it.
+  // Only the holder of the progress role writes this counter.
   time_spent_ns_.store((time_spent() + (now - began)).count(), std::memory_order_relaxed);
   return result;
 }
 
-// An exception makes this rank the culprit, because its peers have done nothing wrong.
+// Runs a call and makes an exception of the engine the group's failure. This rank is the culprit,
+// because its peers have done nothing wrong.
 Completion CollectiveRunner::execute_caught(Operation& operation, const Running& call) {
   try {
     if (!parts_.capabilities.is_abortable) begin_watch();
@@ -138,9 +140,9 @@ bool CollectiveRunner::is_to_be_scaled(const Collective& collective) const {
          parts_.capabilities.needs_multiplied_inputs(collective.dtype, collective.reduction.op());
 }
 
-// Turns each PREMUL_SUM into a SUM of scaled inputs. A scaled input lies in the output if that has
-// room for the whole input. For the peers and in messages the call is still a PREMUL_SUM, because
-// of the fingerprint in the context.
+// Turns each PREMUL_SUM into a SUM of scaled inputs. A scaled input is stored in the output if that
+// has room for the whole input. Messages and the comparison between ranks still show a PREMUL_SUM,
+// because the fingerprint does not change.
 std::vector<Collective> CollectiveRunner::premultiplied(std::span<const Collective> collectives) {
   const auto is_in_place = [](const Collective& c) { return c.out.size() == c.in.size(); };
   size_t num_scaled_bytes = 0;
@@ -188,7 +190,8 @@ Status CollectiveRunner::wait_for_end(const Completion& completion, Deadline dea
   return {};
 }
 
-// The engine keeps the memory until it has ended the call, even if this wait ends earlier.
+// Waits until the engine has ended the call. Even if this wait ends earlier, the engine keeps the
+// memory until then.
 Status CollectiveRunner::await(const Completion& completion, std::shared_ptr<const void> memory,
                                Deadline deadline) {
   if (completion.is_done()) return completion.status();
@@ -201,7 +204,8 @@ Status CollectiveRunner::await(const Completion& completion, std::shared_ptr<con
   return waited;
 }
 
-// An input may be the result of an earlier call that its engine has not ended yet.
+// Waits until the enqueued calls have ended: the input of the next call may be the result of one of
+// them.
 Status CollectiveRunner::await_enqueued(Deadline deadline) {
   while (true) {
     Completion last = Status();
@@ -246,14 +250,14 @@ Completion CollectiveRunner::follow(const Operation& operation, const Running& c
     if (enqueued_.size() == 1) show(*enqueued);
     watch_.unpark();
   }
-  // The runner may be gone when the engine ends an abandoned call.
+  // The runner may already be destroyed when the engine ends a call that was abandoned.
   completion.on_done([this, enqueued](const Status& status) {
     if (enqueued->claim_end()) enqueued->result.complete(end_enqueued(enqueued, status));
   });
   return enqueued->result;
 }
 
-// The progress of submit() is out of date when the engine ends the call, so it is not reported.
+// Reports no progress: what submit() has recorded is out of date when the engine ends the call.
 Status CollectiveRunner::end_enqueued(const std::shared_ptr<Enqueued>& call, const Status& status) {
   OpProgress progress;
   const Status result =
@@ -401,8 +405,8 @@ void CollectiveRunner::explain(const Running& call, const Error& error) {
               .remedy = std::string(is_closed ? kCloseOnlyOwn : "")});
 }
 
-// A rank that reaches its own deadline reports its own timeout if it can name the culprit with
-// certainty, even if a peer's failure arrives meanwhile.
+// Reports this rank's own timeout, even if a peer's failure arrives meanwhile, provided that this
+// rank can name the culprit with certainty.
 void CollectiveRunner::explain_timeout(const Running& call) {
   parts_.monitor.fail_by_timeout({.activity = activity_of(call),
                                   .number = call.context.number,
@@ -416,9 +420,10 @@ void CollectiveRunner::explain_loss(const Running& call, const Error& error) {
 }
 
 // Several ranks may detect the mismatch at once, each with a different peer. So this rank polls all
-// peers and reports the lowest mismatching pair. If that does not include rank 0, this rank first
-// waits for the report of a lower pair. It waits longer than a rank polls its peers if a lower rank
-// has completed the operation, because then there probably is a lower pair.
+// peers and reports the lowest pair of ranks whose calls differ. If that pair does not include rank
+// 0, this rank first waits for another rank to report a lower pair. If a lower rank has completed
+// the operation, there probably is a lower pair, so this rank waits longer than a rank polls its
+// peers.
 void CollectiveRunner::explain_mismatch(const Running& call) {
   Monitor& monitor = parts_.monitor;
   const Roster& roster = monitor.roster();
@@ -452,7 +457,7 @@ void CollectiveRunner::explain_part_mismatch(const Running& call) {
               .remedy = std::string(kEqualParts)});
 }
 
-// Returns -1 also if an engine of the program names a rank that does not exist.
+// Returns -1 if no rank is known, also if a plug-in engine names a rank that does not exist.
 int CollectiveRunner::waiting_for(const OpProgress& progress) const {
   const int rank = progress.waiting_for();
   return rank < parts_.monitor.roster().world_size() ? rank : -1;

@@ -1,14 +1,15 @@
 // Runs the collectives of a group on its engine, and turns each error into the group's one failure,
 // with the rank at fault.
 //
-// Threads: the holder of the progress role calls run(); calls that are enqueued on a device end in
-// a thread of the engine; other methods from any thread. While calls are enqueued on an engine that
-// cannot abort them, a thread "cadre-watch" ends those that reach their deadline or meet a failure
-// of the group. It starts before the engine has the call.
-// Blocking: run(), until the operation's deadline and the questions that follow a failure
-// (Monitor::kAskTime, kDoubtTime); so do the threads that report an error later. stop(), for
-// kWatchTime. Lifetime: borrows its parts; the engine must have ended what it has enqueued when the
-// runner is destroyed, except for abandoned calls. Errors: the group's failure.
+// Threads: the holder of the progress role calls run(). Calls that are enqueued on a device end in
+// a thread of the engine. Other methods may be called from any thread. While calls are enqueued on
+// an engine that cannot abort them, a thread "cadre-watch" ends a call when its deadline passes or
+// the group fails. That thread starts before the engine gets the call.
+// Blocking: run(), until the operation's deadline, and after a failure for the time in which this
+// rank polls its peers (Monitor::kAskTime, kDoubtTime); a thread that reports an error later blocks
+// for that time, too. stop(), for kWatchTime. Lifetime: borrows its parts. When the runner is
+// destroyed, the engine must have ended all calls that it has enqueued, except for abandoned ones.
+// Errors: the group's failure.
 #pragma once
 
 #include <atomic>
@@ -42,9 +43,9 @@ class CollectiveRunner final : public OperationRunner {
     Backend* backend = nullptr;        // null for a world of one, whose operations are copies
     const Capabilities& capabilities;  // the capabilities of the backend
     SymmetricHeap* heap;               // allocates symmetric memory
-    Duration timeout;                  // the limit for operations that have no deadline
+    Duration timeout;                  // the timeout of operations that have no deadline
   };
-  // The longest sleep of the watch before it notices that it must end.
+  // The interval at which the watch thread checks whether it must end.
   static constexpr Duration kWatchTime = std::chrono::milliseconds(20);
 
   explicit CollectiveRunner(const Parts& parts)
@@ -52,16 +53,17 @@ class CollectiveRunner final : public OperationRunner {
 
   Completion run(Operation& operation) override;
   Duration time_spent() const { return Duration(time_spent_ns_.load(std::memory_order_relaxed)); }
-  // Joins the thread. REQUIRES: no call begins any more.
+  // Joins the watch thread. REQUIRES: no call begins any more.
   void stop();
-  // Returns whether the engine still works on a call that was abandoned, and so on the memory of
-  // the call.
+  // Returns whether the engine still works on a call that was abandoned. If so, the memory of that
+  // call is still in use.
   bool has_abandoned() const;
 
  private:
   class Record;
   struct Enqueued;
-  // A call that has begun. Its context is that of the collective that runs, or that has failed.
+  // A call that has begun. `context` is that of the collective of the call that runs, or that has
+  // failed.
   struct Running {
     OpContext context;
     TimePoint began;
@@ -69,7 +71,7 @@ class CollectiveRunner final : public OperationRunner {
     Running at_failed() const { return {context.from(context.progress.index()), began}; }
   };
 
-  // Executes the operation. An exception of the engine becomes the failure of the group, too.
+  // Executes the operation. An exception of the engine becomes the failure of the group.
   Completion execute_caught(Operation& operation, const Running& call);
   Completion execute(std::span<const Collective> collectives, const OpContext& context);
   bool is_to_be_scaled(const Collective& collective) const;
@@ -78,20 +80,21 @@ class CollectiveRunner final : public OperationRunner {
   // Waits until the engine has ended the call. Returns an error if the group fails, or the deadline
   // passes, before that.
   Status wait_for_end(const Completion& completion, Deadline deadline);
-  // Like wait_for_end(), but returns the status of the call, which works on `memory`.
+  // Does the same as wait_for_end(), but returns the status of the call. The engine keeps `memory`
+  // until the call has ended.
   Status await(const Completion& completion, std::shared_ptr<const void> memory, Deadline deadline);
   // Waits until all enqueued calls have ended.
   Status await_enqueued(Deadline deadline);
   // Ends a call. If it has an error, fails the group with it and returns the failure of the group.
   Status conclude(const Running& call, const Status& status);
-  // Called when the engine has enqueued the call, which the engine ends through `completion`.
-  // Returns a Completion that is done when the call has ended.
+  // Called when the engine has enqueued the call and will end it through `completion`. Returns a
+  // Completion that is done when the runner has also recorded the end of the call.
   Completion follow(const Operation& operation, const Running& call, const Completion& completion,
                     uint64_t first_entry);
   Status end_enqueued(const std::shared_ptr<Enqueued>& call, const Status& status);
   void show(const Enqueued& call);
-  // Called before the engine has the call: if no thread can be started, the call throws, and the
-  // engine must not have begun to work on its memory.
+  // Starts the watch thread. Called before the engine gets the call: if no thread can be started,
+  // the call throws, and the engine must not have begun to work on its memory.
   void begin_watch();
   void end_submission();
   void watch();
@@ -111,15 +114,15 @@ class CollectiveRunner final : public OperationRunner {
   wire::Activity activity_of(const Running& call) const;
 
   Parts parts_;
-  std::vector<std::byte> scaled_;  // the inputs of PREMUL_SUMs whose output is smaller
+  std::vector<std::byte> scaled_;  // scaled inputs of PREMUL_SUMs that have a smaller output
   std::atomic<int64_t> time_spent_ns_{0};
   mutable std::mutex mutex_;  // guards the members below, except for the atomics
-  std::deque<std::shared_ptr<Enqueued>> enqueued_;  // the engine's thread uses it, too
+  std::deque<std::shared_ptr<Enqueued>> enqueued_;  // also used by the engine's thread
   std::atomic<size_t> num_enqueued_{0};
   // The memory of abandoned calls. An entry expires when the engine has ended its call.
   std::vector<std::weak_ptr<const void>> abandoned_;
   IdleThread watch_;
-  bool is_submitting_ = false;  // a call is being submitted, which the watch may have to end
+  bool is_submitting_ = false;  // a call is being submitted; the watch thread may have to end it
   std::atomic<bool> is_stopping_{false};
 };
 

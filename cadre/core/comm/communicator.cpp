@@ -21,8 +21,8 @@ std::string_view name_of(std::string_view call, OpKind kind) {
   return call.empty() ? to_string(kind) : call;
 }
 
-// Turns the error of a collective, which begins with its kind, into an error of the call that
-// contains the collective.
+// Turns the error of a collective, whose message begins with the kind of the collective, into an
+// error of the call that contains the collective.
 Error refused(const Communicator& group, std::string_view call, OpKind kind, const Error& error) {
   if (error.code() != ErrorCode::kInvalidArgument) return error;
   std::string_view problem = error.message();
@@ -46,7 +46,7 @@ Fingerprint validated(Collective& collective, const Communicator& group,
   return descriptor.fingerprint();
 }
 
-// Makes one operation of the collectives and calls `use` with it. A single collective needs no
+// Makes one operation of the collectives and calls `use` with it. A single collective needs no heap
 // memory.
 template <typename Use>
 auto with_operation(std::span<Collective> collectives, const Communicator& group,
@@ -61,7 +61,7 @@ auto with_operation(std::span<Collective> collectives, const Communicator& group
   };
   if (collectives.empty()) {
     throw refusal_of(group, options.call.empty() ? "run" : options.call,
-                     "a call of no collectives; expected at least one");
+                     "the list of collectives is empty; pass at least one");
   }
   impl.check_open(name_of(options.call, collectives.front().kind));
   if (collectives.size() == 1) {
@@ -76,7 +76,8 @@ auto with_operation(std::span<Collective> collectives, const Communicator& group
   return use_with(all);
 }
 
-// An exception of the program's log must not end a thread or a destructor of the group.
+// Wraps the program's log, because an exception of it must not end a thread or a destructor of the
+// group.
 CommunicatorOptions with_quiet_log(CommunicatorOptions options) {
   if (options.log != nullptr && dynamic_cast<QuietLog*>(options.log.get()) == nullptr) {
     options.log = std::make_shared<QuietLog>(std::move(options.log));
@@ -84,7 +85,8 @@ CommunicatorOptions with_quiet_log(CommunicatorOptions options) {
   return options;
 }
 
-// No machine has so many bytes, and sums with this number do not wrap.
+// The upper limit of a symmetric buffer: no machine has so many bytes, and sums with this number do
+// not wrap.
 constexpr size_t kMaxSymmetricBytes = size_t{1} << 56;
 
 }  // namespace
@@ -115,7 +117,8 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
     return std::make_unique<Communicator>(std::move(impl));
   } catch (const Error& error) {
     ErrorDetails details = error.details();
-    // The group is the world, so both ranks are equal.
+    // The group that is being connected is the world, so the rank in the group is also the rank in
+    // the world.
     details.culprit_world_rank = details.culprit;
     throw error.with_details(details).with_context(
         format("connecting rank {} of {} to group \"{}\" in round {}", membership.rank,
@@ -125,8 +128,8 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
 
 Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-// In a forked child the locks and connections of the group may be in any state, and its threads do
-// not exist. So the child's copy is not destroyed; it ends with the child.
+// Does nothing in a forked child: there the locks and connections of the group may be in any state,
+// and its threads do not exist. So the child's copy is not destroyed; it ends with the child.
 Communicator::~Communicator() {
   if (impl_->fork_guard->is_in_child()) {
     static_cast<void>(impl_.release());
@@ -247,8 +250,8 @@ std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(
   const std::string_view call = options.call.empty() ? "allocate_symmetric" : options.call;
   if (num_bytes > kMaxSymmetricBytes) {
     throw refusal_of(*this, call,
-                     format("{} bytes; expected at most {}, is it a negative number?", num_bytes,
-                            kMaxSymmetricBytes));
+                     format("the size is {} bytes, expected at most {}; is it a negative number?",
+                            num_bytes, kMaxSymmetricBytes));
   }
   impl_->checked().check_open(call);
   const Fingerprint fingerprint =
@@ -307,11 +310,11 @@ void Communicator::close(Deadline deadline) {
   Impl& impl = impl_->checked();
   if (impl.is_on_own_thread()) {
     throw refusal_of(*this, "close",
-                     "it was called by a callback, or by the deleter of a keep_alive, which the "
-                     "group would wait for; close the group in a thread of the program");
+                     "it was called by a callback, or by the deleter of a keep_alive, for which "
+                     "close() would wait; close the group in a thread of the program");
   }
-  // The flag is set before the look at the other group. So if callbacks close each other's groups,
-  // one of the two close() throws, and neither waits for the other.
+  // The flag is set before this rank looks at the other group. So if callbacks close each other's
+  // groups, at least one of the two close() calls throws, and they do not wait for each other.
   const ProgressQueue::AwaitsOther awaits_other;
   if (ProgressQueue::is_any_on_this_thread() && impl.awaits_other()) {
     throw refusal_of(*this, "close",

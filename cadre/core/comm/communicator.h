@@ -1,17 +1,18 @@
-// A group of ranks over bytes: membership, transport, engine, op numbers, deadlines, failures.
-// Complete without torch (<cadre/core.h>); ProcessGroup is a tensor shell over it.
+// A group of ranks over bytes: membership, transport, engine, operation numbers, deadlines,
+// failures. Complete without torch (<cadre/core.h>); ProcessGroup is a tensor shell over it.
 //
 // Threads: every method from any thread. Operations are numbered in the order of the calls; all
 // ranks must issue the same operations in the same order, so a program that issues from two threads
 // orders them itself.
 // Blocking: connect, the blocking operations, allocate_symmetric and close, each until its
-// deadline. Lifetime: buffers of a blocking call are borrowed until it returns, on a device until
-// the operation has ended on its stream; those of an `_async` call must live until its Work is
-// completed (attach an owner as CollectiveOptions::keep_alive). Errors: cadre::Error. After the
-// first failure the group is unusable: every later call throws that failure; close() it and connect
-// a new one over rejoin(). In a forked child every call throws, except rank() and the like, and the
-// destructor does nothing. In a world of one operations are copies. Source: c10d's ProcessGroup,
-// reduced to what makes sense for bytes.
+// deadline. Lifetime: the buffers of a blocking call are borrowed until it returns; buffers on a
+// device until the operation has ended on its stream. The buffers of an `_async` call must live
+// until its Work is completed (attach an owner as CollectiveOptions::keep_alive). Errors:
+// cadre::Error. After the first failure the group is unusable: every later call throws that
+// failure; close() it and connect a new one over rejoin(). In a forked child every call throws,
+// except for rank() and other simple getters, and the destructor does nothing. In a world of one
+// rank the operations are copies. Source: c10d's ProcessGroup, reduced to what makes sense for
+// bytes.
 // Guide: docs/guide/reference/groups-and-messages.md.
 #pragma once
 
@@ -49,16 +50,16 @@ struct PeerStatus {
 
 class CADRE_EXPORT Communicator {
  public:
-  // Collective over the membership. Ranks exchange addresses through the store, prove the job's
-  // token to each other, and connect. A rank with another build is rejected with an error that
-  // names both versions.
+  // Connects this rank to the group; all ranks of the membership must call it. Ranks exchange
+  // addresses through the store, prove to each other that they know the job's token, and connect. A
+  // rank with another build is rejected with an error that names both versions.
   static std::unique_ptr<Communicator> connect(os::System& system, const Membership& membership,
                                                const CommunicatorOptions& options,
                                                Deadline deadline);
-  // Aborts pending operations and leaves, as close() says. In a callback of a group, or in the
-  // deleter of a keep_alive, the destructor returns at once, and another thread ends the group soon
-  // after. So the System must live a moment longer; handles that init_process_group() made, and
-  // handles of subgroups, keep theirs alive. Throws nothing.
+  // Aborts pending operations and leaves the group, as close() does. In a callback of a group, or
+  // in the deleter of a keep_alive, the destructor returns at once, and another thread ends the
+  // group soon after. So the System must outlive the group by a moment; handles that
+  // init_process_group() made, and handles of subgroups, keep their System alive. Throws nothing.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -73,19 +74,20 @@ class CADRE_EXPORT Communicator {
   // of one.
   std::string_view backend_name() const;
   bool shares_memory() const;
-  // Return the membership and the options that the group was connected with.
+  // Return the membership and the options with which the group was connected.
   const Membership& membership() const;
   const CommunicatorOptions& options() const;
-  // Returns the rank of each member in the group that was connected first (the world), by its rank
-  // in this group.
+  // Returns the world rank of each member, indexed by its rank in this group. The world is the
+  // group that was connected first.
   std::vector<Rank> global_ranks() const;
   // Returns the rank in the world of a rank of this group. Same as c10d's get_global_rank.
   Rank global_rank(Rank group_rank) const;
   // Returns the rank in this group of a rank of the world; nullopt if it is no member. Same as
   // c10d's get_group_rank.
   std::optional<Rank> group_rank(Rank global_rank) const;
-  // Returns the host of each rank, by rank of this group. Hosts are numbered in the order of their
-  // lowest ranks in this group. A host is a running kernel in one network namespace.
+  // Returns the number of the host of each rank, indexed by the rank in this group. Hosts are
+  // numbered in the order of their lowest ranks in this group. A host is a running kernel in one
+  // network namespace.
   std::vector<int> hosts() const;
   // Returns how many collectives this rank has issued; equal on all ranks between operations.
   uint64_t num_collectives() const;
@@ -101,9 +103,9 @@ class CADRE_EXPORT Communicator {
   }
   // Run or issue one or more collectives together. They are submitted to the engine as one call,
   // have consecutive numbers, one deadline and one Work, and end with the first error. All ranks
-  // must pass equally many, which is compared for kinds without a root. No buffer of one may
-  // overlap a buffer of another. The span is borrowed for the call. Same as ncclGroupStart and
-  // ncclGroupEnd, or c10d's _coalescing_manager.
+  // must pass the same number of collectives; a difference is detected for kinds without a root. No
+  // buffer of one collective may overlap a buffer of another. The span is borrowed for the call.
+  // Same as ncclGroupStart and ncclGroupEnd, or c10d's _coalescing_manager.
   void run(std::span<const Collective> collectives, const CollectiveOptions& options = {});
   Work issue(std::span<const Collective> collectives, const CollectiveOptions& options = {});
 
@@ -128,8 +130,8 @@ class CADRE_EXPORT Communicator {
                         const CollectiveOptions& options = {}) {
     return issue(Collective::all_gather(in, out, dtype), options);
   }
-  // counts[r] is the number of elements of rank r's input. Calls fail on all ranks if their counts
-  // differ between ranks.
+  // Gathers parts of different sizes: counts[r] is the number of elements of rank r's input. Calls
+  // fail on all ranks if their counts differ between ranks.
   void all_gather_v(ConstBytes in, Bytes out, DType dtype, std::vector<uint64_t> counts,
                     const CollectiveOptions& options = {}) {
     run(Collective::all_gather_v(in, out, dtype, std::move(counts)), options);
@@ -146,8 +148,8 @@ class CADRE_EXPORT Communicator {
                             const CollectiveOptions& options = {}) {
     return issue(Collective::reduce_scatter(in, out, dtype, reduction), options);
   }
-  // counts[r] is the number of elements of rank r's output. Calls fail on all ranks if their counts
-  // differ between ranks.
+  // Reduces and scatters parts of different sizes: counts[r] is the number of elements of rank r's
+  // output. Calls fail on all ranks if their counts differ between ranks.
   void reduce_scatter_v(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
                         std::vector<uint64_t> counts, const CollectiveOptions& options = {}) {
     run(Collective::reduce_scatter_v(in, out, dtype, reduction, std::move(counts)), options);
@@ -161,7 +163,7 @@ class CADRE_EXPORT Communicator {
   Work barrier_async(const CollectiveOptions& options = {}) {
     return issue(Collective::barrier(), options);
   }
-  // The root gets the same bits as from all_reduce().
+  // Reduces to the root, which gets the same bits as from all_reduce().
   void reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction, Rank root,
               const CollectiveOptions& options = {}) {
     run(Collective::reduce(in, out, dtype, reduction, root), options);
@@ -193,8 +195,9 @@ class CADRE_EXPORT Communicator {
                         const CollectiveOptions& options = {}) {
     return issue(Collective::all_to_all(in, out, dtype), options);
   }
-  // If a rank sends another number of elements than the receiver expects, all ranks throw
-  // kInvalidArgument, which names both, before any data moves.
+  // Sends splits.input[r] elements to each rank r. If a rank sends another number of elements than
+  // the receiver expects, all ranks throw kInvalidArgument, which names both ranks, before any data
+  // moves.
   void all_to_all_v(ConstBytes in, Bytes out, DType dtype, SplitCounts splits,
                     const CollectiveOptions& options = {}) {
     run(Collective::all_to_all_v(in, out, dtype, std::move(splits)), options);
@@ -203,10 +206,10 @@ class CADRE_EXPORT Communicator {
                           const CollectiveOptions& options = {}) {
     return issue(Collective::all_to_all_v(in, out, dtype, std::move(splits)), options);
   }
-  // Messages between two ranks with one tag arrive in order; sizes and types must match. A send of
-  // up to 16 KiB may return before it is received; a longer one waits for its receive. A rank
-  // buffers at most 4 MiB from each peer that no recv has taken. Throws for a message to this rank
-  // itself.
+  // Messages between two ranks with the same tag arrive in order; sizes and types must match. A
+  // send of up to 16 KiB may return before it is received; a longer one waits for its receive. A
+  // rank buffers at most 4 MiB from each peer for messages that no recv has taken yet. Both throw
+  // if the peer is this rank itself.
   void send(ConstBytes data, DType dtype, Rank destination, int tag,
             const CollectiveOptions& options = {});
   void recv(Bytes data, DType dtype, Rank source, int tag, const CollectiveOptions& options = {});
@@ -225,60 +228,65 @@ class CADRE_EXPORT Communicator {
   std::vector<Work> issue(std::span<const MessageCall> calls,
                           const CollectiveOptions& options = {});
 
-  // Collective: every rank calls it with the same size, in the order of the operations.
+  // Allocates memory that peers on the same host access in place. Collective: every rank calls it
+  // with the same size, in the order of the operations.
   std::shared_ptr<SymmetricBuffer> allocate_symmetric(size_t num_bytes,
                                                       const CollectiveOptions& options = {});
 
-  // Returns the wall time that this rank's threads have spent inside operations other than
-  // messages, including waits.
+  // Returns the wall time that this rank's threads have spent inside collectives and allocations,
+  // including waits, but not in sends and receives.
   Duration time_in_operations() const;
   std::vector<PeerStatus> peers() const;
   // Returns the first failure of this group, which every later call throws; nullopt while the group
   // is usable. A call with invalid arguments throws before it has issued anything, and the group
-  // does not fail. Does not communicate, so it does not return a failure that this rank has not
-  // heard of yet. Same as ncclCommGetAsyncError.
+  // does not fail. error() does not communicate, so it does not know a failure of another rank that
+  // this rank has not received yet. Same as ncclCommGetAsyncError.
   std::optional<Error> error() const;
   // Returns the ranks that are known to be gone (killed or left), for rejoin().
   std::vector<Rank> lost_ranks() const;
 
   // Fails the group: every pending and every later operation throws kAborted with `reason`, on this
   // rank and on all others, whatever they do at the time. A group that has failed already keeps its
-  // first failure. Afterwards close() the group, or rejoin(). Never blocks; may be called from any
-  // thread and from a signal-handling thread.
+  // first failure. After abort(), close() the group or call rejoin(). Never blocks; may be called
+  // from any thread, also from one that waits for signals.
   void abort(const std::string& reason);
-  // From now on this group and `other` fail together on this rank. A failure of one of them, also
-  // an earlier one, aborts the other with the text and culprit of the first failure, unless the
-  // other is being closed. Useful for groups that one job uses in turns: a rank that waits in one
-  // group learns which rank was lost in the other, instead of "rank 0 left". Every rank that is a
-  // member of both groups calls it. Keeps neither group alive.
+  // Makes this group and `other` fail together on this rank from now on. A failure of one of them,
+  // also an earlier one, aborts the other group with the text and culprit of the first failure,
+  // unless that group is being closed. Useful for groups that one job uses in turns: a rank that
+  // waits in one group learns which rank was lost in the other, instead of "rank 0 left". Every
+  // rank that is a member of both groups calls it. Keeps neither group alive.
   void fail_together(const Communicator& other);
   // Runs pending operations until the deadline, publishes to the members that this rank leaves, and
-  // joins the group's threads, also beyond the deadline while a callback of an operation runs; with
-  // the last group of the process, closes its connections. Operations that are still pending at the
-  // deadline are aborted, which fails the group on all ranks: Work::wait() of each of them throws
-  // kAborted, here and on the other ranks. close() itself does not throw for them, so wait() first
-  // for what must have ended. Later calls throw kInvalidArgument. A second close() does nothing.
-  // The destructor only aborts locally and communicates for 1 s at most. At its end close() throws
-  // kInvalidArgument if ranks are known to have left this group, or one that was closed before,
-  // after different collectives: a small broadcast, reduce, gather or scatter may succeed on a rank
-  // although another rank called something else. If two such ranks are on one host, at least the
-  // one that closes later throws. Two ranks of different hosts that close their last groups at the
-  // same moment may both miss the mismatch, as may ranks that clean up after a failure. The
-  // destructor only logs the mismatch. In a callback of this group, or in the deleter of a
-  // keep_alive, close() throws kInvalidArgument and does nothing. So it does in a callback of
-  // another group while a callback of this one closes a group.
+  // joins the group's threads. The join may last beyond the deadline while a callback of an
+  // operation runs. The last group of the process also closes its connections. Operations that are
+  // still pending at the deadline are aborted, which fails the group on all ranks: Work::wait() of
+  // each of them throws kAborted, on this rank and on the others. close() itself does not throw for
+  // them, so wait() first for operations that must have ended. Later calls throw kInvalidArgument.
+  // A second close() does nothing. The destructor only aborts locally and communicates for 1 s at
+  // most.
+  //
+  // At its end close() throws kInvalidArgument if ranks are known to have left this group, or one
+  // that was closed before, after different collectives: a small broadcast, reduce, gather or
+  // scatter may succeed on a rank although another rank called something else. If two such ranks
+  // are on one host, at least the one that closes later throws. Two ranks of different hosts that
+  // close their last groups at the same moment may both miss the mismatch, as may ranks that clean
+  // up after a failure. The destructor only logs the mismatch.
+  //
+  // close() throws kInvalidArgument and does nothing in a callback of this group or in the deleter
+  // of a keep_alive, because it would wait for itself. The same holds in a callback of another
+  // group while a callback of this group closes a group.
   void close(Deadline deadline);
 
   // Returns the last operations of this rank; to_json() makes them readable.
   FlightRecord flight_record() const;
 
-  class Impl;  // defined within comm, so that other folders cannot create a Communicator from it
+  class Impl;  // defined in the folder comm, so that no other folder can create a Communicator
   explicit Communicator(std::unique_ptr<Impl> impl);
 
  private:
   friend struct CommunicatorParts;
-  // Like run() and issue(), for collectives that only this call uses: what does not apply to this
-  // rank is reset in them.
+  // Do the same as run() and issue(), but may change the collectives: arguments that do not apply
+  // to this rank are reset.
   void run_own(std::span<Collective> collectives, const CollectiveOptions& options);
   Work issue_own(std::span<Collective> collectives, const CollectiveOptions& options);
 

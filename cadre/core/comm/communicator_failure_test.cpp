@@ -58,7 +58,7 @@ void sum(Communicator& group, size_t count) {
   group.all_reduce(bytes, bytes, DType::kFloat32, ReduceOp::kSum);
 }
 
-// The call either fails after it has begun, or finds that the failure has arrived before.
+// Matches an error of `call`, or of a rank that received the failure before it began that call.
 auto fails_at_or_before(const std::string& call, const std::string& before) {
   const std::string code = call.substr(0, call.find(' '));
   return AnyOf(StartsWith(call + " on group \"world\" failed after "),
@@ -95,7 +95,7 @@ TEST(CommunicatorFailure, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   ASSERT_TRUE(fields.ok()) << fields.failures();
   EXPECT_EQ(fields.ranks[2].output, "");
   for (const size_t rank : {0, 1}) {
-    // The news that the rank has left may arrive before the fourth call.
+    // A rank may learn that rank 2 has left before it begins the fourth call.
     EXPECT_THAT(fields.ranks[rank].output,
                 AnyOf("kPeerLost culprit=2 operation=all_reduce#4", "kPeerLost culprit=2"));
   }
@@ -105,8 +105,9 @@ TEST(CommunicatorFailure, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
                         "job or call rejoin()."));
 }
 
-// Rank 1 does not call the second operation before the group has failed. The first operation has a
-// long deadline, because the ranks of a busy machine do not start together.
+// Ranks 0 and 2 wait in a second all_reduce, which rank 1 does not call before the group has
+// failed. The first operation has a long deadline, because the ranks of a busy machine do not start
+// together.
 void sum_without_rank_1(RankContext& context, Communicator& group) {
   const Deadline deadline = context.system.deadline_in(kFailureBudget);
   group.barrier({.deadline = deadline});
@@ -141,7 +142,7 @@ TEST(CommunicatorFailure, ARankThatIsToldOfATimeoutQuotesIt) {
   EXPECT_EQ(told.find("Remedy"), told.rfind("Remedy"));
 }
 
-// One rank waits in a collective for the other, which waits for a message from it. Another thread
+// Rank 0 waits in a collective for rank 1, which waits for a message from rank 0. Another thread
 // could still call the missing operation, so both waits last until the deadline. Then each error
 // names the operation that the other rank runs.
 TEST(CommunicatorFailure, ACollectiveAgainstARecvTellsAtTheDeadlineWhatTheOtherIsIn) {
@@ -246,8 +247,8 @@ TEST(CommunicatorFailure, AClosedGroupRefusesAndClosingTwiceIsNothing) {
   for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, "");
 }
 
-// Rank 1 leaves its group without close() while no operation is pending. The other rank must see
-// that it left in an orderly way.
+// Rank 1 destroys its group without close() while no operation is pending. The other rank must see
+// that it has left in good order.
 TEST(CommunicatorFailure, ADestructorPublishesALeave) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);
@@ -282,8 +283,8 @@ class ErrorLines final : public LogSink {
   std::string lines_;
 };
 
-// Rank 0 ends while an operation is pending. If an exception is the reason, the exception is the
-// error to report.
+// Rank 0 destroys its group while an operation is pending. If an exception is the reason, that
+// exception is the error to report.
 TEST(CommunicatorFailure, UnwindingIsNotLoggedBeforeTheExceptionThatUnwinds) {
   const auto system = os::make_native_system();
   for (const bool throws : {true, false}) {
@@ -350,7 +351,7 @@ TEST(CommunicatorFailure, AFailedGroupIsRebuiltFromTheSameThreads) {
 
 // Rank 2 leaves, and rank 1 learns of it between two operations. Rank 1 closes the failed group at
 // once, and rank 0 later. Both must regard rank 2, and no other rank, as lost, and must find each
-// other again. A slow rank may learn of it during the first sum.
+// other again in rejoin(). A slow rank may learn of the leave during the first sum.
 void lose_rank_2(os::System& system, const Membership& membership, TransportChoice transport) {
   const auto group = Communicator::connect(system, membership, {.transport = transport},
                                            system.deadline_in(kFailureBudget));
@@ -384,7 +385,8 @@ TEST(CommunicatorFailure, SurvivorsOfALeaverLoseNobodyElse) {
   }
 }
 
-// The error names the operation that threw it, or the last one that succeeded.
+// Runs sums until rank 2 has left. The error must name the operation that threw it, or no operation
+// if it arrived between two sums.
 void sum_until_rank_2_has_left(os::System& system, const Membership& membership,
                                TransportChoice transport) {
   const auto group = Communicator::connect(system, membership, {.transport = transport},
@@ -417,7 +419,7 @@ TEST(CommunicatorFailure, AnOperationThatEndedWellIsNotBlamed) {
   }
 }
 
-// Each rank gets receipts for its leave from the others, so no rank waits for a time limit.
+// A leaving rank gets a receipt from each other rank, so no rank waits for a time limit.
 TEST(CommunicatorFailure, RanksThatCloseTogetherWaitForNothingButEachOther) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     sim::Simulator simulator(seed, {.ranks_per_host = {2, 1}});
@@ -450,7 +452,7 @@ TEST(CommunicatorFailure, SurvivorsOfASimulatedLeaverLoseNobodyElse) {
   }
 }
 
-// A System that opens no more connections once it is exhausted.
+// A System that opens no more connections once `is_exhausted` is set.
 class FewDescriptors final : public testing::ForwardingSystem {
  public:
   using ForwardingSystem::ForwardingSystem;
@@ -462,7 +464,8 @@ class FewDescriptors final : public testing::ForwardingSystem {
   std::atomic<bool> is_exhausted = false;
 };
 
-// Over TCP the first operation opens the data connection. The peer must not be reported as lost.
+// Rank 0 has no file descriptor left for the data connection, which the first operation over TCP
+// opens. The error must name rank 0, and must not report the peer as lost.
 TEST(CommunicatorFailure, ARankWithoutADescriptorNamesItself) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);

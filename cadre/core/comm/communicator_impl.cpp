@@ -20,7 +20,8 @@
 namespace cadre {
 namespace {
 
-// After an abort every operation ends within the time of the questions that follow a failure.
+// The time within which every operation ends after an abort, including the polls of peers that
+// follow a failure.
 constexpr Duration kAbortTime = std::chrono::seconds(5);
 constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
@@ -80,12 +81,12 @@ std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder() const {
   flight.id = identity.id();
   auto made = FlightRecorder::create(path, flight);
   if (!made.ok()) {
-    // If the file cannot be written, the job goes on and the record is kept in memory, as without a
-    // folder.
+    // If the file cannot be written, the job goes on and the record is kept in memory, as if no
+    // folder were set.
     if (options.log) {
       options.log->write(LogLevel::kWarning, "comm",
-                         format("flight_record=none reason=\"{}\": cadre trace will not have this "
-                                "rank; make room there or name another folder",
+                         format("flight_record=none reason=\"{}\": cadre trace will not show this "
+                                "rank; free space in the folder or choose another one",
                                 made.error().message()));
     }
     made = FlightRecorder::create("", flight);
@@ -122,8 +123,8 @@ bool Communicator::Impl::uses_host_memory() const {
   if (options.backend) {
     if (options.transport != TransportChoice::kSharedMemory) return false;
     throw Error(ErrorCode::kInvalidArgument,
-                "shared memory was demanded together with a backend of the program's choice: "
-                "choose kAuto or kTcp, or no backend");
+                "the options ask for shared memory and for a backend of the program, but only "
+                "the host engine uses it: choose kAuto or kTcp, or no backend");
   }
   const bool can_share = fabric->share_memory(members.ranks);
   if (options.transport == TransportChoice::kSharedMemory && !can_share) {
@@ -131,7 +132,7 @@ bool Communicator::Impl::uses_host_memory() const {
       return fabric->layout().host_of(member) == fabric->layout().host_of(members.ranks.front());
     });
     throw Error(ErrorCode::kInvalidArgument,
-                format("shared memory was demanded, but {}: choose kAuto or kTcp",
+                format("the options ask for shared memory, but {}: choose kAuto or kTcp",
                        is_one_host ? fabric->obstacle() : "the ranks are on several hosts"));
   }
   return can_share && options.transport != TransportChoice::kTcp;
@@ -239,7 +240,7 @@ void Communicator::Impl::build_host_engine(GroupPieces pieces,
                                                        .page = std::move(pieces.message_page)});
 }
 
-// Releases the pieces of other ranks that no part of this rank has taken over.
+// Releases the pieces of other ranks of which no object of this rank has taken ownership.
 void Communicator::Impl::release_holds(const std::vector<GroupPlaces>& places) const {
   HostMemory& memory = *fabric->host_memory();
   const std::vector<int> slots = fabric->slots_of(members.ranks);
@@ -260,7 +261,7 @@ void Communicator::Impl::open_streams() {
     transport = stream(kCollectivePurpose);
     engine = std::make_unique<NetEngine>(system, *transport);
   }
-  // note_left() is repeated for members that left before the streams were opened.
+  // Members may have left before the streams were opened, so note_left() is repeated for them.
   const std::vector<PeerView> views = monitor->peers();
   for (size_t i = 0; i < views.size(); ++i) {
     if (views[i].left_after) monitor->note_left(members.ranks[i]);
@@ -283,8 +284,8 @@ void Communicator::Impl::build_chosen_engine() {
 }
 
 Communicator::Impl::~Impl() {
-  // Each step runs again by itself, in case an exception has ended end() early: no thread may
-  // outlive what it works on.
+  // Each step is run again, in case an exception has ended end() early: no thread may outlive the
+  // objects on which it works.
   attempt([this] { end(); });
   if (queue == nullptr) return;
   attempt([this] { stop_threads(); });
@@ -311,8 +312,8 @@ void Communicator::Impl::attempt(const std::function<void()>& step) const noexce
   }
 }
 
-// A destructor must not wait for other ranks, so pending operations are aborted. If an exception
-// unwinds the stack, it reports the cause, and this failure is not logged.
+// Ends the group without waiting for other ranks: pending operations are aborted. If an exception
+// unwinds the stack, that exception reports the cause, and this failure is not logged.
 void Communicator::Impl::end() {
   if (!is_closed_ && has_pending()) {
     const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
@@ -342,7 +343,7 @@ bool Communicator::Impl::awaits_other() const {
          (messages != nullptr && messages->awaits_other());
 }
 
-// Keeps the engine until the process ends. The library behind it still works on memory of
+// Keeps the engine until the process ends. The library behind it still works on the memory of
 // operations, and one of its threads may look at the Interrupt. The engine's destructor would wait
 // for the library, which may wait for a rank that is gone.
 void Communicator::Impl::leave_engine_to_process() {
@@ -351,7 +352,7 @@ void Communicator::Impl::leave_engine_to_process() {
     std::unique_ptr<Backend> engine;
     Left* next = nullptr;
   };
-  // Leak checkers do not report what this list reaches.
+  // Leak checkers do not report memory that this list reaches.
   static std::atomic<Left*> last{nullptr};
   if (options.log) {
     options.log->write(LogLevel::kWarning, "comm",
@@ -384,7 +385,7 @@ bool Communicator::Impl::close(Deadline deadline) {
   monitor->publish_leave(queue->num_issued(), system.deadline_in(kAbortTime));
   stop_threads();
   // An operation that still runs in another caller's thread, although it was aborted, uses the
-  // engines. Then they stay as long as the group.
+  // engines. If there is one, the engines are kept as long as the group.
   if (is_idle()) release(deadline.earlier(system.deadline_in(kGoodbyeTime)));
   return true;
 }
@@ -428,8 +429,8 @@ bool Communicator::Impl::drain(Deadline deadline) {
   return (messages == nullptr || messages->drain(deadline)) && is_drained;
 }
 
-// Frees the memory now, not with the last handle to the group. The last group also leaves the
-// fabric.
+// Frees the memory now, and not when the last handle to the group is destroyed. The last group of
+// the process also leaves the fabric.
 void Communicator::Impl::release(Deadline deadline) {
   if (std::exchange(is_released_, true)) return;
   heap.reset();

@@ -34,22 +34,22 @@ namespace cadre {
 struct GroupMembers {
   std::vector<int> ranks;  // ranks[r] is the rank in the fabric of the group's rank r
   Rank self;               // this rank's rank in the group
-  // The membership with which rejoin() works; its `group` is unique in the job.
+  // The membership that rejoin() starts from; its `group` is unique in the job.
   Membership membership;
   // The identity under which a member reports that it gives up while the members create the group
-  // over a store; nullopt for all other groups.
+  // over a store; nullopt for groups that are created in another way.
   std::optional<GroupIdentity> creation = {};
 };
 
 // The pieces that a rank allocates from the host's memory for a group before the group exists. The
-// other ranks learn their places in the exchange that makes the group.
+// other ranks learn where they are in the exchange that creates the group.
 struct GroupPieces {
   Piece block;
   Piece message_page;
 
   // `holders` are the slots of the ranks that may become members.
   static Result<GroupPieces> cut(HostMemory& memory, const std::vector<int>& holders);
-  // Keeps only those holders that become members.
+  // Releases the holds of the ranks that do not become members; `slots` are those of the members.
   void keep_holders(const std::vector<int>& slots);
   // Called when all ranks know that none of them uses these pieces.
   void discard();
@@ -58,41 +58,41 @@ struct GroupPieces {
 
 class Communicator::Impl {
  public:
-  // Registers the group; open() completes it.
+  // Registers the group with the fabric; open() makes it ready.
   Impl(std::shared_ptr<Fabric> fabric_in, const CommunicatorOptions& options_in,
        GroupIdentity identity_in, GroupMembers members_in);
   ~Impl();
 
   // Returns whether no other member exists (groups/lone_group.h).
   bool is_lone() const { return world_size > 1 && fabric->plane() == nullptr; }
-  // Returns whether the members communicate through the host's memory. Throws if that was demanded
-  // and is impossible.
+  // Returns whether the members communicate through the host's memory. Throws if the options ask
+  // for that and it is impossible.
   bool uses_host_memory() const;
-  // Fails the group, so that the other members do not wait for this rank. `task` is what this rank
-  // gives up.
+  // Fails the group because this rank cannot finish `task`, so that the other members do not wait
+  // for this rank.
   void give_up(const std::exception& thrown, std::string_view task);
-  // Makes the group ready to run operations: with pieces, through the host's memory, where `places`
-  // are those of all members by rank; without pieces, over TCP.
+  // Makes the group ready to run operations. With pieces, the ranks communicate through the host's
+  // memory, and places[r] are the places of the pieces of rank r; without pieces, over TCP.
   void open(std::optional<GroupPieces> pieces, const std::vector<GroupPlaces>& places);
-  // Opens the group of all ranks, which finds the places of the other ranks by itself.
+  // Opens the group of all ranks, which exchanges the places of the ranks' pieces itself.
   void open_first(Deadline deadline);
 
-  // Called first by every call. Throws in a forked child of the process that connected the group.
+  // Returns *this. Every call begins with it, because it throws in a forked child of the process
+  // that connected the group.
   Impl& checked() {
     fork_guard->check();
     return *this;
   }
   // Throws if the group was closed without a failure.
   void check_open(std::string_view call) const;
-  // Leaves the group when its operations have ended, or aborts operations that are still pending at
-  // the deadline. Returns false if the group was closed before.
+  // Leaves the group when its operations have ended. Operations that are still pending at the
+  // deadline are aborted. Returns false if the group was closed before.
   bool close(Deadline deadline);
   void abort(const std::string& reason);
-  // Returns whether the calling thread runs code of the program from within the group, so that it
-  // would wait for itself in close().
+  // Returns whether the calling thread runs code of the program for the group, such as a callback:
+  // close() would then wait for itself.
   bool is_on_own_thread() const;
-  // Returns whether a thread for which is_on_own_thread() is true waits for the end of another
-  // group.
+  // Returns whether a thread that runs such code of this group waits for the end of another group.
   bool awaits_other() const;
 
   std::shared_ptr<Fabric> fabric;  // shared by the groups of this process
@@ -102,7 +102,7 @@ class Communicator::Impl {
   const GroupMembers members;
   const Rank rank;
   const int world_size;
-  // Those of the engine, once the engine exists.
+  // The capabilities of the engine, once the engine exists.
   Capabilities capabilities = full_capabilities("solo");
 
   // Shared with Works and symmetric buffers, which may outlive the group.
@@ -111,7 +111,7 @@ class Communicator::Impl {
   // fails.
   const std::shared_ptr<OneSidedAccess> one_sided_access;
 
-  // These parts are declared before the parts that use them.
+  // The parts are declared in an order in which each part is declared before those that use it.
   std::unique_ptr<FlightRecorder> recorder;
   std::shared_ptr<Monitor> monitor;      // shared with the control plane
   std::unique_ptr<Transport> transport;  // the transport of the net engine
@@ -123,7 +123,7 @@ class Communicator::Impl {
   // Shared with Works, which may outlive the group.
   std::shared_ptr<OperationQueue> queue;
   std::shared_ptr<MessageQueue> messages;  // null if the group has no peers
-  // The number of spaces reserved so far; message_calls.h explains them.
+  // The number of message spaces reserved so far; see message_calls.h.
   std::atomic<uint32_t> num_message_spaces{0};
 
  private:
@@ -132,7 +132,7 @@ class Communicator::Impl {
   }
   std::unique_ptr<FlightRecorder> make_recorder() const;
   std::shared_ptr<Monitor> make_monitor() const;
-  // `call` is empty if it is not known.
+  // `call` is the name of the call that failed; empty if it is not known.
   Error closed_error(std::string_view call) const;
   void build_host_engine(GroupPieces pieces, const std::vector<GroupPlaces>& places);
   void release_holds(const std::vector<GroupPlaces>& places) const;
@@ -150,7 +150,8 @@ class Communicator::Impl {
   void release(Deadline deadline);
   void leave_engine_to_process();
 
-  // The number at the time when the group was made.
+  // The number of exceptions in flight when the group was made: a larger number in the destructor
+  // means that an exception unwinds the stack.
   const int num_exceptions_ = std::uncaught_exceptions();
   std::atomic<bool> is_closed_{false};
   bool is_released_ = false;

@@ -21,20 +21,23 @@ enum class TransportChoice {
 
 struct CommunicatorOptions {
   std::string name = "world";  // messages quote it; all ranks have the same name
-  // Identifies the group in store keys, handshakes and records; equal on all ranks, unique in the
-  // job. Empty: the name. split() and new_group() derive it, so that groups may share a name.
+  // Identifies the group in store keys, handshakes and flight records; equal on all ranks, unique
+  // in the job. If empty, the name is used. split() and new_group() derive it, so that groups may
+  // share a name.
   std::string id = {};
   Duration timeout = kDefaultOperationTimeout;
-  Duration silence_limit = kDefaultSilenceLimit;  // the limit of silence for a peer on another host
+  Duration silence_limit = kDefaultSilenceLimit;  // the time without any message after which a peer
+                                                  // on another host counts as lost
   TransportChoice transport = TransportChoice::kAuto;
   // Makes the engine of the group, and of the groups that are split off it. If it is empty,
   // `transport` chooses a native engine. core/comm/backend_factory.h says how to write an engine.
   BackendFactory backend = {};
-  // The numeric address at which the other ranks reach this host, never a wildcard address. Empty:
-  // the addresses that the rendezvous found, which are loopback if all ranks are on one host.
+  // The numeric address at which the other ranks reach this host, never a wildcard address. If
+  // empty, the addresses that the rendezvous found are used; they are loopback if all ranks are on
+  // one host.
   std::string listen_host = {};
-  std::string flight_record_path = {};  // file of the last operations; empty: they stay in memory
-  std::shared_ptr<LogSink> log = {};  // shared with the group's threads; null: messages are dropped
+  std::string flight_record_path = {};  // file of the last operations; if empty, kept in memory
+  std::shared_ptr<LogSink> log = {};  // shared with the group's threads; if null, lines are dropped
 };
 
 // Returns the id of a group that is connected with the options.

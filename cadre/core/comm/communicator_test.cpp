@@ -155,8 +155,8 @@ TEST_P(CommunicatorTest, APremulSumMultipliesEachRanksInputByItsOwnFactor) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A program that fills in a Collective itself may leave a reduction in it. Collectives that do not
-// reduce ignore it.
+// A program that fills in a Collective may set a reduction even if the kind does not reduce. Such a
+// reduction is ignored.
 TEST_P(CommunicatorTest, TheReductionOfWhatDoesNotReduceDoesNotCount) {
   const RanksResult result = run([](RankContext& context, Communicator& group) {
     for (const Reduction& unused : {Reduction::premul_sum(10), Reduction(ReduceOp::kPremulSum)}) {
@@ -178,7 +178,8 @@ TEST_P(CommunicatorTest, TheReductionOfWhatDoesNotReduceDoesNotCount) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Arguments that do not apply to this rank must not be reset in the caller's list.
+// run() must not change the caller's list. It resets buffers that this rank does not use, such as
+// the output of a reduce on other ranks than the root, in a copy.
 TEST_P(CommunicatorTest, AListOfCollectivesCanBeRunAgain) {
   const RanksResult result = run([](RankContext& context, Communicator& group) {
     std::vector<float> in = {1, 2};
@@ -223,7 +224,7 @@ TEST_P(CommunicatorTest, SizesOfAnotherNumberOfElementsAreRefused) {
     };
     require(reduce_as({2, 4}) ==
                 format("kInvalidArgument: all_reduce on group \"world\", rank {}: the shape has 8 "
-                       "elements, but the buffer that is compared between ranks has 6",
+                       "elements, but the buffer of this shape has 6; pass a shape that fits",
                        context.rank),
             reduce_as({2, 4}));
     require(reduce_as({2, 3}).empty(), "as many as the buffer has");
@@ -234,7 +235,7 @@ TEST_P(CommunicatorTest, SizesOfAnotherNumberOfElementsAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A SUM on one rank and a PREMUL_SUM on the other are different operations.
+// A SUM on one rank and a PREMUL_SUM on the other are a mismatch.
 TEST(CommunicatorMismatchTest, ASumIsNoPremulSum) {
   CommunicatorOptions options;
   options.timeout = kBudget;
@@ -280,8 +281,8 @@ TEST_P(CommunicatorTest, AsynchronousOperationsCompleteInOrderAndKeepTheirOwners
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two of the collectives need a scaled copy of their input. The output of a reduce_scatter is too
-// small for it.
+// Two of the collectives need a scaled copy of their input, and the output of one reduce_scatter is
+// too small for that copy.
 TEST_P(CommunicatorTest, CollectivesThatAreSubmittedTogetherGiveWhatEachGivesAlone) {
   const auto result = run([](RankContext& context, Communicator& group) {
     const auto world = static_cast<size_t>(context.world_size);
@@ -321,14 +322,14 @@ TEST_P(CommunicatorTest, CollectivesThatAreSubmittedTogetherGiveWhatEachGivesAlo
     for (size_t i = 0; i < 8; ++i) require(record.entries[i].number == i + 1, "their numbers");
     const std::string said = testing::failure_of([&] { group.run(std::span<Collective>()); });
     require(said.starts_with("kInvalidArgument: run on group \"world\", rank ") &&
-                said.ends_with(": a call of no collectives; expected at least one"),
+                said.ends_with(": the list of collectives is empty; pass at least one"),
             said);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// In a call of several collectives one differs. The error names it, and those before it have
-// succeeded.
+// Two ranks run a list of collectives, one of which differs. The error names that collective, and
+// those before it have succeeded.
 TEST(CommunicatorMismatchTest, OfACallOfSeveralTheOneThatDiffersIsNamed) {
   CommunicatorOptions options;
   options.timeout = kBudget;
@@ -404,8 +405,8 @@ int64_t num_allocated_bytes() {
   return total;
 }
 
-// Without the reservation, the first access would end the process with SIGBUS if there is no
-// memory.
+// Memory is reserved before it is used. Without that, the first access would end the process with
+// SIGBUS if there is no memory.
 TEST(CommunicatorReserveTest, SymmetricMemoryIsAllocatedBeforeItIsTouchedAndGivenBack) {
   CommunicatorOptions options;
   options.transport = TransportChoice::kSharedMemory;
@@ -423,7 +424,7 @@ TEST(CommunicatorReserveTest, SymmetricMemoryIsAllocatedBeforeItIsTouchedAndGive
     group.barrier();
     buffer.reset();
     group.barrier();
-    // The rank that releases a piece last is not its owner. The owner reclaims the piece at its
+    // The last rank that releases a piece is not its owner. The owner reclaims the piece at its
     // next allocation.
     buffer = group.allocate_symmetric(1);
     group.barrier();

@@ -9,8 +9,8 @@
 namespace cadre {
 namespace {
 
-// Creates the folder as `cadre run` does. If that fails, the file cannot be created either, and the
-// recorder says why.
+// Returns the path of the flight record, and creates its folder as `cadre run` does. If that fails,
+// the file cannot be created either, and the recorder reports why.
 std::string flight_record_path(const JobEnvironment& environment, std::string_view group,
                                uint64_t round) {
   if (environment.flight_folder.empty()) return "";

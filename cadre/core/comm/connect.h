@@ -1,4 +1,5 @@
-// Joins the job that the environment describes and connects its group: the first line of a program.
+// Joins the job that the environment describes and connects the group of its ranks. Programs call
+// it first.
 //
 // Threads: call from main, before other threads change the environment. Blocking: until all ranks
 // are there, or the deadline. Lifetime: borrows the System. Errors: cadre::Error, as the rendezvous
@@ -14,12 +15,13 @@
 
 namespace cadre {
 
-// What a program itself says about its place in the job. Fields that it leaves out come from the
-// environment (core/rendezvous/job_environment.h).
+// The settings with which a program itself says which rank of which job it is. Fields that it
+// leaves empty come from the environment (core/rendezvous/job_environment.h).
 struct JobPlace;
 
-// If `options` do not set them, the log is standard error, and the flight record is the file
-// GROUP-roundROUND-rankRANK.flight in the folder that the environment names. The folder is created.
+// Connects the group. If `options` do not set a log, the log is standard error. If they set no
+// flight record, the record is the file GROUP-roundROUND-rankRANK.flight in the folder that the
+// environment names, which is created.
 CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(
     os::System& system, const CommunicatorOptions& options, Deadline deadline);
 CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(

@@ -13,7 +13,8 @@
 namespace cadre {
 namespace {
 
-// `cadre run --flight-records` sets this variable.
+// The environment variable for the folder, which `cadre run --flight-records` sets, names a folder
+// that does not exist.
 TEST(ConnectFromEnvironment, CreatesTheFolderOfFlightRecords) {
   const testing::TemporaryFolder folder;
   const std::string nested = folder.file("flights/of/today");

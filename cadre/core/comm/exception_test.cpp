@@ -36,7 +36,7 @@ class ThrowingEngine final : public Backend {
   }
 };
 
-// An engine that only enqueues its operations. The test completes them.
+// An engine that only enqueues its operations. The test ends them.
 class EnqueueingEngine final : public Backend {
  public:
   Capabilities capabilities() const override { return {}; }
@@ -60,7 +60,7 @@ class ThrowingChannel final : public Channel {
   }
 };
 
-// The transport of rank 0 in a world of two. Its channel throws.
+// The transport of rank 0 in a world of two ranks. Its channel throws.
 class ThrowingTransport final : public Transport {
  public:
   Rank rank() const override { return 0; }
@@ -74,8 +74,8 @@ class ThrowingTransport final : public Transport {
   ThrowingChannel channel_;
 };
 
-// Two ranks with connected control planes and a monitor each. The other parts of the group exist
-// only on rank 0.
+// Two ranks with connected control planes and one monitor each. Only rank 0 has the other parts of
+// the group.
 class ExceptionTest : public ::testing::Test {
  protected:
   ExceptionTest() {
@@ -195,7 +195,8 @@ TEST_F(ExceptionTest, OfACollectiveInTheProgressThread) {
   EXPECT_EQ(testing::failure_of([&] { second.wait(soon()); }), failure);
 }
 
-// The status of this rank shows the oldest enqueued operation, which is the one that fails.
+// An engine reports the error of an enqueued operation later. This rank's status shows the oldest
+// enqueued operation, which is the one that fails.
 TEST_F(ExceptionTest, AnErrorThatTheEngineReportsLaterIsTheFailureOfTheGroup) {
   OperationQueue& queue = collectives(enqueueing_);
   const Work first = queue.issue(throwing_barrier());
@@ -240,7 +241,8 @@ TEST_F(ExceptionTest, OfAMessageInTheThreadOfMessages) {
   EXPECT_TRUE(work.error().has_value());
 }
 
-// The deleter of the owner calls the queue from another thread, as in operation_queue_test.cpp.
+// The owner (keep_alive) of a message calls the queue from another thread when it is deleted, so a
+// lock would cause a deadlock. See also operation_queue_test.cpp.
 TEST_F(ExceptionTest, TheOwnerOfAMessageIsReleasedWithoutALock) {
   MessageQueue& queue = messages();
   transport_.end_with_error();
@@ -267,7 +269,8 @@ TEST_F(ExceptionTest, TheOwnerOfAMessageIsReleasedWithoutALock) {
   EXPECT_TRUE(was_free);
 }
 
-// The deleter of the owner may take longer than close() waits after an abort.
+// close() must not end a message that a waiting caller is ending: the deleter of its owner may take
+// longer than close() waits after an abort.
 TEST_F(ExceptionTest, ACloseLeavesTheMessageThatAWaitingCallerEnds) {
   MessageQueue& queue = messages();
   transport_.end_with_error();

@@ -34,7 +34,7 @@ struct ExchangeCase {
 
 using Body = std::function<void(RankContext&, Communicator&)>;
 
-// The output of each rank is the text of its error.
+// Runs `body` on each rank of a group. The output of a rank is the text of its error.
 RanksResult run_group(const ExchangeCase& test, const Body& body) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);
@@ -157,7 +157,7 @@ TEST_P(ExchangeCallsTest, AllToAllMovesEvenAndUnevenParts) {
   });
 }
 
-// Some ranks contribute no elements, and some calls are in place.
+// Gathers parts of different sizes. Some ranks contribute no elements, and some calls are in place.
 TEST_P(ExchangeCallsTest, AllGatherVMovesPartsOfAnySizes) {
   expect_on_all([](RankContext& context, Communicator& group) {
     const auto me = static_cast<size_t>(context.rank.value);
@@ -191,7 +191,8 @@ TEST_P(ExchangeCallsTest, AllGatherVMovesPartsOfAnySizes) {
   });
 }
 
-// Some ranks get no elements, and some calls are in place.
+// Reduces and scatters parts of different sizes. Some ranks get no elements, and some calls are in
+// place.
 TEST_P(ExchangeCallsTest, ReduceScatterVReducesPartsOfAnySizes) {
   expect_on_all([](RankContext& context, Communicator& group) {
     const auto me = static_cast<size_t>(context.rank.value);
@@ -231,7 +232,7 @@ TEST_P(ExchangeCallsTest, ReduceScatterVReducesPartsOfAnySizes) {
   });
 }
 
-// The fingerprint of a call describes it to the peers and in the flight record.
+// The flight record shows each call by its fingerprint, with dtype, count and root.
 TEST_P(ExchangeCallsTest, TheRecordTellsTheCalls) {
   expect_on_all([](RankContext&, Communicator& group) {
     const auto world = static_cast<size_t>(group.world_size());
@@ -255,15 +256,15 @@ TEST_P(ExchangeCallsTest, TheRecordTellsTheCalls) {
   });
 }
 
-// Returns the text of an error of the form "CALL: PROBLEM" on the rank.
+// Turns "CALL: PROBLEM" into the full text of the error that the rank must throw.
 std::string refusal_text(Rank rank, const std::string& text) {
   const size_t at = text.find(": ");
   return format("kInvalidArgument: {} on group \"world\", rank {}{}", text.substr(0, at), rank,
                 text.substr(at));
 }
 
-// If an input were overwritten while it is still read, results would be wrong. So such buffers are
-// refused.
+// Buffers that overlap without being in place are refused, because an input could be overwritten
+// while it is still read.
 TEST(ExchangeCallsRefusal, BuffersThatOverlapButNotInPlaceAreRefused) {
   const auto result = run_group({TransportChoice::kAuto, 2}, [](RankContext& context,
                                                                 Communicator& group) {
@@ -277,10 +278,11 @@ TEST(ExchangeCallsRefusal, BuffersThatOverlapButNotInPlaceAreRefused) {
     const Bytes shifted = Bytes(wide).subspan(8);
     const Bytes slice = Bytes(wide).subspan(4, 8);  // does not match the slice of any rank
     const std::string both =
-        "overlap, but not in place, where both are the same; pass separate buffers";
+        "overlap, but not in place (in place means that both are the same memory); pass separate "
+        "buffers";
     const std::string shorter =
-        "overlap, but not in place, where the shorter one is this rank's slice of the other; pass "
-        "separate buffers";
+        "overlap, but not in place (in place means that the shorter one is this rank's slice of "
+        "the other); pass separate buffers";
     expect([&] { group.all_reduce(whole, shifted, DType::kUint8, ReduceOp::kSum); },
            "all_reduce: the input and the output " + both);
     expect([&] { group.reduce(shifted, whole, DType::kUint8, ReduceOp::kSum, me); },
@@ -359,7 +361,8 @@ class ExchangeMismatchTest : public ::testing::TestWithParam<TransportChoice> {}
 INSTANTIATE_TEST_SUITE_P(All, ExchangeMismatchTest,
                          ::testing::Values(TransportChoice::kSharedMemory, TransportChoice::kTcp));
 
-// A rank that is not involved has its part already, or learns of the failure in its next call.
+// Expects the error on all ranks. A rank whose part of the operation has succeeded learns of the
+// failure in its next call.
 void expect_on_all(const RanksResult& result, const std::vector<std::string>& texts,
                    const std::string& remedy) {
   ASSERT_TRUE(result.ok()) << result.failures();
@@ -418,7 +421,7 @@ TEST_P(ExchangeMismatchTest, EvenAgainstUnevenIsExplainedAlikeOnAllRanks) {
                 "pass split sizes on all ranks or on none.");
 }
 
-// The counts are compared although no rank sends any element.
+// The counts are compared even if no rank sends any element.
 TEST_P(ExchangeMismatchTest, OtherCountsOfAGatherAreExplainedAlikeOnAllRanks) {
   const auto result = run_group({GetParam(), 3}, [](RankContext& context, Communicator& group) {
     std::vector<uint64_t> counts = {0, 0, 0};

@@ -34,8 +34,8 @@ using testing::require;
 
 using Handle = std::shared_ptr<Communicator>;
 
-// Releases the last handle in some thread. The memory of the operations is kept until the test
-// ends.
+// Releases the last handle, in a thread that the test chooses. The memory of the operations is kept
+// until the test ends.
 using LetGo = std::function<void(Handle)>;
 
 // Each rank has a store of its own, which is destroyed with its group.
@@ -45,7 +45,7 @@ Handle connect(os::System& system, Rank rank, const std::shared_ptr<Store>& stor
   return Communicator::connect(system, membership, options, system.deadline_in(seconds(20)));
 }
 
-// Runs two ranks whose groups end in threads of their own, and expects that they leave no thread or
+// Runs two ranks whose groups end in another thread, and expects that they leave no thread or file
 // descriptor behind.
 void expect_ended(const LetGo& let_go, const CommunicatorOptions& options = {}) {
   const testing::Resources before = testing::count_resources();
@@ -82,7 +82,7 @@ void nap(const Communicator& group) {
   system.make_waiter()->park(system.deadline_in(std::chrono::milliseconds(20)));
 }
 
-// Rank 1 is late. So rank 0 most likely runs the operation itself while it waits.
+// Rank 1 is late, so rank 0 most likely runs the operation itself while it waits.
 TEST(OwnThread, ACallerThatWaitsMayDestroyTheGroup) {
   expect_ended([](Handle group) {
     Communicator& issuer = *group;
@@ -143,14 +143,14 @@ TEST(OwnThread, ACallbackCannotCloseTheGroup) {
       const std::string failure =
           failure_of([&] { same->close(same->system().deadline_in(seconds(1))); });
       require(failure.starts_with("kInvalidArgument: close on group \"world\"") &&
-                  failure.find("which the group would wait for") != std::string::npos,
+                  failure.find("for which close() would wait") != std::string::npos,
               failure);
     });
     group->close(group->system().deadline_in(seconds(20)));
   });
 }
 
-// Runs `act` with each of two groups in a callback of the other one, at the same time.
+// Runs `act` on each of two groups in a callback of the other group, at the same time.
 void act_crosswise(const Handle& world, const std::function<void(Handle)>& act) {
   const Deadline limit = world->system().deadline_in(seconds(20));
   const int peer = 1 - world->rank().value;
@@ -208,7 +208,8 @@ class ThrowingLog final : public LogSink {
   }
 };
 
-// The last collectives of the ranks differ, which the destructors and the plane's threads log.
+// The last collectives of the ranks differ, so the destructors and the plane's threads log a
+// mismatch. The log throws, which must not end the process.
 TEST(OwnThread, ALogThatThrowsEndsNoProcess) {
   expect_ended(
       [](const Handle& group) {

@@ -12,15 +12,15 @@
 namespace cadre {
 namespace {
 
-constexpr std::string_view kNoMessages = "send messages in a group of ranks that run";
+constexpr std::string_view kNoMessages = "send messages in a group whose ranks all exist";
 
-// The contribution of one rank to a reservation.
+// The values that one rank contributes when all ranks reserve a message space.
 struct Reservation {
   uint64_t num_reserved = 0;
   uint64_t user_digest = 0;
 };
 
-// Throws for a message that is wrong whatever the other ranks do.
+// Throws if the arguments of the message are wrong whatever the other ranks pass.
 void check_message(const MessageCall& message, const Communicator& group, std::string_view call) {
   const bool is_from_any = message.kind == OpKind::kRecv && message.peer == kAnySource;
   const std::string_view kind = is_from_any ? "recv_from_any" : to_string(message.kind);
@@ -43,8 +43,8 @@ std::string_view name_of_call(const MessageCall& message, const CollectiveOption
 
 }  // namespace
 
-// A rank that could not create an earlier wrapper has reserved fewer than the others: the maximum
-// of all counts is new on every rank.
+// A rank on which an earlier wrapper could not be created has reserved fewer spaces than the
+// others. So the new number is the maximum of all ranks' counts, which is new on every rank.
 MessageSpace reserve_message_space(Communicator& group, std::string_view user,
                                    const CollectiveOptions& options) {
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
@@ -83,7 +83,7 @@ std::vector<Work> issue_messages(const Communicator& group, const MessageSpace& 
                                  const CollectiveOptions& options) {
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
   for (const MessageCall& message : messages) check_message(message, group, options.call);
-  if (messages.empty()) return {};  // holds also in a world of one, which has no messages
+  if (messages.empty()) return {};  // also in a world of one, which has no peers
   impl.check_open(name_of_call(messages.front(), options));
   check_has_peers(group, name_of_call(messages.front(), options), kNoMessages);
   return impl.messages->issue(messages, space, options);

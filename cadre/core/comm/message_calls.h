@@ -1,4 +1,4 @@
-// Messages of a group in the space of one wrapper (messages/message_space.h).
+// Sends and receives messages in the message space of one wrapper (messages/message_space.h).
 //
 // Threads: as for operations of the group. Blocking: reserve_message_space() and run_message(),
 // until the deadline. Errors: those of the group; reserve_message_space() throws the same

@@ -1,5 +1,5 @@
-// Tests ranks whose last collectives differ, although each of them succeeded over TCP because its
-// rank had nothing to receive. close() must report the mismatch.
+// Tests ranks whose last collectives differ. Each of these collectives has succeeded over TCP,
+// because the rank only sent data. close() must report the mismatch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -88,7 +88,8 @@ void meet(RankContext& context, Communicator& group) {
 
 TEST(Parting, BroadcastsWithDifferentRootsAreReportedWhenTheWorldCloses) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
-    // A rank that still connects would receive a frame of the other rank in the broadcast.
+    // The barrier connects the ranks before the broadcast. A rank that connects during the
+    // broadcast would receive a header of the other rank, and could detect the mismatch there.
     world.barrier();
     broadcast(world, context.rank);
     meet(context, world);
@@ -140,7 +141,7 @@ TEST(Parting, GroupsWithoutACollectiveAgreeInReusedStatusCells) {
   EXPECT_THAT(outputs, ::testing::Each(""));
 }
 
-// The failure of the group is reported itself, so close() reports no mismatch.
+// Calls of the group throw its failure, so close() reports no mismatch in addition.
 TEST(Parting, NoMismatchIsReportedInAFailedGroup) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
     const auto pair = new_group(world, kBoth, parting_deadline(context));
@@ -159,7 +160,8 @@ TEST(Parting, NoMismatchIsReportedInAFailedGroup) {
   EXPECT_THAT(outputs, ::testing::Each(""));
 }
 
-// A failure does not explain a mismatch in a group that was made after it.
+// A mismatch is reported although an earlier group has failed: that failure does not explain a
+// mismatch in a group that was made after it.
 TEST(Parting, AMismatchAfterTheFailureOfAnEarlierGroupIsReported) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
     const auto failed = new_group(world, kBoth, parting_deadline(context));
@@ -192,8 +194,9 @@ std::optional<Error> error_after_a_leave_beside_a_collective(RankContext& contex
   return CommunicatorParts::impl_of(group).fabric->late_errors()->take();
 }
 
-// No call of rank 1 throws the failure. Rank 2, which fails together with the group, publishes no
-// leave.
+// The leave of rank 0 fails the group, but no call of rank 1 throws that failure. So it must be
+// reported when rank 1 leaves. Rank 2 fails together with the group and publishes no leave; rank 1
+// must release the monitor of the group nevertheless.
 TEST(Parting, ALeaveDuringACollectiveThatSucceedsIsReportedAndNothingIsKept) {
   const auto body = [](RankContext& context, Communicator& world) {
     const std::vector<Rank> all = {0, 1, 2};
@@ -218,7 +221,8 @@ TEST(Parting, ALeaveDuringACollectiveThatSucceedsIsReportedAndNothingIsKept) {
   EXPECT_THAT(outputs_of(body, 3), ::testing::Each(""));
 }
 
-// The failure of a linked group is not an independent failure that would explain the mismatch.
+// The group fails together with another group because of the leave of rank 0. That failure does not
+// explain the mismatch, which must be reported.
 TEST(Parting, ALeaveDuringACollectiveIsReportedInAGroupThatFailsTogetherWithAnother) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
     const auto side = new_group(world, kBoth, parting_deadline(context));
@@ -236,7 +240,8 @@ TEST(Parting, ALeaveDuringACollectiveIsReportedInAGroupThatFailsTogetherWithAnot
   EXPECT_THAT(outputs, ::testing::Each(""));
 }
 
-// When the world fails, rank 0 has called the broadcast and rank 1 has not.
+// When the world fails, rank 0 has called the broadcast and rank 1 has not. The failure explains
+// this difference, so no mismatch is reported.
 TEST(Parting, NoMismatchIsReportedAfterAFailureOfTheWorld) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
     const auto pair = new_group(world, kBoth, parting_deadline(context));

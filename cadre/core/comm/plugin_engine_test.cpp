@@ -28,8 +28,9 @@ using ::testing::HasSubstr;
 
 constexpr Duration kPatience = seconds(20);
 
-// An engine of two ranks with the same input, so a sum is twice the input. A thread completes its
-// calls one after the other, each when the gate opens. The engine cannot be aborted.
+// An engine of two ranks with the same input, so a sum is twice the input. A thread of the engine
+// completes its calls one after the other, each when the gate opens. The engine cannot abort a
+// call.
 class LaterEngine final : public Backend {
  public:
   LaterEngine(os::System& system, std::shared_ptr<testing::FakeEvent> gate)
@@ -153,13 +154,15 @@ TEST_F(PluginEngineTest, ARankThatDoesNotExistIsNotNamed) {
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), code);
-      // After a timeout the ranks determine the awaited rank without the engine.
+      // The error of a timeout names a rank nevertheless, because the ranks find it without the
+      // engine.
       EXPECT_EQ(error.details().culprit.has_value(), code == ErrorCode::kTimeout) << error.what();
     }
   }
 }
 
-// close() waits for the callback, and the group does not fail.
+// The operation has ended, but its callback still runs. close() waits for the callback, and the
+// group does not fail.
 TEST_F(PluginEngineTest, ACallbackThatRunsIsNoPendingOperation) {
   gate_->set();
   const auto group = make_later_group();

@@ -96,7 +96,8 @@ TEST(Silence, AProcessThatIsStoppedForLessThanTheLimitIsNotLost) {
   }
 }
 
-// The whole job is stopped, and its ranks are continued one after the other.
+// The whole job is stopped, and its ranks are continued one after the other. No rank may be
+// reported as silent.
 TEST(Silence, IsNotCountedWhileThisProcessIsStoppedItself) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     const auto result =
@@ -109,7 +110,7 @@ TEST(Silence, IsNotCountedWhileThisProcessIsStoppedItself) {
 }
 
 // Rank 0 waits for rank 1, which has not entered the barrier. Rank 2 has entered it, and is stopped
-// while rank 0 asks its peers for their status.
+// while rank 0 polls its peers. The error must name rank 1.
 TEST(Silence, OfARankThatIsNotAwaitedDoesNotHideOneThatHasNotCome) {
   constexpr Duration kTimeout = seconds(10);
   for (const uint64_t seed : testing::test_seeds(5)) {
@@ -137,7 +138,8 @@ TEST(Silence, OfARankThatIsNotAwaitedDoesNotHideOneThatHasNotCome) {
   }
 }
 
-// Rank 0 waits in a barrier for rank 1. Rank 1 waits at the store for rank 2, which is stopped.
+// Rank 0 waits in a barrier for rank 1. Rank 1 waits at the store for rank 2, which is stopped. The
+// error must name rank 2.
 TEST(Silence, OfARankThatTheAwaitedOneWaitsForAtTheStoreIsNamed) {
   for (const uint64_t seed : testing::test_seeds(3)) {
     sim::Simulator simulator(

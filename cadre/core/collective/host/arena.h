@@ -1,21 +1,22 @@
 // The layout of the memory through which the ranks of a host group communicate: one block for each
 // rank, anywhere in the memory that they share.
 //
-// Threads: a plain view; the parts below say who may access them, and when. Blocking: never.
-// Lifetime: borrows the blocks. A rank zeroes its block before other ranks see it. That is a valid
-// first state, so no rank has to initialise a block and all may start at once.
+// Threads: a plain view; the last paragraph says which rank writes what, and when. Blocking: never.
+// Lifetime: borrows the blocks. A rank zeroes its block before other ranks see it. Zeroes are a
+// valid first state, so a rank may start before the others have done anything.
 //
 //   flags      two entries    what the rank called: number, fingerprint, and a small payload
 //              one step word  how far it is in an operation of several steps
-//              notice         rank 0's, for the group: "two ranks have called different
+//              notice         in rank 0's block, for all ranks: "two ranks have called different
 //                             operations", "a rank has left an operation with an error"
 //   flat       two slots      payload of medium operations
 //   staging    chunks         payload of large operations
 //
-// Each part except the notice is written by its own rank only. Entries and flat slots alternate by
-// the parity of the sequence number, which counts a rank's entries: a rank writes those of number n
-// + 2 only after it has seen entry n + 1 of every rank, and a rank publishes entry n + 1 only after
-// it has read everything of number n.
+// Each part except the notice is written by its own rank only. A rank has two entries and two flat
+// slots, and uses them in turn: the sequence number, which counts the operations that the rank has
+// announced, selects one by its parity. This is safe: a rank writes the entry and the slot of
+// number n + 2 only after it has seen entry n + 1 of every rank, and a rank publishes entry n + 1
+// only after it has read everything of number n.
 #pragma once
 
 #include <array>
@@ -32,16 +33,17 @@
 
 namespace cadre::host {
 
-// Two cache lines, because CPUs fetch neighbouring lines in pairs.
+// The alignment of flags: two cache lines, because CPUs fetch neighbouring lines in pairs.
 inline constexpr size_t kFlagAlignment = 128;
 inline constexpr size_t kInlineBytes = 96;
 inline constexpr size_t kFlatBytes = 32 << 10;
 inline constexpr size_t kChunkBytes = 512 << 10;
-// The pipelines of staged.cpp rely on this: a rank may be three chunks ahead of its last reader.
+// The number of chunks in which the pipelines of staged.cpp stage data: a rank may be three chunks
+// ahead of the slowest rank that reads its data.
 inline constexpr int kNumChunks = 4;
 
-// A rank's announcement of an operation. Payload and flag share their cache lines, so a small
-// operation costs one transfer between cores.
+// A rank's announcement of an operation. Payload and sequence number share two cache lines, so a
+// small operation costs one transfer between cores.
 struct alignas(kFlagAlignment) Entry {
   // The number of this entry; the rank writes it last, which publishes the entry.
   os::WaitWord sequence;
@@ -56,11 +58,11 @@ struct alignas(kFlagAlignment) StepFlag {
 };
 
 struct alignas(kFlagAlignment) Notice {
-  // Set by the rank that finds that two ranks called different operations. Bit 32 is set, and the
-  // low bits have the sequence number.
+  // Set by the rank that finds that two ranks called different operations: bit 32 is 1, and the low
+  // 32 bits are the sequence number.
   std::atomic<uint64_t> mismatch;
-  // Set by the first rank that leaves an operation with an error. Bit 63 is set, the bits from 32
-  // on have the rank, and the low bits have the sequence number.
+  // Set by the first rank that leaves an operation with an error: bit 63 is 1, the bits from 32 on
+  // are the rank, and the low 32 bits are the sequence number.
   std::atomic<uint64_t> left;
 };
 
@@ -74,7 +76,7 @@ class Arena {
   static constexpr Range flat_part() { return {kFlatOffset, 2 * kFlatBytes}; }
   static constexpr Range staging_part() { return {kChunkOffset, kNumChunks * kChunkBytes}; }
 
-  // `blocks` has the page-aligned block of each rank.
+  // blocks[r] is the block of rank r, which is aligned to pages.
   explicit Arena(std::vector<std::byte*> blocks) : blocks_(std::move(blocks)) {}
 
   Notice& notice() const { return *reinterpret_cast<Notice*>(block(0) + kNoticeOffset); }
@@ -87,13 +89,13 @@ class Arena {
   std::byte* flat(Rank rank, uint32_t sequence) const {
     return block(rank) + kFlatOffset + (sequence % 2) * kFlatBytes;
   }
-  // `index` counts all chunks; it is taken modulo kNumChunks.
+  // Returns the memory of chunk `index` of an operation: chunks use the kNumChunks places in turn.
   std::byte* chunk(Rank rank, size_t index) const {
     return block(rank) + kChunkOffset + (index % kNumChunks) * kChunkBytes;
   }
 
  private:
-  // Flags and payload are on different pages.
+  // The flags have a page of their own. Flat slots and staging begin on the following pages.
   static constexpr size_t kPage = 4096;
   static constexpr size_t kEntryOffset = 0;
   static constexpr size_t kStepOffset = kEntryOffset + 2 * sizeof(Entry);

@@ -55,15 +55,15 @@ struct ExchangeParts {
   size_t longest = 0;           // the size in bytes of the longest part between any two ranks
 };
 
-// Returns part `index` of `total` bytes that are cut into parts of `part` bytes; the last parts may
-// be short or empty.
+// Returns the range of part `index` when `total` bytes are cut into parts of `part` bytes each; the
+// last parts may be short or empty.
 constexpr Range part_of(size_t total, size_t part, size_t index) {
   const size_t begin = std::min(total, index * part);
   return {begin, std::min(part, total - begin)};
 }
 
-// Returns the size of the part that each of `num_ranks` owners gets, in whole cache lines. So no
-// two ranks write to one line, and parts have whole elements.
+// Returns the size of the part of `total` bytes that each rank works on, in whole cache lines. So
+// no two ranks write to the same line, and no element is split.
 constexpr size_t owned_bytes(size_t total, int num_ranks) {
   constexpr size_t kLine = 64;
   const size_t share = divide_rounding_up(total, static_cast<size_t>(num_ranks));

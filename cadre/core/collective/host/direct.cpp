@@ -8,16 +8,16 @@
 namespace cadre::host {
 namespace {
 
-// Checks the shared memory. After an error this rank no longer accesses memory of its peers;
-// signal_step(1) tells them so.
+// Checks that the memory of the peers may still be accessed. If not, this rank accesses it no more
+// and tells the peers so with signal_step(1).
 Status begin(Peers& peers, const OpContext& op, const SharedBuffers& shared) {
   Status status = shared.check(peers, op);
   if (!status.ok()) peers.signal_step(1);
   return status;
 }
 
-// Waits for all ranks. No rank may reuse its buffers before all have read and written what they
-// share.
+// Waits until all ranks have finished the operation. No rank may reuse its buffers while another
+// rank still reads or writes them.
 Status leave_together(Peers& peers, const OpContext& op, const SharedBuffers& shared) {
   peers.signal_step(1);
   op.progress.set_phase("leave");
@@ -29,9 +29,9 @@ Status leave_together(Peers& peers, const OpContext& op, const SharedBuffers& sh
 
 }  // namespace
 
-// Each rank reduces its share of all inputs and stores it in all outputs. This also works in place:
-// a block's inputs are read before any output is written, and no other rank accesses this share.
-// Uses plain stores: streaming ones took 2.5 to 6 times as long from 64 KiB to 64 MiB.
+// Each rank reduces one part of all inputs and stores the result in all outputs. This also works in
+// place: the inputs of a block are read before any output is written, and no other rank accesses
+// this part. Uses plain stores: streaming ones took 2.5 to 6 times as long from 64 KiB to 64 MiB.
 Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          size_t num_bytes, ReduceKind kind) {
   op.progress.set_phase("reduce");
@@ -60,7 +60,8 @@ Status direct_reduce_scatter(Peers& peers, const OpContext& op, const SharedBuff
   return leave_together(peers, op, shared);
 }
 
-// Starts with the next rank, so that not all ranks read one rank's memory at the same time.
+// Each rank copies the part of the next rank first, so that not all ranks read the same memory at
+// the same time.
 Status direct_all_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          const Buffers& buffers, const RankParts& parts) {
   op.progress.set_phase("copy out");

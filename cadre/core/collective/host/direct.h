@@ -1,10 +1,11 @@
 // Operations on symmetric memory: ranks read each other's buffers in place, with no staging.
 //
-// Threads and blocking: same as Peers; call after a successful Peers::enter. Lifetime: borrows all;
-// the caller keeps the memory until the return. Errors: those of Peers' waits, and kAborted when a
-// rank has left with an error, or has taken its memory back because of another group: the memory
-// may have changed. Cost of all_reduce, n bytes on P ranks: each rank reads n and writes n, in one
-// pass, which is the lower bound on memory traffic. The bits equal those of the staged operations.
+// Threads and blocking: same as Peers; call after a successful Peers::enter. Lifetime: borrows all
+// arguments; the caller keeps the memory until the call returns. Errors: those of Peers' waits.
+// kAborted if a rank has left with an error, or has taken its memory back because another group
+// failed: that memory may have changed. Cost of all_reduce, n bytes on P ranks: each rank reads n
+// and writes n, in one pass, which is the lower bound on memory traffic. The bits equal those of
+// the staged operations.
 #pragma once
 
 #include <vector>
@@ -18,23 +19,23 @@
 
 namespace cadre::host {
 
-// `outs` has the outputs of all ranks; for a reduce, only the output of the root.
+// `shared.outs` contains the outputs of all ranks; for a reduce, only the output of the root.
 Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          size_t num_bytes, ReduceKind kind);
-// offset: the position of this rank's part in the inputs.
+// `offset` is the position of this rank's part, in bytes, in the input of every rank.
 Status direct_reduce_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                              size_t offset, Bytes out, ReduceKind kind);
 Status direct_all_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          const Buffers& buffers, const RankParts& parts);
 Status direct_broadcast(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes data,
                         Rank root);
-// On the root this call reads all inputs.
+// The root copies the inputs of all ranks; the other ranks wait until it has.
 Status direct_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                      const Buffers& buffers, const RankParts& parts, Rank root);
-// Only the root's entry of `ins` is read.
+// Every rank copies its part from the input of the root, the only one that is read.
 Status direct_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,
                       Rank root);
-// offsets[r] is the position of this rank's part in rank r's input.
+// offsets[r] is the position of this rank's part, in bytes, in the input of rank r.
 Status direct_all_to_all(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,
                          const ExchangeParts& parts, const std::vector<size_t>& offsets);
 

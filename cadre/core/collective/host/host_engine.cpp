@@ -20,13 +20,13 @@ namespace {
 // takes longer only if it is stopped or not scheduled.
 constexpr Duration kPartingTime = std::chrono::milliseconds(20);
 
-// Returns the size up to which one synchronization and a read of all inputs cost less than two
-// synchronizations and a read of shares.
+// Returns the size up to which it is cheaper that every rank reads all inputs after one
+// synchronization than that each rank reduces only a part, which takes two synchronizations.
 size_t flat_limit(int world_size) {
   return std::min(host::kFlatBytes, 2 * host::kFlatBytes / static_cast<size_t>(world_size));
 }
 
-// Returns the ranges of parts that lie one behind the other.
+// Returns the ranges of contiguous parts with these sizes.
 std::vector<host::Range> ranges_of(std::span<const uint64_t> sizes) {
   std::vector<host::Range> ranges;
   size_t begin = 0;
@@ -60,9 +60,11 @@ host::Arena arena_of(const HostEngineSetup& setup) {
     const SlotPlace at{setup.slots[rank], setup.blocks[rank]};
     std::byte* const block = setup.memory->resolve(at, host::Arena::block_bytes());
     if (block == nullptr || at.place.offset % host::kFlagAlignment != 0) {
-      throw Error(ErrorCode::kCorruption,
-                  format("host engine: the block of rank {} at {} of slot {} is not in its slice",
-                         rank, at.place.offset, at.slot));
+      throw Error(
+          ErrorCode::kCorruption,
+          format("host engine: the block of rank {}, at offset {} of memory slot {}, is not in the "
+                 "slice of that slot",
+                 rank, at.place.offset, at.slot));
     }
     blocks.push_back(block);
   }
@@ -319,8 +321,9 @@ Status HostEngine::all_to_all(const OpContext& op, const Collective& c) {
                         std::vector<size_t>(num_ranks, mine));
 }
 
-// Each rank puts its row of the table into its slot, and its data behind the row if there is room.
-// From the rows all ranks know whether the data of all ranks is in the slots.
+// Each rank writes the sizes of its parts, one row of the PartTable, into its flat slot, and its
+// data behind the row if there is room. From the rows all ranks know whether the data of every rank
+// is in its slot.
 Status HostEngine::all_to_all_v(const OpContext& op, const Collective& c) {
   const int world_size = peers_.world_size();
   const auto me = static_cast<size_t>(peers_.rank().value);
@@ -345,7 +348,8 @@ Status HostEngine::all_to_all_v(const OpContext& op, const Collective& c) {
   }
   const Status fit = table.check(op);
   if (!fit.ok()) {
-    // All ranks do this before any of them accesses memory of another.
+    // All ranks find the same error and end here, before any of them accesses memory of another
+    // rank.
     CADRE_RETURN_IF_ERROR(finish({}));
     return fit;
   }
@@ -381,7 +385,8 @@ Status HostEngine::exchange_large(const OpContext& op, const Buffers& buffers,
       [&] { return host::staged_all_to_all(peers_, op, buffers, parts); });
 }
 
-// Enters with the payload in the announcement itself, or, if it is too large, in this rank's slot.
+// Announces the operation. The payload is in the announcement itself or, if it is too large, in
+// this rank's flat slot.
 Status HostEngine::enter_with(const OpContext& op, ConstBytes payload) {
   announced_ = {};
   if (payload.size() > host::kInlineBytes) {
@@ -400,7 +405,7 @@ const std::byte* HostEngine::payload_of(Rank rank, size_t num_bytes) const {
                                          : peers_.arena().flat(rank, peers_.sequence());
 }
 
-// Reduces buffers.in.size() bytes at `offset` of the payloads of all ranks.
+// Reduces a part of the payloads of all ranks, from `offset` on, into buffers.out.
 void HostEngine::reduce_payloads(const Buffers& buffers, size_t offset, ReduceKind kind) {
   for (int rank = 0; rank < peers_.world_size(); ++rank) {
     const std::byte* payload =
@@ -420,16 +425,16 @@ Status HostEngine::enter_large(const OpContext& op, ConstBytes in, Bytes out) {
   is_inside_ = true;
   Status entered = peers_.enter(op, std::as_bytes(std::span(&announced_, 1)));
   if (entered.ok()) {
-    // Called here and not at the end, because a rank that entered early would otherwise sleep while
-    // this rank works.
+    // The sleepers are woken here and not at the end, because a rank that entered early would
+    // otherwise sleep while this rank works.
     peers_.wake_sleepers();
     entered = peers_.check_left(op);
   }
   return entered.ok() ? entered : finish(entered);
 }
 
-// Called before this rank announces the operation. Otherwise peers would wait in the operation for
-// a rank that has no memory.
+// Gets memory for the flat slots, before this rank announces the operation. Otherwise peers would
+// wait in the operation for a rank that has no memory.
 Status HostEngine::commit_flat() {
   if (has_flat_) return {};
   CADRE_RETURN_IF_ERROR(setup_.block.commit(host::Arena::flat_part()));
@@ -437,7 +442,8 @@ Status HostEngine::commit_flat() {
   return {};
 }
 
-// Staging is large, and groups whose large buffers are symmetric need none.
+// Gets memory for the staging when it is first needed: it is large, and groups whose large buffers
+// are symmetric need none.
 Status HostEngine::commit_staging() {
   if (has_staging_) return {};
   const Status committed = setup_.block.commit(host::Arena::staging_part());
@@ -446,8 +452,8 @@ Status HostEngine::commit_staging() {
   return {};
 }
 
-// If peers have reported this rank as lost, they may have reused memory from which this rank has
-// read a payload or the entry of another rank.
+// Ends the operation on this rank. Fails also if peers have reported this rank as lost: then they
+// may have reused memory from which this rank has read a payload or an announcement.
 Status HostEngine::finish(Status status) {
   const Status holds = host::check_holds(peers_, *setup_.memory);
   if (!holds.ok()) status = holds;
@@ -463,10 +469,10 @@ Status HostEngine::finish(Status status) {
 }
 
 // The caller may reuse its buffers as soon as it has the error, while a peer that was stopped in
-// the middle of the operation may still access them later. So this rank marks itself as having left
+// the middle of the operation may still access them later. So this rank publishes that it has left
 // and waits for its peers. If they are not done in time, it makes the pages of its output private;
-// slow peers discard what they read too late. Allocates nothing on success, because this rank may
-// leave for lack of memory.
+// slow peers discard what they read too late. Allocates no memory on success, because a lack of
+// memory may be the reason why this rank leaves.
 Status HostEngine::withdraw(std::string_view reason) {
   peers_.mark_left();
   const bool is_symmetric = announced_.in || announced_.out;

@@ -4,13 +4,13 @@
 // Threads: one operation at a time, from any thread. Engines over one HostMemory are independent.
 // Blocking: every operation, until all ranks have entered it and this rank has its result.
 // Lifetime: shares the memory; borrows the System and the Interrupt. The destructor releases the
-// holds on the blocks of other ranks.
+// blocks of other ranks, so that their owners can reuse them.
 // Errors: those of Backend. kUnavailable when there is no memory for a part of this rank's block.
 // kAborted for a large operand in memory that this rank has taken back from its peers; the
 // operation is then not announced. The constructor throws kCorruption for blocks that lie in no
 // slice. An exception inside an operation ends it for this rank like an error. Numerics: every
-// reduction adds in rank order, so the bits depend neither on the regime nor on whether memory is
-// symmetric; see collective/reduce.h. Source: docs/decisions/0006-host-engine.md
+// reduction adds in rank order, so the bits depend neither on the regime (see below) nor on whether
+// memory is symmetric; see collective/reduce.h. Source: docs/decisions/0006-host-engine.md
 //
 // Four regimes, chosen by the size and, for large ones, by what all ranks announced:
 //   inline  the payload travels in the cache lines of the announcement    one synchronization
@@ -43,11 +43,11 @@ namespace cadre {
 struct HostEngineSetup {
   std::shared_ptr<HostMemory> memory;  // shared by the engines and buffers of this rank
   Rank rank = 0;
-  // There are more ranks than cores on this host. Then waits give the core away instead of
+  // There are more ranks than cores on this host, so a wait gives the core away instead of
   // spinning.
   bool oversubscribed = false;
   std::vector<int> slots;     // slots[r] is the slot of rank r in the memory
-  std::vector<Place> blocks;  // blocks[r] is the block of rank r
+  std::vector<Place> blocks;  // blocks[r] is the place of the block of rank r
   Piece block;                // this rank's block, made by cut_block()
 };
 
@@ -80,7 +80,8 @@ class HostEngine final : public Backend {
   const std::byte* payload_of(Rank rank, size_t num_bytes) const;
   void reduce_payloads(const host::Buffers& buffers, size_t offset, ReduceKind kind);
   Status enter_large(const OpContext& op, ConstBytes in, Bytes out);
-  // Called after enter_large(). Runs `direct` if all wanted buffers are shared, else `staged`.
+  // Called after enter_large(). Runs `direct` if all wanted buffers are in shared memory, else
+  // `staged`.
   template <typename Direct, typename Staged>
   Status run_large(const host::Wanted& wanted, const Direct& direct, const Staged& staged);
   Status exchange_large(const OpContext& op, const host::Buffers& buffers,
@@ -94,8 +95,8 @@ class HostEngine final : public Backend {
   HostEngineSetup setup_;
   host::Peers peers_;
   std::vector<const std::byte*> inputs_;  // is a member so that reduce_payloads() reuses its memory
-  bool has_flat_ = false;                 // this rank has committed its flat slots
-  bool has_staging_ = false;              // this rank has committed its staging
+  bool has_flat_ = false;                 // the memory of this rank's flat slots is allocated
+  bool has_staging_ = false;              // the memory of this rank's staging is allocated
   // The announcement of the last operation; empty if that operation was small.
   host::Announcement announced_;
   size_t num_out_bytes_ = 0;  // the size in bytes of the buffer at announced_.out

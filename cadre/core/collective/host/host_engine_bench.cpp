@@ -1,5 +1,5 @@
-// all_reduce of the host engine on processes of this machine: size, ranks, best, median, p99, bus
-// bandwidth, and its share of the bandwidth of a plain copy in the same run.
+// Measures all_reduce of the host engine on processes of this machine. Prints size, ranks, best,
+// median, p99, bus bandwidth, and the share of the bandwidth of a plain copy in the same run.
 //
 //   host_engine_bench [ranks] [seconds per line]
 //
@@ -76,7 +76,8 @@ class BenchRank {
 
   void barrier() { run(Collective::barrier()); }
 
-  // Runs the size often enough to fill the time, equally often on all ranks; returns microseconds.
+  // Repeats the all_reduce until the time for one size is over; all ranks repeat it equally often.
+  // Returns the sorted times in microseconds.
   std::vector<double> measure(Bytes data) {
     const double first_us = time_once(data);
     auto runs = static_cast<uint32_t>(seconds_ * 1e6 / std::max(first_us, 1.0));

@@ -1,6 +1,6 @@
 // Tests a rank that leaves an operation on symmetric memory with an error, and reuses its buffers
-// at once. No peer may return OK with data that it has read there too late, and no peer may write
-// there later.
+// at once. A peer that reads the buffers too late must not return OK, and no peer may write to
+// them.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -69,8 +69,8 @@ void stand_still_at(Bytes pages, Progress& progress) {
   require(::mprotect(pages.data(), pages.size(), PROT_NONE) == 0, "mprotect");
 }
 
-// Throws in the first wait for a rank to leave the operation. An allocation may throw at that
-// point.
+// Throws std::bad_alloc in the first wait of a leaving rank for its peers, as a failed allocation
+// at this point would.
 class ThrowingSystem final : public testing::ForwardingSystem {
  public:
   ThrowingSystem(os::System& inner, const os::WaitWord& word)
@@ -93,7 +93,8 @@ enum class Ending { kTimeout, kException };
 
 class LateWriterTest : public ::testing::TestWithParam<Ending> {
  protected:
-  // Runs the operation of rank 0. It fails while rank 1 pauses in the middle of its own part.
+  // Runs the operation on rank 0, which must fail while rank 1 pauses in the middle of the
+  // operation.
   static void fail(RankContext& context, const TestMemory& state, TestRank& rank) {
     const Bytes data = state.slice(context.rank);
     if (GetParam() == Ending::kException) {
@@ -107,7 +108,8 @@ class LateWriterTest : public ::testing::TestWithParam<Ending> {
   }
 };
 
-// After the error rank 0 overwrites one half of its memory and keeps the other half.
+// After the error rank 0 overwrites three quarters of its memory and keeps the last quarter. Rank 1
+// continues then, and must neither return OK nor change this memory.
 TEST_P(LateWriterTest, NeitherSucceedsNorChangesTheMemoryOfTheRankThatLeft) {
   TestMemory state(2, {.slice_bytes = kSliceBytes});
   const auto words = os::make_native_system()->create_segment(sizeof(Progress)).value_or_throw();
@@ -117,12 +119,12 @@ TEST_P(LateWriterTest, NeitherSucceedsNorChangesTheMemoryOfTheRankThatLeft) {
     const Bytes data = state.slice(context.rank);
     if (context.rank == 1) {
       TestRank rank(context, state);
-      // With these values a sum of rank 1 differs from the values that rank 0 then has in its
-      // memory.
+      // With these values the sums of rank 1 differ from what rank 0 has in its memory after the
+      // error.
       std::ranges::fill(data, kReused);
       rank.barrier().value_or_throw();
-      // The guarded page lies in the second half. This rank writes the sums of that half into all
-      // buffers.
+      // Rank 1 reduces the second half and writes the sums into the buffers of both ranks. It
+      // pauses at this page, in the middle of that half.
       stand_still_at(state.slice(0).subspan(kSliceBytes / 4 * 3, 4096), progress);
       const Status status = rank.all_reduce(data, data, kFloatsAdded);
       progress.is_finished.store(1);
@@ -150,7 +152,8 @@ INSTANTIATE_TEST_SUITE_P(All, LateWriterTest,
                            return test.param == Ending::kTimeout ? "Timeout" : "Exception";
                          });
 
-// Rank 1 pauses at every point of the operation, for a longer time than rank 0 waits.
+// Rank 1 pauses for longer than rank 0 waits, at each point of the operation in turn. No rank may
+// return OK with a wrong sum.
 TEST(HostEngineLeavingTest, NobodySucceedsWithMemoryThatItsOwnerUsesAgain) {
   constexpr int kNumRanks = 3;
   const testing::Inputs inputs = testing::random_inputs(kNumRanks, 20'000, DType::kFloat32, 5);

@@ -20,11 +20,11 @@ using testing::require;
 constexpr ReduceKind kSumOfFloats{DType::kFloat32, ReduceOp::kSum};
 constexpr size_t kLargeBytes = 1 << 20;
 
-// Records wake-ups and published words. A wait ends only when the value changes, and is visible in
-// the word, so the test does not depend on the speed of the machine.
+// Records wake-ups and published words. A waiting rank counts itself as a sleeper and wakes only
+// when a rank publishes or wakes, so the test does not depend on the speed of the machine.
 class ListeningSystem final : public testing::ForwardingSystem {
  public:
-  // The ranks share `num_wakes`.
+  // `num_wakes` counts the wake-ups by all ranks, which share it.
   ListeningSystem(os::System& inner, std::atomic<int>& num_wakes)
       : ForwardingSystem(inner), num_wakes_(num_wakes) {}
 
@@ -101,7 +101,8 @@ TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
 INSTANTIATE_TEST_SUITE_P(All, LastToEnterTest, ::testing::Values(true, false),
                          [](const auto& test) { return test.param ? "Direct" : "Staged"; });
 
-// These are the page of the flags and the page of the piece's header.
+// The bytes that a block needs for its flags: one page for them and one for the header of the
+// piece.
 constexpr size_t kForFlags = 2 * 4096;
 
 TEST(HostEngineReserveTest, ReservesWhatItWritesBeforeItWrites) {
@@ -124,8 +125,8 @@ TEST(HostEngineReserveTest, ReservesWhatItWritesBeforeItWrites) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The error replaces a SIGBUS, and comes before the announcement. So the next operation has the
-// same number on both ranks.
+// The slots of a medium operation have no memory. The engine returns an error instead of ending in
+// a SIGBUS, and before it announces the operation, so the number of the next one is right.
 TEST(HostEngineReserveTest, AMediumOperationWithoutMemoryIsRefusedBeforeItBegins) {
   TestMemory memory(1, {.num_free = {kForFlags, 0}});
   const auto result = testing::run_ranks_as_threads(1, [&](RankContext& context) {
@@ -154,7 +155,7 @@ TEST(HostEngineMemoryTest, ABlockOutsideOfItsSliceIsRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The pages of a block must not be reused while another rank may read the flags in it.
+// A rank's block must not be freed while an engine of another rank may read the flags in it.
 TEST(HostEngineMemoryTest, ABlockGoesWhenTheLastEngineThatReadsItHasGone) {
   const auto system = os::make_native_system();
   const os::Interrupt interrupt;

@@ -228,7 +228,8 @@ void require_aborted(const Status& status, std::string_view part) {
   require(status.error().message().find(part) != std::string::npos, status.error().message());
 }
 
-// The memory was revoked, because another group failed.
+// Rank 1 has revoked its memory, as it does when another group fails. It must return an error
+// before it announces the operation.
 TEST(SymmetricGroupsTest, MemoryThatWasTakenBackIsNeitherAnnouncedNorUsed) {
   constexpr int kNumRanks = 2;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
@@ -243,13 +244,13 @@ TEST(SymmetricGroupsTest, MemoryThatWasTakenBackIsNeitherAnnouncedNorUsed) {
     } else {
       rank.skip_number();
     }
-    rank.barrier().value_or_throw();  // this shows that nothing was announced
+    rank.barrier().value_or_throw();  // would fail if rank 1 had announced the operation
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 revokes its memory after it has announced it. Its peer must notice that before it returns
-// the result.
+// Rank 1 revokes its memory after it has announced it. Rank 0 must notice that and return an error
+// instead of the result.
 TEST(SymmetricGroupsTest, NoResultIsGoodThatWasReadFromMemoryTakenBackMeanwhile) {
   constexpr int kNumRanks = 2;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});

@@ -119,7 +119,8 @@ void check_broadcasts(TestRank& rank, RankContext& context, const Inputs& inputs
   }
 }
 
-// One size of one reduction. Its inputs and expected results are computed before the ranks start.
+// A reduction and a size, with the inputs and the expected result, which are computed before the
+// ranks start.
 struct ReductionCase {
   ReduceKind kind;
   Inputs inputs;
@@ -240,7 +241,8 @@ TEST_P(HostEngineTest, BarrierIsPassedByNobodyBeforeAllHaveCome) {
     for (int round = 1; round <= 200; ++round) {
       arrived.fetch_add(1, std::memory_order_relaxed);
       rank.barrier().value_or_throw();
-      require(arrived.load(std::memory_order_relaxed) >= round * num_ranks, "somebody was missing");
+      require(arrived.load(std::memory_order_relaxed) >= round * num_ranks,
+              "a rank left the barrier before all had entered it");
       rank.barrier().value_or_throw();
     }
   });

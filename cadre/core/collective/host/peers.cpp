@@ -9,10 +9,11 @@
 namespace cadre::host {
 namespace {
 
-// About 50 to 100 us in which a wait gives the core away before it sleeps. A switch between two
-// ranks on one core costs 1.4 us; waking a sleeper on another core costs 10 us.
+// The number of times that a wait yields its core before it sleeps, which takes about 50 to 100 us.
+// A switch between two ranks on one core costs 1.4 us; waking a sleeper on another core costs 10
+// us.
 constexpr int kYieldLimit = 100;
-// The least number of spins of a rank that has a core of its own.
+// The minimum number of spins of a rank that has a core of its own.
 constexpr int kEagerSpins = 64;
 constexpr uint64_t kMismatchBit = uint64_t{1} << 32;
 constexpr uint64_t kLeftBit = uint64_t{1} << 63;
@@ -50,7 +51,8 @@ Status Peers::enter(const OpContext& op, ConstBytes payload) {
   mine.fingerprint = op.fingerprint();
   if (!payload.empty()) std::memcpy(mine.payload.data(), payload.data(), payload.size());
   if (spin_limit_ > 0) {
-    // publish() would stall here until this core owns the cache line; see wake_sleepers().
+    // A plain store instead of publish(), whose fence would stall until this core owns the cache
+    // line. wake_sleepers() wakes the sleepers later.
     mine.sequence.value.store(sequence_, std::memory_order_release);
     are_sleepers_awake_ = false;
   } else {
@@ -64,10 +66,10 @@ Status Peers::enter(const OpContext& op, ConstBytes payload) {
   return {};
 }
 
-// The store of the flag and the read of the number of sleepers must not be reordered. A fence at
-// once would cost a transfer of the cache line. Later the store has long left this core, and the
-// exchange on a line of this rank's own is nearly free. A sleeper that is still missed sleeps for
-// System::kMaxNap at most.
+// The store of the sequence number and the read of the number of sleepers must not be reordered. A
+// fence directly after the store would wait for the transfer of the cache line. When this function
+// runs, the store has left the core, so an atomic exchange on memory of this rank alone is a cheap
+// fence. A sleeper that is missed nevertheless wakes after System::kMaxNap at most.
 void Peers::wake_sleepers() {
   if (are_sleepers_awake_) return;
   are_sleepers_awake_ = true;
@@ -92,9 +94,9 @@ Status Peers::wait_for_all(uint32_t step, const OpContext& op) {
   return {};
 }
 
-// All stores and loads here, and the load in check_left(), are sequentially consistent: a peer that
-// missed the mark had stored its step before, which are_done() then sees, or its entry, and then
-// all ranks have entered.
+// All stores and loads in this function, and the load in check_left(), are sequentially consistent.
+// So a peer that did not see the mark had stored its entry or its step before the mark was set, and
+// are_done() sees that entry or step.
 void Peers::mark_left() {
   uint64_t none = 0;
   const uint64_t mark = kLeftBit | static_cast<uint64_t>(rank_.value) << kLeftRankShift | sequence_;
@@ -112,7 +114,8 @@ Status Peers::check_left(const OpContext& op) const {
 }
 
 bool Peers::are_done(Duration patience) {
-  // As long as one rank has not entered, the others wait for it, and then all see the mark.
+  // If a rank has not entered, no peer can have begun: peers wait for that rank first, and then all
+  // see the mark.
   for (int peer = 0; peer < world_size_; ++peer) {
     if (!has_reached(arena_.entry(peer, sequence_).sequence, sequence_)) return true;
   }
@@ -136,7 +139,8 @@ Status Peers::wait(const Goal& goal, const OpContext& op) {
       spin_budget_ = std::min(spin_limit_, 2 * spin_budget_);
       return {};
     }
-    // No pause at first: on many CPUs a pause takes as long as a transfer between cores.
+    // The first spins have no pause: on many CPUs a pause takes as long as a transfer between
+    // cores.
     if (i >= kEagerSpins) pause();
     if (i % kEagerSpins == kEagerSpins - 1) CADRE_RETURN_IF_ERROR(check_interruptions(goal, op));
   }
@@ -146,7 +150,7 @@ Status Peers::wait(const Goal& goal, const OpContext& op) {
   wake_sleepers();
   op.progress.set_waiting_for(goal.rank);
   Status status = sleep(goal, op);
-  // After a time-out the rank stays set for the error message.
+  // After a timeout waiting_for() still names the rank, for the error message.
   if (status.ok()) op.progress.set_waiting_for(-1);
   return status;
 }
@@ -170,8 +174,9 @@ Status Peers::sleep(const Goal& goal, const OpContext& op) {
   }
 }
 
-// The failure of a later operation may interrupt this one although it is complete. The peers that
-// continued published their words before that, so the word is read once more.
+// The failure of a later operation may raise the interrupt although this operation is complete.
+// Peers that have continued published their words before that failure, so the word is read once
+// more.
 Status Peers::check_interruptions(const Goal& goal, const OpContext& op) {
   if (interrupt_.is_raised()) {
     if (has_reached(goal.word, goal.value)) return {};
@@ -181,7 +186,8 @@ Status Peers::check_interruptions(const Goal& goal, const OpContext& op) {
   return found_by_others() ? compare_arrived(op) : Status();
 }
 
-// A mismatch with a later sequence number does not concern this operation: it will complete.
+// Returns whether a peer has reported a mismatch in this operation or an earlier one. A mismatch in
+// a later one means that this operation will complete.
 bool Peers::found_by_others() const {
   const uint64_t mark = arena_.notice().mismatch.load(std::memory_order_acquire);
   return mark != 0 && static_cast<int32_t>(static_cast<uint32_t>(mark) - sequence_) <= 0;
@@ -193,9 +199,9 @@ Status Peers::compare_entry(Rank peer, const OpContext& op) {
   return report_mismatch(peer, op);
 }
 
-// Compares the entries of the ranks that have arrived while another is waited for, so that a
-// mismatch is found at once. Only entries of this sequence number count: a rank that is further has
-// overwritten its entry, which did match.
+// Compares the entries of the ranks that have arrived while this rank waits for another one, so
+// that a mismatch is found at once. Skips entries with other sequence numbers: a rank with a later
+// one has completed this operation, so its entry has matched.
 Status Peers::compare_arrived(const OpContext& op) {
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_) continue;

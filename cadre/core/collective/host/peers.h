@@ -27,7 +27,7 @@ namespace cadre::host {
 struct PeersOptions {
   Rank rank = 0;
   int world_size = 1;
-  // There are more ranks than cores. Then a wait gives the core away at once.
+  // There are more ranks than cores, so a wait gives the core away at once.
   bool oversubscribed = false;
   // The initial value of all counters of the arena: 0 in a new arena.
   uint32_t first_count = 0;
@@ -46,32 +46,36 @@ class Peers {
   uint32_t next_sequence() const { return sequence_ + 1; }
 
   // Announces the operation with a payload of at most kInlineBytes and waits until every rank has
-  // announced the same one. Everything that a rank wrote before its enter() is then visible here.
+  // announced the same operation. Everything that a rank wrote before its enter() is then visible
+  // to this rank.
   Status enter(const OpContext& op, ConstBytes payload);
   // Returns the payload that `rank` passed to the last enter().
   const std::byte* payload_of(Rank rank) const {
     return arena_.entry(rank, sequence_).payload.data();
   }
 
-  // Steps are counted from 0 in each operation. Everything written before signal_step(n) is visible
-  // to every rank that has waited for n.
+  // Publishes that this rank has reached a step of the operation; each operation counts its steps
+  // from 0. Everything that was written before signal_step(n) is visible to every rank that has
+  // waited for step n.
   void signal_step(uint32_t step);
   Status wait_for(Rank rank, uint32_t step, const OpContext& op);
   Status wait_for_all(uint32_t step, const OpContext& op);
-  // Ends an operation in which no rank reaches a step above `last`.
+  // Called when an operation whose highest step is `last` has ended; the next operation counts from
+  // 0.
   void end_steps(uint32_t last) { step_base_ += last; }
 
-  // Marks that this rank ends the operation with an error, so that no peer returns a result as
-  // valid that it read from, or wrote to, memory of this rank.
+  // Publishes that this rank ends the operation with an error. A peer that has accessed memory of
+  // this rank then returns an error instead of a result.
   void mark_left();
   // Returns kAborted if a rank has left this operation, or an earlier one, with an error. Call it
   // before accessing memory of a peer, and once more after all peers have reached the last step.
   Status check_left(const OpContext& op) const;
-  // Called after mark_left(). Returns whether no peer accesses this rank's memory any more, because
-  // each has reached step 1, or cannot begin. Waits for at most `patience`.
+  // Called after mark_left(). Returns whether no peer accesses this rank's memory any more: each
+  // peer has reached step 1, or none can begin because a rank has not entered. Waits for at most
+  // `patience`.
   bool are_done(Duration patience);
-  // Wakes the ranks that sleep on this rank's entry, unless they are awake. Call it after each
-  // successful enter(): before long work, else at the end of the operation.
+  // Wakes the ranks that sleep on this rank's entry, unless that was already done. Call it after
+  // each successful enter(): before long work, else at the end of the operation.
   void wake_sleepers();
 
  private:
@@ -104,7 +108,7 @@ class Peers {
   uint32_t sequence_;
   uint32_t step_base_;
   bool are_sleepers_awake_ = true;
-  std::atomic<uint32_t> barrier_{0};  // wake_sleepers() explains its use
+  std::atomic<uint32_t> barrier_{0};  // the cache line on which wake_sleepers() makes its fence
 };
 
 }  // namespace cadre::host

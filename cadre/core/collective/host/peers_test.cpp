@@ -69,9 +69,9 @@ std::vector<std::byte> golden_arena() {
   const size_t entry = kGoldenBlock + 128;            // the entry of rank 1 for odd numbers
   put<uint32_t>(memory, entry, 0x01020304);           // sequence number
   put<uint32_t>(memory, entry + 4, 2);                // sleepers
-  put<uint64_t>(memory, entry + 8, 0x1112131415161718);   // number
-  put<uint64_t>(memory, entry + 16, 0x2122232425262728);  // call
-  put<uint64_t>(memory, entry + 24, 0x3132333435363738);  // shape
+  put<uint64_t>(memory, entry + 8, 0x1112131415161718);   // number of the operation
+  put<uint64_t>(memory, entry + 16, 0x2122232425262728);  // Fingerprint::call
+  put<uint64_t>(memory, entry + 24, 0x3132333435363738);  // Fingerprint::shape
   put<uint32_t>(memory, entry + 32, 9);  // the place of a buffer: piece, padding, offset
   put<uint64_t>(memory, entry + 40, 0x4142434445464748);
   put<uint32_t>(memory, 256, 77);            // the step of rank 0
@@ -124,8 +124,8 @@ TEST(ArenaTest, ReadsTheDocumentedBytes) {
   EXPECT_EQ(*arena.chunk(0, 3), std::byte{0xbb});
 }
 
-// All counters start just below their wrap-around. Every wait must still wait for the arrival of
-// the others.
+// All counters start just below their wrap-around. Every wait must still end only when the other
+// ranks have arrived.
 TEST(PeersTest, CountersWrap) {
   constexpr int kNumRanks = 3;
   constexpr uint32_t kStart = 0xfffffff0u;

@@ -7,7 +7,8 @@
 namespace cadre::host {
 namespace {
 
-// Computed from the announcements of all ranks, so all ranks decide the same.
+// Returns whether every wanted buffer is in shared memory. The result is computed from the
+// announcements of all ranks, so it is equal on all ranks.
 bool are_all_announced(const Peers& peers, const Wanted& wanted) {
   const Announcement roots = announcement_of(peers, wanted.root);
   if (wanted.sharing == Sharing::kRootInput) return static_cast<bool>(roots.in);
@@ -20,16 +21,19 @@ bool are_all_announced(const Peers& peers, const Wanted& wanted) {
   return true;
 }
 
-// The place comes from a peer, so resolve() checks it.
+// Returns the address of a buffer of `rank` in this process. The place comes from a peer, so
+// resolve() checks it.
 Result<std::byte*> locate(SharedBuffers& shared, Rank rank, const SlotPlace& at, size_t num_bytes) {
   std::byte* const bytes = shared.memory.resolve(at, num_bytes);
   if (bytes == nullptr) {
-    return Error(ErrorCode::kCorruption,
-                 format("host engine: rank {} announced {} bytes at {}, which are not in its slice",
-                        rank, num_bytes, at.place.offset));
+    return Error(
+        ErrorCode::kCorruption,
+        format("host engine: rank {} announced a buffer of {} bytes at offset {}, which is not "
+               "in its slice of the host's memory",
+               rank, num_bytes, at.place.offset));
   }
   const auto* const revocation = &shared.memory.revocation_of(at.slot, at.place.piece);
-  // Input and output of a rank are often in one piece, which check() needs only once.
+  // The input and the output of a rank are often in one piece, which check() has to test only once.
   const bool is_known = !shared.sources.empty() && shared.sources.back().revocation == revocation;
   if (!is_known) shared.sources.push_back({rank, revocation});
   return bytes;

@@ -46,8 +46,8 @@ enum class Sharing {
 struct Wanted {
   Sharing sharing;
   Rank root = 0;
-  // in_bytes[r] is the number of bytes of rank r's input that peers access; one entry stands for
-  // all ranks.
+  // in_bytes[r] is the number of bytes of rank r's input that peers access. A vector with one
+  // element gives that number for all ranks.
   std::vector<size_t> in_bytes;
   size_t out_bytes = 0;  // the number of bytes that peers access in each output
 };
@@ -62,7 +62,7 @@ struct SharedBuffers {
   };
 
   // Returns an error if a rank no longer provides the memory that it announced. Call it before each
-  // access to memory of a peer, and again before a result counts as valid.
+  // access to memory of a peer, and again before a result is returned as valid.
   Status check(const Peers& peers, const OpContext& op) const;
 
   const HostMemory& memory;

@@ -12,10 +12,10 @@ void copy_range(std::byte* out, const std::byte* in, Range range) {
   copy(out + range.begin, in + range.begin, range.size, StorePolicy::kCached);
 }
 
-// Runs fill(i) and drain(i) for every chunk i, the drain one chunk later, so that a rank that is
-// late for a moment does not delay the others. Step i + 1 means that chunk i is filled and chunk i
-// - 2 is drained. Chunk i uses the memory of chunk i - kNumChunks, whose readers drained it before
-// they filled chunk i - 2, that is, before step i - 1.
+// Runs a pipeline over the chunks: fill(i) copies chunk i in, and drain(i) copies it out one chunk
+// later, so that a rank that is late for a moment does not delay the others. Step i + 1 means that
+// chunk i is filled and chunk i - 2 is drained. Chunk i uses the memory of chunk i - kNumChunks.
+// All ranks drained that chunk before they filled chunk i - 2, that is, before step i - 1.
 template <typename Fill, typename Drain>
 Status run_pipeline(Peers& peers, const OpContext& op, uint32_t num_chunks, const Fill& fill,
                     const Drain& drain) {
@@ -41,14 +41,14 @@ uint32_t num_parts(size_t total, size_t part) {
   return static_cast<uint32_t>(divide_rounding_up(total, part));
 }
 
-// Returns the room for each rank in a chunk that has data for every rank. Never 0: there is a cache
-// line for each of thousands of ranks.
+// Returns the bytes for each rank in a chunk that has data for every rank, in whole cache lines. It
+// is not 0 for up to 8192 ranks.
 size_t chunk_part(size_t num_ranks) {
   return kChunkBytes / num_ranks / 64 * 64;
 }
 
-// One chunk of an all_reduce, or of a reduce, whose result only one rank stores: the share of each
-// owner, and its position.
+// The work on one chunk of an all_reduce, or of a reduce, in which only the root stores the result.
+// A chunk has one part, called a share, for each rank, its owner, which reduces it.
 class ReductionChunks {
  public:
   ReductionChunks(const Peers& peers, const Buffers& buffers, ReduceKind kind)
@@ -56,8 +56,8 @@ class ReductionChunks {
 
   uint32_t num_chunks() const { return num_parts(buffers_.in.size(), kChunkBytes); }
 
-  // Copies the shares of the other owners; the position of this rank's share is kept for the
-  // result.
+  // Copies the shares of the other owners into this rank's staging. The place of this rank's own
+  // share stays free for its result.
   void copy_in(uint32_t index) const {
     const Range chunk = part_of(buffers_.in.size(), kChunkBytes, index);
     for (int owner = 0; owner < peers_.world_size(); ++owner) {
@@ -67,8 +67,8 @@ class ReductionChunks {
     }
   }
 
-  // Reduces this rank's share of all inputs into the staging for the other ranks, and into this
-  // rank's output, if it has one.
+  // Reduces this rank's share of the inputs of all ranks into the staging, for the other ranks, and
+  // into this rank's output, if it has one.
   void reduce_own(uint32_t index) {
     const Range chunk = part_of(buffers_.in.size(), kChunkBytes, index);
     const Range own = share(chunk, peers_.rank());
@@ -100,7 +100,7 @@ class ReductionChunks {
   size_t num_ranks() const { return static_cast<size_t>(peers_.world_size()); }
   std::byte* staging(Rank rank, uint32_t index) const { return peers_.arena().chunk(rank, index); }
 
-  // Returns the owner's range within the chunk.
+  // Returns the range of the owner's share within the chunk.
   Range share(Range chunk, Rank owner) const {
     return part_of(chunk.size, owned_bytes(chunk.size, peers_.world_size()),
                    static_cast<size_t>(owner.value));
@@ -112,10 +112,9 @@ class ReductionChunks {
   std::vector<const std::byte*> inputs_;
 };
 
-// Three stages, each one chunk behind the previous stage. Step 2i + 1 means that chunk i is copied
-// in; step 2i + 2 that chunk i - 1 is reduced. The memory of a chunk is free again when all ranks
-// have copied out the chunk that was there, kNumChunks earlier; they did so before step 2(i - 1) +
-// 1.
+// Runs three stages, each one chunk behind the previous stage. Step 2i + 1 means that this rank has
+// copied chunk i in; step 2i + 2 means that it has reduced chunk i - 1. Chunk i uses the memory of
+// chunk i - kNumChunks, which every rank has copied out before its step 2(i - 1) + 1.
 Status run_reduction(Peers& peers, const OpContext& op, const Buffers& buffers, ReduceKind kind) {
   static_assert(kNumChunks == 4);
   ReductionChunks chunks(peers, buffers, kind);
@@ -155,7 +154,8 @@ Status staged_reduce(Peers& peers, const OpContext& op, const Buffers& buffers, 
   return run_reduction(peers, op, {buffers.in, peers.rank() == root ? buffers.out : Bytes()}, kind);
 }
 
-// A chunk holds a piece of every rank's part; a part that has ended leaves its range empty.
+// Each chunk has the next bytes of the parts of all ranks. A part that has ended has an empty range
+// in it.
 Status staged_reduce_scatter(Peers& peers, const OpContext& op, const Buffers& buffers,
                              const RankParts& parts, ReduceKind kind) {
   const auto num_ranks = static_cast<size_t>(peers.world_size());
@@ -242,7 +242,7 @@ Status staged_gather(Peers& peers, const OpContext& op, const Buffers& buffers, 
   return run_pipeline(peers, op, num_parts(share, kChunkBytes), fill, drain);
 }
 
-// A chunk of the root holds a piece of every rank's part.
+// Each chunk of the root has the next bytes of the parts of all ranks.
 Status staged_scatter(Peers& peers, const OpContext& op, const Buffers& buffers, Rank root) {
   const auto num_ranks = static_cast<size_t>(peers.world_size());
   const auto me = static_cast<size_t>(peers.rank().value);
@@ -268,7 +268,8 @@ Status staged_scatter(Peers& peers, const OpContext& op, const Buffers& buffers,
   return run_pipeline(peers, op, num_parts(share, part), fill, drain);
 }
 
-// A chunk holds a piece of the part for every rank; a part that has ended leaves its range empty.
+// Each chunk has the next bytes of the parts for all ranks. A part that has ended has an empty
+// range in it.
 Status staged_all_to_all(Peers& peers, const OpContext& op, const Buffers& buffers,
                          const ExchangeParts& parts) {
   const auto num_ranks = static_cast<size_t>(peers.world_size());

@@ -1,7 +1,7 @@
 // Large operations on private memory: pipelines through the staging chunks of the arena.
 //
-// Threads and blocking: same as Peers; call after a successful Peers::enter. Lifetime: borrows all.
-// Errors: those of Peers' waits.
+// Threads and blocking: same as Peers; call after a successful Peers::enter. Lifetime: borrows all
+// arguments. Errors: those of Peers' waits.
 // Cost of all_reduce, n bytes on P ranks: each rank copies n (P-1)/P in, reads n to reduce its
 // share of each chunk, and copies n (P-1)/P out; the staging stays in the caches. (DeepSpeed's
 // "distributed all-reduce" and Rabenseifner's two phases, cut into chunks that overlap.) Every
@@ -30,7 +30,7 @@ Status staged_reduce(Peers& peers, const OpContext& op, const Buffers& buffers, 
 Status staged_all_gather(Peers& peers, const OpContext& op, const Buffers& buffers,
                          const RankParts& parts);
 Status staged_broadcast(Peers& peers, const OpContext& op, Bytes data, Rank root);
-// On ranks other than the root, gather's output and scatter's input are empty.
+// The output of a gather and the input of a scatter are empty on ranks other than the root.
 Status staged_gather(Peers& peers, const OpContext& op, const Buffers& buffers, Rank root);
 Status staged_scatter(Peers& peers, const OpContext& op, const Buffers& buffers, Rank root);
 Status staged_all_to_all(Peers& peers, const OpContext& op, const Buffers& buffers,

@@ -18,14 +18,14 @@ Block in_slot(Slot slot, Block block) {
 
 namespace {
 
-// Returns the block of a rank's part, if the parts lie in rank order.
+// Returns the block of a rank's part in a slot that has the parts of all ranks in rank order.
 Block part_in_order(Slot slot, std::span<const uint64_t> counts, int rank) {
   const auto index = static_cast<size_t>(rank);
   const auto before = counts.first(index);
   return {slot, std::accumulate(before.begin(), before.end(), uint64_t{0}), counts[index]};
 }
 
-// The finished parts go once around the ring. Each rank begins with its own part in the output.
+// Sends the finished parts once around the ring. Each rank begins with its own part in the output.
 template <typename PartOf>
 void add_ring_gather_steps(Schedule& schedule, PartOf part_of_rank) {
   const ScheduleKey& key = schedule.key;
@@ -137,11 +137,11 @@ void add_recursive_doubling(Schedule& schedule) {
   if (is_paired) schedule.steps.push_back({.send_to = rank - 1, .send = all});
 }
 
-// After the exchange at distance d a rank holds the 2d blocks that begin with its own.
+// A rank holds, after the exchange at distance d, the 2d blocks that begin with its own.
 void add_bruck_all_gather(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;
   const auto size = static_cast<uint64_t>(key.world_size);
-  // Returns the `length` blocks from `first` on, in at most two pieces.
+  // Returns the range of the `length` blocks from `first` on, or two ranges if they wrap around.
   const auto pieces_of = [&](int first, uint64_t length) {
     const auto begin = static_cast<uint64_t>(first);
     const uint64_t straight = std::min(length, size - begin);
@@ -237,7 +237,8 @@ void add_pairwise_exchange(Schedule& schedule) {
   }
 }
 
-// The ranks have compared their counts before, so an empty part needs no message.
+// The ranks have exchanged and compared their counts before this schedule runs, so an empty part is
+// not sent.
 void add_pairwise_exchange_of(Schedule& schedule, const PartCounts& counts) {
   const ScheduleKey& key = schedule.key;
   for (int step = 1; step < key.world_size; ++step) {
@@ -253,8 +254,8 @@ void add_pairwise_exchange_of(Schedule& schedule, const PartCounts& counts) {
   }
 }
 
-// Empty parts are sent as messages, too: they carry the fingerprint, which shows ranks with other
-// counts.
+// Empty parts are sent as messages, too: they carry the fingerprint, by which a receiver detects
+// that the sender passed other counts.
 void add_pairwise_gather_of(Schedule& schedule, std::span<const uint64_t> counts) {
   const ScheduleKey& key = schedule.key;
   const Block own{Slot::kInput, 0, counts[static_cast<size_t>(key.rank.value)]};

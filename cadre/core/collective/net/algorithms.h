@@ -12,16 +12,16 @@ namespace cadre {
 int around(const ScheduleKey& key, int offset);
 Block in_slot(Slot slot, Block block);
 
-// Cost: 2(P-1)a + 2(P-1)/P n/B. The part that ends on rank p is added in the order p+1, p+2, ...,
-// p.
+// Cost: 2(P-1)a + 2(P-1)/P n/B. The part whose sum is complete on rank p is added in the order p+1,
+// p+2, ..., p.
 // Source: Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms", 2009.
 void add_ring_all_reduce(Schedule& schedule);
 
 // Cost: (P-1)a + (P-1)n/B, with n bytes of output. The order of additions is that of the ring
 // all_reduce.
 void add_ring_reduce_scatter(Schedule& schedule);
-// counts: the elements of each rank's part. An empty part is sent as a message, too, because
-// messages carry the fingerprint.
+// counts[r] is the number of elements of rank r's part. An empty part is sent as a message, too,
+// because messages carry the fingerprint.
 void add_ring_reduce_scatter_of(Schedule& schedule, std::span<const uint64_t> counts);
 
 // Cost: (P-1)a + (P-1)n/B, with n bytes of input.
@@ -43,10 +43,11 @@ void add_binomial_broadcast(Schedule& schedule);
 // Cost: (P-2+k)(a + n/(kB)) for k segments: n/B for long messages, whatever P is.
 void add_chain_broadcast(Schedule& schedule);
 
-// The tree and the ring reduce to the root add in the order of the all_reduce of the same name. So
-// the root gets the bits of that all_reduce, whichever rank is the root.
-// Cost of the tree: log2(P)(a + n/B), and a + n/B more if P is no power of two: of two partners of
-// recursive doubling only the one on the root's side receives.
+// Reduces to the root. add_tree_reduce() adds in the order of recursive doubling, add_ring_reduce()
+// in that of the ring all_reduce, so the root gets the bits of that all_reduce, whichever rank is
+// the root.
+// Cost of the tree: log2(P)(a + n/B), and a + n/B more if P is no power of two. In each exchange of
+// recursive doubling only the partner on the root's side receives.
 void add_tree_reduce(Schedule& schedule);
 
 // Cost: 2(P-1)a + 2(P-1)/P n/B: the first half of the ring, then each rank sends its part to the
@@ -65,7 +66,7 @@ void add_linear_scatter(Schedule& schedule);
 // Cost: (P-1)(a + n/B), with n bytes for each part: in step s rank r sends to r + s and receives
 // from r - s, so no rank has two senders at a time. Source: Thakur, Rabenseifner, Gropp, 2005.
 void add_pairwise_exchange(Schedule& schedule);
-// Empty parts are not sent.
+// Takes the number of elements of each part. Empty parts are not sent.
 void add_pairwise_exchange_of(Schedule& schedule, const PartCounts& counts);
 void add_pairwise_gather_of(Schedule& schedule, std::span<const uint64_t> counts);
 

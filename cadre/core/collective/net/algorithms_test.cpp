@@ -1,6 +1,6 @@
-// Runs schedules in memory, without buffers between ranks: a step's send and receive happen only
-// when both ranks have reached them. So a schedule that could deadlock on any network stops here.
-// Each value contains which ranks contributed to it, and in which order.
+// Runs schedules in memory, without buffers between ranks: a send and a receive happen only when
+// both ranks have reached their steps. So a schedule that could deadlock on any network stops here.
+// Each value records which ranks contributed to it, and in which order.
 #include "cadre/core/collective/net/algorithms.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ constexpr int kMaxScheduleRanks = 17;
 constexpr std::array<uint64_t, 7> kScheduleCounts = {0, 1, 2, 7, 16, 17, 101};
 constexpr int kBitsPerRank = 3;
 
-// The history of an element, used instead of a number.
+// A symbolic element, used instead of a number: it records how it was computed.
 struct Value {
   uint64_t contributions = 0;  // kBitsPerRank bits for each rank: how often the rank was added
   uint64_t history = 0;        // a hash that differs for (a+b)+c, a+(b+c) and (b+a)+c
@@ -57,7 +57,7 @@ struct RankState {
   size_t at = 0;
   bool sent = false;
   bool received = false;
-  std::vector<Value> outgoing;  // the sent values when the step began
+  std::vector<Value> outgoing;  // a copy of the elements to send, made when the step began
 
   bool is_done() const { return at == schedule.steps.size(); }
   const Step& step() const { return schedule.steps[at]; }
@@ -149,7 +149,8 @@ uint64_t output_parts(const ScheduleKey& key, int rank) {
   return key.kind == OpKind::kAllGather || key.kind == OpKind::kAllToAll ? size : 1;
 }
 
-// Copies the part of its own input that a rank keeps, as the engine does first.
+// Copies the part of its own input that a rank keeps. The engine does so before it runs the
+// schedule.
 void copy_own_part(const ScheduleKey& key, int rank, RankState& state) {
   const auto own = static_cast<ptrdiff_t>(key.count * static_cast<uint64_t>(rank));
   const auto count = static_cast<ptrdiff_t>(key.count);
@@ -288,7 +289,7 @@ TEST(AlgorithmsTest, AllReduceWorksInPlaceWithTheSameOrder) {
   }
 }
 
-// Tests every root, in place or not.
+// Tests every root, with separate buffers and in place.
 TEST(AlgorithmsTest, ReduceAddsInTheOrderOfTheAllReduceThatBelongsToIt) {
   const std::array<std::pair<Algorithm, Algorithm>, 2> pairs = {
       {{Algorithm::kRing, Algorithm::kRing},

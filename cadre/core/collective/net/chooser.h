@@ -12,10 +12,11 @@
 
 namespace cadre {
 
-// The sizes from which on the second algorithm of each line is used. reduce uses the line of
-// all_reduce, so that both give the same bits. The sizes of rings are for up to 8 ranks. The steps
-// of a ring grow with the number of ranks, those of the other algorithm with its logarithm, so for
-// more ranks the sizes grow in proportion: to 8 MiB for 1,024 ranks.
+// The sizes in bytes at which an operation changes from its first to its second algorithm. reduce
+// uses the size of all_reduce, so that both give the same bits. The sizes of rings hold for up to 8
+// ranks. The steps of a ring grow with the number of ranks, those of the other algorithm with its
+// logarithm. So for more ranks the sizes are multiplied by num_ranks / 8: up to 8 MiB for 1,024
+// ranks.
 struct CrossoverTable {
   // Recursive doubling is used below this size, a ring from it on.
   uint64_t all_reduce_ring_bytes = 64 << 10;
@@ -39,7 +40,7 @@ struct Choice {
   int world_size = 1;
 };
 
-// REQUIRES: kind is a collective.
+// Returns the algorithm that all ranks use. REQUIRES: choice.kind is a collective.
 Algorithm choose(const Choice& choice, const CrossoverTable& table);
 
 }  // namespace cadre

@@ -1,6 +1,6 @@
 // Tests the sizes at which each operation changes its algorithm, both in the table and in the
-// engine. Both algorithms give the right result, so a wrong choice shows in no result and must be
-// tested itself.
+// engine. Both algorithms give the right result, so a wrong choice cannot be seen in a result, and
+// needs a test.
 #include "cadre/core/collective/net/chooser.h"
 
 #include <gtest/gtest.h>
@@ -21,13 +21,13 @@ using testing::TransportGroup;
 using testing::TransportKind;
 
 constexpr int kChooserRanks = 4;  // on 4 ranks a tree, a chain and a ring differ
-constexpr size_t kPart = 96;      // bytes of one rank
+constexpr size_t kPart = 96;      // the size in bytes of one rank's part
 using Line = uint64_t CrossoverTable::*;
 
 struct Crossover {
   const char* name;
   Line line;
-  uint64_t num_bytes;  // the number of bytes by which the operation chooses
+  uint64_t num_bytes;  // the size that the engine compares with the crossover
   std::function<Status(EngineRank&, Bytes all)> call;
 };
 
@@ -68,9 +68,9 @@ const std::vector<Crossover> kCrossovers = {
      }},
 };
 
-// Returns the errors of the operation if the crossover of rank 0 is at `first` bytes and that of
-// the others at `others`. If the algorithms of the ranks differ, all ranks fail, some of them only
-// at the deadline.
+// Returns the errors of the operation if rank 0 changes its algorithm at `first` bytes and the
+// other ranks change theirs at `others`. If the algorithms of the ranks differ, all ranks fail,
+// some of them only at the deadline.
 std::string failure_of(const Crossover& crossover, uint64_t first, uint64_t others,
                        Duration patience = std::chrono::seconds(20)) {
   const auto system = os::make_native_system();
@@ -92,7 +92,7 @@ TEST(Chooser, EachOperationCrossesAtTheBytesOfItsLine) {
     EXPECT_EQ(failure_of(crossover, crossover.num_bytes, kAlways), "");
     EXPECT_EQ(failure_of(crossover, crossover.num_bytes + 1, kNever), "");
     EXPECT_NE(failure_of(crossover, kNever, kAlways, std::chrono::milliseconds(100)), "")
-        << "this test would notice nothing";
+        << "ranks with different algorithms did not fail, so this test detects nothing";
   }
 }
 

@@ -10,11 +10,12 @@
 
 namespace cadre {
 
-// data[i] /= divisor. REQUIRES: dtype is float32 or float64.
+// Divides every element by `divisor`. REQUIRES: dtype is float32 or float64.
 void divide(std::byte* data, size_t count, DType dtype, int divisor);
-// Converts float16 or bfloat16, as `dtype` says, to float32, exactly.
+// Converts elements of `dtype`, float16 or bfloat16, to float32, exactly.
 void widen(float* out, const std::byte* in, size_t count, DType dtype);
-// Converts float32 to float16 or bfloat16, rounded to nearest even; a NaN becomes 0x7e00 or 0x7fc0.
+// Converts float32 to `dtype`, float16 or bfloat16, rounded to nearest even; a NaN becomes 0x7e00
+// or 0x7fc0.
 void narrow(std::byte* out, const float* in, size_t count, DType dtype);
 
 }  // namespace cadre

@@ -40,7 +40,8 @@ TEST(Elementwise, EveryHalfIsWidenedExactlyAndNarrowedBack) {
 }
 
 TEST(Elementwise, NarrowingRoundsToNearestEven) {
-  // Every second number lies in the middle of two. 19 are a whole vector and a rest.
+  // Every second number is a tie, half-way between two 16-bit numbers. The 19 elements are one
+  // whole vector and a remainder.
   for (const DType dtype : {DType::kFloat16, DType::kBfloat16}) {
     const float half_step = dtype == DType::kFloat16 ? 0x1p-11F : 0x1p-8F;
     std::vector<float> wide;

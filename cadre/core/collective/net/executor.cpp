@@ -13,11 +13,11 @@
 namespace cadre {
 namespace {
 
-// The size of the buffer for received bytes that are added. It is half of a usual second-level
-// cache.
+// The size of the buffer through which received bytes pass before they are added. It is half of a
+// usual second-level cache.
 constexpr size_t kStagingBytes = 256 << 10;
-// A longer wait also polls peers from which no data is expected, because a rank that runs a
-// different operation may be the reason why this one makes no progress.
+// The time after which a wait also polls peers from which no data is expected: a rank that runs a
+// different operation may be the reason why this operation makes no progress.
 constexpr Duration kUnsuspicious = std::chrono::milliseconds(5);
 
 const char* phase_of(const ScheduleRun& run, size_t step) {
@@ -69,8 +69,8 @@ struct IncomingPlace {
 
 // The receiving half of one step: stores received bytes at their position, or adds them piece by
 // piece. Bytes to be added pass through a small staging buffer, which stays in the core's cache:
-// each piece is added while it is in the cache and the rest is still being received. It lives for
-// one step and borrows all memory; errors are those of the Link.
+// each piece is added while it is in the cache and the rest is still being received. The object
+// lives for one step and borrows all memory; errors are those of the Link.
 class Incoming {
  public:
   Incoming(const IncomingPlace& place, Bytes staging) : place_(place), staging_(staging) {}
@@ -81,7 +81,7 @@ class Incoming {
   bool is_done(const Link& from) const {
     return from.has_header() && num_done_ == place_.target.size();
   }
-  // Returns false while there is no room to receive into.
+  // Returns whether more bytes can be received now: false while the staging buffer is full.
   bool wants_bytes() const {
     return place_.combine == Combine::kStore || num_staged_ < staging_.size();
   }
@@ -254,7 +254,8 @@ Status Executor::wait_watching(const OpContext& op, std::span<const ChannelInter
     link(peer).announce(header_);
     const bool is_awaited =
         std::ranges::find(interests, peer, &ChannelInterest::peer) != interests.end();
-    // An unsent announcement may need a connection first.
+    // The interest in sending stays until the peer has the announcement, because its connection may
+    // not be open yet.
     const ChannelInterest interest{.peer = peer,
                                    .want_send = !is_awaited && !link(peer).is_send_done(),
                                    .want_recv = link(peer).wants_peek(),
@@ -266,7 +267,8 @@ Status Executor::wait_watching(const OpContext& op, std::span<const ChannelInter
     Link& peer = link(watched.peer);
     if (watched.want_send) peer.advance_announcement();
     if (watched.want_recv) CADRE_RETURN_IF_ERROR(peer.peek(header_));
-    // A peer from which this operation expects no data may have begun a later one.
+    // A peer that sends no data in this operation may have completed it and begun a later one,
+    // which is no mismatch.
     if (!peer.is_ahead_of(header_)) CADRE_RETURN_IF_ERROR(check(op, watched.peer));
   }
   return {};
@@ -280,7 +282,7 @@ Status Executor::check(const OpContext& op, Rank peer) {
   const auto text = [](const Fingerprint& fingerprint) {
     return OpDescriptor::from_fingerprint(fingerprint).to_string();
   };
-  // The operation that this rank called with the peer's number, if it has completed here.
+  // The operation that this rank called with the peer's number, if this rank has completed it.
   const auto called = history_.find(theirs->number, header_);
   const bool is_running =
       theirs->number == header_.number && theirs->fingerprint == header_.fingerprint;
@@ -316,8 +318,8 @@ Status Executor::check(const OpContext& op, Rank peer) {
                       text(theirs->fingerprint), theirs->number));
 }
 
-// Sends the refusal to all ranks, because ranks that have left the operation do not forward it. If
-// a channel has no link, no message is in progress on it, so the header can be sent directly.
+// Sends the refusal to all ranks, because ranks that have left the operation do not forward it. No
+// message is in progress on a channel that has no link, so the header can be sent on it directly.
 void Executor::refuse(const OperationHeader& refused) {
   for (int peer = 0; peer < transport_.world_size(); ++peer) {
     if (peer == transport_.rank()) continue;

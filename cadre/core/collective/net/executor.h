@@ -1,6 +1,7 @@
 // Runs the Schedule of one rank over the channels of a Transport.
 //
-// Threads: one at a time. Blocking: run(), until done, the operation's deadline or the Interrupt.
+// Threads: one at a time. Blocking: run(), until it is done, the operation's deadline passes or the
+// Interrupt is raised.
 // Lifetime: borrows the System and the Transport; buffers are borrowed until run() returns.
 // Errors: those of Backend. Each step sends and receives at the same time, so it cannot block when
 // the buffers of both sides are full.
@@ -39,8 +40,8 @@ class Executor {
  public:
   Executor(os::System& system, Transport& transport);
 
-  // Called before the first run of an operation. An operation may have several runs, one after the
-  // other.
+  // Prepares for an operation, which may need several runs, one after the other. Called before the
+  // first of them.
   void begin(const OpContext& op, Algorithm algorithm);
   Status run(const OpContext& op, const ScheduleRun& run);
 

@@ -92,8 +92,8 @@ Status Link::parse_incoming(const OperationHeader& operation) {
   return {};
 }
 
-// An announcement that agrees with what this rank runs or ran does not contradict it. An
-// announcement of a later operation is compared when this rank runs that operation.
+// Returns whether the announcement differs from the operation that this rank called with its
+// number. An announcement of a later operation is compared when this rank runs that operation.
 bool Link::contradicts(const OperationHeader& announced, const OperationHeader& operation) const {
   if (announced.number > operation.number) return false;
   if (announced.number < operation.number) {
@@ -115,11 +115,12 @@ void Link::announce(OperationHeader operation) {
   operation.kind = OperationHeader::Kind::kAnnouncement;
   std::ranges::copy(operation.encode(), outbox_.data());
   unsent_ = {ConstBytes(outbox_.data(), OperationHeader::kBytes), {}};
-  // The unsent rest is sent before the next message.
+  // If the announcement is not sent completely here, the rest is sent before the next message.
   advance_announcement();
 }
 
-// An ended channel is no error here: the next operation that needs it reports the error.
+// An ended channel is no error here: the next operation that sends or receives on it reports the
+// error.
 void Link::advance_announcement() {
   if (!advance_send().ok()) unsent_ = {};
 }

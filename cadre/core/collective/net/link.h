@@ -1,5 +1,5 @@
-// The channel to one peer with framed operations: a header precedes each message, so a refusal or
-// an announcement between two messages cannot be confused with payload.
+// Frames operations on the channel to one peer: a header precedes each message, so a refusal or an
+// announcement between two messages cannot be confused with payload.
 //
 // Threads: one at a time. Blocking: never. Lifetime: the channel outlives it; a payload is borrowed
 // until is_send_done().
@@ -65,7 +65,7 @@ class Link {
   Status peek(const OperationHeader& operation);
   bool wants_peek() const { return !is_open_ && !incoming_ && !has_ended_; }
   // Returns the header from the peer that does not match `operation`: an announcement that
-  // contradicts a call of this rank, else the next header.
+  // contradicts a call of this rank, else the next header. Returns nullopt if all match.
   std::optional<OperationHeader> difference(const OperationHeader& operation) const;
 
   // Returns whether the peer runs or refuses a later operation, so that it has completed this one.
@@ -73,7 +73,8 @@ class Link {
     return incoming_ && incoming_->number > operation.number && !has_contradiction(operation);
   }
 
-  // Called when a new operation begins: from then on its header is expected.
+  // Called when a new operation begins: from then on the next header must be that of the new
+  // operation.
   void begin_operation();
   // Announces to the peer, once, that this rank waits in `operation`, unless this rank has sent
   // data of the operation to the peer. So two ranks that wait for each other in different
@@ -84,7 +85,8 @@ class Link {
   void advance_announcement();
   // Sends the peer a refusal of `operation`, unless a message to it is incomplete.
   void refuse(const OperationHeader& operation);
-  // Does the same for a channel without a link, on which no message was sent yet.
+  // Does the same as the other refuse() for a channel without a Link, on which no message was sent
+  // yet.
   static void refuse(Channel& channel, OperationHeader operation);
 
  private:
@@ -109,12 +111,13 @@ class Link {
   Channel::Parts unsent_;  // the part of the outbox and of the payload that is not sent yet
   size_t num_sent_ = 0;
 
-  bool is_open_ = false;    // take() has returned the header of the current message
+  bool is_open_ = false;    // the header of the current message was accepted
   bool has_ended_ = false;  // the channel ended while peek() ran
   std::array<std::byte, OperationHeader::kBytes + kInlineBytes> inbox_;
   size_t inbox_begin_ = 0;
   size_t inbox_end_ = 0;
-  // The header of a message or a refusal, which was parsed but not yet taken.
+  // The next header of a message or a refusal: it was parsed, but did not match the operation of
+  // this rank yet.
   std::optional<OperationHeader> incoming_;
   // The first announcement that contradicts a call of this rank, or that is of a later operation
   // and was not compared yet. It is kept separately, so that it never hides a refusal that follows

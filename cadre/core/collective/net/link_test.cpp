@@ -35,9 +35,9 @@ class EndingChannel final : public Channel {
   bool has_ended = false;
 };
 
-// An ended channel always counts as ready for sending. As long as the announcement is unsent, each
-// wait for the watched peers returns at once, so connections to other peers only make progress in
-// the 5 ms before that.
+// An ended channel always counts as ready for sending. If the link kept the unsent announcement,
+// each wait that watches this peer would return at once, and connections to other peers would
+// hardly make progress.
 TEST(Link, AnAnnouncementThatAnEndedChannelDoesNotTakeIsDropped) {
   const OperationHeader barrier{.number = 1};
   const CallHistory history;

@@ -1,4 +1,5 @@
-// The header that frames operations on the ranks' channels: parse and write.
+// The header that precedes each operation's messages on the channels between ranks: parse and
+// write.
 //
 // Threads: any. Blocking: never. Errors: kCorruption for bytes that no rank of this build sends.
 // docs/formats/net-messages.md defines the format; message_fuzz.cpp fuzzes the parser.

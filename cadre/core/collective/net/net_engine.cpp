@@ -10,7 +10,7 @@
 namespace cadre {
 namespace {
 
-// The schedules of this many different operations are kept. A training step has a few dozen.
+// The number of different operations whose schedules are kept. A training step has a few dozen.
 constexpr size_t kMaxSchedules = 256;
 
 uint64_t sum_of_first(const std::vector<uint64_t>& sizes, size_t count) {
@@ -21,7 +21,8 @@ void copy_unless_same(std::byte* to, ConstBytes from) {
   if (!from.empty() && to != from.data()) std::memcpy(to, from.data(), from.size());
 }
 
-// Returns false for minimum and maximum, which do not round.
+// Returns whether the reduction of a 16-bit dtype runs in float32. Minimum and maximum do not,
+// because they do not round.
 bool needs_widening(ReduceKind kind) {
   const bool is_half = kind.dtype == DType::kBfloat16 || kind.dtype == DType::kFloat16;
   return is_half && kind.op != ReduceOp::kMin && kind.op != ReduceOp::kMax;
@@ -101,7 +102,8 @@ Status NetEngine::run(const OpContext& op, const Collective& c) {
   return Error(ErrorCode::kInternal, format("net engine: {} is not a collective", c.kind));
 }
 
-// The schedule moves the data of other ranks; it counts bytes of a rank's part.
+// The schedule moves the parts of other ranks; a rank's own part is copied here. The schedule
+// counts bytes instead of elements.
 Status NetEngine::move(const OpContext& op, const Collective& c) {
   const auto world_size = static_cast<size_t>(transport_.world_size());
   const bool is_whole_of_parts = c.kind != OpKind::kBroadcast && c.kind != OpKind::kBarrier;
@@ -148,8 +150,8 @@ Status NetEngine::reduce(const OpContext& op, const Collective& c) {
   return reduce_scatter_widened(op, schedule, c);
 }
 
-// Runs the steps that add on a float32 copy, rounds complete elements once, and runs the steps that
-// only move on the rounded result.
+// Runs the steps that add on a float32 copy, rounds each complete element once, and then runs the
+// steps that only move data on the rounded elements.
 Status NetEngine::all_reduce_widened(const OpContext& op, const Schedule& schedule,
                                      SlotMemory memory, ReduceKind kind) {
   const uint64_t count = schedule.key.count;
@@ -195,7 +197,7 @@ Status NetEngine::reduce_scatter_v(const OpContext& op, const Collective& c) {
   return run_schedule(op, schedule, {.in = c.in.data(), .out = c.out.data()}, kind);
 }
 
-// All steps run in float32; the root rounds at the end.
+// Runs all steps in float32; the root rounds the result at the end.
 Status NetEngine::reduce_widened(const OpContext& op, const Schedule& schedule, SlotMemory memory,
                                  ReduceKind kind) {
   const uint64_t count = schedule.key.count;
@@ -236,8 +238,8 @@ Status NetEngine::all_to_all_v(const OpContext& op, const Collective& c) {
                             {.dtype = DType::kUint8}});
 }
 
-// All ranks exchange the sizes first, so all notice parts that do not fit before any data was
-// moved.
+// All ranks exchange the sizes first. So if a sender and a receiver pass different sizes for a
+// part, all ranks detect it before any data is moved.
 Status NetEngine::exchange_sizes(const OpContext& op, PartTable& table) {
   const Bytes rows = table.bytes();
   const Schedule& schedule = schedule_for(

@@ -1,7 +1,8 @@
 // The engine for ranks that communicate over channels: chooser, schedules and their executor.
 //
-// Threads: one operation at a time, from any thread. Blocking: every operation, until done, its
-// deadline or the Interrupt of its Transport. Lifetime: borrows the System and the Transport.
+// Threads: one operation at a time, from any thread. Blocking: every operation, until it is done,
+// its deadline passes or the Interrupt of its Transport is raised. Lifetime: borrows the System and
+// the Transport.
 // Errors: those of Backend. Numerics: the Schedule contains the order of additions; sums, averages
 // and products of float16 and bfloat16 are sent as float32 until they are complete and are rounded
 // once (docs/decisions/0005-net-engine.md).
@@ -45,7 +46,7 @@ class NetEngine final : public Backend {
   Status reduce(const OpContext& op, const Collective& c);
   Status all_gather_v(const OpContext& op, const Collective& c);
   Status all_to_all_v(const OpContext& op, const Collective& c);
-  // part: the number of bytes of one rank.
+  // `part` is the number of bytes of one rank's part.
   void copy_own_part(const Collective& c, size_t part) const;
 
   const Schedule& schedule_for(const Choice& choice, uint64_t count, Rank root);

@@ -81,8 +81,8 @@ std::string wrong_results(os::System& system, const std::vector<CollectiveCall>&
     const Rank rank = transport.rank();
     EngineRank engine(system, transport, table);
     engine.barrier().value_or_throw();
-    // In these tests the engine has no monitor. A rank to which no other rank reports the mismatch
-    // waits until its deadline.
+    // In these tests no Monitor tells other ranks that the operation has failed. A rank that learns
+    // of the mismatch from no peer waits until its deadline.
     engine.set_patience(milliseconds(100));
     const CollectiveCall& call = calls[static_cast<size_t>(rank.value)];
     const Outcome outcome = run_call(engine, call, rank);
@@ -105,7 +105,8 @@ CollectiveCall call_of(OpKind kind, int world_size) {
           .world_size = world_size};
 }
 
-// Rank 0 notices the mismatch with rank 2 while rank 1 waits for the second message of rank 0.
+// Rank 2 calls a barrier instead. Rank 0 notices the mismatch, and sends a refusal, while rank 1
+// waits for its second message of the reduce_scatter. Rank 1 must not take the refusal for payload.
 TEST(NetEngineDisagreementTest, ARefusalIsNeverTakenForPayload) {
   const auto system = os::make_native_system();
   const CollectiveCall call = call_of(OpKind::kReduceScatter, 3);

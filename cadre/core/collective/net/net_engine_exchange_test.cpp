@@ -1,5 +1,6 @@
 // Compares gather, scatter and all_to_all of the net engine with formulas over both transports, and
-// tests that ranks notice a different root or part.
+// tests that ranks detect a different root, and a part whose size differs between sender and
+// receiver.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,8 +22,8 @@ using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
 
-// The sizes are: 0, less than a word, more than a header's inline payload, and more than a small
-// channel holds.
+// The sizes are: 0, less than a word, more than is received together with a header, and more than a
+// small channel holds.
 constexpr size_t kSizes[] = {0, 1, 13, 5001, 70001};
 constexpr size_t kAnyRootBytes = 10000;  // for larger data only the last rank is the root
 
@@ -163,8 +164,8 @@ TEST_P(NetExchangeTest, RanksThatOnlyWaitForEachOtherFindOut) {
                    : engine.reduce(small, small, {DType::kFloat32, ReduceOp::kSum}, root);
       };
       auto status = call();
-      // Rank 2 may have finished its part already. Then it notices the mismatch in the next
-      // operation.
+      // Rank 2 may already have completed the operation. Then it notices the mismatch in the next
+      // operation, a barrier.
       if (status.ok() && transport.rank() == 2) status = engine.barrier();
       require(!status.ok(), "it succeeded");
       const ErrorCode code = status.error().code();

@@ -155,7 +155,8 @@ TEST_P(NetEngineFailureTest, ARefusalIsPassedOnUnderItsOwnNumber) {
   EXPECT_EQ(last->number, 1u);
 }
 
-// The peer already waits in the next operation when it learns that this one has failed.
+// The peer already waits in the next operation, and has announced it, when it learns that this one
+// has failed and sends its refusal. The earlier announcement must not hide the refusal.
 TEST_P(NetEngineFailureTest, AnAnnouncementHidesNoRefusal) {
   const TransportGroup group(*system_, GetParam(), 2);
   const OpDescriptor barrier{.kind = OpKind::kBarrier};
@@ -212,7 +213,7 @@ TEST_P(NetEngineFailureTest, ARankThatExpectsNothingFromTheOddOneIsToldToo) {
 }
 
 // Rank 3 waits long for rank 2. Meanwhile rank 1 has finished the operation and sends the next
-// broadcast to rank 3.
+// broadcast to rank 3. This must not count as a mismatch.
 TEST_P(NetEngineFailureTest, APeerThatIsAheadIsNoMismatch) {
   const TransportGroup group(*system_, GetParam(), 4);
   const std::string failures = group.run([&](Transport& transport) {

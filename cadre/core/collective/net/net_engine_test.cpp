@@ -25,7 +25,8 @@ using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
 
-// The counts are: 0, fewer than there are ranks, odd, and more than a header's inline payload.
+// The counts are: 0, fewer than there are ranks, odd, and more than is received together with a
+// header.
 constexpr std::array<uint64_t, 4> kCounts = {0, 1, 7, 4099};
 // With this table the largest count uses the second algorithm of each operation.
 constexpr CrossoverTable kSmallCrossovers = {.all_reduce_ring_bytes = 16,
@@ -194,8 +195,8 @@ TEST_P(NetEngineTest, LargeBuffersWithTheDefaultTable) {
   }
 }
 
-// Recursive doubling sends from the memory to which it adds at the same time. Here this memory is
-// larger than channels and staging.
+// Recursive doubling adds to the memory that it sends at the same time. Here this memory is larger
+// than the channels and the staging buffer.
 TEST_P(NetEngineTest, RecursiveDoublingOfMuchInPlace) {
   constexpr uint64_t kCount = 700'001;
   const CrossoverTable never_ring{.all_reduce_ring_bytes = 1 << 30};

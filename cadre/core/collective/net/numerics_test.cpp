@@ -103,7 +103,7 @@ TEST_P(NumericsTest, BitsFollowTheDocumentedOrderOnAllRanksAndInEveryRun) {
           for (uint64_t i = 0; i < kNumericsCount; ++i) {
             const float sum = GetParam().reference(i, world_size, dtype);
             const float divisor = op == ReduceOp::kAvg ? static_cast<float>(world_size) : 1.0F;
-            // 16-bit floats are rounded here and nowhere else.
+            // A result of a 16-bit dtype is rounded here and nowhere else.
             append_element(expected, dtype, sum / divisor);
           }
           for (int run = 0; run < 3; ++run) {
@@ -125,7 +125,8 @@ TEST_P(NumericsTest, BitsFollowTheDocumentedOrderOnAllRanksAndInEveryRun) {
   }
 }
 
-// The two orders must give different bits, otherwise the test proves nothing.
+// The ring and the tree add in different orders, which must give different bits: otherwise the test
+// proves nothing.
 TEST(NumericsReferenceTest, TheTwoOrdersRoundDifferently) {
   int num_different = 0;
   for (uint64_t i = 0; i < kNumericsCount; ++i) {

@@ -8,7 +8,8 @@
 namespace cadre {
 namespace {
 
-// A range of ranks on the circle, counted from the root: [first, first + length).
+// The range [first, first + length) of places. The place of a rank is its distance from the root on
+// the circle of all ranks.
 struct Run {
   int first = 0;
   int length = 0;
@@ -16,8 +17,8 @@ struct Run {
 
 // The position of this rank in the binomial tree whose root is key.root.
 struct TreePlace {
-  int place;                  // the distance from the root on the circle
-  int extent;                 // the subtree has the places [place, place + extent)
+  int place;                  // the place of this rank; that of the root is 0
+  int extent;                 // the places of this rank's subtree are [place, place + extent)
   int parent;                 // the rank of the parent; kNobody for the root
   std::vector<Run> children;  // the subtrees of the children, of which the largest comes first
 };
@@ -37,14 +38,14 @@ TreePlace place_in_tree(const ScheduleKey& key) {
   return tree;
 }
 
-// The blocks of the parts of a subtree on one rank. On the root they are in rank order; on other
-// ranks they follow the rank's own part, in the order of places.
+// Says where a rank stores the parts of its subtree. On the root they are in rank order; on other
+// ranks the parts of the descendants are in scratch memory, in the order of places.
 class SubtreeBlocks {
  public:
   SubtreeBlocks(const ScheduleKey& key, const TreePlace& tree, Slot root_slot)
       : key_(key), tree_(tree), root_slot_(root_slot) {}
 
-  // Returns the pieces in which the run is sent: the part of its first rank, which the child keeps
+  // Returns the blocks that are sent for a child's subtree: the part of the child, which it keeps
   // in a separate slot, and the rest, divided where it passes from the last rank to rank 0.
   std::vector<Block> of(Run run) const {
     std::vector<Block> blocks = {block({run.first, 1})};
@@ -71,7 +72,7 @@ class SubtreeBlocks {
   Slot root_slot_;
 };
 
-// Returns the pieces of this rank's subtree as its parent sees them: its own part, then the rest.
+// Returns the blocks of this rank's subtree as its parent sees them: its own part, then the rest.
 std::vector<Block> own_pieces(const ScheduleKey& key, const TreePlace& tree, Slot own_slot) {
   std::vector<Block> blocks = SubtreeBlocks(key, tree, own_slot).of({tree.place, tree.extent});
   blocks[0] = {own_slot, 0, key.count};
@@ -88,16 +89,17 @@ int rank_at(const ScheduleKey& key, int place) {
 
 }  // namespace
 
-// Walks the tree of recursive doubling (algorithms.h) only on the root's side: after the exchange
-// at distance d only the ranks whose place agrees with the root's in the bits below 2d hold a sum.
+// Uses only those exchanges of recursive doubling (algorithms.h) that contribute to the root's sum:
+// after the exchange at distance d only the ranks whose place agrees with the root's in the bits
+// below 2d hold a partial sum that is still needed.
 void add_tree_reduce(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;
   const int doubling = static_cast<int>(std::bit_floor(static_cast<unsigned>(key.world_size)));
   const int extra = key.world_size - doubling;
   const auto place_of = [&](int rank) { return rank < 2 * extra ? rank / 2 : rank - extra; };
   const int root_place = place_of(key.root);
-  // Returns the rank of a combined pair that takes part: the root if it is in the pair, else the
-  // odd rank.
+  // Returns the rank at a place. Of two ranks that were combined into one place it is the root, if
+  // it is one of them, else the odd rank.
   const auto holder_of = [&](int place) {
     if (place == root_place) return key.root.value;
     return place < extra ? 2 * place + 1 : place + extra;
@@ -141,7 +143,7 @@ void add_ring_reduce(Schedule& schedule) {
   const bool is_root = key.rank == key.root;
   const auto part = [&](int rank) { return part_of(key.count, key.world_size, rank); };
   const uint64_t longest = part(0).count;
-  // The root adds in its output; other ranks use two buffers in turn.
+  // The root accumulates in its output; other ranks use two buffers in turn.
   const auto partial = [&](int step, Block block) {
     if (is_root) return in_slot(Slot::kOutput, block);
     return Block{Slot::kScratch, static_cast<uint64_t>(step % 2) * longest, block.count};
@@ -171,7 +173,7 @@ void add_ring_reduce(Schedule& schedule) {
   }
 }
 
-// The nearest child's subtree is the smallest, so its data is ready first.
+// Receives from the nearest child first: its subtree is the smallest, so its data is ready first.
 void add_binomial_gather(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;
   const TreePlace tree = place_in_tree(key);
@@ -188,7 +190,7 @@ void add_binomial_gather(Schedule& schedule) {
   }
 }
 
-// The farthest child's subtree is the largest, so its data is sent first.
+// Sends to the farthest child first: its subtree is the largest and takes longest.
 void add_binomial_scatter(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;
   const TreePlace tree = place_in_tree(key);

@@ -1,10 +1,10 @@
 // The sends, receives and additions of one rank in one collective, as a value.
 //
-// Threads: plain values. Blocking: never. Errors: none; REQUIRES what is said below. A Schedule is
-// a pure function of its ScheduleKey: it can be printed, tested without any network, and its cost
-// can be computed. It counts elements and knows neither bytes nor dtypes.
-// Numerics: the Schedule contains the order of additions (docs/decisions/0005-net-engine.md), and
-// all ranks end with identical bits.
+// Threads: plain values. Blocking: never. Errors: none; each function says what it REQUIRES. A
+// Schedule is a pure function of its ScheduleKey: it can be printed, tested without any network,
+// and its cost can be computed. It counts elements and knows neither bytes nor dtypes. Numerics:
+// the Schedule contains the order of additions (docs/decisions/0005-net-engine.md), and all ranks
+// end with identical bits.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@
 
 namespace cadre {
 
-// The values are sent in message headers, so that ranks that chose different algorithms notice.
+// The values are sent in message headers, so that ranks detect that they have chosen different
+// algorithms.
 enum class Algorithm : uint8_t {
   kRing = 1,  // all_reduce, reduce, reduce_scatter, all_gather: each rank sends to its neighbour
   kRecursiveDoubling = 2,  // all_reduce: partners at doubling distance exchange everything
@@ -53,7 +54,8 @@ enum class Combine : uint8_t {
 inline constexpr int kNobody = -1;
 
 // A send and a receive that run at the same time; either may be absent. The next step begins when
-// both are done. `send` is disjoint from `recv` or identical to it; then the old content is sent.
+// both are done. `send` is either disjoint from `recv`, or the same block, whose content before the
+// receive is sent.
 struct Step {
   int send_to = kNobody;
   Block send;
@@ -61,8 +63,7 @@ struct Step {
   Block recv;
   Combine combine = Combine::kStore;
   Block local;  // the local operand, with recv's count; unused for kStore
-  // The receive completes the result: recv then holds the contributions of all ranks, so an AVG is
-  // divided now.
+  // After this receive `recv` holds the contributions of all ranks, so an AVG is divided now.
   bool completes = false;
 
   friend bool operator==(const Step&, const Step&) = default;
@@ -87,7 +88,7 @@ struct Schedule {
   ScheduleKey key;
   uint64_t scratch_count = 0;  // the number of elements of Slot::kScratch
   std::vector<Step> steps;
-  // The first num_reduce_steps steps add, the others only move finished results.
+  // The first num_reduce_steps steps add; the other steps only move finished results.
   size_t num_reduce_steps = 0;
 
   // Returns one line for the key and one for each step: "  0: send input[4, +4) to 1; recv from 3,
@@ -100,19 +101,21 @@ struct Schedule {
 // Returns whether the algorithm can run the operation.
 bool implements(Algorithm algorithm, OpKind kind);
 
-// REQUIRES: implements(key.algorithm, key.kind); 0 <= rank, root < world_size; segment_count > 0
-// for kChain. With one rank there are no steps: the output is the input. The part of its own input
-// that a rank keeps (in all_gather, gather, scatter and all_to_all) is not in the schedule.
+// Returns the steps of one rank. If the group has one rank, there are none: the output is the
+// input. The part of its own input that a rank keeps (in all_gather, gather, scatter and
+// all_to_all) is not in the schedule. REQUIRES: implements(key.algorithm, key.kind); 0 <= rank,
+// root < world_size; segment_count > 0 for kChain.
 Schedule make_schedule(const ScheduleKey& key);
 
-// The elements of each rank's part of this rank's input and output, in rank order.
+// The sizes of the parts of an all_to_all_v, in elements: this rank sends sent[r] elements to rank
+// r and receives received[r] elements from it.
 struct PartCounts {
   std::span<const uint64_t> sent;
   std::span<const uint64_t> received;
 };
 
-// Makes a pairwise all_to_all_v. REQUIRES: world_size counts in each span; this rank expects from
-// each peer what that peer sends.
+// Makes a pairwise all_to_all_v. REQUIRES: each span has world_size counts; each count in
+// `received` is equal to what that peer sends to this rank.
 Schedule make_all_to_all_v_schedule(Rank rank, const PartCounts& counts);
 
 // Makes a pairwise all_gather_v: each rank sends its whole input to every other rank, which is the
@@ -124,8 +127,8 @@ Schedule make_all_gather_v_schedule(Rank rank, std::span<const uint64_t> counts)
 // counts[r] is the number of elements of rank r's output; all ranks pass the same counts.
 Schedule make_reduce_scatter_v_schedule(Rank rank, std::span<const uint64_t> counts);
 
-// Returns a rank's part of `count` divided elements: the first count % world_size parts have one
-// element more.
+// Returns the part of a rank if `count` elements are divided among all ranks: each of the first
+// count % world_size parts has one element more.
 Block part_of(uint64_t count, int world_size, Rank rank);
 
 }  // namespace cadre

@@ -56,16 +56,16 @@ TEST(ScheduleCostTest, TreesHaveFewPartnersAndLinearOnesSendEveryByteOnce) {
   }
 }
 
-// The messages between two ranks, in order: for each, whether sender and receiver count it to the
-// reduce part.
+// The messages from one rank to another, in order. For each message: whether it belongs to the
+// reduce steps (Schedule::num_reduce_steps) of the sender, and to those of the receiver.
 struct MessageParts {
   std::vector<bool> sent;
   std::vector<bool> received;
 };
 
-// The reduce part may run in another dtype than the other steps. So it must contain all steps that
-// add, and no step that only stores. Both ends of a message must count it to the same part, and at
-// the end of the reduce part every element must be complete on some rank.
+// The reduce steps may run in another dtype than the other steps. So they must include all steps
+// that add, and no step that only stores. A message must belong to the reduce steps of both its
+// ranks or of neither, and after the reduce steps every element must be complete on some rank.
 TEST(ScheduleCostTest, TheReducePartHoldsTheAdditionsAndNothingElse) {
   constexpr uint64_t kCount = 70;
   for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kRecursiveDoubling}) {

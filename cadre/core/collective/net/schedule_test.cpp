@@ -33,7 +33,7 @@ TEST(ScheduleTest, PrintsItself) {
 }
 
 TEST(ScheduleTest, CountsWhatItSends) {
-  // A ring sends 2 (n - 1) parts of 8 / n elements.
+  // A ring of n = 4 ranks takes 2 (n - 1) steps, each of which sends 8 / n elements.
   const Schedule schedule =
       make_schedule({.kind = OpKind::kAllReduce, .rank = 3, .world_size = 4, .count = 8});
   EXPECT_EQ(schedule.steps.size(), 6U);

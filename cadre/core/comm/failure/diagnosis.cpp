@@ -12,7 +12,7 @@ namespace {
 using wire::Activity;
 using wire::ActivityState;
 
-// Returns whether the rank runs collective `number`, or is stuck in it.
+// Returns whether the rank runs collective `number`, or has failed in it.
 bool is_in(const Activity& activity, uint64_t number) {
   return is_in_operation(activity) && !is_message(activity.fingerprint) &&
          activity.number == number;
@@ -30,8 +30,8 @@ bool is_waiting(const Activity& activity) {
   return is_in_operation(activity) && activity.waiting_for >= 0;
 }
 
-// Returns whether the rank answers and reports no operation of any group. In an operation of
-// another group it may wait for a rank that `view` does not show.
+// Returns whether the rank answers and runs no operation of any group. A rank that runs an
+// operation of another group may wait there for a rank that `view` does not show.
 bool is_idle(const PeerView& view) {
   return view.answers && !is_in_operation(view.activity) && view.elsewhere.empty();
 }
@@ -61,13 +61,13 @@ std::string_view remedy_of(const Failure& failure) {
       if (failure.reporter < 0 && !failure.is_linked) return kRestart;
       return "look at the first failure, then restart the job or call rejoin()";
     case ErrorCode::kUnavailable:
-      return "mend that, then restart the job or call rejoin()";
+      return "remove this cause, then restart the job or call rejoin()";
     case ErrorCode::kCorruption:
       return "check that all ranks run the same build, then restart the job or call rejoin()";
     case ErrorCode::kInternal:
       break;
   }
-  return "report it, it is a defect of Cadre";
+  return "report this error, which is a defect of Cadre";
 }
 
 std::string_view verb_of(ErrorCode code) {
@@ -86,7 +86,8 @@ std::string list_of(const std::vector<std::string_view>& items) {
   return text;
 }
 
-// Returns the kind with equal parts for a kind with parts of any sizes.
+// Returns the kind of collective in which all parts have equal sizes, for a kind whose parts may
+// have any sizes.
 OpKind even_kind_of(OpKind kind) {
   if (kind == OpKind::kAllGatherV) return OpKind::kAllGather;
   if (kind == OpKind::kReduceScatterV) return OpKind::kReduceScatter;
@@ -100,8 +101,9 @@ std::string describe_call(const Roster& roster, const Call& call) {
 }
 
 // Returns ", waiting for rank 1 (node0, pid 812)" for an aborted operation that waits for a rank
-// other than the culprit. Ranks of several groups wait for each other in a chain: each names its
-// own link, so that the messages of all ranks lead to the end of the chain.
+// other than the culprit. Ranks of several groups may wait for each other in a chain. Each message
+// names the rank for which its own rank waits, so the messages of all ranks together lead to the
+// end of the chain.
 std::string describe_awaited(const Roster& roster, const Failure& failure, const Activity& own) {
   const int rank = own.waiting_for;
   const bool is_news = failure.code == ErrorCode::kAborted && is_waiting(own) &&
@@ -369,8 +371,8 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
     if (first_elsewhere < 0 && is_elsewhere(at)) first_elsewhere = at;
     if (view(at).has_ended()) ended = at;
     const bool is_over = ended >= 0 || (waits_in && has_passed(activity, *waits_in));
-    // A view shows one operation: if that is a message, the collectives that the rank has passed
-    // are unknown.
+    // A view shows only one operation. If that is a message, it is not known which collectives the
+    // rank has passed.
     const bool hides_collectives =
         waits_in && activity.state == ActivityState::kDone && is_message(activity.fingerprint);
     if (!is_over && !hides_collectives && is_idle(view(at))) return {at, true};

@@ -45,16 +45,18 @@ struct Roster {
 
 // What this rank knows of a peer at present.
 struct PeerView {
-  wire::Activity activity;  // what the peer does at present
+  wire::Activity activity;  // what the peer does now, as far as this rank knows
   bool is_gone = false;     // the peer was lost without having left the group
   bool answers = false;     // the peer replied to the last status question
-  // The peer published a failure of the group, or left the job without leaving the group first.
+  // The peer published a failure of the group, or left the job although it is still a member of the
+  // group.
   bool has_aborted = false;
-  // The number of collectives after which the peer left in good order.
+  // The number of collectives that the peer had called when it left in good order; nullopt if it
+  // has not left.
   std::optional<uint64_t> left_after;
   bool is_cut_off = false;  // no connection to its host can be opened from this rank
-  // What the peer runs in another group, from its reply to the last status question; empty if
-  // nothing.
+  // The operation that the peer runs in another group, from its reply to the last status question;
+  // empty if it runs none.
   std::string elsewhere = {};
 
   // Returns whether the peer has left the group, in good order or after a failure.
@@ -70,15 +72,15 @@ struct Failure {
   std::string cause;
   // The operation that failed here; nullopt if none was running.
   std::optional<wire::Activity> operation;
-  int reporter = -1;  // the rank that found the first failure, or -1 for this one
+  int reporter = -1;  // the rank that found the first failure; -1 if this failure is the first
   // The failure is logged. False if an exception reports the cause to the program anyway, or if the
-  // first failure is logged: then a log line about this failure would only hide that.
+  // first failure is logged: a second log line would only distract from the first.
   bool is_logged = true;
   // This failure follows from the failure of another group of this process. The members of this
   // group may not have heard of that failure, so this rank tells them, whichever rank reported it.
   bool is_linked = false;
   // The rank in the fabric of a culprit that is no member of this group; -1 if there is none.
-  // Groups that are linked with this one may have it as a member.
+  // Groups that are linked with this group may have that rank as a member.
   int outside_culprit = -1;
   // The control plane has reported the loss of the culprit, which may be outside this group.
   bool is_loss = false;
@@ -93,15 +95,15 @@ inline constexpr std::string_view kCloseOnlyOwn =
 // Returns the failure of this rank if its connections were closed from outside.
 Failure closed_here(const Roster& roster);
 
-// The prefix of the cause on a rank that refers to the failure of another rank.
+// The prefix of a cause that refers to the failure of another rank or group.
 inline constexpr std::string_view kFirstFailure = "first failure: ";
 
-// Returns the cause of a failure that follows from another one. `sentence` describes that other
-// failure, and `cause` is its cause. If `cause` only refers to the first failure, it already has
-// the prefix.
+// Returns the cause of a failure that follows from another failure, which `sentence` describes and
+// whose cause is `cause`. If `cause` itself refers to an earlier failure, it already has the prefix
+// and is returned.
 std::string first_failure_cause(const std::string& cause, const std::string& sentence);
 
-// The culprit and the reporter of an AbortNotice, in ranks of the group.
+// The culprit and the reporter of an AbortNotice as ranks of the group.
 struct NoticeRanks {
   int culprit = -1;  // the rank at fault, as in Failure
   int reporter = -1;
@@ -120,7 +122,8 @@ std::string describe_duration(Duration duration);
 // Returns "last seen in all_gather #1041, reduce, 61 s ago" or "last seen after all_gather #1041,
 // 61 s ago".
 std::string describe_last_seen(const wire::Activity& activity);
-// Returns the same, or "left the group after #1041" for a peer that has left in good order.
+// Returns describe_last_seen(), or "left the group after #1047" for a peer that has left in good
+// order.
 std::string describe_peer(const PeerView& view);
 
 std::string gone_cause(const Roster& roster, int peer, const PeerView& view,
@@ -144,30 +147,30 @@ struct Mismatch {
   Call one;
   Call other;
 };
-// Returns the lowest pair of ranks whose calls differ. Only ranks that the views show in the
-// operation of `found.one` count. The pair is the lowest of these ranks, and the lowest one that
-// called something else. Ranks with equal views return the same pair, whichever of them found the
-// mismatch. Returns `found` if the views show no such pair. views[r] is the view of rank r.
+// Returns the lowest pair of ranks whose calls differ: the lowest rank that runs the operation of
+// `found.one`, and the lowest other rank in that operation that called something else. Both are
+// taken from the views; if they show no such pair, returns `found`. Ranks with equal views return
+// the same pair, whichever of them found the mismatch. views[r] is the view of rank r.
 Mismatch first_mismatch(std::span<const PeerView> views, const Mismatch& found);
-// Returns whether a rank below both of the pair has completed the operation. Its view no longer
-// shows what it called in that operation. But a rank that received a part of it knows, and reports
-// a lower pair.
+// Returns whether a rank below both ranks of the pair has completed the operation. Its view no
+// longer shows its call in that operation. But a rank that received a message of that operation
+// from it knows the call, and reports a lower pair.
 bool may_have_lower_pair(std::span<const PeerView> views, const Mismatch& mismatch);
 // Returns the higher rank of the pair, which counts as the rank at fault. So all ranks that report
 // the pair name the same rank, even if it is this one.
 int culprit_of(const Mismatch& mismatch);
-// Returns the same text on all ranks.
+// Returns the cause with both calls. All ranks return the same text.
 std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch);
-// Returns what the program must pass, which depends on what differs; the same on all ranks.
+// Returns the remedy, which depends on what differs between the two calls; the same on all ranks.
 std::string mismatch_remedy(const Mismatch& mismatch);
 // Returns the error for two ranks that left the group after different collectives, or after
 // different numbers of them. `mismatch.one` is the last call of this rank.
 Error end_mismatch_error(const Roster& roster, const Mismatch& mismatch,
                          const std::string& record_path);
-// Returns the same text on all ranks.
+// Returns the cause with the two sizes. All ranks return the same text.
 std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMismatch& mismatch,
                                 DType dtype);
-// The remedies of failures that other files find.
+// The remedies of failures that are found in other files.
 inline constexpr std::string_view kEqualParts =
     "let each rank expect from every other rank what that rank sends to it: output split sizes "
     "are compared with the input split sizes of the senders";
@@ -180,21 +183,21 @@ inline constexpr std::string_view kNoRingOfSends =
 // The rank that keeps an operation from completing.
 struct Suspect {
   int rank = -1;
-  // The rank does not answer, or waits for no other rank. If false, another rank may have better
-  // evidence, for example because it cannot reach the rank that it waits for.
+  // The rank does not answer, or waits for no other rank. If it is false, another rank may have
+  // better evidence, for example because it cannot reach the rank that it waits for.
   bool is_certain = false;
 };
 
-// Returns the root cause of a wait. Follows the chain of waits from `waiting_for` up to a rank that
-// is silent, that waits for no other rank, or that has passed collective `number` (nullopt for a
-// message). Returns the first that exists:
+// Returns the rank that caused a wait. Follows the chain of waits from `waiting_for` up to a rank
+// that is silent, that waits for no other rank, or that has passed collective `number` (nullopt for
+// a message). Returns the first of these ranks that exists:
 // 1. the rank at the end of this chain if it is silent, or if it answers, runs no operation of any
 //    group and has not passed the operation in which a rank waits for it;
 // 2. a silent rank outside the chain;
-// 3. another rank of the chain: one in a circle of waits, one that has ended, well or with a
-//    failure of its own, or one that runs something else;
+// 3. another rank of the chain: one in a cycle of waits, one that has left or failed, or one that
+//    runs another operation;
 // 4. a rank outside the chain that has not reached collective `number`.
-// `views` is by rank.
+// views[r] is the view of rank r.
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for);
 
@@ -208,7 +211,7 @@ bool is_ring_of_sends(std::span<const PeerView> views, Rank self, int waiting_fo
 Duration lag_of_chain(std::span<const PeerView> views, Rank self, int waiting_for, Duration limit);
 
 // Returns what happened, where and why, without a remedy. Other ranks quote this sentence in their
-// messages.
+// own messages.
 std::string compose_sentence(const Roster& roster, const Failure& failure,
                              const wire::Activity& last_own);
 // Returns the Error that users see: the sentence, what to do, and the record. `record_path` may be

@@ -291,7 +291,8 @@ TEST(Diagnosis, AMismatchThatSeveralFindIsToldOfTheSameTwoRanks) {
   EXPECT_EQ(told.other.rank, 3);
 }
 
-// Rank 0 has sent its part of a scatter and runs the next operation. Rank 1 called something else.
+// Rank 0 has sent its data of a scatter and runs the next operation, so its call is not known. Rank
+// 1 called something else.
 TEST(Diagnosis, ARankThatHasCompletedTheOperationMayBeInALowerPair) {
   const PeerView before = view(activity(ActivityState::kDone, OpKind::kScatter, 4, 1));
   const PeerView inside = view(activity(ActivityState::kRunning, OpKind::kScatter, 5, 1));
@@ -361,7 +362,8 @@ TEST(Diagnosis, TheCulpritIsFoundThroughOtherOperations) {
   EXPECT_FALSE(find_culprit(passed, 0, 9, 1).is_certain);
 }
 
-// A process that is not scheduled for a moment is silent, although no rank waits for it.
+// A process that is not scheduled for a moment is silent. If no rank waits for it, it must not be
+// named instead of the awaited rank.
 TEST(Diagnosis, AnAwaitedRankThatHasNotComeIsNamedBeforeASilentOneOutsideTheChain) {
   const auto inside = [](int waiting_for) {
     return view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1, waiting_for));
@@ -383,14 +385,15 @@ TEST(Diagnosis, AnAwaitedRankThatHasNotComeIsNamedBeforeASilentOneOutsideTheChai
   expect_named(2, {PeerView(), inside(2), behind, silent}, 1);
   const PeerView receives = view(activity(ActivityState::kRunning, OpKind::kRecv, 4, 1, 2));
   expect_named(2, {PeerView(), receives, behind, silent}, 1);
-  expect_named(2, {PeerView(), receives, behind, inside(0)}, 1);  // the same if no rank is silent
+  expect_named(2, {PeerView(), receives, behind, inside(0)}, 1);  // also if no rank is silent
   // The awaited rank did not send the message.
   const Suspect sender = find_culprit(std::vector{PeerView(), behind, silent}, 0, std::nullopt, 1);
   EXPECT_EQ(sender.rank, 1);
   EXPECT_TRUE(sender.is_certain);
 }
 
-// A process that was stopped by SIGSTOP is silent. A rank that may wait for it is not the culprit.
+// A silent process (stopped by SIGSTOP) is the culprit. The awaited rank, which may wait for it, is
+// not.
 TEST(Diagnosis, ARankThatShowsAMessageMayHavePassedTheCollective) {
   const PeerView awaited = view(activity(ActivityState::kDone, OpKind::kSend, 4, 1));
   const PeerView silent = view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1), false);
@@ -408,8 +411,8 @@ TEST(Diagnosis, ASilentRankIsNamedUnlessTheAwaitedOneHasCertainlyNotCome) {
     EXPECT_EQ(found.rank, rank);
     EXPECT_TRUE(found.is_certain);
   };
-  // A rank of the chain waits for the silent rank, in this or in an earlier operation. The last
-  // rank is late.
+  // A rank of the chain waits for the silent rank, in this operation or in an earlier one. The last
+  // rank is late, but no rank waits for it.
   expect_named(1, {PeerView(), silent, behind}, 1);
   expect_named(2, {PeerView(), in(9, 2), silent, behind}, 1);
   expect_named(2, {PeerView(), in(8, 2), silent, behind}, 1);
@@ -430,7 +433,8 @@ TEST(Diagnosis, ASilentRankIsNamedUnlessTheAwaitedOneHasCertainlyNotCome) {
   expect_named(2, {PeerView(), behind, silent}, -1);
 }
 
-// Two hosts cannot reach each other. Control messages take another route, so no rank is silent.
+// Two hosts cannot reach each other. Control messages take a route over a third host, so no rank is
+// silent.
 TEST(Diagnosis, ALostStreamIsBlamedOnTheRanksAtItsEnds) {
   const auto in = [](uint64_t number, int waiting_for) {
     return view(activity(ActivityState::kRunning, OpKind::kBarrier, number, 1, waiting_for));

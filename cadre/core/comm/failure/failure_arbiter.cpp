@@ -22,8 +22,8 @@ void FailureArbiter::conclude(Finding finding, TimePoint now) {
   concluded_at_ = now;
 }
 
-// The patience counts from the end of the investigation, so a report during the investigation is
-// within it.
+// The patience of a finding begins when its investigation ends, so a report that arrives during the
+// investigation always counts.
 bool FailureArbiter::is_decided(TimePoint now) const {
   if (!finding_) return false;
   const bool is_certain = finding_->patience <= Duration(0);
@@ -39,7 +39,8 @@ const Failure& FailureArbiter::decided() const {
 ExplainedFailure FailureArbiter::explain(const Failure& failure, const Activity& own) const {
   Failure attributed = failure;
   if (!failure.operation && own.state == ActivityState::kRunning) attributed.operation = own;
-  // Messages have numbers of their own, so a later message would not show how this one ended.
+  // Messages are numbered separately. A later message would not show whether the attributed one has
+  // succeeded, so only the attribution to a collective may change.
   const bool is_open = !failure.operation && attributed.operation && !is_message(own.fingerprint);
   const Failure& lasting = is_open ? failure : attributed;
   return {attributed, is_open, compose_error(roster_, attributed, own, record_path_),

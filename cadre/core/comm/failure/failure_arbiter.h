@@ -5,10 +5,10 @@
 //
 // One caller claims the failure of the group. It may investigate, which takes time; meanwhile other
 // ranks and threads may report failures of their own. If the finding of the investigation is
-// uncertain, the first of these reports within its patience replaces it. The claimant then
-// publishes the failure that stands, and nothing changes it afterwards. One part of the published
-// error may still change: a failure that names no operation is attributed to the collective that
-// was running when it was published, and that collective may succeed after all.
+// uncertain, the first report that arrives before the end of its patience replaces it. The claimant
+// then publishes the failure that was decided, and nothing changes it afterwards. One part of the
+// published error may still change: a failure that names no operation is attributed to the
+// collective that was running when it was published, and that collective may succeed after all.
 //
 // Threads: one at a time; the monitor locks. Blocking: never; time is passed in. Errors: none.
 // Ranks are those of the group.
@@ -60,13 +60,13 @@ class FailureArbiter {
   // Reports a complete failure, of this or another rank. Returns true if it is the first: then the
   // caller must publish it. Otherwise it may replace the finding of the running investigation.
   bool report(const Failure& failure, TimePoint now);
-  // Ends the investigation with `finding`. REQUIRES for this method, is_decided() and decided():
-  // claim() has returned true to the caller.
+  // Ends the investigation with `finding`. REQUIRES, also for is_decided() and decided(): claim()
+  // has returned true to the caller.
   void conclude(Finding finding, TimePoint now);
   // Returns whether no later report can replace the finding: it is certain, was replaced, or its
   // patience has passed.
   bool is_decided(TimePoint now) const;
-  // Returns the failure that stands: the finding, or the report that replaced it.
+  // Returns the failure to publish: the finding, or the report that replaced it.
   const Failure& decided() const;
 
   // Attributes the failure to the operation that this rank runs, if it names none. `own` is the

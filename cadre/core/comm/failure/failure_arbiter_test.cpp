@@ -171,8 +171,8 @@ TEST(FailureArbiter, APublishedFailureIsFinal) {
   EXPECT_EQ(arbiter.error({}).details().culprit, 1);
 }
 
-// A case: the operation that this rank runs when a failure is published, its last collective when
-// the error is read, and the number of the operation that the error must name.
+// A test case: the operation that this rank runs when a failure is published, its last collective
+// when the error is read, and the number of the operation that the error must name.
 struct Attribution {
   std::string_view name;
   Activity own;
@@ -200,7 +200,7 @@ std::vector<Attribution> attributions() {
       {"it and the next one succeeded", fifth, collective(kDone, 6), {}, true},
       {"it succeeded and the next one failed", fifth, collective(kFailed, 6), {}, true},
       {"a message is not compared with collectives", message, collective(kDone, 5), 5},
-      {"nor with later ones", message, collective(kRunning, 6), 5},
+      {"a message is not compared with later collectives", message, collective(kRunning, 6), 5},
   };
 }
 

@@ -9,7 +9,7 @@ namespace cadre {
 
 Failure failure_of_linked_group(const FirstFailure& first, const Roster& theirs,
                                 const Roster& here) {
-  // Groups of different jobs have no common ranks.
+  // Groups of different jobs have no common ranks, so their ranks are not compared.
   const bool is_one_job = theirs.layout == here.layout;
   const auto of_fabric = [&](int rank) {
     return rank < 0 ? -1 : theirs.members[static_cast<size_t>(rank)];
@@ -38,7 +38,7 @@ Failure failure_of_linked_group(const FirstFailure& first, const Roster& theirs,
 
 std::optional<FirstFailure> FailureLinks::add(const std::shared_ptr<Monitor>& group) {
   const std::lock_guard lock(mutex_);
-  // Removes groups that were destroyed, and keeps a link that is made again only once.
+  // Removes groups that were destroyed, and an earlier link to the same group.
   std::erase_if(groups_, [&](const std::weak_ptr<Monitor>& known) {
     const std::shared_ptr<Monitor> alive = known.lock();
     return alive == nullptr || alive == group;
@@ -74,7 +74,8 @@ void Monitor::fail_with(const FirstFailure& first, const Roster& theirs, Visited
   {
     const std::lock_guard lock(mutex_);
     if (failure.code == ErrorCode::kPeerLost) {
-      // The loss itself may arrive after the caller of rejoin() has asked for lost ranks.
+      // The control plane may report the loss only after the caller of rejoin() has asked for lost
+      // ranks, so the rank is marked as lost here.
       Peer& lost = peers_[static_cast<size_t>(failure.culprit)];
       lost.is_gone = lost.is_gone || !lost.left_after;
     }

@@ -1,5 +1,5 @@
-// The groups of this process that fail together with a group, and the failure of one group in the
-// words of another.
+// The groups of this process that fail together with a group, and the translation of a failure of
+// one group into a failure of another.
 //
 // Threads: any. Blocking: spread(), while the linked groups publish the failure; it holds no lock
 // meanwhile. Lifetime: keeps no linked group alive. Errors: none.
@@ -17,7 +17,7 @@ namespace cadre {
 
 class Monitor;
 
-// A failure of a group, as its linked groups need it.
+// The parts of a group's failure that its linked groups need.
 struct FirstFailure {
   Failure failure;
   std::string sentence;
@@ -30,7 +30,8 @@ struct FirstFailure {
 Failure failure_of_linked_group(const FirstFailure& first, const Roster& theirs,
                                 const Roster& here);
 
-// The groups that one thread has failed because of one failure.
+// The groups that a thread has already failed because of one failure, so that it visits no group
+// twice.
 using VisitedGroups = std::vector<const Monitor*>;
 
 class FailureLinks {

@@ -1,4 +1,4 @@
-// How the failure of one group fails those that are linked to it.
+// Tests how the failure of one group fails the groups that are linked to it.
 #include "cadre/core/comm/failure/failure_links.h"
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@
 namespace cadre {
 namespace {
 
-// The groups {1, 3} and {3, 1, 2} of a job of four ranks, seen by rank 3.
+// Provides monitors for the groups {1, 3} and {3, 1, 2} of a job of four ranks, as rank 3 has them.
 class LinkedMonitors : public ::testing::Test {
  protected:
   std::shared_ptr<Monitor> make(std::string name, std::vector<int> members, int self) {
@@ -46,7 +46,8 @@ TEST_F(LinkedMonitors, TheLossOfAMemberOfBothHasItsRankInEach) {
   EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
   EXPECT_EQ(error.details().culprit, Rank(1));
   EXPECT_THAT(error.message(), ::testing::HasSubstr("group \"small\""));
-  EXPECT_TRUE(large_->peers()[1].is_gone);  // lost_ranks() has it before the loss itself arrives
+  // lost_ranks() contains the rank before the plane reports its loss.
+  EXPECT_TRUE(large_->peers()[1].is_gone);
 }
 
 TEST_F(LinkedMonitors, TheReporterOfALossIsTheMemberThatFoundItOrElseThisRank) {
@@ -77,8 +78,8 @@ TEST_F(LinkedMonitors, TheLossOfARankOutsideIsAnAbortWithoutACulprit) {
   EXPECT_THAT(error.message(), ::testing::HasSubstr("first failure: group \"large\""));
 }
 
-// The loss of rank 2 reaches the group {2, 3} through a group without rank 2, and through its
-// notices.
+// The large group loses rank 2. The failure passes through the small group, which does not contain
+// rank 2, to the group {2, 3}, which must report the loss of rank 2.
 TEST_F(LinkedMonitors, TheLossOfARankPassesThroughAGroupWithoutIt) {
   const std::shared_ptr<Monitor> behind = make("behind", {2, 3}, 1);
   Monitor::link(large_, small_);
@@ -99,8 +100,8 @@ TEST_F(LinkedMonitors, ANoticeOfAGroupWithoutTheLostRankNamesIt) {
   EXPECT_EQ(error.details().culprit, Rank(2));
 }
 
-// A rank that left one group in good order may still be in the other, so it is not reported as lost
-// there.
+// A rank that left one group in good order may still be in the other group, which must not report
+// it as lost.
 TEST_F(LinkedMonitors, ARankThatLeftOneGroupIsNotLostInTheOther) {
   Monitor::link(small_, large_);
   small_->on_rank_left_group({.rank = 1, .num_collectives = 4});

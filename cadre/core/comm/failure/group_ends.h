@@ -21,14 +21,14 @@ class GroupEnds {
 
   // Called when a rank, this one or a peer, has left in good order; `last` is its last collective.
   void note_left(const Call& last);
-  // Called when the group has failed: ranks that have not left yet will not publish their last
+  // Called when the group has failed: then ranks that have not left yet will not publish their last
   // collective.
   void note_failed() { has_failed_ = true; }
 
   // Returns whether this rank has left and a peer may still publish its last collective.
   bool is_open() const;
-  // Returns the last collective of this rank and the first known one of a peer that differs;
-  // nullopt if there is none, and after the first time.
+  // Returns the last collective of this rank and the first known one of a peer that differs.
+  // Returns nullopt if there is none, or if it was returned before.
   std::optional<Mismatch> take_mismatch();
 
  private:

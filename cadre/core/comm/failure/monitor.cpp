@@ -68,9 +68,9 @@ int Monitor::group_rank(int fabric_rank) const {
              : static_cast<int>(found - setup_.roster.members.begin());
 }
 
-// The leave of a peer and the start of a collective are concurrent. Each side first stores its own
-// word and then loads the other's, all sequentially consistent, so that at least one of them sees
-// the other's store.
+// A peer may leave at the moment at which this rank starts a collective. Each side first stores its
+// own word and then loads the word of the other side, all sequentially consistent, so at least one
+// of them sees the other's store.
 void Monitor::enter_collective(uint64_t number) {
   running_number_.store(number, std::memory_order_seq_cst);
   if (first_left_.load(std::memory_order_seq_cst) < number) fail_if_left_before(number);
@@ -177,7 +177,8 @@ void Monitor::publish(const Failure& failure, VisitedGroups& visited) {
     if (!failure.is_linked) setup_.late_errors->note_failure();
     ExplainedFailure explained = arbiter_.explain(failure, shared_cell()->read(system_.now()));
     const Error logged = explained.logged;
-    // Members are told before the waits of this group end, because the rank may leave right after.
+    // The members are informed before the waits of this group end, because this rank may leave the
+    // group as soon as they end.
     publish_to_members(failure, explained.sentence);
     if (const auto first = first_failure(failure, explained.sentence)) {
       links_.spread(*first, roster(), visited);
@@ -203,7 +204,8 @@ void Monitor::end_waits(ExplainedFailure explained) {
   interrupt_.raise();
 }
 
-// A failure that another rank has found is published by that rank.
+// Publishes only failures that this rank has found: a failure that another rank has found is
+// published by that rank.
 void Monitor::publish_to_members(const Failure& failure, const std::string& sentence) {
   const int self = roster().self.value;
   const bool is_own = failure.is_linked || failure.reporter < 0 || failure.reporter == self;
@@ -215,7 +217,8 @@ void Monitor::publish_to_members(const Failure& failure, const std::string& sent
   const int origin = members[static_cast<size_t>(self)];
   const int culprit =
       failure.culprit < 0 ? failure.outside_culprit : members[static_cast<size_t>(failure.culprit)];
-  // This includes a culprit outside: the receivers may have a group of which it is a member.
+  // The notice also names a culprit outside this group, because a receiver may have another group
+  // of which that rank is a member.
   const ErrorCode code = failure.is_loss ? ErrorCode::kPeerLost : failure.code;
   setup_.plane->tell_failure(
       {setup_.key, origin,
@@ -231,8 +234,9 @@ void Monitor::await_failure(int peer, Deadline deadline) {
       deadline);
 }
 
-// The claiming thread polls the peers, tries to connect, and then waits for a better finding of
-// another rank; the deadline is the sum of these times.
+// Waits until the thread that has claimed the failure has published it. That thread polls the
+// peers, tries to connect, and then waits for a better finding of another rank; the deadline is the
+// sum of these times.
 Error Monitor::published_failure() {
   await_failure(-1, system_.deadline_in(2 * kAskTime + 2 * kDoubtTime + kMaxLag));
   if (has_failed()) return error();
@@ -244,7 +248,8 @@ Error Monitor::published_failure() {
 std::optional<Monitor::EndOfStream> Monitor::why_stream_ended(int peer, const Error& error) {
   await_failure(peer, system_.deadline_in(kVerdictTime));
   if (has_failed()) return std::nullopt;
-  // A receive from any rank waits for all streams, and all of them have ended.
+  // The operation is a receive from any rank, which fails only when the streams of all peers have
+  // ended.
   if (peer < 0) return EndOfStream{first_left(peers()), all_left_cause(roster(), peers(), error)};
   const PeerView view = peers()[static_cast<size_t>(peer)];
   if (view.left_after) return EndOfStream{peer, left_cause(roster(), peer, *view.left_after)};
@@ -253,8 +258,9 @@ std::optional<Monitor::EndOfStream> Monitor::why_stream_ended(int peer, const Er
       peer, format("the connection to {} broke: {}", roster().describe(peer), error.message())};
 }
 
-// A member was lost after it left. Only ranks that had not heard of the leave take this as a
-// failure of the group; they do not publish it, because the loss itself is published.
+// Returns the loss of a member that was lost after it had left. This is a failure only for ranks
+// that had not heard of the leave; they do not publish it, because the control plane publishes the
+// loss.
 std::optional<Monitor::EndOfStream> Monitor::loss_after_leaving() const {
   const TimePoint now = system_.now();
   const std::lock_guard lock(mutex_);
@@ -282,8 +288,8 @@ PeerView Monitor::view_of(size_t rank, TimePoint now) const {
   view.left_after = peer.left_after;
   view.answers = has_asked_ && peer.answers;
   if (view.answers) view.elsewhere = peer.elsewhere;
-  // A process with more groups than cells publishes some of them in no cell, but answers questions
-  // about them.
+  // The status page has too few cells for a process with many groups. The activity of a group
+  // without a cell is known from the answers to status questions.
   const int slot = setup_.slots[rank];
   const bool is_in_page = slot >= 0 && page_;
   const GroupCell* const cell = is_in_page ? page_->slot(slot).find(setup_.key) : nullptr;
@@ -330,9 +336,9 @@ void Monitor::publish_leave(uint64_t number, Deadline deadline) {
     }
     has_claim = arbiter_.phase() != FailureArbiter::Phase::kNone;
     is_leaving_ = true;
-    // In a failed group ranks may leave after different collectives. The exception: a member's
-    // leave fails the group, but if this rank's last collective succeeded, no call has thrown that
-    // failure, so the mismatch must be reported.
+    // In a failed group ranks may leave after different collectives, which is no mismatch.
+    // Exception: if the failure is the leave of a member and this rank's last collective has
+    // succeeded, no call has thrown that failure, so a mismatch must be reported.
     const bool may_compare = !has_failed() || (has_failed_by_leave_ && is_done);
     if (may_compare) ends_.note_left({roster().self.value, number, last.fingerprint});
     if (has_failed()) ends_.note_failed();
@@ -413,8 +419,8 @@ void Monitor::report_activity(int peer, const Activity& activity) {
   peers_[static_cast<size_t>(peer)].reported_at = now;
 }
 
-// Another rank has reported this one as lost, so a connection of this rank was cut; or this process
-// has found that its connections were closed from outside.
+// Fails the group because another rank has reported this rank as lost after a connection between
+// them was cut, or because this process has found that its connections were closed from outside.
 void Monitor::fail_as_reported_lost(const LossReport& loss) {
   {
     std::lock_guard lock(mutex_);
@@ -445,7 +451,8 @@ void Monitor::on_rank_left_group(const wire::GroupLeave& leave) {
   report_mismatch();
   detach_if_over();
   note_left(leave.rank);
-  // attach() may deliver an earlier leave concurrently with another one from the plane's thread.
+  // Two leaves may be delivered concurrently: an earlier one by attach() and a new one by the
+  // plane's thread.
   uint64_t first = first_left_.load(std::memory_order_relaxed);
   while (num_collectives < first &&
          !first_left_.compare_exchange_weak(first, num_collectives, std::memory_order_seq_cst)) {
@@ -474,12 +481,13 @@ void Monitor::on_group_failed(const GroupFailure& failure) {
     }
   }
   detach_if_over();
-  // A rank that leaves ignores failures of the others: it would publish one of its own to members
-  // that have not heard of its leave yet.
+  // A rank that is leaving ignores failures of other ranks: otherwise it would publish a failure of
+  // its own to members that have not heard of its leave yet.
   if (is_leaving) return;
   Failure failed = failure_from_notice(notice, is_loss, {culprit, reporter});
   if (culprit < 0) failed.outside_culprit = notice.culprit;
-  // For a member, the code may also mean that it has left the group.
+  // For a culprit that is a member of this group, kPeerLost may also mean that it has left the
+  // group.
   const bool is_loss_outside = notice.code == ErrorCode::kPeerLost && failed.outside_culprit >= 0;
   failed.is_loss = is_loss_outside || (names_a_peer && setup_.plane != nullptr &&
                                        setup_.plane->loss_of(notice.culprit).has_value());

@@ -5,10 +5,10 @@
 // Threads: none of its own; all methods from any thread, on_...() from the plane's. Blocking:
 // ask_peers(), await_failure() and the methods that wait for a published failure, until their
 // deadlines. While it holds its lock, it calls nothing but unpark(). Lifetime: shared with the
-// plane, which may deliver an event until shortly after stop(), and the leaves of other members
-// until all have left; shares ownership of what these deliveries use. Borrows the System and the
-// plane. Errors: the group's failure, composed once; the first failure wins and is published to all
-// members. Ranks are those of the group; in on_...() they are those of the fabric.
+// plane. The plane may deliver an event until shortly after stop(), and the leaves of other members
+// until all have left; the Monitor shares ownership of what these deliveries use. Borrows the
+// System and the plane. Errors: the group's failure, composed once; the first failure wins and is
+// published to all members. Ranks are those of the group; in on_...() they are those of the fabric.
 #pragma once
 
 #include <atomic>
@@ -43,8 +43,8 @@ namespace cadre {
 struct MonitorSetup {
   Roster roster;
   GroupKey key = kNoGroup;
-  // The key of the group's creation: a failure under this key also fails the group. May be
-  // kNoGroup.
+  // The key under which the group is created: a failure that is published under this key fails the
+  // group, too. May be kNoGroup.
   GroupKey creation = kNoGroup;
   ControlPlane* plane = nullptr;  // null for a world of one
   // slots[r] is the slot of rank r in the status page; -1 if the rank is on another host.
@@ -71,10 +71,10 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // How long a rank with an uncertain suspect waits for another rank to publish a certain one:
   // longer than kAskTime, so that the other rank has finished polling or connecting.
   static constexpr Duration kDoubtTime = std::chrono::milliseconds(1000);
-  // The largest time by which another rank may have entered its operation later, and so reach its
-  // deadline later.
+  // The longest time by which another rank is assumed to have entered its operation later than this
+  // rank, so that its deadline is later, too.
   static constexpr Duration kMaxLag = std::chrono::seconds(2);
-  // The time after the end of a stream within which the event that explains it may arrive.
+  // How long an operation waits, after the end of a stream, for the event that explains the end.
   static constexpr Duration kVerdictTime = std::chrono::milliseconds(500);
 
   // This rank publishes its activity in `cell`, which is in the status page of its host.
@@ -143,10 +143,10 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // failure on to its other linked groups.
   void fail_with(const FirstFailure& first, const Roster& theirs, VisitedGroups& visited);
 
-  // Returns what this rank knows of each member, indexed by rank.
+  // Returns what this rank knows about each member, indexed by rank.
   std::vector<PeerView> peers() const;
-  // Asks all members for their status and returns the same, when all have answered or at the
-  // deadline.
+  // Asks all members for their status. Returns the result of peers() when all have answered or at
+  // the deadline.
   std::vector<PeerView> ask_peers(Deadline deadline);
 
   // Calls MonitorSetup::on_left for a rank of the fabric.
@@ -155,9 +155,10 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   }
   // Publishes to all members that this rank leaves after `number` collectives, unless the group has
   // failed. Compares the last collective of this rank with those of the members, now or when they
-  // leave; in a failed group only if it succeeded and the failure was a leave. Blocks only while
-  // another thread investigates the failure of the group, at most until the deadline: members that
-  // heard of a leave instead would take this rank for one that is gone.
+  // leave. In a failed group it compares only if that collective succeeded and the failure was the
+  // leave of a member. Blocks only while another thread investigates the failure of the group, at
+  // most until the deadline: members that received the leave before the failure would take this
+  // rank for lost.
   void publish_leave(uint64_t number, Deadline deadline);
 
   void on_rank_lost(const LossReport& loss) override;
@@ -170,22 +171,23 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
     // The peer has published a failure, or has left the job but not this group.
     bool has_aborted = false;
     bool is_gone = false;
-    bool answers = false;  // the peer has replied to the last question
+    bool answers = false;  // the peer has replied to the last status question
     std::optional<uint64_t> left_after;
-    // Says how the peer was lost after it had left the group, which is no failure here.
+    // The sign by which the peer was found to be lost after it had left the group, which is no
+    // failure of this group.
     std::optional<SignOfLoss> ended_by;
     std::optional<wire::Activity> reported;
     TimePoint reported_at;
     std::string elsewhere;
   };
 
-  // Called once, by the thread that has claimed the failure.
+  // Publishes the failure. Called once, by the thread that has claimed the failure.
   void publish(const Failure& failure, VisitedGroups& visited);
   void end_waits(ExplainedFailure explained);
-  // The control plane's thread calls it, too, possibly during release_page().
+  // Returns cell_. The control plane's thread calls it, too, possibly during release_page().
   std::shared_ptr<GroupCell> shared_cell() const;
-  // Returns what linked groups learn of the failure; nullopt if the group is closed. Its
-  // definition, and those of link() and fail_with(), are in failure_links.cpp.
+  // Returns the failure as linked groups need it; nullopt if the group is closed. Defined, like
+  // link() and fail_with(), in failure_links.cpp.
   std::optional<FirstFailure> first_failure(const Failure& failure, std::string sentence) const;
   int group_rank(int fabric_rank) const;  // Returns -1 for a rank that is no member.
   std::optional<EndOfStream> loss_after_leaving() const;
@@ -200,8 +202,8 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
     setup_.plane->detach(setup_.key);
     if (setup_.creation != kNoGroup) setup_.plane->detach(setup_.creation);
   }
-  // Detaches from the plane once all members have left or failed after stop(), so that no event
-  // matters any more.
+  // Detaches from the plane if all members have left or failed after stop(), so that no further
+  // event matters.
   void detach_if_over();
   // Waits until `is_met` returns true, at most until the deadline. `is_met` is called under the
   // lock.
@@ -224,7 +226,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   mutable std::mutex mutex_;
   std::vector<Peer> peers_;  // peers_[r] is the peer with rank r
   GroupEnds ends_;
-  // The number of failures of this process's groups before this one was made.
+  // The number of failures of this process's groups before this group was made.
   const uint64_t num_earlier_failures_;
   bool has_failed_by_leave_ =
       false;  // the failure is that a member left before a collective of this rank

@@ -35,7 +35,7 @@ TEST_F(MonitorTest, AStreamOfAnUnknownPeerEndsForTheReasonThatTheEngineGave) {
   EXPECT_EQ(end->cause, "reset");
 }
 
-// The waits in the group end although the investigation has thrown.
+// An investigation that throws must end the waits in the group, too.
 TEST_F(MonitorTest, AnInvestigationThatThrowsFailsTheGroup) {
   monitor_.fail_after([]() -> Finding { throw std::bad_alloc(); });
   ASSERT_TRUE(monitor_.has_failed());
@@ -46,15 +46,16 @@ TEST_F(MonitorTest, AnInvestigationThatThrowsFailsTheGroup) {
 
 TEST_F(MonitorTest, TheFirstInvestigationCountsUnlessItDoubtsAndAnotherRankKnows) {
   monitor_.fail_after([&] {
-    monitor_.fail({.code = ErrorCode::kPeerLost, .culprit = 0, .cause = "somebody knows"});
+    monitor_.fail({.code = ErrorCode::kPeerLost, .culprit = 0, .cause = "the certain cause"});
     return Finding{{.code = ErrorCode::kTimeout, .cause = "a guess"}, std::chrono::seconds(20)};
   });
   EXPECT_EQ(monitor_.error().code(), ErrorCode::kPeerLost);
   monitor_.fail_after([]() -> Finding { throw std::bad_alloc(); });
-  EXPECT_THAT(monitor_.error().message(), ::testing::HasSubstr("somebody knows"));
+  EXPECT_THAT(monitor_.error().message(), ::testing::HasSubstr("the certain cause"));
 }
 
-// A silent rank would be named at once as the certain culprit of a timeout.
+// Rank 1 leaves the job without leaving the group. It must not count as silent, because a silent
+// rank would be named at once as the certain culprit of a timeout.
 TEST(MonitorOfAJob, ARankThatLeftTheJobWithoutLeavingTheGroupIsNotSilent) {
   PlaneJob job = PlaneJob::on_threads({1, 1});
   const auto result = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {
@@ -77,7 +78,8 @@ TEST(MonitorOfAJob, ARankThatLeftTheJobWithoutLeavingTheGroupIsNotSilent) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Otherwise rank 1 would believe that rank 0 has left in an orderly way, and would never fail.
+// Rank 0 leaves while its failure is investigated, and must publish the failure. Otherwise rank 1
+// would believe that rank 0 has left in good order, and would never fail.
 TEST(MonitorOfAJob, ARankThatLeavesWhileItsFailureIsInvestigatedPublishesTheFailure) {
   PlaneJob job = PlaneJob::on_threads({1, 1});
   const auto result = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {

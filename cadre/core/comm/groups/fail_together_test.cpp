@@ -23,8 +23,8 @@ std::string wait_in(Communicator& group, Rank from) {
   return testing::failure_of([&] { group.recv(data, DType::kUint8, from, 7); });
 }
 
-// The ranks begin with a barrier of a group that is not linked with any other, because the failure
-// may reach the others while they are still in that barrier.
+// The ranks synchronize with a barrier of a group that is not linked with any other, because a
+// failure could reach a linked group while some ranks are still in the barrier.
 class FailTogether : public GroupsTest {
  protected:
   // Returns a group of all ranks but `outsider`, linked with the world. Returns null on `outsider`.
@@ -85,7 +85,8 @@ TEST_P(FailTogether, AReporterThatLeftTheLinkedGroupDoesNotKeepTheOthersWaiting)
 }
 
 // Rank 1 leaves the group in an orderly way and stays in the world. Rank 0 then enters a collective
-// of the group, which fails. Rank 2 learns of that failure from the notice of rank 0.
+// of the group, which fails. Rank 2 learns of that failure from the notice of rank 0. In the world
+// the failure must not count as the loss of rank 1.
 TEST_P(FailTogether, ANoticeOfALeaveIsNoLossInTheLinkedGroup) {
   run(4, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
@@ -101,7 +102,8 @@ TEST_P(FailTogether, ANoticeOfALeaveIsNoLossInTheLinkedGroup) {
 }
 
 // The groups are linked as those of a mesh: each with the world, which is closed first. Rank 0
-// learns of the abort in its row, and leaves. Rank 2 waits for rank 0 in their column.
+// learns of the abort in its row, and leaves. Rank 2, which waits for rank 0 in their column, must
+// learn of it, too.
 TEST_P(FailTogether, TheGroupsOfAMeshFailTogetherAfterTheWorldWasClosed) {
   run(4, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
@@ -121,7 +123,8 @@ TEST_P(FailTogether, TheGroupsOfAMeshFailTogetherAfterTheWorldWasClosed) {
   });
 }
 
-// All ranks have closed the group in an orderly way.
+// All ranks have closed the group in an orderly way, so its later abort must not fail the world,
+// which is linked with it.
 TEST_P(FailTogether, AnAbortOfAClosedGroupLeavesTheLinkedOneAtWork) {
   run(2, [](RankContext& context, Communicator& world) {
     const auto first = split(world, {.color = 0, .name = "first"}, soon(context));
@@ -137,8 +140,8 @@ TEST_P(FailTogether, AnAbortOfAClosedGroupLeavesTheLinkedOneAtWork) {
   });
 }
 
-// This test is like Parting.NoMonitorIsKeptOfAGroupThatFailedAroundItsClose, but the group fails
-// through its link.
+// A group fails through its link after rank 0, and before rank 1, has closed it. No process may
+// keep its monitor, as in Parting.NoMonitorIsKeptOfAGroupThatFailedAroundItsClose.
 TEST_P(FailTogether, NoMonitorIsKeptOfAClosedGroupThatFailedByItsLink) {
   run(2, [](RankContext& context, Communicator& world) {
     const auto pair = split(world, {.color = 0, .name = "pair"}, soon(context));

@@ -118,8 +118,8 @@ TEST_P(Groups, AFailureOfOneGroupLeavesTheOthersAtWork) {
   });
 }
 
-// The ranks form a grid of two rows. Rank 0 alone learns of the abort, in its own row, and then
-// leaves. Rank 2 waits for rank 0, and rank 3 for rank 2.
+// The ranks form a grid of two rows. Only rank 0 learns of the abort directly, in its own row, and
+// then leaves. Rank 2 waits for rank 0, and rank 3 for rank 2. All must throw the abort.
 TEST_P(Groups, GroupsThatFailTogetherNameTheFirstFailureToAllMembers) {
   run(4, [](RankContext& context, Communicator& world) {
     const auto row = split(world, {.color = world.rank() / 2, .name = "row"}, soon(context));
@@ -200,7 +200,7 @@ TEST_P(Groups, AMessageFromAnyRankThatNeverComesEndsAtTheDeadline) {
       });
       require(failure.find("kTimeout: recv #1 on group \"world\" timed out") == 0, failure);
     } else {
-      // Waits, because a rank that left would end the receive.
+      // The rank waits here: if it left the group, the receive of rank 0 would end earlier.
       testing::failure_of([&] { world.barrier(); });
     }
   });
@@ -251,8 +251,8 @@ TEST_P(SymmetricGroups, ABufferOfTheWorldIsReducedInPlaceInAGroup) {
   });
 }
 
-// All ranks refuse the group. No other rank holds the memory that a rank has allocated for it, so
-// the memory is reused.
+// All ranks refuse the group. No other rank has a hold on the memory that a rank allocated for it,
+// so the memory is reused.
 TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
   run(2, [](RankContext& context, Communicator& world) {
     const size_t before = next_offset(world);
@@ -272,7 +272,8 @@ TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
   });
 }
 
-// All ranks throw without a wait, and the world stays usable.
+// Rank 1 has no memory for a group. All ranks throw at once and name rank 1, and the world stays
+// usable.
 TEST_P(SymmetricGroups, ARankWithoutMemoryForAGroupIsNamedByAll) {
   run(3, [](RankContext& context, Communicator& world) {
     HostMemory& memory = *CommunicatorParts::impl_of(world).fabric->host_memory();
@@ -326,7 +327,7 @@ TEST_P(SymmetricGroups, ASplitOfAGroupThatHasEndedLeavesNoMemoryBehind) {
   });
 }
 
-// In the groups of the next round this buffer counts as private memory.
+// A symmetric buffer of the group of round 1 counts as private memory in the group of round 2.
 TEST_P(SymmetricGroups, ABufferOfAnEarlierRoundIsReducedLikePrivateMemory) {
   constexpr size_t kCount = 1 << 16;
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {

@@ -1,10 +1,10 @@
-// A group of which only this process exists. Its engine, which the program chooses, stands in for
-// the other ranks, so that code above the Communicator runs on one thread as if there were peers.
+// A group whose other ranks do not exist. The program chooses an engine that computes collectives
+// without them, so code above the Communicator runs in one process as if there were peers.
 //
-// Threads, lifetime and errors: those of Communicator. Blocking: that of the engine. There is no
-// rank with which to exchange anything but collectives: messages, split() and rejoin() throw
-// kInvalidArgument. new_group() and new_group_over_store() make groups whose other members do not
-// exist either. All ranks count as ranks of this host.
+// Threads, lifetime and errors: those of Communicator. Blocking: that of the engine. Messages,
+// split() and rejoin() need other ranks, so they throw kInvalidArgument. new_group() and
+// new_group_over_store() make groups whose other members do not exist either. All ranks count as
+// ranks of this host.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,9 @@
 
 namespace cadre {
 
-// REQUIRES: options.backend makes an engine that needs no other rank. Throws kInvalidArgument if
-// the rank is not one of 0 to world_size - 1.
+// Makes the group of `world_size` ranks, of which this process is `rank`. REQUIRES: options.backend
+// makes an engine that needs no other rank. Throws kInvalidArgument if the rank is not one of 0 to
+// world_size - 1.
 CADRE_EXPORT std::unique_ptr<Communicator> make_lone_group(os::System& system, int world_size,
                                                            const CommunicatorOptions& options,
                                                            Rank rank = 0);

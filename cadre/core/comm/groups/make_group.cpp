@@ -38,7 +38,8 @@ std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGr
   members.membership.rank = members.self;
   members.membership.world_size = static_cast<int>(members.ranks.size());
   members.membership.group = group.identity.unique_name();
-  members.membership.job_size = 0;  // the parent's ranks have left the wills
+  // The wills, by which the store reports dead ranks, are those of the parent's ranks.
+  members.membership.job_size = 0;
   members.creation = group.creation;
   CommunicatorOptions options = parent.options;
   options.name = group.name;
@@ -116,7 +117,8 @@ void tell_giving_up(const Communicator::Impl& group, const GroupIdentity& identi
   if (group.fabric->plane() == nullptr) return;
   const int self = group.fabric->rank().value;
   const Rank told = error.details().culprit.value_or(group.rank);
-  // A store that the program has passed may name any rank.
+  // The culprit may be a rank that is no member, if the error comes from a store that the program
+  // has passed.
   const bool is_member = told >= 0 && told < group.world_size;
   const int culprit = is_member ? told.value : group.rank.value;
   const std::string cause =

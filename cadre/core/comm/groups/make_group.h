@@ -1,6 +1,6 @@
-// The common part of all ways to make a group of some of a group's ranks: the pieces that a rank
-// allocates before it knows those of the others, and the group that is made from what all ranks
-// have sent.
+// The steps that all ways to create a subgroup share: the allocation of a rank's pieces of memory
+// before it knows the pieces of the others, and the creation of the group from the data that all
+// ranks have exchanged.
 //
 // Threads: as for Communicator::Impl. Blocking: never. Lifetime: a new group shares its parent's
 // fabric and nothing else. Errors: cadre::Error; kUnavailable if the host's memory is short.
@@ -32,10 +32,10 @@ struct NewGroup {
   std::vector<GroupPlaces> places = {};  // places of the members, in their order
 };
 
-// Allocates, into `group`, what this rank needs of the host's memory if the group lies on this
-// host. It may not be known yet which of the parent's ranks will be members, so all `candidates` of
-// this host may hold the pieces. Allocates nothing if no memory can be shared. Also after an error
-// this rank must take part in the exchange that makes the group, because the others do.
+// Allocates this rank's pieces of the host's memory into `group`, if memory can be shared. It may
+// not be known yet which of the parent's ranks will be members, so the pieces are shared with all
+// `candidates` on this host. Even after an error this rank must take part in the exchange that
+// creates the group, because the other ranks do.
 Status cut_pieces(const Communicator::Impl& parent, const std::vector<int>& candidates,
                   NewGroup& group);
 
@@ -60,7 +60,7 @@ struct NewGroupCall {
   GroupPlaces places;
 };
 
-// Allocates this rank's pieces and records their places, or that memory is short, in its call.
+// Allocates this rank's pieces. Records in `call` where they are, or that memory is short.
 template <typename Call>
 Status cut_into(const Communicator::Impl& parent, const std::vector<int>& candidates,
                 NewGroup& group, Call& call) {
@@ -70,12 +70,12 @@ Status cut_into(const Communicator::Impl& parent, const std::vector<int>& candid
   return status;
 }
 
-// `culprit` is a rank of the group.
+// Returns an error that names `culprit`, a rank of the group.
 Error error_of_rank(const Communicator::Impl& group, ErrorCode code, int culprit,
                     std::string message);
 
-// Throws on all ranks of the parent if one of them is short of memory, which every rank sees. The
-// parent stays usable.
+// Throws on all ranks of the parent if one of them is short of memory, which every rank sees in
+// `calls`. The parent stays usable.
 template <typename Call>
 void check_memory(const Communicator::Impl& parent, const Status& own, std::span<const Call> calls,
                   std::span<const int> callers) {
@@ -90,17 +90,17 @@ void check_memory(const Communicator::Impl& parent, const Status& own, std::span
   }
 }
 
-// Publishes a failure of the new group, or of its creation, when this rank gives up creating it.
-// Members that have already created the group, or create it later from what was exchanged, fail
-// with it. `group` is the parent, or the group that contains all members.
+// Publishes a failure of the new group when this rank gives up creating it. Members that have
+// already created the group, or create it later from the exchanged data, fail with it. `group` is
+// the parent, or the group that contains all members.
 void tell_giving_up(const Communicator::Impl& group, const GroupIdentity& identity,
                     const Error& error);
 
-// Throws the failure of a failed group. The caller then does not call the other ranks, so none
-// waits for it.
+// Throws the failure of `group` if it has failed. The other ranks have that failure, too, so none
+// waits for this rank.
 void check_failure(const Communicator::Impl& group);
-// Throws if the group is closed or has failed. Called before memory is allocated, because the other
-// ranks do not learn of this error: memory that was allocated for the call could not be reused.
+// Throws if the group is closed or has failed. Called before memory is allocated: the other ranks
+// do not learn of this error, so memory that was allocated for the call could not be reused.
 void check_usable(const Communicator::Impl& group, std::string_view call);
 
 }  // namespace cadre

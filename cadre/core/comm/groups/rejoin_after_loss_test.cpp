@@ -73,7 +73,8 @@ TEST(RejoinAfterLoss, ARankOfAnotherGroupThatDiedIsNotTakenForOneOfThisGroup) {
   EXPECT_EQ(result.ranks[2].signal, SIGKILL);
 }
 
-// Rank 0 dies. With a TcpRendezvous its store ends, too; the store of a FileRendezvous stays.
+// Rank 0 dies, and the other ranks rejoin. With a TcpRendezvous its store ends, too; the store of a
+// FileRendezvous stays.
 std::string rejoin_without_rank_0(RankContext& context, Rendezvous& rendezvous) {
   const Deadline deadline = context.system.deadline_in(seconds(20));
   const Membership membership = rendezvous.join(deadline).value_or_throw();

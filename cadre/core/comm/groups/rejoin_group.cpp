@@ -10,27 +10,28 @@
 namespace cadre {
 namespace {
 
-// Fails and closes the group. Returns its ranks that are known to be gone then.
+// Fails and closes the group. Returns the ranks of the group that are known to be lost afterwards.
 std::vector<Rank> fail_and_close(Communicator& group) {
-  // A rank that closes a group which has not failed counts as one that has left it. The barrier
-  // returns when this rank has published the failure, which another thread may just be composing.
+  // close() without a failure would publish that this rank has left, so the group is failed first.
+  // The barrier returns when this rank has published the failure, which another thread may still be
+  // composing.
   group.abort("rejoin() replaces this group");
   try {
     group.barrier();
   } catch (const Error&) {
-    // This is the failure of the group, which the caller knows.
+    // The barrier throws the failure of the group, which the caller knows.
   }
   std::vector<Rank> lost = group.lost_ranks();
   try {
     group.close(group.system().deadline_in(kDefaultCloseTimeout));
   } catch (const Error&) {
-    // This is the failure of the group again.
+    // close() throws the same failure again.
   }
   return lost;
 }
 
-// Returns whether a group may be connected without the rank that is at fault. Any other error comes
-// from a rank that still exists, and all ranks throw it.
+// Returns whether the error means that a rank was lost or late, so that a group may be connected
+// without it. Any other error comes from a rank that still exists, and all ranks throw it.
 bool is_of_lost_rank(ErrorCode code) {
   return code == ErrorCode::kPeerLost || code == ErrorCode::kTimeout || code == ErrorCode::kAborted;
 }
@@ -55,7 +56,7 @@ std::unique_ptr<Communicator> rejoin_group(Communicator& group, const RejoinTime
       if (!is_of_lost_rank(error.code()) || end.has_passed(system.now())) throw;
       earlier = format("rejoining again after \"{}\"", error.message());
     }
-    lost.clear();  // wills report the ranks that have died since
+    lost.clear();  // the store reports, by wills, the ranks that have died since
   }
 }
 

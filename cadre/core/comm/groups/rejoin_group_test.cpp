@@ -1,5 +1,5 @@
 // Tests in virtual time that a rank dies or is stopped while the survivors of an earlier loss
-// rejoin, at every point between the first note and the end of connect(). The other ranks must
+// rejoin, at every point from the start of rejoin() to the end of connect(). The other ranks must
 // always form a group.
 #include "cadre/core/comm/groups/rejoin_group.h"
 
@@ -40,7 +40,8 @@ std::unique_ptr<Communicator> connect_world(os::System& system, int rank) {
                                     .job_token = "token"});
   const Membership membership = rendezvous.join(deadline).value_or_throw();
   auto group = Communicator::connect(system, membership, {}, deadline);
-  // Another rank may have connected already, and rejoins again.
+  // This rank may see the failure late: another rank may have connected the next group already, and
+  // then rejoins again.
   (void)testing::failure_of([&] { group->barrier({.deadline = deadline}); });
   return group;
 }
@@ -90,7 +91,8 @@ Span undisturbed(uint64_t seed, int observed) {
   return span;
 }
 
-// Returns the time that the slowest survivor took.
+// Injects `fault`, which kills or stops rank `victim`. Returns how long the slowest survivor took
+// to rejoin.
 Duration rejoin_despite(uint64_t seed, int victim, const Fault& fault) {
   sim::Simulator simulator(seed, {.ranks_per_host = {2, 2}, .faults = {fault}});
   Duration longest{};
@@ -142,7 +144,8 @@ TEST(RejoinGroup, ARankThatStandsStillAtAnyPointOfItIsLeftBehind) {
   }
 }
 
-// The rank was stopped after it had agreed, while the others went on. It must not disturb them now.
+// Rank 3 is stopped between rejoin() and connect(), and the other ranks form the next group without
+// it. When it rejoins later, it must get an error and must not disturb them.
 TEST(RejoinGroup, ARankThatComesAfterTheNextRoundIsToldSo) {
   for (const uint64_t seed : testing::test_seeds(3)) {
     sim::Simulator simulator(seed, {.ranks_per_host = {2, 2}});

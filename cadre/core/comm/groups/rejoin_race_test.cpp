@@ -29,7 +29,8 @@ void sleep(os::System& system, Duration time) {
   system.poll({}, system.deadline_in(time));
 }
 
-// The investigation takes longer than the ranks take from abort() to the end of close().
+// Fails the group by an investigation that takes longer than the ranks take from abort() to the end
+// of close().
 void investigate(os::System& system, Monitor& monitor, Duration time) {
   monitor.fail_after([&] {
     sleep(system, time);
@@ -51,8 +52,8 @@ void rejoin_while_another_thread_investigates(os::System& system, const Membersh
   group->barrier();
   const Duration time = milliseconds(50 + random.below(400));
   Monitor& monitor = *CommunicatorParts::impl_of(*group).monitor;
-  // Only rank 0 investigates. A member that learns of its leave but of no failure regards it as
-  // lost.
+  // Only rank 0 investigates. A member that receives the leave of rank 0 without a failure regards
+  // rank 0 as lost.
   const auto investigator =
       membership.rank == 0
           ? system.spawn("investigator", [&] { investigate(system, monitor, time); })

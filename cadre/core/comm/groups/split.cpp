@@ -51,8 +51,8 @@ struct SplitCall {
   }
 };
 
-// Gathers the calls of all ranks of the parent in rank order. If that fails here, other ranks may
-// have created the new group already, so the failure is published.
+// Gathers the arguments of all ranks of the parent in rank order. If that fails on this rank, other
+// ranks may have created the new group already, so the failure is published.
 template <typename T>
 std::vector<T> gather(Communicator& parent, std::string_view call, const T& mine,
                       const std::optional<GroupIdentity>& identity, Deadline deadline) try {
@@ -76,7 +76,8 @@ SplitCall call_of(const SplitOptions& options) {
   return call;
 }
 
-// Every rank of the parent sees all calls, so all of them throw the same error.
+// Throws if ranks of one color pass different names. Every rank of the parent sees all arguments,
+// so all ranks throw the same error.
 void check_names(const Communicator& parent, std::span<const SplitCall> calls) {
   for (size_t i = 0; i < calls.size(); ++i) {
     for (size_t first = 0; calls[i].has_color == 1 && first < i; ++first) {
@@ -100,7 +101,7 @@ std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& gi
   const uint64_t number = parent.num_collectives() + 1;
   const Communicator::Impl& impl = CommunicatorParts::impl_of(parent);
   check_usable(impl, "split");
-  check_has_peers(parent, "split", "name the ranks: new_group()");
+  check_has_peers(parent, "split", "use new_group(), which gets the ranks as a list");
   NewGroup group{.name = options.name, .identity = impl.identity.child(number, options.color)};
   SplitCall call = call_of(options);
   const std::vector<int> all = all_ranks(impl);

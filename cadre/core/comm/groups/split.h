@@ -1,4 +1,4 @@
-// Groups of some of a group's ranks.
+// Creates groups that consist of some of a group's ranks.
 //
 // Threads: as for an operation of the parent; all its ranks make the calls in the same order.
 // Blocking: until the deadline. A new group costs one all_gather of the parent; it has no thread
@@ -30,13 +30,14 @@ struct SplitOptions {
   std::optional<int> color = {};
   // Orders the new group's ranks; equal keys are ordered by the rank in the parent.
   int key = 0;
-  // Messages quote it. Ranks of one colour must pass the same name, which is checked; groups may
-  // share a name. If empty, the name is derived from the parent's.
+  // The name that messages quote. Ranks of one colour must pass the same name, which is checked;
+  // groups may share a name. If empty, the name is derived from the parent's.
   std::string name = {};
 };
 
-// Returns null on a rank without a colour. If ranks of one colour give different names, all ranks
-// of the parent throw the same kInvalidArgument, and the parent stays usable.
+// Makes one group of the ranks of each colour. Returns null on a rank without a colour. If ranks of
+// one colour pass different names, all ranks of the parent throw the same kInvalidArgument, and the
+// parent stays usable.
 CADRE_EXPORT std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& options,
                                                  Deadline deadline);
 
@@ -57,8 +58,8 @@ struct StoreGroupOptions {
 
 // Makes a group that only its members create: they exchange over the store what new_group()
 // exchanges over the parent. `any` is a group that contains all members; it runs no operation.
-// Throws the failure of `any` if that has failed or fails meanwhile. At the deadline throws an
-// error that names the members that have not called it. Source: c10d's new_group with
+// Throws the failure of `any` if that group has failed or fails meanwhile. At the deadline throws
+// an error that names the members that have not made the call. Source: c10d's new_group with
 // use_local_synchronization.
 CADRE_EXPORT std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
                                                                 std::span<const Rank> ranks,

@@ -36,11 +36,11 @@ bool is_in_group(const Communicator::Impl& impl, const GroupIdentity& creation) 
   return plane != nullptr && plane->is_attached(creation.key());
 }
 
-// Exchanges calls through a store. Members use it that have no parent group whose ranks all make
-// the call.
+// Exchanges the arguments of the members through a store, because there is no parent group in which
+// all ranks make the call.
 class StoreExchange {
  public:
-  // `ranks` are the members, of which `any` is one.
+  // `ranks` are the members; the calling rank of `any` is one of them.
   StoreExchange(const Communicator& any, const StoreGroupOptions& options,
                 std::span<const Rank> ranks)
       : any_(any),
@@ -48,7 +48,8 @@ class StoreExchange {
         store_(*options.store),
         id_(options.id),
         ranks_(ranks) {
-    // The identity is without the ranks, so that members with different lists find each other.
+    // The prefix of the keys does not depend on the ranks, so that members with different lists
+    // find each other's keys.
     const GroupIdentity id =
         GroupIdentity::of_creation(id_, group_.fabric->connection_number(), {});
     const std::string prefix =
@@ -67,7 +68,7 @@ class StoreExchange {
                .value_or_throw() == text;
   }
 
-  // Returns the calls of all members, in their order. REQUIRES: put() has succeeded.
+  // Returns the arguments of all members, in the order of the list. REQUIRES: put() has succeeded.
   std::vector<NewGroupCall> gather(const NewGroupCall& own, Deadline deadline) const {
     await_all(own, deadline);
     std::vector<NewGroupCall> calls;
@@ -95,8 +96,8 @@ class StoreExchange {
                             list_of(ranks_), id_, ranks_[i]));
   }
 
-  // Waits for all keys. Periodically checks the keys that exist, and whether a missing member is
-  // lost or has left.
+  // Waits until all members have written their keys. Periodically checks the keys that exist, and
+  // whether a missing member is lost or has left.
   void await_all(const NewGroupCall& own, Deadline deadline) const {
     std::optional<Rank> gone;
     while (true) {
@@ -116,7 +117,8 @@ class StoreExchange {
     }
   }
 
-  // Returns the members without a key. Throws if a key that exists does not fit this rank's call.
+  // Returns the members without a key. Throws if the arguments in a key contradict those of this
+  // rank.
   std::vector<Rank> read_present(const NewGroupCall& own) const {
     const Deadline soon = group_.system.deadline_in(kLookForLosses);
     const auto absent = find_missing_ranks(store_, keys_, soon);
@@ -166,7 +168,8 @@ class StoreExchange {
                id_, names));
   }
 
-  // Best effort: the group exists by now, and remaining keys do no harm.
+  // Erases the keys when the last member has read them. Best effort: the group exists by now, and
+  // keys that remain do no harm.
   void erase_after_last_reader(Deadline deadline) const {
     const auto num_read = store_.add(count_key_, 1, deadline);
     if (!num_read.ok() || *num_read < static_cast<int64_t>(keys_.size())) return;
@@ -215,7 +218,8 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
   const std::vector<int> members = fabric_ranks(impl, ranks);
   const auto creation =
       GroupIdentity::of_creation(options.id, impl.fabric->connection_number(), members);
-  // A group of this rank keeps its id until all members have left it.
+  // A member is still registered under the identity of its group until all members have left the
+  // group.
   if (is_in_group(impl, creation)) refuse_id(any, options.id, "this rank has a group of this id");
   NewGroupCall own{.digest = digest_of_ranks(members)};
   impl.system.random_bytes(std::as_writable_bytes(std::span(&own.stamp, 1)));
@@ -243,7 +247,8 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
     group.identity = creation.created(stamps_of(calls));
   } catch (const std::exception& thrown) {
     const Error error = error_of(thrown);
-    // Every member that lists this rank throws if the lists differ, so none uses its pieces.
+    // Members throw kInvalidArgument if their lists differ, and then no member uses another's
+    // pieces.
     has_pieces_free =
         has_pieces_free || is_refused_by_all || error.code() == ErrorCode::kInvalidArgument;
     if (has_pieces_free && group.pieces) group.pieces->discard();

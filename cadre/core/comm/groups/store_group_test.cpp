@@ -22,7 +22,7 @@ namespace {
 
 class StoreGroups : public GroupsTest {
  protected:
-  // Returns the key in the store of a member of the group with that id.
+  // Returns the key in the store that the member of the group with that id writes.
   static std::string member_key(const Communicator& world, const std::string& id, Rank member) {
     const uint64_t connection = CommunicatorParts::impl_of(world).fabric->connection_number();
     return format("cadre/1/{}/member/{}",
@@ -71,7 +71,8 @@ TEST_P(StoreGroups, AMemberThatDoesNotComeToAGroupOverAStoreIsNamed) {
   });
 }
 
-// Rank 1, which is no member, makes the world fail. So rank 2 never calls.
+// Rank 1, which is no member, aborts the world, so rank 2 never makes the call. Rank 0 must throw
+// that failure before its deadline.
 TEST_P(StoreGroups, AFailureOfTheGroupEndsTheWaitForMembers) {
   std::atomic<int> num_ready = 0;
   run(3, [&](RankContext& context, Communicator& world) {
@@ -112,7 +113,7 @@ TEST_P(StoreGroups, AMemberThatHasLeftTheJobIsNamed) {
   });
 }
 
-// The store still has the key of the failed attempt.
+// The store still has the key of the failed attempt, so the same id is refused.
 TEST_P(StoreGroups, ANewTryOverAStoreNeedsANewId) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -147,7 +148,7 @@ TEST_P(StoreGroups, MembersWithOtherListsOverAStoreAreRefused) {
     };
     if (world.rank() < 2) {
       refused("orders", world.rank() == 0 ? std::vector<Rank>{0, 1} : std::vector<Rank>{1, 0});
-      // Rank 1 lists rank 2, which never calls.
+      // Rank 1 lists rank 2, which never makes the call.
       refused("sizes", world.rank() == 0 ? std::vector<Rank>{0, 1} : std::vector<Rank>{0, 1, 2});
     }
     world.barrier();
@@ -246,8 +247,8 @@ TEST_P(SymmetricStoreGroups, AnIdOfAStoreThatIsRefusedLeavesNoMemoryBehind) {
   });
 }
 
-// The key of a member of the first group exists again. This is the case until the slowest member
-// has read it.
+// A second call with an id is refused, and the group that has the id continues to work. The key of
+// a member is in the store again, as it is until the slowest member has read it.
 TEST_P(StoreGroups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -266,7 +267,8 @@ TEST_P(StoreGroups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
   });
 }
 
-// The keys of the first group have been erased already.
+// The keys of the first group have been erased already, but this rank is still a member of it, so
+// its id is refused.
 TEST_P(StoreGroups, AnIdThatThisRankUsesIsRefused) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -287,7 +289,7 @@ TEST_P(StoreGroups, AnIdThatThisRankUsesIsRefused) {
 }
 
 // An earlier attempt has left the key of rank 0. So rank 1 finds all keys that it needs and makes
-// the group, in which rank 0 never takes part.
+// the group, in which rank 0 never takes part. So the group must fail on rank 1.
 TEST_P(StoreGroups, ARankWhoseIdIsRefusedFailsTheGroupOfTheOthers) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -337,7 +339,8 @@ TEST_P(StoreGroups, AnIdThatSplitDerivesLaterIsOfAnotherGroup) {
   });
 }
 
-// All members have left the first group with this id, and each rank knows that.
+// All members have left the first group with this id, and each rank knows that, so the id can be
+// used again.
 TEST_P(StoreGroups, AnIdIsFreeAgainWhenAllMembersHaveLeft) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -352,7 +355,7 @@ TEST_P(StoreGroups, AnIdIsFreeAgainWhenAllMembersHaveLeft) {
   });
 }
 
-// One rank is in both groups with this id, one after the other.
+// Two groups with one id and different members, one after the other. Rank 0 is in both.
 TEST_P(StoreGroups, GroupsOfOneIdWithOtherMembersStayApart) {
   run(3, [this](RankContext& context, Communicator& world) {
     const auto sum_of = [&](const std::vector<Rank>& list) {

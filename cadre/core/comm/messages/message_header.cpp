@@ -51,7 +51,8 @@ Result<MessageHeader> MessageHeader::parse(ConstBytes bytes) {
   header.sequence = reader.integer<uint64_t>();
   header.num_bytes = reader.integer<uint64_t>();
   if (!reader.is_complete()) return malformed("the length", bytes.size());
-  // The receiver allocates memory for an eager message before it has the message.
+  // A size that is too large for an eager message is refused, because the receiver allocates memory
+  // for such a message before it has the payload.
   const bool is_short = header.num_bytes <= kMaxEagerBytes;
   if ((header.kind == Kind::kEager) != is_short) return malformed("the size", header.num_bytes);
   return header;

@@ -12,7 +12,7 @@
 namespace cadre {
 namespace {
 
-// The longest sleep. Every change wakes the sleeper earlier.
+// The longest sleep of a thread that waits. Every change wakes it earlier.
 constexpr Duration kSleep = std::chrono::seconds(60);
 
 Fingerprint fingerprint_of(const Message& message) {
@@ -71,8 +71,8 @@ std::vector<Work> MessageQueue::issue(std::span<const MessageCall> calls, const 
   return works;
 }
 
-// After an exception it is not known how far the streams came, so all messages end with the failure
-// of the group.
+// After an exception it is not known how many bytes were moved on the streams, so all messages end
+// with the failure of the group.
 void MessageQueue::advance(const IssuedOperation* until) {
   try {
     move_messages(until);
@@ -119,8 +119,8 @@ void MessageQueue::move_messages(const IssuedOperation* until) {
   }
 }
 
-// A message leaves the queue only once the protocol has it, so that an exception finds it in one of
-// the two.
+// A message leaves the queue only when the protocol has it. So if an exception is thrown, the
+// message is in the queue or in the protocol, and is not lost.
 void MessageQueue::start_posted() {
   while (const Handle oldest = begin_oldest()) {
     const auto pending = std::static_pointer_cast<Pending>(oldest);
@@ -142,7 +142,7 @@ void MessageQueue::show(const Pending& pending) {
   cell.begin(pending.number(), fingerprint_of(pending), pending.began);
 }
 
-// Ends each message once: an exception may leave a message in two lists.
+// Ends a message, at most once: after an exception a message may be in two lists.
 void MessageQueue::finish(Pending& pending, Status status) {
   if (pending.is_completed()) return;
   const TimePoint now = parts_.system.now();
@@ -187,8 +187,8 @@ Error MessageQueue::explain(const Pending& pending, const Error& error) {
   return parts_.monitor.published_failure();
 }
 
-// If a recv waits for another tag than that of a message that has arrived, the tags differ by
-// mistake.
+// Returns the tag for messages of errors. If a recv waits and a message with another tag has
+// arrived, adds that tag: one of the two tags is probably wrong.
 std::string MessageQueue::where_of(const Pending& pending) const {
   const auto arrived = pending.kind == OpKind::kRecv
                            ? protocol_.first_unexpected(pending.peer, pending.space)

@@ -41,7 +41,7 @@ class MessageQueue final : public ProgressQueue {
   };
   explicit MessageQueue(const Parts& parts);
 
-  // Returns the other rank; for a receive from any source, that is the sender.
+  // Sends or receives a message. Returns the peer; for a receive from any source, the sender.
   Rank run(const MessageCall& call, const MessageSpace& space, CollectiveOptions options);
   // Posts all calls together, or throws and posts none. Returns one Work for each.
   std::vector<Work> issue(std::span<const MessageCall> calls, const MessageSpace& space,
@@ -57,7 +57,7 @@ class MessageQueue final : public ProgressQueue {
   void move_messages(const IssuedOperation* until);
   // Starts the posted messages.
   void start_posted();
-  // Publishes to the other ranks what this rank does.
+  // Publishes in the status page that this rank runs the message.
   void show(const Pending& pending);
   void finish(Pending& pending, Status status);
   // Turns the error of one message into the failure of the group, and returns that.

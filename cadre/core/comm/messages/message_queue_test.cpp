@@ -161,8 +161,8 @@ TEST_P(MessageQueueTest, AWaitEndsAtItsOwnDeadlineAndTheMessageGoesOn) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A receive without a deadline starts 1 s after it was issued, and its message arrives 2.5 s after
-// that.
+// The timeout is 2 s. A receive without a deadline starts 1 s after it was issued, and its message
+// arrives 2.5 s after it was issued. So a timeout that counted from the issue would expire before.
 TEST_P(MessageQueueTest, ADefaultDeadlineCountsFromTheStartOfTheMessage) {
   const auto result =
       run(1,
@@ -180,8 +180,8 @@ TEST_P(MessageQueueTest, ADefaultDeadlineCountsFromTheStartOfTheMessage) {
 }
 
 // The queue's thread sleeps while a blocking call holds the progress role. When that call ends, one
-// message is left for which no thread waits. The queue's thread looks again after
-// IdleThread::kIdleTime in any case, here at 2 s. So the message must arrive before that.
+// message is left for which no thread waits. The queue's thread must be woken then: by itself it
+// would look only after IdleThread::kIdleTime, here at 2 s.
 TEST_P(MessageQueueTest, TheThreadGoesOnAtOnceWithWhatABlockingCallLeaves) {
   const auto result = run(1, [&](RankContext& context, Communicator& group) {
     Payload first{};

@@ -1,5 +1,5 @@
-// Separates the messages of a group's users: each wrapper of a group sends and receives in a space
-// of its own, in which its tags meet neither the program's nor those of another wrapper.
+// Separates the messages of a group's users. Each wrapper of a group sends and receives in a space
+// of its own, so its tags never match equal tags of the program or of another wrapper.
 //
 // A plain value, which is valid as long as its group; comm/message_calls.h reserves one. A message
 // is received only by a receive of its own space, also by a receive from any rank. Programs cannot
@@ -19,8 +19,8 @@ class CADRE_EXPORT MessageSpace {
  public:
   // The space of the program's own messages.
   MessageSpace() = default;
-  // Makes the space of a header that was received, whose user is not known, or of a reservation.
-  // `user` is static text that names the wrapper in errors.
+  // Makes the space of a reservation, or of a header that was received, in which case the user is
+  // not known. `user` is static text that names the wrapper in errors.
   static MessageSpace of_number(uint32_t number, std::string_view user = {}) {
     return MessageSpace(number, user);
   }

@@ -11,7 +11,7 @@ TEST(MessageSpace, ATagIsDescribedWithTheUserOfItsSpace) {
   EXPECT_EQ(MessageSpace::of_number(3).describe(-1), "tag -1 of wrapper 3 of the group");
 }
 
-// The user of a space is known to its sender only.
+// Only the sender knows the user of a space, so spaces are compared by their numbers.
 TEST(MessageSpace, SpacesOfOneNumberAreEqual) {
   EXPECT_EQ(MessageSpace::of_number(3, "cadre::Pipeline"), MessageSpace::of_number(3));
   EXPECT_FALSE(MessageSpace::of_number(3) == MessageSpace());

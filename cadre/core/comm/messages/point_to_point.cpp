@@ -57,7 +57,8 @@ void PointToPoint::post_receive(Peer& peer, const Handle& message) {
   peer.receives.push_back(message);
 }
 
-// If several ranks have sent a message, takes that of the lowest rank.
+// Posts a receive from any rank. If several ranks have already sent a matching message, takes that
+// of the lowest rank.
 void PointToPoint::post_receive_from_any(const Handle& message) {
   pending_.push_back(message);
   for (Peer& peer : peers_) {
@@ -182,9 +183,10 @@ Status PointToPoint::handle_header(Peer& peer, const MessageHeader& header) {
     auto& waiting = header.kind == Kind::kClear ? peer.requested : peer.cleared;
     const auto found = waiting.find(header.sequence);
     if (found == waiting.end() || found->second->num_bytes() != header.num_bytes) {
-      return Error(ErrorCode::kCorruption,
-                   cadre::format("{} answers message {} of {} bytes, which is not pending",
-                                 describe_(peer.rank), header.sequence, header.num_bytes));
+      return Error(
+          ErrorCode::kCorruption,
+          cadre::format("{} answers message {} of {} bytes, but no such message is pending here",
+                        describe_(peer.rank), header.sequence, header.num_bytes));
     }
     const Handle message = found->second;
     waiting.erase(found);
@@ -199,7 +201,8 @@ Status PointToPoint::handle_header(Peer& peer, const MessageHeader& header) {
   }
   Handle receive = take_receive(peer, header);
   if (receive != nullptr && !agree(peer, receive, header)) {
-    return Error(ErrorCode::kInvalidArgument, "an earlier message did not fit its receive");
+    return Error(ErrorCode::kInvalidArgument,
+                 "an earlier message on this channel did not match its receive in size or dtype");
   }
   if (header.kind == Kind::kRequest) {
     Arrival request{header, {}};
@@ -231,7 +234,7 @@ Result<bool> PointToPoint::receive_payload(Peer& peer) {
   return true;
 }
 
-// A receive may have been posted since the header came.
+// Ends the payload of a message. A receive for it may have been posted after the header came.
 void PointToPoint::finish_payload(Peer& peer) {
   peer.is_in_payload = false;
   if (peer.receiving != nullptr) {
@@ -285,7 +288,8 @@ void PointToPoint::deliver(Peer& peer, const Handle& message, const Arrival& arr
   queue(peer, MessageHeader::Kind::kClear, message, arrival.header.sequence);
 }
 
-// A message that has arrived completely can still be received.
+// Ends the messages with a peer whose channel has ended. A message that has arrived completely can
+// still be received.
 void PointToPoint::lose(Peer& peer, const Error& error) {
   peer.ended = error;
   peer.outgoing.clear();
@@ -307,15 +311,15 @@ std::optional<Error> PointToPoint::end_of_all() const {
   return Error(last->code(), cadre::format("no other rank can send any more: {}", last->message()));
 }
 
-// This peer's channel is not read until some of its messages are received, so a message that needs
-// more bytes would wait until its deadline.
+// Fails the messages with this peer at once. Too many bytes from the peer await a receive, so its
+// channel is not read, and a message that needs more bytes would wait until its deadline.
 void PointToPoint::refuse_overflow(Peer& peer) {
   const bool is_stuck = !peer.receives.empty() || !peer.requested.empty() || !peer.cleared.empty();
   if (!is_stuck) return;
   end_where([&](const Message& message) { return message.peer == peer.rank; }, overflow_of(peer));
 }
 
-// Does the same for receives from any rank, if no channel is read any more.
+// Does the same as refuse_overflow() for receives from any rank, if no peer's channel is read.
 void PointToPoint::refuse_overflow_of_all() {
   if (receives_from_any_.empty()) return;
   const Peer* full = nullptr;

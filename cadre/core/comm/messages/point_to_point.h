@@ -30,11 +30,11 @@
 namespace cadre {
 
 // A message that was posted. The `peer` of a receive from kAnySource becomes the sender's rank as
-// soon as the receive has met a message.
+// soon as a message matches the receive.
 struct Message : MessageCall {
   std::optional<Deadline> deadline;
   MessageSpace space;
-  uint64_t order = 0;  // PointToPoint::post() sets it
+  uint64_t order = 0;  // the order in which messages were posted; post() sets it
 };
 
 class PointToPoint {
@@ -46,19 +46,22 @@ class PointToPoint {
     Status status;
   };
 
-  // A peer may send this many bytes that no receive awaits, headers included.
+  // The limit of the bytes that a peer may send and for which no receive was posted, headers
+  // included.
   static constexpr size_t kMaxUnexpectedBytes = 4 << 20;
 
   // `describe` names a rank of the group in messages.
   using Describe = std::function<std::string(int rank)>;
   PointToPoint(Transport& transport, Describe describe);
 
-  // Receives of one space and tag take messages in the order of their posts. REQUIRES: a deadline;
-  // the peer is another rank of the group, or kAnySource of a receive.
+  // Posts a message. Receives of one space and tag take messages in the order in which they were
+  // posted. REQUIRES: the message has a deadline; its peer is another rank of the group, or
+  // kAnySource for a receive.
   void post(const Handle& message);
-  // Moves what can be moved now, and ends messages whose deadline has passed.
+  // Moves the bytes that can be moved without waiting, and ends messages whose deadline has passed.
   void advance(TimePoint now);
-  // Returns the oldest of the messages that ended and were not dropped yet; null if there is none.
+  // Returns the oldest of the messages that have ended and were not dropped yet; null if there is
+  // none.
   const Ended* first_ended() const { return ended_.empty() ? nullptr : &ended_.front(); }
   void drop_first_ended() { ended_.pop_front(); }
   // Returns the oldest message that has not ended; null if there is none.
@@ -67,14 +70,15 @@ class PointToPoint {
     Rank source;
     int tag = 0;
   };
-  // Returns the oldest message of that space from the peer that has arrived and is not awaited; for
-  // kAnySource, the one from the lowest rank that has one. nullopt if there is none.
+  // Returns the oldest message of that space from the peer that has arrived and for which no
+  // receive was posted; for kAnySource, that of the lowest rank that has sent one. nullopt if there
+  // is none.
   std::optional<Unexpected> first_unexpected(Rank source, const MessageSpace& space) const;
   // Waits until something can be moved, the transport is woken, or a message's deadline or `latest`
   // has passed. Returns kAborted if interrupted.
   Status wait(Deadline latest);
-  // Ends all pending messages. REQUIRES: no advance() afterwards, because the memory of messages is
-  // gone.
+  // Ends all pending messages. REQUIRES: advance() is not called afterwards, because callers may
+  // have freed the memory of their messages.
   void abandon(const Error& error);
 
  private:
@@ -84,7 +88,7 @@ class PointToPoint {
     ConstBytes payload;
     Handle completes;  // null for a header that is only a part of its message
   };
-  struct Arrival {  // a message that no receive awaits yet
+  struct Arrival {  // a message for which no receive was posted yet
     MessageHeader header;
     std::vector<std::byte> data;
   };
@@ -98,8 +102,8 @@ class PointToPoint {
     // The sends that wait for kClear; the key is the sequence.
     std::map<uint64_t, Handle> requested;
 
-    std::deque<Handle> receives;  // the receives that have no message yet
-    // The receives whose data was asked for; the key is the sequence.
+    std::deque<Handle> receives;  // the receives without a matching message
+    // The receives whose data was requested from the sender (kClear); the key is the sequence.
     std::map<uint64_t, Handle> cleared;
     std::deque<Arrival> unexpected;
     size_t num_unexpected_bytes = 0;
@@ -108,7 +112,7 @@ class PointToPoint {
     size_t num_header_received = 0;
     Bytes target;                     // the part of the payload that is still to be received
     Handle receiving;                 // the receive that gets the payload; null if there is none
-    std::optional<Arrival> stashing;  // the payload that is being received, if no receive awaits it
+    std::optional<Arrival> stashing;  // the payload being received, if no receive was posted for it
     bool is_in_payload = false;
 
     bool is_full() const { return num_unexpected_bytes >= kMaxUnexpectedBytes; }
@@ -117,8 +121,8 @@ class PointToPoint {
   void queue(Peer& peer, MessageHeader::Kind kind, const Handle& message, uint64_t sequence);
   void post_receive(Peer& peer, const Handle& message);
   void post_receive_from_any(const Handle& message);
-  // Gives the receive a message of the peer that was not awaited, if one fits. Returns whether it
-  // did.
+  // Gives the receive a matching message of the peer that arrived before the receive was posted.
+  // Returns false if there is none.
   bool take_unexpected(Peer& peer, const Handle& message);
   void advance_sends(Peer& peer);
   void advance_receives(Peer& peer);
@@ -127,10 +131,10 @@ class PointToPoint {
   Result<bool> receive_payload(Peer& peer);
   Status handle_header(Peer& peer, const MessageHeader& header);
   void finish_payload(Peer& peer);
-  // Takes the oldest receive with that space and tag, from this peer or from any, out of its list;
-  // null if there is none.
+  // Removes the oldest receive with that space and tag, from this peer or from any, from its list
+  // and returns it; null if there is none.
   Handle take_receive(Peer& peer, const MessageHeader& header);
-  // Called when a receive has met its message. If their sizes or types differ, ends the receive
+  // Called when a message has matched a receive. If their sizes or types differ, ends the receive
   // with an error and returns false.
   bool agree(const Peer& peer, const Handle& message, const MessageHeader& header);
   void deliver(Peer& peer, const Handle& message, const Arrival& arrival);
@@ -147,7 +151,7 @@ class PointToPoint {
   Transport& transport_;
   const Describe describe_;
   std::vector<Peer> peers_;               // peers_[r] is the peer with rank r
-  std::deque<Handle> receives_from_any_;  // the receives from any rank that have no message yet
+  std::deque<Handle> receives_from_any_;  // the receives from any rank without a matching message
   std::vector<Handle> pending_;
   uint64_t num_posted_ = 0;
   std::deque<Ended> ended_;

@@ -1,4 +1,4 @@
-// Send and recv of a Communicator, on threads, over shared memory and over TCP.
+// Tests send and recv of a Communicator, on threads, over shared memory and over TCP.
 #include "cadre/core/comm/messages/point_to_point.h"
 
 #include <gmock/gmock.h>
@@ -67,7 +67,7 @@ class PointToPointTest : public ::testing::TestWithParam<TransportChoice> {
     });
   }
 
-  // Does the same, but the output contains the fields of the error.
+  // Does the same as run(), but the output of a rank contains the fields of its error.
   static RanksResult run_for_fields(int world_size,
                                     const std::function<void(RankContext&, Communicator&)>& body) {
     return run(world_size, body, kMessageBudget, testing::failed_fields_of);
@@ -95,7 +95,8 @@ TEST_P(PointToPointTest, MessagesOfOneTagArriveInOrderWhateverTheirSizes) {
   }));
 }
 
-// Each rank sends to all others before it receives. The messages wait for their receives.
+// Each rank sends to all others before it receives. The messages are so long that each send waits
+// for its receive.
 TEST_P(PointToPointTest, MessagesThatAreIssuedTogetherNeedNoOrder) {
   constexpr size_t kCount = 100'000;
   constexpr int kTag = 3;
@@ -138,7 +139,7 @@ TEST_P(PointToPointTest, OfMessagesThatAreIssuedTogetherAllAreIssuedOrNone) {
                            "in the group of 2 ranks",
                            context.rank),
             said);
-    // If one of those calls had sent anything, it would be received here.
+    // If one of the calls of the refused list had sent anything, it would be received here.
     const Values mine = values_of(context.rank.value, 0, 10);
     const std::array<MessageCall, 2> others = {
         MessageCall::send(in_bytes(mine), kElementType, other, 1),

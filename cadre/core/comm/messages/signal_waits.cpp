@@ -9,7 +9,7 @@ namespace cadre {
 namespace {
 
 constexpr const char* kPhase = "wait";
-// drain() gives a wait this long to end by itself before it looks again.
+// The interval at which drain() checks whether all waits have ended.
 constexpr Duration kLook = std::chrono::milliseconds(1);
 
 bool has_come(const SignalWaits::Goal& goal) {
@@ -23,7 +23,8 @@ Fingerprint fingerprint_of(const SignalWaits::Goal& goal) {
 
 }  // namespace
 
-// Counts a caller as long as it uses the parts.
+// Counts a caller as long as it uses the group's parts, which are only destroyed when no caller is
+// counted.
 class SignalWaits::Entry {
  public:
   explicit Entry(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }

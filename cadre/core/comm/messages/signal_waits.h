@@ -1,10 +1,11 @@
-// The waits for signals of a group, which are published, recorded and explained like its other
-// operations.
+// The waits for signals of a group. Like other operations of the group they are shown in the status
+// page and recorded, and their errors name the rank at fault.
 //
-// Threads: all methods from any thread. Blocking: wait(), until the signal, its deadline and the
-// questions that follow a failure, or the failure or end of the group; drain(), until its deadline.
-// Lifetime: shared by the symmetric buffers, which may outlive the group; after close() its parts
-// may be destroyed. Errors: the group's failure, the same one each time; a timeout names the rank.
+// Threads: all methods from any thread. Blocking: wait(), until the signal arrives, its deadline
+// passes, or the group fails or ends; after its deadline also while this rank polls its peers.
+// drain(), until its deadline. Lifetime: shared by the symmetric buffers, which may outlive the
+// group; after close() its parts may be destroyed. Errors: the group's failure, the same one each
+// time; a timeout names the rank.
 #pragma once
 
 #include <atomic>
@@ -28,10 +29,10 @@ class SignalWaits {
     os::System& system;
     Monitor& monitor;
     FlightRecorder& recorder;
-    // There are more ranks than cores, so a wait gives up the core at once.
+    // There are more ranks than cores, so a wait gives up its core at once.
     bool is_crowded = false;
   };
-  // A wait has ended when rank `from` has counted the word up to `value`.
+  // Describes a wait, which ends when rank `from` has incremented the word to `value`.
   struct Goal {
     os::WaitWord& word;
     uint32_t value = 0;
@@ -42,7 +43,8 @@ class SignalWaits {
   explicit SignalWaits(const Parts& parts) : parts_(parts) {}
 
   void wait(const Goal& goal, Deadline deadline);
-  // Waits until this rank knows the failure that a peer has found, for half a second at most.
+  // Waits until this rank has received the failure that a peer has found, for half a second at
+  // most.
   void await_failure();
 
   bool is_idle() const { return num_waiting_.load(std::memory_order_acquire) == 0; }
@@ -50,7 +52,7 @@ class SignalWaits {
   void refuse(const Error& reason);
   // Returns true when no caller waits any more, and false when the deadline has passed.
   bool drain(Deadline deadline);
-  // Waits that drain() left pending end within System::kMaxNap.
+  // Ends the waits that drain() left pending, within System::kMaxNap.
   void close() { is_closed_.store(true, std::memory_order_release); }
 
  private:

@@ -21,14 +21,14 @@ namespace cadre {
 
 class IdleThread {
  public:
-  // The thread ends after so long without work.
+  // The time without work after which the thread ends.
   static constexpr Duration kIdleTime = std::chrono::seconds(1);
 
   explicit IdleThread(os::System& system, std::string name)
       : system_(system), name_(std::move(name)) {}
 
-  // Starts the thread if it does not run. Returns a thread that ended before, which the caller
-  // joins without the mutex.
+  // Starts the thread if none runs. Returns the previous thread, which has ended and which the
+  // caller joins without the mutex.
   [[nodiscard]] std::unique_ptr<os::Thread> start(std::function<void()> body) {
     if (is_running_) return nullptr;
     if (waiter_ == nullptr) waiter_ = system_.make_waiter();

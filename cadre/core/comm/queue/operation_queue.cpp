@@ -88,10 +88,11 @@ Work OperationQueue::issue(Operation operation) {
 void OperationQueue::advance(const IssuedOperation* until) {
   while (!is_over(until)) {
     const Handle oldest = begin_oldest();
-    if (oldest == nullptr) return;  // close() has taken the operations out and ends them
+    if (oldest == nullptr) return;  // close() has removed the operations and ends them
     Issued& issued = static_cast<Issued&>(*oldest);
     issued.operation.number = issued.number();
-    // The runner may take a share of the owner until it returns. end() releases the owner.
+    // The runner may copy this pointer to the owner while it runs. end() releases the pointer of
+    // the operation.
     issued.operation.keep_alive = issued.keep_alive();
     const Completion completion = run_caught(issued.operation);
     issued.operation.keep_alive.reset();

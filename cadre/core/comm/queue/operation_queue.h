@@ -64,10 +64,10 @@ class OperationQueue final : public ProgressQueue {
   class Issued;
 
   void advance(const IssuedOperation* until) override;
-  void end_moving(const Error&) override {}  // no operation is left half done
-  void wake_holder() override {}             // the holder looks for more after each operation
-  // REQUIRES: the calling thread has the role, which this gives back. Makes `enqueued` for a call
-  // that its engine ends later.
+  void end_moving(const Error&) override {}  // no operation is ever partly moved
+  void wake_holder() override {}  // not needed: the holder looks for new operations after each one
+  // Runs the operation in the calling thread, which holds the progress role, and gives the role
+  // back. If the engine ends the call later, stores an Issued for it in `enqueued`.
   Completion run_alone(Operation& operation, std::shared_ptr<Issued>& enqueued);
   Completion run_caught(Operation& operation);
 

@@ -40,8 +40,8 @@ TEST_F(OperationQueueTest, AnExceptionInTheCallersThreadEndsTheOperationAndGives
   queue.run(second);
 }
 
-// close() may wait for pending operations. An operation that has ended is counted once, whichever
-// thread has run it.
+// An operation is pending until it has ended, whether the calling thread or the queue's thread runs
+// it: close() waits for pending operations.
 TEST_F(OperationQueueTest, AnOperationIsPendingUntilItHasEnded) {
   std::atomic<uint64_t> last_to_end = 2;
   OperationQueue& queue = start([&](const Operation& operation) {
@@ -59,7 +59,7 @@ TEST_F(OperationQueueTest, AnOperationIsPendingUntilItHasEnded) {
     last_to_end = number;
     work.wait();
     EXPECT_FALSE(queue.has_pending()) << number;
-    // The progress role is released only after that.
+    // The progress role is released a moment after the wait has ended.
     ASSERT_TRUE(queue.drain(soon()));
   }
 }
@@ -68,7 +68,8 @@ TEST_F(OperationQueueTest, AnExceptionInTheProgressThreadEndsTheOperationOnly) {
   OperationQueue& queue = start(out_of_memory_at_first);
   const Work first = queue.issue(barrier_operation());
   const Work second = queue.issue(barrier_operation());
-  // A caller that passes a deadline leaves the progress role to the queue's thread.
+  // A caller that waits with a deadline does not take the progress role, so the queue's thread runs
+  // the operation.
   EXPECT_EQ(testing::failure_of([&] { first.wait(soon()); }), "kUnavailable: out of memory");
   second.wait(soon());
   EXPECT_EQ(first.error()->code(), ErrorCode::kUnavailable);
@@ -85,7 +86,8 @@ TEST_F(OperationQueueTest, AnyOtherExceptionIsNamed) {
   EXPECT_EQ(testing::failure_of([&] { queue.run(operation); }), "kTimeout: the engine was late");
 }
 
-// So a process with many idle groups has no thread for any of them.
+// The queue's thread ends after a second without work, so that a process with many idle groups has
+// no thread for any of them.
 TEST_F(OperationQueueTest, TheThreadEndsAfterASecondWithoutWorkAndIsStartedAgain) {
   const int num_threads = testing::count_resources().num_threads;
   OperationQueue& queue = start([](const Operation&) { return Status(); });
@@ -144,8 +146,8 @@ TEST_F(OperationQueueTest, ACallOfSeveralHasAsManyNumbers) {
   EXPECT_FALSE(queue.has_pending());
 }
 
-// The fixture has an engine that enqueues on the streams of a device. The test completes the
-// operations.
+// A queue with an engine that enqueues operations on the streams of a device. The test completes
+// the operations.
 class OperationQueueDeviceTest : public OperationQueueTest {
  protected:
   OperationQueue& start_device(bool can_order = true) {
@@ -221,8 +223,8 @@ TEST_F(OperationQueueDeviceTest, AClosedQueueIsIdleWhenItsEngineHasEndedWhatIsEn
   work.wait();
 }
 
-// The queue waits for an operation that it cannot order on a stream. The next operation does not
-// wait for it.
+// wait() blocks until an operation has ended if it cannot be ordered on a stream. The next
+// operation is enqueued before that.
 TEST_F(OperationQueueDeviceTest, AWaitForAnEngineWithoutStreamsReturnsWhenTheResultIsThere) {
   OperationQueue& queue = start_device(false);
   const Work first = queue.issue(barrier_operation());

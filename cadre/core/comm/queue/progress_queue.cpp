@@ -9,16 +9,16 @@
 namespace cadre {
 namespace {
 
-// The longest sleep. Every change wakes the sleeper earlier.
+// The longest sleep of a thread that waits. Every change wakes it earlier.
 constexpr Duration kLookAgain = std::chrono::seconds(60);
 
 Error closed_error() {
   return Error(ErrorCode::kAborted, "the group is closed");
 }
 
-// The number of callbacks of operations that this thread runs, one within the other. It is kept by
-// thread, because a callback is a function of the program, which calls wait() of any Work without a
-// handle to the callback that it runs in. RunningCallback takes back what it adds.
+// The number of callbacks of operations that this thread runs, one inside the other. It is
+// thread-local because a callback is a function of the program: it calls wait() of any Work and has
+// no handle to the callback in which it runs. RunningCallback increments and decrements it.
 thread_local int num_running_callbacks = 0;
 
 class RunningCallback {
@@ -29,9 +29,9 @@ class RunningCallback {
   RunningCallback& operator=(const RunningCallback&) = delete;
 };
 
-// The innermost ProgressQueue::OnThread of this thread, whose type is not visible here. It is kept
-// by thread because a callback or a destructor asks whether it runs on a thread of a queue. The
-// destructor of a mark restores the outer mark.
+// The innermost ProgressQueue::OnThread of this thread, whose type is not visible here. It is
+// thread-local because a callback or a destructor asks whether it runs on a thread of a queue. The
+// destructor of an OnThread restores the outer one.
 thread_local const void* innermost_mark = nullptr;
 
 std::exception_ptr exception_of(const Work::Callback& callback, const std::optional<Error>& error) {
@@ -120,7 +120,8 @@ std::optional<Error> IssuedOperation::error() const {
   return named().renamed(status_.error());
 }
 
-// When the queue is closed and idle, the system may have been destroyed, and no wait blocks.
+// A queue that is closed and idle may have outlived its System. Then no wait blocks, so any
+// deadline will do.
 Deadline IssuedOperation::deadline_in(Duration timeout) const {
   if (queue_->is_stopping_ && queue_->is_idle()) return Deadline(TimePoint());
   return queue_->system_.deadline_in(timeout);
@@ -133,8 +134,8 @@ void IssuedOperation::on_completed(Work::Callback callback) {
   callback(error());
 }
 
-// Starts the thread for callbacks. If it cannot be started, the caller gets the error, and not the
-// thread that ends the operation.
+// Starts the thread for callbacks. If it cannot be started, the caller of on_completed() gets the
+// error, and not the thread that ends the operation.
 bool ProgressQueue::register_callback(IssuedOperation& operation, Work::Callback& callback) {
   std::list<IssuedOperation::Call> call;
   std::unique_ptr<os::Thread> ended;
@@ -285,7 +286,7 @@ void ProgressQueue::enqueue_alone(IssuedOperation& operation, uint64_t number,
   enqueue(operation, completion);
 }
 
-// The engine may end the operation before this function has noted that it is enqueued.
+// The engine may end the operation before this function has recorded that it is enqueued.
 void ProgressQueue::enqueue(IssuedOperation& oldest, const Completion& completion) {
   completion.on_done([this, kept = oldest.shared_from_this()](const Status& status) {
     const OnThread on_thread(*this);
@@ -394,8 +395,9 @@ bool ProgressQueue::try_advance(const IssuedOperation* until) {
   return true;
 }
 
-// If operations are left, another thread must take the role. Not every waiting caller may take it,
-// so the queue's own thread is woken, too. After close() the holder ends what is left.
+// Gives the role back. If operations are left, another thread must take it. Not every waiting
+// caller may do so, so the queue's own thread is woken, too. After close() the holder ends the
+// operations that are left.
 void ProgressQueue::release_role() {
   if (is_stopping_) end_all(closed_error());
   {
@@ -418,11 +420,12 @@ void ProgressQueue::wait_for(const IssuedOperation& operation, std::optional<Dea
   const std::unique_ptr<os::Waiter> waiter = system_.make_waiter();
   const WaiterListing listing(mutex_, waiting_, *waiter);
   while (!operation.is_settled()) {
-    // The thread that runs the callbacks of an operation that has ended needs no help.
+    // An operation that has ended needs no progress: this caller only waits for its callbacks,
+    // which another thread runs.
     if (!deadline && !operation.need_not_wait() && try_advance(&operation)) continue;
     if (operation.is_settled()) return;
     if (deadline && deadline->has_passed(system_.now())) {
-      if (operation.error()) return;  // wait() throws it and does not await callbacks
+      if (operation.error()) return;  // wait() throws this error and does not wait for callbacks
       throw operation.wait_timeout();
     }
     waiter->park(deadline.value_or(system_.deadline_in(kLookAgain)));
@@ -461,8 +464,8 @@ void ProgressQueue::close() {
     thread = thread_.take();
   }
   if (thread != nullptr) thread->join();
-  // Each operation owns a share of this queue, so only those may stay that a waiting caller moves.
-  // The caller ends them when it gives the role back.
+  // Each operation keeps this queue alive, so all are removed, except one that a waiting caller is
+  // moving. That caller ends it when it gives the role back.
   std::vector<Handle> left;
   bool takes_role = false;
   {

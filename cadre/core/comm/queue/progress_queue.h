@@ -5,17 +5,17 @@
 // Threads: all public methods from any thread; two threads of the queue's own (idle_thread.h): one
 // runs while asynchronous operations are pending, "cadre-callbacks" while callbacks are registered.
 // Blocking: wait() of an operation, until it ends or the deadline of the wait; drain(); close(),
-// until the threads have ended the operation and the callback that they run.
-// No lock is held while operations move, a thread waits, or a callback or the deleter of a
-// keep_alive runs. Lifetime: shared by the operations it issued, which may outlive the group;
-// close() comes before the end of what the derived queue borrows. Errors: wait() throws the error
-// of the operation, the same one each time, or what a callback threw; in a forked child it always
-// throws. Issuing throws kUnavailable, and issues nothing, if the thread cannot be started.
+// until the threads have ended the operation and the callback that they run. No lock is held while
+// operations move, a thread waits, or a callback or the deleter of a keep_alive runs. Lifetime:
+// shared by the operations it issued, which may outlive the group; close() must be called before
+// the objects that the derived queue borrows are destroyed. Errors: wait() throws the error of the
+// operation, the same one each time, or what a callback threw; in a forked child it always throws.
+// Issuing throws kUnavailable, and issues nothing, if the thread cannot be started.
 //
-// Progress is a role. A caller that waits takes it when it is free, and returns it when its own
-// operation has ended. Operations that are left then are moved by the next waiting caller or by the
-// thread. A caller with a deadline of its own does not take the role, since it could not leave an
-// operation half done.
+// Progress is a role. A caller that waits takes it when it is free, and gives it back when its own
+// operation has ended. The operations that are left are then moved by the next waiting caller or by
+// the queue's thread. A caller with a deadline of its own does not take the role, since it could
+// not leave an operation half done.
 //
 // Callbacks run one after the other in a thread that has no other duty. So a callback that waits
 // delays neither the thread that makes progress, nor a thread of an engine, nor a waiting caller,
@@ -51,7 +51,7 @@ namespace cadre {
 
 class ProgressQueue;
 
-// An operation of the program: its kind, and the call that issued it (CollectiveOptions::call).
+// The kind of an operation, and the name of the call that issued it (CollectiveOptions::call).
 struct NamedCall {
   std::string_view call;
   OpKind kind;
@@ -63,15 +63,15 @@ struct NamedCall {
   // Returns "all_reduce #3", or "split (all_gather #3)" if the call has another name than the kind.
   std::string describe() const { return describe(number); }
   std::string describe(uint64_t at) const;
-  // Returns the failure of the group as the caller of this operation sees it: with the name of the
-  // call, if this operation is the one that failed.
+  // Returns the failure of the group as the caller of this operation sees it: if this operation is
+  // the one that failed, the error names its call.
   Error renamed(const Error& error) const;
 };
 
 // An operation that was issued to a queue, and keeps the queue alive: the state behind a Work.
 class IssuedOperation : public Work::State, public std::enable_shared_from_this<IssuedOperation> {
  public:
-  // `call` is that of CollectiveOptions.
+  // `call` is CollectiveOptions::call.
   IssuedOperation(std::shared_ptr<ProgressQueue> queue, std::shared_ptr<const void> keep_alive,
                   std::string_view call)
       : queue_(std::move(queue)), keep_alive_(std::move(keep_alive)), call_(call) {}
@@ -82,16 +82,16 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
   void on_completed(Work::Callback callback) final;
   Deadline deadline_in(Duration timeout) const final;
 
-  // Returns the first of its numbers.
+  // Returns the first number of the operation.
   uint64_t number() const { return number_; }
-  // Returns how many consecutive numbers it has.
+  // Returns how many consecutive numbers the operation has.
   virtual size_t num_numbers() const { return 1; }
   // Returns the kind of the operation with the first of its numbers.
   virtual OpKind first_kind() const = 0;
   // Returns the owner of the memory that the operation works on; null once the operation has ended.
   const std::shared_ptr<const void>& keep_alive() const { return keep_alive_; }
-  // Makes the streams of the caller run what it enqueues next after this operation, if the
-  // operation is enqueued.
+  // Makes the work that the caller enqueues next on its device streams wait for this operation, if
+  // the engine has enqueued it.
   virtual Status order_streams() const { return {}; }
 
  private:
@@ -106,7 +106,7 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
     Work::Callback callback;
   };
 
-  // Returns whether the operation has ended, or order_streams() replaces the wait for its end.
+  // Returns whether the operation has ended, or a device stream waits for it instead of the caller.
   bool need_not_wait() const {
     return is_completed() || is_ordered_.load(std::memory_order_acquire);
   }
@@ -145,10 +145,11 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   bool is_idle() const;
   // Returns whether an operation has not ended.
   bool has_pending() const;
-  // Returns whether close() waits for the calling thread, or frees what this thread uses: the
-  // thread runs code of the program from within this queue (a callback, a deleter, an engine).
+  // Returns whether the calling thread runs code of the program from within this queue (a callback,
+  // a deleter, an engine): close() would wait for that thread, or free what it uses.
   bool is_on_this_thread() const;
-  // Returns the same for any queue. A group for which such a thread waits may wait for the thread.
+  // Returns the same as is_on_this_thread() for any queue of the process. A group for which such a
+  // thread waits may wait for that thread.
   static bool is_any_on_this_thread();
   // Returns whether a thread for which is_on_this_thread() is true waits for the end of another
   // group.
@@ -225,13 +226,13 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // REQUIRES for all methods below: the calling thread holds the role.
   void end_alone() { has_ended_alone_ = true; }
   void enqueue_alone(IssuedOperation& operation, uint64_t number, const Completion& completion);
-  // Returns whether advance() must return.
+  // Returns whether advance() must return: operation `until` has ended, or the queue is closed.
   bool is_over(const IssuedOperation* until) const;
-  // Returns the oldest posted operation, which close() leaves to the holder from now on; null if
-  // there is none. It stays the oldest until it ends, moves or is enqueued.
+  // Returns the oldest posted operation; null if there is none. From now on close() leaves it to
+  // the holder. It stays the oldest until it ends, moves or is enqueued.
   Handle begin_oldest();
   void start_moving(IssuedOperation& oldest);
-  // Ends the operation when the completion does.
+  // Ends the operation when its completion is done.
   void enqueue(IssuedOperation& oldest, const Completion& completion);
   // Ends the operation; does nothing if it has ended already.
   void end(IssuedOperation& operation, Status status);
@@ -283,7 +284,8 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   uint64_t num_issued_ = 0;
   size_t num_pending_ = 0;
   bool is_role_taken_ = false;
-  // The holder of the role sets it; it is counted when the role is given back.
+  // The holder of the role sets it when its blocking call has ended; the call is subtracted from
+  // num_pending_ when the role is given back.
   bool has_ended_alone_ = false;
   std::atomic<bool> is_stopping_ = false;
   std::optional<Error> refusal_;

@@ -1,5 +1,5 @@
-// What a call of the program sees of an operation of the queue: callbacks and what they throw, the
-// limit of a wait, and the name under which an error arrives.
+// Tests what the program sees of an operation of the queue: callbacks and what they throw, the
+// deadline of a wait, and the name of the call in errors.
 #include "cadre/core/comm/queue/progress_queue.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +33,7 @@ using testing::future_of;
 using ::testing::HasSubstr;
 using testing::out_of_memory_at_first;
 
-// The timeout of a wait in a callback. It must expire before the timeout of the test's own wait.
+// The timeout of a wait in a callback. It must expire before the wait of the test itself.
 constexpr Duration kCallbackPatience = seconds(2);
 
 class OperationQueueCallsTest : public testing::OperationQueueTest {};
@@ -52,7 +52,7 @@ TEST_F(OperationQueueCallsTest, CallbacksMakeFutures) {
   }
 }
 
-// The queue's thread or a waiting caller runs the operation. In both cases the callback runs
+// An operation is run by the queue's thread or by a waiting caller. In both cases its callback runs
 // without a lock and without the progress role, so it may even wait.
 TEST_F(OperationQueueCallsTest, ACallbackMayUseTheQueue) {
   OperationQueue& queue = start([](const Operation&) { return Status(); });
@@ -81,7 +81,8 @@ TEST_F(OperationQueueCallsTest, ACallbackMayUseTheQueue) {
   }
 }
 
-// The wait throws the exception itself, not an error that describes it. The queue goes on.
+// wait() throws the exception of the callback itself, not an error that describes it. The queue
+// works on.
 TEST_F(OperationQueueCallsTest, AWaitThrowsWhatACallbackThrew) {
   std::atomic<bool> may_end{false};
   OperationQueue& queue = start([&](const Operation&) {
@@ -304,7 +305,8 @@ TEST_F(OperationQueueCallsTest, AnErrorNamesTheCallThatTheProgramMade) {
   EXPECT_EQ(message_of("split", 2), "split: split (barrier #2) on group \"world\" timed out");
   EXPECT_EQ(message_of("barrier_async", 1), "barrier: barrier #1 on group \"world\" timed out");
   EXPECT_EQ(message_of("", 1), "barrier: barrier #1 on group \"world\" timed out");
-  // The failure belongs to another call; this call only learns of it.
+  // The failure belongs to another call, of which this call only learns, so the error names that
+  // other call.
   EXPECT_EQ(message_of("split", 3), "barrier: barrier #3 on group \"world\" timed out");
 }
 

@@ -1,5 +1,4 @@
-// Throws for a call whose arguments are wrong whatever the other ranks pass, before a group is
-// known.
+// Checks arguments of calls that are made before a group exists.
 #pragma once
 
 #include <string>
@@ -9,7 +8,7 @@
 
 namespace cadre {
 
-// Throws kInvalidArgument.
+// Throws kInvalidArgument with the message.
 [[noreturn]] void refuse_call(std::string message);
 // Throws if the rank is outside the group. `what` is "this rank", "the peer" or "the rank".
 void check_rank(std::string_view call, std::string_view what, Rank rank, int world_size);

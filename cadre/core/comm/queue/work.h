@@ -23,12 +23,13 @@ namespace cadre {
 
 // The options with which an operation is issued, a message as well as a collective.
 struct CollectiveOptions {
-  // Default: the group's timeout, counted from the start of the operation and not from its issue,
-  // since other operations may have to end before.
+  // The deadline of the operation. If empty, the group's timeout counts from the start of the
+  // operation and not from its issue, since other operations may have to end before.
   std::optional<Deadline> deadline = {};
-  // Released when the operation is done, by the thread that ends it, without a lock held. The
-  // deleter may use the group, but must not wait for it. It may destroy the last handle of the
-  // group, which then ends in another thread soon after (Communicator::~Communicator).
+  // An owner of the memory that the operation uses. It is released when the operation is done, by
+  // the thread that ends it, without a lock held. The deleter may use the group, but must not wait
+  // for it. It may destroy the last handle of the group, which then ends in another thread soon
+  // after (Communicator::~Communicator).
   std::shared_ptr<const void> keep_alive = {};
   // The call that the program made, if the operation is only a part of it or has another name:
   // "split", "all_gather_async". Errors of the operation name this call. Static text.
@@ -49,7 +50,7 @@ class CADRE_EXPORT [[nodiscard]] Work {
     virtual bool is_completed() const = 0;
     virtual std::optional<Error> error() const = 0;
     virtual void on_completed(Callback callback) = 0;
-    // Returns the point in time on the clock of the operation's group.
+    // Returns the point in time `timeout` from now on the clock of the operation's group.
     virtual Deadline deadline_in(Duration timeout) const = 0;
   };
 
@@ -58,11 +59,11 @@ class CADRE_EXPORT [[nodiscard]] Work {
 
   // Returns when the operation has ended and its callbacks have returned. Throws the error of the
   // operation, or else the exception of the first callback that threw. At the deadline of this wait
-  // throws kTimeout, with the operation and the group in its details. The operation goes on then,
+  // throws kTimeout, with the operation and the group in its details. The operation then goes on,
   // the group stays usable, and the caller may wait again or abort() the group. In a callback,
-  // wait() awaits only the operation. The host does not await an operation on a device stream:
-  // wait() returns when what the caller enqueues next on the operation's stream runs after the
-  // operation.
+  // wait() waits for the operation but not for its callbacks. For an operation on a device stream
+  // wait() does not block the host: it orders the work that the caller enqueues next on the
+  // operation's stream after the operation, and returns.
   void wait(Deadline deadline) const { state().wait(deadline); }
   // Does the same, with a deadline `timeout` from now.
   void wait(Duration timeout) const { wait(state().deadline_in(timeout)); }

@@ -17,8 +17,8 @@ void OneSidedAccess::add(const std::shared_ptr<Memory>& memory) {
   memory_.push_back(memory);
 }
 
-// Withdraws the memory first, because the failure may be a lack of memory for the error. Each piece
-// is withdrawn separately, so that one which cannot be withdrawn leaves no other within reach.
+// Withdraws the memory before it copies the failure, because there may be no memory for the copy.
+// Each piece is withdrawn separately: if one cannot be withdrawn, the others still are.
 void OneSidedAccess::end(const Error& failure) noexcept {
   std::optional<Error> obstacle;
   {
@@ -37,7 +37,7 @@ void OneSidedAccess::end(const Error& failure) noexcept {
     try {
       failure_ = failure;
     } catch (const std::bad_alloc&) {
-      // check() throws another error then.
+      // Without a copy of the failure, check() throws a general error.
     }
   }
   if (obstacle) log_failed(*obstacle);

@@ -1,5 +1,6 @@
-// Whether the symmetric memory of a group may be accessed outside of operations: by pointers to the
-// pieces of peers, by views and by signals. The first failure of the group ends this access.
+// Controls whether the symmetric memory of a group may be accessed outside of operations: by
+// pointers to the pieces of peers, by views and by signals. The first failure of the group ends
+// this access.
 //
 // Threads: any. Blocking: end(), while pages to which peers may write are copied, and check() and
 // add() during that. Lifetime: shared by the group, its monitor and its buffers, which outlive
@@ -25,7 +26,8 @@ class OneSidedAccess {
   class Memory {
    public:
     virtual ~Memory() = default;
-    // After this call nothing that a peer writes shows in the memory. Called at most once.
+    // Makes the memory private, so that later writes of peers do not change it. Called at most
+    // once.
     virtual Status withdraw(std::string_view reason) = 0;
   };
 
@@ -35,9 +37,9 @@ class OneSidedAccess {
 
   // Adds memory. It is withdrawn at once if the group has failed.
   void add(const std::shared_ptr<Memory>& memory);
-  // Called when the group has failed. Withdraws all memory before any call knows of the failure, so
-  // that the program, which may use its memory as private memory from then on, never sees a late
-  // write. Later calls do nothing.
+  // Called when the group has failed. Withdraws all memory before any call throws the failure. So
+  // the program, which may use its memory as private memory from then on, never sees a late write
+  // of a peer. Later calls do nothing.
   void end(const Error& failure) noexcept;
   void check() const;
 

@@ -1,4 +1,5 @@
-// Tests that the failure of a group revokes all memory if single pieces cannot be revoked.
+// Tests that the failure of a group withdraws all memory that can be withdrawn, even if single
+// pieces cannot.
 #include "cadre/core/comm/symmetric/one_sided_access.h"
 
 #include <gtest/gtest.h>
@@ -69,7 +70,8 @@ TEST(OneSidedAccess, APieceThatCannotBeWithdrawnLeavesNoOtherWithinReach) {
   EXPECT_EQ(failure_of([&] { access.check(); }), "kTimeout: rank 2 is late");
 }
 
-// The log sink belongs to the program, which may call the group in it.
+// The log sink belongs to the program, and may call the group. So no lock may be held while it is
+// called.
 TEST(OneSidedAccess, TheLogMayAskForTheFailure) {
   const auto log = std::make_shared<AskingLog>();
   OneSidedAccess access(log);
@@ -92,8 +94,9 @@ TEST(OneSidedAccess, MemoryOfAFailedGroupIsWithdrawnWhenItIsAdded) {
   EXPECT_EQ(late->reason(), "rank 2 is late");
 }
 
-// Two ranks of one process have separate mappings, as two processes have. Rank 1 writes through a
-// pointer from before the failure, while rank 0 has not closed the group.
+// Two ranks of one process have separate mappings, as two processes have. After the failure rank 1
+// writes through a pointer that it got before, while rank 0 has not closed the group. Rank 0 must
+// not see that write.
 TEST(OneSidedAccess, NothingThatAPeerWritesAfterAFailureShowsInLocal) {
   const auto common = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*common);

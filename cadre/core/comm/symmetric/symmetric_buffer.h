@@ -6,13 +6,13 @@
 // Threads: any. Blocking: wait_signal(), until its deadline. Lifetime: as long as the last handle,
 // also after the group is gone. Groups that are split off on the host use it in place, too; for
 // groups that were connected after rejoin() it is plain memory.
-// Errors: cadre::Error. After the first failure of the group, rejoin() included, all methods except
-// local() and shares_memory() throw that failure. local() keeps what this rank and its peers had
-// written to it before, and nothing that a peer writes later shows in it, even if the peer was
-// stopped meanwhile and writes through a pointer that it had before. Pointers and views of the
+// Errors: cadre::Error. After the first failure of the group, and after rejoin(), all methods
+// except local() and shares_memory() throw that failure. local() keeps what this rank and its peers
+// had written to it before. Nothing that a peer writes later shows in it, even if the peer was
+// stopped meanwhile and writes through a pointer that it got before. Pointers and views of the
 // pieces of peers stay valid, but their content is undefined. If a peer has learned of a failure
 // before this rank, calls that concern the peer throw kAborted and name it.
-// The ranks agree by operations or by signals on what a peer's piece contains, and when: what was
+// The ranks use operations or signals to agree on what a peer's piece contains, and when: what was
 // written before signal() is seen after wait_signal().
 #pragma once
 
@@ -42,12 +42,12 @@ class CADRE_EXPORT SymmetricBuffer {
   // first call makes the view; it is valid as long as the buffer. Throws unless shares_memory().
   // After a failure this rank's part of the view may differ from local().
   virtual Bytes contiguous() = 0;
-  // Returns the same view, for a rank that writes at most to its own part of it.
+  // Returns the same view as contiguous(), for a rank that writes to no part of it except its own.
   virtual ConstBytes view() = 0;
   // Sends one signal to a rank, which may be this one. Never blocks.
   virtual void signal(Rank peer, uint32_t slot) = 0;
   // Waits for one signal from that rank that no earlier wait has taken. Throws like an operation of
-  // the group: a timeout is the group's failure and names the rank.
+  // the group: a timeout fails the group, and the error names the rank.
   virtual void wait_signal(Rank from, uint32_t slot, Deadline deadline) = 0;
 };
 

@@ -17,8 +17,8 @@ size_t round_to_page(size_t num_bytes) {
   return (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
-// Returns the size of the signals, which come before the data of each piece: counters by
-// (signalling rank, slot). Only the signalling rank increments its counters.
+// Returns the size of the signals at the beginning of each piece. They are counters, one for each
+// sending rank and slot. Only the sending rank increments its counters.
 size_t signal_bytes(int world_size) {
   return round_to_page(static_cast<size_t>(world_size) * SymmetricBuffer::kNumSignals *
                        sizeof(os::WaitWord));
@@ -28,7 +28,7 @@ struct alignas(kPageBytes) Page {
   std::byte bytes[kPageBytes];
 };
 
-// The parts of a buffer. Each piece begins with the signals; the data follows.
+// The parts of a buffer. Each piece begins with the signals, which the data follows.
 struct BufferParts {
   os::System& system;
   Rank rank = 0;
@@ -43,7 +43,8 @@ struct BufferParts {
   std::shared_ptr<OneSidedAccess> access;
 };
 
-// The places that the ranks exchange. The engine may end the exchange later.
+// The places of the pieces, which the ranks exchange. They are in an object of their own because
+// the engine may still use them when the call has failed.
 struct PlaceExchange {
   std::array<Place, 1> own = {};
   std::vector<Place> places;
@@ -63,7 +64,8 @@ class HeapBuffer final : public SymmetricBuffer, public OneSidedAccess::Memory {
   void signal(Rank peer, uint32_t slot) override;
   void wait_signal(Rank from, uint32_t slot, Deadline deadline) override;
 
-  // The signals stay shared: a wait for them ends with the failure.
+  // Withdraws the data but not the signals, which stay shared: a wait for one ends with the
+  // failure.
   Status withdraw(std::string_view reason) override;
 
  private:
@@ -72,8 +74,8 @@ class HeapBuffer final : public SymmetricBuffer, public OneSidedAccess::Memory {
   // The word that rank `from` increments and rank `to` waits for.
   os::WaitWord& word(Rank from, Rank to, uint32_t slot) const;
   void check(std::string_view call, Rank peer) const;
-  // Throws for memory that its rank has revoked, because ranks may see old pages of it, and for
-  // memory of peers that take this rank for lost and may have reused it.
+  // Throws if the rank has revoked its memory, because peers may see old pages of it, and if peers
+  // have reported this rank as lost and may have reused their memory.
   void check_not_revoked(std::string_view call, Rank rank) const;
   // Returns whether the memory was withdrawn because the group has failed for this or the other
   // rank.
@@ -89,13 +91,14 @@ class HeapBuffer final : public SymmetricBuffer, public OneSidedAccess::Memory {
   [[noreturn]] void refuse_reach(std::string_view call) const;
 
   BufferParts parts_;
-  // The signals that were taken already; the index is made of rank and slot.
+  // The number of signals that waits have taken already, for each sending rank and slot.
   std::vector<std::atomic<uint32_t>> taken_;
   std::mutex mutex_;
   std::unique_ptr<os::SharedMemory> view_;  // mutex_ guards it
 };
 
-// In a forked child the piece and the holds belong to the parent.
+// Does nothing in a forked child, where the piece and the holds on the pieces of peers belong to
+// the parent.
 HeapBuffer::~HeapBuffer() {
   if (parts_.fork_guard->is_in_child()) {
     static_cast<void>(std::make_unique<Piece>(std::move(parts_.piece)).release());
@@ -222,8 +225,8 @@ Status HeapBuffer::withdraw(std::string_view reason) {
   return parts_.memory->withdraw(data, parts_.num_bytes, reason);
 }
 
-// Increments the word instead of System::publish(), which stores a value: several threads of one
-// rank may signal at once.
+// Increments the word. System::publish() would store a value, but several threads of one rank may
+// signal at once.
 void HeapBuffer::signal(Rank peer, uint32_t slot) {
   check("signal", peer);
   check_not_revoked("signal", parts_.rank);
@@ -247,7 +250,8 @@ void HeapBuffer::wait_signal(Rank from, uint32_t slot, Deadline deadline) {
   const size_t index = static_cast<size_t>(from.value) * kNumSignals + slot;
   const uint32_t value = taken_[index].fetch_add(1, std::memory_order_relaxed) + 1;
   waits->wait({word(from, parts_.rank, slot), value, from, slot}, deadline);
-  // The signal says that memory may be read, unless the memory was revoked since, on either side.
+  // A signal says that memory may be read, but the memory of either rank may have been revoked
+  // since the signal was sent.
   if (is_withdrawn(from)) waits->await_failure();
   parts_.access->check();
   check_not_revoked("wait_signal", from);
@@ -298,9 +302,11 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate_shared(const Op
     made.places.push_back({parts_.slots[rank], places[rank]});
     std::byte* const begin = parts_.memory->resolve(made.places.back(), piece_bytes);
     if (begin == nullptr || places[rank].offset % kPageBytes != 0) {
-      return Error(ErrorCode::kCorruption,
-                   format("rank {} announced a piece of {} bytes at {}, which is not in its slice",
-                          rank, piece_bytes, places[rank].offset));
+      return Error(
+          ErrorCode::kCorruption,
+          format("rank {} announced a piece of {} bytes at offset {}, which is not in its slice "
+                 "of the host's memory",
+                 rank, piece_bytes, places[rank].offset));
     }
     made.pieces.push_back(begin);
   }

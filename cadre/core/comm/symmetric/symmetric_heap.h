@@ -4,7 +4,7 @@
 // Blocking: allocate(), until the operation's deadline; wait_signal() of a buffer. Lifetime: a
 // buffer keeps the memory, also after the heap, the engine and the group are gone.
 // Errors: those of Backend and HostMemory. After an error of allocate() peers may keep a hold on
-// this rank's piece, whose pages are then not used again.
+// this rank's piece; its pages are then not reused.
 // A rank allocates its piece in its own slice, so that the pages lie where the rank first touches
 // them. The ranks exchange only the places.
 #pragma once
@@ -49,8 +49,8 @@ class SymmetricHeap {
   // Returns the bytes of a rank's piece of a buffer: signals and data, in whole pages.
   CADRE_EXPORT static size_t held_bytes(size_t num_bytes, int world_size);
 
-  // Collective: all ranks call it with the same size, which they compare when they enter the
-  // operation. If no memory is shared, the buffer has the same interface over private memory.
+  // Collective: all ranks call it with the same size, which is compared between ranks. If no memory
+  // is shared, the buffer has the same interface over private memory.
   Result<std::shared_ptr<SymmetricBuffer>> allocate(const OpContext& op, size_t num_bytes,
                                                     const Await& await);
 

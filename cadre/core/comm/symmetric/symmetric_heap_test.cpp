@@ -1,5 +1,5 @@
-// Peers' pieces of symmetric memory: read, written and mapped side by side; signals between ranks;
-// and the errors if no memory is shared.
+// Tests the pieces of peers: they are read, written and mapped side by side. Also tests signals
+// between ranks, and the errors if no memory is shared.
 #include "cadre/core/comm/symmetric/symmetric_heap.h"
 
 #include <gmock/gmock.h>
@@ -178,7 +178,7 @@ TEST(SymmetricBufferTest, MemoryThatWasTakenBackIsRefusedByBothSides) {
     if (context.rank == 0) {
       const std::string failure = failure_of([&] { buffer.wait_signal(1, 4, soon(context)); });
       require_in(failure, "kAborted: wait_signal" + refusal);
-      require(buffer.peer(2).size() == kPieceBytes, "other pieces are not concerned");
+      require(buffer.peer(2).size() == kPieceBytes, "the pieces of other ranks stay readable");
     }
     if (context.rank == 1) {
       require_in(failure_of([&] { buffer.signal(0, 0); }), "kAborted: signal" + refusal);
@@ -188,7 +188,8 @@ TEST(SymmetricBufferTest, MemoryThatWasTakenBackIsRefusedByBothSides) {
   });
 }
 
-// When this size is rounded up it wraps around, as a negative number does.
+// The size is so large that it wraps around when it is rounded up. A negative number that is passed
+// as a size is such a number.
 TEST(SymmetricBufferTest, ASizeThatNoMachineHasIsRefused) {
   for (const auto transport : {TransportChoice::kSharedMemory, TransportChoice::kTcp}) {
     run_symmetric(2, transport, [](RankContext& context, Communicator& group) {
@@ -196,7 +197,7 @@ TEST(SymmetricBufferTest, ASizeThatNoMachineHasIsRefused) {
           failure_of([&] { group.allocate_symmetric(static_cast<size_t>(-1)); });
       require_in(failure,
                  format("kInvalidArgument: allocate_symmetric on group \"world\", rank {}: "
-                        "18446744073709551615 bytes",
+                        "the size is 18446744073709551615 bytes",
                         context.rank));
       group.barrier();
       group.close(soon(context));

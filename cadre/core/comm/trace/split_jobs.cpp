@@ -28,7 +28,8 @@ class Sets {
 
 using Birth = std::tuple<int64_t, uint64_t, int64_t>;
 
-// Records of one second are ordered by the start of their processes, then by the operations' clock.
+// Orders records by the second in which they were made, then by the start of their processes, then
+// by the clock of their operations.
 Birth birth_of(const FlightRecord& record) {
   return {record.identity.made_at_s, record.identity.process_start,
           record.entries.empty() ? 0 : record.entries.front().begin_ns};

@@ -47,7 +47,7 @@ uint64_t last_number(const FlightRecord& record) {
   return last == nullptr ? 0 : last->number;
 }
 
-// Computes one trace whose records are in place.
+// Computes the other fields of a trace from its records.
 class Analysis {
  public:
   explicit Analysis(GroupTrace& trace) : trace_(trace) {
@@ -74,8 +74,8 @@ class Analysis {
     bool is_now = false;  // false if it is the time at which the records end
   };
 
-  // Finds the first collective that some rank began and some rank did not finish. If the ring of a
-  // rank no longer holds a number, the rank has finished that collective.
+  // Finds the first collective that some rank began and some rank did not finish. A rank has
+  // finished a collective that its record, a ring buffer, no longer contains.
   void find_stop() {
     uint64_t last_begun = 0;
     for (const FlightRecord& record : trace_.records) {
@@ -158,8 +158,8 @@ class Analysis {
     return text;
   }
 
-  // A rank that was inside the collective, too, while others waited for it owes its part, because
-  // it was stopped or killed there. It is blamed only if no other rank owes its part.
+  // If others waited for a rank that was inside the collective, too, it was probably stopped or
+  // killed there, and it owes its part. Such a rank is only named if no other rank owes its part.
   void blame_waited_for() {
     if (!trace_.stopped_at) return;
     const bool is_plain = std::any_of(
@@ -215,7 +215,7 @@ class Analysis {
     }
   }
 
-  // Returns what the other rank had pending with this one.
+  // Returns text about the message that the other rank had pending with this rank.
   std::string counterpart(int rank, const FlightEntry& entry) const {
     const FlightRecord* peer = record_of(entry.peer);
     if (peer == nullptr) return format("rank {} left no record", entry.peer);
@@ -241,7 +241,8 @@ int64_t begin_of(const FlightRecord& record) {
 }  // namespace
 
 std::vector<GroupTrace> trace_groups(std::vector<FlightRecord> records) {
-  // Two groups may have everything but the connection in common.
+  // The key includes the number of the connection, because two groups may have equal names, ids and
+  // rounds.
   using Key = std::tuple<std::string, std::string, uint64_t, uint64_t>;
   std::map<Key, std::map<int, FlightRecord>> groups;
   for (FlightRecord& record : records) {

@@ -1,5 +1,5 @@
-// What the flight records of a group's ranks say together: where the group stopped, which ranks
-// waited, and which rank owes its part.
+// Combines the flight records of a group's ranks: where the group stopped, which ranks waited, and
+// which rank did not do its part.
 //
 // Threads: pure functions over values. Blocking: never. Errors: none; parse_flight_record() has
 // returned the errors of records that cannot be read. Times are those of each host's monotonic
@@ -58,14 +58,14 @@ struct GroupTrace {
 CADRE_EXPORT std::vector<std::vector<FlightRecord>> split_jobs(std::vector<FlightRecord> records);
 
 // Returns one trace for each group and round, in the order of their names and rounds. If a rank has
-// two records, the one that began later counts. If a rank of a host was seen alive, the host's time
-// goes on until then; else it ends with the last event in its records.
+// two records, the one that began later is used. The time of a host ends when a rank of it was last
+// seen alive, or else with the last event in its records.
 // REQUIRES: the records are of one job.
 CADRE_EXPORT std::vector<GroupTrace> trace_groups(std::vector<FlightRecord> records);
 
-// Returns text for people: the verdict, then a table of the last `num_operations` collectives. For
-// each rank the table has how long after the first rank of its host it came, and how long it was
-// inside.
+// Returns text for people: the result, then a table of the last `num_operations` collectives. For
+// each rank the table has how much later than the first rank of its host it began the collective,
+// and how long it was inside.
 CADRE_EXPORT std::string to_text(const GroupTrace& trace, size_t num_operations);
 // Returns JSON for programs: an array of the traces, each with the operations of its records.
 CADRE_EXPORT std::string to_json(const std::vector<GroupTrace>& traces);

@@ -24,7 +24,7 @@ Fingerprint call(OpKind kind, uint64_t count = 8) {
   return OpDescriptor{kind, DType::kFloat32, ReduceOp::kSum, 0, count}.fingerprint();
 }
 
-// Builds the record of a rank.
+// Builds the flight record of a rank.
 class Story {
  public:
   explicit Story(int rank, int world_size = 3) {
@@ -110,8 +110,8 @@ TEST(Trace, NamesTheRankThatWasKilledInside) {
   EXPECT_THAT(trace.standings[1].text, HasSubstr("did not end it"));
 }
 
-// The ranks that are alive are in the hanging operation until now, and not only until the newest
-// event.
+// Ranks that are alive are still in the collective now, so the time that they have spent in it does
+// not end with the newest event.
 TEST(Trace, TimeGoesOnWhileRanksLive) {
   const GroupTrace trace = trace_of({
       Story(0).done(1, kGather, 0, 10).running(2, kReduce, 20).alive_at(12 * kSecond).record(),
@@ -146,7 +146,8 @@ TEST(Trace, ReportsNothingWhenAllFinished) {
   EXPECT_THAT(text, Not(HasSubstr("#1 ")));
 }
 
-// A rank that is far ahead has finished the collectives that its ring no longer contains.
+// A rank that is far ahead has finished the collectives that its record, a ring buffer, no longer
+// contains.
 TEST(Trace, WhatTheRingForgotCountsAsFinished) {
   const GroupTrace trace = trace_of({
       Story(0, 2).done(5000, kReduce, 0, 10).running(5001, kReduce, 20).record(),
@@ -203,7 +204,7 @@ TEST(Trace, KeepsGroupsOfOneNameApart) {
   EXPECT_EQ(traces[1].stopped_at, 1U);
 }
 
-// The folder contains the records of a job of three ranks and of a later job of two ranks, whose
+// A folder contains the records of a job of three ranks and of a later job of two ranks, whose
 // groups have the same names.
 TEST(Trace, KeepsJobsApart) {
   const auto record_of = [](int rank, int pid, uint64_t connection, int64_t made_at_s) {
@@ -237,8 +238,8 @@ TEST(Trace, OrdersJobsOfOneSecondByTheirProcesses) {
   EXPECT_EQ(jobs[0][0].identity.rank, 2);
 }
 
-// The records of one round of one group have no connection number. Records of older builds have
-// none.
+// Records of older builds have no connection number. Those of one round of one group belong to one
+// job.
 TEST(Trace, TakesRecordsThatKnowNoConnectionForOneJob) {
   const auto jobs = split_jobs(
       {Story(0).running(1, kReduce, 0).record(), Story(1).running(1, kReduce, 0).record()});

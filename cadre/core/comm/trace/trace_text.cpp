@@ -70,7 +70,7 @@ std::string verdict(const GroupTrace& trace) {
   return text;
 }
 
-// Says when, and for how long, each rank was in one collective.
+// A row of the table: when, and for how long, each rank was in one collective.
 struct Row {
   std::string call;
   std::map<int, const FlightEntry*> entries;
