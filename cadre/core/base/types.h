@@ -1,6 +1,7 @@
 // The small vocabulary of every collective: Rank, DType, ReduceOp, Device and byte spans.
 //
-// Threads: plain values. Blocking: never. Names are c10d's, lower-cased where they are texts.
+// Threads: plain values. Blocking: never. The names are those of c10d; as texts they are in lower
+// case.
 #pragma once
 
 #include <compare>
@@ -18,7 +19,7 @@ using Bytes = std::span<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 
 // A member's number in a group, 0 .. world_size - 1. Converts to and from int, so that
-// `world.rank() == 0` reads as in PyTorch; as a parameter type it keeps ranks from sizes.
+// `world.rank() == 0` reads as in PyTorch; as a parameter type it distinguishes ranks from sizes.
 struct Rank {
   int value = 0;
 
@@ -93,10 +94,10 @@ enum class OpKind : uint8_t {
   kGather,
   kScatter,
   kAllToAll,
-  kAllToAllV,      // the sizes of the parts may differ
+  kAllToAllV,      // ranks may send each other blocks of different sizes
   kWaitSignal,     // waits for a signal in symmetric memory
-  kAllGatherV,     // the sizes of the parts may differ
-  kReduceScatterV  // the sizes of the parts may differ
+  kAllGatherV,     // the ranks' inputs may have different sizes
+  kReduceScatterV  // the ranks' outputs may have different sizes
 };
 inline constexpr int kNumOpKinds = 16;
 

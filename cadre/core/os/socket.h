@@ -60,8 +60,8 @@ class CADRE_EXPORT Socket : public Pollable {
   // Returns the number of bytes received; 0 while there are none. Returns kPeerLost also if the
   // peer has closed the stream in good order.
   virtual Result<size_t> try_recv(Bytes buffer) = 0;
-  // Does the same for several pieces of memory one after the other, at most kMaxParts. Streams of
-  // the kernel need one system call for all of them.
+  // The same operations for several buffers, which are sent or filled in order; at most kMaxParts.
+  // Streams of the kernel need one system call for all of them.
   static constexpr size_t kMaxParts = 64;
   virtual Result<size_t> try_send_parts(std::span<const ConstBytes> parts);
   virtual Result<size_t> try_recv_parts(std::span<const Bytes> parts);
@@ -83,9 +83,9 @@ class CADRE_EXPORT Socket : public Pollable {
   virtual Address local_address() const = 0;
   virtual Address peer_address() const = 0;
 
-  // For TCP, the stream is then also lost if sent bytes are not acknowledged, or not taken by the
-  // peer, for `limit` (at least 3 s). Use it only if the peer always reads: a peer that computes
-  // for a long time with a full buffer would be lost, too.
+  // Limits a TCP stream further: it also counts as lost if sent bytes are not acknowledged, or not
+  // taken by the peer, for `limit` (at least 3 s). Use it only if the peer always reads: a peer
+  // that computes for a long time with a full buffer would be lost, too.
   virtual void limit_silence(Duration /*limit*/) {}
   // Checks a connection within this host. Returns an error unless the process at the other end
   // belongs to this process's user or to root, and also if the kernel does not know the user.

@@ -1,4 +1,4 @@
-// The addresses at which ranks are reached, worked out by hand.
+// Compares the addresses at which ranks are reached with values that were worked out by hand.
 #include "cadre/core/rendezvous/exchange_addresses.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// The environment variables by which a launcher tells a process its place in the job, read once.
+// The environment variables through which a launcher passes rank, world size and address to a
+// process, read once.
 //
 // Threads: plain values. Blocking: never.
 // Errors: kInvalidArgument naming the variable, its value and what it should be.
@@ -73,8 +74,8 @@ struct JobEnvironment {
 // Returns the value of a variable; nullopt if it is not set. An empty value counts as not set.
 using VariableLookup = std::function<std::optional<std::string>(std::string_view name)>;
 
-// `job_token` is the value of CADRE_JOB_TOKEN, which is not looked up. If it is empty, there is no
-// token.
+// `job_token` is the value of CADRE_JOB_TOKEN, for which `look_up` is not called. If it is empty,
+// the job has no token.
 CADRE_EXPORT Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
                                                           const os::Secret& job_token,
                                                           const JobPlace& place = {});

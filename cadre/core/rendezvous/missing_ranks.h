@@ -1,4 +1,4 @@
-// The search for the ranks that have not written their keys in the store.
+// Finds the ranks that have not written their keys into the store.
 //
 // Threads: one. Blocking: until the Deadline at most. Lifetime: borrows the store for the call.
 // Errors: those of the store.

@@ -66,14 +66,14 @@ TEST(PipelineGenerateTest, SmallSchedulesAreThoseOfThePapers) {
             "(2F3;1B1)OVERLAP_F_B,2B2,1B2,2I3,1I3,2W3,1W3\r\n");
 }
 
-// 1F1B keeps at most p microbatches, while GPipe keeps all; ZB-H1 has the same limit as 1F1B. A V
-// schedule keeps 2p halves of a rank's layers, and DualPipeV one more.
+// With p ranks, 1F1B and ZB-H1 keep the activations of at most p microbatches, and GPipe of all. A
+// V schedule keeps at most 2p activations, each of half of a rank's layers, and DualPipeV one more.
 TEST(PipelineGenerateTest, LiveActivationsStayWithinTheBoundsOfThePapers) {
   for_each_pipeline([](const PipelineScheduleOptions& options, const PipelineSchedule& schedule) {
     const std::vector<int> peaks = peak_live_activations(schedule);
     const int ranks = options.num_ranks;
     const int all = options.num_microbatches * *options.stages_per_rank;
-    // This is the number of forwards of the rank's stages except the last one that run before its
+    // The number of forwards that run on the rank's stages except the last one before the rank's
     // first backward.
     const int other_passes = (*options.stages_per_rank - 1) * options.num_microbatches /
                              std::max(1, options.num_microbatches / ranks);

@@ -26,9 +26,10 @@ double bubble_ms(const PipelineTimeline& timeline, int rank) {
   return timeline.makespan_ms - timeline.busy_ms[rank];
 }
 
-// The bubble of GPipe and 1F1B is (p - 1)(F + B). With v stages on each rank, F and B are the times
-// of one stage, which are v times shorter. With fewer microbatches than ranks, each pass but the
-// last waits until the first microbatch has returned.
+// With p ranks and the times F of a forward and B of a backward, the bubble of GPipe and 1F1B is (p
+// - 1)(F + B). With v stages on each rank, F and B are the times of one stage, which are v times
+// shorter. With fewer microbatches than ranks, each pass but the last waits until the first
+// microbatch has returned.
 TEST(PipelineSimulateTest, BubblesWithoutSplitBackwardsAreThoseOfTheFormula) {
   constexpr std::array<StageCosts, 3> kCosts{{{.forward_ms = 1, .backward_ms = 2},
                                               {.forward_ms = 3, .backward_ms = 1},
@@ -121,9 +122,9 @@ TEST(PipelineSimulateTest, TheBubbleOfDualPipeVIsThatOfTheFormula) {
   EXPECT_GT(count, 300);
 }
 
-// GPipe is two flow shops of equal jobs. Each takes the sum of the stages, plus the longest stage
-// for each further microbatch. Every message of the first forward and the last backward adds its
-// time.
+// GPipe is two flow shops of equal jobs, the forwards and the backwards. Each of them takes the sum
+// of the stages' times, plus the longest stage's time for each further microbatch. Every message of
+// the first forward and the last backward adds its time.
 TEST(PipelineSimulateTest, UnequalStagesAndMessagesMakeGPipeAsLongAsTheFormula) {
   PipelineCosts costs{.stages = {}, .message_ms = 0.5};
   for (const double scale : {1.0, 3.0, 2.0, 0.5}) {
@@ -135,8 +136,8 @@ TEST(PipelineSimulateTest, UnequalStagesAndMessagesMakeGPipeAsLongAsTheFormula) 
   EXPECT_NEAR(timeline.bubble_share(1), 1 - 63 / timeline.makespan_ms, kRounding);
 }
 
-// Computes when the result of an action has arrived on the rank of the stage `to`; 0 if there is no
-// such action.
+// Computes when the result of an action has arrived on the rank of the stage `to`; 0 if the
+// schedule has no such action.
 struct Ends {
   const PipelineSchedule& schedule;
   double message_ms;

@@ -1,4 +1,4 @@
-// Runs ranks in virtual time, with threads in a seeded order, a seeded network and planned faults.
+// Runs ranks in virtual time: threads in a seeded order, a seeded network and planned faults.
 //
 // Code that waits and communicates through os::System runs here unchanged; the same seed gives the
 // same run and the same hash of its history. Memory is sequentially consistent here: errors by

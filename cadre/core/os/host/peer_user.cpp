@@ -36,7 +36,7 @@ struct TcpEnd {
   uint16_t port = 0;                // the port in network order
 };
 
-// An IPv4 address that is written as an IPv6 one belongs to an IPv4 socket.
+// An IPv4-mapped IPv6 address belongs to an IPv4 socket in the kernel's tables.
 TcpEnd to_end(const sockaddr_storage& storage) {
   TcpEnd end{.family = storage.ss_family};
   if (end.family == AF_INET) {

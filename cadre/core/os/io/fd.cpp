@@ -28,9 +28,9 @@ uint64_t mark_of(int number) {
   return mark > 0 ? static_cast<uint64_t>(mark) << kMarkShift : 0;
 }
 
-// Uses the marks in turn, so that a descriptor of the library that reuses a number has another mark
-// than its predecessor. Descriptors belong to the process, and so does the counter. If the kernel
-// returns an error, descriptors of one kind cannot be distinguished.
+// Gives each new descriptor the next mark in turn, so that a descriptor of the library that reuses
+// the number of an earlier one has a different mark. Descriptors belong to the process, and so does
+// the counter. If fcntl() fails, descriptors of one kind cannot be distinguished.
 void mark(int number) {
   static std::atomic<uint32_t> last{0};
   const uint32_t turn = last.fetch_add(1, std::memory_order_relaxed);

@@ -85,11 +85,11 @@ void keep_alive(int fd, Duration limit) {
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, std::min(kNumQuestions, limit_s - idle_s));
 }
 
-// Up to this size one copy costs less than the kernel's work for several parts: 4 KiB of payload
-// and the headers in front of it.
+// Parts of up to this total size are copied together before they are sent, because one copy costs
+// less than the kernel's work for several parts: 4 KiB of payload and the headers in front of it.
 constexpr size_t kFewBytes = 4096 + 64;
 
-// The parts that are not empty, in the kernel's form.
+// The parts that are not empty, as the iovec array that sendmsg() and recvmsg() take.
 class IoParts {
  public:
   template <typename Part>
@@ -283,9 +283,9 @@ Error NativeSocket::ended() const {
                              peer_.to_string(), here ? "this" : "the other"));
 }
 
-// If the number belongs to a socket of the program now, bytes would go to that socket's peer, or
-// come from it. (For a file that is no socket the call fails.) The check costs a fifth of a short
-// send, so it is made once in each tick of the kernel's clock, a few milliseconds.
+// If the number of the descriptor belongs to a socket of the program now, bytes would go to that
+// socket's peer, or come from it. (For a file that is no socket the call fails.) The check costs a
+// fifth of a short send, so it is made once in each tick of the kernel's clock, a few milliseconds.
 Status NativeSocket::check_own() const {
   timespec tick{};
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &tick);

@@ -68,7 +68,7 @@ class NativeListener final : public Listener, public HandleOwner {
   Result<std::unique_ptr<Socket>> try_accept_at(const Fd& fd);
 
   std::vector<Fd> fds_;
-  Fd any_;  // if there are several: an epoll that is readable when one of them is
+  Fd any_;  // used with several sockets: an epoll that is readable if one of them is
   SegmentTable& segments_;
   Address address_;
 };

@@ -18,8 +18,8 @@ namespace {
 
 // If a peer could shrink the file, every access of the others would end in SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-// When a signal interrupts the call, the kernel frees what the call has allocated, so calls are
-// kept short.
+// When a signal interrupts fallocate(), the kernel frees what the call has allocated, so each call
+// reserves only a part.
 constexpr size_t kReservedAtOnce = 16 << 20;
 
 // A mapping of parts of a segment.
@@ -85,7 +85,7 @@ Status NativeSharedMemory::make_private(size_t begin, size_t num_bytes) {
   return {};
 }
 
-// The mapping is made anew because pages that were made private are copies of this process only.
+// The range is mapped again, because pages that were made private are copies of this process only.
 Status NativeSharedMemory::release(size_t begin, size_t num_bytes) {
   CADRE_RETURN_IF_ERROR(check("give back shared memory"));
   int status = 0;
@@ -173,8 +173,8 @@ Result<std::unique_ptr<SharedMemory>> SegmentTable::map(Fd fd) {
     return errno_error(ErrorCode::kUnavailable,
                        cadre::format("map a shared segment of {} bytes", num_bytes), errno);
   }
-  // The kernel reads each page of a mapping that goes into a core file, and most of these have no
-  // memory.
+  // The segment is left out of core files: to write one, the kernel would read each page, and most
+  // pages of a segment have no memory yet.
   ::madvise(start, num_bytes, MADV_DONTDUMP);
   auto mapping =
       std::make_shared<Mapping>(std::move(fd), Bytes(static_cast<std::byte*>(start), num_bytes));

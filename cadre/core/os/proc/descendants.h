@@ -23,8 +23,8 @@ struct Descendant {
 // inherit this.
 void become_subreaper();
 
-// Returns the living descendants, except those in `spared` and below them; those that have ended
-// and wait to be reaped are left out.
+// Returns the living descendants, except the processes in `spared` and their descendants. Processes
+// that have ended and wait to be reaped are left out.
 std::vector<Descendant> list_descendants(std::span<const int> spared = {});
 
 // Sends the signal to each process that still exists with the same start time.

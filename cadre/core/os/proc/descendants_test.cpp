@@ -56,7 +56,7 @@ TEST_F(DescendantsTest, FindsDescendantsInOtherSessions) {
   ASSERT_TRUE(has_children());
   std::vector<int> pids;
   for (const Descendant& one : found) pids.push_back(one.pid);
-  reap_orphans(pids);  // those of other tests
+  reap_orphans(pids);  // reaps only orphans of other tests
   EXPECT_TRUE(list_descendants(pids).empty());
   EXPECT_FALSE(has_children(pids));
   Descendant stranger = found.front();

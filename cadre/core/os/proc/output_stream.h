@@ -45,9 +45,9 @@ class CADRE_EXPORT OutputStream final : public Pollable {
   std::optional<Error> failure_;
 };
 
-// Called first by a program that opens files. A standard stream that was closed gets a descriptor
-// that is at its end for reading and fails for writing, so that no file, pipe or socket of the
-// program takes its number.
+// Opens closed standard streams on /dev/null for reading only: reads return the end of the file,
+// and writes fail. A program calls it first, so that no file, pipe or socket of it gets the number
+// of a standard stream.
 void fill_closed_streams();
 
 // Returns the width of the terminal of this process, which need not be its standard output;

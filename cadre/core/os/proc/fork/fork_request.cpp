@@ -15,7 +15,8 @@
 namespace cadre::os {
 namespace {
 
-// What precedes the texts of the environment, each of which ends with a zero byte.
+// The fixed part of a request. The texts of the environment follow, each with a zero byte at its
+// end.
 struct ForkRequestHeader {
   int32_t launcher_pid = 0;
   uint32_t num_bytes = 0;        // the size of the environment
@@ -124,12 +125,12 @@ Result<ReceivedForkRequest> receive_fork_request(int socket) {
   if (got <= 0) return connection_error(got, "receive a request to fork");
   const cmsghdr* rights = CMSG_FIRSTHDR(&message);
   if (rights == nullptr || rights->cmsg_len != CMSG_LEN(sizeof(streams))) {
-    return Error(ErrorCode::kUnavailable, "a request to fork has no two descriptors");
+    return Error(ErrorCode::kUnavailable, "a request to fork does not carry two descriptors");
   }
   std::memcpy(streams.data(), CMSG_DATA(rights), sizeof(streams));
   ReceivedForkRequest received{.output = Fd(streams[0]), .error = Fd(streams[1])};
   if (got != static_cast<ssize_t>(sizeof(header)) || header.num_bytes > kMaxEnvironmentBytes) {
-    return Error(ErrorCode::kUnavailable, "a request to fork is not whole");
+    return Error(ErrorCode::kUnavailable, "a request to fork is incomplete or too large");
   }
   received.request.launcher_pid = header.launcher_pid;
   for (int signal = 1; signal <= 64; ++signal) {

@@ -58,8 +58,8 @@ void leave_streams() {
   ::close(nothing);
 }
 
-// Waits until the process between the template and this worker has ended and the launcher is the
-// parent, which sends the parent-death signal from then on.
+// Waits until the process between the template and this worker has ended and the launcher has
+// adopted the worker. From then on the kernel kills the worker when the launcher dies.
 void await_adoption(int middle, int launcher) {
   const timespec pause = {.tv_sec = 0, .tv_nsec = 20'000};
   while (::getppid() == middle) ::nanosleep(&pause, nullptr);
@@ -110,13 +110,15 @@ bool fork_worker(const os::ReceivedForkRequest& received, int32_t& pid) {
   }
   writer.close();
   if (middle < 0) return false;
-  // The launcher has adopted the worker when the process between has ended.
+  // When the process between the template and the worker has ended, the launcher has adopted the
+  // worker.
   wait_for_end(middle);
   if (::read(reader.get(), &pid, sizeof(pid)) != sizeof(pid)) pid = -1;
   return false;
 }
 
-// Returns in each worker. The template ends with the launcher, at the end of the connection.
+// Serves requests of the launcher, and returns only in the forked workers. The template exits when
+// the launcher's connection ends.
 void serve(const std::string& path, int program_pid, os::Fd ready) {
   ::setpgid(0, 0);  // signals to rank 0's group are not meant for the template
   leave_streams();
@@ -128,7 +130,7 @@ void serve(const std::string& path, int program_pid, os::Fd ready) {
   if (!launcher.is_open() || !os::send_bytes(launcher.get(), &hello, sizeof(hello)).ok()) {
     ::_exit(1);
   }
-  ready.close();  // rank 0 goes on
+  ready.close();  // lets rank 0 continue
   while (true) {
     const auto received = os::receive_fork_request(launcher.get());
     if (!received.ok()) ::_exit(0);
