@@ -64,13 +64,14 @@ constexpr size_t size_of(DType dtype) {
   return 0;
 }
 
-// collective/reduction_table.h says what each operation does with each dtype, or why it is not
-// supported. AVG is the sum divided by the number of ranks; PREMUL_SUM is the sum of each rank's
-// input times that rank's factor. The values are part of the formats on the wire, too.
+// The reductions of collectives. collective/reduction_table.h says what each does with each dtype,
+// or why it is not supported. AVG is the sum divided by the number of ranks; PREMUL_SUM is the sum
+// of each rank's input times that rank's factor. The values are part of the formats on the wire,
+// too.
 enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct, kBand, kBor, kBxor, kPremulSum };
 inline constexpr int kNumReduceOps = 9;
 
-// The memory that holds the buffers of a collective. Append new types at the end.
+// The kind of memory that holds the buffers of a collective. Append new types at the end.
 enum class DeviceType : uint8_t { kCpu, kCuda };
 inline constexpr int kNumDeviceTypes = 2;
 

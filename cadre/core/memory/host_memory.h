@@ -109,7 +109,7 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   // with this number of slots and this front would exceed the host's limit on segments.
   static size_t default_slice_bytes(const os::HostInfo& host, const HostMemoryLayout& layout);
 
-  // Returns this rank's view of a segment that was zero when the first rank attached.
+  // Attaches this rank to a segment, which was filled with zeros when the first rank attached.
   static Result<std::shared_ptr<HostMemory>> attach(std::shared_ptr<os::SharedMemory> segment,
                                                     const HostMemoryLayout& layout, int slot);
   HostMemory(Key, std::shared_ptr<os::SharedMemory> segment, const HostMemoryLayout& layout,
@@ -137,8 +137,8 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   // reused, and find() of a buffer in it returns the reason of the first revocation.
   Status revoke(const Place& place, size_t num_bytes, std::string_view reason);
   bool is_revoked(int slot, uint32_t piece) const;
-  // Returns the word that is_revoked() loads, for frequent checks: above 0 once the piece is
-  // revoked. Valid as long as this memory.
+  // Returns the word that is_revoked() loads, for frequent checks. It is above 0 once the piece is
+  // revoked, and valid as long as this HostMemory lives.
   const std::atomic<uint64_t>& revocation_of(int slot, uint32_t piece) const;
 
   // Announces that this rank may write to the piece of a peer from now on, through pointers that
@@ -195,7 +195,7 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   Record* record_of(const Place& place);
   Status make_private(Record& record, const ByteRange& range);
 
-  const std::shared_ptr<os::SharedMemory> segment_;  // the owner of the front uses it, too
+  const std::shared_ptr<os::SharedMemory> segment_;  // shared with the owner of the front
   const HostMemoryLayout layout_;
   const int slot_;
 

@@ -101,7 +101,7 @@ class CADRE_EXPORT FileSystem {
   virtual Status sync(const std::string& path) = 0;
   // Renames `from` to `to`. Replaces a file, or an empty folder, at `to`.
   virtual Status rename(const std::string& from, const std::string& to) = 0;
-  // Exchanges the two names in one step.
+  // Exchanges the two names atomically.
   virtual Status exchange(const std::string& from, const std::string& to) = 0;
   // Removes a file or an empty folder.
   virtual Status remove(const std::string& path) = 0;

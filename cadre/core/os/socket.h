@@ -57,8 +57,8 @@ class CADRE_EXPORT Socket : public Pollable {
  public:
   // Returns the number of bytes taken, at most data.size(); 0 while the stream is full.
   virtual Result<size_t> try_send(ConstBytes data) = 0;
-  // Returns the number of bytes received; 0 while there are none. Returns kPeerLost also if the
-  // peer has closed the stream in good order.
+  // Returns the number of bytes received; 0 while there are none. Returns kPeerLost if the stream
+  // is broken, and also at its regular end.
   virtual Result<size_t> try_recv(Bytes buffer) = 0;
   // The same operations for several buffers, which are sent or filled in order; at most kMaxParts.
   // Streams of the kernel need one system call for all of them.
@@ -78,8 +78,7 @@ class CADRE_EXPORT Socket : public Pollable {
 
   // Ends both directions at once and wakes a poll of this socket; the object stays valid.
   virtual void shutdown() = 0;
-  // Return the address of this end, and of the other end: for TCP the numeric address, for unix the
-  // name.
+  // The addresses of this end and of the other end: for TCP the numeric address, for unix the name.
   virtual Address local_address() const = 0;
   virtual Address peer_address() const = 0;
 

@@ -36,7 +36,7 @@ StoreView view_of(const std::string& entry) {
   return view;
 }
 
-// Runs the exchange on one rank.
+// Runs the exchange of addresses on one rank.
 class AddressExchange {
  public:
   AddressExchange(os::System& system, Store& store, const ExchangeOptions& options,
@@ -53,7 +53,7 @@ class AddressExchange {
 
  private:
   Status publish_entry();
-  // Returns the entries of all ranks; waits until they are written.
+  // Waits until all ranks have written their entries, and returns them.
   Result<std::vector<std::string>> read_entries(Deadline until);
   // Like read_entries(), but logs a warning if the ranks do not come for long.
   Result<std::vector<std::string>> read_entries_and_warn(Deadline patience);

@@ -14,7 +14,7 @@
 namespace cadre {
 namespace {
 
-// Reads variables and keeps the first error.
+// Reads environment variables and keeps the first error.
 class Parser {
  public:
   explicit Parser(const VariableLookup& look_up) : look_up_(look_up) {}
@@ -72,7 +72,7 @@ struct PlaceVariables {
   std::string_view rank;
   std::string_view world_size;
   std::string_view local_rank;
-  std::string_view local_world_size;  // is empty if this starter sets no such variable
+  std::string_view local_world_size;  // is empty if this launcher sets no such variable
 };
 
 constexpr PlaceVariables kTorchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
@@ -82,8 +82,8 @@ constexpr std::array kOtherStarters{
     PlaceVariables{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     PlaceVariables{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""}};
 
-// Returns the variables of mpirun or srun, if these started more than one process. A program that
-// did not look for them would train in each process alone, without an error.
+// Returns the variables of mpirun or srun, if these started more than one process. Without them
+// each process would train alone, without an error.
 const PlaceVariables* other_starter(const Parser& parser) {
   const auto found = std::ranges::find_if(kOtherStarters, [&](const PlaceVariables& names) {
     const auto size = parser.text(names.world_size);

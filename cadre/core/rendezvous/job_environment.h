@@ -40,14 +40,14 @@
 
 namespace cadre {
 
-// What a program itself says about its place in the job. It has precedence over the variables.
-// Source: the arguments of torch.distributed.init_process_group.
+// The rank, world size and address that the program itself gives. They have precedence over the
+// variables. Source: the arguments of torch.distributed.init_process_group.
 struct JobPlace {
   // Set both `rank` and `world_size`, or neither.
   std::optional<int> rank = {};
   std::optional<int> world_size = {};
-  // With "tcp://HOST:PORT" rank 0 hosts the store there. With "file:///PATH" the store is this
-  // file. "env://" and an empty text mean MASTER_ADDR and MASTER_PORT.
+  // "tcp://HOST:PORT" is the address at which rank 0 hosts the store, and "file:///PATH" is the
+  // file of the store. "env://" and an empty text mean MASTER_ADDR and MASTER_PORT.
   std::string init_method = {};
 };
 

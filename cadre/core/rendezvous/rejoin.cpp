@@ -45,7 +45,8 @@ Result<std::set<int>> read_ranks(const std::string& text, int world_size) {
   return ranks;
 }
 
-// Runs one round. If it fails before its group can be connected, run() goes on to the next round.
+// Runs one round of the agreement. If the round fails before its group can be connected, run()
+// starts the next round.
 class Agreement {
  public:
   Agreement(os::System& system, const Membership& previous, std::set<int> lost, Deadline deadline)
@@ -144,7 +145,7 @@ class Agreement {
 
   // Returns the ranks whose processes have ended, according to the wills of this round and of the
   // previous group. The wills of the previous group are read only if that group left them itself:
-  // the wills of another group contain other numbers of ranks.
+  // in the wills of another group the ranks have other numbers.
   Result<std::set<int>> read_dead() {
     std::set<int> dead;
     const auto add = [&](Store& store, std::string_view key) -> Status {
@@ -191,9 +192,10 @@ class Agreement {
     return next;
   }
 
-  // A rank of the decision may have died since it left its note. So all ranks confirm that they
-  // have left a will for the new round. If one does not, the decided group is given up before it is
-  // connected. A rank that comes after the others have begun the next round goes on to it, too.
+  // A rank of the decision may have died since it wrote its note. So all ranks confirm that they
+  // have left a will for the new round. If one does not, the others give up the decided group
+  // before it is connected. A rank that arrives when the others have begun the next round takes
+  // part in that round.
   Result<Outcome> confirm(const std::set<int>& ranks) {
     CADRE_RETURN_IF_ERROR(store_.set(here_key(previous_.rank), "yes", deadline_));
     std::vector<std::string> keys;

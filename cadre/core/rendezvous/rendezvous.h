@@ -61,14 +61,14 @@ CADRE_EXPORT Membership join_within(os::System& system, Rendezvous& rendezvous, 
 CADRE_EXPORT Membership rejoin_within(os::System& system, const Membership& previous,
                                       std::span<const Rank> lost, Duration timeout);
 
-// The survivors of `previous` agree on a new Membership with a later round, in which the ranks keep
-// their order. `lost` lists the ranks that this survivor knows to be lost. The survivor waits for
-// all others until the deadline and then goes on without them. If a rank dies meanwhile, this takes
-// another round: the result has only ranks that were there when all had agreed. A rank that comes
-// after the decision gets kAborted. All survivors must pass a membership of the same group; several
-// groups of a job may rejoin at the same time. A rank may still die before Communicator::connect()
-// has ended, which then fails on all ranks: call rejoin() again with the new Membership, or use
-// rejoin_group() (comm/groups/rejoin_group.h), which does so.
+// The survivors of `previous` agree on a new Membership with a higher round, in which the ranks
+// keep their order. `lost` lists the ranks that this survivor knows to be lost. The survivor waits
+// for all others until the deadline and then goes on without them. If a rank dies meanwhile, the
+// survivors agree again in another round: the result has only ranks that were alive when all had
+// agreed. A rank that comes after the decision gets kAborted. All survivors must pass a membership
+// of the same group; several groups of a job may rejoin at the same time. A rank may still die
+// before Communicator::connect() has ended, which then fails on all ranks: call rejoin() again with
+// the new Membership, or use rejoin_group() (comm/groups/rejoin_group.h), which does so.
 CADRE_EXPORT Result<Membership> rejoin(os::System& system, const Membership& previous,
                                        std::span<const Rank> lost, Deadline deadline);
 

@@ -40,7 +40,7 @@ Membership join(os::System& system, int rank) {
   return rendezvous.join(system.deadline_in(seconds(60))).value_or_throw();
 }
 
-// All ranks count to the same number. They leave only when all of them have reached it.
+// Each rank adds 3 to a counter in the store, and returns only when all ranks have done so.
 void count_together(os::System& system, Store& store) {
   const Deadline deadline = system.deadline_in(seconds(60));
   for (int i = 0; i < 3; ++i) store.add("count", 1, deadline).value_or_throw();
@@ -127,8 +127,8 @@ void run_late(sim::Simulator& simulator, LogSink& log, const std::vector<Duratio
 
 TEST(RendezvousInTheSimulator, WorldSizesThatDifferAreNamedToAllWithinTheWarningsTime) {
   for (const uint64_t seed : seeds(40)) {
-    // One rank, `other`, has a world size that is 1 too small or too large. With the first seeds
-    // this is rank 0, too.
+    // One rank, `other`, has a world size that is 1 too small or too large. With seeds that are
+    // multiples of 4 it is rank 0.
     const int other = static_cast<int>(seed % kRanks);
     const int other_size = seed % 2 == 0 ? kRanks - 1 : kRanks + 1;
     if (other >= other_size) continue;

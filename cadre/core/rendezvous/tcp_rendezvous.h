@@ -1,9 +1,10 @@
-// A rendezvous of ranks that know their number and the address of the store: "tcp://host:port".
+// A rendezvous of ranks that know their rank number and the address of the store:
+// "tcp://host:port".
 //
 // Rank 0 hosts the store in its own process if no process listens at the address; the Membership
-// then owns the server. Listening addresses follow from the routes to the store
-// (exchange_addresses.h): the only name of a host that is resolved is that in the address. With
-// port 0, which the other ranks could not know, only a world of one may join.
+// then owns the server. Each rank listens at the addresses that follow from its route to the store
+// (exchange_addresses.h), so the only host name that is resolved is that of the store. With port 0,
+// which the other ranks could not know, only a world of one may join.
 //
 // Threads, blocking, lifetime and errors: rendezvous.h; the System and the log outlive the
 // Membership. Source: torch/distributed/rendezvous.py, "tcp://".

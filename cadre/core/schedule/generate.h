@@ -56,7 +56,8 @@ struct PipelineScheduleOptions {
   std::optional<int> stages_per_rank = {};  // nullopt means usual_stages_per_rank
 };
 
-// The largest number of actions. More are an error, because the numbers are probably typing errors.
+// The largest number of pairs of a stage and a microbatch. More are an error, because the numbers
+// are probably typing errors.
 inline constexpr int64_t kMaxPipelineComputations = int64_t{1} << 24;
 
 // Returns the schedule in the compute-only form.

@@ -31,9 +31,9 @@ TEST(PipelineGenerateTest, EverySchedulePassesTheChecker) {
     EXPECT_EQ(schedule.num_stages(), options.num_ranks * *options.stages_per_rank);
     EXPECT_EQ(schedule.num_microbatches, options.num_microbatches);
   });
-  // All 112 pairs of ranks and microbatches are possible for gpipe, 1f1b, zb-h1 and zb-v, and with
-  // 1 to 4 stages on each rank for looped-bfs. dualpipe-v requires 2p <= m, and the interleaved
-  // schedules require that the rounds divide the microbatches.
+  // All 112 pairs of p ranks and m microbatches are possible for gpipe, 1f1b, zb-h1 and zb-v, and
+  // with 1 to 4 stages on each rank for looped-bfs. dualpipe-v requires 2p <= m, and the
+  // interleaved schedules require that the number of rounds divides m.
   int num_pairs_of_dualpipe = 0;
   int num_pairs_of_interleaved = 0;
   for (int ranks = 2; ranks <= 8; ++ranks) {

@@ -24,8 +24,8 @@ struct OneForwardOneBackward {
   // rank. It is 1 if backwards follow each other as closely as forwards, and 2 if a rank alternates
   // between its stages.
   int warmup_per_hop = 1;
-  // Splits backwards: this many I come between the I and the W of a microbatch. nullopt means that
-  // backwards are not split.
+  // The number of I that a rank runs between the I and the W of a microbatch, if backwards are
+  // split into I and W. nullopt means that they are not split.
   std::optional<int> weight_grad_delay = {};
 };
 

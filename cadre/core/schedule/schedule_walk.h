@@ -43,7 +43,7 @@ class CADRE_EXPORT PipelineIndex {
   static Result<PipelineIndex> make(const PipelineSchedule& schedule);
 
   std::optional<PipelinePosition> find(PipelineActionKind kind, int stage, int microbatch) const;
-  // Finds the B or, if there is none, the I.
+  // Finds the B of this stage and microbatch or, if there is none, the I.
   std::optional<PipelinePosition> find_backward(int stage, int microbatch) const;
 
   // Returns the actions that must have ended before `action` of the schedule starts. A computation

@@ -26,9 +26,9 @@ double bubble_ms(const PipelineTimeline& timeline, int rank) {
   return timeline.makespan_ms - timeline.busy_ms[rank];
 }
 
-// With p ranks and the times F of a forward and B of a backward, the bubble of GPipe and 1F1B is (p
-// - 1)(F + B). With v stages on each rank, F and B are the times of one stage, which are v times
-// shorter. With fewer microbatches than ranks, each pass but the last waits until the first
+// The bubble of GPipe and 1F1B with p ranks is (p - 1)(F + B), where F and B are the times of a
+// forward and a backward. With v stages on each rank, F and B are the times of one stage, which are
+// v times shorter. With fewer microbatches than ranks, each pass but the last waits until the first
 // microbatch has returned.
 TEST(PipelineSimulateTest, BubblesWithoutSplitBackwardsAreThoseOfTheFormula) {
   constexpr std::array<StageCosts, 3> kCosts{{{.forward_ms = 1, .backward_ms = 2},
@@ -59,8 +59,9 @@ TEST(PipelineSimulateTest, BubblesWithoutSplitBackwardsAreThoseOfTheFormula) {
   EXPECT_GT(count, 3000);
 }
 
-// The bubble of ZB-H1, with as many microbatches as ranks and W at most I, is (p - 1)(F + I - W).
-// With several stages on each rank the bubble is the same in times of one stage.
+// With p ranks, at least p microbatches and W at most I, the bubble of ZB-H1 is (p - 1)(F + I - W);
+// F, I and W are times. With several stages on each rank the bubble is the same in times of one
+// stage.
 TEST(PipelineSimulateTest, BubblesOfZeroBubbleSchedulesAreThoseOfTheFormula) {
   constexpr std::array<StageCosts, 4> kCosts{
       {{1, 2, 1, 1}, {1, 1.5, 1, 0.5}, {2, 5, 3, 2}, {2, 2, 1, 1}}};
@@ -81,7 +82,7 @@ TEST(PipelineSimulateTest, BubblesOfZeroBubbleSchedulesAreThoseOfTheFormula) {
   EXPECT_GT(count, 1000);
 }
 
-// If F, I and W take the same time and there are at least 2p - 1 microbatches, no rank of ZB-V
+// If F, I and W take the same time and p ranks have at least 2p - 1 microbatches, no rank of ZB-V
 // idles between its first and its last action. The only idle time is that rank r begins r forwards
 // late.
 TEST(PipelineSimulateTest, ZbVHasNoBubbleWithinARank) {
@@ -98,8 +99,8 @@ TEST(PipelineSimulateTest, ZbVHasNoBubbleWithinARank) {
   });
 }
 
-// If F takes as long as I, and W at most as long, the bubble of DualPipeV is (p - 1)(O + B - 3W) on
-// the rank with the most overlaps. O is the time of an overlapped F and B.
+// If F takes as long as I, and W at most as long, the bubble of DualPipeV with p ranks is (p - 1)(O
+// + B - 3W) on the rank with the most overlaps. O is the time of an overlapped F and B.
 TEST(PipelineSimulateTest, TheBubbleOfDualPipeVIsThatOfTheFormula) {
   constexpr std::array<StageCosts, 3> kCosts{{{1, 2, 1, 1}, {1, 1.5, 1, 0.5}, {2, 3, 2, 1}}};
   int count = 0;

@@ -86,7 +86,7 @@ struct SimOptions {
   std::vector<int> ranks_per_host = {};
   std::vector<Fault> faults = {};
 
-  // The latency of one way between two ranks; within a host a tenth of it.
+  // The latency of one way between two hosts; within a host it is a tenth.
   Duration min_latency = std::chrono::microseconds(5);
   Duration max_latency = std::chrono::microseconds(100);
   // The probability that a packet takes 50 times as long as usual.

@@ -82,7 +82,7 @@ class SimulatedDisk final : public os::FileSystem {
   class Shared;
   class Sized;
 
-  // These methods REQUIRE that the lock is held.
+  // REQUIRES for these methods: mutex_ is locked.
   Status begin(std::string_view what, const std::string& path);
   Status write(Node& node, size_t offset, ConstBytes data, const std::string& path);
   NodePtr find(std::string_view path) const;

@@ -1,7 +1,7 @@
 // The objects that a simulated rank polls: sockets, listeners and events.
 //
-// Threads, blocking, lifetime and errors: see os/socket.h. Sends, receives and accepts count
-// as scheduling points, and keep the baton.
+// Threads, blocking, lifetime and errors: see os/socket.h. Sends, receives and accepts count as
+// scheduling points, at which the calling thread continues to run.
 #pragma once
 
 #include <memory>

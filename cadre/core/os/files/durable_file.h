@@ -24,8 +24,8 @@ CADRE_EXPORT Status write_file(FileSystem& files, const std::string& path,
 // Syncs `from` (a folder's entries, too), renames it to `to` and syncs the folder of `to`. A folder
 // can replace only an empty folder.
 CADRE_EXPORT Status rename_path(FileSystem& files, const std::string& from, const std::string& to);
-// Exchanges two existing files or folders in one step: what was at `from` is then at `to`, and the
-// reverse. Folders need not be empty. Syncs like rename_path().
+// Exchanges two existing files or folders atomically. Folders need not be empty. Syncs like
+// rename_path().
 CADRE_EXPORT Status exchange_paths(FileSystem& files, const std::string& from,
                                    const std::string& to);
 // Makes the folder and its missing parents, and syncs each of them.

@@ -1,5 +1,5 @@
-// Tests two handles of one file: which of them may write, whether the other one is open, and what
-// each reads.
+// Tests two handles of one file: which of them may write, whether each sees the other one as
+// present, and what each reads.
 #include "cadre/core/os/files/locked_file.h"
 
 #include <gtest/gtest.h>

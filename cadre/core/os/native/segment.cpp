@@ -58,10 +58,10 @@ Status NativeSharedMemory::reserve(size_t begin, size_t num_bytes) {
   return {};
 }
 
-// A private mapping of the same file copies a page when it is first written, and the kernel
-// replaces the mapping in one step: no write of another thread is lost. Until that copy the page
-// shows what other processes write, so each page is copied by an atomic write that changes nothing.
-// A fetch_or of 0 would not do: compilers turn it into a load.
+// Maps the pages again as copy-on-write. The kernel replaces the mapping in one step, so no write
+// of another thread is lost. Until a page is copied it shows what other processes write, so the
+// copy of each page is forced by an atomic write that changes nothing. A fetch_or of 0 would not
+// do: compilers turn it into a load.
 Status NativeSharedMemory::make_private(size_t begin, size_t num_bytes) {
   CADRE_RETURN_IF_ERROR(check("make shared memory private"));
   const auto page_bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));

@@ -53,8 +53,8 @@ void kill_everything_below() {
   }
 }
 
-// Acts as if SIGTSTP had not been blocked. The kernel ignores the signal if no process could
-// continue this one.
+// Stops this process as SIGTSTP would if it were not blocked. The kernel ignores the signal if no
+// process could continue this one.
 void stop_until_continued() {
   sigset_t stop;
   ::sigemptyset(&stop);

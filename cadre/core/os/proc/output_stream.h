@@ -2,8 +2,8 @@
 //
 // Threads: one owner at a time. Blocking: never on pipes, terminals and sockets; for the time of
 // the disk on files. Lifetime: the process's own descriptor stays open. Errors: if the reader is
-// gone, for example a closed terminal, later output is dropped without an error, because the work
-// is worth more than its log. Output is also dropped after another failure (a full disk), which
+// gone, for example a closed terminal, later output is dropped without an error, because a job must
+// not fail for lack of a reader. Output is also dropped after another failure (a full disk), which
 // failure() returns.
 #pragma once
 

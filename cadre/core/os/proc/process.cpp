@@ -68,7 +68,7 @@ void await_go_ahead(int go_ahead) {
       ::dup2(plan.error, STDERR_FILENO) < 0) {
     report_and_exit(plan.failure_report, errno);
   }
-  // Also closes the descriptor of the report when exec succeeds.
+  // Marks the inherited descriptors close-on-exec. So the report pipe ends when exec succeeds.
   ::syscall(SYS_close_range, 3U, ~0U, 4U /* CLOSE_RANGE_CLOEXEC */);
   set_child_signals(plan.ignored_signals);
   for (const LimitChange& limit : plan.limits) ::setrlimit(limit.resource, &limit.value);

@@ -23,7 +23,7 @@ namespace cadre::os {
 // effect when the object is destroyed.
 class SignalListener final : public Pollable {
  public:
-  // Takes the signals of signals_to_take(signals).
+  // Blocks and receives the signals that signals_to_take(signals) returns.
   explicit SignalListener(std::span<const int> signals);
   ~SignalListener() override;
 

@@ -21,7 +21,8 @@ struct ForkRequestHeader {
   int32_t launcher_pid = 0;
   uint32_t num_bytes = 0;        // the size of the environment
   uint64_t ignored_signals = 0;  // bit n - 1: signal n
-  uint64_t descriptors = 0;      // soft limits; kNoLimit: unchanged
+  // The soft limits of the worker; kNoLimit means that the worker keeps the template's limit.
+  uint64_t descriptors = 0;
   uint64_t stack_bytes = 0;
 };
 
