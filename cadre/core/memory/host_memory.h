@@ -70,8 +70,8 @@ class Piece {
   Status commit(const ByteRange& range);
   // Keeps only these holders: the other holders named at allocation will not use the piece.
   void keep_holders(std::span<const int> slots);
-  // Removes all holders. For a piece whose place was not sent to any peer, so that none will
-  // release it.
+  // Removes all holders of a piece whose place was not sent to any peer, because none would release
+  // it.
   void drop_holders();
 
  private:
@@ -79,7 +79,7 @@ class Piece {
   Piece(std::shared_ptr<HostMemory> memory, Bytes bytes, const Place& place);
   void swap(Piece& other) noexcept;
 
-  // Is shared because a piece may outlive the group that allocated it.
+  // The memory is shared because a piece may outlive the group that allocated it.
   std::shared_ptr<HostMemory> memory_;
   Bytes bytes_;
   Place place_;
@@ -146,8 +146,8 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   // has_lost_holds(): then this rank must not write to the piece.
   bool announce_writer(int slot, uint32_t piece);
   bool is_withdrawn(int slot, uint32_t piece) const;
-  // From then on announce_writer() fails on all peers for this piece of this rank. If a peer has
-  // announced itself before, also revokes these bytes, which keep their content.
+  // Makes announce_writer() fail on all peers for this piece of this rank. If a peer has announced
+  // itself before, also revokes these bytes, which keep their content.
   Status withdraw(const Place& place, size_t num_bytes, std::string_view reason);
   // Withdraws all of this rank's pieces to which peers may write.
   Status withdraw_all(std::string_view reason);

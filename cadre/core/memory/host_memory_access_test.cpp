@@ -64,7 +64,7 @@ TEST_F(HostMemoryAccessTest, MemoryOfALostWriterIsNotUsedAgain) {
       << "the piece without writers";
 }
 
-// By the time at which a lost rank announces its access, the owner may have reused the piece.
+// A lost rank may announce its access only after the owner has reused the piece.
 TEST_F(HostMemoryAccessTest, AWriterThatWasReportedLostIsRefused) {
   Piece written = cut();
   written = Piece();

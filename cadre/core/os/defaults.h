@@ -20,7 +20,7 @@ inline constexpr Duration kConnectPeerTimeout = std::chrono::seconds(5);
 // The limit of Communicator::close(), which first waits for pending operations and then leaves the
 // group.
 inline constexpr Duration kDefaultCloseTimeout = std::chrono::seconds(10);
-// A control connection to another host carries a heartbeat after nothing was sent on it for this
+// A heartbeat is sent on a control connection to another host if nothing was sent on it for this
 // time.
 inline constexpr Duration kStatusInterval = std::chrono::milliseconds(250);
 // A remote peer that sends nothing for this time counts as lost although its connection is open:

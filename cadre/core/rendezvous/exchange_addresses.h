@@ -37,7 +37,7 @@ struct ExchangeOptions {
   int world_size = 1;
   uint64_t round = 0;
   StoreView view;
-  // After this time the lowest rank that has joined logs, once, that it waits for others.
+  // The time after which the lowest rank that has joined logs, once, that it waits for others.
   Duration warn_after = kStoreWarnTime;
   LogSink* log = nullptr;  // if null, nothing is logged
 };

@@ -25,7 +25,7 @@ struct FileRendezvousOptions {
   // A numeric address, at which the other ranks reach this rank.
   std::string listen_host = "127.0.0.1";
   uint64_t round = 0;
-  // After this time a wait for other ranks is logged, once. If log is null, nothing is logged.
+  // The time after which a wait for other ranks is logged, once. If log is null, nothing is logged.
   Duration warn_after = kStoreWarnTime;
   LogSink* log = nullptr;
 };

@@ -52,7 +52,7 @@ struct JobPlace {
 };
 
 struct JobEnvironment {
-  // Is false if there is no launcher; then all other members have their defaults.
+  // False if there is no launcher; then all other members have their defaults.
   bool is_launched = false;
   Rank rank = 0;
   int world_size = 1;
@@ -81,7 +81,7 @@ CADRE_EXPORT Result<JobEnvironment> parse_job_environment(const VariableLookup& 
                                                           const JobPlace& place = {});
 
 // Reads this process's environment. Call it in main, before other threads change the environment.
-// Takes CADRE_JOB_TOKEN out of the environment: processes that this one starts do not inherit the
+// Removes CADRE_JOB_TOKEN from the environment: processes that this one starts do not inherit the
 // token; later calls still find it (os/host/secret_variable.h).
 CADRE_EXPORT Result<JobEnvironment> read_job_environment(const JobPlace& place = {});
 

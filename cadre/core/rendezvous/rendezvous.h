@@ -40,7 +40,8 @@ struct Membership {
   // The will through which the others learn if this process dies. The copies of a Membership share
   // it.
   std::shared_ptr<StoreWill> will;
-  // The group that left the wills: this group, or the group from which it was split off.
+  // The name of the group whose ranks left the wills: this group, or the group from which it was
+  // split off.
   std::string will_group = {};
   // A name that only the group of these ranks has. The keys by which its survivors rejoin contain
   // it.

@@ -26,15 +26,15 @@ struct TcpRendezvousOptions {
   int world_size = 1;
   os::Secret job_token;
   StoreProtocol protocol = StoreProtocol::kNative;
-  // Is false if a launcher hosts the store; then rank 0 is a client, too.
+  // False if a launcher hosts the store; then rank 0 is a client, too.
   bool may_host_store = true;
   uint64_t round = 0;  // must differ from that of any earlier Membership in the same store
   // The process that listens at the address must send its greeting within `greeting_timeout`. After
   // `warn_after` a wait is logged, once.
   Duration greeting_timeout = std::chrono::seconds(5);
   Duration warn_after = kStoreWarnTime;
-  // Gets lines about waits, and those of a store that this process hosts. If it is null, nothing is
-  // logged.
+  // Receives log lines about waits, and those of a store that this process hosts. If it is null,
+  // nothing is logged.
   LogSink* log = nullptr;
 };
 

@@ -66,8 +66,9 @@ TEST(PipelineGenerateTest, SmallSchedulesAreThoseOfThePapers) {
             "(2F3;1B1)OVERLAP_F_B,2B2,1B2,2I3,1I3,2W3,1W3\r\n");
 }
 
-// With p ranks, 1F1B and ZB-H1 keep the activations of at most p microbatches, and GPipe of all. A
-// V schedule keeps at most 2p activations, each of half of a rank's layers, and DualPipeV one more.
+// With p ranks, 1F1B and ZB-H1 keep the activations of at most p microbatches, and GPipe those of
+// all. A V schedule keeps at most 2p activations, each of half of a rank's layers, and DualPipeV
+// one more.
 TEST(PipelineGenerateTest, LiveActivationsStayWithinTheBoundsOfThePapers) {
   for_each_pipeline([](const PipelineScheduleOptions& options, const PipelineSchedule& schedule) {
     const std::vector<int> peaks = peak_live_activations(schedule);

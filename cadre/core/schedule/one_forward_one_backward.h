@@ -20,9 +20,9 @@ struct OneForwardOneBackward {
   // The number of microbatches that go through one stage of the rank before the rank continues with
   // its next stage. REQUIRES: a divisor of num_microbatches.
   int microbatches_per_turn = 1;
-  // Before its first backward (in the warm-up) each rank runs this many forwards more than the next
-  // rank. It is 1 if backwards follow each other as closely as forwards, and 2 if a rank alternates
-  // between its stages.
+  // The number of forwards that each rank runs more than the next rank before its first backward,
+  // in the warm-up. It is 1 if backwards follow each other as closely as forwards, and 2 if a rank
+  // alternates between its stages.
   int warmup_per_hop = 1;
   // The number of I that a rank runs between the I and the W of a microbatch, if backwards are
   // split into I and W. nullopt means that they are not split.

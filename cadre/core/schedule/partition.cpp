@@ -34,8 +34,8 @@ Result<std::vector<size_t>> split_layers(std::span<const double> layer_costs, in
   for (size_t stage = 1; stage < stages; ++stage) {
     std::vector<double> next(num_layers + 1, 0);
     for (size_t end = stage + 1; end <= num_layers; ++end) {
-      // Becomes the first begin of the last stage at which the stages before it cost at least as
-      // much as it.
+      // Searches for the first begin of the last stage at which the stages before it cost at least
+      // as much as the last stage.
       size_t low = stage;
       size_t high = end - 1;
       while (low < high) {

@@ -163,7 +163,8 @@ Status PipelineIndex::needs_of_leaf(const PipelineSchedule& schedule, const Pipe
     needs.push_back(*position);
     return {};
   };
-  // Adds the computation of a neighbouring stage, or the receive that brings its result.
+  // Adds to the needed actions the computation of a neighbouring stage, or the receive that brings
+  // its result.
   const auto add_input = [&](Kind computation, Kind receive, int from) -> Status {
     if (from < 0 || from >= schedule.num_stages()) return {};
     const bool is_received =

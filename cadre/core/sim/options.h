@@ -60,7 +60,8 @@ struct Fault {
   // connections between ranks `a` and `b`, kPartition and kHeal the link between hosts `a` and `b`.
   int a = 0;
   int b = 0;
-  // For kPartition and kStop: after this time kHeal or kContinue follows automatically.
+  // The time after which kHeal or kContinue follows automatically; only kPartition and kStop have
+  // it.
   std::optional<Duration> duration = {};
 
   static Fault kill(int rank, When when) { return {FaultKind::kKill, when, rank, 0, {}}; }
@@ -86,7 +87,8 @@ struct SimOptions {
   std::vector<int> ranks_per_host = {};
   std::vector<Fault> faults = {};
 
-  // The latency of one way between two hosts; within a host it is a tenth.
+  // The bounds of the random one-way latency between two hosts; within a host it is a tenth of
+  // that.
   Duration min_latency = std::chrono::microseconds(5);
   Duration max_latency = std::chrono::microseconds(100);
   // The probability that a packet takes 50 times as long as usual.

@@ -51,7 +51,7 @@ class SimulatedSystem final : public os::System {
  private:
   World& world_;
   const int rank_;
-  // Is used only for random_bytes(), so that it does not change the order of threads.
+  // The source of random_bytes() only, so that it does not change the order of threads.
   Random random_;
 };
 

@@ -35,7 +35,7 @@ struct RankEnd {
   int64_t num_points = 0;  // the number of scheduling points of the rank
 };
 
-// A planned fault that has happened, even if it had no effect.
+// A planned fault whose time has come, even if it had no effect.
 struct Strike {
   FaultKind kind;
   TimePoint at;

@@ -108,7 +108,7 @@ Status Fd::check(std::string_view what) const {
   return closed_from_outside(what, number_);
 }
 
-// After EINTR Linux has closed the descriptor all the same, so the call is not repeated.
+// The call is not repeated after EINTR, because Linux has closed the descriptor all the same.
 void Fd::close() {
   if (number_ < 0) return;
   if (is_own()) ::close(number_);

@@ -69,7 +69,8 @@ std::vector<Fd> fds_in(msghdr& message) {
 
 void set_option(int fd, int level, int name, int64_t value) {
   const int number = static_cast<int>(value);
-  // Fails on unix sockets, whose peers are on this host and cannot fall silent.
+  // The call fails on unix sockets, which need no limit: their peers are on this host and cannot
+  // fall silent.
   ::setsockopt(fd, level, name, &number, sizeof(number));
 }
 
@@ -193,7 +194,7 @@ Result<size_t> NativeSocket::try_recv_parts(std::span<const Bytes> parts) {
 
 size_t NativeSocket::num_unsent() const {
   int num_bytes = 0;
-  // Fails on unix sockets, whose bytes are at the other end at once.
+  // The call fails on unix sockets, on which sent bytes are at the other end at once.
   if (::ioctl(fd_.get(), SIOCOUTQNSD, &num_bytes) != 0) return 0;
   return static_cast<size_t>(std::max(num_bytes, 0));
 }

@@ -19,8 +19,8 @@ struct Descendant {
   friend bool operator==(const Descendant&, const Descendant&) = default;
 };
 
-// After this call orphaned descendants become children of this process. A forked child does not
-// inherit this.
+// Makes this process the parent of all its orphaned descendants from now on. A forked child does
+// not inherit this.
 void become_subreaper();
 
 // Returns the living descendants, except the processes in `spared` and their descendants. Processes

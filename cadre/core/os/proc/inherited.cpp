@@ -90,7 +90,7 @@ sigset_t set_of_signals(const std::vector<int>& signals) {
 
 void set_child_signals(const sigset_t& ignored) {
   for (int signal = 1; signal <= SIGRTMAX; ++signal) {
-    // Fails for SIGKILL, SIGSTOP and the two signals that belong to glibc.
+    // The call fails for SIGKILL, SIGSTOP and the two signals that belong to glibc.
     ::signal(signal, ::sigismember(&ignored, signal) == 1 ? SIG_IGN : SIG_DFL);
   }
   sigset_t none;
