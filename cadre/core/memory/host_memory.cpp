@@ -219,7 +219,8 @@ Status HostMemory::prepare(const Cut& cut, size_t committed_bytes) {
   return os::reserve_pages(*segment_, slice_begin(slot_) + cut.offset, committed_bytes);
 }
 
-// If the table of free ranges cannot grow for lack of memory, the addresses are not reused.
+// If the table of free ranges cannot grow for lack of memory, the addresses of this piece are never
+// reused.
 void HostMemory::put_back(size_t offset) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = records_.find(offset);
@@ -450,8 +451,8 @@ void HostMemory::release_hold(int slot, uint32_t piece) {
       .fetch_and(~(uint64_t{1} << bit % 64), std::memory_order_release);
 }
 
-// As in revoke(), the mark is stored before any page changes. If no memory is left for the page of
-// the mark, the holds keep counting.
+// Stores the mark of a lost rank before any page changes, as in revoke(). If no memory is left for
+// the page of the mark, the holds of that rank still count.
 void HostMemory::forget_holder(int slot) {
   const auto* const begin = segment_->bytes().data();
   Header& mark = header(slot, 0);

@@ -37,8 +37,8 @@ class CADRE_EXPORT SharedFile {
   // Tries to get the right to write; returns false while another handle has it.
   virtual Result<bool> try_lock() = 0;
   virtual void unlock() = 0;
-  // Marks this handle as a user of the file, whom is_alone() counts. While this handle has the
-  // lock, other handles cannot make the call fail.
+  // Marks this handle as a user of the file; is_alone() looks for these marks. While this handle
+  // has the lock, other handles cannot make the call fail.
   virtual Status enter() = 0;
   // Returns whether no other handle is marked by enter(). REQUIRES: enter() was called, and the
   // lock is held.

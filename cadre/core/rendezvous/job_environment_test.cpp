@@ -97,7 +97,7 @@ TEST(JobEnvironment, ReadsWhatMpirunAndSrunSay) {
   }
 }
 
-// Without this error each of the processes would train alone.
+// mpirun and srun pass no address of a store. Without this error each process would train alone.
 TEST(JobEnvironment, UnderMpirunWithoutAnAddressIsAnErrorWithBothRemedies) {
   for (const Starter& starter : kStarters) {
     const auto environment = parse(starter.variables);

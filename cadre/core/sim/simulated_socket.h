@@ -105,7 +105,7 @@ class SimulatedEvent final : public os::Event, public Readiness {
   void set(bool is_set);
 
   Scheduler& scheduler_;
-  std::vector<int> pollers_;  // ranks
+  std::vector<int> pollers_;  // the ranks that poll the event
   bool is_set_ = false;
 };
 

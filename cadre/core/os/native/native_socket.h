@@ -49,7 +49,7 @@ class NativeSocket final : public Socket, public HandleOwner {
   Address local_;
   Address peer_;
   std::atomic<bool> was_shut_down_{false};
-  // The tick of the last check that the descriptor still belongs to this object.
+  // The clock tick in which check_own() last found that the descriptor belongs to this object.
   mutable std::atomic<int64_t> checked_at_{-1};
 };
 

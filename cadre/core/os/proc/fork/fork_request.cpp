@@ -20,7 +20,7 @@ namespace {
 struct ForkRequestHeader {
   int32_t launcher_pid = 0;
   uint32_t num_bytes = 0;        // the size of the environment
-  uint64_t ignored_signals = 0;  // bit n - 1: signal n
+  uint64_t ignored_signals = 0;  // bit n - 1 is set if signal n is ignored
   // The soft limits of the worker; kNoLimit means that the worker keeps the template's limit.
   uint64_t descriptors = 0;
   uint64_t stack_bytes = 0;

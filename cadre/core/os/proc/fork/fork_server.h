@@ -1,6 +1,6 @@
-// Forks the workers of a restart from a process that has loaded the program and its libraries, the
-// template. A program offers one by prepare_restart(). Loading libtorch takes a process 0.14 to
-// 0.3 s; a fork takes milliseconds.
+// Forks the workers of a restart from the template, a process that has loaded the program and its
+// libraries. A program makes its template with prepare_restart(). Loading libtorch takes a process
+// 0.14 to 0.3 s; a fork takes milliseconds.
 //
 // The template's connection is accepted only from the process that the launcher started, of this
 // user, of this build, and executing the given program: a script that prepares the environment and
