@@ -4,6 +4,6 @@
 
 #if __cplusplus < 202002L
 #error "Cadre's headers are C++20: compile with -std=c++20 (in CMake: set(CMAKE_CXX_STANDARD 20))"
-// A compiler continues after #error, but not after an #include of a file that does not exist.
+// A compiler continues after #error, so the #include of a file that does not exist stops it.
 #include "the compilation ends here"
 #endif

@@ -1,9 +1,10 @@
-// Points in time that are handed down, so that nested calls share one budget of waiting.
+// Deadlines are absolute points in time that a call passes to the calls it makes, so that all of
+// them together share one timeout.
 //
 // Threads: plain values. Blocking: never. Errors: none.
-// No Deadline is infinite: each is a finite point on its clock. Sums and differences stop at the
-// ends of the range, so `now + Duration::max()` is at most the last TimePoint. Clocks live in
-// cadre/core/os (real time) and cadre/core/sim (virtual time); base has only the values.
+// No Deadline is infinite: each is a finite point on its clock. Sums and differences saturate, so
+// `now + Duration::max()` is at most the last TimePoint. Clocks live in cadre/core/os (real time)
+// and cadre/core/sim (virtual time); base has only the values.
 #pragma once
 
 #include <chrono>
@@ -16,8 +17,8 @@ namespace cadre {
 
 using Duration = std::chrono::nanoseconds;
 
-// Converts a time in coarser units, for example seconds::max(), which means no limit. What is out
-// of range becomes the end of the range; the conversion of std::chrono would overflow.
+// Converts a duration in coarser units to nanoseconds. A value out of range, such as
+// seconds::max(), saturates; the conversion of std::chrono would overflow.
 template <std::integral Rep, typename Period>
 constexpr Duration to_duration(std::chrono::duration<Rep, Period> time) {
   using Given = std::chrono::duration<int64_t, Period>;
@@ -27,8 +28,9 @@ constexpr Duration to_duration(std::chrono::duration<Rep, Period> time) {
   return given;
 }
 
-// Nanoseconds since the epoch of the clock that made it. The real clock is CLOCK_MONOTONIC, which
-// all processes of a host share; the simulated clock starts with the simulation.
+// A point in time, in nanoseconds since the epoch of the clock that returned it. The real clock is
+// CLOCK_MONOTONIC, which all processes of a host share; the simulated clock starts with the
+// simulation.
 struct TimePoint {
   int64_t ns = 0;
 

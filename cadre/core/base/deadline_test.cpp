@@ -18,7 +18,7 @@ TEST(TimePoint, AddsAndSubtractsDurations) {
   EXPECT_EQ(TimePoint{100} - TimePoint{120}, nanoseconds(-20));
 }
 
-// A caller who wants no limit passes Duration::max().
+// Callers that want no limit pass Duration::max(), so `now + timeout` must saturate.
 TEST(TimePoint, StopsAtTheEndsOfItsRange) {
   EXPECT_EQ((TimePoint{5} + Duration::max()), TimePoint{kLast});
   EXPECT_EQ((TimePoint{kLast} + nanoseconds(1)), TimePoint{kLast});
@@ -27,7 +27,8 @@ TEST(TimePoint, StopsAtTheEndsOfItsRange) {
   EXPECT_EQ((TimePoint{kFirst} - TimePoint{1}), Duration::min());
 }
 
-// std::chrono would overflow, and a call without a limit would not wait.
+// With std::chrono's own conversion a timeout of seconds::max() would overflow to a negative
+// duration, and the call would not wait at all.
 TEST(Duration, OfCoarserUnitsStopsAtTheEndsOfItsRange) {
   EXPECT_EQ(to_duration(std::chrono::seconds(3)), std::chrono::seconds(3));
   EXPECT_EQ(to_duration(std::chrono::duration<int32_t>(-3)), std::chrono::seconds(-3));

@@ -1,6 +1,7 @@
 // A set of values of an enumeration with at most 63 values.
 //
-// Threads: a plain value. Blocking: never. Errors: none; a value that does not exist is in no set.
+// Threads: a plain value. Blocking: never. Errors: none; a number that is no value of the
+// enumeration is in no set.
 #pragma once
 
 #include <cstddef>

@@ -40,8 +40,8 @@ CADRE_EXPORT std::string_view to_string(ErrorCode code);
 // those of the group that failed; a field that is unknown or does not apply is empty.
 struct ErrorDetails {
   std::optional<Rank> culprit = {};  // the rank at fault
-  // The culprit's rank in the group that was connected, from which the other groups are made; set
-  // also if the culprit is no member of the group that failed.
+  // The culprit's rank in the world, from which all other groups are split. It is set also if the
+  // culprit is no member of the group that failed.
   std::optional<Rank> culprit_world_rank = {};
   std::optional<Rank> reporter = {};  // the rank that found the first failure
   // The call of the program that failed on this rank: "all_reduce", "split".
@@ -49,7 +49,7 @@ struct ErrorDetails {
   // The number of the operation in its group; the first operation has number 1.
   std::optional<uint64_t> operation_number = {};
   std::string group = {};  // name of the group
-  // No peer is at fault: a limit of this process or machine is exhausted, for example
+  // True if no peer is at fault: a limit of this process or machine is exhausted, for example
   // RLIMIT_NOFILE, or the program has closed a descriptor of the library.
   bool is_own_limit = false;
 };
@@ -69,7 +69,8 @@ class CADRE_EXPORT Error : public std::exception {
   Error with_context(std::string_view context) const;
   // Returns the same error with these details.
   Error with_details(ErrorDetails details) const;
-  // Returns the same error with a culprit or a reporter, unless it already names one.
+  // Each returns the same error with this culprit or reporter. An error that has one already keeps
+  // it.
   Error with_culprit(Rank culprit) const;
   Error with_reporter(Rank reporter) const;
 
@@ -119,8 +120,8 @@ class [[nodiscard]] Result {
 template <>
 class [[nodiscard]] Result<void> {
  public:
-  // The constructor is not defaulted: `return {}` would then first fill the whole object with
-  // zeros, for each Status of an operation that succeeds.
+  // The constructor is not defaulted, because `return {}` would then zero the whole object for each
+  // operation that succeeds.
   Result() {}                                        // NOLINT(modernize-use-equals-default)
   Result(Error error) : error_(std::move(error)) {}  // NOLINT: implicit
 
@@ -139,8 +140,7 @@ using Status = Result<void>;
 
 }  // namespace cadre
 
-// Returns the error of `expression` (a Status or Result), if it has one, from the enclosing
-// function.
+// Evaluates a Status or Result, and returns its error from the enclosing function if it has one.
 #define CADRE_RETURN_IF_ERROR(expression)                                                     \
   do {                                                                                        \
     if (auto cadre_status_ = (expression); !cadre_status_.ok()) return cadre_status_.error(); \

@@ -57,7 +57,7 @@ Status require_half(int number) {
 }
 
 TEST(Error, CodesHaveTheirNames) {
-  // docs/formats/store-tcp.md gives each code the number that is its position in this list.
+  // The store's protocol sends each code as its position in this list (docs/formats/store-tcp.md).
   const std::vector<std::string_view> names = {"kInvalidArgument", "kTimeout",     "kPeerLost",
                                                "kAborted",         "kUnavailable", "kCorruption",
                                                "kInternal"};

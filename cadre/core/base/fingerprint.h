@@ -1,5 +1,5 @@
-// What an operation is, packed into 16 bytes: ranks compare it before they exchange data, and
-// records keep it. collective/op.h packs and reads it.
+// Describes a collective in 16 bytes. The ranks compare their fingerprints before they exchange
+// data, and flight records store them. collective/op.h packs and reads them.
 //
 // Threads: a plain value. Blocking: never. Errors: none.
 #pragma once

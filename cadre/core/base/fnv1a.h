@@ -1,4 +1,4 @@
-// FNV-1a, 64 bits: it finds accidental differences, and does not protect against forgery.
+// The 64-bit FNV-1a hash. It detects accidental differences, but does not protect against forgery.
 //
 // Threads: a plain value. Blocking: never. Errors: none.
 // Source: Fowler, Noll and Vo, draft-eastlake-fnv.
@@ -11,7 +11,7 @@ namespace cadre {
 
 class Fnv1a {
  public:
-  // Adds one item. A number wider than a byte counts as one item, not as its bytes.
+  // Hashes one item. A number wider than a byte counts as one item, and is not split into bytes.
   constexpr void add(uint64_t item) { value_ = (value_ ^ item) * 0x100000001b3; }
   constexpr void add(std::string_view bytes) {
     for (const char byte : bytes) add(static_cast<unsigned char>(byte));

@@ -11,7 +11,7 @@ class NullLogSink final : public LogSink {
 }  // namespace
 
 LogSink& null_log_sink() {
-  static NullLogSink sink;  // the sink has no state, so sharing it is not a hidden channel
+  static NullLogSink sink;  // is shared by all callers, because it has no state
   return sink;
 }
 

@@ -1,4 +1,4 @@
-// A log line and the interface of whatever writes it.
+// The interface of log sinks, which write log lines.
 //
 // Threads: sinks may be called from any thread. Blocking: a sink may block for the time of a write.
 // One line = level, time, rank, component, key=value; the sink adds level, time and rank. Libraries

@@ -1,4 +1,4 @@
-// "Did you mean ...": the known word that is most similar to a mistyped one.
+// "Did you mean ...": finds the known word that is most similar to a mistyped one.
 //
 // Threads: pure functions. Errors: none. Source: V. Levenshtein's edit distance.
 #pragma once
@@ -16,7 +16,8 @@ namespace cadre {
 // into the other.
 CADRE_EXPORT size_t edit_distance(std::string_view a, std::string_view b);
 
-// Returns the most similar of `known`; empty if none is similar enough for a likely typing error.
+// Returns the word of `known` that is most similar to `word`; an empty text if the distance to each
+// of them is too large for a typing error.
 std::string nearest(std::string_view word, std::span<const std::string> known);
 
 }  // namespace cadre

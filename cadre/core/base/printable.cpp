@@ -5,7 +5,7 @@
 namespace cadre {
 namespace {
 
-// Returns the number of bytes of the sequence that `first` begins; 0 if it begins none.
+// Returns the length of the UTF-8 sequence that starts with this byte; 0 if none does.
 size_t utf8_length(unsigned char first) {
   if (first < 0x80) return 1;
   if (first >= 0xc2 && first < 0xe0) return 2;
@@ -13,8 +13,7 @@ size_t utf8_length(unsigned char first) {
   return first >= 0xf0 && first < 0xf5 ? 4 : 0;
 }
 
-// The second byte is further limited so that no sequence is overlong, a surrogate, or above
-// U+10FFFF.
+// Rejects a second byte that makes the sequence overlong, a surrogate, or larger than U+10FFFF.
 bool is_second_byte(unsigned char first, unsigned char second) {
   const unsigned char low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
   const unsigned char high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
@@ -44,7 +43,7 @@ std::string printable(std::string_view text) {
     const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0U;
     if ((byte < 0x20 && byte != '\t') || byte == 0x7f) {
       shown += format("\\x{:02x}", byte);
-    } else if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // the two bytes are U+0080 to U+009F
+    } else if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // U+0080 to U+009F: controls, too
       shown += format("\\x{:02x}\\x{:02x}", byte, next);
       ++i;
     } else {

@@ -1,5 +1,5 @@
-// The program's log sink as threads and destructors of the library use it: an exception of the sink
-// is dropped together with the line, because nobody could catch it there.
+// Wraps the program's log sink for the library's threads and destructors: if the sink throws, the
+// exception is dropped together with the line, because no caller could catch it there.
 //
 // Threads: any. Blocking: same as the sink. Lifetime: borrows or shares the sink. Errors: none.
 #pragma once
@@ -25,7 +25,7 @@ class QuietLog final : public LogSink {
     try {
       sink_->write(level, component, message);
     } catch (...) {
-      // The header says that the line is dropped.
+      // Drops the line, as the head of this file says.
     }
   }
 

@@ -1,6 +1,7 @@
 // The small vocabulary of every collective: Rank, DType, ReduceOp, Device and byte spans.
 //
-// Threads: plain values. Blocking: never. Names are c10d's, lower-cased where they are texts.
+// Threads: plain values. Blocking: never. The names are those of c10d; as texts they are in lower
+// case.
 #pragma once
 
 #include <compare>
@@ -18,7 +19,7 @@ using Bytes = std::span<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 
 // A member's number in a group, 0 .. world_size - 1. Converts to and from int, so that
-// `world.rank() == 0` reads as in PyTorch; as a parameter type it keeps ranks from sizes.
+// `world.rank() == 0` reads as in PyTorch; as a parameter type it distinguishes ranks from sizes.
 struct Rank {
   int value = 0;
 
@@ -63,13 +64,14 @@ constexpr size_t size_of(DType dtype) {
   return 0;
 }
 
-// collective/reduction_table.h says what each operation does with each dtype, or why it is not
-// supported. AVG is the sum divided by the number of ranks; PREMUL_SUM is the sum of each rank's
-// input times that rank's factor. The values are part of the formats on the wire, too.
+// The reductions of collectives. collective/reduction_table.h says what each does with each dtype,
+// or why it is not supported. AVG is the sum divided by the number of ranks; PREMUL_SUM is the sum
+// of each rank's input times that rank's factor. The values are part of the formats on the wire,
+// too.
 enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct, kBand, kBor, kBxor, kPremulSum };
 inline constexpr int kNumReduceOps = 9;
 
-// The memory that holds the buffers of a collective. Append new types at the end.
+// The kind of memory that holds the buffers of a collective. Append new types at the end.
 enum class DeviceType : uint8_t { kCpu, kCuda };
 inline constexpr int kNumDeviceTypes = 2;
 
@@ -93,10 +95,10 @@ enum class OpKind : uint8_t {
   kGather,
   kScatter,
   kAllToAll,
-  kAllToAllV,      // the sizes of the parts may differ
+  kAllToAllV,      // ranks may send each other blocks of different sizes
   kWaitSignal,     // waits for a signal in symmetric memory
-  kAllGatherV,     // the sizes of the parts may differ
-  kReduceScatterV  // the sizes of the parts may differ
+  kAllGatherV,     // the ranks' inputs may have different sizes
+  kReduceScatterV  // the ranks' outputs may have different sizes
 };
 inline constexpr int kNumOpKinds = 16;
 

@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-// Returns the names of `count` values, which must all differ.
+// Expects that the first `count` values of the enumeration have names that all differ.
 template <typename Enum>
 void expect_names(int count) {
   std::set<std::string_view> names;

@@ -27,7 +27,7 @@ size_t slices_begin(const HostMemoryLayout& layout) {
   return table_begin(layout) + static_cast<size_t>(layout.num_slots) * kTableBytes;
 }
 
-// Stores the reason; if memory is too short, stores a fixed text.
+// Copies the reason; if that fails for lack of memory, stores a fixed text instead.
 void keep_reason(std::string& kept, std::string_view reason) {
   try {
     kept = reason;
@@ -38,12 +38,13 @@ void keep_reason(std::string& kept, std::string_view reason) {
 
 }  // namespace
 
-// The header of a piece. Zero bytes mean a piece without holders. No piece has number 0: in header
-// 0 of a slot, is_revoked means that a peer no longer counts the holds of this slot.
+// The header of a piece. If all its bytes are zero, no peer holds the piece. Pieces are numbered
+// from 1: header 0 of a slot is used otherwise. Its is_revoked says that a peer has reported the
+// rank in this slot as lost and no longer counts its holds.
 struct HostMemory::Header {
   // The bits of `access`.
-  static constexpr uint64_t kHasWriters = 1;   // peers set it
-  static constexpr uint64_t kIsWithdrawn = 2;  // the owner sets it
+  static constexpr uint64_t kHasWriters = 1;   // a peer sets it in announce_writer()
+  static constexpr uint64_t kIsWithdrawn = 2;  // the owner sets it in withdraw()
 
   std::atomic<uint64_t> is_revoked;
   std::atomic<uint64_t> access;
@@ -144,10 +145,11 @@ HostMemory::Header& HostMemory::header(int slot, uint32_t piece) const {
 Result<Piece> HostMemory::allocate(const PieceOptions& options) {
   reclaim();
   if (options.num_bytes > layout_.slice_bytes) {
-    return Error(ErrorCode::kUnavailable,
-                 format("host memory: {} bytes are more than the whole slice of slot {}, {}, which "
-                        "is the machine's memory unless ulimit -f or -v of a process is lower",
-                        options.num_bytes, slot_, layout_.slice_bytes));
+    return Error(
+        ErrorCode::kUnavailable,
+        format("host memory: {} bytes are more than the whole slice of slot {}, which has {} "
+               "bytes: the machine's memory, unless ulimit -f or -v of a process is lower",
+               options.num_bytes, slot_, layout_.slice_bytes));
   }
   const size_t size = round_to_pages(std::max<size_t>(options.num_bytes, 1));
   const Result<Cut> made = cut(size);
@@ -156,7 +158,8 @@ Result<Piece> HostMemory::allocate(const PieceOptions& options) {
   if (const Status status = prepare(*made, committed); !status.ok()) {
     const Status released =
         os::release_pages(*segment_, slice_begin(slot_) + made->offset, committed);
-    // Pages that could not be given back may have any content, so these addresses are not reused.
+    // Pages that the system did not take back may have any content, so their addresses are not
+    // reused.
     if (released.ok()) put_back(made->offset);
     return status.error().with_context(
         format("host memory: a piece of {} bytes for slot {}", options.num_bytes, slot_));
@@ -176,7 +179,7 @@ Result<Piece> HostMemory::allocate(const PieceOptions& options) {
                Place{.piece = made->id, .offset = made->offset});
 }
 
-// Takes a number and an offset for a piece.
+// Chooses a number and an offset in the slice for a new piece.
 Result<HostMemory::Cut> HostMemory::cut(size_t size) {
   const std::lock_guard lock(mutex_);
   if (free_ids_.empty() && last_id_ + 1 == kMaxPieces) {
@@ -206,7 +209,7 @@ Result<HostMemory::Cut> HostMemory::cut(size_t size) {
   return Cut{id, *offset};
 }
 
-// The page of the header is committed with each piece: that is idempotent, and needs no list of the
+// Commits the page of the header with each piece: that is idempotent, and needs no list of the
 // committed pages.
 Status HostMemory::prepare(const Cut& cut, size_t committed_bytes) {
   const std::byte* const begin = segment_->bytes().data();
@@ -216,7 +219,8 @@ Status HostMemory::prepare(const Cut& cut, size_t committed_bytes) {
   return os::reserve_pages(*segment_, slice_begin(slot_) + cut.offset, committed_bytes);
 }
 
-// If there is no memory for the table of free parts, the addresses are not reused.
+// If the table of free ranges cannot grow for lack of memory, the addresses of this piece are never
+// reused.
 void HostMemory::put_back(size_t offset) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = records_.find(offset);
@@ -229,7 +233,7 @@ void HostMemory::put_back(size_t offset) noexcept {
   }
 }
 
-// If memory is too short to reclaim pieces, the next call does it.
+// If reclaim() fails for lack of memory, its next call frees the pages.
 void HostMemory::destroy(size_t offset) noexcept {
   {
     const std::lock_guard lock(mutex_);
@@ -272,9 +276,9 @@ std::vector<ByteRange> HostMemory::take_released() {
   return released;
 }
 
-// Gives back the pages of destroyed pieces without holders. The addresses and the number of a
-// revoked piece are not reused, because a peer without a hold may enter an operation on it late;
-// nor are those of a piece to which a peer may still write.
+// Frees the pages of destroyed pieces without holders. The addresses and the number of a piece are
+// not reused if it was revoked, because a peer without a hold may still start an operation on it,
+// or if a peer may still write to it.
 void HostMemory::reclaim() {
   for (const ByteRange& range : take_released()) {
     const Status released =
@@ -329,9 +333,11 @@ Result<std::unique_ptr<os::SharedMemory>> HostMemory::map_side_by_side(
     const bool is_possible = num_bytes <= layout_.slice_bytes;
     const std::byte* const bytes = is_possible ? resolve(at, round_to_pages(num_bytes)) : nullptr;
     if (bytes == nullptr || at.place.offset % kPageBytes != 0) {
-      return Error(ErrorCode::kCorruption,
-                   format("host memory: {} bytes at {} of slot {} are no pages of its {} bytes",
-                          num_bytes, at.place.offset, at.slot, layout_.slice_bytes));
+      return Error(
+          ErrorCode::kCorruption,
+          format("host memory: {} bytes at offset {} of slot {} are not whole pages of its slice "
+                 "of {} bytes",
+                 num_bytes, at.place.offset, at.slot, layout_.slice_bytes));
     }
     begins.push_back(static_cast<size_t>(bytes - segment_->bytes().data()));
   }
@@ -342,9 +348,10 @@ Result<std::unique_ptr<os::SharedMemory>> HostMemory::map_side_by_side(
   return pages->map_ranges(begins, round_to_pages(std::max<size_t>(num_bytes, 1)));
 }
 
-// The mark is stored before the pages change, sequentially consistent (see Peers::mark_left()): if
-// a peer does not see the mark at the end of its operation, its writes came before the change. The
-// essential steps allocate nothing, because this rank may leave for lack of memory.
+// Stores the revocation mark, sequentially consistent, before it changes the pages (see
+// Peers::mark_left()): a peer that does not see the mark at the end of its operation has written
+// before the change. The essential steps allocate no memory, because this rank may be leaving the
+// group for lack of it.
 Status HostMemory::revoke(const Place& place, size_t num_bytes, std::string_view reason) {
   const std::lock_guard only_one(revocation_mutex_);
   Record* record = nullptr;
@@ -366,8 +373,8 @@ HostMemory::Record* HostMemory::record_of(const Place& place) {
   return record.id == place.piece && record.is_alive ? &record : nullptr;
 }
 
-// Also makes the pages between the range and the private ones private, so that the private pages
-// stay one contiguous range.
+// Makes the range private, and the pages between it and those that are private already, so that the
+// private pages stay one contiguous range.
 Status HostMemory::make_private(Record& record, const ByteRange& range) {
   const size_t begin = range.begin / kPageBytes * kPageBytes;
   const size_t end = round_to_pages(range.begin + range.size);
@@ -389,10 +396,10 @@ Status HostMemory::make_private(Record& record, const ByteRange& range) {
   return {};
 }
 
-// Each side sets its bit and then reads the other's, sequentially consistent: if a peer announces
-// itself while the owner withdraws the piece, at least one of the two notices. The same holds if
-// others report the announcing peer as lost: either the owner sees the bit and does not reuse the
-// piece, or the peer sees the report.
+// The peer and the owner each set a bit and then read the other one's bit, sequentially consistent:
+// if a peer announces itself while the owner withdraws the piece, at least one of the two sees the
+// other's bit. The same holds if others report the announcing peer as lost: either the owner sees
+// the peer's bit and does not reuse the piece, or the peer sees the report.
 bool HostMemory::announce_writer(int slot, uint32_t piece) {
   const uint64_t before =
       header(slot, piece).access.fetch_or(Header::kHasWriters, std::memory_order_seq_cst);
@@ -444,8 +451,8 @@ void HostMemory::release_hold(int slot, uint32_t piece) {
       .fetch_and(~(uint64_t{1} << bit % 64), std::memory_order_release);
 }
 
-// The mark is stored before any page changes, as in revoke(). If there is no memory for the mark,
-// the holds keep counting.
+// Stores the mark of a lost rank before any page changes, as in revoke(). If no memory is left for
+// the page of the mark, the holds of that rank still count.
 void HostMemory::forget_holder(int slot) {
   const auto* const begin = segment_->bytes().data();
   Header& mark = header(slot, 0);
@@ -460,7 +467,7 @@ void HostMemory::forget_holder(int slot) {
   reclaim();
 }
 
-// The page of header 0 is committed with this rank's first piece, so this read is valid.
+// The page of header 0 is committed together with this rank's first piece, so this read is valid.
 bool HostMemory::has_lost_holds() const {
   return is_revoked(slot_, 0);
 }

@@ -3,20 +3,20 @@
 //
 // Threads: any; a mutex guards the table of own pieces and is not held in system calls. Blocking:
 // never; but allocate(), commit() and the destructor of a piece take the time that the system needs
-// for their pages. Lifetime: pieces keep the memory; views keep their own mapping. A forked child
-// must not destroy a Piece: it belongs to the parent. Errors: kUnavailable with the sizes when
-// memory or addresses are short; kCorruption for a place of a peer that lies outside the peer's
-// slice; kAborted for find() in a piece that was revoked. Destructors do not throw: if memory is
-// too short to give pages back, the pages stay unused.
+// for their pages. Lifetime: pieces keep the memory alive; views keep their own mapping. A forked
+// child must not destroy a Piece: it belongs to the parent. Errors: kUnavailable with the sizes
+// when memory or addresses are short; kCorruption for a place of a peer that lies outside the
+// peer's slice; kAborted for find() in a piece that was revoked. Destructors do not throw: if
+// memory is too short to free pages, the pages stay unused.
 // Format: docs/formats/shared-memory.md.
 //
 // The segment is sparse: a page takes memory once its rank has committed it. A rank allocates
 // without communication. Each piece has a header in the segment with a bit for each peer that uses
 // it: the owner sets the bits, each peer clears its own. Pages of a destroyed piece are reused only
-// when no live peer holds it, so memory does not change while a slow peer accesses it. A peer that
-// wants a pointer through which the program may write at any time first announces that in the
-// header. Such a piece is reused only when each peer has released it: a peer that was reported as
-// lost may be alive and write.
+// when no live peer holds it, so memory does not change while a slow peer accesses it. Before a
+// peer gives its program a pointer for writes at any time, it announces that in the header. Such a
+// piece is reused only after all peers have released it, lost ones included: a peer that was
+// reported as lost may still be alive and write.
 #pragma once
 
 #include <array>
@@ -63,14 +63,15 @@ class Piece {
 
   explicit operator bool() const { return memory_ != nullptr; }
   Bytes bytes() const { return bytes_; }
-  // Returns the place of the first byte.
+  // Returns the place of the piece's first byte, which peers can resolve.
   const Place& place() const { return place_; }
-  // Commits the memory of the range. Bytes behind PieceOptions::committed_bytes need this before
-  // their first use.
+  // Commits the memory of this range of the piece, which is needed before the first use of bytes
+  // beyond PieceOptions::committed_bytes.
   Status commit(const ByteRange& range);
-  // Drops all holders except these: the other holders named at allocation will not use the piece.
+  // Keeps only these holders: the other holders named at allocation will not use the piece.
   void keep_holders(std::span<const int> slots);
-  // Drops all holders: no peer knows the place of this piece, so none will release it.
+  // Removes all holders of a piece whose place was not sent to any peer, because none would release
+  // it.
   void drop_holders();
 
  private:
@@ -78,7 +79,7 @@ class Piece {
   Piece(std::shared_ptr<HostMemory> memory, Bytes bytes, const Place& place);
   void swap(Piece& other) noexcept;
 
-  // Is shared because a piece may outlive the group that allocated it.
+  // The memory is shared because a piece may outlive the group that allocated it.
   std::shared_ptr<HostMemory> memory_;
   Bytes bytes_;
   Place place_;
@@ -104,11 +105,11 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   static size_t segment_bytes(const HostMemoryLayout& layout);
   // Returns the layout with the largest slices that fit into a segment of this size.
   static HostMemoryLayout layout_of(size_t segment_bytes, HostMemoryLayout layout);
-  // Returns the size of the machine's memory, limited by the largest segment that may have this
-  // number of slots and this front.
+  // Returns the default size of a slice: the size of the machine's memory, or less if a segment
+  // with this number of slots and this front would exceed the host's limit on segments.
   static size_t default_slice_bytes(const os::HostInfo& host, const HostMemoryLayout& layout);
 
-  // Returns this rank's view of a segment that was zero when the first rank attached.
+  // Attaches this rank to a segment, which was filled with zeros when the first rank attached.
   static Result<std::shared_ptr<HostMemory>> attach(std::shared_ptr<os::SharedMemory> segment,
                                                     const HostMemoryLayout& layout, int slot);
   HostMemory(Key, std::shared_ptr<os::SharedMemory> segment, const HostMemoryLayout& layout,
@@ -121,39 +122,41 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
 
   Result<Piece> allocate(const PieceOptions& options);
 
-  // Returns the place of this rank's buffer, for its peers; an empty Place if the buffer does not
-  // lie within one piece.
+  // Returns the place of this rank's buffer, which peers can resolve; an empty Place if the buffer
+  // does not lie within one piece.
   Result<Place> find(ConstBytes buffer) const;
-  // Returns the memory of a peer; nullptr if it does not lie entirely in the peer's slice.
+  // Returns the address of a peer's memory in this process; nullptr if the memory does not lie
+  // entirely in the peer's slice.
   std::byte* resolve(const SlotPlace& at, size_t num_bytes) const;
-  // Maps equally long, page-aligned places one behind the other.
+  // Maps places at consecutive addresses. Each is page-aligned and has `num_bytes` bytes.
   Result<std::unique_ptr<os::SharedMemory>> map_side_by_side(std::span<const SlotPlace> places,
                                                              size_t num_bytes) const;
 
-  // Makes these bytes of this rank private, although peers may still write to them. First marks the
-  // piece as revoked. The piece is never reused: from then on find() of a buffer in it returns the
-  // reason of its first revocation.
+  // Takes these bytes back from the peers: from then on they are private to this rank, and later
+  // writes of peers do not change them. First marks the piece as revoked. A revoked piece is never
+  // reused, and find() of a buffer in it returns the reason of the first revocation.
   Status revoke(const Place& place, size_t num_bytes, std::string_view reason);
   bool is_revoked(int slot, uint32_t piece) const;
-  // Returns the word that is_revoked() loads, for frequent checks: above 0 once the piece is
-  // revoked. Valid as long as this memory.
+  // Returns the word that is_revoked() loads, for frequent checks. It is above 0 once the piece is
+  // revoked, and valid as long as this HostMemory lives.
   const std::atomic<uint64_t>& revocation_of(int slot, uint32_t piece) const;
 
   // Announces that this rank may write to the piece of a peer from now on, through pointers that
   // the program keeps beyond an operation. Returns false if the peer has withdrawn the piece, or if
-  // has_lost_holds(): then this rank must not write to it.
+  // has_lost_holds(): then this rank must not write to the piece.
   bool announce_writer(int slot, uint32_t piece);
   bool is_withdrawn(int slot, uint32_t piece) const;
-  // After this no peer can announce itself for this piece of this rank. If one already has, these
-  // bytes are revoked: they keep their content, and later writes of peers do not appear in them.
+  // Makes announce_writer() fail on all peers for this piece of this rank. If a peer has announced
+  // itself before, also revokes these bytes, which keep their content.
   Status withdraw(const Place& place, size_t num_bytes, std::string_view reason);
   // Withdraws all of this rank's pieces to which peers may write.
   Status withdraw_all(std::string_view reason);
 
   // Releases this rank's hold on the piece of a peer.
   void release_hold(int slot, uint32_t piece);
-  // Called when a rank is lost: its holds no longer count. The rank may still be alive, with only
-  // its connections cut. So a mark is set first, which the rank's own has_lost_holds() reads.
+  // Called when the rank in `slot` is lost: its holds no longer count. That rank may still be alive
+  // with broken connections. So the call first sets a mark, which the rank's own has_lost_holds()
+  // reads.
   void forget_holder(int slot);
   // Returns whether a peer has reported this rank as lost, so that memory of peers may have been
   // reused while this rank read it. Call it after reading memory of peers, before using what was
@@ -192,11 +195,11 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   Record* record_of(const Place& place);
   Status make_private(Record& record, const ByteRange& range);
 
-  const std::shared_ptr<os::SharedMemory> segment_;  // the owner of the front uses it, too
+  const std::shared_ptr<os::SharedMemory> segment_;  // shared with the owner of the front
   const HostMemoryLayout layout_;
   const int slot_;
 
-  // When both mutexes are locked, this one comes before mutex_. It is held while pages are made
+  // A function that locks both mutexes locks this one first. It is held while pages are made
   // private, because making a private page private again would drop its content.
   std::mutex revocation_mutex_;
   mutable std::mutex mutex_;

@@ -1,5 +1,5 @@
-// Tests accesses of peers through pointers that a program keeps: they are announced and revoked,
-// and never reach memory that is reused.
+// Tests writes of peers through pointers that a program keeps: peers announce them, the owner can
+// revoke them, and they never reach memory that is reused.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -64,7 +64,7 @@ TEST_F(HostMemoryAccessTest, MemoryOfALostWriterIsNotUsedAgain) {
       << "the piece without writers";
 }
 
-// When a lost rank announces its access, the owner may have reused the piece already.
+// A lost rank may announce its access only after the owner has reused the piece.
 TEST_F(HostMemoryAccessTest, AWriterThatWasReportedLostIsRefused) {
   Piece written = cut();
   written = Piece();

@@ -16,7 +16,7 @@ struct ByteRange {
   size_t size = 0;
 };
 
-// Ranks send it as bytes. Piece number 0 means that there is no place.
+// Ranks send a Place to each other as raw bytes. Piece number 0 means that there is no place.
 struct Place {
   uint32_t piece = 0;    // the number of the piece at its owner
   uint32_t padding = 0;  // is explicit because places are sent as bytes
@@ -27,7 +27,7 @@ struct Place {
 };
 static_assert(sizeof(Place) == 16);
 
-// A place of a peer.
+// A place in the slice of the rank with this slot.
 struct SlotPlace {
   int slot = 0;
   Place place;

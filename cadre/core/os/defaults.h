@@ -20,11 +20,12 @@ inline constexpr Duration kConnectPeerTimeout = std::chrono::seconds(5);
 // The limit of Communicator::close(), which first waits for pending operations and then leaves the
 // group.
 inline constexpr Duration kDefaultCloseTimeout = std::chrono::seconds(10);
-// A control connection to another host on which nothing was sent for so long carries a heartbeat.
+// A heartbeat is sent on a control connection to another host if nothing was sent on it for this
+// time.
 inline constexpr Duration kStatusInterval = std::chrono::milliseconds(250);
-// A remote peer that sends nothing for so long counts as lost although its connection is open,
-// because its host has vanished. The limit is longer than an operation's timeout: a process that is
-// stopped, or gets no processor, is silent too and may continue.
+// A remote peer that sends nothing for this time counts as lost although its connection is open:
+// its host has probably crashed. The limit is longer than an operation's timeout, because a process
+// that is stopped or gets no processor time is silent too, and may continue.
 inline constexpr Duration kDefaultSilenceLimit = std::chrono::seconds(120);
 
 // The limit for saving and loading a sharded snapshot. It applies to each point at which ranks wait

@@ -1,5 +1,5 @@
-// Wake-up events that are lent to threads while they wait. There are as many events as threads that
-// wait at once, not one for each thing that a thread can wait for.
+// A pool of wake-up events, which threads borrow while they wait. It has as many events as threads
+// wait at once, not one for each object that a thread can wait for.
 //
 // Threads: all methods from any thread; a Lease belongs to one. Blocking: never.
 // Lifetime: the pool outlives its leases; the System outlives the pool.
@@ -18,8 +18,8 @@ namespace cadre::os {
 
 class EventPool {
  public:
-  // Lends an event, which is clear at first. Everyone who may notify it must have been told to stop
-  // before the lease ends.
+  // Lends an event, which is not signalled at first. All code that may notify the event must be
+  // unregistered before the lease ends.
   class Lease {
    public:
     Lease(EventPool& pool, std::unique_ptr<Event> event) : pool_(&pool), event_(std::move(event)) {}

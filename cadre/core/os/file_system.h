@@ -37,20 +37,21 @@ class CADRE_EXPORT SharedFile {
   // Tries to get the right to write; returns false while another handle has it.
   virtual Result<bool> try_lock() = 0;
   virtual void unlock() = 0;
-  // Marks this handle as present. While this handle has the lock, other handles cannot make the
-  // call fail.
+  // Marks this handle as a user of the file; is_alone() looks for these marks. While this handle
+  // has the lock, other handles cannot make the call fail.
   virtual Status enter() = 0;
-  // Returns whether no other handle is present. REQUIRES: enter() was called, and the lock is held.
+  // Returns whether no other handle is marked by enter(). REQUIRES: enter() was called, and the
+  // lock is held.
   virtual Result<bool> is_alone() = 0;
-  // Ends the presence that enter() began, as closing does. It may be called when another handle has
+  // Removes the mark of enter(), as closing the file does. May be called while another handle has
   // the lock.
   virtual void leave() = 0;
 
   virtual Result<size_t> size() const = 0;
   // Reads up to buffer.size() bytes from `offset`; reads fewer at the end of the file.
   virtual Result<size_t> read_at(size_t offset, Bytes buffer) const = 0;
-  // Writes at `offset`, which must be the end of the file. After an error the file ends there
-  // again, unless truncating it failed as well.
+  // Writes at `offset`, which must be the end of the file. After an error the file is truncated to
+  // `offset`, unless truncating fails as well.
   virtual Status append_at(size_t offset, ConstBytes data) = 0;
   virtual Status truncate(size_t num_bytes) = 0;
   // Returns whether the path still names this file: another process may have removed it.
@@ -85,7 +86,7 @@ class CADRE_EXPORT FileSystem {
   // Creates an empty file in the folder of `path`, with a name that no other file has, and returns
   // the name.
   virtual Result<std::string> create_beside(const std::string& path) = 0;
-  // Creates such a folder, which other users may read, and returns its name.
+  // Creates a folder beside `path` with a new name, which other users may read. Returns the name.
   virtual Result<std::string> make_folder_beside(const std::string& path) = 0;
   // Opens the file. Creates it, if it does not exist, with rights for its owner only.
   virtual Result<std::unique_ptr<SharedFile>> open_shared(const std::string& path) = 0;
@@ -100,7 +101,7 @@ class CADRE_EXPORT FileSystem {
   virtual Status sync(const std::string& path) = 0;
   // Renames `from` to `to`. Replaces a file, or an empty folder, at `to`.
   virtual Status rename(const std::string& from, const std::string& to) = 0;
-  // Exchanges the two names in one step.
+  // Exchanges the two names atomically.
   virtual Status exchange(const std::string& from, const std::string& to) = 0;
   // Removes a file or an empty folder.
   virtual Status remove(const std::string& path) = 0;

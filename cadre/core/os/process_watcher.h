@@ -16,7 +16,7 @@ class ProcessWatcher {
  public:
   virtual ~ProcessWatcher() = default;
 
-  // Returns the namespace in which the pids of this process count; 0 if it is unknown.
+  // Returns the PID namespace of this process, as a number; 0 if it is unknown.
   virtual uint64_t pid_namespace() = 0;
   // Returns an object that is readable once the process has ended, reaped or not. Returns null if
   // this process's namespace has no such process, or the system does not allow it (no pidfd_open,

@@ -33,8 +33,8 @@ class SharedPages {
   virtual Status release(size_t begin, size_t num_bytes) = 0;
 
   // Makes one mapping that shows the ranges of `num_bytes` bytes from each of `begins` side by
-  // side. It keeps the memory, but shows no page that this process has made private. REQUIRES:
-  // whole pages.
+  // side. The mapping keeps the memory alive. It shows the shared pages, never those that this
+  // process has made private. REQUIRES: whole pages.
   virtual Result<std::unique_ptr<SharedMemory>> map_ranges(std::span<const size_t> begins,
                                                            size_t num_bytes) = 0;
 };

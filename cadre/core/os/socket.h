@@ -57,11 +57,11 @@ class CADRE_EXPORT Socket : public Pollable {
  public:
   // Returns the number of bytes taken, at most data.size(); 0 while the stream is full.
   virtual Result<size_t> try_send(ConstBytes data) = 0;
-  // Returns the number of bytes received; 0 while there are none. Returns kPeerLost also if the
-  // peer has closed the stream in good order.
+  // Returns the number of bytes received; 0 while there are none. Returns kPeerLost if the stream
+  // is broken, and also at its regular end.
   virtual Result<size_t> try_recv(Bytes buffer) = 0;
-  // Does the same for several pieces of memory one after the other, at most kMaxParts. Streams of
-  // the kernel need one system call for all of them.
+  // The same operations for several buffers, which are sent or filled in order; at most kMaxParts.
+  // Streams of the kernel need one system call for all of them.
   static constexpr size_t kMaxParts = 64;
   virtual Result<size_t> try_send_parts(std::span<const ConstBytes> parts);
   virtual Result<size_t> try_recv_parts(std::span<const Bytes> parts);
@@ -78,14 +78,13 @@ class CADRE_EXPORT Socket : public Pollable {
 
   // Ends both directions at once and wakes a poll of this socket; the object stays valid.
   virtual void shutdown() = 0;
-  // Return the address of this end, and of the other end: for TCP the numeric address, for unix the
-  // name.
+  // The addresses of this end and of the other end: for TCP the numeric address, for unix the name.
   virtual Address local_address() const = 0;
   virtual Address peer_address() const = 0;
 
-  // For TCP, the stream is then also lost if sent bytes are not acknowledged, or not taken by the
-  // peer, for `limit` (at least 3 s). Use it only if the peer always reads: a peer that computes
-  // for a long time with a full buffer would be lost, too.
+  // Limits a TCP stream further: it also counts as lost if sent bytes are not acknowledged, or not
+  // taken by the peer, for `limit` (at least 3 s). Use it only if the peer always reads: a peer
+  // that computes for a long time with a full buffer would be lost, too.
   virtual void limit_silence(Duration /*limit*/) {}
   // Checks a connection within this host. Returns an error unless the process at the other end
   // belongs to this process's user or to root, and also if the kernel does not know the user.

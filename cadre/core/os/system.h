@@ -83,8 +83,8 @@ class CADRE_EXPORT System {
   // Lets another thread of this core run, by sched_yield(). In the simulator it is a scheduling
   // point.
   virtual void yield() = 0;
-  // Sleeps while word.value == old. May return early without a reason, and returns at the latest
-  // after kMaxNap, so that callers check their abort flag. Returns false only when the deadline has
+  // Sleeps while word.value == old. Spurious returns are possible, and the sleep lasts at most
+  // kMaxNap, so that callers check their abort flag. Returns false only when the deadline has
   // passed.
   virtual bool wait_while(WaitWord& word, uint32_t old, Deadline deadline) = 0;
   // Stores `value` with release order and wakes all sleepers of the word, in every process.

@@ -6,9 +6,9 @@
 namespace cadre {
 
 Result<Membership> EnvironmentRendezvous::join(Deadline deadline) {
-  // A restarted job finds the keys of its earlier attempts in the launcher's store, and every
-  // rejoin() takes one more round. The rounds of two attempts are so far apart that they never
-  // meet.
+  // A restarted job finds the keys of its earlier attempts in the launcher's store. Each key
+  // contains the round, which every rejoin() increments. The attempts begin so many rounds apart
+  // that their keys never coincide.
   constexpr uint64_t kRoundsPerAttempt = 1'000'000;
   const uint64_t round = static_cast<uint64_t>(environment_.restart_count) * kRoundsPerAttempt;
   if (!environment_.store_file.empty()) {

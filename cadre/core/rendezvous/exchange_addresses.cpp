@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::string_view kNoHost = "-";
 
-// An entry is a sentence for messages, and a line "LOCAL_HOST STORE_HOST".
+// Returns what a rank writes into the store: a sentence for error messages, and a line "LOCAL_HOST
+// STORE_HOST".
 std::string write_entry(const std::string& sentence, const StoreView& view) {
   const auto host = [](const std::string& name) {
     return name.empty() ? kNoHost : std::string_view(name);
@@ -35,7 +36,7 @@ StoreView view_of(const std::string& entry) {
   return view;
 }
 
-// Runs the exchange on one rank.
+// Runs the exchange of addresses on one rank.
 class AddressExchange {
  public:
   AddressExchange(os::System& system, Store& store, const ExchangeOptions& options,
@@ -52,9 +53,9 @@ class AddressExchange {
 
  private:
   Status publish_entry();
-  // Returns the entries of all ranks; waits until they are written.
+  // Waits until all ranks have written their entries, and returns them.
   Result<std::vector<std::string>> read_entries(Deadline until);
-  // Does the same, and warns if it takes long.
+  // Like read_entries(), but logs a warning if the ranks do not come for long.
   Result<std::vector<std::string>> read_entries_and_warn(Deadline patience);
   Status check_entry(size_t rank, const std::string& entry) const;
   Status warn_of_wait(Deadline until);
@@ -74,7 +75,7 @@ class AddressExchange {
 
 Result<std::vector<StoreView>> AddressExchange::run() {
   CADRE_RETURN_IF_ERROR(publish_entry());
-  // The time left after the patience is for the search for the missing ranks.
+  // The rest of the time, after `patience`, is reserved for the search for the missing ranks.
   const TimePoint now = system_.now();
   const Duration budget = deadline_.remaining(now);
   const Deadline patience(now + (budget - std::min<Duration>(budget / 8, std::chrono::seconds(1))));
@@ -100,7 +101,7 @@ Status AddressExchange::publish_entry() {
   const auto holder = store_.compare_set(keys_[static_cast<size_t>(options_.rank.value)], "",
                                          write_entry(own_, options_.view), deadline_);
   if (!holder.ok()) return holder.error();
-  // The entry is the same if this process joins a second time.
+  // An equal entry means that this process joins a second time.
   if (sentence_of(*holder) == own_) return {};
   return Error(ErrorCode::kInvalidArgument,
                format("RANK={} was given to two processes; the first is in {}, this one is in {}: "
@@ -136,7 +137,7 @@ Result<std::vector<std::string>> AddressExchange::read_entries_and_warn(Deadline
   return read_entries(patience);
 }
 
-// Logs which ranks are missing. Fails if a rank that has come joined another world size.
+// Logs which ranks are missing. Fails if a rank that has joined has another world size.
 Status AddressExchange::warn_of_wait(Deadline until) {
   if (!is_lowest(until)) return {};
   const std::vector<int> missing = missing_ranks(until);
@@ -156,8 +157,8 @@ Status AddressExchange::warn_of_wait(Deadline until) {
   return {};
 }
 
-// Returns whether no lower rank has come. Only the lowest rank logs the wait, so that the job logs
-// it once and each rank makes few requests for it.
+// Returns whether no lower rank has joined. Only the lowest rank logs that it waits, so that the
+// job logs it once and each rank makes few requests for it.
 bool AddressExchange::is_lowest(Deadline until) {
   for (size_t rank = 0; rank < static_cast<size_t>(options_.rank.value); ++rank) {
     const Result<bool> is_there = store_.check(key_of(rank), until);

@@ -1,8 +1,8 @@
-// The ranks exchange their addresses through a store. Each rank writes an entry under its number
-// and reads those of all others. So the exchange detects a number that two processes use, and
-// different world sizes, and names the ranks. A rank with another world size than rank 0 detects
-// that as soon as both have written; rank 0 detects it when its whole world has written, or when
-// the wait gets long.
+// The ranks exchange their addresses through a store. Each rank writes an entry under its rank
+// number and reads the entries of all others. Thereby the exchange detects two processes with one
+// rank number, or ranks with different world sizes, and the error names these ranks. A rank with
+// another world size than rank 0 detects that as soon as both have written; rank 0 detects it when
+// its whole world has written, or when the wait gets long.
 //
 // Threads: one. Blocking: until all ranks have written, or the Deadline. Lifetime: borrows its
 // arguments for the call. Errors: kTimeout names the missing ranks; kInvalidArgument for entries
@@ -37,7 +37,7 @@ struct ExchangeOptions {
   int world_size = 1;
   uint64_t round = 0;
   StoreView view;
-  // After this time the lowest rank that is present logs, once, that it waits.
+  // The time after which the lowest rank that has joined logs, once, that it waits for others.
   Duration warn_after = kStoreWarnTime;
   LogSink* log = nullptr;  // if null, nothing is logged
 };
@@ -47,10 +47,10 @@ Result<std::vector<StoreView>> exchange_addresses(os::System& system, Store& sto
                                                   const ExchangeOptions& options,
                                                   Deadline deadline);
 
-// Returns the addresses at which the other ranks can connect to the rank. Usually this is the
-// address from which the rank reaches the store. A rank on the store's own host reaches the store
-// over loopback; for it they are the addresses at which the other hosts reach the store, perhaps
-// several. If all ranks are on one host, it is loopback alone.
+// Returns the addresses at which the other ranks can connect to `rank`. Usually this is the address
+// from which the rank reaches the store. A rank on the store's own host reaches the store over
+// loopback, so it gets the addresses at which the other hosts reach the store, perhaps several. If
+// all ranks are on one host, the result is loopback alone.
 CADRE_EXPORT Result<std::vector<std::string>> choose_listen_hosts(
     const std::vector<StoreView>& views, Rank rank);
 

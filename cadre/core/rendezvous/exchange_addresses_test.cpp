@@ -1,4 +1,4 @@
-// The addresses at which ranks are reached, worked out by hand.
+// Compares the addresses at which ranks are reached with values that were worked out by hand.
 #include "cadre/core/rendezvous/exchange_addresses.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ TEST(ListenHosts, AreWhereARankReachesTheStoreFrom) {
 }
 
 TEST(ListenHosts, OfTheStoresHostAreWhereTheOthersReachTheStore) {
-  // Ranks 0 and 1 are on the store's host. Ranks 2 and 3 reach it through two of its interfaces.
+  // Ranks 0 and 1 are on the store's host. Ranks 2 to 4 reach it through two of its interfaces.
   const std::vector<StoreView> views = {{"127.0.0.1", "127.0.1.1"},
                                         {"::1", "::1"},
                                         {"10.0.0.2", "10.0.0.1"},

@@ -1,12 +1,11 @@
-// A rendezvous of ranks that know their number and a file that all of them can access, which holds
-// the store: "file:///shared/job".
+// A rendezvous of ranks that know their rank number, through a file that all of them can access and
+// that holds the store: "file:///shared/job".
 //
 // The last rank to leave removes the file. If a killed job left its file behind, the next job
 // empties it. Threads, blocking, lifetime and errors: rendezvous.h. A file does not show that a
 // process has died: a rank that ends before the group is connected is reported as missing at the
 // deadline. Nor does it show how hosts reach each other: ranks on several hosts set `listen_host`.
-// Source:
-// torch/distributed/rendezvous.py, "file://".
+// Source: torch/distributed/rendezvous.py, "file://".
 #pragma once
 
 #include <string>
@@ -26,7 +25,7 @@ struct FileRendezvousOptions {
   // A numeric address, at which the other ranks reach this rank.
   std::string listen_host = "127.0.0.1";
   uint64_t round = 0;
-  // After this time a wait for other ranks is logged, once. If log is null, nothing is logged.
+  // The time after which a wait for other ranks is logged, once. If log is null, nothing is logged.
   Duration warn_after = kStoreWarnTime;
   LogSink* log = nullptr;
 };

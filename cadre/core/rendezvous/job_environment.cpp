@@ -14,7 +14,7 @@
 namespace cadre {
 namespace {
 
-// Reads variables and keeps the first error.
+// Reads environment variables and keeps the first error.
 class Parser {
  public:
   explicit Parser(const VariableLookup& look_up) : look_up_(look_up) {}
@@ -24,7 +24,7 @@ class Parser {
     return value && value->empty() ? std::nullopt : value;
   }
 
-  // Says why a variable has no text, for messages.
+  // Returns why a variable has no value, as a part of an error message.
   std::string_view absence(std::string_view name) const {
     return look_up_(name) ? "is empty" : "is not set";
   }
@@ -66,12 +66,13 @@ class Parser {
 constexpr int kMaxWorldSize = 1 << 20;
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 
-// The variables by which a program that starts processes tells each process its place.
+// The variables through which one launcher (torchrun, mpirun, srun) passes the rank and the world
+// size to each process.
 struct PlaceVariables {
   std::string_view rank;
   std::string_view world_size;
   std::string_view local_rank;
-  std::string_view local_world_size;  // is empty if this starter sets no such variable
+  std::string_view local_world_size;  // is empty if this launcher sets no such variable
 };
 
 constexpr PlaceVariables kTorchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
@@ -81,8 +82,8 @@ constexpr std::array kOtherStarters{
     PlaceVariables{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     PlaceVariables{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""}};
 
-// Returns the variables of mpirun or srun, if these started more than one process. A program that
-// did not look for them would train in each process alone, without an error.
+// Returns the variables of mpirun or srun, if these started more than one process. Without them
+// each process would train alone, without an error.
 const PlaceVariables* other_starter(const Parser& parser) {
   const auto found = std::ranges::find_if(kOtherStarters, [&](const PlaceVariables& names) {
     const auto size = parser.text(names.world_size);
@@ -103,7 +104,7 @@ void parse_place(Parser& parser, const PlaceVariables& names, JobEnvironment& en
   }
 }
 
-// Says what is missing of the store's address, and what to do.
+// Returns an error text that says what the store's address lacks, and what to do.
 std::string no_address(const Parser& parser, std::string_view absent, std::string_view choice,
                        const PlaceVariables& names, int world_size) {
   const std::string alone =
@@ -153,8 +154,8 @@ Status check_given_place(const JobPlace& place) {
              place.rank ? "world size" : "rank"));
 }
 
-// Returns what the program says, else the variable. A launcher's variable that contradicts the
-// program counts as not set.
+// Returns the value that the program gives in `place`, or else the variable's value. A launcher's
+// variable that contradicts the program counts as not set.
 std::optional<std::string> look_up_in_place(std::string_view name, const JobPlace& place,
                                             const os::Address& address,
                                             const VariableLookup& variables) {

@@ -1,4 +1,5 @@
-// The environment variables by which a launcher tells a process its place in the job, read once.
+// The environment variables through which a launcher passes rank, world size and address to a
+// process, read once.
 //
 // Threads: plain values. Blocking: never.
 // Errors: kInvalidArgument naming the variable, its value and what it should be.
@@ -39,19 +40,19 @@
 
 namespace cadre {
 
-// What a program itself says about its place in the job. It has precedence over the variables.
-// Source: the arguments of torch.distributed.init_process_group.
+// The rank, world size and address that the program itself gives. They have precedence over the
+// variables. Source: the arguments of torch.distributed.init_process_group.
 struct JobPlace {
   // Set both `rank` and `world_size`, or neither.
   std::optional<int> rank = {};
   std::optional<int> world_size = {};
-  // With "tcp://HOST:PORT" rank 0 hosts the store there. With "file:///PATH" the store is this
-  // file. "env://" and an empty text mean MASTER_ADDR and MASTER_PORT.
+  // "tcp://HOST:PORT" is the address at which rank 0 hosts the store, and "file:///PATH" is the
+  // file of the store. "env://" and an empty text mean MASTER_ADDR and MASTER_PORT.
   std::string init_method = {};
 };
 
 struct JobEnvironment {
-  // Is false if there is no launcher; then all other members have their defaults.
+  // False if there is no launcher; then all other members have their defaults.
   bool is_launched = false;
   Rank rank = 0;
   int world_size = 1;
@@ -73,14 +74,14 @@ struct JobEnvironment {
 // Returns the value of a variable; nullopt if it is not set. An empty value counts as not set.
 using VariableLookup = std::function<std::optional<std::string>(std::string_view name)>;
 
-// `job_token` is the value of CADRE_JOB_TOKEN, which is not looked up. If it is empty, there is no
-// token.
+// `job_token` is the value of CADRE_JOB_TOKEN, for which `look_up` is not called. If it is empty,
+// the job has no token.
 CADRE_EXPORT Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
                                                           const os::Secret& job_token,
                                                           const JobPlace& place = {});
 
 // Reads this process's environment. Call it in main, before other threads change the environment.
-// Takes CADRE_JOB_TOKEN out of the environment: processes that this one starts do not inherit the
+// Removes CADRE_JOB_TOKEN from the environment: processes that this one starts do not inherit the
 // token; later calls still find it (os/host/secret_variable.h).
 CADRE_EXPORT Result<JobEnvironment> read_job_environment(const JobPlace& place = {});
 

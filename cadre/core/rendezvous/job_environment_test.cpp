@@ -97,7 +97,7 @@ TEST(JobEnvironment, ReadsWhatMpirunAndSrunSay) {
   }
 }
 
-// Without this error each of the processes would train alone.
+// mpirun and srun pass no address of a store. Without this error each process would train alone.
 TEST(JobEnvironment, UnderMpirunWithoutAnAddressIsAnErrorWithBothRemedies) {
   for (const Starter& starter : kStarters) {
     const auto environment = parse(starter.variables);
@@ -214,7 +214,7 @@ TEST(JobEnvironment, WhatTheProgramSaysTakesThePlaceOfVariables) {
   ASSERT_TRUE(environment.ok()) << environment.error().message();
   EXPECT_EQ(environment->rank, 6);
   EXPECT_EQ(environment->world_size, 8);
-  EXPECT_EQ(environment->local_rank, std::nullopt) << "that of another place";
+  EXPECT_EQ(environment->local_rank, std::nullopt) << "LOCAL_RANK belongs to another rank";
   EXPECT_EQ(environment->master_port, 29500);
   EXPECT_TRUE(environment->uses_agent_store);
 

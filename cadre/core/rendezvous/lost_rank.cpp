@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-// Removes a number and the blank behind it from the beginning of the text.
+// Removes a number and the space after it from the beginning of the text.
 bool take_number(std::string_view& text, int& number) {
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
   const auto length = static_cast<size_t>(end - text.data());

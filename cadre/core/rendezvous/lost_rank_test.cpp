@@ -35,8 +35,8 @@ class PresenceTest : public ::testing::Test {
 };
 
 TEST_F(PresenceTest, AWillIsCarriedOutWhenTheConnectionEndsAndNotWhenItIsRetracted) {
-  // A process that dies ends its connections. A child process, forked before there are threads,
-  // shows it.
+  // A child process leaves a will and dies, which ends its connection to the store. It is forked
+  // before this process has other threads.
   const os::Address address{os::Address::Kind::kUnix,
                             format("cadre-will-test-{}", system_->host().pid), 0};
   const auto connect = [&address](os::System& system) {

@@ -1,4 +1,4 @@
-// The search for the ranks that have not written their keys in the store.
+// Finds the ranks that have not written their keys into the store.
 //
 // Threads: one. Blocking: until the Deadline at most. Lifetime: borrows the store for the call.
 // Errors: those of the store.
@@ -15,8 +15,8 @@
 
 namespace cadre {
 
-// Returns the ranks whose keys are not set, in ascending order. keys[r] is the key of rank r. The
-// search halves the range, so that it makes few requests if few ranks are missing.
+// Returns the ranks whose keys are not set, in ascending order. keys[r] is the key of rank r. A
+// binary search makes few requests if few ranks are missing.
 CADRE_EXPORT Result<std::vector<int>> find_missing_ranks(Store& store,
                                                          std::span<const std::string> keys,
                                                          Deadline deadline);

@@ -1,4 +1,4 @@
-// Searches for missing ranks, for every possible set of missing ranks.
+// Tests the search for missing ranks with every possible set of missing ranks.
 #include "cadre/core/rendezvous/missing_ranks.h"
 
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
-// How survivors agree: each leaves a note with the ranks that it knows to be lost, waits until
-// every other rank has left its note or is known to be lost, and proposes which ranks go on. The
-// first proposal that compare_set takes is the decision, for all. A rank that is not in the
-// decision came too late. The ranks of the decision confirm it; if one of them dies first, the
-// others decide again, in another round.
+// How survivors agree on the ranks of the new group: each writes a note with the ranks that it
+// knows to be lost into the store, waits until every other rank has written its note or is known to
+// be lost, and proposes which ranks continue. The first proposal that compare_set() stores is the
+// decision for all. A rank that is not in the decision came too late. The ranks of the decision
+// confirm it; if one of them dies first, the others decide again, in another round.
 #include <algorithm>
 #include <charconv>
 #include <optional>
@@ -19,7 +19,7 @@
 namespace cadre {
 namespace {
 
-// A wait for the decision lasts this long; then the notes are read again.
+// Each wait for the decision lasts this long; then the rank reads the other ranks' notes again.
 constexpr Duration kLook = std::chrono::milliseconds(20);
 
 std::string write_ranks(const std::set<int>& ranks) {
@@ -45,7 +45,8 @@ Result<std::set<int>> read_ranks(const std::string& text, int world_size) {
   return ranks;
 }
 
-// Runs one round. If it fails before its group can be connected, run() goes on to the next round.
+// Runs one round of the agreement. If the round fails before its group can be connected, run()
+// starts the next round.
 class Agreement {
  public:
   Agreement(os::System& system, const Membership& previous, std::set<int> lost, Deadline deadline)
@@ -61,7 +62,8 @@ class Agreement {
 
   Result<Membership> run() {
     const os::HostInfo host = system_.host();
-    // This will tells the others if this process dies before it leaves the will of the new round.
+    // Through this will the others learn if this process dies before it leaves its will for the new
+    // round.
     const auto will =
         store_.leave_will(kDead, write_lost_rank({previous_.rank, host.pid, host.name}), deadline_);
     if (!will.ok()) return will.error();
@@ -105,7 +107,7 @@ class Agreement {
       Result<std::set<int>> present = read_notes();
       if (!present.ok()) return present.error();
       const bool all_known = present->size() + lost_.size() >= world_size();
-      // If there is a decision, compare_set returns it, however late this rank is.
+      // If the store already holds a decision, compare_set() returns it, however late this rank is.
       Result<std::string> decision =
           all_known || patience_.has_passed(system_.now())
               ? store_.compare_set(kDecision, "", write_ranks(*present), deadline_)
@@ -117,8 +119,8 @@ class Agreement {
     }
   }
 
-  // Returns the ranks that have left a note and are not lost. A rank that any note lists as lost is
-  // lost.
+  // Returns the ranks that have written a note and are not lost. A rank that any note lists as lost
+  // counts as lost.
   Result<std::set<int>> read_notes() {
     std::set<int> present;
     for (int rank = 0; rank < previous_.world_size; ++rank) {
@@ -143,7 +145,7 @@ class Agreement {
 
   // Returns the ranks whose processes have ended, according to the wills of this round and of the
   // previous group. The wills of the previous group are read only if that group left them itself:
-  // the wills of another group contain other numbers of ranks.
+  // in the wills of another group the ranks have other numbers.
   Result<std::set<int>> read_dead() {
     std::set<int> dead;
     const auto add = [&](Store& store, std::string_view key) -> Status {
@@ -190,9 +192,10 @@ class Agreement {
     return next;
   }
 
-  // A rank of the decision may have died since it left its note. So all ranks confirm that they
-  // have left a will for the new round. If one does not, the decided group is given up before it is
-  // connected. A rank that comes after the others have begun the next round goes on to it, too.
+  // A rank of the decision may have died since it wrote its note. So all ranks confirm that they
+  // have left a will for the new round. If one does not, the others give up the decided group
+  // before it is connected. A rank that arrives when the others have begun the next round takes
+  // part in that round.
   Result<Outcome> confirm(const std::set<int>& ranks) {
     CADRE_RETURN_IF_ERROR(store_.set(here_key(previous_.rank), "yes", deadline_));
     std::vector<std::string> keys;

@@ -34,7 +34,7 @@ class RejoinTest : public ::testing::Test {
             .job_token = "token"};
   }
 
-  // All survivors rejoin at the same time. Returns their results in the order of `survivors`.
+  // Lets all survivors rejoin at the same time. Returns their results in the order of `survivors`.
   std::vector<Result<Membership>> rejoin_all(int world_size, const std::vector<Survivor>& survivors,
                                              Duration budget, uint64_t round = 3) {
     std::vector<std::optional<Result<Membership>>> found(survivors.size());

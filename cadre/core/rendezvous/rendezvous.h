@@ -1,4 +1,5 @@
-// Finds out which ranks are in the job, which of them this process is, and which round this is.
+// Rendezvous: each process learns its rank, the world size and the round, a number that grows with
+// each rejoin().
 //
 // Threads: join() from one thread. Blocking: until all ranks are known or the Deadline.
 // Lifetime: a Membership shares its Store. Errors: kTimeout names what is missing;
@@ -28,23 +29,26 @@ struct Membership {
   uint64_t round = 0;  // is part of every key, so that the keys of different rounds differ
   std::shared_ptr<Store> store;  // the groups of a job share it; null for a world of one
   os::Secret job_token;  // the secret of the job, with which ranks prove that they belong to it
-  // The world_size of the rendezvous, or of rejoin(), if the ranks are those of that group. A group
-  // of fewer ranks may keep it. 0 if it is unknown, or if the ranks are others.
+  // The world_size that the rendezvous, or rejoin(), returned, while the ranks are still numbered
+  // as there; a group with fewer ranks may keep the value. 0 if it is unknown, or if the group
+  // numbers its ranks anew.
   int job_size = 0;
   // Numeric addresses of this host at which the other ranks reach it; empty means loopback.
   std::vector<std::string> listen_hosts;
   // The address of the store's host as this rank reaches it; empty if unknown.
   std::string store_host;
-  // Tells the others if this process dies. The copies of a Membership share it.
+  // The will through which the others learn if this process dies. The copies of a Membership share
+  // it.
   std::shared_ptr<StoreWill> will;
-  // The group that left the wills: this group, or the group from which it was split off.
+  // The name of the group whose ranks left the wills: this group, or the group from which it was
+  // split off.
   std::string will_group = {};
   // A name that only the group of these ranks has. The keys by which its survivors rejoin contain
   // it.
   std::string group = "world";
 };
 
-// Fails with kInvalidArgument if the rank is not in a world of the size.
+// Returns kInvalidArgument unless 0 <= rank < world_size.
 Status check_place(Rank rank, int world_size);
 
 class CADRE_EXPORT Rendezvous {
@@ -53,19 +57,19 @@ class CADRE_EXPORT Rendezvous {
   virtual Result<Membership> join(Deadline deadline) = 0;
 };
 
-// Do the same as join() and rejoin() for programs: they take a Duration and throw cadre::Error.
+// The same as join() and rejoin(), for programs: they take a Duration and throw cadre::Error.
 CADRE_EXPORT Membership join_within(os::System& system, Rendezvous& rendezvous, Duration timeout);
 CADRE_EXPORT Membership rejoin_within(os::System& system, const Membership& previous,
                                       std::span<const Rank> lost, Duration timeout);
 
-// The survivors of `previous` agree on a new Membership with a later round, in which the ranks keep
-// their order. `lost` lists the ranks that this survivor knows to be lost. The survivor waits for
-// all others until the deadline and then goes on without them. If a rank dies meanwhile, this takes
-// another round: the result has only ranks that were there when all had agreed. A rank that comes
-// after the decision gets kAborted. All survivors must pass a membership of the same group; several
-// groups of a job may rejoin at the same time. A rank may still die before Communicator::connect()
-// has ended, which then fails on all ranks: call rejoin() again with the new Membership, or use
-// rejoin_group() (comm/groups/rejoin_group.h), which does so.
+// The survivors of `previous` agree on a new Membership with a higher round, in which the ranks
+// keep their order. `lost` lists the ranks that this survivor knows to be lost. The survivor waits
+// for all others until the deadline and then goes on without them. If a rank dies meanwhile, the
+// survivors agree again in another round: the result has only ranks that were alive when all had
+// agreed. A rank that comes after the decision gets kAborted. All survivors must pass a membership
+// of the same group; several groups of a job may rejoin at the same time. A rank may still die
+// before Communicator::connect() has ended, which then fails on all ranks: call rejoin() again with
+// the new Membership, or use rejoin_group() (comm/groups/rejoin_group.h), which does so.
 CADRE_EXPORT Result<Membership> rejoin(os::System& system, const Membership& previous,
                                        std::span<const Rank> lost, Deadline deadline);
 

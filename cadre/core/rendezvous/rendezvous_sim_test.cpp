@@ -40,7 +40,7 @@ Membership join(os::System& system, int rank) {
   return rendezvous.join(system.deadline_in(seconds(60))).value_or_throw();
 }
 
-// All ranks count to the same number. They leave only when all of them have reached it.
+// Each rank adds 3 to a counter in the store, and returns only when all ranks have done so.
 void count_together(os::System& system, Store& store) {
   const Deadline deadline = system.deadline_in(seconds(60));
   for (int i = 0; i < 3; ++i) store.add("count", 1, deadline).value_or_throw();
@@ -127,7 +127,8 @@ void run_late(sim::Simulator& simulator, LogSink& log, const std::vector<Duratio
 
 TEST(RendezvousInTheSimulator, WorldSizesThatDifferAreNamedToAllWithinTheWarningsTime) {
   for (const uint64_t seed : seeds(40)) {
-    // One rank has a smaller or a larger world. The smallest seeds include rank 0.
+    // One rank, `other`, has a world size that is 1 too small or too large. With seeds that are
+    // multiples of 4 it is rank 0.
     const int other = static_cast<int>(seed % kRanks);
     const int other_size = seed % 2 == 0 ? kRanks - 1 : kRanks + 1;
     if (other >= other_size) continue;
@@ -188,8 +189,8 @@ class ThrowingLog final : public LogSink {
   std::atomic<int> num_lines = 0;
 };
 
-// The lowest rank that has joined logs that it waits for others. Each rank logs that it waits for
-// the store.
+// The sink throws at every line: the lowest rank that has joined logs that it waits for others, and
+// each rank logs that it waits for the store. Still all ranks must join.
 TEST(RendezvousInTheSimulator, ALogThatThrowsKeepsNoRankOut) {
   for (const std::vector<Duration>& delays :
        {std::vector<Duration>{seconds(0), seconds(25), seconds(0), seconds(25)},
@@ -234,7 +235,7 @@ void expect_agreement(const KilledRun& run, const sim::SimResult& result, int vi
     EXPECT_EQ(run.agreed[at]->world_size, world_size);
   }
   if (numbers.empty()) return;
-  // The ranks are numbered from 0 without a gap. One number may be missing, that of a victim that
+  // The ranks have different numbers from 0 on. One number may be unused: that of a victim that
   // wrote its note before it died.
   EXPECT_LT(*numbers.rbegin(), world_size);
   EXPECT_GE(static_cast<int>(numbers.size()), world_size - 1);
@@ -270,7 +271,7 @@ TEST(RendezvousInTheSimulator, SurvivorsOfAKillAgree) {
     if (killed.agreed[0] && killed.agreed[0]->world_size == kRanks - 1) ++num_decided_without;
     num_joined_by_all += std::ranges::count(killed.has_joined, true) == kRanks;
   }
-  // Over all seeds the kill must come at the interesting moments in some of the runs.
+  // Over all seeds, some kills must come before the decision and some after all ranks have joined.
   if (std::getenv("CADRE_SEED")) return;
   EXPECT_GE(num_decided_without, 5);
   EXPECT_GE(num_joined_by_all, 20);

@@ -22,14 +22,15 @@ std::string host_of(const os::Address& address) {
   return address.kind == os::Address::Kind::kTcp ? address.host : std::string();
 }
 
-// Waits, so that ranks that have come can read what the store holds. That takes a few round trips.
+// Waits for a while, so that ranks that have joined can read the store. That takes a few round
+// trips.
 void linger(os::System& system, Deadline deadline) {
   constexpr Duration kLingerTime = std::chrono::seconds(1);
   system.make_waiter()->park(deadline.earlier(system.deadline_in(kLingerTime)));
 }
 
-// Returns how the message begins if rank 0 could not host the store and reached none at the address
-// either.
+// Returns the beginning of the error message of a rank 0 that could not host the store and did not
+// reach a store at the address either.
 std::string why_not_hosted(const os::Address& address, const std::string& reason) {
   const bool is_in_use = reason.find("Address already in use") != std::string::npos;
   if (!is_in_use || address.kind != os::Address::Kind::kTcp) {
@@ -82,7 +83,7 @@ Result<Membership> TcpRendezvous::join(Deadline deadline) {
   if (!store.ok()) return store.error();
   membership.store = std::move(store).value();
   membership.store_host = host_of(route.server);
-  // The will is left before the others can know of this rank, so that none waits for a rank that
+  // The will is left before other ranks can learn of this rank, so that none waits for a rank that
   // has died since.
   CADRE_RETURN_IF_ERROR(leave_presence_will(system_, membership, deadline));
   const auto views = exchange_addresses(system_, *membership.store,
@@ -94,7 +95,7 @@ Result<Membership> TcpRendezvous::join(Deadline deadline) {
                                          .log = options_.log},
                                         deadline);
   if (!views.ok()) {
-    // The others learn the contradiction from this store, which may end with this rank.
+    // The other ranks read the contradicting entries from this store, which may end with this rank.
     const bool hosts = options_.rank == 0 && options_.may_host_store;
     if (hosts && views.error().code() == ErrorCode::kInvalidArgument) linger(system_, deadline);
     return views.error();
@@ -111,7 +112,8 @@ Result<std::shared_ptr<Store>> TcpRendezvous::open_store(Deadline deadline, Stor
   if (options_.rank == 0 && options_.may_host_store) {
     auto server = TcpStoreServer::start(
         system_, {.address = options_.address, .token = options_.job_token, .log = options_.log});
-    // kUnavailable means that another process listens there already. Rank 0 is then a client of it.
+    // kUnavailable means that another process listens at the address already. Rank 0 is then its
+    // client.
     if (!server.ok() && server.error().code() != ErrorCode::kUnavailable) return server.error();
     if (server.ok()) {
       hosted->server = std::move(server).value();

@@ -1,4 +1,4 @@
-// Ranks that are threads meet over sockets of this host.
+// Tests the rendezvous of ranks that are threads, over sockets of this host.
 #include "cadre/core/rendezvous/tcp_rendezvous.h"
 
 #include <gtest/gtest.h>
@@ -84,8 +84,8 @@ TEST_F(RendezvousTest, AWorldOfOneNeedsNoStore) {
 }
 
 TEST_F(RendezvousTest, ARankThatNeverComesIsNamed) {
-  // The test starts the store itself. If rank 0 hosted it, the store would end with the first rank
-  // that gives up.
+  // The test starts the store itself, because a store hosted by rank 0 would end when rank 0 gives
+  // up.
   auto server = TcpStoreServer::start(*system_, {}).value_or_throw();
   const os::Address address = server->address();
   const auto joined = join_all({{.address = address, .rank = 0, .world_size = 3},

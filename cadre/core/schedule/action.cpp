@@ -56,7 +56,8 @@ Result<PipelineAction> parse_single_action(std::string_view text) {
   PipelineAction action{.kind = kind};
   const auto stage = small_number(text.substr(0, name_begin), kMaxPipelineStages);
   if (!stage) {
-    return not_an_action(text, cadre::format("stages are numbered below {}", kMaxPipelineStages));
+    return not_an_action(
+        text, cadre::format("the number of the stage must be below {}", kMaxPipelineStages));
   }
   action.stage = *stage;
   const std::string_view rest = text.substr(name_end);

@@ -63,7 +63,7 @@ class PipelineChecker {
         microbatch, stage, microbatch, stage, microbatch, stage, microbatch));
   }
 
-  // Checks that each send has its receive. walk_pipeline() checks that each receive has its send.
+  // Checks that each send has a matching receive. walk_pipeline() checks the reverse.
   Status check_sends(int rank) const {
     for (size_t step = 0; step < schedule_.ranks[rank].size(); ++step) {
       const PipelineAction& action = schedule_.ranks[rank][step];

@@ -1,13 +1,13 @@
 // Checks that a pipeline schedule can be run and computes one training step.
 //
 // Threads: pure functions. Blocking: never. Lifetime: values. Errors: kInvalidArgument; the message
-// names rank, step and action, and what is expected. In both forms the check is that there is at
-// least one rank, stage and microbatch, and every rank has actions; every microbatch has, on every
-// stage, one F, and either one B or one I and one W; each is on the rank of its stage; all actions
-// can run in the given order, so there is no deadlock, and no action comes before one that it
-// needs. Checked in the lowered form also: each message between ranks is sent and received once,
-// computations run on gathered parameters, and the gradients of a stage are reduced once, after the
-// last of them.
+// names rank, step and action, and what is expected. A schedule passes if it has at least one rank,
+// stage and microbatch, every rank has actions, and every microbatch has on every stage one F, and
+// either one B or one I and one W, each on the rank of its stage. All actions must be able to run
+// in the given order: no action comes before one that it needs, so there is no deadlock. In the
+// lowered form (lowering.h) also each message between ranks must be sent and received once,
+// computations must run on gathered parameters, and the gradients of a stage must be reduced once,
+// after the last of them.
 #pragma once
 
 #include <optional>

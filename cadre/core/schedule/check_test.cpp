@@ -62,7 +62,7 @@ TEST(PipelineCheckTest, AMicrobatchThatDoesNotRunOnceIsNamed) {
   schedule = make(Kind::k1F1B, 4, 8);
   schedule.ranks[3].push_back(*find(schedule, 3, "3F7"));
   EXPECT_EQ(finding(schedule),
-            "rank 3, step 16 (3F7): 3F7 stands already at rank 3, step 14 (3F7)");
+            "rank 3, step 16 (3F7): 3F7 occurs already at rank 3, step 14 (3F7)");
   schedule = make(Kind::kZbH1, 4, 8);
   erase(schedule, 1, "1W7");
   EXPECT_THAT(finding(schedule), StartsWith("rank 1: microbatch 7 has 1F7 1I7 on stage 1"));

@@ -51,7 +51,7 @@ std::string plain_name(std::string_view name) {
   return plain;
 }
 
-// The input of the generator of each rank.
+// The parameters from which the actions of each rank are generated.
 struct Pipeline {
   PipelineScheduleKind kind;
   int num_ranks;
@@ -120,7 +120,7 @@ std::vector<PipelineAction> gpipe_order(int rank, const Pipeline& pipeline) {
   return actions;
 }
 
-// The backwards have the reverse order of the forwards.
+// The backwards run in the reverse order of the forwards.
 std::vector<PipelineAction> looped_bfs_order(int rank, const Pipeline& pipeline) {
   std::vector<PipelineAction> actions;
   for (int pass = 0; pass < pipeline.stages_per_rank; ++pass) {

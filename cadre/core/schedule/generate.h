@@ -1,7 +1,7 @@
-// The pipeline schedules by their names, each made by a pure function.
+// Generates pipeline schedules by their names, each with a pure function.
 //
 // Threads: pure functions. Blocking: never. Lifetime: values.
-// Errors: kInvalidArgument with the numbers, for what a schedule cannot do.
+// Errors: kInvalidArgument with the numbers, for options that the schedule does not support.
 // Source: GPipe (Huang et al., arXiv 1811.06965), 1F1B (PipeDream, 1806.03377, as Megatron-LM
 // flushes it), interleaved 1F1B (2104.04473), breadth-first (2211.05953), zero bubble ZB-H1 and
 // ZB-V (2401.10241), DualPipe (2412.19437) in the form for V placement. Where PyTorch 2.13 has the
@@ -56,7 +56,8 @@ struct PipelineScheduleOptions {
   std::optional<int> stages_per_rank = {};  // nullopt means usual_stages_per_rank
 };
 
-// Schedules with more actions are an error, because the numbers are probably typing errors.
+// The largest number of pairs of a stage and a microbatch. More are an error, because the numbers
+// are probably typing errors.
 inline constexpr int64_t kMaxPipelineComputations = int64_t{1} << 24;
 
 // Returns the schedule in the compute-only form.

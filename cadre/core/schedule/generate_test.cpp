@@ -31,9 +31,9 @@ TEST(PipelineGenerateTest, EverySchedulePassesTheChecker) {
     EXPECT_EQ(schedule.num_stages(), options.num_ranks * *options.stages_per_rank);
     EXPECT_EQ(schedule.num_microbatches, options.num_microbatches);
   });
-  // All 112 pairs of ranks and microbatches are possible for gpipe, 1f1b, zb-h1 and zb-v, and with
-  // 1 to 4 stages on each rank for looped-bfs. dualpipe-v requires 2p <= m, and the interleaved
-  // schedules require that the rounds divide the microbatches.
+  // All 112 pairs of p ranks and m microbatches are possible for gpipe, 1f1b, zb-h1 and zb-v, and
+  // with 1 to 4 stages on each rank for looped-bfs. dualpipe-v requires 2p <= m, and the
+  // interleaved schedules require that the number of rounds divides m.
   int num_pairs_of_dualpipe = 0;
   int num_pairs_of_interleaved = 0;
   for (int ranks = 2; ranks <= 8; ++ranks) {
@@ -66,14 +66,15 @@ TEST(PipelineGenerateTest, SmallSchedulesAreThoseOfThePapers) {
             "(2F3;1B1)OVERLAP_F_B,2B2,1B2,2I3,1I3,2W3,1W3\r\n");
 }
 
-// 1F1B keeps at most p microbatches, while GPipe keeps all; ZB-H1 has the same limit as 1F1B. A V
-// schedule keeps 2p halves of a rank's layers, and DualPipeV one more.
+// With p ranks, 1F1B and ZB-H1 keep the activations of at most p microbatches, and GPipe those of
+// all. A V schedule keeps at most 2p activations, each of half of a rank's layers, and DualPipeV
+// one more.
 TEST(PipelineGenerateTest, LiveActivationsStayWithinTheBoundsOfThePapers) {
   for_each_pipeline([](const PipelineScheduleOptions& options, const PipelineSchedule& schedule) {
     const std::vector<int> peaks = peak_live_activations(schedule);
     const int ranks = options.num_ranks;
     const int all = options.num_microbatches * *options.stages_per_rank;
-    // This is the number of forwards of the rank's stages except the last one that run before its
+    // The number of forwards that run on the rank's stages except the last one before the rank's
     // first backward.
     const int other_passes = (*options.stages_per_rank - 1) * options.num_microbatches /
                              std::max(1, options.num_microbatches / ranks);

@@ -75,7 +75,7 @@ Actions with_reductions(const Actions& actions, int num_microbatches) {
   return result;
 }
 
-// Returns the send and the receive of a computation's result, if another rank needs it.
+// Returns the send and the receive for the result of a computation, if another rank needs it.
 std::optional<std::pair<PipelineAction, PipelineAction>> message_of(
     const PipelineSchedule& schedule, const PipelineAction& leaf) {
   const bool is_forward = leaf.kind == Kind::kForward;
@@ -93,7 +93,8 @@ std::optional<std::pair<PipelineAction, PipelineAction>> message_of(
                                   .microbatch = leaf.microbatch}};
 }
 
-// Puts each send behind its computation, and each receive where its message is sent.
+// Puts each send directly behind its computation, and each receive at the time at which its message
+// is sent.
 Result<PipelineSchedule> with_messages(const PipelineSchedule& schedule) {
   const auto index = PipelineIndex::make(schedule);
   if (!index.ok()) return index.error();
@@ -137,9 +138,11 @@ Actions with_receives_before_use(const Actions& actions) {
 
 Status check_lowering(const PipelineSchedule& schedule, const PipelineLowering& lowering) {
   if (lowering.max_unsharded_stages && *lowering.max_unsharded_stages < 1) {
-    return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("max_unsharded_stages is {}; a rank computes on at least 1 stage",
-                               *lowering.max_unsharded_stages));
+    return Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format(
+            "max_unsharded_stages is {}; expected at least 1, the stage on which a rank computes",
+            *lowering.max_unsharded_stages));
   }
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     const Actions& actions = schedule.ranks[rank];

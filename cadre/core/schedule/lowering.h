@@ -19,19 +19,17 @@ namespace cadre {
 enum class ReceivePlacement {
   // The receive is directly before the computation that uses the message. Use it if receives block.
   kBeforeUse,
-  // The receive is at the point where the message is sent if all actions take the same time, so
-  // that
-  // a rank's receives are in the order of its peers' sends. Use it if receives are posted and
-  // waited
-  // for later.
+  // The receive is at the point where its message is sent if all actions take the same time, so
+  // that a rank's receives are in the order of its peers' sends. Use it if receives are posted and
+  // waited for later.
   kAsSent,
 };
 
 struct PipelineLowering {
   ReceivePlacement receives = ReceivePlacement::kBeforeUse;
   // Adds UNSHARD and RESHARD, so that the parameters of at most this many of a rank's next stages
-  // are gathered (one more if an overlap needs it). nullopt adds none; then the parameters are
-  // whole.
+  // are gathered (one more if an overlap needs it). nullopt adds none: the parameters are not
+  // sharded then.
   std::optional<int> max_unsharded_stages = {};
   // Adds REDUCE_GRAD after the last B or W of each stage.
   bool reduces_gradients = true;

@@ -40,8 +40,8 @@ TEST(PipelineLoweringTest, EveryScheduleIsLoweredToOneThatRuns) {
   });
 }
 
-// A receive that blocks directly before its use causes no delay. A receive at the time of its send
-// may cause one.
+// A receive that blocks directly before the use of its message causes no delay. A receive at the
+// time of its send may cause one.
 TEST(PipelineLoweringTest, ReceivesBeforeUseKeepTheLengthOfTheStep) {
   const PipelineCosts costs{.message_ms = 0.25};
   for_each_pipeline([&](const auto& options, const PipelineSchedule& schedule) {

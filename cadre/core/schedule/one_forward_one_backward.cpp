@@ -5,12 +5,12 @@
 namespace cadre {
 namespace {
 
-// The stage and microbatch of a rank's n-th forward or backward.
+// Computes the stage and the microbatch of a rank's n-th forward or backward.
 //
 // Forwards go in turns: the first microbatches go through the rank's first stage, then the same
-// ones through its second, and so on; after its last stage, the next microbatches follow. Backwards
-// take the stages in the reverse order. So a microbatch that goes from the last rank to its next
-// stage on the first rank arrives when that rank begins that stage.
+// microbatches through its second stage, and so on; after the rank's last stage, the next
+// microbatches follow. Backwards take the stages in the reverse order. So a microbatch that goes
+// from the last rank to its next stage on the first rank arrives when that rank begins that stage.
 class TurnOrder {
  public:
   explicit TurnOrder(const OneForwardOneBackward& pipeline) : pipeline_(pipeline) {}

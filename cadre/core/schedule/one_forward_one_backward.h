@@ -1,7 +1,7 @@
 // The order of one rank in the schedules whose steady state is one forward and one backward: 1F1B,
 // interleaved 1F1B, ZB-H1 and interleaved zero-bubble.
 //
-// Threads: pure functions. Blocking: never. Errors: none; REQUIRES what is said below.
+// Threads: pure functions. Blocking: never. Errors: none; REQUIRES what the members below say.
 // Source: arXiv 2104.04473 (warm-up and order of chunks), 2401.10241 (delay of weight gradients).
 #pragma once
 
@@ -20,12 +20,12 @@ struct OneForwardOneBackward {
   // The number of microbatches that go through one stage of the rank before the rank continues with
   // its next stage. REQUIRES: a divisor of num_microbatches.
   int microbatches_per_turn = 1;
-  // The number of additional forwards before the first backward for each following rank. It is 1 if
-  // backwards follow each other as closely as forwards, and 2 if a rank alternates between its
-  // stages meanwhile.
+  // The number of forwards that each rank runs more than the next rank before its first backward,
+  // in the warm-up. It is 1 if backwards follow each other as closely as forwards, and 2 if a rank
+  // alternates between its stages.
   int warmup_per_hop = 1;
-  // Splits backwards: this many I come between the I and the W of a microbatch. nullopt means that
-  // backwards are not split.
+  // The number of I that a rank runs between the I and the W of a microbatch, if backwards are
+  // split into I and W. nullopt means that they are not split.
   std::optional<int> weight_grad_delay = {};
 };
 

@@ -1,4 +1,4 @@
-// Orders of one rank, worked out by hand from the papers.
+// Compares the order of one rank with orders that were worked out by hand from the papers.
 #include "cadre/core/schedule/one_forward_one_backward.h"
 
 #include <gtest/gtest.h>

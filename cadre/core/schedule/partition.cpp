@@ -7,10 +7,10 @@
 
 namespace cadre {
 
-// Dynamic programming over stages: best[i] is the smallest possible largest cost of the stages so
-// far if they have the first i layers. It does not fall with i, and the cost of the last stage
-// falls if it begins later, so the best begin is next to the point where the two meet: O(stages *
-// layers * log(layers)).
+// Dynamic programming over stages: best[i] is the smallest possible maximum of the stage costs if
+// the stages up to the present one have the first i layers. best[i] never decreases with i, and the
+// cost of the last stage decreases if it begins later, so a binary search finds the best begin next
+// to the point where the two are equal: O(stages * layers * log(layers)).
 Result<std::vector<size_t>> split_layers(std::span<const double> layer_costs, int num_stages) {
   const size_t num_layers = layer_costs.size();
   if (num_stages < 1 || num_layers < static_cast<size_t>(num_stages)) {
@@ -34,7 +34,8 @@ Result<std::vector<size_t>> split_layers(std::span<const double> layer_costs, in
   for (size_t stage = 1; stage < stages; ++stage) {
     std::vector<double> next(num_layers + 1, 0);
     for (size_t end = stage + 1; end <= num_layers; ++end) {
-      // Becomes the first begin at which the stages before it cost at least as much.
+      // Searches for the first begin of the last stage at which the stages before it cost at least
+      // as much as the last stage.
       size_t low = stage;
       size_t high = end - 1;
       while (low < high) {

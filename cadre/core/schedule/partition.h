@@ -13,10 +13,10 @@
 
 namespace cadre {
 
-// Returns the number of the first layer of each stage, followed by the number of layers: stage s
-// has the layers begin[s] to begin[s + 1] - 1, at least one. The largest cost of a stage is as
-// small as possible if stages consist of neighbouring layers. Costs may have any unit: measured
-// times, parameters.
+// Returns the index of the first layer of each stage, followed by the number of layers: stage s has
+// the layers begin[s] to begin[s + 1] - 1, at least one. Of all splits into consecutive layers the
+// result has the smallest maximum of the stage costs. Costs may have any unit: measured times,
+// parameters.
 CADRE_EXPORT Result<std::vector<size_t>> split_layers(std::span<const double> layer_costs,
                                                       int num_stages);
 

@@ -42,7 +42,7 @@ TEST(SplitLayersTest, NoOtherSplitHasASmallerLargestStage) {
     const size_t num_layers = 1 + random.below(10);
     const size_t num_stages = 1 + random.below(num_layers);
     std::vector<double> costs(num_layers);
-    // Integers, so that sums are exact.
+    // The costs are integers, so that their sums are exact.
     for (double& cost : costs) cost = static_cast<double>(random.below(9));
     const auto begins = split_layers(costs, static_cast<int>(num_stages)).value_or_throw();
     ASSERT_EQ(begins.size(), num_stages + 1);

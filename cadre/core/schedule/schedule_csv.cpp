@@ -63,9 +63,10 @@ Status take_placement(PipelineSchedule& schedule) {
   }
   const auto missing = std::ranges::find(rank_of_stage, kNoRank);
   if (missing != rank_of_stage.end()) {
-    return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("no line has an action of stage {}, but one has stage {}",
-                               missing - rank_of_stage.begin(), schedule.num_stages() - 1));
+    return Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("no line has an action of stage {}, but a line has an action of stage {}",
+                      missing - rank_of_stage.begin(), schedule.num_stages() - 1));
   }
   return {};
 }
@@ -86,7 +87,7 @@ std::string to_csv(const PipelineSchedule& schedule) {
 Result<PipelineSchedule> parse_pipeline_csv(std::string_view text) {
   if (text.size() > kMaxPipelineCsvBytes) {
     return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("{} bytes; a schedule may have at most {}", text.size(),
+                 cadre::format("the text has {} bytes; a schedule may have at most {}", text.size(),
                                kMaxPipelineCsvBytes));
   }
   PipelineSchedule schedule;

@@ -16,7 +16,7 @@
 
 namespace cadre {
 
-// Larger texts are an error.
+// The limit on the size of the text; larger texts are an error.
 inline constexpr size_t kMaxPipelineCsvBytes = size_t{64} << 20;
 
 // Returns CSV with the line ends of Python's csv module, "\r\n".

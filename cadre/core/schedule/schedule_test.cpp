@@ -30,7 +30,7 @@ TEST(PipelineScheduleTest, AnActivationLivesFromItsForwardToItsBackwardOrWeightG
        act(Kind::kBackward, 1, 0),
        {.kind = Kind::kOverlap, .parts = {act(Kind::kForward, 1, 1), act(Kind::kBackward, 1, 1)}}}};
   EXPECT_THAT(peak_live_activations(schedule), ElementsAre(2, 1));
-  // I alone ends no use.
+  // The activation of microbatch 0 stays live, because an I without a W does not end its use.
   schedule.ranks[0] = {act(Kind::kForward, 0, 0), act(Kind::kInputGrad, 0, 0),
                        act(Kind::kForward, 0, 1)};
   EXPECT_THAT(peak_live_activations(schedule), ElementsAre(2, 1));

@@ -12,8 +12,7 @@ using Kind = PipelineActionKind;
 
 constexpr size_t kMaxReportedRanks = 8;
 
-// The bits suffice for stages and microbatches: see kMaxPipelineStages and
-// kMaxPipelineMicrobatches.
+// Packs an action into 64 bits, which suffice: see kMaxPipelineStages and kMaxPipelineMicrobatches.
 uint64_t key_of(Kind kind, int stage, int microbatch) {
   return static_cast<uint64_t>(kind) << 56 | static_cast<uint64_t>(stage) << 32 |
          static_cast<uint64_t>(microbatch);
@@ -63,7 +62,7 @@ Status check_parts(const PipelineSchedule& schedule, const PipelinePosition& pos
                                  action.parts.size()));
 }
 
-// Returns the first need that has not run yet.
+// Returns the first of the needed actions that has not run yet.
 PipelinePosition first_unmet(std::span<const PipelinePosition> needs,
                              std::span<const size_t> next_steps) {
   return *std::ranges::find_if(
@@ -118,7 +117,7 @@ Result<PipelineIndex> PipelineIndex::make(const PipelineSchedule& schedule) {
             index.positions_.try_emplace(key_of(leaf.kind, leaf.stage, *leaf.microbatch), position);
         if (!is_first) {
           return misplaced(schedule, position,
-                           cadre::format("{} stands already at {}", to_text(leaf),
+                           cadre::format("{} occurs already at {}", to_text(leaf),
                                          describe(schedule, other->second)));
         }
       }
@@ -164,7 +163,8 @@ Status PipelineIndex::needs_of_leaf(const PipelineSchedule& schedule, const Pipe
     needs.push_back(*position);
     return {};
   };
-  // Adds the computation of a neighbouring stage, or the receive that brings its result.
+  // Adds to the needed actions the computation of a neighbouring stage, or the receive that brings
+  // its result.
   const auto add_input = [&](Kind computation, Kind receive, int from) -> Status {
     if (from < 0 || from >= schedule.num_stages()) return {};
     const bool is_received =
@@ -201,7 +201,7 @@ Status walk_pipeline(const PipelineSchedule& schedule, const PipelineIndex& inde
                      const std::function<void(const PipelineVisit&)>& visit) {
   const auto num_ranks = static_cast<size_t>(schedule.num_ranks());
   std::vector<size_t> next_steps(num_ranks, 0);
-  // The needs of each rank's next action, computed once for each action.
+  // The actions that the next action of each rank needs, computed once for each action.
   std::vector<std::optional<std::vector<PipelinePosition>>> needs(num_ranks);
   for (bool is_complete = false; !is_complete;) {
     is_complete = true;

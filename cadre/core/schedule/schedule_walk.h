@@ -1,5 +1,5 @@
-// Runs through a pipeline schedule as its ranks would: the position of each action, the actions
-// that it needs, and an order in which the actions of all ranks can run.
+// Walks through a pipeline schedule as its ranks would: finds the position of each action, the
+// actions that it needs, and an order in which the actions of all ranks can run.
 //
 // Threads: plain values and pure functions. Blocking: never. Lifetime: an index holds positions
 // only. Errors: kInvalidArgument with rank, action and step for an action that does not fit the
@@ -34,7 +34,7 @@ struct PipelinePosition {
 CADRE_EXPORT std::string describe(const PipelineSchedule& schedule,
                                   const PipelinePosition& position);
 
-// The position of each computation, send and receive.
+// The index of a schedule: the position of each computation, send and receive.
 class CADRE_EXPORT PipelineIndex {
  public:
   // Returns an error for an action of a stage that another rank has, or of a microbatch that does
@@ -43,7 +43,7 @@ class CADRE_EXPORT PipelineIndex {
   static Result<PipelineIndex> make(const PipelineSchedule& schedule);
 
   std::optional<PipelinePosition> find(PipelineActionKind kind, int stage, int microbatch) const;
-  // Finds the B or, if there is none, the I.
+  // Finds the B of this stage and microbatch or, if there is none, the I.
   std::optional<PipelinePosition> find_backward(int stage, int microbatch) const;
 
   // Returns the actions that must have ended before `action` of the schedule starts. A computation
@@ -67,8 +67,8 @@ struct PipelineVisit {
   std::span<const PipelinePosition> needs;
 };
 
-// Calls `visit` once for every action, after all that it needs. Works in turns: in each turn every
-// rank, in rank order, runs its next action if all that it needs has run.
+// Calls `visit` once for every action, after all actions that it needs. Works in turns: in each
+// turn every rank, in rank order, runs its next action if all actions that it needs have run.
 CADRE_EXPORT Status walk_pipeline(const PipelineSchedule& schedule, const PipelineIndex& index,
                                   const std::function<void(const PipelineVisit&)>& visit);
 

@@ -1,4 +1,4 @@
-// The order in which the actions of all ranks can run, and what each needs.
+// Tests the order in which the actions of all ranks can run, and which actions each of them needs.
 #include "cadre/core/schedule/schedule_walk.h"
 
 #include <gmock/gmock.h>

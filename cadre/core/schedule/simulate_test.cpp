@@ -26,9 +26,10 @@ double bubble_ms(const PipelineTimeline& timeline, int rank) {
   return timeline.makespan_ms - timeline.busy_ms[rank];
 }
 
-// The bubble of GPipe and 1F1B is (p - 1)(F + B). With v stages on each rank, F and B are the times
-// of one stage, which are v times shorter. With fewer microbatches than ranks, each pass but the
-// last waits until the first microbatch has returned.
+// The bubble of GPipe and 1F1B with p ranks is (p - 1)(F + B), where F and B are the times of a
+// forward and a backward. With v stages on each rank, F and B are the times of one stage, which are
+// v times shorter. With fewer microbatches than ranks, each pass but the last waits until the first
+// microbatch has returned.
 TEST(PipelineSimulateTest, BubblesWithoutSplitBackwardsAreThoseOfTheFormula) {
   constexpr std::array<StageCosts, 3> kCosts{{{.forward_ms = 1, .backward_ms = 2},
                                               {.forward_ms = 3, .backward_ms = 1},
@@ -58,8 +59,9 @@ TEST(PipelineSimulateTest, BubblesWithoutSplitBackwardsAreThoseOfTheFormula) {
   EXPECT_GT(count, 3000);
 }
 
-// The bubble of ZB-H1, with as many microbatches as ranks and W at most I, is (p - 1)(F + I - W).
-// With several stages on each rank the bubble is the same in times of one stage.
+// With p ranks, at least p microbatches and W at most I, the bubble of ZB-H1 is (p - 1)(F + I - W);
+// F, I and W are times. With several stages on each rank the bubble is the same in times of one
+// stage.
 TEST(PipelineSimulateTest, BubblesOfZeroBubbleSchedulesAreThoseOfTheFormula) {
   constexpr std::array<StageCosts, 4> kCosts{
       {{1, 2, 1, 1}, {1, 1.5, 1, 0.5}, {2, 5, 3, 2}, {2, 2, 1, 1}}};
@@ -80,7 +82,7 @@ TEST(PipelineSimulateTest, BubblesOfZeroBubbleSchedulesAreThoseOfTheFormula) {
   EXPECT_GT(count, 1000);
 }
 
-// If F, I and W take the same time and there are at least 2p - 1 microbatches, no rank of ZB-V
+// If F, I and W take the same time and p ranks have at least 2p - 1 microbatches, no rank of ZB-V
 // idles between its first and its last action. The only idle time is that rank r begins r forwards
 // late.
 TEST(PipelineSimulateTest, ZbVHasNoBubbleWithinARank) {
@@ -97,8 +99,8 @@ TEST(PipelineSimulateTest, ZbVHasNoBubbleWithinARank) {
   });
 }
 
-// If F takes as long as I, and W at most as long, the bubble of DualPipeV is (p - 1)(O + B - 3W) on
-// the rank with the most overlaps. O is the time of an overlapped F and B.
+// If F takes as long as I, and W at most as long, the bubble of DualPipeV with p ranks is (p - 1)(O
+// + B - 3W) on the rank with the most overlaps. O is the time of an overlapped F and B.
 TEST(PipelineSimulateTest, TheBubbleOfDualPipeVIsThatOfTheFormula) {
   constexpr std::array<StageCosts, 3> kCosts{{{1, 2, 1, 1}, {1, 1.5, 1, 0.5}, {2, 3, 2, 1}}};
   int count = 0;
@@ -121,9 +123,9 @@ TEST(PipelineSimulateTest, TheBubbleOfDualPipeVIsThatOfTheFormula) {
   EXPECT_GT(count, 300);
 }
 
-// GPipe is two flow shops of equal jobs. Each takes the sum of the stages, plus the longest stage
-// for each further microbatch. Every message of the first forward and the last backward adds its
-// time.
+// GPipe is two flow shops of equal jobs, the forwards and the backwards. Each of them takes the sum
+// of the stages' times, plus the longest stage's time for each further microbatch. Every message of
+// the first forward and the last backward adds its time.
 TEST(PipelineSimulateTest, UnequalStagesAndMessagesMakeGPipeAsLongAsTheFormula) {
   PipelineCosts costs{.stages = {}, .message_ms = 0.5};
   for (const double scale : {1.0, 3.0, 2.0, 0.5}) {
@@ -135,8 +137,8 @@ TEST(PipelineSimulateTest, UnequalStagesAndMessagesMakeGPipeAsLongAsTheFormula) 
   EXPECT_NEAR(timeline.bubble_share(1), 1 - 63 / timeline.makespan_ms, kRounding);
 }
 
-// Computes when the result of an action has arrived on the rank of the stage `to`; 0 if there is no
-// such action.
+// Computes when the result of an action has arrived on the rank of the stage `to`; 0 if the
+// schedule has no such action.
 struct Ends {
   const PipelineSchedule& schedule;
   double message_ms;

@@ -37,7 +37,7 @@ TextRow cells_of(const std::vector<TimedAction>& actions, const std::vector<doub
       cell += (cell.empty() ? "" : " ") + to_text(actions[next].action);
     }
     if (cell.empty()) {
-      // During a receive the rank waits.
+      // A rank that is in a receive counts as waiting.
       const bool is_busy =
           next > 0 && actions[next - 1].end_ms > time && !is_message(actions[next - 1].action.kind);
       cell = is_busy ? kBusyCell : kIdleCell;
@@ -47,8 +47,8 @@ TextRow cells_of(const std::vector<TimedAction>& actions, const std::vector<doub
   return cells;
 }
 
-// Puts the columns side by side, each as wide as its widest cell, the first one aligned to the
-// right.
+// Formats the columns next to each other, each as wide as its widest cell. The first column is
+// right-aligned.
 std::string aligned(const std::vector<TextRow>& columns) {
   std::vector<size_t> widths;
   for (const TextRow& column : columns) {

@@ -35,8 +35,8 @@ class VOrder {
     actions_.push_back(
         {.kind = PipelineActionKind::kOverlap, .parts = {std::move(forward), std::move(backward)}});
   }
-  // Appends the W of the oldest I of this stage that has none yet, if there is one. The overload
-  // without a stage considers both.
+  // Appends the W of the oldest I of this stage that has no W yet, if there is one.
+  // oldest_weight_grad() considers both stages.
   void weight_grad(Leg leg) {
     take_weight_grad(std::ranges::find(without_weight_grad_, leg, &std::pair<Leg, int>::first));
   }
@@ -45,7 +45,8 @@ class VOrder {
   std::vector<PipelineAction> take() && { return std::move(actions_); }
 
  private:
-  // ZB-V's phases are made for a number of microbatches that may exceed the real one.
+  // ZB-V's phases are written for at least 2p - 1 microbatches on p ranks. If there are fewer, the
+  // actions of the others are dropped.
   void add(PipelineAction action) {
     if (*action.microbatch < num_microbatches_) actions_.push_back(std::move(action));
   }
@@ -81,10 +82,10 @@ void repeat(int times, Body body) {
 
 }  // namespace
 
-// With F, I and W of one length no rank idles between its first and its last action: the first rank
-// fills the time until its first backward with 2p - 1 forwards, and in the steady state each rank
-// runs F, I and W of both stages in turn. At the end the remaining W, for which no rank waits, fill
-// the gaps between I.
+// If F, I and W take equally long, no rank idles between its first and its last action: the first
+// rank fills the time until its first backward with 2p - 1 forwards, and in the steady state each
+// rank runs F, I and W of both stages in turn. At the end the remaining W, for which no rank waits,
+// fill the gaps between I.
 std::vector<PipelineAction> zb_v_order(const VPipeline& pipeline) {
   const int rank = pipeline.rank;
   const int to_last = pipeline.num_ranks - rank;

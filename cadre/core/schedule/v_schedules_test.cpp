@@ -1,4 +1,4 @@
-// Orders of one rank, worked out by hand from the papers.
+// Compares the order of one rank with orders that were worked out by hand from the papers.
 #include "cadre/core/schedule/v_schedules.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,8 @@ TEST(VSchedulesTest, ZbVFillsTheGapsOfTheEndWithWeightGradients) {
             "1F0 2F0 2I0 2W0 1I0 1W0");
 }
 
-// The first rank fills the time until its first backward with 2 p - 1 forwards of its first stage.
+// With p ranks, the first rank fills the time until its first backward with 2p - 1 forwards of its
+// first stage.
 TEST(VSchedulesTest, ZbVBeginsWithAsManyForwardsAsTheWayThereAndBackIsLong) {
   for (const int num_ranks : {1, 2, 4}) {
     const auto actions =

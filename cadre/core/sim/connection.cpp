@@ -56,7 +56,7 @@ Result<size_t> Connection::try_recv(int side, Bytes buffer) {
     if (is_segment) break;
   }
   pipe.num_unread -= count;
-  touch_ends();  // the other end has room again
+  touch_ends();  // the other end can send again
   return count;
 }
 

@@ -1,7 +1,7 @@
 // A simulated stream: two pipes of packets, one in each direction.
 //
-// Threads: the holder of the baton. Blocking: never.
-// Lifetime: shared by the sockets of its two ends and the packets under way.
+// Threads: the one that the simulator runs. Blocking: never.
+// Lifetime: shared by the sockets of its two ends and the packets in flight.
 #pragma once
 
 #include <array>
@@ -42,12 +42,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Returns whether neither end has ended the connection or found it reset.
   bool is_open() const;
 
-  // Ends both directions of this side: the other side still receives what was sent, then the end.
+  // Shuts down both directions of this side: the other side still receives what was sent, and then
+  // the end of the stream.
   void shutdown(int side);
-  // Closes the connection as the kernel does: with an end, or with a reset if received data was not
-  // read.
+  // Closes the connection as the kernel does: with the end of the stream, or with a reset if
+  // received data was not read.
   void close(int side);
-  // Resets the connection: both ends notice, and packets under way are lost.
+  // Resets the connection: both ends find it broken, and packets in flight are lost.
   void reset();
 
  private:
@@ -61,7 +62,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   struct Pipe {
     std::deque<Packet> arrived;
     size_t num_consumed = 0;  // the number of bytes of arrived.front() that were read
-    size_t num_unread = 0;    // the number of bytes that are under way or have arrived
+    size_t num_unread = 0;    // the number of bytes that are in flight or have arrived
     TimePoint last_arrival;
     bool has_ended = false;  // the end of the stream has arrived
   };
@@ -79,7 +80,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void transmit(int side, Packet packet);
   void arrive(int side, uint64_t number, Packet packet);
-  // Called after each change that either end may wait for.
+  // Called after each change for which one of the ends may wait.
   void touch_ends();
   Status check_sendable(int side) const;
   // Returns why there is nothing more to read; ok if there may be more.

@@ -2,8 +2,8 @@
 //
 // Threads: open() from any, pass() from one. Blocking: pass().
 // pass() waits without a Deadline: a gate opens when a simulated thread gets its turn, and real
-// time has no meaning there. The scheduler's limit on points ends an endless run. If a thread never
-// gives the baton away, the owner notices with pass_within().
+// time has no meaning in the simulation. An endless run ends at the scheduler's limit on scheduling
+// points. If a thread never gives up its turn, the owner notices that with pass_within().
 #pragma once
 
 #include <chrono>

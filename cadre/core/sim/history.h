@@ -1,6 +1,6 @@
 // The events of a simulation, one line each, and a hash by which two runs are compared.
 //
-// Threads: the one that holds the baton. Blocking: never.
+// Threads: the one that the simulator runs. Blocking: never.
 #pragma once
 
 #include <cstdint>

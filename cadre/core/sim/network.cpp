@@ -27,7 +27,7 @@ std::string address_of_host(int host) {
   return cadre::format("10.0.0.{}", host + 1);
 }
 
-// A connection that is being made. The caller and the packets under way share it.
+// A connection that is being established. The connecting rank and the packets in flight share it.
 struct Network::Attempt {
   bool is_done = false;
   bool is_abandoned = false;
@@ -100,7 +100,7 @@ Result<std::shared_ptr<Connection>> Network::connect(int rank, const os::Address
       address.kind == os::Address::Kind::kUnix
           ? os::Address{os::Address::Kind::kUnix, "", 0}
           : os::Address{os::Address::Kind::kTcp, address_of_host(host_of(rank)), next_port_++};
-  // The transit depends only on the hosts, so any rank of the other host will do.
+  // The transit time depends only on the hosts, so any rank of the other host can be used.
   const auto other = std::find(host_of_rank_.begin(), host_of_rank_.end(), place->host);
   const int there = static_cast<int>(other - host_of_rank_.begin());
   deliver_soon(rank, there, [this, rank, address, place = *place, attempt] {
@@ -237,7 +237,7 @@ void Network::end_rank(int rank) {
       if (connection->end(side).rank == rank) connection->close(side);
     }
   }
-  // Closing changes the table, so the points to close are collected first.
+  // close() changes the table, so the listening addresses to close are collected first.
   std::vector<std::shared_ptr<ListenPoint>> points;
   for (const auto& [place, point] : listeners_) {
     if (point->rank == rank) points.push_back(point);

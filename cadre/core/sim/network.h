@@ -1,6 +1,6 @@
 // The simulated network: hosts, links with latency and partitions, listeners and connections.
 //
-// Threads: the holder of the baton. Blocking: connect(), in virtual time.
+// Threads: the one that the simulator runs. Blocking: connect(), in virtual time.
 // Lifetime: outlives all sockets. Errors: those of os/socket.h.
 #pragma once
 
@@ -46,14 +46,14 @@ class Network {
     bool is_delayed = false;
     bool is_slow = false;
   };
-  // Draws the transit of a packet that is sent now.
+  // Chooses the random transit of a packet that is sent now.
   Transit transit(int from, int to, size_t num_bytes);
   // Runs `action` at the other end of the link between two ranks: at `arrival`, or, if a partition
-  // then holds it back, when the partition is healed.
+  // holds the packet back at that time, when the partition is healed.
   void deliver(int from, int to, TimePoint arrival, const Transit& transit,
                std::function<void()> action);
   uint64_t next_packet_number() { return ++num_packets_; }
-  // Notes the order in which packets arrive, to count those that overtook others.
+  // Records the order in which packets arrive, to count those that overtook others.
   void note_arrival(uint64_t packet_number);
   bool chance(double probability) { return scheduler_.random().unit() < probability; }
 
@@ -89,7 +89,7 @@ class Network {
   void arrive(int rank, const os::Address& address, const Place& place,
               const std::shared_ptr<Attempt>& attempt);
   void answer(int from, int to, const std::shared_ptr<Attempt>& attempt);
-  // Runs `action` after the transit of a packet without bytes.
+  // Runs `action` at the other end after the transit of a packet without bytes.
   void deliver_soon(int from, int to, std::function<void()> action);
   bool is_partitioned(int host, int other) const {
     return partitions_.contains(std::minmax(host, other));

@@ -15,14 +15,14 @@
 
 namespace cadre::sim {
 
-// A disturbance. The simulation counts how often each had an effect, so that a test can show that
-// it happened.
+// A kind of fault. The simulation counts how often each kind had an effect, so that a test can show
+// that it happened.
 enum class FaultKind {
   kDelay,         // a packet arrived after many times the usual latency
   kReorder,       // a packet overtook one of another connection that was sent earlier
   kSlowLink,      // a packet crossed a slow link
   kShortIo,       // a send or a receive moved fewer bytes than it could have
-  kSpuriousWake,  // a wait on a word returned early for no reason
+  kSpuriousWake,  // a wait on a word returned spuriously
   kCut,           // a connection that was open at both ends was reset
   kKill,          // a rank was killed
   kPartition,     // a packet was held back by a partition
@@ -43,7 +43,7 @@ class FaultCounts {
 };
 
 // The time of a fault: a point in virtual time, or the n-th scheduling point of a rank. Each call
-// of a rank's System counts as one, from 1.
+// that a rank makes to its System is a scheduling point, counted from 1.
 struct When {
   std::optional<TimePoint> time;
   int rank = 0;
@@ -60,7 +60,8 @@ struct Fault {
   // connections between ranks `a` and `b`, kPartition and kHeal the link between hosts `a` and `b`.
   int a = 0;
   int b = 0;
-  // kPartition and kStop: after this time kHeal or kContinue follows automatically.
+  // The time after which kHeal or kContinue follows automatically; only kPartition and kStop have
+  // it.
   std::optional<Duration> duration = {};
 
   static Fault kill(int rank, When when) { return {FaultKind::kKill, when, rank, 0, {}}; }
@@ -86,7 +87,8 @@ struct SimOptions {
   std::vector<int> ranks_per_host = {};
   std::vector<Fault> faults = {};
 
-  // The latency of one way between two ranks; within a host a tenth of it.
+  // The bounds of the random one-way latency between two hosts; within a host it is a tenth of
+  // that.
   Duration min_latency = std::chrono::microseconds(5);
   Duration max_latency = std::chrono::microseconds(100);
   // The probability that a packet takes 50 times as long as usual.
@@ -96,16 +98,16 @@ struct SimOptions {
   // The probability that a send or receive moves only a random part.
   double short_io_probability = 1.0 / 4;
   double spurious_wake_probability = 1.0 / 16;
-  // The largest number of bytes that are under way or unread in one direction.
+  // The largest number of bytes in one direction that are in flight or unread.
   size_t stream_capacity = 64 << 10;
 
   // The longest sleep of wait_while. The default is the System's limit. With a longer one, a lost
   // wake-up becomes a timeout that a test can see.
   Duration max_nap = std::chrono::milliseconds(20);
-  // A simulation that takes more points is ended and reported as endless.
+  // A simulation with more scheduling points is ended and reported as endless.
   int64_t max_points = 2'000'000;
-  // SimResult contains the history and its hash. A large job may not need them or have no memory
-  // for them.
+  // Whether SimResult contains the history and its hash. A large job may not need them, or may not
+  // have the memory for them.
   bool keeps_history = true;
   // The real time within which a running thread must call its System, also with slow sanitizers. A
   // thread that does not call it blocks all others and cannot be unwound, so the process ends with

@@ -22,19 +22,20 @@ constexpr uint64_t kTurnSpreadNs = 1000;
 // A thread that yields while no other can run skips at most this much virtual time.
 constexpr Duration kMaxYieldJump = std::chrono::microseconds(100);
 
-// A deadline that no timer reaches; joins have it.
+// A deadline that no timer reaches; join() uses it.
 constexpr TimePoint kNever{INT64_MAX};
 
-// Returns the probability that a thread keeps the baton at a pause. At 0 it always hands over,
-// which finds races; large values give long runs, which find starvation.
+// Returns the probability that a thread keeps the baton in pause(). With 0 it always hands the
+// baton over, which finds races; with a large value threads run long without a switch, which finds
+// starvation.
 double choose_stay_probability(uint64_t seed) {
   constexpr std::array<double, 3> kChoices = {0.0, 0.5, 0.9};
   return kChoices[Random(seed ^ 0x5bd1e995).below(kChoices.size())];
 }
 
-// On one core the baton goes to the next thread by a context switch; on another core it takes a
-// wake-up, which is several times as long. If the system returns an error, the simulation only gets
-// slower.
+// All threads run on one core, where the baton goes to the next thread by a context switch; to
+// another core it takes a wake-up, which is several times as long. If the system returns an error,
+// the simulation only gets slower.
 void stay_on_core(int core) {
   if (core < 0 || core >= CPU_SETSIZE) return;
   cpu_set_t cores;
@@ -78,7 +79,8 @@ void Scheduler::run_body(SimThread& self, std::function<void()> body) {
   } catch (const Killed&) {
     history_.add(now_, self.name, "unwound");
   }
-  body = nullptr;  // objects that the body owns are destroyed while this thread has the baton
+  // The objects that the body owns are destroyed while this thread has the baton.
+  body = nullptr;
   self.is_finished = true;
   std::erase(living_, &self);
   history_.add(now_, self.name, "ended");
@@ -136,7 +138,8 @@ void Scheduler::count_point(std::string_view what) {
   ++process.num_points;
   history_.add(now_, current()->name, what);
   if (++num_points_ == limits_.max_points) {
-    fail(cadre::format("the simulation did not end within {} points", limits_.max_points));
+    fail(cadre::format("the simulation did not end within {} scheduling points",
+                       limits_.max_points));
   }
   if (on_point_) on_point_(current()->rank, process.num_points);
 }

@@ -1,9 +1,10 @@
-// Virtual time and the baton: only the thread that holds the baton runs, until it waits.
+// Virtual time and the baton, the right to run: only the thread that holds the baton runs, until it
+// waits.
 //
 // Each simulated thread is a kernel thread that sleeps on its own gate except while it holds the
-// baton. A thread that waits, or comes to a point where another might run, picks the next holder
-// by the seed. When no thread can run, time jumps to the next timer or event; when there is none,
-// the simulation is deadlocked and reports what each thread waits for.
+// baton. A thread that waits, or reaches a point where another thread might run, chooses the next
+// holder at random from the seed. When no thread can run, time jumps to the next timer or event;
+// when there is none, the simulation is deadlocked and reports what each thread waits for.
 //
 // Threads: every method is called by the holder of the baton (run() by the owner, while nobody
 // holds it); so the members need no lock, and the gates order all accesses for ThreadSanitizer.
@@ -62,33 +63,34 @@ class Scheduler {
   Random& random() { return random_; }
   History& history() { return history_; }
 
-  // Runs `action` at that time, between the turns of threads.
+  // Runs `action` at that time, while no thread has the baton.
   void at(TimePoint time, std::function<void()> action);
 
-  // Counts a scheduling point of the calling rank; faults that were planned for the point happen
-  // now.
+  // Counts a scheduling point of the calling rank. Faults that were planned for this point take
+  // effect.
   void count_point(std::string_view what);
   // Passes a scheduling point and keeps the baton, for calls that are allowed under a mutex.
   void step(std::string_view what);
   // Passes a scheduling point at which another thread may continue first.
   void pause(std::string_view what);
-  // Does the same, for a thread that has no work until others have run.
+  // Like pause(), for a thread that has no work until others have run.
   void yield();
-  // Waits until `ready` returns true or the deadline has passed. Returns which of the two, as true
-  // or false.
+  // Waits until `ready` returns true or the deadline has passed. Returns true if `ready` has
+  // returned true, false at the deadline.
   bool wait(std::string_view what, std::function<bool()> ready, Deadline deadline);
-  // Does the same, if `ready` changes only by events for which touch() is called with the caller's
-  // rank: `ready` is called once after each touch, not in every turn.
+  // Like wait(), if the result of `ready` changes only with events for which touch() is called with
+  // the caller's rank: `ready` is called once after each touch, not in every turn.
   bool wait_for_touch(std::string_view what, std::function<bool()> ready, Deadline deadline);
-  // Notes that something changed for which a thread of this rank may wait.
+  // Records a change for which a thread of this rank may wait.
   void touch(int rank) { ++processes_[static_cast<size_t>(rank)].num_touches; }
   // Waits until the thread has ended, also while unwinding: its body refers to objects of the
   // joiner.
   void join(int thread);
 
-  // Called at each point with the rank and its number of points so far.
+  // Sets a hook that is called at each scheduling point with the rank and its number of points so
+  // far.
   void on_point(std::function<void(int rank, int64_t point)> hook) { on_point_ = std::move(hook); }
-  // Ends a rank: its threads unwind, beginning with the next turn.
+  // Kills a rank: its threads unwind, beginning with the next turn.
   void kill(int rank) { processes_[static_cast<size_t>(rank)].is_killed = true; }
   void stop(int rank) { processes_[static_cast<size_t>(rank)].is_stopped = true; }
   void resume(int rank) { processes_[static_cast<size_t>(rank)].is_stopped = false; }
@@ -115,7 +117,7 @@ class Scheduler {
     mutable bool was_ready = false;
     bool waits_for_touch = false;
     Deadline deadline{TimePoint{}};
-    bool is_joining = false;  // a kill does not end a join
+    bool is_joining = false;  // a kill does not interrupt a join
     bool is_finished = false;
     Gate gate;
     std::thread thread;
@@ -130,7 +132,7 @@ class Scheduler {
   void run_body(SimThread& self, std::function<void()> body);
   SimThread* current() const { return current_.load(std::memory_order_relaxed); }
   void watch();
-  // Passes the baton on; returns when this thread has it again.
+  // Hands the baton over; returns when this thread has it again.
   void switch_away();
   SimThread* pick_next();
   bool can_run(const SimThread& thread) const;
@@ -150,7 +152,8 @@ class Scheduler {
   History history_;
   const double stay_probability_;  // the probability that a thread keeps the baton at a pause
   TimePoint now_;
-  int64_t unwinding_hours_ = 0;          // the clock is advanced by so much for threads that unwind
+  // The clock is advanced by this many hours for threads that unwind.
+  int64_t unwinding_hours_ = 0;
   std::atomic<int64_t> num_points_ = 0;  // is atomic because watch() reads it
   std::vector<Process> processes_;
   std::deque<SimThread> threads_;   // is a deque, so that adding a thread does not move the others

@@ -27,7 +27,7 @@ constexpr size_t kNumValues = 60;  // divisible by 2, 3 and 4, the numbers of ra
 constexpr size_t kMaxRanks = 4;
 using Values = std::array<double, kNumValues>;
 
-// Deliberate defects that the simulator must find.
+// Deliberate defects in the test's all_reduces, which the simulator must find.
 struct Planted {
   bool forgets_to_wake = false;
   bool ignores_short_sends = false;
@@ -38,7 +38,8 @@ void wait_for(System& system, os::PollItem item, Deadline deadline) {
   throw Error(ErrorCode::kTimeout, "the peer was silent until the deadline");
 }
 
-// Returns the address at which `rank` listens: next to the rendezvous address, or on its own host.
+// Returns the address at which `rank` listens: a unix name derived from the rendezvous address, or
+// an address on the rank's own host.
 Address address_of(const RankContext& context, int rank, std::string_view purpose) {
   Address address = context.rendezvous_address;
   if (address.kind == Address::Kind::kUnix) {
@@ -384,7 +385,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, Seam,
                          ::testing::Values(Engine{"ring", run_ring}, Engine{"flat", run_flat}),
                          [](const auto& test) { return test.param.name; });
 
-// The ranks are on several hosts, with slow links and partitions that heal.
+// The ranks run on several hosts, with slow links and with partitions that heal.
 TEST(SeamRing, RunsAcrossHosts) {
   for (const uint64_t seed : test_seeds(100)) {
     const auto result = run_ranks_in_simulator(
@@ -409,7 +410,7 @@ int num_seeds_with_failure(sim::SimOptions options, void (*run)(RankContext&, co
   return count;
 }
 
-// Short naps would hide a lost wake-up, so the naps are long here.
+// The sleeps are long here, because short ones would hide a lost wake-up.
 TEST(SeamPlanted, ALostWakeUpIsFound) {
   const sim::SimOptions options{.max_nap = seconds(10)};
   EXPECT_EQ(num_seeds_with_failure(options, run_flat, {}), 0);

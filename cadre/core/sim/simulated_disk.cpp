@@ -283,8 +283,9 @@ Result<std::string> SimulatedDisk::read(const std::string& path, size_t max_byte
   const NodePtr node = find(path);
   if (node == nullptr || node->is_folder) return io_error("open", path, "no such file");
   if (node->content.size() <= max_bytes) return node->content;
-  return Error(ErrorCode::kInvalidArgument,
-               format("{} has more than {} bytes, the most that is read", path, max_bytes));
+  return Error(
+      ErrorCode::kInvalidArgument,
+      format("{} has more than {} bytes, which is the limit for reading it", path, max_bytes));
 }
 
 Result<std::optional<os::FileKind>> SimulatedDisk::kind_of(const std::string& path) {
@@ -334,7 +335,7 @@ Status SimulatedDisk::rename(const std::string& from, const std::string& to) {
   const auto [to_entries, to_name] = place_of(to);
   const bool is_taken = target != nullptr && !target->entries.empty();
   if (node == nullptr || to_entries == nullptr || is_taken) {
-    return io_error("rename", from, "no such file, or its new name is that of a full folder");
+    return io_error("rename", from, "no such file, or a folder with content has the new name");
   }
   if (target != nullptr) num_bytes_ -= target->content.size();
   const auto [from_entries, from_name] = place_of(from);

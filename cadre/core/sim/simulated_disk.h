@@ -1,12 +1,12 @@
 // A disk in memory that can be full, fail a chosen operation, and lose power.
 //
 // Every operation of a file or of the file system is counted, and a test can make one of them fail:
-// the first, the second, ... operation of a writer until it makes no more. It can also make that
-// operation and all later ones fail, like a loss of power. A write or an append that fails has
-// written half of its data. A loss of power drops what was not synced: the content of a file since
-// its last sync, and the entries of a folder since the last sync of the folder. A real disk may
-// have stored some of these changes; the worst are those that only destroy, so lose_power() can
-// keep these.
+// the first, the second, ... operation, until the tested code makes no more operations. A test can
+// also make that operation and all later ones fail, like a loss of power. A write or an append that
+// fails has written half of its data. A loss of power drops what was not synced: the content of a
+// file since its last sync, and the entries of a folder since the last sync of the folder. A real
+// disk may have stored some of these changes. The worst case are changes that only destroy data, so
+// lose_power() can keep exactly these.
 //
 // Threads: any. Blocking: never. Lifetime: outlives its files. Errors: kUnavailable, like a real
 // disk.
@@ -28,7 +28,7 @@
 
 namespace cadre::sim {
 
-// The unsynced changes that are on the disk after a loss of power.
+// Which unsynced changes are on the disk after a loss of power.
 enum class Unsynced {
   kNone,
   // Removed files and folders are gone, and a changed file ends before its first changed byte;
@@ -41,11 +41,11 @@ class SimulatedDisk final : public os::FileSystem {
   explicit SimulatedDisk(size_t capacity_bytes = std::numeric_limits<size_t>::max())
       : capacity_bytes_(capacity_bytes) {}
 
-  // Fails the number-th operation from now, counted from 1; with 0 none fails.
+  // Lets the number-th operation from now fail, counted from 1; with 0 none fails.
   void fail_operation(uint64_t number);
-  // Fails the number-th operation from now and all after it, until lose_power().
+  // Lets the number-th operation from now and all after it fail, until lose_power().
   void cut_power_at(uint64_t number);
-  // Returns whether the operation that fails was reached.
+  // Returns whether the operation that was to fail has been reached.
   bool has_failed() const;
   // Drops unsynced changes except `kept`; then operations work again. REQUIRES: no file is open.
   void lose_power(Unsynced kept = Unsynced::kNone);
@@ -82,7 +82,7 @@ class SimulatedDisk final : public os::FileSystem {
   class Shared;
   class Sized;
 
-  // These methods REQUIRE that the lock is held.
+  // REQUIRES for these methods: mutex_ is locked.
   Status begin(std::string_view what, const std::string& path);
   Status write(Node& node, size_t offset, ConstBytes data, const std::string& path);
   NodePtr find(std::string_view path) const;
@@ -95,7 +95,7 @@ class SimulatedDisk final : public os::FileSystem {
   mutable std::mutex mutex_;
   uint64_t num_operations_ = 0;
   uint64_t failing_ = 0;
-  bool is_power_cut_ = false;  // the power fails at operation `failing_`
+  bool is_power_cut_ = false;  // all operations from number `failing_` on fail
   uint64_t num_temporary_ = 0;
   size_t num_bytes_ = 0;
   // The files and folders that were removed since the last loss of power.

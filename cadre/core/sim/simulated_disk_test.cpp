@@ -92,7 +92,7 @@ TEST_P(FileSystemConformance, FilesAndFoldersAreRenamedAndExchanged) {
     ASSERT_TRUE(files_->make_folder(at(name)).ok());
     ASSERT_TRUE(write_text(*files_, at(name + "/file"), name).ok());
   }
-  EXPECT_FALSE(files_->rename(at("x"), at("y")).ok()) << "a full folder was replaced";
+  EXPECT_FALSE(files_->rename(at("x"), at("y")).ok()) << "a folder with content was replaced";
   ASSERT_TRUE(files_->exchange(at("x"), at("y")).ok());
   EXPECT_EQ(content_of(*files_, at("x/file")), "y");
   ASSERT_TRUE(files_->rename(at("x"), at("z")).ok());
@@ -232,8 +232,8 @@ TEST(DurableFiles, AFolderAppearsWithAllItsFilesOrNotAtAll) {
   EXPECT_GT(number, 8);
 }
 
-// If power is lost, some unsynced changes may have reached the disk: here those that destroy data.
-// A file that was overwritten in place or removed may be gone.
+// A loss of power may keep some unsynced changes; here it keeps those that destroy data. So a file
+// that was overwritten in place or removed may be gone.
 TEST(DurableFiles, WhatOnlyDestroysMayOutliveALossOfPower) {
   for (const Unsynced kept : {Unsynced::kNone, Unsynced::kOnlyWhatDestroys}) {
     const bool is_kept = kept == Unsynced::kOnlyWhatDestroys;

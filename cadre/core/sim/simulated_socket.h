@@ -1,7 +1,7 @@
 // The objects that a simulated rank polls: sockets, listeners and events.
 //
-// Threads, blocking, lifetime and errors: see os/socket.h. Sends, receives and accepts count
-// as scheduling points, and keep the baton.
+// Threads, blocking, lifetime and errors: see os/socket.h. Sends, receives and accepts count as
+// scheduling points, at which the calling thread continues to run.
 #pragma once
 
 #include <memory>
@@ -92,7 +92,8 @@ class SimulatedEvent final : public os::Event, public Readiness {
  public:
   explicit SimulatedEvent(Scheduler& scheduler) : scheduler_(scheduler) {}
 
-  // Adds a rank that notify() touches: threads of tests share events across ranks.
+  // Adds a rank that polls the event, which notify() then touches. Tests share events between
+  // ranks.
   void add_poller(int rank);
 
   void notify() override;
@@ -104,7 +105,7 @@ class SimulatedEvent final : public os::Event, public Readiness {
   void set(bool is_set);
 
   Scheduler& scheduler_;
-  std::vector<int> pollers_;  // ranks
+  std::vector<int> pollers_;  // the ranks that poll the event
   bool is_set_ = false;
 };
 

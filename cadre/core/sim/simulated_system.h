@@ -1,7 +1,7 @@
 // The System of one simulated rank.
 //
-// Threads: those that it spawned, and its rank's main thread; one of them at a time holds the
-// baton. Blocking: in virtual time. Lifetime: the simulation's World outlives it.
+// Threads: the main thread of its rank and the threads that it spawned, one at a time. Blocking: in
+// virtual time. Lifetime: the simulation's World outlives it.
 #pragma once
 
 #include "cadre/core/base/random.h"
@@ -51,7 +51,7 @@ class SimulatedSystem final : public os::System {
  private:
   World& world_;
   const int rank_;
-  // Is used only for random_bytes(), so that it does not change the order of threads.
+  // The source of random_bytes() only, so that it does not change the order of threads.
   Random random_;
 };
 

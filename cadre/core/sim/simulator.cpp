@@ -107,7 +107,7 @@ void Simulator::run_rank(int rank, const std::function<void(os::System&, int)>& 
   }
   end.at = scheduler.now();
   end.num_points = scheduler.num_points(rank);
-  // The process ends here, and with it its remaining threads and sockets.
+  // The simulated process ends here, and with it its remaining threads and sockets.
   scheduler.kill(rank);
   world_->network.end_rank(rank);
 }

@@ -1,4 +1,4 @@
-// Runs ranks in virtual time, with threads in a seeded order, a seeded network and planned faults.
+// Runs ranks in virtual time: threads in a seeded order, a seeded network and planned faults.
 //
 // Code that waits and communicates through os::System runs here unchanged; the same seed gives the
 // same run and the same hash of its history. Memory is sequentially consistent here: errors by
@@ -35,7 +35,7 @@ struct RankEnd {
   int64_t num_points = 0;  // the number of scheduling points of the rank
 };
 
-// A planned fault that has happened, even if it had no effect.
+// A planned fault whose time has come, even if it had no effect.
 struct Strike {
   FaultKind kind;
   TimePoint at;

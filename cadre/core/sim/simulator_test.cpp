@@ -174,8 +174,8 @@ TEST(Simulator, AKillAfterTheEndIsNone) {
   EXPECT_EQ(result.ranks[1].kind, RankEnd::Kind::kReturned);
 }
 
-// Rank 0 kills the peer itself, without a plan of faults. The end of the peer is noticed also if no
-// history is kept.
+// Rank 0 kills its peer directly, without a planned fault. Rank 0 notices the end of the peer even
+// if no history is kept.
 TEST(Simulator, ARankMayKillAnother) {
   Simulator simulator(3, {.ranks_per_host = {1, 1}, .keeps_history = false});
   const SimResult result = simulator.run([&](System& system, int rank) {
@@ -291,7 +291,7 @@ TEST(Simulator, AnEndlessRunIsEnded) {
   const SimResult result = simulator.run([](System& system, int) {
     for (;;) system.yield();
   });
-  EXPECT_NE(result.failure.find("did not end within 1000 points"), std::string::npos)
+  EXPECT_NE(result.failure.find("did not end within 1000 scheduling points"), std::string::npos)
       << result.failure;
 }
 
@@ -307,7 +307,8 @@ TEST(SimulatorDeathTest, AThreadThatKeepsTheBatonIsNamed) {
       "simulation stalled: rank0/main has run for 1 s without a call of its System");
 }
 
-// Threads, destructors that communicate and wait, and handlers of errors must all end.
+// All threads of a killed rank must end, also in destructors that communicate and wait, and in code
+// that handles errors.
 TEST(Simulator, AKilledRankUnwindsAllItsThreads) {
   const testing::Resources before = testing::count_resources();
   for (int64_t point = 1; point <= 60; ++point) {

@@ -7,7 +7,7 @@
 namespace cadre::os {
 namespace {
 
-// Returns "/" for "/a" and "." for "a".
+// Returns the folder of a path: "/" for "/a" and "." for "a".
 std::string folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";

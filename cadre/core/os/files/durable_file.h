@@ -17,26 +17,26 @@
 
 namespace cadre::os {
 
-// Creates or replaces `path` with the pieces one after the other, and syncs it. Removes the file
+// Creates or replaces `path` with the concatenated pieces, and syncs the file. Removes the file
 // after an error.
 CADRE_EXPORT Status write_file(FileSystem& files, const std::string& path,
                                std::span<const ConstBytes> pieces);
 // Syncs `from` (a folder's entries, too), renames it to `to` and syncs the folder of `to`. A folder
 // can replace only an empty folder.
 CADRE_EXPORT Status rename_path(FileSystem& files, const std::string& from, const std::string& to);
-// Exchanges two existing files or folders in one step: what was at `from` is then at `to`, and the
-// reverse. Folders need not be empty. Syncs like rename_path().
+// Exchanges two existing files or folders atomically. Folders need not be empty. Syncs like
+// rename_path().
 CADRE_EXPORT Status exchange_paths(FileSystem& files, const std::string& from,
                                    const std::string& to);
-// Makes the folder and its missing parents, each durable.
+// Makes the folder and its missing parents, and syncs each of them.
 CADRE_EXPORT Status make_folders(FileSystem& files, const std::string& path);
 // Removes a file, or a folder with its content; does nothing if the path does not exist. Follows no
 // links.
 CADRE_EXPORT Status remove_all(FileSystem& files, const std::string& path);
-// Does the same as replace_file() of file.h, on `files`.
+// Replaces one file as replace_file() of file.h does, but on `files`.
 CADRE_EXPORT Status replace_file(FileSystem& files, const std::string& path, ConstBytes content);
 
-// Does the same on the file system of the operating system.
+// write_file() on the file system of the operating system.
 CADRE_EXPORT Status write_file(const std::string& path, std::span<const ConstBytes> pieces);
 
 }  // namespace cadre::os

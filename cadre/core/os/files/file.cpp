@@ -45,9 +45,9 @@ Result<std::string> read_file(const std::string& path, size_t max_bytes) {
     }
     if (received == 0) return content;
     if (content.size() > max_bytes) {
-      return Error(
-          ErrorCode::kInvalidArgument,
-          cadre::format("{} has more than {} bytes, the most that is read", path, max_bytes));
+      return Error(ErrorCode::kInvalidArgument,
+                   cadre::format("{} has more than {} bytes, which is the limit for reading it",
+                                 path, max_bytes));
     }
   }
 }

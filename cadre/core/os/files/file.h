@@ -1,5 +1,4 @@
-// Reads whole files with a limit, and replaces them in one step. durable_file.h says how they are
-// replaced.
+// Reads whole files up to a size limit, and replaces files atomically.
 //
 // Threads: any. Blocking: for the time of the disk. Errors: kUnavailable with the path and the
 // system's reason; kInvalidArgument for a file over the limit, and for a pipe, a socket or a

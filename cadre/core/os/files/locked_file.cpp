@@ -12,7 +12,7 @@
 namespace cadre::os {
 namespace {
 
-// The locked bytes are far behind the content, whose bytes are never locked.
+// The locks are on two bytes far beyond the content; the bytes of the content are never locked.
 constexpr off_t kWriterByte = off_t{1} << 62;
 constexpr off_t kPresenceByte = kWriterByte + 1;
 
@@ -117,7 +117,7 @@ Status LockedFile::append_at(size_t offset, ConstBytes data) {
     if (written < 0) {
       const Error error =
           errno_error(ErrorCode::kUnavailable, cadre::format("write {}", path_), errno);
-      // If this fails as well, the next writer finds the incomplete end and truncates it.
+      // If truncating fails as well, the next writer finds the incomplete end and truncates it.
       (void)truncate(offset);
       return error;
     }

@@ -1,4 +1,5 @@
-// Two handles of one file: who may write, who is there, and what each reads.
+// Tests two handles of one file: which of them may write, whether each sees the other one as
+// present, and what each reads.
 #include "cadre/core/os/files/locked_file.h"
 
 #include <gtest/gtest.h>

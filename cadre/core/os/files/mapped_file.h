@@ -1,8 +1,8 @@
 // A file of fixed size, mapped read-write and shared: what is written survives kill -9 of the
 // writer, because the pages belong to the file.
 //
-// Threads: the bytes from any thread, under the user's own rules. Blocking: create() for the time
-// of the disk. Lifetime: unmapped by the destructor; the file stays.
+// Threads: the bytes from any thread; the caller synchronizes the accesses. Blocking: create() for
+// the time of the disk. Lifetime: unmapped by the destructor; the file stays.
 // Errors: kUnavailable with the path (missing folder, full disk).
 #pragma once
 

@@ -93,7 +93,7 @@ Result<std::unique_ptr<OutputFile>> NativeFileSystem::create(const std::string& 
   if (!S_ISREG(info.st_mode)) {
     return Error(ErrorCode::kInvalidArgument,
                  cadre::format("create {}: a pipe, a socket or a device has this name; expected a "
-                               "file, or nothing",
+                               "regular file or an unused name",
                                path));
   }
   return std::unique_ptr<OutputFile>(std::make_unique<NativeOutputFile>(std::move(fd), path));
@@ -165,7 +165,7 @@ Status NativeFileSystem::make_folder(const std::string& path) {
 Status NativeFileSystem::sync(const std::string& path) {
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.is_open()) return status_of(-1, "sync", path);
-  // EINVAL means that the file system cannot sync folders, and has no order of writes to keep.
+  // EINVAL means that the file system cannot sync folders; there is no more that could be done.
   if (::fsync(fd.get()) == 0 || errno == EINVAL) return {};
   return status_of(-1, "sync", path);
 }

@@ -16,8 +16,8 @@ struct stat;
 
 namespace cadre::os {
 
-// Two processes on one machine that have equal values have the same file, also in different mount
-// namespaces. Values of different machines cannot be compared.
+// Equal values on one machine mean the same file, even if the processes that compare them are in
+// different mount namespaces. Values of different machines cannot be compared.
 struct FileIdentity {
   uint64_t device = 0;
   uint64_t inode = 0;
@@ -26,10 +26,10 @@ struct FileIdentity {
 };
 
 FileIdentity identity_of(const struct stat& status);
-// Returns the identity of the file at `path`, behind symbolic links.
+// Returns the identity of the file at `path`. Follows symbolic links.
 CADRE_EXPORT Result<FileIdentity> file_identity(const std::string& path);
 
-// Sets `status` to the status of the open file.
+// Opens the file and sets `status` to the result of fstat().
 Result<Fd> open_regular_file(const std::string& path, struct stat& status);
 
 }  // namespace cadre::os

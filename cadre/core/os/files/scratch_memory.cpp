@@ -22,7 +22,7 @@ size_t free_bytes_of(int fd) {
   return static_cast<size_t>(status.f_bavail) * status.f_frsize;
 }
 
-// Serves file systems that have no O_TMPFILE. The name exists for an instant.
+// Used on file systems that have no O_TMPFILE. The file has its name only until the unlink().
 Fd open_and_unlink(const std::string& folder) {
   std::string path = folder + "/cadre-scratch-XXXXXX";
   Fd fd(::mkostemp(path.data(), O_CLOEXEC));

@@ -2,10 +2,10 @@
 // as much of it in memory as fits and writes the rest to the disk.
 //
 // The file has no name, so it vanishes when its process ends, in whatever way.
-// Threads: allocate() and reserve() from any; the bytes under the user's own rules. Blocking: for
-// the time of the disk. Lifetime: a ScratchMemory keeps the file and gives its blocks back to the
-// disk. A forked child shares the memory with its parent and must not write to it. A ScratchMemory
-// that the child destroys frees no blocks of the parent.
+// Threads: allocate() and reserve() from any; the caller synchronizes accesses to the bytes.
+// Blocking: for the time of the disk. Lifetime: a ScratchMemory keeps the file and gives its blocks
+// back to the disk. A forked child shares the memory with its parent and must not write to it. A
+// ScratchMemory that the child destroys frees no blocks of the parent.
 // Errors: kUnavailable with the folder, for a missing folder, a full disk, and a file that would
 // exceed the process' limit on file sizes. Blocks are reserved before memory is returned, so a
 // write never ends the process with SIGBUS when the disk is full. kInvalidArgument if the file's

@@ -111,8 +111,9 @@ TEST(ScratchMemory, ReportsAFullDiskBeforeItsMemoryIsUsed) {
     std::memset(memory.value().bytes().data(), 1, memory.value().bytes().size());
   }
   ASSERT_TRUE(file->reserve(900 << 10).ok());
-  EXPECT_FALSE(scratch_in(disk.folder())->reserve(900 << 10).ok()) << "was not reserved";
-  EXPECT_TRUE(file->allocate(900 << 10).ok()) << "was reserved for it";
+  EXPECT_FALSE(scratch_in(disk.folder())->reserve(900 << 10).ok())
+      << "only the first arena has reserved blocks";
+  EXPECT_TRUE(file->allocate(900 << 10).ok()) << "the blocks were reserved for this arena";
 }
 
 }  // namespace

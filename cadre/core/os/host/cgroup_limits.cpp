@@ -45,7 +45,7 @@ bool contains(const std::vector<std::string>& parts, std::string_view wanted) {
 // A hierarchy of control groups that is mounted here.
 struct CgroupMount {
   bool is_version_2 = false;
-  // In version 1, the names are among the options of the mount.
+  // The controllers of a version 1 hierarchy, which are among the options of its mount.
   std::vector<std::string> controllers;
   std::string group;   // the group at the mount point, which is "/" except in a container
   std::string folder;  // the folder of the mount point

@@ -10,14 +10,14 @@
 
 namespace cadre::os {
 
-// The tightest limits from the process's groups up to the roots of their hierarchies. nullopt means
-// unlimited.
+// The lowest limits that apply to this process: those of its groups and of all their parents.
+// nullopt means unlimited.
 struct CgroupLimits {
   std::optional<uint64_t> memory_bytes;
   std::optional<double> cores;
 };
 
-// `root` is put before /proc/self and before the folders at which hierarchies are mounted. It is
+// `root` is prepended to /proc/self and to the folders at which hierarchies are mounted. It is
 // empty except in tests.
 CgroupLimits read_cgroup_limits(const std::string& root = "");
 

@@ -21,7 +21,8 @@ ForkMark::ForkMark() {
   void* page =
       ::mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) throw errno_error(ErrorCode::kUnavailable, "map a page", errno);
-  // On a kernel without this advice, children are not recognized.
+  // A kernel without MADV_WIPEONFORK does not zero the page, so is_in_child() returns false in
+  // children.
   ::madvise(page, page_bytes(), MADV_WIPEONFORK);
   word_ = std::construct_at(static_cast<std::atomic<uint32_t>*>(page), 1U);
 }

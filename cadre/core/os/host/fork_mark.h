@@ -1,4 +1,4 @@
-// Tells whether the running process is a forked child, by a page that the kernel zeroes in each
+// Detects whether the running process is a forked child, with a page that the kernel zeroes in each
 // child.
 //
 // Threads: any. Blocking: never. Lifetime: owns its page, in the child too.

@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kMaxBootIdBytes = 128;
 constexpr size_t kMaxHostNameBytes = 256;
 
-// Read once: connecting asks for it several times, and it never changes.
+// The id is read once, because it never changes and connecting needs it several times.
 const std::string& boot_id() {
   static const std::string id = [] {
     auto text = read_file("/proc/sys/kernel/random/boot_id", kMaxBootIdBytes).value_or_throw();
@@ -28,7 +28,8 @@ const std::string& boot_id() {
   return id;
 }
 
-// Abstract unix addresses are valid only within one network namespace.
+// The namespace is part of the host's identity, because abstract unix addresses are valid only
+// within one network namespace.
 std::string read_network_namespace() {
   struct stat info {};
   return ::stat("/proc/self/ns/net", &info) == 0 ? format("-net-{}", info.st_ino) : "";
@@ -40,7 +41,7 @@ std::string read_host_name() {
   return name.data();
 }
 
-// Fails on machines with more than 1024 cores; num_usable_cores() is then the number of all cores.
+// sched_getaffinity() fails on machines with more than 1024 cores; then all cores count as usable.
 cpu_set_t usable_cores() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -70,7 +71,7 @@ constexpr uint64_t kMaxSegmentBytes = kTebibyte / 16;
 constexpr uint64_t kMaxSegmentBytes = 16 * kTebibyte;
 #endif
 
-// A segment is limited as address space and as a file.
+// A segment is limited by the address space of the process and by its limit on file sizes.
 uint64_t max_segment_bytes() {
   rlimit addresses{};
   const bool is_limited =

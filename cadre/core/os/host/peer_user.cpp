@@ -29,14 +29,14 @@ Error unknown_user(std::string_view reason) {
                cadre::format("the user of the process at the other end is unknown: {}", reason));
 }
 
-// One end of a TCP connection in the form of the kernel's tables.
+// One end of a TCP connection, as the kernel's tables of sockets store it.
 struct TcpEnd {
   int family = AF_UNSPEC;
   std::array<uint32_t, 4> words{};  // the address in network order; for IPv4 it is one word
   uint16_t port = 0;                // the port in network order
 };
 
-// An IPv4 address that is written as an IPv6 one belongs to an IPv4 socket.
+// An IPv4-mapped IPv6 address belongs to an IPv4 socket in the kernel's tables.
 TcpEnd to_end(const sockaddr_storage& storage) {
   TcpEnd end{.family = storage.ss_family};
   if (end.family == AF_INET) {
@@ -78,8 +78,7 @@ Result<PeerView> view_of_peer(int fd) {
   return view;
 }
 
-// `inode` is 0 if the process has closed the socket, and the kernel finishes the connection as
-// root.
+// `inode` is 0 if the process has closed the socket; the kernel then reports root as the user.
 Result<uint32_t> owner(uint32_t user, uint64_t inode) {
   if (inode == 0) return unknown_user("it has closed its socket");
   return user;

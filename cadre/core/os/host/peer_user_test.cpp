@@ -24,7 +24,8 @@ TEST(PeerUser, TheOwnerOfTheOtherEndIsKnown) {
       EXPECT_EQ(peer_user_of(end->poll_handle()).value_or_throw(), ::geteuid());
       EXPECT_TRUE(end->check_peer_user().ok());
     }
-    // When a socket is closed, the kernel completes its connection as root.
+    // After the client has closed its socket, the kernel reports root as the user of the
+    // connection.
     client.reset();
     EXPECT_FALSE(peer_user_of(server->poll_handle()).ok());
     EXPECT_FALSE(server->check_peer_user().ok());

@@ -15,8 +15,8 @@
 namespace cadre::os {
 namespace {
 
-// Returns whether the kernel put this text there when the program was started, by fields 50 and 51
-// of /proc/self/stat. Fields are counted from the last ')', which is followed by field 3.
+// Returns whether `text` lies where the kernel put the environment when the program started; fields
+// 50 and 51 of /proc/self/stat are these bounds. The last ')' is followed by field 3.
 bool is_in_first_environment(const char* text) {
   const auto stat = read_file("/proc/self/stat", kMaxStatBytes);
   if (!stat.ok()) return false;
@@ -50,8 +50,8 @@ std::optional<Secret> take_secret_variable(const std::string& name) {
   if (value == nullptr) return std::nullopt;
   if (*value != '\0') {
     all.secrets[name] = Secret(value);
-    // If the program itself set the variable, its text may be a constant, so the variable is set
-    // anew.
+    // A variable that the program itself has set may refer to a constant text, which must not be
+    // overwritten.
     if (is_in_first_environment(value)) {
       ::explicit_bzero(value, ::strlen(value));
     } else {

@@ -1,5 +1,5 @@
-// The date and time for people, only for log lines, reports and file names: it jumps when someone
-// sets the clock.
+// The date and time, only for log lines, reports and file names: this clock jumps when someone sets
+// it.
 //
 // Threads: any. Blocking: never.
 #pragma once

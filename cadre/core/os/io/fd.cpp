@@ -12,10 +12,10 @@
 namespace cadre::os {
 namespace {
 
-// All descriptors of kinds such as eventfd and epoll share one inode, which has no file type. Two
-// of them are distinguished by the signal of asynchronous notification (F_SETSIG): the kernel keeps
-// it with the open file description, sends nothing unless O_ASYNC is set, and a new description has
-// none.
+// All descriptors of kinds such as eventfd and epoll share one inode, which has no file type. So
+// each of the library's descriptors of such a kind gets a mark: a signal number that is set with
+// F_SETSIG, for asynchronous notification. The kernel keeps it with the open file description,
+// sends nothing unless O_ASYNC is set, and a new description has none.
 constexpr int kMarkShift = 56;      // the position of the mark in the number of the inode
 constexpr uint32_t kNumMarks = 64;  // the marks are the signal numbers 1 to 64
 
@@ -28,9 +28,9 @@ uint64_t mark_of(int number) {
   return mark > 0 ? static_cast<uint64_t>(mark) << kMarkShift : 0;
 }
 
-// Uses the marks in turn, so that a descriptor of the library that reuses a number has another mark
-// than its predecessor. Descriptors belong to the process, and so does the counter. If the kernel
-// returns an error, descriptors of one kind cannot be distinguished.
+// Gives each new descriptor the next mark in turn, so that a descriptor of the library that reuses
+// the number of an earlier one has a different mark. Descriptors belong to the process, and so does
+// the counter. If fcntl() fails, descriptors of one kind cannot be distinguished.
 void mark(int number) {
   static std::atomic<uint32_t> last{0};
   const uint32_t turn = last.fetch_add(1, std::memory_order_relaxed);
@@ -80,9 +80,9 @@ Fd& Fd::operator=(Fd&& other) noexcept {
   return *this;
 }
 
-// Asks only for what the kernel knows already: a query to a network file system would take time,
-// and NFS would first send all written data. Returns nullopt if there is no such descriptor. Leaves
-// errno unchanged.
+// Reads only attributes that the kernel has cached: a query to a network file system would take
+// time, and NFS would first send all written data. Returns nullopt if there is no such descriptor.
+// Leaves errno unchanged.
 std::optional<Fd::Inode> Fd::inode_of(int number) {
   const int error_number = errno;
   struct statx info {};
@@ -97,7 +97,7 @@ std::optional<Fd::Inode> Fd::inode_of(int number) {
   return inode;
 }
 
-// Returns true if the file system has no inode numbers to compare.
+// Returns true also if the file system has no inode numbers to compare.
 bool Fd::is_own() const {
   const std::optional<Inode> inode = inode_of(number_);
   return inode && (*inode == inode_ || inode->number == 0 || inode_.number == 0);
@@ -108,7 +108,7 @@ Status Fd::check(std::string_view what) const {
   return closed_from_outside(what, number_);
 }
 
-// After EINTR Linux has closed the descriptor all the same, so the call is not repeated.
+// The call is not repeated after EINTR, because Linux has closed the descriptor all the same.
 void Fd::close() {
   if (number_ < 0) return;
   if (is_own()) ::close(number_);

@@ -43,7 +43,8 @@ class CADRE_EXPORT Fd {
 
  public:
   Fd() = default;
-  // Takes an open descriptor, which may get another number, or -1. Leaves errno unchanged for -1.
+  // Takes ownership of an open descriptor, which may get another number; -1 means no descriptor.
+  // Leaves errno unchanged for -1.
   explicit Fd(int number);
   Fd(Fd&& other) noexcept { *this = std::move(other); }
   Fd& operator=(Fd&& other) noexcept;

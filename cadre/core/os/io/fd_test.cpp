@@ -88,8 +88,8 @@ TEST_F(ClosedFromOutside, ADescriptorClosesOnlyWhatIsItsOwn) {
   expect_intact();
 }
 
-// An eventfd or epoll of the program has the same inode as all others, so the inode does not
-// identify it.
+// An eventfd or epoll of the program has the same inode as one of the library, so the inode does
+// not show whose descriptor it is.
 TEST_F(ClosedFromOutside, ADescriptorOfTheSameKindIsNotItsOwn) {
   const std::vector<std::function<int()>> kinds = {
       [] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); },

@@ -50,7 +50,7 @@ void visit_interfaces(const std::function<void(const ifaddrs&, const SocketAddre
 }
 
 void set_port(SocketAddress& address, uint16_t port) {
-  // Both families keep the port behind the family, in network order.
+  // IPv4 and IPv6 addresses store the port in network byte order.
   if (address.family() == AF_INET) {
     reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port = htons(port);
   } else {

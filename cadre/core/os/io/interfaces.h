@@ -20,8 +20,8 @@ namespace cadre::os {
 // never has the wildcard address.
 Result<std::vector<SocketAddress>> listening_addresses(const Address& address);
 
-// Says in a message how this host's packets to `target` leave, "from 10.0.0.2 on eth0", or why they
-// cannot if there is no route.
+// Returns a text for messages that says from where this host's packets to `target` leave, "from
+// 10.0.0.2 on eth0", or why they cannot if there is no route.
 std::string describe_route_to(const SocketAddress& target);
 
 }  // namespace cadre::os

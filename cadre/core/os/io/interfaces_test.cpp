@@ -1,5 +1,5 @@
-// Tests the addresses at which a listener listens for a name. tests/process tests with several
-// hosts, in network namespaces.
+// Tests the addresses at which a listener listens for a name. tests/process has the tests with
+// several hosts, which are network namespaces.
 #include "cadre/core/os/io/interfaces.h"
 
 #include <gtest/gtest.h>

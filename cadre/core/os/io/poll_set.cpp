@@ -46,7 +46,8 @@ void PollSet::watch(uint64_t key, const PollItem& item) {
         watched.item.want_read != item.want_read || watched.item.want_write != item.want_write;
     if (wants && !watched.is_in_kernel) change_in_kernel(EPOLL_CTL_ADD, key, item);
     if (wants && watched.is_in_kernel && is_changed) change_in_kernel(EPOLL_CTL_MOD, key, item);
-    // The kernel would report the errors even of an item that wants neither reading nor writing.
+    // Without this removal the kernel would report errors of an item that wants neither reading nor
+    // writing.
     if (!wants && watched.is_in_kernel) change_in_kernel(EPOLL_CTL_DEL, key, item);
     watched.is_in_kernel = wants;
   }

@@ -33,10 +33,10 @@ class PollSet {
   PollSet(const PollSet&) = delete;
   PollSet& operator=(const PollSet&) = delete;
 
-  // Watches the item's target, or changes what is wanted of a target that is watched already. `key`
-  // identifies it. An item that wants neither reading nor writing is not polled.
+  // Adds the item's target, or changes for which events a watched target is polled. `key`
+  // identifies the target. An item that wants neither reading nor writing is not polled.
   void watch(uint64_t key, const PollItem& item);
-  // Called before the target is destroyed. Unknown keys are ignored.
+  // Removes the target, before it is destroyed. Unknown keys are ignored.
   void forget(uint64_t key);
   // Returns the ready objects; none if the deadline has passed. The span is valid until the next
   // call.

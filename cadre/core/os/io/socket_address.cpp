@@ -16,7 +16,7 @@ namespace {
 
 using AddrInfoList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-// With AI_NUMERICHOST in `flags` the resolver asks no server.
+// AI_NUMERICHOST in `flags` makes the resolver fail for names instead of asking a server.
 int lookup(const Address& address, int flags, AddrInfoList& list) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -70,7 +70,7 @@ using NameCall = int (*)(int, sockaddr*, socklen_t*);
 Address name_of(int fd, NameCall call) {
   SocketAddress address;
   address.size = sizeof(address.storage);
-  // Fails only when the stream has already ended; then the address is unknown.
+  // The call fails only when the stream has already ended; then the address is unknown.
   if (call(fd, address.get(), &address.size) != 0) return {};
   return to_address(address);
 }

@@ -27,7 +27,8 @@ struct SocketAddress {
 // Returns all addresses of a host name in the resolver's order; one for a numeric or unix address.
 Result<std::vector<SocketAddress>> resolve(const Address& address);
 
-// Returns the numeric address of TCP; for unix the name, which is empty at the connecting end.
+// Returns the numeric address of a TCP socket, or the name of a unix socket, which is empty at the
+// connecting end.
 Address to_address(const SocketAddress& address);
 Address local_address_of(int fd);
 Address peer_address_of(int fd);

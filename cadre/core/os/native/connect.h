@@ -14,10 +14,11 @@
 
 namespace cadre::os {
 
-// Opens one listener for each address of listening_addresses(), all with one port. There is at
-// least one.
+// Opens one listener for each address of listening_addresses(), all with one port. Returns at least
+// one listener.
 Result<std::vector<Fd>> open_listeners(const Address& address);
-// Tries all addresses of a name, each for a share of the time.
+// Connects to the first address of a name that accepts. Each address gets an equal part of the time
+// that is left.
 Result<Fd> connect_socket(const Address& address, Deadline deadline);
 
 }  // namespace cadre::os

@@ -12,7 +12,7 @@
 
 namespace cadre::os {
 
-// Sleeps while word == old; may return early without a reason.
+// Sleeps while word == old. Spurious wake-ups are possible.
 void futex_wait(std::atomic<uint32_t>& word, uint32_t old, Duration budget);
 void futex_wake_all(std::atomic<uint32_t>& word);
 

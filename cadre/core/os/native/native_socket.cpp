@@ -69,7 +69,8 @@ std::vector<Fd> fds_in(msghdr& message) {
 
 void set_option(int fd, int level, int name, int64_t value) {
   const int number = static_cast<int>(value);
-  // Fails on unix sockets, whose peers are on this host and cannot fall silent.
+  // The call fails on unix sockets, which need no limit: their peers are on this host and cannot
+  // fall silent.
   ::setsockopt(fd, level, name, &number, sizeof(number));
 }
 
@@ -85,11 +86,11 @@ void keep_alive(int fd, Duration limit) {
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, std::min(kNumQuestions, limit_s - idle_s));
 }
 
-// Up to this size one copy costs less than the kernel's work for several parts: 4 KiB of payload
-// and the headers in front of it.
+// Parts of up to this total size are copied together before they are sent, because one copy costs
+// less than the kernel's work for several parts: 4 KiB of payload and the headers in front of it.
 constexpr size_t kFewBytes = 4096 + 64;
 
-// The parts that are not empty, in the kernel's form.
+// The parts that are not empty, as the iovec array that sendmsg() and recvmsg() take.
 class IoParts {
  public:
   template <typename Part>
@@ -193,7 +194,7 @@ Result<size_t> NativeSocket::try_recv_parts(std::span<const Bytes> parts) {
 
 size_t NativeSocket::num_unsent() const {
   int num_bytes = 0;
-  // Fails on unix sockets, whose bytes are at the other end at once.
+  // The call fails on unix sockets, on which sent bytes are at the other end at once.
   if (::ioctl(fd_.get(), SIOCOUTQNSD, &num_bytes) != 0) return 0;
   return static_cast<size_t>(std::max(num_bytes, 0));
 }
@@ -283,9 +284,9 @@ Error NativeSocket::ended() const {
                              peer_.to_string(), here ? "this" : "the other"));
 }
 
-// If the number belongs to a socket of the program now, bytes would go to that socket's peer, or
-// come from it. (For a file that is no socket the call fails.) The check costs a fifth of a short
-// send, so it is made once in each tick of the kernel's clock, a few milliseconds.
+// If the number of the descriptor belongs to a socket of the program now, bytes would go to that
+// socket's peer, or come from it. (For a file that is no socket the call fails.) The check costs a
+// fifth of a short send, so it is made once in each tick of the kernel's clock, a few milliseconds.
 Status NativeSocket::check_own() const {
   timespec tick{};
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &tick);

@@ -49,7 +49,7 @@ class NativeSocket final : public Socket, public HandleOwner {
   Address local_;
   Address peer_;
   std::atomic<bool> was_shut_down_{false};
-  // The tick of the last check that the descriptor still belongs to this object.
+  // The clock tick in which check_own() last found that the descriptor belongs to this object.
   mutable std::atomic<int64_t> checked_at_{-1};
 };
 
@@ -68,7 +68,7 @@ class NativeListener final : public Listener, public HandleOwner {
   Result<std::unique_ptr<Socket>> try_accept_at(const Fd& fd);
 
   std::vector<Fd> fds_;
-  Fd any_;  // if there are several: an epoll that is readable when one of them is
+  Fd any_;  // used with several sockets: an epoll that is readable if one of them is
   SegmentTable& segments_;
   Address address_;
 };

@@ -105,10 +105,11 @@ TEST_F(NativeSocketTest, OnlyWhoeverAsksForItLimitsTheTimeOfUnacknowledgedBytes)
                 option(*pair.server, IPPROTO_TCP, TCP_KEEPINTVL) *
                     option(*pair.server, IPPROTO_TCP, TCP_KEEPCNT),
             6);
-  connect_unix().client->limit_silence(std::chrono::seconds(6));  // does nothing
+  connect_unix().client->limit_silence(std::chrono::seconds(6));  // has no effect on a unix socket
 }
 
-// Short parts are joined before they are sent. The sizes lie on both sides of that limit.
+// Short parts are joined before they are sent. The total sizes lie on both sides of the limit for
+// that.
 TEST_F(NativeSocketTest, PartsArriveOneAfterTheOther) {
   const Pair pairs[] = {connect({Address::Kind::kTcp, "127.0.0.1", 0}), connect_unix()};
   for (const Pair& pair : pairs) {

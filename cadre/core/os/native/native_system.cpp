@@ -36,7 +36,8 @@ namespace {
 // round trip under load.
 constexpr int kSpinLimit = 2000;
 
-// A poll reports an event whose descriptor was closed as ready at once, so its loop would spin.
+// A poll returns at once for an event whose descriptor was closed; without this pause its loop
+// would spin.
 constexpr auto kPauseOfClosedEvent = std::chrono::milliseconds(10);
 
 // An Event on an eventfd. An event whose descriptor was closed from outside (fd.h) does nothing;
@@ -97,7 +98,8 @@ void NativeWaiter::unpark() {
   if (is_unparked_.exchange(1, std::memory_order_release) == 0) futex_wake_all(is_unparked_);
 }
 
-// The end of a process, not only of a child. The process may have ended and been reaped meanwhile.
+// Becomes readable when a process ends, which need not be a child of this one. That process may
+// have ended and been reaped meanwhile.
 class ProcessWatch final : public Pollable, public HandleOwner {
  public:
   explicit ProcessWatch(Fd pidfd) : pidfd_(std::move(pidfd)) {}
@@ -144,11 +146,11 @@ class NativeSystem final : public System, public ProcessWatcher {
   SegmentTable segments_;
 };
 
-// No wake-up is lost: the sleeper counts itself, then reads the value; the publisher stores the
-// value, then reads the count. All four are sequentially consistent, so at least one of the two
-// sees the other's store, and the kernel compares the value once more before it puts a thread to
-// sleep. A process that is killed in between leaves its count behind, which only costs the others a
-// system call in each publish.
+// No wake-up is lost: the sleeper increments the count of sleepers, then reads the value; the
+// publisher stores the value, then reads the count. All four are sequentially consistent, so at
+// least one of the two sees the other's store, and the kernel compares the value once more before
+// it puts a thread to sleep. A process that is killed while it sleeps leaves the count too high,
+// which only costs the others a system call in each publish.
 bool NativeSystem::wait_while(WaitWord& word, uint32_t old, Deadline deadline) {
   const TimePoint start = now();
   if (word.value.load(std::memory_order_acquire) != old) return true;

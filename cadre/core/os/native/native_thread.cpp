@@ -38,8 +38,8 @@ class SignalsBlocked {
   sigset_t saved_{};
 };
 
-// The default of a thread is RLIMIT_STACK, which may be 64 KiB. A larger default is kept, because
-// threads that prefetch run the program's Dataset::get.
+// The default stack size of a thread is RLIMIT_STACK, which may be 64 KiB. A larger default is
+// kept, because threads that prefetch run the program's Dataset::get.
 constexpr size_t kMinStackBytes = size_t{8} << 20;
 
 class StackAttributes {
@@ -87,8 +87,8 @@ pthread_t start_thread(std::string name, std::function<void()> body) {
   return thread;
 }
 
-// Belongs to the process, because nothing owns a detached thread. Has no destructor: a detached
-// thread, or one that starts another, may outlive static objects.
+// The number of detached threads that run. It belongs to the process, because no object owns a
+// detached thread. It has no destructor, because a detached thread may outlive static objects.
 constinit std::atomic<uint32_t> num_detached{0};
 
 constexpr Duration kTimeAtExit = std::chrono::seconds(2);

@@ -30,8 +30,8 @@ class CADRE_EXPORT NativeThread final : public Thread {
   bool is_joined_ = false;
 };
 
-// Runs the body in a thread that is never joined, for work that a thread cannot do because it would
-// wait for its own end. The body throws nothing, and owns what it uses.
+// Runs the body in a thread that is never joined, for example to wait for the end of the calling
+// thread. The body throws nothing, and owns what it uses.
 CADRE_EXPORT void run_detached(std::string name, std::function<void()> body);
 
 }  // namespace cadre::os

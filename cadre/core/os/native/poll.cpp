@@ -16,11 +16,11 @@ namespace {
 
 constexpr size_t kInlineItems = 64;  // larger sets are rare and need an allocation
 
-// A poll reports a closed descriptor at once, so a loop around it would spin.
+// A poll reports a closed descriptor at once; without this pause a loop around the poll would spin.
 constexpr auto kPauseOfClosed = std::chrono::milliseconds(10);
 
 // Returns the number of descriptors that are ready; 0 when the deadline, or kHandleLook, has
-// passed. It polls at least once, so that a deadline in the past is a test without waiting.
+// passed. It polls at least once: with a deadline in the past it is a non-blocking check.
 int poll_until(std::span<pollfd> fds, Deadline deadline) {
   // Does not read the clock for a deadline in the past: that would be a tenth of the cost of such a
   // poll.
@@ -54,8 +54,8 @@ pollfd to_pollfd(const PollItem& item) {
   pollfd result{item.target->poll_handle(), 0, 0};
   if (item.want_read) result.events |= POLLIN;
   if (item.want_write) result.events |= POLLOUT;
-  // The kernel reports errors even of items that want neither reading nor writing; it skips
-  // negative numbers.
+  // The kernel reports errors even of items that want neither reading nor writing, but it skips
+  // negative descriptor numbers.
   if (result.events == 0) result.fd = -1;
   return result;
 }

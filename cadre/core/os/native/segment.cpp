@@ -18,8 +18,8 @@ namespace {
 
 // If a peer could shrink the file, every access of the others would end in SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-// When a signal interrupts the call, the kernel frees what the call has allocated, so calls are
-// kept short.
+// When a signal interrupts fallocate(), the kernel frees what the call has allocated, so each call
+// reserves only a part.
 constexpr size_t kReservedAtOnce = 16 << 20;
 
 // A mapping of parts of a segment.
@@ -58,10 +58,10 @@ Status NativeSharedMemory::reserve(size_t begin, size_t num_bytes) {
   return {};
 }
 
-// A private mapping of the same file copies a page when it is first written, and the kernel
-// replaces the mapping in one step: no write of another thread is lost. Until that copy the page
-// shows what other processes write, so each page is copied by an atomic write that changes nothing.
-// A fetch_or of 0 would not do: compilers turn it into a load.
+// Maps the pages again as copy-on-write. The kernel replaces the mapping in one step, so no write
+// of another thread is lost. Until a page is copied it shows what other processes write, so the
+// copy of each page is forced by an atomic write that changes nothing. A fetch_or of 0 would not
+// do: compilers turn it into a load.
 Status NativeSharedMemory::make_private(size_t begin, size_t num_bytes) {
   CADRE_RETURN_IF_ERROR(check("make shared memory private"));
   const auto page_bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -85,7 +85,7 @@ Status NativeSharedMemory::make_private(size_t begin, size_t num_bytes) {
   return {};
 }
 
-// The mapping is made anew because pages that were made private are copies of this process only.
+// The range is mapped again, because pages that were made private are copies of this process only.
 Status NativeSharedMemory::release(size_t begin, size_t num_bytes) {
   CADRE_RETURN_IF_ERROR(check("give back shared memory"));
   int status = 0;
@@ -173,8 +173,8 @@ Result<std::unique_ptr<SharedMemory>> SegmentTable::map(Fd fd) {
     return errno_error(ErrorCode::kUnavailable,
                        cadre::format("map a shared segment of {} bytes", num_bytes), errno);
   }
-  // The kernel reads each page of a mapping that goes into a core file, and most of these have no
-  // memory.
+  // The segment is left out of core files: to write one, the kernel would read each page, and most
+  // pages of a segment have no memory yet.
   ::madvise(start, num_bytes, MADV_DONTDUMP);
   auto mapping =
       std::make_shared<Mapping>(std::move(fd), Bytes(static_cast<std::byte*>(start), num_bytes));

@@ -62,7 +62,8 @@ class NativeSharedMemory final : public SharedMemory, public SharedPages {
 
 class SegmentTable {
  public:
-  // The function is exported because the installed simulator has such segments, too.
+  // The function is exported because the simulator, which is installed too, creates segments with
+  // it.
   CADRE_EXPORT Result<std::unique_ptr<SharedMemory>> create(size_t num_bytes);
   // Takes a descriptor that was received on a unix socket.
   Result<std::unique_ptr<SharedMemory>> adopt(Fd fd);

@@ -89,8 +89,8 @@ TEST(SharedPages, PrivatePagesKeepTheirContentAndAreOutOfReach) {
   EXPECT_EQ(mine->bytes()[8192], std::byte{5});
 }
 
-// Private pages must not show later writes of others, even in parts that their owner has not
-// written, and in the same pages outside of the given range.
+// Private pages must not show later writes of others: neither in parts that the owner has not
+// written, nor in the same pages outside of the range that was made private.
 TEST(SharedPages, WhatOthersWriteLaterDoesNotShowInPrivatePages) {
   SegmentTable table;
   SegmentTable other_process;

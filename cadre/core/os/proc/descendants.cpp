@@ -58,7 +58,8 @@ std::vector<Descendant> list_descendants(std::span<const int> spared) {
 
 void signal_processes(std::span<const Descendant> processes, int signal) {
   for (const Descendant& process : processes) {
-    // The descriptor keeps the number from being reused; only then can the start time be compared.
+    // The start time is compared after the pidfd was opened: if it matches, the pidfd refers to the
+    // listed process, and not to a later one with the same pid.
     const Fd pinned(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));
     if (!pinned.is_open()) continue;
     const auto stat = read_process_stat(process.pid);

@@ -19,12 +19,12 @@ struct Descendant {
   friend bool operator==(const Descendant&, const Descendant&) = default;
 };
 
-// After this call orphaned descendants become children of this process. A forked child does not
-// inherit this.
+// Makes this process the parent of all its orphaned descendants from now on. A forked child does
+// not inherit this.
 void become_subreaper();
 
-// Returns the living descendants, except those in `spared` and below them; those that have ended
-// and wait to be reaped are left out.
+// Returns the living descendants, except the processes in `spared` and their descendants. Processes
+// that have ended and wait to be reaped are left out.
 std::vector<Descendant> list_descendants(std::span<const int> spared = {});
 
 // Sends the signal to each process that still exists with the same start time.

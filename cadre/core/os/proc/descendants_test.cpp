@@ -56,11 +56,11 @@ TEST_F(DescendantsTest, FindsDescendantsInOtherSessions) {
   ASSERT_TRUE(has_children());
   std::vector<int> pids;
   for (const Descendant& one : found) pids.push_back(one.pid);
-  reap_orphans(pids);  // those of other tests
+  reap_orphans(pids);  // reaps only orphans of other tests
   EXPECT_TRUE(list_descendants(pids).empty());
   EXPECT_FALSE(has_children(pids));
   Descendant stranger = found.front();
-  stranger.start_time += 1;  // as if the number had been reused
+  stranger.start_time += 1;  // as if the pid had been reused
   signal_processes(std::span(&stranger, 1), SIGKILL);
   EXPECT_FALSE(list_descendants().empty());
   EXPECT_TRUE(wait_until([&] {

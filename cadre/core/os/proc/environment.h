@@ -19,7 +19,7 @@ class Environment {
   std::string get_or(std::string_view name, std::string_view otherwise) const;
   void set(std::string_view name, std::string_view value);
 
-  // Returns "NAME=value" texts, sorted by name, as a new process is given them.
+  // Returns "NAME=value" texts, sorted by name, as execve() needs them.
   std::vector<std::string> to_texts() const;
 
  private:

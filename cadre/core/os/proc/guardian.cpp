@@ -25,7 +25,7 @@ namespace cadre::os {
 namespace {
 
 constexpr std::array kForwarded{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP};
-// Long waits are divided into these, because every wait has a deadline.
+// The longest single wait: longer waits are repeated, because every wait has a deadline.
 constexpr Duration kNap = std::chrono::minutes(1);
 constexpr Duration kKillTimeout = std::chrono::seconds(5);
 
@@ -53,8 +53,8 @@ void kill_everything_below() {
   }
 }
 
-// Acts as if SIGTSTP had not been blocked. The kernel ignores the signal if no process could
-// continue this one.
+// Stops this process as SIGTSTP would if it were not blocked. The kernel ignores the signal if no
+// process could continue this one.
 void stop_until_continued() {
   sigset_t stop;
   ::sigemptyset(&stop);
@@ -104,8 +104,8 @@ int run_guarded(const std::function<int(Pollable& guardian_gone)>& body) {
   auto life = make_pipe();
   if (!life.ok()) throw life.error();
   hold_forwarded_signals();
-  // Called before the fork: the supervisor may have started workers and been killed before this
-  // process runs again. The supervisor does not inherit it.
+  // This process becomes a subreaper before it forks: the supervisor may have started workers and
+  // been killed before this process runs again. The supervisor does not inherit the property.
   become_subreaper();
   const int supervisor = ::fork();
   if (supervisor < 0) throw errno_error(ErrorCode::kUnavailable, "start a process", errno);

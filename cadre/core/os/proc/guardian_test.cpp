@@ -24,7 +24,7 @@ void delay_the_guardian() {
 
 // The body of the supervisor: it starts a worker, which holds the write end of the pipe, and dies.
 int start_a_worker_and_die(Pollable&) {
-  if (::_Fork() == 0) {  // does not call delay_the_guardian()
+  if (::_Fork() == 0) {  // unlike fork(), does not call delay_the_guardian()
     ::alarm(20);         // ends the worker if the guardian leaves it
     while (true) ::pause();
   }

@@ -48,11 +48,12 @@ size_t remaining_stack_bytes() {
 void check_stack() {
   const size_t remaining = remaining_stack_bytes();
   if (remaining >= kNeededStackBytes) return;
-  throw Error(ErrorCode::kUnavailable,
-              cadre::format("{} bytes are left of the stack, which may have {} bytes with the "
-                            "arguments and the environment, and {} are needed: raise the limit "
-                            "(ulimit -s, LimitSTACK= of systemd)",
-                            remaining, limit_on(RLIMIT_STACK).rlim_cur, kNeededStackBytes));
+  throw Error(
+      ErrorCode::kUnavailable,
+      cadre::format("{} bytes of the stack are free (its limit is {} bytes with the arguments "
+                    "and the environment), and {} are needed: raise the limit "
+                    "(ulimit -s, LimitSTACK= of systemd)",
+                    remaining, limit_on(RLIMIT_STACK).rlim_cur, kNeededStackBytes));
 }
 
 }  // namespace
@@ -89,7 +90,7 @@ sigset_t set_of_signals(const std::vector<int>& signals) {
 
 void set_child_signals(const sigset_t& ignored) {
   for (int signal = 1; signal <= SIGRTMAX; ++signal) {
-    // Fails for SIGKILL, SIGSTOP and the two signals that belong to glibc.
+    // The call fails for SIGKILL, SIGSTOP and the two signals that belong to glibc.
     ::signal(signal, ::sigismember(&ignored, signal) == 1 ? SIG_IGN : SIG_DFL);
   }
   sigset_t none;

@@ -1,4 +1,4 @@
-// What a process inherits: dispositions of signals, the size of stacks, standard streams.
+// Tests what a process inherits: dispositions of signals, the size of stacks, standard streams.
 #include "cadre/core/os/proc/inherited.h"
 
 #include <fcntl.h>

@@ -2,8 +2,8 @@
 //
 // Threads: one owner at a time. Blocking: never on pipes, terminals and sockets; for the time of
 // the disk on files. Lifetime: the process's own descriptor stays open. Errors: if the reader is
-// gone, for example a closed terminal, later output is dropped without an error, because the work
-// is worth more than its log. Output is also dropped after another failure (a full disk), which
+// gone, for example a closed terminal, later output is dropped without an error, because a job must
+// not fail for lack of a reader. Output is also dropped after another failure (a full disk), which
 // failure() returns.
 #pragma once
 
@@ -45,9 +45,9 @@ class CADRE_EXPORT OutputStream final : public Pollable {
   std::optional<Error> failure_;
 };
 
-// Called first by a program that opens files. A standard stream that was closed gets a descriptor
-// that is at its end for reading and fails for writing, so that no file, pipe or socket of the
-// program takes its number.
+// Opens closed standard streams on /dev/null for reading only: reads return the end of the file,
+// and writes fail. A program calls it first, so that no file, pipe or socket of it gets the number
+// of a standard stream.
 void fill_closed_streams();
 
 // Returns the width of the terminal of this process, which need not be its standard output;

@@ -50,8 +50,8 @@ struct ChildPlan {
   ::_exit(127);
 }
 
-// The child itself holds an open write end, so the pipe ends only with the parent's byte or, by the
-// parent-death signal, with the parent's death.
+// Waits for the parent's byte. The child itself holds an open write end, so the read does not end
+// when the parent dies; the parent-death signal ends the child then.
 void await_go_ahead(int go_ahead) {
   char byte = 0;
   while (::read(go_ahead, &byte, 1) < 0 && errno == EINTR) {
@@ -68,7 +68,7 @@ void await_go_ahead(int go_ahead) {
       ::dup2(plan.error, STDERR_FILENO) < 0) {
     report_and_exit(plan.failure_report, errno);
   }
-  // Also closes the descriptor of the report when exec succeeds.
+  // Marks the inherited descriptors close-on-exec. So the report pipe ends when exec succeeds.
   ::syscall(SYS_close_range, 3U, ~0U, 4U /* CLOSE_RANGE_CLOEXEC */);
   set_child_signals(plan.ignored_signals);
   for (const LimitChange& limit : plan.limits) ::setrlimit(limit.resource, &limit.value);
@@ -77,7 +77,7 @@ void await_go_ahead(int go_ahead) {
   report_and_exit(plan.failure_report, errno);
 }
 
-// A pipe whose ends both block.
+// A pipe whose two ends are blocking.
 struct BlockingPipe {
   Fd reader;
   Fd writer;

@@ -26,9 +26,10 @@ Error not_ended(const std::string& program) {
                cadre::format("{} did not end in time and was killed", program));
 }
 
-// Returns whether the program ends until the deadline. Polls its status, because on some hosts a
-// process can get no pidfd; nearly every program ends as soon as it has closed its output. Leaves
-// the exit code to reap(). A child that was reaped elsewhere has ended.
+// Waits until the program ends; returns false at the deadline. Polls with waitid(), because on some
+// hosts a process can get no pidfd; few polls are needed, because nearly every program ends as soon
+// as it has closed its output. Does not reap the child, so that reap() gets its exit code. A child
+// that was reaped elsewhere counts as ended.
 bool ends_until(pid_t pid, Deadline deadline) {
   constexpr int kNapMilliseconds = 1;
   while (true) {
@@ -41,7 +42,7 @@ bool ends_until(pid_t pid, Deadline deadline) {
   }
 }
 
-// Reads until the program closes its output; otherwise the error says why reading ended.
+// Reads until the program closes its output. The error says why reading ended before that.
 Result<std::string> read_to_end(int fd, const std::string& program, Deadline deadline) {
   std::string output;
   std::array<char, 4096> chunk;

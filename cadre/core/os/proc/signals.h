@@ -19,10 +19,11 @@
 
 namespace cadre::os {
 
-// After its destruction, a signal that was not taken has its effect.
+// Signals as an object to poll. A signal that has arrived, but was not taken by try_next(), takes
+// effect when the object is destroyed.
 class SignalListener final : public Pollable {
  public:
-  // Takes the signals of signals_to_take(signals).
+  // Blocks and receives the signals that signals_to_take(signals) returns.
   explicit SignalListener(std::span<const int> signals);
   ~SignalListener() override;
 
@@ -36,8 +37,8 @@ class SignalListener final : public Pollable {
   Fd fd_;
 };
 
-// Signals that are queried: they are blocked while the object lives, and those that arrived
-// meanwhile have no effect after it. A hangup that the process ignores (nohup) stays ignored.
+// Blocks signals and lets the program query whether one has arrived. Signals that arrive while the
+// object lives never take effect. A SIGHUP that the process ignores (nohup) stays ignored.
 class CADRE_EXPORT PendingSignal {
  public:
   explicit PendingSignal(std::span<const int> signals);

@@ -20,7 +20,7 @@ Result<std::unique_ptr<TemporaryFolder>> TemporaryFolder::make(const std::string
         cadre::format("make a temporary folder in {} (set TMPDIR to another)", parent),
         error_number);
   };
-  // A process that gets the path may have another working directory.
+  // The path is made absolute, because a process that gets it may have another working directory.
   std::error_code failure;
   const std::filesystem::path folder = std::filesystem::absolute(parent, failure);
   if (failure) return failed(failure.value());

@@ -1,4 +1,4 @@
-// A folder of this process that is removed with its owner.
+// A folder of this process, which is removed when the TemporaryFolder is destroyed.
 //
 // Threads: one owner. Blocking: for the time of the file system.
 // Lifetime: the destructor removes the folder and its content; a removal that fails is ignored.

@@ -15,12 +15,14 @@
 namespace cadre::os {
 namespace {
 
-// What precedes the texts of the environment, each of which ends with a zero byte.
+// The fixed part of a request. The texts of the environment follow, each with a zero byte at its
+// end.
 struct ForkRequestHeader {
   int32_t launcher_pid = 0;
   uint32_t num_bytes = 0;        // the size of the environment
-  uint64_t ignored_signals = 0;  // bit n - 1: signal n
-  uint64_t descriptors = 0;      // soft limits; kNoLimit: unchanged
+  uint64_t ignored_signals = 0;  // bit n - 1 is set if signal n is ignored
+  // The soft limits of the worker; kNoLimit means that the worker keeps the template's limit.
+  uint64_t descriptors = 0;
   uint64_t stack_bytes = 0;
 };
 
@@ -124,12 +126,12 @@ Result<ReceivedForkRequest> receive_fork_request(int socket) {
   if (got <= 0) return connection_error(got, "receive a request to fork");
   const cmsghdr* rights = CMSG_FIRSTHDR(&message);
   if (rights == nullptr || rights->cmsg_len != CMSG_LEN(sizeof(streams))) {
-    return Error(ErrorCode::kUnavailable, "a request to fork has no two descriptors");
+    return Error(ErrorCode::kUnavailable, "a request to fork does not carry two descriptors");
   }
   std::memcpy(streams.data(), CMSG_DATA(rights), sizeof(streams));
   ReceivedForkRequest received{.output = Fd(streams[0]), .error = Fd(streams[1])};
   if (got != static_cast<ssize_t>(sizeof(header)) || header.num_bytes > kMaxEnvironmentBytes) {
-    return Error(ErrorCode::kUnavailable, "a request to fork is not whole");
+    return Error(ErrorCode::kUnavailable, "a request to fork is incomplete or too large");
   }
   received.request.launcher_pid = header.launcher_pid;
   for (int signal = 1; signal <= 64; ++signal) {

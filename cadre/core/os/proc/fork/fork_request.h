@@ -16,7 +16,7 @@
 
 namespace cadre::os {
 
-// The first message, from the template.
+// The first message of a connection, which the template sends.
 struct ForkHello {
   char build[32] = {};      // CADRE_VERSION
   int32_t program_pid = 0;  // the process that has called prepare_restart()
@@ -25,12 +25,13 @@ struct ForkHello {
 ForkHello make_fork_hello();
 bool is_of_this_build(const ForkHello& hello);
 
-// A worker to fork. The answer is its pid, as int32_t; -1 if there is none.
+// Asks the template to fork a worker. The template answers with the worker's pid as int32_t; -1 if
+// it could not fork.
 struct ForkRequest {
   int32_t launcher_pid = 0;
   std::vector<int> ignored_signals;
   SoftLimits soft_limits;
-  std::vector<std::string> environment;  // "NAME=value", all of it
+  std::vector<std::string> environment;  // "NAME=value", the worker's whole environment
 };
 
 Status send_bytes(int socket, const void* data, size_t num_bytes);

@@ -43,7 +43,8 @@ Result<std::unique_ptr<ForkServer>> ForkServer::listen(const std::string& path) 
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    return Error(ErrorCode::kUnavailable, cadre::format("{}: too long for a socket", path));
+    return Error(ErrorCode::kUnavailable,
+                 cadre::format("listen at {}: the path is too long for a unix socket", path));
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   Fd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -90,7 +91,7 @@ Result<int> ForkServer::request(const ProcessOptions& options, int output, int e
   int32_t pid = 0;
   CADRE_RETURN_IF_ERROR(receive_bytes(connection_.get(), &pid, sizeof(pid)));
   if (pid > 0) return pid;
-  return Error(ErrorCode::kUnavailable, "the template could not fork");
+  return Error(ErrorCode::kUnavailable, "the template process could not fork a worker");
 }
 
 Result<std::unique_ptr<Process>> ForkServer::fork_process(const ProcessOptions& options) {

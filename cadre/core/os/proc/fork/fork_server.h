@@ -1,14 +1,14 @@
-// Forks the workers of a restart from a process that has loaded the program and its libraries, the
-// template. A program offers one by prepare_restart(). Loading libtorch takes a process 0.14 to
-// 0.3 s; a fork takes milliseconds.
+// Forks the workers of a restart from the template, a process that has loaded the program and its
+// libraries. A program makes its template with prepare_restart(). Loading libtorch takes a process
+// 0.14 to 0.3 s; a fork takes milliseconds.
 //
 // The template's connection is accepted only from the process that the launcher started, of this
 // user, of this build, and executing the given program: a script that prepares the environment and
 // then executes the program must run again in each attempt.
-// Threads: one, that of Process. Blocking: accept_template() for a second, fork_process() for a few
-// seconds, if the template does not answer. Lifetime: the destructor kills the template; workers
-// that were forked belong to their Process. The process must be a subreaper (guardian.h), which
-// adopts the template and the workers. Errors: listen() returns kUnavailable.
+// Threads: one, the thread that uses the Process objects. Blocking: accept_template() for a second,
+// fork_process() for a few seconds, if the template does not answer. Lifetime: the destructor kills
+// the template; workers that were forked belong to their Process. The process must be a subreaper
+// (guardian.h), which adopts the template and the workers. Errors: listen() returns kUnavailable.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ namespace cadre::os {
 
 class ForkServer {
  public:
-  // The environment variable with path().
+  // The environment variable that passes path() to the program.
   static constexpr const char* kVariable = "CADRE_FORK_SERVER";
 
   // Listens at a unix socket of this path, in a folder that only this user can enter.
@@ -35,11 +35,11 @@ class ForkServer {
   ForkServer& operator=(const ForkServer&) = delete;
 
   const std::string& path() const { return path_; }
-  // Accepts the template if it has connected, of the process `program_pid`, which executes
-  // `executable`. Does nothing if there is one already.
+  // Accepts a pending connection if it comes from a template that the process `program_pid` has
+  // forked and that executes `executable`. Does nothing if a template is connected already.
   void accept_template(int program_pid, const std::string& executable);
   bool is_ready() const { return connection_.is_open(); }
-  // The pid of the template; nullopt if there was none. It may have ended.
+  // The pid of the template, also after its end; nullopt if no template has connected.
   std::optional<int> template_pid() const { return template_pid_; }
 
   // Forks a worker with the environment, signals, limits and output of `options`; its executable

@@ -51,15 +51,15 @@ os::Fd connect_to_launcher(const std::string& path) {
   return socket;
 }
 
-// The template must not keep the ends of rank 0's output open.
+// Otherwise the template would keep the pipes of rank 0's output open.
 void leave_streams() {
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int stream = 0; stream <= 2; ++stream) ::dup2(nothing, stream);
   ::close(nothing);
 }
 
-// Waits until the process between the template and this worker has ended and the launcher is the
-// parent, which sends the parent-death signal from then on.
+// Waits until the process between the template and this worker has ended and the launcher has
+// adopted the worker. From then on the kernel kills the worker when the launcher dies.
 void await_adoption(int middle, int launcher) {
   const timespec pause = {.tv_sec = 0, .tv_nsec = 20'000};
   while (::getppid() == middle) ::nanosleep(&pause, nullptr);
@@ -110,17 +110,20 @@ bool fork_worker(const os::ReceivedForkRequest& received, int32_t& pid) {
   }
   writer.close();
   if (middle < 0) return false;
-  // The launcher has adopted the worker when the process between has ended.
+  // When the process between the template and the worker has ended, the launcher has adopted the
+  // worker.
   wait_for_end(middle);
   if (::read(reader.get(), &pid, sizeof(pid)) != sizeof(pid)) pid = -1;
   return false;
 }
 
-// Returns in each worker. The template ends with the launcher, at the end of the connection.
+// Serves requests of the launcher, and returns only in the forked workers. The template exits when
+// the launcher's connection ends.
 void serve(const std::string& path, int program_pid, os::Fd ready) {
   ::setpgid(0, 0);  // signals to rank 0's group are not meant for the template
   leave_streams();
-  // The kernel shows the environment of the template for all workers, too (/proc/PID/environ).
+  // Without this, /proc/PID/environ of every worker would show the secret, as it does for the
+  // template.
   os::take_secret_variable("CADRE_JOB_TOKEN");
   const os::Fd launcher = connect_to_launcher(path);
   os::ForkHello hello = os::make_fork_hello();
@@ -128,7 +131,7 @@ void serve(const std::string& path, int program_pid, os::Fd ready) {
   if (!launcher.is_open() || !os::send_bytes(launcher.get(), &hello, sizeof(hello)).ok()) {
     ::_exit(1);
   }
-  ready.close();  // rank 0 goes on
+  ready.close();  // lets rank 0 continue
   while (true) {
     const auto received = os::receive_fork_request(launcher.get());
     if (!received.ok()) ::_exit(0);

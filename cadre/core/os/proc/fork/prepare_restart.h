@@ -2,12 +2,12 @@
 //
 // In rank 0 the call forks a process, the template, which waits with the program and its libraries
 // loaded. After a failure the launcher forks the workers of the next attempt from it. In each of
-// them the call returns, with the worker's environment, and main() goes on. Workers are executed as
-// usual if there is no template: if the program has other threads at the call, is started by a
+// them the call returns, with the worker's environment, and main() continues. Workers are executed
+// as usual if there is no template: if the program has other threads at the call, is started by a
 // script, or has ${local_rank} in its arguments.
-// Call it first in main(), from the only thread: what the program has computed before, opened, or
-// read from the environment, the workers of a restart have as rank 0 had it. Without `cadre run
-// --max-restarts` it does nothing.
+// Call it first in main(), from the only thread: what the program has computed, opened or read from
+// the environment before the call is the same in all workers of a restart as in rank 0. Without
+// `cadre run --max-restarts` it does nothing.
 // Blocking: milliseconds, in rank 0 of the first attempt. Errors: none.
 #pragma once
 
