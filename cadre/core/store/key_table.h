@@ -3,8 +3,8 @@
 //
 // Threads: one at a time; the owner locks. Blocking: never; a pending wait is a Ticket that becomes
 // ready later. Lifetime: returned views hold until the next change of the table.
-// Errors: kInvalidArgument for a counter that is no number, a value grown over
-// kMaxStoreValueBytes, or a table over its limit of bytes.
+// Errors: kInvalidArgument if a counter is no number, or if a value would exceed
+// kMaxStoreValueBytes or the table its limit of bytes.
 // Source: the verbs are those of c10d's TCPStore server, with queues and barrier.
 #pragma once
 

@@ -1,5 +1,4 @@
-// A view of another Store in which every key gets a prefix: key "k" of the view "round 3" is "round
-// 3/k".
+// A view of another Store in which every key gets a prefix: "k" becomes "round3/k".
 //
 // Threads, blocking and errors: those of the underlying store. Lifetime: shares the underlying
 // store. num_keys() counts the keys of the whole underlying store, as c10d's does; list_keys()
