@@ -215,7 +215,7 @@ Result<std::vector<GroupPlaces>> Fabric::exchange_places(const GroupPlaces& own,
           theirs.is_ready.value.load(std::memory_order_acquire) == 0) {
         return Error(
                    ErrorCode::kTimeout,
-                   format("connected, but did not prepare its memory before the deadline: {}. Look "
+                   format("{} connected, but did not prepare its memory before the deadline. Look "
                           "at its log, or give more time",
                           layout_->describe(rank)))
             .with_culprit(rank);
@@ -240,10 +240,11 @@ std::vector<std::unique_ptr<os::Pollable>> Fabric::watch_processes(LogSink* log)
     auto& process = processes[static_cast<size_t>(rank)];
     process = watcher->watch_process(rank_address.pid);
     if (process == nullptr && log != nullptr) {
-      log->write(LogLevel::kInfo, "comm",
-                 format("cannot watch the process of rank={} pid={}: its end is noticed when its "
-                        "connection ends",
-                        rank, rank_address.pid));
+      log->write(
+          LogLevel::kInfo, "comm",
+          format("cannot watch the process of rank={} pid={}: its death is detected when its "
+                 "connection ends",
+                 rank, rank_address.pid));
     }
   }
   return processes;

@@ -51,7 +51,7 @@ struct FabricSettings {
 };
 
 class Fabric {
-  struct Key {  // only connect() can make a Fabric
+  struct Key {  // only members of Fabric can make one, and so a Fabric
     explicit Key() = default;
   };
 

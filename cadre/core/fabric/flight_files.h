@@ -3,10 +3,10 @@
 //
 // Threads: any. Blocking: while the file system works. Lifetime: owned by the fabric. Errors: none;
 // a file that cannot be removed stays.
-// The record of the first group lies where its options say, NAME.flight. Records of groups that
-// were split off from it lie in the same folder, as NAME+GROUP@BIRTH.flight. A later process or
-// fabric with the same NAME treats a record in that folder as closed if the record is marked as
-// closed or the process that wrote it has ended.
+// The record of the first group has the path in the options of that group, NAME.flight. Records of
+// groups that were split off from it lie in the same folder, as NAME+GROUP@BIRTH.flight. A later
+// process or fabric with the same NAME treats a record in that folder as closed if the record is
+// marked as closed or the process that wrote it has ended.
 #pragma once
 
 #include <cstddef>

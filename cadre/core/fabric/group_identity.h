@@ -25,7 +25,7 @@ class GroupIdentity {
   // Returns the identity of the group of all ranks of a fabric.
   static GroupIdentity of_connection(std::string id, uint64_t connection);
   // Returns the identity that members of a group know while they create it over a store, before
-  // their exchange. Failures of the creation are reported under this identity.
+  // they have exchanged random numbers. Failures of the creation are reported under this identity.
   static GroupIdentity of_creation(std::string id, uint64_t connection,
                                    std::span<const int> members);
   // Returns the identity of the created group, if this is the result of of_creation(). `stamps` has

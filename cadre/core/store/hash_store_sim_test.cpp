@@ -43,7 +43,7 @@ TEST(HashStoreInTheSimulator, AnItemOfAKilledRankWakesTheNextThatWaits) {
     EXPECT_EQ(result.failure, "");
     if (popped[0].has_item) continue;
     EXPECT_TRUE(popped[1].has_item);
-    EXPECT_LT(popped[1].at, TimePoint{} + kPatience / 2) << "it was not woken";
+    EXPECT_LT(popped[1].at, TimePoint{} + kPatience / 2) << "rank 1 was not woken by the item";
     ++num_passed_on;
   }
   EXPECT_GT(num_passed_on, 0);

@@ -1,5 +1,5 @@
-// The keys and values of one store and the waits for them: a passive table with no lock, no clock
-// and no socket, shared by HashStore and TcpStoreServer.
+// The keys and values of one store and the pending waits for them: a passive table with no lock, no
+// clock and no socket. HashStore, FileStore and TcpStoreServer use it.
 //
 // Threads: one at a time; the owner locks. Blocking: never; a pending wait is a Ticket that becomes
 // ready later. Lifetime: returned views hold until the next change of the table.
@@ -67,7 +67,7 @@ class KeyTable {
   // each push wakes only one of these waits, because a c10d client that waits for a queue will pop
   // an item.
   enum class Wake { kAlways, kOnePerPush };
-  // Returns true if has_all(keys); else the ticket becomes ready once it is true.
+  // Returns true if has_all(keys); else the ticket becomes ready once has_all(keys) is true.
   bool wait(Ticket ticket, std::vector<std::string> keys, Wake wake = Wake::kAlways);
   // Counts an arrival at the barrier `key`. Returns true if `num_arrivals` calls have arrived now;
   // else the ticket waits. The tickets of earlier calls whose number of arrivals is now reached

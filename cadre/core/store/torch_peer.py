@@ -1,4 +1,4 @@
-"""The PyTorch side of torch_peer_test.cpp: an unmodified TCPStore as client, as server or under gloo.
+"""The PyTorch side of torch_peer_test.cpp: PyTorch's TCPStore as client, as server or under gloo.
 
     torch_peer.py client PORT     runs every verb against a server on 127.0.0.1
     torch_peer.py gloo            runs a rank with init_method env:// and a launcher's variables

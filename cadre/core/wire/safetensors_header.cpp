@@ -256,13 +256,13 @@ Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefix, uint64_t f
   }
   const uint64_t length = safetensors_header_bytes(prefix);
   if (length > kMaxSafetensorsHeaderBytes) {
-    return corrupt_header(cadre::format("it claims {} bytes; at most {} are allowed", length,
-                                        kMaxSafetensorsHeaderBytes));
+    return corrupt_header(cadre::format("its length field says {} bytes; at most {} are allowed",
+                                        length, kMaxSafetensorsHeaderBytes));
   }
   if (length > prefix.size() - kSafetensorsLengthBytes ||
       length > file_bytes - kSafetensorsLengthBytes) {
     return corrupt_header(
-        cadre::format("it claims {} bytes, but the file has {}", length, file_bytes));
+        cadre::format("its length field says {} bytes, but the file has {}", length, file_bytes));
   }
   const std::string_view json(
       reinterpret_cast<const char*>(prefix.data()) + kSafetensorsLengthBytes, length);

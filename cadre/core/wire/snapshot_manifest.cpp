@@ -78,7 +78,7 @@ size_t most_divided_dim(size_t num_dims, std::span<const ManifestPiece> pieces) 
 // each piece only with earlier ones that end behind its offset.
 Status check_disjoint(size_t num_dims, std::span<const ManifestPiece> pieces) {
   if (pieces.size() < 2) return {};
-  if (num_dims == 0) return bad_manifest("it has several pieces, but one element");
+  if (num_dims == 0) return bad_manifest("it has several pieces, but only one element");
   const size_t dim = most_divided_dim(num_dims, pieces);
   std::vector<const ManifestPiece*> sorted;
   for (const ManifestPiece& piece : pieces) sorted.push_back(&piece);

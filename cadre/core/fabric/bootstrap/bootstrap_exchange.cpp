@@ -100,7 +100,7 @@ Result<wire::Ticket> BootstrapExchange::await_ticket(Deadline deadline) {
                            ticket->sponsor < context_.membership.world_size;
   if (is_possible) return ticket;
   return Error(ErrorCode::kCorruption,
-               format("store key \"{}\" names rank {} as the sponsor of rank {}", key,
+               format("store key \"{}\" names the invalid rank {} as the sponsor of rank {}", key,
                       ticket->sponsor, context_.membership.rank));
 }
 

@@ -27,13 +27,11 @@ using std::chrono::milliseconds;
 
 // The time for which this rank looks for reports in the store after it has lost a peer. The peer
 // may have reported why it ended, or the store may be about to publish its death.
-// The next three constants give that time after a timeout. If the deadline passes on all ranks at
-// once, the ranks that know for which rank they waited must report first. A rank that waits for
-// other ranks of the tree looks longer, in proportion to the number of levels in between.
 constexpr Duration kLossPatience = milliseconds(500);
-// After a timeout, the time for which to look for reports. If a deadline passes for all ranks at
-// once, ranks that know for which rank they waited report first. A rank that waits for others of
-// the tree reports later, the later the more ranks are in between.
+// The next three constants are the times for which this rank looks for reports after a timeout. If
+// the deadline passes on all ranks at once, the ranks that know for which rank they waited must
+// report first. A rank that waits for other ranks of the tree looks longer, in proportion to the
+// number of levels in between.
 constexpr Duration kReadyPatience = milliseconds(100);
 constexpr Duration kSponsorPatience = milliseconds(1000);
 constexpr Duration kPatiencePerLevel = milliseconds(50);

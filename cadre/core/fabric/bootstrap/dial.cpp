@@ -70,7 +70,8 @@ Error unreachable(const Route& route, const os::Address& address, const Error& e
                format("{} cannot reach {}: {}. {}",
                       describe_rank(route.from.rank_address, route.from.rank),
                       describe_rank(route.to.rank_address, route.to.rank), error.message(),
-                      is_hidden ? "It listens on loopback alone: name its address by listen_host"
+                      is_hidden ? "The peer listens on loopback only: set its listen_host to an "
+                                  "address that this host reaches"
                                 : "Check that the process runs and that no firewall or route is "
                                   "in between"))
       .with_culprit(route.to.rank);

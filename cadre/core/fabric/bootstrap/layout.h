@@ -33,7 +33,7 @@ struct Layout {
 
   std::vector<wire::RankAddress> rank_addresses;  // rank_addresses[r] is the address of rank r
   std::vector<int> host_of_rank;  // host_of_rank[r] is the index of the host of rank r
-  // Slot_of_rank[r] is the index of rank r among the ranks of its host.
+  // slot_of_rank[r] is the index of rank r among the ranks of its host.
   std::vector<int> slot_of_rank;
   // ranks_of_host[h] lists the ranks of host h in ascending order.
   std::vector<std::vector<int>> ranks_of_host;

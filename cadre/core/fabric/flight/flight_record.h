@@ -33,10 +33,9 @@ struct FlightIdentity {
   uint64_t process_start = 0;
   // The id of the group, which tells apart groups of equal names. If empty, the name is the id.
   std::string id = {};
-  uint64_t connection =
-      // All ranks that connected with each other have the same value; 0 if the rank is not
-      // connected.
-      0;
+  // The number of the fabric (Fabric::connection_number()), equal on all ranks that are connected
+  // with each other; 0 if the rank is not connected.
+  uint64_t connection = 0;
   // The time at which the record was created, in seconds since 1970; 0 if it is not known.
   int64_t made_at_s = 0;
 

@@ -101,13 +101,13 @@ TEST(FlightRecord, GoldenEntry) {
                 {.well = false, .waiting_for = 3, .phase = "reduce", .now = {0x200}});
   const std::vector<std::byte> bytes = file.bytes();
   const std::string entry(reinterpret_cast<const char*>(bytes.data()) + 256, 72);
-  EXPECT_EQ(entry, std::string("\x01\0\0\0\0\0\0\0"    // the number of the first operation
-                               "\x05\0\0\0\0\0\0\0"    // its number
-                               "\x02\x01\0\0\0\0\0\0"  // the call
-                               "\x04\x03\0\0\0\0\0\0"  // the shape
-                               "\0\x01\0\0\0\0\0\0"    // begin
-                               "\0\x02\0\0\0\0\0\0"    // end
-                               "\x03\0\0\0"            // failed
+  EXPECT_EQ(entry, std::string("\x01\0\0\0\0\0\0\0"    // the stamp: the index of the operation + 1
+                               "\x05\0\0\0\0\0\0\0"    // the number of the operation in its group
+                               "\x02\x01\0\0\0\0\0\0"  // the first half of the fingerprint
+                               "\x04\x03\0\0\0\0\0\0"  // the second half of the fingerprint
+                               "\0\x01\0\0\0\0\0\0"    // the time of the begin, in ns
+                               "\0\x02\0\0\0\0\0\0"    // the time of the end, in ns
+                               "\x03\0\0\0"            // the state: failed
                                "\x03\0\0\0"            // the operation waited for rank 3
                                "reduce\0\0\0\0\0\0\0\0\0\0",
                                72));

@@ -123,7 +123,7 @@ TEST(ControlPlaneSimulator, EachLossIsToldToEachSurvivorOnceAndLeavingIsNone) {
     const uint64_t leave_seed = random.next();
     expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
-      member.expect_lost(killed, "at the look");
+      member.expect_lost(killed, "at kLookAt");
       Random own(leave_seed + static_cast<uint64_t>(member.rank));
       sleep_until(member.system, kLookAt + milliseconds(own.below(5000)));
       member.plane.close(member.system.deadline_in(seconds(5)));
@@ -225,7 +225,7 @@ TEST(ControlPlaneSimulator, AStoppedRankKeepsNoOtherFromAnswering) {
                 "ask() does not wait for ranks that were not asked");
       }
       sleep_until(member.system, kLookAt);
-      member.expect_lost({}, "at the look");
+      member.expect_lost({}, "at kLookAt");
     });
   });
 }
@@ -309,7 +309,7 @@ TEST(ControlPlaneSimulator, TwoRanksWhoseConnectionIsCutAreLostToAll) {
     expect_run(seed, shape, {Fault::cut(0, other, When::at_time(fault_time(random)))},
                [&](SimMember& member) {
                  sleep_until(member.system, kLookAt);
-                 member.expect_lost(cut, "at the look");
+                 member.expect_lost(cut, "at kLookAt");
                });
   });
 }
@@ -328,7 +328,7 @@ TEST(ControlPlaneSimulator, AHostThatCannotBeReachedIsLostToTheOthers) {
     expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
       const bool is_hidden = member.rank < shape[0];
-      member.expect_lost(is_hidden ? others : hidden, "at the look");
+      member.expect_lost(is_hidden ? others : hidden, "at kLookAt");
     });
   });
 }
@@ -340,7 +340,7 @@ TEST(ControlPlaneSimulator, ARankThatIsStoppedForLessThanTheLimitIsNotLost) {
                                            .lasting(kSilenceLimit - milliseconds(600))};
     expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
-      member.expect_lost({}, "at the look");
+      member.expect_lost({}, "at kLookAt");
     });
   });
 }
@@ -355,7 +355,7 @@ TEST(ControlPlaneSimulator, RanksThatLostAllTheirNeighboursFindEachOther) {
     for (const int rank : dead) faults.push_back(Fault::kill(rank, When::at_time(kFaultsFrom)));
     expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
-      member.expect_lost(dead, "at the look");
+      member.expect_lost(dead, "at kLookAt");
       if (member.rank == 3) member.plane.tell_left(kSimGroup, 8, {});
       sleep_until(member.system, kLookAt + seconds(1));
       require(member.group->leavings().size() == (member.rank == 3 ? 0U : 1U),
@@ -375,7 +375,7 @@ TEST(ControlPlaneSimulator, TwoHostsThatDieLeaveTheOthersConnected) {
     }
     expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
-      member.expect_lost(dead, "at the look");
+      member.expect_lost(dead, "at kLookAt");
       if (member.rank == 13) member.plane.tell_left(kSimGroup, 8, {});
       sleep_until(member.system, kLookAt + seconds(1));
       require(member.group->leavings().size() == (member.rank == 13 ? 0U : 1U), "connected");
@@ -394,7 +394,7 @@ TEST(ControlPlaneSimulator, AKillAtAnyPointIsToldToAllOthers) {
                                  [&](SimMember& member) {
                                    sleep_until(member.system, kLookAt);
                                    const std::vector<int> lost = {victim};
-                                   member.expect_lost(lost, "at the look");
+                                   member.expect_lost(lost, "at kLookAt");
                                  });
     // A rank without connections to other hosts has few scheduling points in the run, so the point
     // of the kill may come too late or never.

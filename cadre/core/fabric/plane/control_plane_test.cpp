@@ -115,7 +115,7 @@ TEST(ControlPlane, WhatCameBeforeIsToldWhenAGroupIsAttached) {
             return !late->failures().empty();
           },
           "the failure is delivered by attach()");
-      require(!late->leavings().empty(), "as is the leave that came before it");
+      require(!late->leavings().empty(), "attach() also delivers the leave that came before");
       require(member.group->failures().empty(), "this group gets no failure of another group");
       member.plane.detach(kGroup + 5);
     }

@@ -56,8 +56,8 @@ class EdgeHealer {
   struct Verdict {
     int rank = -1;
     SignOfLoss sign = SignOfLoss::kUnreachable;
-    bool is_of_host =
-        false;  // is also true for ranks of its host that have no connection to this rank
+    // If true, this also applies to all ranks of its host without a connection to this rank.
+    bool is_of_host = false;
   };
   struct Findings {
     // The new connections; the outcome of each is kConnected.

@@ -49,8 +49,8 @@ Result<bool> Session::step(wire::StreamBuffer& in, wire::StreamBuffer& out) {
                                                  : StoreVerb::kProve;
   if (!is_accepted() && verb != due) {
     return Error(ErrorCode::kCorruption,
-                 format("{} sent {}, but {} comes first", name_of(is_c10d()), wire::to_string(verb),
-                        wire::to_string(due)));
+                 format("{} sent {}, but {} must come first", name_of(is_c10d()),
+                        wire::to_string(verb), wire::to_string(due)));
   }
   Result<wire::Decoded<StoreRequest>> decoded = wire::decode_store_request(in.view(), progress_);
   if (!decoded.ok()) return decoded.error();
@@ -201,7 +201,8 @@ void Session::on_ready(KeyTable::Ticket ticket, wire::StreamBuffer& out) {
   } else if (request.verb != StoreVerb::kBarrier) {
     response = answer(request);
   }
-  // The result is ignored: for a c10d client only errors fail, and its waits have none.
+  // The result is ignored: respond() fails only if it has to send an error to a c10d client, and a
+  // request for which such a client waits ends without an error.
   (void)respond(request.verb, response, out);
 }
 

@@ -167,7 +167,7 @@ TEST_F(TcpStoreServerTest, ARequestInPlaceOfTheProofEndsTheConnection) {
   const std::string build = build_in(say(*server, hello_of_build("99.9")));
   const std::string set = "\x01";
   EXPECT_EQ(build_in(say(*server, hello_of_build(build) + set)), build);
-  EXPECT_NE(log_.text().find("client sent set, but prove comes first"), std::string::npos)
+  EXPECT_NE(log_.text().find("client sent set, but prove must come first"), std::string::npos)
       << log_.text();
 }
 
@@ -229,7 +229,7 @@ TEST_F(TcpStoreServerTest, AForkedChildDoesNotRetractTheWillOfItsParent) {
               const auto own = connect(*server).value_or_throw();
               auto will = own->leave_will("lost", "rank 1", soon()).value_or_throw();
               if (status_of_child([&] { will.reset(); }) != 0) ::_exit(1);
-              ::_exit(0);  // the parent dies without retracting the will
+              ::_exit(0);  // the process that left the will dies without retracting it
             }),
             0);
   EXPECT_EQ(store->get("lost", soon()).value(), "rank 1");

@@ -8,8 +8,8 @@
 namespace cadre {
 namespace {
 
-// The writer publishes new bytes, and the reader free space, after each this many bytes of a long
-// copy, so that both ends copy at the same time and not alternately.
+// The number of bytes of a long copy after which the writer publishes new bytes, and the reader
+// free space, so that both ends copy at the same time and not alternately.
 constexpr size_t kPublishBytes = 64 << 10;
 
 Error impossible_count(const char* end, uint64_t theirs, uint64_t ours, size_t capacity) {

@@ -39,10 +39,11 @@ ShmTransport::ShmTransport(os::System& system, os::Interrupt& interrupt, ShmTran
     std::byte* const page =
         setup_.memory->resolve(at, sizeof(Doorbell) + world_size * sizeof(RingPlace));
     if (page == nullptr || at.place.offset % kCacheLine != 0) {
-      throw Error(ErrorCode::kCorruption,
-                  format("shared-memory transport: the page of rank {} at {} of slot {} is not in "
-                         "its slice",
-                         peer, at.place.offset, at.slot));
+      throw Error(
+          ErrorCode::kCorruption,
+          format("shared-memory transport: the page of rank {} at offset {} of slot {} is not in "
+                 "its slice",
+                 peer, at.place.offset, at.slot));
     }
     pages_.emplace_back(page);
     if (setup_.rank != static_cast<int>(peer)) {
@@ -169,10 +170,11 @@ Result<bool> ShmTransport::ShmChannel::find_ring() {
   const size_t capacity = owner_.ring_capacity();
   std::byte* const ring = owner_.setup_.memory->resolve(at, sizeof(RingControl) + capacity);
   if (ring == nullptr || at.place.offset % kCacheLine != 0) {
-    return Error(ErrorCode::kCorruption,
-                 format("shared-memory transport: a ring of {} bytes at {} of slot {} is not in "
-                        "its slice",
-                        capacity, at.place.offset, at.slot));
+    return Error(
+        ErrorCode::kCorruption,
+        format("shared-memory transport: a ring of {} bytes at offset {} of slot {} is not in "
+               "its slice",
+               capacity, at.place.offset, at.slot));
   }
   reader_.emplace(*reinterpret_cast<RingControl*>(ring),
                   Bytes(ring + sizeof(RingControl), capacity));

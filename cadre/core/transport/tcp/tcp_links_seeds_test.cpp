@@ -90,7 +90,7 @@ class RingTalk {
 
 struct LinkedRun {
   sim::SimResult result;
-  // Failures[r][g] is the failure of rank r in group g.
+  // failures[r][g] is the failure of rank r in group g.
   std::vector<std::array<std::string, kNumGroups>> failures;
   std::vector<int> num_dialed;
 };
