@@ -1,6 +1,7 @@
-// Tests a program that closes all descriptors of Cadre on rank 0, as a library that makes a process
-// a daemon does, and opens a file, which gets their numbers. The file must not change, the errors
-// on both ranks must name rank 0, and all objects can be destroyed.
+// Tests a program whose rank 0 closes all descriptors of Cadre, as a library that turns a process
+// into a daemon does, and then opens a file, which gets the numbers of the closed descriptors.
+// Nothing may be written to the file, the errors on both ranks must name rank 0, and all objects
+// can be destroyed.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -73,14 +74,14 @@ TEST_P(ClosedDescriptors, BothRanksNameTheOneThatClosedThemAndItsFilesAreKept) {
         // The other rank may still be in this barrier when its connection is closed.
         group->barrier({.deadline = soon});
         stolen = testing::opened_since(before);
-        require(stolen.size() > 3, "a group has descriptors");
+        require(stolen.size() > 3, "a group has more than 3 descriptors");
         for (const int number : stolen) file.take_number(number);
       }
       check_failure(context, first_failure(context, *group));
     }
-    require(file.is_intact(), "nothing was written");
+    require(file.is_intact(), "nothing was written to the program's file");
     for (const int number : stolen) {
-      require(testing::ProgramFile::is_open(number), "nothing of the program was closed");
+      require(testing::ProgramFile::is_open(number), "the program's descriptor is still open");
     }
   });
   EXPECT_EQ(result.failures(), "");

@@ -18,11 +18,11 @@ namespace {
 constexpr size_t kPageBytes = 4096;
 constexpr Duration kLeaveTime = std::chrono::seconds(1);
 
-// A key that GroupIdentity gives to no group.
+// The key under which the fabric itself attaches to the control plane. No group has this key.
 constexpr GroupKey kFabricKey = 1;
 
-// Tells the host's memory which ranks have died, so that the pieces that they held can be used
-// again.
+// Tells the host's memory which ranks have died, so that the pieces of memory that they held are
+// released.
 class HolderWatch final : public GroupEvents {
  public:
   HolderWatch(std::shared_ptr<const Layout> layout, std::shared_ptr<HostMemory> memory, int rank)
@@ -36,7 +36,7 @@ class HolderWatch final : public GroupEvents {
   std::optional<wire::Activity> own_activity() override { return std::nullopt; }
 
  private:
-  const std::shared_ptr<const Layout> layout_;  // the fabric shares it, as it shares the memory
+  const std::shared_ptr<const Layout> layout_;  // shared with the fabric
   const std::shared_ptr<HostMemory> memory_;
   const int host_;
 };
@@ -156,8 +156,8 @@ void Fabric::leave_group(Deadline deadline) {
   }
 }
 
-// Drains what the groups have sent before the plane publishes that this process leaves, because
-// peers may wait for those bytes.
+// Sends the pending bytes of all groups before the control plane reports that this process leaves,
+// because peers may wait for those bytes.
 void Fabric::close(Deadline deadline) {
   if (std::exchange(is_closed_, true)) return;
   if (links_ != nullptr) links_->drain(deadline);
@@ -168,8 +168,8 @@ void Fabric::close(Deadline deadline) {
   host_memory_.reset();
 }
 
-// Makes the memory of tensors that outlive the fabric private, because a peer that is not done with
-// its groups may still write to it.
+// Replaces the shared memory of tensors that outlive the fabric by private memory, because peers
+// whose groups are still open may write to the shared memory.
 void Fabric::withdraw_memory() {
   const Status withdrawn = host_memory_->withdraw_all("this process has left the job");
   if (withdrawn.ok() || log_ == nullptr) return;
@@ -215,7 +215,7 @@ Result<std::vector<GroupPlaces>> Fabric::exchange_places(const GroupPlaces& own,
           theirs.is_ready.value.load(std::memory_order_acquire) == 0) {
         return Error(
                    ErrorCode::kTimeout,
-                   format("connected, but did not prepare its memory before the deadline: {}. Look "
+                   format("{} connected, but did not prepare its memory before the deadline. Look "
                           "at its log, or give more time",
                           layout_->describe(rank)))
             .with_culprit(rank);
@@ -226,8 +226,9 @@ Result<std::vector<GroupPlaces>> Fabric::exchange_places(const GroupPlaces& own,
   return places;
 }
 
-// Watches peers in the same PID namespace. Where that is forbidden (pidfd_open: ENOSYS, EPERM), a
-// peer's end shows as the end of its control connection, as between hosts.
+// Watches peers in the same PID namespace. Where the kernel forbids this (pidfd_open fails with
+// ENOSYS or EPERM), the death of a peer is detected when its control connection ends, as for peers
+// on other hosts.
 std::vector<std::unique_ptr<os::Pollable>> Fabric::watch_processes(LogSink* log) const {
   std::vector<std::unique_ptr<os::Pollable>> processes(static_cast<size_t>(layout_->num_ranks()));
   auto* watcher = dynamic_cast<os::ProcessWatcher*>(&system_);
@@ -239,10 +240,11 @@ std::vector<std::unique_ptr<os::Pollable>> Fabric::watch_processes(LogSink* log)
     auto& process = processes[static_cast<size_t>(rank)];
     process = watcher->watch_process(rank_address.pid);
     if (process == nullptr && log != nullptr) {
-      log->write(LogLevel::kInfo, "comm",
-                 format("cannot watch the process of rank={} pid={}: its end is noticed when its "
-                        "connection ends",
-                        rank, rank_address.pid));
+      log->write(
+          LogLevel::kInfo, "comm",
+          format("cannot watch the process of rank={} pid={}: its death is detected when its "
+                 "connection ends",
+                 rank, rank_address.pid));
     }
   }
   return processes;

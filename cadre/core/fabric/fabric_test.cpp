@@ -27,8 +27,8 @@ void expect_fabric_runs_end(const sim::SimResult& result) {
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
-// The piece takes half of the slice. So there is room for a second piece only if the first one was
-// released.
+// The piece takes half of the rank's slice of the host memory, which also has the group's own
+// pieces. So there is room for a second piece of this size only if the first one was released.
 TEST(FabricOfGroups, MemoryThatADeadRankHeldIsUsedAgain) {
   constexpr Duration kKillAt = seconds(30);
   sim::Simulator simulator(
@@ -44,9 +44,9 @@ TEST(FabricOfGroups, MemoryThatADeadRankHeldIsUsedAgain) {
     const std::string failure =
         testing::failure_of([&] { world->barrier({.deadline = system.deadline_in(hours(1))}); });
     require(failure.find("kPeerLost") == 0, failure);
-    require(!memory.allocate({.num_bytes = half}).ok(), "there is no room for two");
+    require(!memory.allocate({.num_bytes = half}).ok(), "there is no room for a second piece");
     buffer.reset();
-    require(memory.allocate({.num_bytes = half}).ok(), "what the dead rank held is free");
+    require(memory.allocate({.num_bytes = half}).ok(), "the piece that the dead rank held is free");
   });
   EXPECT_EQ(result.failure, "");
   EXPECT_EQ(result.ranks[0].failure, "");
@@ -65,11 +65,11 @@ TEST(FabricOfGroups, LivesAsLongAsItsLastGroup) {
     auto group = split(*world, {.color = 0}, deadline);
     world->close(deadline);
     world.reset();
-    require(!fabric.expired(), "the group has it");
+    require(!fabric.expired(), "the remaining group keeps the fabric alive");
     group->barrier();
     group->close(deadline);
     group.reset();
-    require(fabric.expired(), "nobody has it");
+    require(fabric.expired(), "the last group destroyed the fabric");
   });
   expect_fabric_runs_end(result);
 }

@@ -22,7 +22,7 @@ constexpr std::string_view kSuffix = ".flight";
 constexpr char kSeparator = '+';
 constexpr size_t kMaxRecordBytes = 1 << 20;
 
-// Keeps the newest files and removes the others.
+// Removes the oldest files, which come first, until at most `max_count` are left.
 void keep(std::deque<std::string>& files, size_t max_count) {
   while (files.size() > max_count) {
     std::error_code failure;
@@ -42,8 +42,8 @@ bool is_over(const std::string& path) {
 
 }  // namespace
 
-// A fabric can begin with a subgroup of another fabric, which was rejoined. The path of its record
-// is then NAME+GROUP@BIRTH.flight, so NAME ends before the first separator.
+// The first group of a fabric can be a rejoined subgroup of another fabric. The path of its record
+// is NAME+GROUP@BIRTH.flight, so NAME ends before the first separator.
 FlightFiles::FlightFiles(std::string path) : first_(std::move(path)) {
   if (first_.empty()) return;
   folder_ = fs::path(first_).parent_path().string();

@@ -52,7 +52,8 @@ FlightIdentity identity_of_this_process(uint64_t start) {
           .process_start = start};
 }
 
-// Writes a record as a group leaves it, either of this process or of one that has ended.
+// Writes the record of a group. Its writer is this process if `lives` is true, else a process that
+// has ended.
 void leave_record(const std::string& path, bool is_closed, bool lives) {
   const uint64_t start = process_start_of(static_cast<int>(::getpid()));
   const auto recorder =
@@ -138,10 +139,11 @@ TEST(FlightFiles, TheFolderIsItsUsersAlone) {
   const std::string path = folder.file("a/b");
   EXPECT_TRUE(os::make_private_folder(path + "/").ok());
   EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_all);
-  EXPECT_TRUE(os::make_private_folder(path).ok()) << "it is there already";
+  EXPECT_TRUE(os::make_private_folder(path).ok()) << "the folder exists already";
   fs::permissions(path, fs::perms::all);
   EXPECT_TRUE(os::make_private_folder(path).ok());
-  EXPECT_EQ(fs::status(path).permissions(), fs::perms::all) << "as its user has set it";
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms::all)
+      << "the permissions that the user has set are kept";
   EXPECT_FALSE(os::make_private_folder("/proc/none/of/this").ok());
 }
 

@@ -2,7 +2,7 @@
 // without exec has copies of the group's memory and connections, but none of its threads, and must
 // not touch them.
 //
-// Threads: any. Blocking: never. Lifetime: a value of the group, its Works and its buffers.
+// Threads: any. Blocking: never. Lifetime: a value that the group, its Works and its buffers copy.
 // Errors: check() throws kInvalidArgument in such a child.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace cadre {
 
 class ForkGuard {
  public:
-  // `mark` was made in this process, whose id is `pid`; all groups of the process share it.
+  // `mark` was made in this process, whose id is `pid`. All groups of the process share the mark.
   ForkGuard(std::string group, Rank rank, int pid, std::shared_ptr<const os::ForkMark> mark);
 
   // Returns whether this process is a child made by fork(). Then destructors must neither wait nor

@@ -10,11 +10,11 @@
 namespace cadre {
 namespace {
 
-// Says how a group was made. Groups of different origins have different birth numbers, whatever
-// their ids.
+// The way in which a group was made. Groups that were made in different ways have different birth
+// numbers, also if their ids are equal.
 enum class Origin : uint64_t { kConnected = 1, kCreation, kCreated, kChild, kNamed };
 
-// Keys below this one do not belong to groups (fabric.cpp).
+// Keys below this one are not given to groups: fabric.cpp uses one of them.
 constexpr GroupKey kFirstKey = 16;
 constexpr size_t kMaxFileNameChars = 100;
 

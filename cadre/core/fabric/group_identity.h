@@ -2,11 +2,11 @@
 // which never repeats.
 //
 // Threads: a plain value. Blocking: never. Errors: none.
-// Keys of the control plane, streams, keys in the store and names of files are derived from a
-// GroupIdentity and from nothing else. A birth number is derived from the random number of the
-// fabric (Fabric::connection_number()), which all its ranks know, and from what distinguishes the
-// group from the other groups of the fabric. So the members agree on it without a message of their
-// own.
+// Keys of the control plane, ids of streams, keys in the store and names of files are derived from
+// a GroupIdentity alone. A birth number is derived from the random number of the fabric
+// (Fabric::connection_number()), which all its ranks know, and from values that distinguish the
+// group from the other groups of the fabric. So the members compute equal birth numbers without
+// exchanging a message.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +25,11 @@ class GroupIdentity {
   // Returns the identity of the group of all ranks of a fabric.
   static GroupIdentity of_connection(std::string id, uint64_t connection);
   // Returns the identity that members of a group know while they create it over a store, before
-  // their exchange. Failures of the creation are reported to it.
+  // they have exchanged random numbers. Failures of the creation are reported under this identity.
   static GroupIdentity of_creation(std::string id, uint64_t connection,
                                    std::span<const int> members);
-  // Returns the identity of the group that this creation makes; `stamps` are the random numbers of
-  // the members' calls.
+  // Returns the identity of the created group, if this is the result of of_creation(). `stamps` has
+  // a random number from each member.
   GroupIdentity created(std::span<const uint64_t> stamps) const;
   // Returns the identity of a group that operation `number` of this group creates.
   GroupIdentity child(uint64_t number, std::optional<int> color = {}) const;
@@ -54,9 +54,10 @@ class GroupIdentity {
   GroupKey key_;
 };
 
-// Returns the name under which the ranks of a membership connect a group with this id. It is part
-// of the keys in the store and of the proofs, and the Membership::group of its survivors. It is the
-// membership's group if that is the group's own; else the id with a hash of both.
+// Returns the name with which the ranks of a membership connect a group with this id. The name is
+// part of the keys in the store and of the proofs in handshakes, and is the Membership::group after
+// a rejoin. It is `membership_group` if that equals the id or is the id with a birth number; else
+// the id with a hash of both arguments.
 std::string connection_name(std::string_view membership_group, std::string_view id);
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// Tests that no two groups share an identity, whatever their ids. Tests the type, and groups of two
-// rounds of one job on threads, over shared memory and over TCP.
+// Tests that no two groups share an identity, whatever their ids. Tests the type itself, and groups
+// of two rounds of one job, whose ranks are threads, over shared memory and over TCP.
 #include "cadre/core/fabric/group_identity.h"
 
 #include <gmock/gmock.h>
@@ -55,7 +55,7 @@ TEST(GroupIdentity, GroupsOfOneIdHaveKeysOfTheirOwn) {
   EXPECT_EQ(world.child(2, 0).id(), "world/2.0");
   EXPECT_EQ(world.child(2).id(), "world/2");
   EXPECT_EQ(creation.created(stamps).id(), "world/2.0");
-  EXPECT_EQ(GroupIdentity::of_connection("world", 77), world) << "the same on all its ranks";
+  EXPECT_EQ(GroupIdentity::of_connection("world", 77), world) << "equal on all ranks";
 }
 
 TEST(GroupIdentity, ManyGroupsOfOneParentHaveKeysOfTheirOwn) {
@@ -93,7 +93,8 @@ class GroupsOfRounds : public GroupsTest {
     return values.front();
   }
 
-  // Waits until all ranks have called it, so that earlier operations have ended on each of them.
+  // Waits until all three ranks have called this, so that earlier operations have ended on each of
+  // them.
   void meet(RankContext& context, const std::string& place) {
     store_->add(place, 1, soon(context)).value_or_throw();
     await(context, place,

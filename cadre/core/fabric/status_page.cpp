@@ -21,7 +21,7 @@ void ActivityCell::begin(uint64_t op_number, const Fingerprint& fingerprint, Tim
 }
 
 void ActivityCell::end(bool well, TimePoint now) {
-  // A failed activity keeps its start time: peers report for how long it has been stuck.
+  // A failed activity keeps its start time, because peers report how long ago it began.
   if (well) since_ns.store(now.ns, std::memory_order_relaxed);
   state.store(
       static_cast<uint32_t>(well ? wire::ActivityState::kDone : wire::ActivityState::kFailed),
@@ -77,8 +77,9 @@ wire::Activity ActivityCell::read(TimePoint now) const {
   return activity;
 }
 
-// A failed operation precedes one that succeeded, because it has failed the group. Otherwise a rank
-// whose message failed after a later collective had succeeded would look idle to its peers.
+// A failed operation is shown rather than one that succeeded, because it is the reason why the
+// group has failed. Otherwise a rank whose message failed after a later collective had succeeded
+// would look idle to its peers.
 wire::Activity GroupCell::read(TimePoint now) const {
   const wire::Activity a = collective.read(now);
   const wire::Activity b = message.read(now);
@@ -110,7 +111,7 @@ size_t StatusPage::bytes_for(int num_slots) {
   return static_cast<size_t>(num_slots) * sizeof(StatusSlot);
 }
 
-// A slot of zero bytes is valid and idle, so a rank may make its view at any time.
+// A slot of zero bytes is valid and means "no operation", so a rank may make its view at any time.
 StatusPage::StatusPage(std::shared_ptr<os::SharedMemory> segment, size_t offset, int num_slots)
     : segment_(std::move(segment)),
       slots_(reinterpret_cast<StatusSlot*>(segment_->bytes().data() + offset)),

@@ -1,8 +1,9 @@
-// Publishes what each rank of a host does in each of its groups, in cells of atomics. The cells are
-// in shared memory, if there is any, so that peers can read the last activity of a stopped or
-// killed process.
+// Publishes what each rank of a host does in each of its groups. The state of a group is a cell of
+// atomics. The cells are in shared memory, if the rank has any, so that peers can read the last
+// activity of a stopped or killed process.
 //
-// Threads: a cell has one writer at a time; any thread of any mapping process reads.
+// Threads: a cell has one writer at a time; any thread of any process that maps the memory may
+// read.
 // Blocking: never. Lifetime: a StatusPage keeps its memory alive.
 // A reader may see fields of two activities mixed. That is acceptable, since the values only appear
 // in messages.
@@ -29,7 +30,7 @@
 
 namespace cadre {
 
-// The last activity of one kind; collectives and messages have a cell each.
+// The last activity of one kind. A group has one cell for its collectives and one for its messages.
 struct ActivityCell {
   std::atomic<uint32_t> state{0};  // wire::ActivityState
   std::atomic<uint64_t> number{0};
@@ -53,16 +54,16 @@ struct alignas(64) GroupCell {
   ActivityCell collective;
   ActivityCell message;
 
-  // Returns the activity that is shown to peers: a running one before a failed one before one that
-  // succeeded; of two in the same state the later one.
+  // Returns the activity that is shown to peers: a running one before a failed one, and a failed
+  // one before one that succeeded; of two in the same state the one that began or ended later.
   wire::Activity read(TimePoint now) const;
 };
 
 struct StatusSlot {
   static constexpr size_t kNumCells = 128;
 
-  // Set to 1 when `block` and `message_page` are final. They are the places of this rank's pieces
-  // for the group of all ranks, which has no parent group to exchange them over.
+  // Set to 1 once `block` and `message_page` are written. They are the places of this rank's memory
+  // for the group of all ranks, which has no parent group over which it could exchange them.
   os::WaitWord is_ready;
   Place block;
   Place message_page;
@@ -76,8 +77,8 @@ class StatusPage {
  public:
   static size_t bytes_for(int num_slots);
 
-  // Makes a view of memory `offset` bytes into the segment, which was zeroed at creation. Each rank
-  // of the host makes its own view.
+  // Makes a view of the memory that begins `offset` bytes after the start of the segment. The
+  // segment was zeroed when it was created. Each rank of the host makes its own view.
   StatusPage(std::shared_ptr<os::SharedMemory> segment, size_t offset, int num_slots);
   // Makes a private page with one slot, for a rank that shares no memory.
   StatusPage();
@@ -87,30 +88,30 @@ class StatusPage {
 
  private:
   std::shared_ptr<os::SharedMemory> segment_;
-  std::shared_ptr<StatusSlot> own_;  // shared only so that a StatusPage stays a cheap value
+  std::shared_ptr<StatusSlot> own_;  // shared, so that a StatusPage is cheap to copy
   StatusSlot* slots_;
   int num_slots_;
 };
 
-// Allocates the cells of this process's slot to its groups.
+// Assigns the cells of this process's slot to its groups.
 //
 // Threads: any. Blocking: never. A released cell keeps its content until it is reused, and the cell
-// that was released first is reused first. So peers that look for the cause of a failure can still
-// read the last activity of this rank in a group that it has closed.
+// that was released first is reused first (FIFO). So peers that look for the cause of a failure can
+// still read the last activity of this rank in a group that it has closed.
 class StatusCells {
  public:
   StatusCells(StatusPage page, int own_slot);
 
-  // Allocates a cell to the group until the result is destroyed. If all are in use, the result is a
-  // private cell, which peers cannot read. running_besides() reports the group as `name`.
+  // Assigns a cell to the group until the result is destroyed. If all cells are in use, the result
+  // is a private cell, which peers cannot read. running_besides() reports the group as `name`.
   std::shared_ptr<GroupCell> take(GroupKey group, const std::string& name);
-  // While the result lives, running_besides() reports `call`, in which this process waits outside
-  // of its groups.
+  // While the result lives, running_besides() reports `call`: a call outside of the groups, such as
+  // that of a store, in which this process waits.
   std::shared_ptr<const std::string> show_wait(std::string call);
-  // Returns what this process runs in another group, for example 'all_reduce #7 of group "tp"', or
-  // the call of show_wait() in which it waits. If there is neither, returns an operation of another
-  // group that has failed, and says so, because the program may have gone on since. Empty if there
-  // is none.
+  // Returns what this process runs in another group than this, for example 'all_reduce #7 of group
+  // "tp"', or else the call of show_wait() in which it waits. If there is neither, returns an
+  // operation of another group that has failed, with the words "which has failed", because the
+  // program may have continued since. Returns an empty text if there is none of these.
   std::string running_besides(GroupKey group, TimePoint now) const;
 
  private:
@@ -122,7 +123,8 @@ class StatusCells {
   };
   const StatusPage page_;
   StatusSlot& slot_;
-  const std::shared_ptr<Table> table_ = std::make_shared<Table>();  // shared with the cells in use
+  // Shared with the cells that are assigned.
+  const std::shared_ptr<Table> table_ = std::make_shared<Table>();
 };
 
 }  // namespace cadre

@@ -16,7 +16,7 @@ constexpr TimePoint at(int64_t time_s) {
   return TimePoint{time_s * 1'000'000'000};
 }
 
-// The recv was issued before the collective and fails after it.
+// The recv is issued before the all_reduce begins, and fails after the all_reduce has ended.
 TEST(StatusPage, AFailedMessageIsShownBeforeACollectiveThatSucceededSinceItBegan) {
   GroupCell cell;
   cell.message.begin(3, fingerprint_of(OpKind::kRecv), at(1));

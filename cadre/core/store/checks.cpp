@@ -51,10 +51,10 @@ Status check_store_request(const StoreRequest& request) {
   const Status shape = wire::check_shape(request);
   if (!shape.ok()) return Error(ErrorCode::kInvalidArgument, shape.error().message());
   if (wire::is_of_connection(verb)) {
-    return Error(
-        ErrorCode::kInvalidArgument,
-        format("{} is a request about a connection, which a store does not take; use leave_will()",
-               wire::to_string(verb)));
+    return Error(ErrorCode::kInvalidArgument,
+                 format("the verb {} acts on a connection to a server and is no request to a "
+                        "store; use leave_will()",
+                        wire::to_string(verb)));
   }
   if (keys.size() > wire::kMaxKeysPerRequest) {
     return Error(ErrorCode::kInvalidArgument,

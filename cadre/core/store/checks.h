@@ -13,16 +13,17 @@
 
 namespace cadre {
 
-// Check the limits that store.h states.
+// Check that keys and values are within the limits that store.h states.
 Status check_store_request(const wire::StoreRequest& request);
 Status check_store_entry(std::string_view key, std::string_view value);
 
-// Fails in a child of the process that opened the store. Such a child shares the store's
-// connections or locks.
+// Returns an error if this process is a forked child of the process that opened the store, because
+// such a child shares the store's connections or locks.
 Status check_not_forked(const os::ForkMark& mark, wire::StoreVerb verb);
 
-// Returns the kTimeout of a request that waited for `missing`. Pass all of its keys if it is not
-// known which of them are set. If a request waits for no key, the error says that it had no answer.
+// Returns the kTimeout of a request that waited for the keys in `missing`. If it is not known which
+// keys of the request are set, `missing` has all of them. If the request waits for no key, the
+// error says that the store did not answer.
 Error store_timeout(const wire::StoreRequest& request, std::span<const std::string> missing);
 
 }  // namespace cadre

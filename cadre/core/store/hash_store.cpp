@@ -84,7 +84,8 @@ bool HashStore::park(store::KeyTable::Ticket ticket, Deadline deadline,
   state_->waiters.emplace(ticket, waiter.get());
   lock.unlock();
   const auto leave = [&] {
-    // Taking the lock again also ensures that the thread that unparks no longer uses the Waiter.
+    // Holding the lock again also ensures that no other thread is still calling unpark() on this
+    // Waiter.
     lock.lock();
     state_->waiters.erase(ticket);
   };
@@ -92,10 +93,10 @@ bool HashStore::park(store::KeyTable::Ticket ticket, Deadline deadline,
   try {
     unparked = waiter->park(deadline);
   } catch (...) {
-    // A rank that the simulator kills here must not leave its waiter in the shared state.
+    // The simulator kills a rank by an exception. Its waiter must not stay in the shared state.
     leave();
     state_->table.cancel(ticket);
-    wake_ready();  // the next rank gets the item that this rank was given
+    wake_ready();  // an item that was assigned to this rank goes to the next rank that waits
     throw;
   }
   leave();

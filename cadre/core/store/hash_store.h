@@ -1,4 +1,4 @@
-// A Store in the memory of one process, for ranks that are threads, and for a world of one.
+// A Store in the memory of one process, for ranks that are threads and for jobs of one rank.
 //
 // Threads: any. Blocking: the verbs that wait, until their Deadline; they park on os::Waiters, so
 // the store also runs in the simulator. Lifetime: no call may be in progress when the store is
@@ -35,18 +35,18 @@ class CADRE_EXPORT HashStore final : public Store {
   };
 
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
-  // await_keys(), pop() and arrive() return with `lock` held.
+  // await_keys(), pop() and arrive() wait. They return with `lock` held.
   Status await_keys(const wire::StoreRequest& request, Deadline deadline,
                     std::unique_lock<std::mutex>& lock);
   Result<wire::StoreResponse> pop(const wire::StoreRequest& request, Deadline deadline,
                                   std::unique_lock<std::mutex>& lock);
   Result<wire::StoreResponse> arrive(const wire::StoreRequest& request, Deadline deadline,
                                      std::unique_lock<std::mutex>& lock);
-  // Parks until the ticket is ready or the deadline has passed; `lock` is held before and after.
-  // Returns true if the thread was unparked. If the caller leaves by an exception, its ticket is
-  // cancelled.
+  // Blocks until the ticket is ready or the deadline has passed. `lock` is held before and after
+  // the wait. Returns true if the thread was unparked. If the caller leaves by an exception, its
+  // ticket is cancelled.
   bool park(store::KeyTable::Ticket ticket, Deadline deadline, std::unique_lock<std::mutex>& lock);
-  // Unparks the callers whose keys have appeared. REQUIRES: the lock is held.
+  // Wakes the callers whose tickets have become ready. REQUIRES: the lock is held.
   void wake_ready();
 
   std::shared_ptr<State> state_;

@@ -1,5 +1,5 @@
-// Tests a HashStore of which one rank is killed. An item that was assigned to that rank must go to
-// the next rank that waits.
+// Tests that a killed rank loses no item of a HashStore: a queue item that was assigned to that
+// rank must go to the next rank that waits.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -22,7 +22,8 @@ struct Popped {
   TimePoint at;
 };
 
-// Ranks 0 and 1 wait, in this order, for one item, which rank 2 pushes. Then rank 0 is killed.
+// Ranks 0 and 1 wait in this order for an item of one queue. Rank 2 pushes one item. Then rank 0 is
+// killed.
 TEST(HashStoreInTheSimulator, AnItemOfAKilledRankWakesTheNextThatWaits) {
   int num_passed_on = 0;
   for (uint64_t seed = 1; seed <= 40; ++seed) {
@@ -42,7 +43,7 @@ TEST(HashStoreInTheSimulator, AnItemOfAKilledRankWakesTheNextThatWaits) {
     EXPECT_EQ(result.failure, "");
     if (popped[0].has_item) continue;
     EXPECT_TRUE(popped[1].has_item);
-    EXPECT_LT(popped[1].at, TimePoint{} + kPatience / 2) << "it was not woken";
+    EXPECT_LT(popped[1].at, TimePoint{} + kPatience / 2) << "rank 1 was not woken by the item";
     ++num_passed_on;
   }
   EXPECT_GT(num_passed_on, 0);

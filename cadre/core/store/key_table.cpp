@@ -23,7 +23,8 @@ Result<int64_t> parse_counter(const std::string& key, const std::string& text) {
 }  // namespace
 
 Status KeyTable::reserve(const std::string& key, size_t old_bytes, size_t new_bytes) {
-  // An item that was given back may have made the table larger than its limit.
+  // The table may be larger than its limit, because cancel() puts an item back even if the table is
+  // full.
   const size_t num_free = max_bytes_ - std::min(num_bytes_, max_bytes_);
   if (new_bytes > old_bytes && new_bytes - old_bytes > num_free) {
     return Error(ErrorCode::kInvalidArgument,
@@ -111,7 +112,8 @@ std::vector<std::string> KeyTable::list_keys() const {
   std::vector<std::string> keys;
   keys.reserve(values_.size());
   for (const auto& [key, value] : values_) keys.push_back(key);
-  std::sort(keys.begin(), keys.end());  // callers must not depend on the order of a hash table
+  // Sorted, so that callers do not depend on the order of a hash table.
+  std::sort(keys.begin(), keys.end());
   return keys;
 }
 
@@ -266,8 +268,8 @@ void KeyTable::cancel(Ticket ticket) {
   if (delivery == deliveries_.end()) return;
   const Delivery given = std::move(delivery->second);
   deliveries_.erase(delivery);
-  // The item was the oldest, so it goes to the front of the queue, or to the next ticket that waits
-  // for one.
+  // The item was the oldest of its queue, so it is assigned to the next ticket that waits for one,
+  // or goes back to the front of the queue.
   const std::optional<Ticket> popper = first_popper(given.queue);
   if (popper && waits_.at(*popper).kind == Kind::kPop) {
     waits_.erase(*popper);
@@ -292,8 +294,8 @@ bool KeyTable::advance(Wait& wait) const {
     const std::string* key = first_missing(rest);
     return key ? begin + static_cast<size_t>(key - rest.data()) : wait.keys.size();
   };
-  // The wait goes on from the cursor, so that a wait for n keys costs n look-ups and not n^2. The
-  // second scan, from the start, finds keys that were erased meanwhile.
+  // The scan starts at the cursor, so that a wait for n keys costs about n look-ups and not n^2.
+  // The second scan, from the start, finds keys that were erased meanwhile.
   wait.cursor = missing_from(wait.cursor);
   if (wait.cursor == wait.keys.size()) wait.cursor = missing_from(0);
   return wait.cursor == wait.keys.size();

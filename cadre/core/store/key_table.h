@@ -1,11 +1,11 @@
-// The keys and values of one store and the waits for them: a passive table with no lock, no clock
-// and no socket, shared by HashStore and TcpStoreServer.
+// The keys and values of one store and the pending waits for them: a passive table with no lock, no
+// clock and no socket. HashStore, FileStore and TcpStoreServer use it.
 //
-// Threads: one at a time; the owner locks. Blocking: never; a wait is a Ticket that becomes ready.
-// Lifetime: returned views hold until the next change of the table.
-// Errors: kInvalidArgument for a counter that is no number, a value grown over
-// kMaxStoreValueBytes, or a table over its limit of bytes.
-// Source: the verbs are c10d's TCPStore daemon, its queues and barrier included.
+// Threads: one at a time; the owner locks. Blocking: never; a pending wait is a Ticket that becomes
+// ready later. Lifetime: returned views hold until the next change of the table.
+// Errors: kInvalidArgument if a counter is no number, or if a value would exceed
+// kMaxStoreValueBytes or the table its limit of bytes.
+// Source: the verbs are those of c10d's TCPStore server, with queues and barrier.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,8 @@ namespace cadre::store {
 
 class KeyTable {
  public:
-  // Identifies one pending wait. The owner chooses it; no two pending waits have the same.
+  // Identifies one pending wait. The owner of the table chooses the number; no two pending waits
+  // have the same number.
   using Ticket = uint64_t;
 
   static constexpr size_t kDefaultMaxBytes = size_t{1} << 30;
@@ -35,8 +36,8 @@ class KeyTable {
   Status set(const std::string& key, std::string value);
   // Returns null if the key is absent.
   const std::string* find(const std::string& key) const;
-  // Returns the value of a key that has_all() finds; kInvalidArgument if the key is a queue, which
-  // has no value.
+  // Returns the value of a key; kInvalidArgument if the name is that of a queue, which has no
+  // value. REQUIRES: has_all() is true for the key.
   Result<std::string> read(const std::string& key) const;
   Result<int64_t> add(const std::string& key, int64_t amount);
   Result<std::string> compare_set(const std::string& key, const std::string& expected,
@@ -50,64 +51,68 @@ class KeyTable {
   // Returns the first key for which has_all() is false; nullptr if there is none.
   const std::string* first_missing(std::span<const std::string> keys) const;
 
-  // Queues are first in, first out. A push serves one ticket: the oldest that waits to pop gets the
-  // item itself.
+  // Queues are first in, first out. A push assigns the item to the oldest ticket of pop_or_wait()
+  // on this queue, if there is one.
   Status push(const std::string& queue, std::string value);
   std::optional<std::string> pop(const std::string& queue);
-  // Returns the first item. If the queue is empty, the ticket becomes ready once it has been given
-  // an item (take_item).
+  // Returns the first item. If the queue is empty, returns nullopt, and the ticket becomes ready
+  // once an item is assigned to it (see take_item).
   std::optional<std::string> pop_or_wait(Ticket ticket, const std::string& queue);
-  // Returns the item that a ticket of pop_or_wait() was given, once. Cancelling the ticket instead
-  // puts the item back where it was.
+  // Returns the item that was assigned to a ticket of pop_or_wait(); a second call returns nullopt.
+  // If the ticket is cancelled before this call, the item goes back to the front of the queue.
   std::optional<std::string> take_item(Ticket ticket);
   int64_t queue_length(const std::string& queue) const;
 
-  // With kAlways, every push to an awaited queue wakes the wait. With kOnePerPush, each push wakes
-  // one of these waits, because a c10d client that waits for a queue is going to pop.
+  // Says which waits a push wakes. kAlways: every push to the queue wakes the wait. kOnePerPush:
+  // each push wakes only one of these waits, because a c10d client that waits for a queue will pop
+  // an item.
   enum class Wake { kAlways, kOnePerPush };
-  // Returns true if all keys are there; else the ticket becomes ready once they are.
+  // Returns true if has_all(keys); else the ticket becomes ready once has_all(keys) is true.
   bool wait(Ticket ticket, std::vector<std::string> keys, Wake wake = Wake::kAlways);
-  // Counts an arrival at `key`. Returns true if it is the last of `num_arrivals`; else the ticket
-  // waits. The tickets of earlier calls that wait for no more arrivals become ready.
+  // Counts an arrival at the barrier `key`. Returns true if `num_arrivals` calls have arrived now;
+  // else the ticket waits. The tickets of earlier calls whose number of arrivals is now reached
+  // become ready.
   Result<bool> arrive(Ticket ticket, const std::string& key, int64_t num_arrivals);
   bool is_waiting(Ticket ticket) const { return waits_.contains(ticket); }
   // Forgets a pending ticket; ignores unknown tickets.
   void cancel(Ticket ticket);
-  // Returns the tickets that became ready since the last call, in that order.
+  // Returns the tickets that became ready since the last call, in the order in which they became
+  // ready.
   std::vector<Ticket> take_ready();
 
  private:
   enum class Kind { kKeys, kPop, kBarrier };
   struct Wait {
     std::vector<std::string> keys;
-    // Every key before this index was seen; the ticket is parked on keys[cursor].
+    // Every key before this index was set when the wait looked at it. The ticket is parked on
+    // keys[cursor].
     size_t cursor = 0;
     Kind kind = Kind::kKeys;
     Wake wake = Wake::kAlways;
-    int64_t num_arrivals = 0;  // the ranks that have arrived at a barrier
+    int64_t num_arrivals = 0;  // for a barrier: the number of arrivals for which it waits
   };
-  // An item that was given to a ticket, which has not taken it yet.
+  // An item that was assigned to a ticket and not yet returned by take_item().
   struct Delivery {
     std::string queue;
     std::string item;
   };
 
-  // The table counts this many bytes for every key and queued item, beside the item's own, so that
-  // a limit on bytes limits memory.
+  // The bytes that the table counts for every key and queued item in addition to its content, so
+  // that the limit on bytes also limits the memory for entries.
   static constexpr size_t kEntryBytes = 64;
 
   Status reserve(const std::string& key, size_t old_bytes, size_t new_bytes);
   // Moves the wait to its next missing key. Returns true if no key is missing.
   bool advance(Wait& wait) const;
   void key_appeared(const std::string& key);
-  // Removes and returns the first of the tickets parked on `queue` that is going to pop; nullopt if
-  // there is none.
+  // Removes and returns the first ticket parked on `queue` whose client will pop an item; nullopt
+  // if there is none.
   std::optional<Ticket> first_popper(const std::string& queue);
-  // Wakes the first ticket that is going to pop and waits for nothing else. REQUIRES: the queue is
-  // not empty.
+  // Wakes the first ticket whose client will pop an item, if that ticket waits for no other key.
+  // REQUIRES: the queue is not empty.
   void wake_popper(const std::string& queue);
   void wake_watchers(const std::string& queue);
-  // Makes the tickets ready that wait at `key` for at most `count` arrivals.
+  // Makes all tickets ready that wait at the barrier `key` for `count` or fewer arrivals.
   void end_barriers(const std::string& key, int64_t count);
   void unpark(Ticket ticket);
 
@@ -117,8 +122,7 @@ class KeyTable {
   std::unordered_map<std::string, std::deque<std::string>> queues_;
   std::map<Ticket, Wait> waits_;
   std::map<Ticket, Delivery> deliveries_;
-  // The parked tickets, of which the oldest comes first; the key is the store key on which they are
-  // parked.
+  // The parked tickets, the oldest first; the key is the store key on which they are parked.
   std::unordered_map<std::string, std::vector<Ticket>> parked_;
   std::vector<Ticket> ready_;
 };

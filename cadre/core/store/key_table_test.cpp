@@ -1,5 +1,5 @@
-// Tests a key table if a rank leaves before it takes an item that was assigned to it, or if keys
-// are erased during a wait. A test of a whole store cannot produce these cases reliably.
+// Tests a key table in cases that a test of a whole store cannot produce reliably: a client is
+// cancelled before it takes an item that was assigned to it, or keys are erased during a wait.
 #include "cadre/core/store/key_table.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,8 @@ TEST(KeyTable, AKeyThatIsErasedDuringAWaitIsWaitedForAgain) {
   EXPECT_EQ(table.take_ready(), Tickets{1});
 }
 
-// An item that is given back may not fit; then nothing else fits, either.
+// The item of a cancelled ticket is put back even if the table is full. The table then accepts no
+// other value.
 TEST(KeyTable, AnItemThatIsGivenBackDoesNotLiftTheLimit) {
   KeyTable table(/*max_bytes=*/400);
   ASSERT_EQ(table.pop_or_wait(1, "q"), std::nullopt);
@@ -64,7 +65,7 @@ TEST(KeyTable, AClientThatWaitsForMoreThanAQueueDoesNotKeepItsItemFromTheNext) {
   ASSERT_TRUE(table.push("q", "item").ok());
   EXPECT_EQ(table.take_ready(), Tickets{2});
   EXPECT_EQ(table.pop("q"), "item");
-  // The first has not lost its place: it waits for both again.
+  // Ticket 1 is still waiting: it needs "other" and a new item in the queue.
   ASSERT_TRUE(table.set("other", "").ok());
   EXPECT_EQ(table.take_ready(), Tickets());
   ASSERT_TRUE(table.push("q", "item").ok());

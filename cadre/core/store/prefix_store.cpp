@@ -11,11 +11,12 @@ namespace {
 
 os::System& system_of(const std::string& prefix, const Store* store) {
   if (store != nullptr) return store->system();
-  throw Error(ErrorCode::kInvalidArgument,
-              format("PrefixStore \"{}\": the store beneath is null; a group of one rank that was "
-                     "made without a launcher has none, so look at membership().store first, or "
-                     "pass a store of your own",
-                     prefix));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("PrefixStore \"{}\": the underlying store is null; a group of one rank that was "
+             "made without a launcher has no store, so check membership().store first, or "
+             "pass a store of your own",
+             prefix));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A view of another Store in which every key gets a prefix: "round 3" + "/" + key.
+// A view of another Store in which every key gets a prefix: "k" becomes "round3/k".
 //
 // Threads, blocking and errors: those of the underlying store. Lifetime: shares the underlying
 // store. num_keys() counts the keys of the whole underlying store, as c10d's does; list_keys()

@@ -18,8 +18,8 @@ namespace {
 TEST(PrefixStore, ANullStoreAndAViewThatWasMovedFromAreRefused) {
   EXPECT_EQ(
       testing::failure_of([] { PrefixStore("p", nullptr); }),
-      "kInvalidArgument: PrefixStore \"p\": the store beneath is null; a group of one rank that "
-      "was made without a launcher has none, so look at membership().store first, or pass a "
+      "kInvalidArgument: PrefixStore \"p\": the underlying store is null; a group of one rank that "
+      "was made without a launcher has no store, so check membership().store first, or pass a "
       "store of your own");
   const auto system = os::make_native_system();
   const Deadline deadline = system->deadline_in(std::chrono::seconds(5));

@@ -18,7 +18,7 @@ using wire::StoreRequest;
 using wire::StoreResponse;
 using wire::StoreVerb;
 
-// Returns how many values the response of a verb has.
+// Returns the number of values that a response to this verb must have.
 size_t num_values_of(StoreVerb verb, size_t num_keys) {
   switch (verb) {
     case StoreVerb::kGet:

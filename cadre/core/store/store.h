@@ -2,15 +2,15 @@
 //
 // Each verb takes the time that it may last. If the program passes a Duration, for example 10s, the
 // verb returns its result or throws cadre::Error. If it passes a Deadline, the verb returns a
-// Result. If a duration is not above 0, the verb does not wait.
-// Threads: every method may be called from any thread; a blocking call of one thread does not delay
-// another's. Blocking: every method, until its time is over at most; if a server does not answer
-// (TcpStore), half a second longer.
+// Result. If the duration is 0 or negative, the verb does not wait.
+// Threads: every method may be called from any thread; a call that blocks in one thread does not
+// delay the calls of other threads. Blocking: every method, at most for the given time; half a
+// second longer if the server of a TcpStore does not answer.
 // Lifetime: values are copies; the System must outlive the store. Errors: kTimeout names the keys
-// that are missing; kPeerLost if the server is gone; kInvalidArgument for a key or value over the
-// limits below.
-// Source: c10d's Store, all verbs of torch 2.13. Only the timeout of a handle is missing: each call
-// has its own timeout.
+// that are missing; kPeerLost if the process with the server has ended; kInvalidArgument for a key
+// or value over the limits below.
+// Source: c10d's Store with all verbs of torch 2.13. It has no set_timeout(), because each call has
+// its own timeout.
 #pragma once
 
 #include <chrono>
@@ -38,7 +38,7 @@ class System;
 
 inline constexpr size_t kMaxStoreKeyBytes = 4096;
 inline constexpr size_t kMaxStoreValueBytes = 16 << 20;
-// A rank that has waited for this time for the store, or for other ranks, logs a warning.
+// A rank that has waited this long for the store, or for other ranks, logs a warning.
 inline constexpr Duration kStoreWarnTime = std::chrono::seconds(10);
 
 // The time of a call: a Duration from now, or a Deadline.
@@ -49,18 +49,19 @@ concept StoreTime = std::same_as<Time, Deadline> || std::convertible_to<Time, Du
 template <StoreTime Time, typename T>
 using StoreResult = std::conditional_t<std::same_as<Time, Deadline>, Result<T>, T>;
 
-// A key and a value that a process has left with a store in case it dies. Destroying the object
-// retracts them.
+// A key and a value that the store publishes if this process dies. Destroying the object retracts
+// them.
 class CADRE_EXPORT StoreWill {
  public:
   virtual ~StoreWill() = default;
 };
 
-// An implementation answers requests; the verbs make requests from their arguments. A class between
-// a caller and a store, for example one that adds a prefix, overrides only answer().
+// The verbs are templates that make requests from their arguments; an implementation answers these
+// requests in answer(). A class that wraps another store, for example to add a prefix, also
+// overrides answer() only.
 class CADRE_EXPORT Store {
  public:
-  // The system measures the durations of calls.
+  // The System is the clock by which the timeouts of calls are measured.
   explicit Store(os::System& system) : system_(&system) {}
   virtual ~Store() = default;
 
@@ -75,7 +76,7 @@ class CADRE_EXPORT Store {
   StoreResult<Time, std::string> get(std::string_view key, Time time) {
     return ask(&value_of, {.verb = Verb::kGet, .keys = {std::string(key)}}, time);
   }
-  // Adds to a decimal counter, which is 0 if absent, and returns the new value.
+  // Adds `amount` to a decimal counter and returns the new value. An absent key counts as 0.
   template <StoreTime Time>
   StoreResult<Time, int64_t> add(std::string_view key, int64_t amount, Time time) {
     return ask(&number_of, {.verb = Verb::kAdd, .amount = amount, .keys = {std::string(key)}},
@@ -102,7 +103,7 @@ class CADRE_EXPORT Store {
                 .values = {std::string(expected), std::string(desired)}},
                time);
   }
-  // Returns whether the key was there.
+  // Returns whether the key existed.
   template <StoreTime Time>
   StoreResult<Time, bool> erase(std::string_view key, Time time) {
     return ask(&flag_of, {.verb = Verb::kErase, .keys = {std::string(key)}}, time);
@@ -111,14 +112,15 @@ class CADRE_EXPORT Store {
   StoreResult<Time, int64_t> num_keys(Time time) {
     return ask(&number_of, {.verb = Verb::kNumKeys}, time);
   }
-  // Appends to the value, which is empty if absent.
+  // Appends `value` to the value of the key. An absent key counts as an empty value.
   template <StoreTime Time>
   StoreResult<Time, void> append(std::string_view key, std::string_view value, Time time) {
     return ask(&status_of,
                {.verb = Verb::kAppend, .keys = {std::string(key)}, .values = {std::string(value)}},
                time);
   }
-  // Waits for all keys, then returns their values in order, in one round trip.
+  // Waits until all keys are set, then returns their values in the order of `keys`, in one round
+  // trip.
   template <StoreTime Time>
   StoreResult<Time, std::vector<std::string>> multi_get(std::span<const std::string> keys,
                                                         Time time) {
@@ -133,14 +135,14 @@ class CADRE_EXPORT Store {
                 .values = {values.begin(), values.end()}},
                time);
   }
-  // Returns the keys that are set, sorted, without queues.
+  // Returns the sorted list of all keys that are set. Names of queues are not included.
   template <StoreTime Time>
   StoreResult<Time, std::vector<std::string>> list_keys(Time time) {
     return ask(&values_of, {.verb = Verb::kListKeys}, time);
   }
 
-  // FIFO queues of values. A queue has a name, and names of queues are separate from keys. Only for
-  // wait() and check() does a queue that is not empty count as a key that is set.
+  // FIFO queues of values. A queue has a name, and names of queues are separate from keys. But
+  // wait() and check() treat a queue that is not empty as a key that is set.
   template <StoreTime Time>
   StoreResult<Time, void> queue_push(std::string_view queue, std::string_view value, Time time) {
     return ask(
@@ -148,12 +150,13 @@ class CADRE_EXPORT Store {
         {.verb = Verb::kQueuePush, .keys = {std::string(queue)}, .values = {std::string(value)}},
         time);
   }
-  // Waits until there is an item and takes it. Each item goes to one caller.
+  // Waits until there is an item, removes it from the queue and returns it. Each item goes to one
+  // caller.
   template <StoreTime Time>
   StoreResult<Time, std::string> queue_pop(std::string_view queue, Time time) {
     return ask(&value_of, {.verb = Verb::kQueuePop, .keys = {std::string(queue)}}, time);
   }
-  // Takes an item without waiting; returns nullopt if the queue is empty.
+  // Removes and returns the first item without waiting; nullopt if the queue is empty.
   template <StoreTime Time>
   StoreResult<Time, std::optional<std::string>> try_queue_pop(std::string_view queue, Time time) {
     return ask(&item_of, {.verb = Verb::kTryQueuePop, .keys = {std::string(queue)}}, time);
@@ -163,18 +166,18 @@ class CADRE_EXPORT Store {
     return ask(&number_of, {.verb = Verb::kQueueLength, .keys = {std::string(queue)}}, time);
   }
 
-  // Waits until `num_arrivals` calls were made with this key. This is one request, where add() and
-  // wait() would be two. A key serves for one barrier; a call that timed out still counts as
-  // arrived.
+  // Waits until `num_arrivals` calls were made with this key. This takes one request; a barrier
+  // from add() and wait() would take two. Each barrier needs its own key. A call that timed out
+  // still counts as arrived.
   template <StoreTime Time>
   StoreResult<Time, void> barrier(std::string_view key, int64_t num_arrivals, Time time) {
     return ask(&status_of,
                {.verb = Verb::kBarrier, .amount = num_arrivals, .keys = {std::string(key)}}, time);
   }
 
-  // If this process dies before it has destroyed the result, the store appends `value` to the key.
-  // Returns null if the store cannot notice the death: in one process, in a file, and over c10d's
-  // protocol.
+  // If this process dies before it has destroyed the result, the store appends `value` to the value
+  // of the key. Returns null if the store cannot detect the death, as a HashStore, a FileStore and
+  // a TcpStore with c10d's protocol.
   virtual Result<std::unique_ptr<StoreWill>> leave_will(std::string_view /*key*/,
                                                         std::string_view /*value*/,
                                                         Deadline /*deadline*/) {
@@ -184,14 +187,14 @@ class CADRE_EXPORT Store {
   // Returns another handle to the same keys, which shares no connection with this one.
   virtual Result<std::shared_ptr<Store>> clone(Deadline deadline) = 0;
 
-  // Carries out a request of any verb except leave_will(). Returns an error for a request over the
-  // limits. If the response has an error, returns it.
+  // Executes a request of any verb except leave_will(). Returns an error if the request exceeds the
+  // limits, or if the response has an error.
   Result<wire::StoreResponse> call(wire::StoreRequest request, Deadline deadline);
 
   os::System& system() const { return *system_; }
 
  protected:
-  // Converts the time of a verb to a deadline.
+  // Converts the timeout of a verb to a deadline.
   static Deadline deadline_of(os::System& system, Duration timeout);
   template <std::integral Rep, typename Period>
   static Deadline deadline_of(os::System& system, std::chrono::duration<Rep, Period> timeout) {
@@ -210,8 +213,8 @@ class CADRE_EXPORT Store {
  private:
   using Verb = wire::StoreVerb;
 
-  // `request` is within the limits. The response has the values that the verb promises, or an error
-  // (cadre/core/wire/store/store_message.h).
+  // Executes a request. `request` is within the limits. The response has the values that the verb
+  // promises, or an error (cadre/core/wire/store/store_message.h).
   virtual Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) = 0;
 
   template <StoreTime Time, typename T>
@@ -220,7 +223,7 @@ class CADRE_EXPORT Store {
     return finish(read(call(std::move(request), deadline_of(*system_, time))), time);
   }
 
-  // Convert the response to the result of a verb.
+  // These functions convert a response to the result of a verb.
   static Status status_of(Result<wire::StoreResponse> response);
   static Result<bool> flag_of(Result<wire::StoreResponse> response);
   static Result<int64_t> number_of(Result<wire::StoreResponse> response);

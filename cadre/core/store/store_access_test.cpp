@@ -1,5 +1,5 @@
-// Tests which keys a client of a store server may use: clients of c10d's protocol, which cannot
-// prove that they have the job's token, and processes of other users of the machine.
+// Tests which keys of a store server two kinds of clients may use: clients of c10d's protocol,
+// which cannot prove that they have the job's token, and processes of other users of the machine.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,8 +30,8 @@ class StoreAccessTest : public TcpStoreTest {
   size_t num_log_lines() { return static_cast<size_t>(std::ranges::count(log_.text(), '\n')); }
 };
 
-// Returns validate, the requests, and a ping. The answer to the ping shows that the requests were
-// executed.
+// Returns the bytes that a c10d client sends: validate, the requests, and a ping. The answer to the
+// ping shows that the requests were executed.
 std::string c10d_stream(const std::vector<StoreRequest>& requests) {
   std::string stream;
   const auto append = [&stream](const StoreRequest& request) {
@@ -47,7 +47,8 @@ TEST_F(StoreAccessTest, AC10dClientNeitherSeesNorChangesTheKeysOfNativeClients) 
   auto server = start();
   const auto native = connect(*server).value_or_throw();
   const auto c10d = connect_by_c10d(*server);
-  // The client of c10d puts a slash before each key.
+  // A c10d client puts a slash before each key, so `same_key` is "/cadre/..." on the server, like
+  // `key`.
   const std::string key = "/cadre/1/rejoin/decision";
   const std::string same_key = "cadre/1/rejoin/decision";
   const std::vector<std::string> same_keys = {same_key};
@@ -71,7 +72,8 @@ TEST_F(StoreAccessTest, WhatAC10dClientSetsWithoutASlashReachesNoNativeClient) {
   auto server = start();
   const auto native = connect(*server).value_or_throw();
   const std::vector<std::string> trouble = {"cadre/0/world/trouble"};
-  // The server executes everything before an unknown verb, and then closes the connection.
+  // The last byte is an unknown verb. The server executes all requests before it, and then closes
+  // the connection.
   std::string stream =
       c10d_stream({{.verb = StoreVerb::kSet, .keys = trouble, .values = {"2made up"}},
                    {.verb = StoreVerb::kBarrier, .amount = 1, .keys = {"met"}}});
@@ -141,7 +143,7 @@ TEST_F(StoreAccessTest, WithoutATokenAnotherUserCannotSpeakTheNativeProtocolEith
   }
 }
 
-// If the job has a token, only the token decides.
+// If the job has a token, only the token decides whether a client is served, and not its user.
 TEST_F(StoreAccessTest, WithATokenAnotherUserIsAskedForIt) {
   if (!obstacle_to_other_user().empty()) GTEST_SKIP() << obstacle_to_other_user();
   auto server = start();

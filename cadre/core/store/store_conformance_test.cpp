@@ -1,4 +1,4 @@
-// Tests the required behaviour of every Store with keys and values, for each implementation.
+// Tests, for each implementation of Store, the required behaviour of the verbs for keys and values.
 #include "cadre/testing/core/store_conformance.h"
 
 #include <algorithm>
@@ -42,7 +42,8 @@ TEST_P(StoreConformance, GetOfAMissingKeyTimesOutAndNamesIt) {
       << value.error().message();
 }
 
-// The timeout names the verb that the caller called, whatever requests the store makes for it.
+// The error of a timeout names the verb that the caller called, even if the store sends other
+// requests to implement it.
 TEST_P(StoreConformance, ATimeoutNamesItsVerbAndWhatIsMissing) {
   EXPECT_OK(store_->set("set", "", soon()));
   const std::vector<std::string> keys = {"set", "gone/b", "gone/c"};
@@ -59,7 +60,8 @@ TEST_P(StoreConformance, ATimeoutNamesItsVerbAndWhatIsMissing) {
   EXPECT_THAT(of_barrier, AllOf(StartsWith("store barrier \""), HasSubstr("meet\"")));
   for (const std::string& text : {of_wait, of_values}) {
     EXPECT_THAT(text, AllOf(HasSubstr("gone/b\""), HasSubstr("gone/c\"")));
-    // An answer in c10d's protocol does not say which of the keys are set.
+    // In c10d's protocol the store does not learn which of the keys are set, so the error names all
+    // of them.
     if (std::string(GetParam().name) == "TcpStoreC10d") continue;
     EXPECT_THAT(text, Not(HasSubstr("set\",")));
     EXPECT_THAT(text, HasSubstr("of 3 keys"));
@@ -155,7 +157,8 @@ TEST_P(StoreConformance, EveryWaiterIsWokenByWhateverMakesTheKeyAppear) {
                   }}};
   for (const auto& [name, change] : changes) {
     SCOPED_TRACE(name);
-    // A client of c10d waits for a queue in order to pop, so each push wakes one client.
+    // A c10d client that waits for a queue will pop an item, so each push wakes only one such
+    // client.
     const bool is_of_one = std::string(GetParam().name) == "TcpStoreC10d" && name == "queue_push";
     const std::vector<std::string> keys = {"awaited by " + name};
     const auto wait = [&] { EXPECT_OK(harness_->open()->wait(keys, soon())); };
@@ -163,7 +166,7 @@ TEST_P(StoreConformance, EveryWaiterIsWokenByWhateverMakesTheKeyAppear) {
     std::vector<std::function<void()>> bodies(num_waiters, wait);
     bodies.push_back([&, &change = change] {
       const auto other = harness_->open();
-      system_->make_waiter()->park(at_once());  // the other callers wait by then
+      system_->make_waiter()->park(at_once());  // by then the other callers wait, too
       EXPECT_OK(change(*other, keys[0]));
     });
     run_together(std::move(bodies));
@@ -201,7 +204,7 @@ TEST_P(StoreConformance, CompareSetCreatesReplacesAndReportsTheHolder) {
   EXPECT_EQ(store_->compare_set("leader", "", "rank 2", soon()).value(), "rank 1");
   EXPECT_EQ(store_->compare_set("leader", "rank 1", "rank 3", soon()).value(), "rank 3");
   EXPECT_EQ(store_->compare_set("absent", "something", "new", soon()).value(), "something");
-  // The answer is the desired value although the key was not set: no handle finds the key.
+  // compare_set() returned the desired value, but the key was absent and was not set.
   EXPECT_EQ(store_->compare_set("absent", "same", "same", soon()).value(), "same");
   for (const auto& handle : {store_, harness_->open()}) {
     EXPECT_FALSE(handle->check(std::vector<std::string>{"absent"}, soon()).value());
@@ -218,7 +221,7 @@ TEST_P(StoreConformance, OneOfManyWinsACompareSet) {
     });
   }
   run_together(std::move(bodies));
-  // All callers get the value that is now set, which is the value of one of them.
+  // One caller has set its value. All callers must get that value as the result.
   const std::string winner = store_->get("winner", soon()).value();
   EXPECT_EQ(winner.size(), 1u);
   EXPECT_NE(std::string("0123").find(winner), std::string::npos) << winner;
@@ -291,7 +294,8 @@ TEST_P(StoreConformance, KeysOverTheLimitAreRefusedByEveryVerb) {
   EXPECT_TRUE(refused(store_->multi_set(std::vector<std::string>{"a", "b"}, keys, soon())));
 }
 
-// A server would end the connection, as if it had died.
+// The store must check the number of keys: a server would close the connection, and the client
+// would take the server for dead.
 TEST_P(StoreConformance, MoreKeysThanTheLimitAreRefusedByEveryVerb) {
   std::vector<std::string> keys(wire::kMaxKeysPerRequest, "k");
   EXPECT_OK(store_->multi_set(keys, keys, soon()));
@@ -323,7 +327,7 @@ TEST_P(StoreConformance, ACallWithoutTimeDoesWhatNeedsNoWait) {
     EXPECT_EQ(store_->queue_pop("q", now()).error().code(), ErrorCode::kTimeout);
   };
   for (int i = 0; i < 5; ++i) try_all();
-  // The wait has the connection that a store over TCP has.
+  // The get() that waits uses the only connection of a TcpStore, so try_all() needs another one.
   run_together({[&] { EXPECT_OK(store_->get("last", soon())); },
                 [&] {
                   system_->make_waiter()->park(at_once());

@@ -1,5 +1,6 @@
-// Tests the required behaviour of every Store with queues, barriers, lists of keys and clones.
-// store_conformance_test.cpp contains the rest of the suite, and lists the implementations.
+// Tests, for each implementation of Store, the required behaviour of queues, barriers, list_keys()
+// and clone(). store_conformance_test.cpp has the rest of the suite and the list of
+// implementations.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,8 +48,8 @@ TEST_P(StoreConformance, GetOfAQueueIsRefusedByName) {
   const auto value = store_->get("work/queue", soon());
   const auto values = store_->multi_get(std::vector<std::string>{"key", "work/queue"}, soon());
   if (std::string(GetParam().name) == "TcpStoreC10d") {
-    // In c10d's protocol an answer cannot be an error. So get of a queue returns an empty value, as
-    // torch's server does.
+    // In c10d's protocol a response cannot be an error. So get() of a queue returns an empty value,
+    // as with torch's server.
     EXPECT_EQ(value.value(), "");
     EXPECT_EQ(values.value(), (std::vector<std::string>{"value", ""}));
     return;
@@ -72,15 +73,16 @@ TEST_P(StoreConformance, PopWaitsForAPushAndTimesOutWithTheQueuesName) {
   run_together({[&] { got = store_->queue_pop("work/left", soon()).value(); },
                 [&] { EXPECT_OK(other->queue_push("work/left", "task", soon())); }});
   EXPECT_EQ(got, "task");
-  // The pop that timed out has taken no item.
+  // The pop that timed out must not take the item that is pushed later.
   EXPECT_OK(store_->queue_push("work/left", "next", soon()));
   EXPECT_EQ(store_->queue_length("work/left", soon()).value(), 1);
 }
 
-// Each item arrives at about the time when a pop times out. Either that pop returns the item, or
-// the item stays for the next pop.
+// Each item is pushed at about the time when a pop times out. Either that pop returns the item, or
+// it stays in the queue for the next pop.
 TEST_P(StoreConformance, NoItemIsLostWhenPopsTimeOut) {
-  // After a timeout a client of c10d's protocol reconnects, which takes longer.
+  // A c10d client must reconnect after a timeout, so its pops get more time and the test fewer
+  // items.
   const bool is_c10d = std::string(GetParam().name) == "TcpStoreC10d";
   const Duration patience = milliseconds(is_c10d ? 20 : 1);
   const int num_items = is_c10d ? 30 : 400;
@@ -191,10 +193,12 @@ TEST_P(StoreConformance, ACloneSeesTheSameKeysAndOutlivesTheFirst) {
   EXPECT_EQ(other->get("k", soon()).value(), "v");
 }
 
-// A child shares the connections and locks of its parent: both would read each other's answers.
+// A forked child shares the connections and locks of its parent: each would read answers to
+// requests of the other.
 TEST_P(StoreConformance, AForkedChildMayOnlyCloneAndLeavesTheStoreToItsParent) {
   const std::string name = GetParam().name;
-  if (name == "HashStore" || name == "PrefixStore") return;  // the child has a copy of all keys
+  // The child has its own copy of the keys.
+  if (name == "HashStore" || name == "PrefixStore") return;
   EXPECT_OK(store_->set("k", "parent", soon()));
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);

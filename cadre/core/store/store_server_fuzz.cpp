@@ -1,6 +1,6 @@
-// Fuzzes the session of the store server: it gets the bytes of an unknown client, or those of a
-// rank or of a c10d client after the handshake. No stream may break the key table or leave a wait
-// behind.
+// Fuzzes the session of the store server. The input is what a client sends: from the first byte, or
+// after a valid handshake of a rank or of a c10d client. No input may break the key table or leave
+// a pending wait in it.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -18,7 +18,7 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 namespace cadre::store {
 namespace {
 
-// The table is small, so that its limit is reached, too.
+// The table is small, so that inputs also reach its limit.
 constexpr size_t kTableBytes = 64 << 10;
 const os::Secret kToken = "token";
 
@@ -52,7 +52,7 @@ void feed(KeyTable& table, Session& session, wire::StreamBuffer& in) {
 }
 
 void check_table(KeyTable& table) {
-  // All waiting clients are gone: setting every key wakes none, and the table still counts its
+  // No client waits any more, so changing every key must wake none. The table must still count its
   // bytes correctly.
   for (const std::string& key : table.list_keys()) {
     require(table.find(key) != nullptr);
@@ -72,8 +72,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   store::KeyTable table(store::kTableBytes);
   wire::StreamBuffer in;
   std::optional<store::Session> session;
-  // The lowest bit of the first byte selects the client; the next bit selects whether a valid
-  // greeting precedes the input.
+  // The lowest bit of the first byte selects the kind of client. The next bit says whether a valid
+  // handshake precedes the input.
   const bool is_rank = data[0] & 1;
   const bool is_greeted = data[0] & 2;
   if (is_rank) {
@@ -107,7 +107,7 @@ std::vector<std::byte> sample(unsigned seed) {
     for (size_t num_values = 0; num_values <= 2; ++num_values) {
       request.keys.assign(num_keys, key);
       request.values.assign(num_values, value);
-      // If the number of keys is free, the list gets one key.
+      // A verb with a variable number of keys gets one key.
       const bool is_list = num_keys == 0 && num_values == 0 &&
                            wire::check_shape({.verb = request.verb, .keys = {key}}).ok();
       if (!is_list && wire::check_shape(request).ok()) return wire::encode(request);
@@ -119,7 +119,7 @@ std::vector<std::byte> sample(unsigned seed) {
 }  // namespace
 }  // namespace cadre::store
 
-// Appends a valid request to the input half of the time; else mutates the input.
+// Half of the calls append a valid request to the input; the others mutate the input.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
   if (size == 0 || seed % 2 == 0) return LLVMFuzzerMutate(data, size, max_size);

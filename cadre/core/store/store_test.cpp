@@ -1,5 +1,5 @@
-// Tests the checks that Store adds to any implementation: it refuses requests that have no answer,
-// and answers that do not fit their request.
+// Tests the checks that Store adds to every implementation: it rejects malformed requests, and
+// responses with the wrong number of values.
 #include "cadre/core/store/store.h"
 
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ using wire::StoreVerb;
 constexpr Deadline kNoWait{TimePoint{}};
 constexpr Duration kTime = std::chrono::seconds(20);
 
-// A store that gives the same answer to every request, and counts the requests.
+// A store that gives one fixed response to every request, and counts the requests.
 class OneAnswerStore final : public Store {
  public:
   OneAnswerStore(os::System& system, StoreResponse response)

@@ -1,5 +1,6 @@
-// Tests connections that have not proved that they have the token. However many there are, and
-// however few descriptors the server has, a rank of the job can still connect.
+// Tests "strangers": connections to a store server that have not proved that they have the token. A
+// rank of the job must be able to connect however many strangers there are and however few
+// descriptors the server has.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -28,7 +29,7 @@ using testing::require;
 constexpr Duration kNeverLate = seconds(600);
 constexpr int kNumStrangers = 100;
 
-// A pipe with which one process signals another.
+// A signal from one process to another through a pipe.
 class Whistle {
  public:
   Whistle() {
@@ -76,7 +77,7 @@ TEST(Strangers, OutOfDescriptorsTheServerDropsThemAndNotItsRanks) {
       }
       has_strangers.blow();
       may_go.await();
-      require(first->set("n", "1", limit).ok(), "a client that has proved itself is kept");
+      require(first->set("n", "1", limit).ok(), "a client that has proved the token is kept");
       is_over.blow();
       return;
     }
@@ -87,7 +88,7 @@ TEST(Strangers, OutOfDescriptorsTheServerDropsThemAndNotItsRanks) {
       if (store.ok()) stores.push_back(std::move(store).value());
     }
     may_go.blow();
-    require(stores.size() == 5, "every rank gets in");
+    require(stores.size() == 5, "all five ranks have connected");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -103,7 +104,8 @@ TEST_F(StrangersTest, OverTheirLimitTheOldestIsDropped) {
   const auto store = connect(*server).value_or_throw();
   EXPECT_TRUE(store->set("k", "v", soon()).ok());
   std::array<std::byte, 1> buffer{};
-  // Three were closed, because the client needed one descriptor more.
+  // The limit is 3. The five strangers and the store's connection were six, so the oldest three
+  // were closed.
   for (size_t i = 0; i < 3; ++i) {
     os::PollItem item{.target = strangers[i].get(), .want_read = true};
     EXPECT_TRUE(system_->poll(std::span(&item, 1), soon()));
@@ -113,8 +115,8 @@ TEST_F(StrangersTest, OverTheirLimitTheOldestIsDropped) {
   EXPECT_NE(log_.text().find("have not proved themselves"), std::string::npos) << log_.text();
 }
 
-// A greeting needs no token, so strangers that greet must not be preferred to a newcomer, whose
-// greeting the server has not read yet.
+// A stranger can send a greeting without the token. So strangers that have sent one must not be
+// preferred to a new connection whose greeting the server has not read yet.
 TEST_F(StrangersTest, ThoseThatOnlyGreetDoNotKeepRanksOut) {
   const auto server = start({.max_strangers = 8, .greeting_timeout = kNeverLate});
   const std::string hello = hello_of_build(std::string(store::this_build()));
@@ -124,7 +126,8 @@ TEST_F(StrangersTest, ThoseThatOnlyGreetDoNotKeepRanksOut) {
     auto socket = system_->connect(server->address(), soon()).value_or_throw();
     EXPECT_TRUE(socket->try_send(wire::as_bytes(hello)).ok());
     os::PollItem item{.target = socket.get(), .want_read = true};
-    EXPECT_TRUE(system_->poll(std::span(&item, 1), soon()));  // it was greeted, or dropped
+    // The stranger has been greeted or dropped.
+    EXPECT_TRUE(system_->poll(std::span(&item, 1), soon()));
     strangers.push_back(std::move(socket));
   };
   for (int i = 0; i < 8; ++i) add_stranger();
@@ -138,8 +141,8 @@ TEST_F(StrangersTest, ThoseThatOnlyGreetDoNotKeepRanksOut) {
   }
 }
 
-// A connection of a rank that the server drops before it is greeted is made anew, also if it is not
-// the first of its store.
+// If the server drops a connection of a rank before it was greeted, the rank connects again. This
+// also holds for a connection that is not the first one of its store.
 TEST_F(StrangersTest, ARankThatIsDroppedForThemConnectsAgain) {
   const auto server = start({.max_strangers = 1, .greeting_timeout = kNeverLate});
   const auto store = connect(*server).value_or_throw();
@@ -154,7 +157,7 @@ TEST_F(StrangersTest, ARankThatIsDroppedForThemConnectsAgain) {
   EXPECT_EQ(num_failures, 0);
 }
 
-// The server cannot start if any one of its descriptors cannot be made.
+// The server needs several descriptors. If it cannot open one of them, start() returns an error.
 TEST(Strangers, AServerWithoutADescriptorIsAnErrorOfItsStart) {
   const auto result = testing::run_ranks_as_processes(1, [](testing::RankContext& context) {
     const rlimit few{.rlim_cur = 64, .rlim_max = 64};
@@ -168,7 +171,8 @@ TEST(Strangers, AServerWithoutADescriptorIsAnErrorOfItsStart) {
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
-  // The server needs a listener, a stop event, a spare descriptor and an epoll.
+  // Start fails ("-") with 0 to 3 free descriptors and succeeds ("+") with more. The server needs
+  // four: a listener, a stop event, a spare descriptor and an epoll instance.
   EXPECT_EQ(result.ranks[0].output, "----++");
 }
 

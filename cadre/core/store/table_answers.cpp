@@ -110,8 +110,9 @@ StoreResponse answer_from(KeyTable& table, const StoreRequest& request, size_t m
     default:
       break;
   }
-  return {.error = Error(ErrorCode::kInternal,
-                         format("a key table has no request {}", wire::to_string(request.verb)))};
+  return {.error =
+              Error(ErrorCode::kInternal, format("the verb {} cannot be answered from a key table",
+                                                 wire::to_string(request.verb)))};
 }
 
 Error timeout_from(const KeyTable& table, const StoreRequest& request) {

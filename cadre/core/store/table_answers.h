@@ -1,7 +1,7 @@
-// Answers the requests of a store from a KeyTable. Every store that has a KeyTable uses it.
+// Answers the requests of a store from a KeyTable. Every store that has a KeyTable uses this code.
 //
-// Threads: one at a time; the owner of the table locks. Blocking: never; the owner answers a
-// request that waits once what it waits for is there. Errors: the response contains them.
+// Threads: one at a time; the owner of the table locks. Blocking: never; a request that waits is
+// answered only after its owner has found the keys or the item. Errors: they are in the response.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace cadre::store {
 
-// Answers any request except barriers and those about a connection. REQUIRES: the keys of get, wait
-// and multi_get are there, and the queue of queue_pop is not empty. For an answer of more than
-// `max_bytes`, the response is an error, and the answer is not built.
+// Answers any request except barriers and those that act on a connection. REQUIRES: the keys of
+// get, wait and multi_get are set, and the queue of queue_pop is not empty. If the values have more
+// than `max_bytes`, returns an error without copying them.
 wire::StoreResponse answer_from(KeyTable& table, const wire::StoreRequest& request,
                                 size_t max_bytes = std::numeric_limits<size_t>::max());
 
-// Returns the timeout of a request that waits. The error names what the table lacks: the missing
-// keys, the empty queue, or the number of arrivals.
+// Returns the kTimeout of a request that waits. The error names the missing keys, the empty queue,
+// or the number of arrivals at the barrier.
 Error timeout_from(const KeyTable& table, const wire::StoreRequest& request);
 
 }  // namespace cadre::store

@@ -40,7 +40,8 @@ TEST_F(TableAnswersTest, EachVerbChangesOrReadsTheTable) {
   EXPECT_EQ(ask({.verb = StoreVerb::kListKeys}).values, Texts{"b"});
 }
 
-// The number is the length before the call, so that a c10d client knows whether there is an item.
+// `number` in the response is the length of the queue before the call: 0 tells a c10d client that
+// there was no item.
 TEST_F(TableAnswersTest, AnItemComesWithTheLengthOfTheQueueBefore) {
   for (const char* item : {"first", "second"}) {
     ask({.verb = StoreVerb::kQueuePush, .keys = {"q"}, .values = {item}});
@@ -58,7 +59,7 @@ TEST_F(TableAnswersTest, AnItemComesWithTheLengthOfTheQueueBefore) {
 TEST_F(TableAnswersTest, AnAnswerOverTheLimitIsAnError) {
   ask({.verb = StoreVerb::kSet, .keys = {"a"}, .values = {std::string(92, 'x')}});
   const StoreRequest one{.verb = StoreVerb::kGet, .keys = {"a"}};
-  EXPECT_EQ(ask(one, 100).error, std::nullopt);  // 92 bytes and the length before them
+  EXPECT_EQ(ask(one, 100).error, std::nullopt);  // the value has 92 bytes, the length before it 8
   ASSERT_TRUE(ask(one, 99).error.has_value());
   EXPECT_EQ(ask(one, 99).error->code(), ErrorCode::kInvalidArgument);
   EXPECT_EQ(ask({.verb = StoreVerb::kListKeys}, 9).error, std::nullopt);

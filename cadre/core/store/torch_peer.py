@@ -1,11 +1,11 @@
-"""The PyTorch side of torch_peer_test.cpp: an unmodified TCPStore as client, server, or under gloo.
+"""The PyTorch side of torch_peer_test.cpp: PyTorch's TCPStore as client, as server or under gloo.
 
     torch_peer.py client PORT     runs every verb against a server on 127.0.0.1
-    torch_peer.py gloo            a rank of env://, with the launcher's environment
-    torch_peer.py serve           hosts one store with libuv and one without; prints their ports and
-                                  ends when key "stop" is set in the first
+    torch_peer.py gloo            runs a rank with init_method env:// and a launcher's variables
+    torch_peer.py serve           runs two servers, one with libuv and one without; prints
+                                  their ports; ends when key "stop" is set in the first
 
-Prints "ok" as its last line when everything was as PyTorch itself would do it.
+Prints "ok" as its last line if every verb behaved as with PyTorch's own server and client.
 """
 
 import datetime
@@ -45,7 +45,7 @@ def run_verbs(port, use_libuv):
     expect(store.num_keys(), before + 2)
     store.wait([key + "k", key + "n"], LONG)
     expect_raises(dist.DistStoreError, lambda: store.wait([key + "absent"], SHORT))
-    expect(store.get(key + "k"), b"bytes\x00\xff")  # the connection is good after a timeout
+    expect(store.get(key + "k"), b"bytes\x00\xff")  # the connection is still usable
     expect(store.compare_set(key + "cas", "", "one"), b"one")
     expect(store.compare_set(key + "cas", "one", "two"), b"two")
     expect(store.compare_set(key + "cas", "one", "three"), b"two")
@@ -57,7 +57,7 @@ def run_verbs(port, use_libuv):
     expect(store.multi_get([key + "m1", key + "m2"]), [b"1", b"2"])
     expect(store.delete_key(key + "m1"), True)
     expect(store.delete_key(key + "m1"), False)
-    if use_libuv:  # without it the client refuses these by itself
+    if use_libuv:  # without libuv PyTorch's client rejects queues
         store.queue_push(key + "q", "first")
         store.queue_push(key + "q", "second")
         expect(store.queue_len(key + "q"), 2)

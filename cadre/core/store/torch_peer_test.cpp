@@ -25,8 +25,8 @@ using std::chrono::seconds;
 
 constexpr int kProcessSeconds = 90;  // a process that takes longer is killed
 
-// Returns a command that runs Python with torch; an empty text if this machine has none. Searches
-// the places where the build searches: CADRE_TORCH (a Python, or a torch folder), .venv, python3.
+// Returns a command that runs a Python with torch; an empty text if this machine has none. Tries
+// the same candidates as the build: CADRE_TORCH (a Python, or a torch folder), .venv, python3.
 std::string find_python() {
   const char* named = std::getenv("CADRE_TORCH");
   std::vector<std::string> candidates;
@@ -116,8 +116,8 @@ TEST_F(TorchPeerTest, UnmodifiedGlooRanksMeetAtOurServerBesideNativeOnes) {
   }
 }
 
-// Tests every verb of Cadre's store against torch's server. The expected results are those that
-// c10d's Store documents.
+// Tests every verb of Cadre's store against torch's server. The expected results are those in the
+// documentation of c10d's Store.
 void run_verbs(os::System& system, uint16_t port) {
   const auto soon = [&] { return system.deadline_in(seconds(20)); };
   const TcpStoreOptions options{.address = {os::Address::Kind::kTcp, "127.0.0.1", port},
@@ -168,7 +168,8 @@ TEST_F(TorchPeerTest, OurClientFindsEveryVerbInTorchsServers) {
       .protocol = StoreProtocol::kC10d};
   const Deadline soon = system_->deadline_in(seconds(20));
   auto store = TcpStore::connect(*system_, options, soon).value_or_throw();
-  // Without libuv, torch's server supports no queues, and its list of keys differs.
+  // Queues and list_keys() need libuv: without it torch's server has no queues and lists other
+  // keys.
   EXPECT_TRUE(store->queue_push("q", "first", soon).ok());
   EXPECT_TRUE(store->queue_push("q", "second", soon).ok());
   EXPECT_EQ(store->queue_length("q", soon).value(), 2);
@@ -180,8 +181,8 @@ TEST_F(TorchPeerTest, OurClientFindsEveryVerbInTorchsServers) {
   const auto keys = store->list_keys(soon).value();
   EXPECT_NE(std::find(keys.begin(), keys.end(), "log"), keys.end());
   EXPECT_TRUE(store->barrier("barrier", 1, soon).ok());
-  // The peer may end before it has acknowledged this change. Its output shows that the request
-  // arrived.
+  // The peer may end before it has acknowledged this set(), so the result is ignored. The peer's
+  // output shows that the request arrived.
   static_cast<void>(store->set("stop", "1", soon));
   const std::string output = peer.finish();
   EXPECT_TRUE(output.ends_with("ok\n")) << output;

@@ -8,11 +8,11 @@
 
 namespace cadre {
 
-// GroupIdentity::stream() makes it. It is equal on all members of a group and differs from those of
-// all other groups.
+// Made by GroupIdentity::stream(). The id is equal on all members of a group and differs from the
+// ids of all other groups.
 struct StreamId {
   uint64_t group = 0;
-  uint8_t purpose = 0;  // says whether the stream carries the group's collectives or its messages
+  uint8_t purpose = 0;  // whether the stream carries the group's collectives or its messages
 
   friend auto operator<=>(const StreamId&, const StreamId&) = default;
 };

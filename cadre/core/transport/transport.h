@@ -1,7 +1,7 @@
 // Ordered bytes between the ranks of a group: one Channel to each peer.
 //
 // Threads: a Transport belongs to one thread at a time (whoever holds the group's progress role);
-// wake() may be called from any.
+// wake() may be called from any thread.
 // Blocking: only wait(). Lifetime: channels live as long as their Transport.
 // Errors: kPeerLost if the peer's stream has ended, kAborted if the Interrupt is raised, kTimeout.
 #pragma once
@@ -19,9 +19,11 @@ namespace cadre {
 class Channel {
  public:
   virtual ~Channel() = default;
-  // Returns the number of bytes taken, 0 .. data.size(). After 0, wait with want_send.
+  // Sends as many bytes as possible without blocking. Returns their number, 0 .. data.size(). If it
+  // is 0, the caller should wait() with want_send.
   virtual Result<size_t> try_send(ConstBytes data) = 0;
-  // The two parts of a message, which are sent one behind the other.
+  // The two parts of a message, for example a header and a payload: `body` is sent directly after
+  // `head`.
   struct Parts {
     ConstBytes head;
     ConstBytes body;
@@ -37,7 +39,7 @@ class Channel {
       return taken;
     }
   };
-  // Like try_send() for both parts, if possible in one piece.
+  // Like try_send(), for both parts, if possible in one system call.
   virtual Result<size_t> try_send_parts(const Parts& parts) {
     const auto sent = try_send(parts.head);
     if (!sent.ok() || *sent < parts.head.size()) return sent;
@@ -45,7 +47,8 @@ class Channel {
     if (!more.ok() && *sent == 0) return more;
     return *sent + (more.ok() ? *more : 0);
   }
-  // Returns the number of bytes received, 0 .. buffer.size(). After 0, wait with want_recv.
+  // Receives bytes that have arrived. Returns their number, 0 .. buffer.size(). If it is 0, the
+  // caller should wait() with want_recv.
   virtual Result<size_t> try_recv(Bytes buffer) = 0;
 };
 
@@ -53,9 +56,9 @@ struct ChannelInterest {
   Rank peer;
   bool want_send = false;
   bool want_recv = false;
-  // The caller handles what comes from the peer, but does not wait for it. If connections are
-  // opened on first use, such an interest opens none to receive, and spends little time on opening
-  // one to send.
+  // The operation does not depend on this peer; the caller only handles bytes that come from it. If
+  // the transport opens connections on first use, such an interest opens no connection to receive,
+  // and gives up soon if one to send cannot be opened.
   bool is_optional = false;
 };
 
@@ -69,10 +72,10 @@ class Transport {
   virtual Channel& channel(Rank peer) = 0;
   // Waits until one of the interests can make progress. Returns kTimeout at the deadline and
   // kAborted if the group was interrupted. A broken channel counts as progress, so that the next
-  // try reports it.
+  // try_send() or try_recv() returns its error.
   virtual Status wait(std::span<const ChannelInterest> interests, Deadline deadline) = 0;
-  // Ends the wait() of another thread, or the next wait(), which then returns without an error, as
-  // if there were progress. Never blocks; allowed under a mutex.
+  // Ends the wait() that another thread is in, or else the next wait(). That wait() returns without
+  // an error, as if there were progress. Never blocks; may be called while a mutex is held.
   virtual void wake() = 0;
 };
 

@@ -1,5 +1,5 @@
-// Tests the properties of every Transport: order, backpressure, full duplex, waiting, and how each
-// of them ends.
+// Tests the properties that every Transport must have: order of bytes, back-pressure, full duplex,
+// waiting, and how waits and streams end.
 #include "cadre/core/transport/transport.h"
 
 #include <gmock/gmock.h>
@@ -44,7 +44,8 @@ class TransportTest : public ::testing::TestWithParam<TransportKind> {
   Deadline soon() { return system_->deadline_in(kLongEnough); }
 
   // Fills the channel until it accepts no more bytes, and returns their number. The network may
-  // drain the sender's buffer a little later, so the buffer must stay full for a while.
+  // drain the sender's buffer with a delay, so the channel counts as full only if it accepts no
+  // byte for a while.
   size_t fill(Transport& transport, Rank peer) {
     const std::vector<std::byte> piece(1 << 20);
     size_t total = 0;
@@ -126,7 +127,8 @@ TEST_P(TransportTest, BytesArriveInOrderBothWaysAtOnce) {
     Random random(kSeed + static_cast<uint64_t>(me));
     std::vector<std::byte> received(kSize);
     exchange(transport, 1 - me, make_stream(kSize, me, 1 - me), received, random, soon());
-    require(received == make_stream(kSize, 1 - me, me), "the stream differs");
+    require(received == make_stream(kSize, 1 - me, me),
+            "the received bytes differ from those that were sent");
   });
   EXPECT_EQ(failures, "") << "seed " << kSeed;
 }
@@ -137,15 +139,16 @@ TEST_P(TransportTest, ManyRanksEachKeepTheirOwnOrder) {
   const auto group = make_group(kRanks);
   const std::string failures = group.run([&](Transport& transport) {
     const int me = transport.rank();
-    // In each round the two ranks of a pair choose each other, so that both of them call the
-    // exchange.
+    // In each round peer = round - me, so both ranks of a pair choose each other and both call
+    // exchange().
     Random random(7);
     for (int round = 0; round < kRanks; ++round) {
       const int peer = (round - me + kRanks) % kRanks;
       if (peer == me) continue;
       std::vector<std::byte> received(kSize);
       exchange(transport, peer, make_stream(kSize, me, peer), received, random, soon());
-      require(received == make_stream(kSize, peer, me), "the stream differs");
+      require(received == make_stream(kSize, peer, me),
+              "the received bytes differ from those that were sent");
     }
   });
   EXPECT_EQ(failures, "");
@@ -157,7 +160,7 @@ TEST_P(TransportTest, AFullChannelTakesNothingUntilThePeerReceives) {
   EXPECT_GE(filled, 4096u);
   std::vector<std::byte> received(filled);
   receive_exactly(group.of(1), 0, received);
-  EXPECT_EQ(*group.of(1).channel(0).try_recv(received), 0u) << "more came than was sent";
+  EXPECT_EQ(*group.of(1).channel(0).try_recv(received), 0u) << "more bytes came than were sent";
   const ChannelInterest interest{.peer = 1, .want_send = true};
   EXPECT_TRUE(group.of(0).wait(std::span(&interest, 1), soon()).ok());
   EXPECT_GT(*group.of(0).channel(1).try_send(received), 0u);
@@ -168,9 +171,9 @@ TEST_P(TransportTest, WaitWakesForAnyOfSeveralPeers) {
   const std::string failures = group.run([&](Transport& transport) {
     constexpr int kRounds = 200;
     std::array<std::byte, 1> token{};
-    if (transport.rank() != 0) {  // sends a token, and the next one when the first has come back
+    if (transport.rank() != 0) {  // sends a token, and the next one when rank 0 has sent it back
       for (int round = 0; round < kRounds; ++round) {
-        require(*transport.channel(0).try_send(token) == 1, "no room for one byte");
+        require(*transport.channel(0).try_send(token) == 1, "the channel has no room for one byte");
         receive_exactly(transport, 0, token);
       }
       return;
@@ -185,9 +188,10 @@ TEST_P(TransportTest, WaitWakesForAnyOfSeveralPeers) {
         if (transport.channel(peer).try_recv(token).value_or_throw() == 0) continue;
         ++moved;
         ++seen[static_cast<size_t>(peer)];
-        require(*transport.channel(peer).try_send(token) == 1, "no room for one byte");
+        require(*transport.channel(peer).try_send(token) == 1,
+                "the channel has no room for one byte");
       }
-      require(moved > 0, "woken for nothing");
+      require(moved > 0, "wait() returned ok, but no token had arrived");
     }
   });
   EXPECT_EQ(failures, "");
@@ -227,7 +231,7 @@ TEST_P(TransportTest, InterruptEndsAWaitFromAnotherThread) {
   thread->join();
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code(), ErrorCode::kAborted);
-  // Every later wait returns at once, too.
+  // Later waits return at once with the same error.
   EXPECT_EQ(group.of(0).wait(std::span(&interest, 1), soon()).error().code(), ErrorCode::kAborted);
 }
 
@@ -258,7 +262,8 @@ TEST_P(TransportTest, AClosedPeerIsLostAfterItsLastByte) {
   receive_exactly(group.of(0), 1, received);
   EXPECT_EQ(received, sent);
   const ChannelInterest interest{.peer = 1, .want_recv = true};
-  ASSERT_TRUE(group.of(0).wait(std::span(&interest, 1), soon()).ok()) << "the end is progress";
+  ASSERT_TRUE(group.of(0).wait(std::span(&interest, 1), soon()).ok())
+      << "the end of the stream counts as progress";
   const auto end = group.of(0).channel(1).try_recv(received);
   ASSERT_FALSE(end.ok());
   EXPECT_EQ(end.error().code(), ErrorCode::kPeerLost);

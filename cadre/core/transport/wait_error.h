@@ -1,4 +1,4 @@
-// The errors of Transport::wait, worded alike by every transport.
+// The errors of Transport::wait(), with the same text in every transport.
 //
 // Threads: any. Blocking: never.
 #pragma once

@@ -1,7 +1,7 @@
 // BLAKE2b-512, the digest that `b2sum` of coreutils prints.
 //
-// Threads: a pure function. Blocking: never. Errors: kInternal when the crypto library fails.
-// Source: RFC 7693, computed by OpenSSL.
+// Threads: a pure function. Blocking: never. Errors: kInternal if the crypto library fails. Source:
+// RFC 7693, computed by OpenSSL.
 #pragma once
 
 #include <functional>
@@ -16,11 +16,12 @@ namespace cadre::wire {
 
 inline constexpr size_t kBlake2bHexDigits = 128;
 
-// Returns the digest in lower-case hexadecimal. Several pieces are digested one after the other.
+// Returns the digest in lower-case hexadecimal. Several pieces are digested as if they were
+// concatenated.
 CADRE_EXPORT Result<std::string> blake2b_hex(std::span<const ConstBytes> pieces);
 CADRE_EXPORT Result<std::string> blake2b_hex(ConstBytes bytes);
-// Returns the digest of the pieces that `next` returns, until it returns an empty one. A piece is
-// used only until the next call. An error of `next` is returned.
+// Calls `next` for one piece after the other until it returns an empty one, and returns the digest
+// of all pieces. A piece must be valid until the next call. Returns an error of `next`.
 CADRE_EXPORT Result<std::string> blake2b_hex(const std::function<Result<ConstBytes>()>& next);
 
 }  // namespace cadre::wire

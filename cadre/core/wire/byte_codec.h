@@ -1,10 +1,9 @@
 // Little-endian integers and length-prefixed texts: the primitives of all formats of this project.
 //
 // Threads: one owner at a time. Blocking: never. Lifetime: a ByteReader borrows its bytes.
-// Errors: a ByteReader that is asked for more bytes than there are has failed from then on and
-// returns zeros, so a decoder reads all fields and calls ok() once. In a stream whose messages have
-// no length, is_truncated() distinguishes a message that is incomplete from bytes that are no such
-// message.
+// Errors: once a ByteReader was asked for more bytes than there are, ok() is false and it returns
+// only zeros, so a decoder can read all fields and check ok() once. If messages have no length
+// prefix, is_truncated() tells an incomplete message from invalid bytes.
 #pragma once
 
 #include <bit>
@@ -26,7 +25,8 @@ inline std::string_view as_text(ConstBytes bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Converts a whole word, for headers that every message has.
+// Converts between a word of the CPU and a little-endian word. It is faster than a ByteWriter, for
+// headers that every message has.
 inline uint64_t word_of(uint64_t value) {
   return std::endian::native == std::endian::little ? value : __builtin_bswap64(value);
 }
@@ -45,14 +45,14 @@ class ByteWriter {
   template <typename T>
     requires(std::is_integral_v<T> || std::is_enum_v<T>)
   void integer(T value) {
-    // The code shifts and does not use memcpy, because the format is little-endian on every
-    // machine.
+    // The bytes are written by shifts and not by memcpy, because the format is little-endian on
+    // every CPU.
     const auto bits = static_cast<uint64_t>(value);
     for (size_t i = 0; i < sizeof(T); ++i)
       bytes_.push_back(static_cast<std::byte>(bits >> (8 * i)));
   }
   void raw(ConstBytes data) { bytes_.insert(bytes_.end(), data.begin(), data.end()); }
-  // Writes a length, then the bytes. REQUIRES: the size fits Length.
+  // Writes the length of the text, then its bytes. REQUIRES: the length fits into the type Length.
   template <typename Length = uint32_t>
   void text(std::string_view value) {
     integer(static_cast<Length>(value.size()));
@@ -84,12 +84,12 @@ class ByteReader {
     const ConstBytes field = take(out.size());
     if (!field.empty()) std::memcpy(out.data(), field.data(), field.size());
   }
-  // Fails if the text is longer than `max_bytes`.
+  // Reads a length and so many bytes. The read fails if the length exceeds `max_bytes`.
   template <typename Length = uint32_t>
   std::string text(size_t max_bytes) {
     return std::string(view<Length>(max_bytes));
   }
-  // Does the same without a copy; the view is valid as long as the bytes.
+  // Like text(), but returns a view of the reader's bytes and copies none.
   template <typename Length = uint32_t>
   std::string_view view(size_t max_bytes) {
     const auto size = integer<Length>();
@@ -97,20 +97,21 @@ class ByteReader {
     return as_text(take(static_cast<size_t>(size)));
   }
 
-  // Goes on at `offset`, where an earlier reader of the same bytes was. REQUIRES: offset() <=
-  // offset.
+  // Continues at `offset`, which an earlier reader of the same bytes has reached. REQUIRES:
+  // offset() <= offset.
   void skip_to(size_t offset) { rest_ = all_.subspan(offset); }
 
-  // Called by a decoder that finds an invalid value; has the effect of a read that fails.
+  // Called by a decoder that finds an invalid value. Afterwards ok() is false, as after a failed
+  // read.
   void fail() { ok_ = false; }
   bool ok() const { return ok_; }
   size_t offset() const { return all_.size() - rest_.size(); }
   size_t remaining() const { return rest_.size(); }
-  // Returns whether a read failed because the bytes ended. num_needed() is the least number of
-  // bytes with which that read succeeds.
+  // Returns whether a read failed because there were too few bytes. num_needed() is the total
+  // number of bytes that this read needs at least.
   bool is_truncated() const { return num_needed_ > 0; }
   size_t num_needed() const { return num_needed_; }
-  // Returns whether no read failed and all bytes were read.
+  // Returns whether every read succeeded and no byte is left.
   bool is_complete() const { return ok_ && rest_.empty(); }
 
  private:

@@ -10,7 +10,8 @@ namespace cadre::wire {
 Result<Digest> hmac_sha256(std::string_view key, ConstBytes message) {
   Digest digest;
   size_t num_bytes = 0;
-  const char* key_data = key.empty() ? "" : key.data();  // a null key means "keep the last one"
+  // A null key means "keep the last key" to OpenSSL.
+  const char* key_data = key.empty() ? "" : key.data();
   const unsigned char* made =
       EVP_Q_mac(nullptr, "HMAC", nullptr, "SHA256", nullptr, key_data, key.size(),
                 reinterpret_cast<const unsigned char*>(message.data()), message.size(),

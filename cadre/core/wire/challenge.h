@@ -1,7 +1,8 @@
-// Proves that a side has the job's token without sending it: HMAC-SHA256 over both sides' nonces.
+// Proves that one end of a connection has the job's token without sending it, by an HMAC-SHA256
+// over the nonces of both ends.
 //
-// Threads: pure functions. Blocking: never. Errors: kInternal when the crypto library fails.
-// Source: RFC 2104, computed by OpenSSL.
+// Threads: pure functions. Blocking: never. Errors: kInternal if the crypto library fails. Source:
+// RFC 2104, computed by OpenSSL.
 #pragma once
 
 #include <array>
@@ -20,12 +21,13 @@ using Digest = std::array<std::byte, 32>;
 
 CADRE_EXPORT Result<Digest> hmac_sha256(std::string_view key, ConstBytes message);
 
-// Returns the answer of the side called `prover` to the other side's nonce. It covers the prover's
-// name and the prover's own nonce, so an answer can be neither reflected nor replayed.
+// Returns the proof of the end called `prover`. `challenge` is the nonce of the other end, `own`
+// that of the prover. The proof covers both nonces and the prover's name, so it can be neither
+// replayed nor reflected.
 CADRE_EXPORT Result<Digest> prove_token(std::string_view token, std::string_view prover,
                                         const Nonce& challenge, const Nonce& own);
 
-// Takes a time that depends only on the sizes.
+// Compares in a time that depends only on the sizes, so that timing reveals no byte.
 CADRE_EXPORT bool equals_in_constant_time(ConstBytes a, ConstBytes b);
 
 }  // namespace cadre::wire

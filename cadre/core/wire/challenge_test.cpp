@@ -17,8 +17,8 @@ std::string hex(const Digest& digest) {
 }
 
 TEST(Challenge, HmacMatchesThePublishedVectors) {
-  // These are test cases 1 and 2 of RFC 4231. The last value is the known digest for an empty key
-  // and message.
+  // The first two are test cases 1 and 2 of RFC 4231. The last one is the published digest of an
+  // empty message with an empty key.
   EXPECT_EQ(hex(hmac_sha256(std::string(20, '\x0b'), as_bytes("Hi There")).value()),
             "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
   EXPECT_EQ(hex(hmac_sha256("Jefe", as_bytes("what do ya want for nothing?")).value()),

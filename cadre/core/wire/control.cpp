@@ -213,7 +213,7 @@ bool read(ByteReader& in, StatusAnswer& m) {
   return read(in, m.activity);
 }
 
-// Reads alternative number `type` of Event, counting from I.
+// Reads the alternative of Event with the index `type`. REQUIRES: I <= type.
 template <size_t I = 0>
 bool read_event_as(size_t type, ByteReader& in, Event& event) {
   if constexpr (I < std::variant_size_v<Event>) {
@@ -239,7 +239,7 @@ bool read(ByteReader&, LeaveReceipt&) {
   return true;
 }
 
-// Returns an error that the user understands for the first message of another version of the
+// Returns an error that names both versions if the message is a Hello of another version of the
 // handshake.
 Status check_handshake_version(size_t type, ByteReader in) {
   if (type != ControlMessage(Hello{}).index()) return {};
@@ -252,7 +252,7 @@ Status check_handshake_version(size_t type, ByteReader in) {
                       kHandshakeVersion));
 }
 
-// Decodes alternative number `type` of ControlMessage, counting from I.
+// Decodes the alternative of ControlMessage with the index `type`. REQUIRES: I <= type.
 template <size_t I = 0>
 Result<ControlMessage> decode_as(size_t type, ByteReader& in) {
   if constexpr (I < std::variant_size_v<ControlMessage>) {

@@ -1,4 +1,4 @@
-// The messages by which ranks identify each other: addresses in the store, the handshake of every
+// Messages between ranks: their addresses, which they publish in the store, the handshake of every
 // connection, and the events on control connections.
 //
 // Threads: plain values; a ControlSplitter has one owner. Blocking: never.
@@ -22,24 +22,24 @@
 namespace cadre::wire {
 
 inline constexpr size_t kMaxControlFrameBytes = 16 << 10;
-// The size of the length that precedes a frame.
+// The size of the length prefix of a frame.
 inline constexpr size_t kControlPrefixBytes = sizeof(uint32_t);
 inline constexpr size_t kMaxControlTextBytes = 4 << 10;
 inline constexpr size_t kMaxPhaseBytes = 64;  // the largest size of Activity::phase
 inline constexpr size_t kMaxElsewhereBytes = 160;
-// The largest number of activities in the report of a loss.
+// The largest number of activities in a LossReport.
 inline constexpr size_t kMaxLastActivities = 32;
 inline constexpr size_t kMaxEventsInBatch = 4096;
 
-// The version of the messages by which two ranks open a connection. A build from before this
-// version has the link's purpose at this offset, whose values are all below 4, so a peer with such
-// a build is rejected, too.
+// The version of the handshake, the first field of a Hello. Builds before the first version send
+// the purpose of the connection at this offset. Its values are all below 4, so they are rejected as
+// a wrong version, too.
 inline constexpr uint8_t kHandshakeVersion = 6;
 
 using Nonce = std::array<std::byte, 32>;
-using Proof = std::array<std::byte, 32>;  // is an HMAC-SHA256 whose key is the job's token
+using Proof = std::array<std::byte, 32>;  // an HMAC-SHA256 whose key is the job's token
 
-// The identity and addresses of a rank; published in the store under a key of the round.
+// The identity and addresses of a rank, which it publishes in the store.
 struct RankAddress {
   std::string version;  // the version of the library, which must be equal on all ranks
   std::string host;
@@ -47,9 +47,10 @@ struct RankAddress {
   int32_t pid = 0;
   std::string tcp_address;
   std::string unix_address;
-  uint64_t probe = 0;     // is a random number; a rank that reads it has mapped this rank's segment
-  std::string core_mask;  // the cores that the rank may run on, as in os::HostInfo
-  uint64_t pid_namespace = 0;  // namespace in which `pid` counts; 0: unknown
+  // A random number; a rank that reads it from a segment has mapped the segment of this rank.
+  uint64_t probe = 0;
+  std::string core_mask;       // the cores on which the rank may run, as in os::HostInfo
+  uint64_t pid_namespace = 0;  // the PID namespace of `pid`; 0 if unknown
 
   friend bool operator==(const RankAddress&, const RankAddress&) = default;
 };
@@ -71,22 +72,23 @@ struct Hello {
   friend bool operator==(const Hello&, const Hello&) = default;
 };
 
-// The nonce of the accepting rank, to which the other rank answers with a proof. Nothing in it
-// depends on the token, because the peer may be a stranger.
+// The second message of a handshake: the nonce of the rank that accepts. It does not depend on the
+// token, because the peer has not proved yet that it is a rank.
 struct Challenge {
   Nonce nonce{};
 
   friend bool operator==(const Challenge&, const Challenge&) = default;
 };
 
-// The proof of the rank that connected.
+// The third message of a handshake: the proof of the rank that connects.
 struct Answer {
   Proof proof{};
 
   friend bool operator==(const Answer&, const Answer&) = default;
 };
 
-// Says why a connection was rejected. The connection ends after it.
+// Sent instead of the next handshake message: the reason why the connection is rejected. Then the
+// sender closes it.
 struct Refusal {
   std::string reason;
 
@@ -100,38 +102,39 @@ inline constexpr int kNumActivityStates = 4;
 struct Activity {
   ActivityState state = ActivityState::kNothingYet;
   uint64_t number = 0;
-  // The kind tells collectives from send and recv, which are counted separately.
+  // The operation. Its kind says whether `number` counts collectives or messages (send and recv).
   Fingerprint fingerprint = {};
   int32_t waiting_for = -1;
-  int64_t age_ns = 0;  // the time since the operation began, if it is running, or since it ended
+  int64_t age_ns = 0;  // the time since the operation began (if it is running) or ended
   std::string phase;
-  // What the rank runs in another group, if it is idle in the group of the question, for example
+  // If the rank is idle in this group: the operation that it runs in another group, for example
   // 'all_reduce #7 of group "tp"'. At most kMaxElsewhereBytes are sent.
   std::string elsewhere = {};
 
   friend bool operator==(const Activity&, const Activity&) = default;
 };
 
-// Returns whether the rank runs an operation, or is stuck in one that has failed.
+// Returns whether the rank is in an operation: one that is running, or one that has failed.
 inline bool is_in_operation(const Activity& activity) {
   return activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
 }
 
-// Says that the sender's group failed. `culprit` is the rank at fault, and `reporter` the rank that
-// found the first failure; each is -1 if unknown.
+// The failure of a group. `culprit` is the rank at fault, and `reporter` the rank that detected the
+// first failure; each is -1 if unknown.
 struct AbortNotice {
   ErrorCode code = ErrorCode::kAborted;
   int32_t culprit = -1;
   int32_t reporter = -1;
-  std::string cause;    // the sentence that explains the failure, which is equal on all ranks
-  std::string message;  // the text of the first failure as its rank throws it, without the remedy
+  std::string cause;  // the sentence that explains the failure; equal on all ranks
+  // The error text of the first failure on the rank that detected it, without the remedy.
+  std::string message;
   // The remedy for the cause; if empty, the remedy of the error code is used.
   std::string remedy = {};
 
   friend bool operator==(const AbortNotice&, const AbortNotice&) = default;
 };
 
-// The proof of the accepting rank, sent after the other's proof: the end of the handshake.
+// The last message of a handshake: the proof of the rank that accepts.
 struct Acceptance {
   Proof proof{};
 
@@ -142,7 +145,7 @@ struct Acceptance {
 enum class SignOfLoss : uint8_t { kConnectionEnded, kProcessEnded, kSilence, kUnreachable };
 inline constexpr int kNumSignsOfLoss = 4;
 
-// The operation that a rank runs in a group, or its last one there.
+// The operation that a rank runs in one group, or the last one that it ran in that group.
 struct GroupActivity {
   uint64_t group = 0;
   Activity activity;
@@ -155,20 +158,21 @@ struct LossReport {
   int32_t rank = -1;
   int32_t reporter = -1;  // the rank that detected the loss
   SignOfLoss sign = SignOfLoss::kConnectionEnded;
-  // The rank's last operations, as far as the reporter could read them.
+  // The last operations of the lost rank, one for each group, if the reporter could read them from
+  // shared memory.
   std::vector<GroupActivity> last;
 
   friend bool operator==(const LossReport&, const LossReport&) = default;
 };
 
-// Says that a rank left the fabric in good order.
+// Says that a rank has left the fabric without a failure.
 struct FabricLeave {
   int32_t rank = -1;
 
   friend bool operator==(const FabricLeave&, const FabricLeave&) = default;
 };
 
-// Says that a rank left a group in good order.
+// Says that a rank has left a group without a failure.
 struct GroupLeave {
   uint64_t group = 0;
   int32_t rank = -1;
@@ -178,8 +182,8 @@ struct GroupLeave {
   friend bool operator==(const GroupLeave&, const GroupLeave&) = default;
 };
 
-// The first failure of a group, which `origin` has published. The ranks in it are those of the
-// fabric.
+// The first failure of a group; `origin` is the rank that published it. All rank numbers are those
+// of the fabric.
 struct GroupFailure {
   uint64_t group = 0;
   int32_t origin = -1;
@@ -188,7 +192,7 @@ struct GroupFailure {
   friend bool operator==(const GroupFailure&, const GroupFailure&) = default;
 };
 
-// A question of `origin` to all members of a group about their state.
+// The question of rank `origin` to all members of a group: which operation do they run?
 struct StatusQuestion {
   int32_t origin = -1;
   uint64_t number = 0;  // the number of the question among those of the rank that asks
@@ -197,9 +201,9 @@ struct StatusQuestion {
   friend bool operator==(const StatusQuestion&, const StatusQuestion&) = default;
 };
 
-// What `rank` runs in the group of a question.
+// The answer of rank `rank` to a question: the operation that it runs in that group.
 struct StatusAnswer {
-  int32_t origin = -1;  // the rank that asks; together with `number` it identifies the question
+  int32_t origin = -1;  // the rank that asked; with `number` it identifies the question
   uint64_t number = 0;
   int32_t rank = -1;
   Activity activity;
@@ -207,7 +211,7 @@ struct StatusAnswer {
   friend bool operator==(const StatusAnswer&, const StatusAnswer&) = default;
 };
 
-// Events, which ranks forward to each other.
+// The events that ranks forward to each other.
 using Event =
     std::variant<LossReport, FabricLeave, GroupLeave, GroupFailure, StatusQuestion, StatusAnswer>;
 
@@ -234,11 +238,11 @@ std::string encode_rank_address(const RankAddress& rank_address);
 Result<RankAddress> decode_rank_address(std::string_view text);
 
 // Returns the message as a frame: a 32-bit length, the type, the fields. Texts that are too long
-// are cut. REQUIRES: an EventBatch fits into a frame; encode_events() ensures that.
+// are truncated. REQUIRES: an EventBatch fits into a frame; encode_events() ensures that.
 std::vector<std::byte> encode_control(const ControlMessage& message);
-// Returns as many frames of EventBatches as are needed.
+// Returns the events as EventBatches in as many frames as are needed.
 std::vector<std::byte> encode_events(std::span<const Event> events);
-// Decodes a frame without its length.
+// Decodes a frame; `body` has all but its length prefix.
 Result<ControlMessage> decode_control(ConstBytes body);
 
 // Splits a stream into messages.

@@ -1,5 +1,5 @@
-// Fuzzes the parsers of control messages and of addresses: they must decode or refuse, and a
-// decoded message must encode to the same bytes.
+// Fuzzes the parsers of control messages and of rank addresses: they must return a value or an
+// error, and a decoded value must encode to the same bytes.
 #include <algorithm>
 #include <cstdlib>
 

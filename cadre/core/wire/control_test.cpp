@@ -75,8 +75,8 @@ TEST(Control, EveryMessageSurvivesARoundTripInPiecesOfAnySize) {
   }
 }
 
-// These bytes were written by hand from docs/formats/control-messages.md, so the test notices a
-// change of the format.
+// The expected bytes were written by hand from docs/formats/control-messages.md, so this test fails
+// if the format changes.
 TEST(Control, GoldenBytes) {
   EXPECT_EQ(hex_of(encode_control(Hello{LinkPurpose::kData, 3, 1, 7, "g", "v", {}})),
             "3d000000"
@@ -105,8 +105,8 @@ TEST(Control, GoldenBytes) {
             "63");
 }
 
-// Returns the hexadecimal digits "01020304...", counted from `first`, for as many bytes as a nonce
-// or a proof has.
+// Returns the hexadecimal digits of 32 bytes, the size of a nonce or a proof, that count up from
+// `first`: "0102..." for 1.
 std::string counting_hex(int first) {
   return hex_of(nonce_of(first));
 }
@@ -213,7 +213,7 @@ TEST(Control, GoldenBytesOfEvents) {
           std::string(48, '0') + "ffffffff" + std::string(32, '0'));
 }
 
-// Decodes the events in a stream of frames.
+// Decodes all events in a stream of frames.
 std::vector<Event> events_in(ConstBytes stream) {
   ControlSplitter splitter;
   splitter.append(stream);
@@ -236,8 +236,8 @@ TEST(Control, EventsAreCutIntoFramesThatFit) {
   for (int i = 0; i < 9000; ++i) events.push_back(FabricLeave{i});
   EXPECT_EQ(events_in(encode_events(events)), events);
   EXPECT_TRUE(encode_events({}).empty());
-  // There are 9000 events of 5 bytes and 5 events of 12 KiB in frames of 16 KiB. If each had a
-  // frame of its own, there would be 9005 frames.
+  // The limit allows 20 frame headers of 7 bytes. 9000 events of 5 bytes and 5 events of 12 KiB fit
+  // into that many frames of 16 KiB; with one frame for each event there would be 9005.
   EXPECT_LT(encode_events(events).size(), 9000 * 5 + 5 * 12400 + 20 * 7);
 }
 
@@ -299,8 +299,8 @@ TEST(Control, EveryTruncationAndEveryTrailingByteIsRefused) {
   }
 }
 
-// In a build whose handshake had no version, the hello has the purpose at the position of the
-// version.
+// An early build, whose handshake had no version, sends the purpose at the offset of the version: 0
+// or 3 here.
 TEST(Control, AHelloOfAnotherHandshakeIsRefusedBeforeTheRestIsRead) {
   std::vector<std::byte> hello = encode_control(Hello{});
   for (const uint8_t version : {0, 3, 4, kHandshakeVersion + 1}) {

@@ -1,4 +1,4 @@
-// Bytes as hexadecimal digits in lower case.
+// Converts bytes to hexadecimal digits in lower case.
 //
 // Threads: a pure function. Blocking: never. Errors: none.
 #pragma once

@@ -16,23 +16,25 @@ namespace {
 constexpr uint8_t kUnsignedByte = 0x08;
 constexpr size_t kMagicBytes = 4;
 constexpr size_t kAxisBytes = 4;
-// Deflate expands at most by this factor: 258 bytes of a match for 2 bits.
+// The largest ratio by which deflate can expand data: a match of 258 bytes takes 2 bits.
 constexpr uint64_t kMaxExpansion = 1032;
-constexpr uint64_t kMaxHeldBytes = 8;  // the number of bytes that zlib has read and not yet used
+// The largest number of bytes that zlib has read and not yet decoded.
+constexpr uint64_t kMaxHeldBytes = 8;
 constexpr std::array<std::byte, 2> kGzipStart = {std::byte{0x1f}, std::byte{0x8b}};
-constexpr int kGzipWindowBits = 15 + 16;  // is zlib's value for "gzip only"
+constexpr int kGzipWindowBits = 15 + 16;  // the value with which zlib accepts gzip only
 
 Error corrupt_idx(const std::string& what) {
   return Error(ErrorCode::kCorruption, cadre::format("idx file: {}", what));
 }
 
-// The content of the file, read piece by piece.
+// The content of the file, after decompression, which is read in pieces.
 class Source {
  public:
   virtual ~Source() = default;
-  // Fills `out`. Returns the number of bytes, which is smaller if the content ends before.
+  // Reads into `out` and returns the number of bytes. It is less than the size of `out` only if the
+  // content has ended.
   virtual Result<size_t> read(std::span<uint8_t> out) = 0;
-  // Returns the largest number of bytes that may follow.
+  // Returns an upper bound of the number of bytes that are left.
   virtual uint64_t max_remaining() const = 0;
 };
 
@@ -64,7 +66,8 @@ class GzipSource final : public Source {
   GzipSource& operator=(const GzipSource&) = delete;
 
   Result<size_t> read(std::span<uint8_t> out) override {
-    if (!is_open_) return Error(ErrorCode::kUnavailable, "idx file: no memory to decompress it");
+    if (!is_open_)
+      return Error(ErrorCode::kUnavailable, "idx file: not enough memory to decompress the file");
     size_t count = 0;
     while (count < out.size() && !is_at_end_) {
       feed();
@@ -95,7 +98,8 @@ class GzipSource final : public Source {
     return static_cast<uInt>(std::min<size_t>(size, std::numeric_limits<uInt>::max()));
   }
 
-  // A gzip file has one or several members, whose contents are concatenated (RFC 1952, 2.2).
+  // Goes on with the next gzip member: a gzip file is a sequence of members, whose contents are
+  // concatenated (RFC 1952, 2.2).
   Status go_to_next_member() {
     feed();
     is_at_end_ = stream_.avail_in == 0;
@@ -104,7 +108,7 @@ class GzipSource final : public Source {
       return corrupt_idx(cadre::format("{} bytes follow the gzip data; fetch the file again",
                                        stream_.avail_in + rest_.size()));
     }
-    inflateReset(&stream_);  // fails only for a stream that is not open
+    inflateReset(&stream_);  // fails only for a stream that is not initialized
     return {};
   }
 
@@ -128,7 +132,7 @@ bool is_gzip(ConstBytes file) {
          std::ranges::equal(file.first(kGzipStart.size()), kGzipStart);
 }
 
-// Reads a big-endian number, as numbers are in the format.
+// Reads a 32-bit number, which is big-endian in this format.
 uint32_t number_at(std::span<const uint8_t> bytes) {
   return uint32_t{bytes[0]} << 24 | uint32_t{bytes[1]} << 16 | uint32_t{bytes[2]} << 8 | bytes[3];
 }
@@ -138,10 +142,10 @@ Result<std::vector<int64_t>> read_shape(Source& source) {
   const auto got = source.read(magic);
   if (!got.ok()) return got.error();
   if (*got != kMagicBytes || magic[0] != 0 || magic[1] != 0) {
-    return corrupt_idx(
-        cadre::format("it starts with {:02x} {:02x} {:02x} {:02x} ({} bytes read); expected 00 00 "
-                      "and an element type",
-                      magic[0], magic[1], magic[2], magic[3], *got));
+    return corrupt_idx(cadre::format(
+        "the file starts with {:02x} {:02x} {:02x} {:02x} ({} bytes read); expected 00 00 "
+        "and an element type",
+        magic[0], magic[1], magic[2], magic[3], *got));
   }
   if (magic[2] != kUnsignedByte) {
     return Error(ErrorCode::kInvalidArgument,
@@ -157,7 +161,7 @@ Result<std::vector<int64_t>> read_shape(Source& source) {
   const std::span<uint8_t> used = std::span(sizes).first(num_axes * kAxisBytes);
   const auto num_read = source.read(used);
   if (!num_read.ok()) return num_read.error();
-  if (*num_read != used.size()) return corrupt_idx("it ends before the sizes of its axes");
+  if (*num_read != used.size()) return corrupt_idx("the file ends before the sizes of its axes");
   std::vector<int64_t> shape;
   for (size_t axis = 0; axis < num_axes; ++axis) {
     shape.push_back(number_at(used.subspan(axis * kAxisBytes)));
@@ -205,8 +209,8 @@ Result<IdxArray> parse_idx(ConstBytes file) {
   const auto got = source->read(array.elements);
   if (!got.ok()) return got.error();
   if (*got != *count) {
-    return corrupt_idx(
-        cadre::format("{} elements, but its axes ask for {}; fetch the file again", *got, *count));
+    return corrupt_idx(cadre::format(
+        "the file has {} elements, but its axes ask for {}; fetch the file again", *got, *count));
   }
   std::array<uint8_t, 1> extra = {};
   const auto num_extra = source->read(extra);

@@ -2,8 +2,8 @@
 //
 // Threads: plain values. Blocking: never. Lifetime: an array owns its bytes.
 // Errors: kCorruption, with what is wrong and what was expected, for every byte sequence that is
-// not such a file; kInvalidArgument for an element type other than bytes. The sizes in the file are
-// checked against the size of the file before anything is allocated for them.
+// not such a file; kInvalidArgument for an element type other than bytes. Before memory is
+// allocated, the sizes in the header are checked against the size of the file.
 // Source: yann.lecun.com/exdb/mnist; RFC 1952 (docs/formats/idx.md).
 #pragma once
 
@@ -17,22 +17,21 @@
 namespace cadre {
 
 struct IdxArray {
-  std::vector<int64_t> shape;     // the sizes of the axes, of which the slowest comes first
+  std::vector<int64_t> shape;     // the sizes of the axes, the slowest axis first
   std::vector<uint8_t> elements;  // row-major
 
   friend bool operator==(const IdxArray&, const IdxArray&) = default;
 };
 
-// Larger arrays are an error; MNIST's largest has 47 MB.
+// The largest number of elements; a larger array is an error. The largest array of MNIST has 47 MB.
 inline constexpr uint64_t kMaxIdxBytes = uint64_t{1} << 31;
 inline constexpr size_t kMaxIdxAxes = 8;
 
-// Parses the whole file. Bytes that start like gzip (1f 8b) are decompressed while they are read;
-// the contents of several gzip members are concatenated.
+// Parses the whole file. If it begins with the magic of gzip (1f 8b), it is decompressed while it
+// is read. The contents of several gzip members are concatenated.
 CADRE_EXPORT Result<IdxArray> parse_idx(ConstBytes file);
 
-// Encodes without compression. REQUIRES: the shape and the elements are such that parse_idx() could
-// return them.
+// Encodes the array without compression. REQUIRES: the array is one that parse_idx() could return.
 CADRE_EXPORT std::vector<std::byte> encode_idx(const IdxArray& array);
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// Checks that the parser returns for all bytes, plain or as the content of a gzip file. A file that
-// it accepts must be the same after writing and reading.
+// Checks that parse_idx() returns for all inputs, plain or compressed by gzip. An array that it
+// returns must be equal after encoding and parsing.
 #include <zlib.h>
 
 #include <cstddef>
@@ -40,7 +40,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
   return 0;
 }
 
-// Mutates the bytes, and now and then starts again from a valid file; compresses every fourth
+// One call in 32 replaces the input by a valid file; the others mutate it. Compresses every fourth
 // result with gzip.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {

@@ -106,7 +106,7 @@ TEST(IdxFile, RefusesBytesBehindTheGzipData) {
   EXPECT_THAT(refusal(joined(packed, bytes_of({'t', 'a', 'i', 'l'}))),
               HasSubstr("4 bytes follow the gzip data; fetch the file again"));
   EXPECT_THAT(refusal(joined(packed, bytes_of({0x1f, 'x'}))), HasSubstr("gzip data is damaged"));
-  // A second gzip member ends early, as in a download that was interrupted.
+  // The second gzip member is truncated, as by a download that was interrupted.
   const auto second = gzip({});
   for (size_t size = 1; size < second.size(); ++size) {
     EXPECT_THAT(refusal(joined(packed, std::span(second).first(size))),
@@ -122,13 +122,13 @@ TEST(IdxFile, RefusesWithAReason) {
   EXPECT_THAT(refusal(bytes_of({0, 0, 8, 9})), HasSubstr("9 axes"));
   EXPECT_THAT(refusal(bytes_of({0, 0, 8, 2, 0, 0, 0, 1})), HasSubstr("ends before the sizes"));
   std::vector<std::byte> damaged = gzip(encode_idx(counting({9, 9})));
-  damaged[damaged.size() - 6] ^= std::byte{1};  // changes the check sum
+  damaged[damaged.size() - 6] ^= std::byte{1};  // changes the checksum of the gzip member
   EXPECT_THAT(refusal(damaged), HasSubstr("the gzip data is damaged"));
 }
 
 TEST(IdxFile, AllocatesNothingForAClaimThatCannotBe) {
-  // The first shape is 2^32 - 1 cubed. The second one has 2^31 elements, which is allowed, but the
-  // file has only a few bytes.
+  // The first shape has (2^32 - 1)^3 elements. The second one has 2^31, which is allowed, but only
+  // two bytes follow.
   const auto huge = bytes_of({0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,  //
                               255});
   EXPECT_THAT(refusal(huge), HasSubstr("the product of its axes is more than 2147483648"));

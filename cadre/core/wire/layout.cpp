@@ -11,8 +11,8 @@ namespace {
 
 constexpr uint32_t kTicketMagic = 0x31544443;  // "CDT1"
 constexpr uint32_t kLayoutMagic = 0x314c4443;  // "CDL1"
-// The size of an address in a layout: four indices of texts, pid, two lengths, the probe and the
-// PID namespace.
+// The smallest size of an address in a layout: four indices of texts, the pid, the lengths of two
+// empty texts, the probe and the PID namespace.
 constexpr size_t kMinAddressBytes = 4 * 4 + 4 + 2 * 4 + 8 + 8;
 
 std::string_view cut(std::string_view text) {
@@ -26,7 +26,7 @@ Error malformed(std::string_view what) {
                       what));
 }
 
-// Stores each text once, in the order of first use.
+// A table that stores each text once, in the order of first use. Addresses have indices into it.
 class TextTable {
  public:
   uint32_t place_of(std::string_view text) {

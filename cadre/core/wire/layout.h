@@ -1,5 +1,5 @@
-// What the ranks of a job send each other while they connect: the ticket, which says where a rank
-// can ask for the layout, and the layout, which has the addresses of all ranks.
+// Messages with which the ranks of a job connect: the ticket, which tells a rank from which rank it
+// gets the layout, and the layout, which has the addresses of all ranks.
 //
 // Threads: plain values. Blocking: never.
 // Errors: kCorruption for bytes that are not such a message; all input counts as untrusted.
@@ -19,10 +19,10 @@ namespace cadre::wire {
 
 inline constexpr size_t kMaxLayoutBytes = 16 << 20;
 inline constexpr size_t kMaxLayoutRanks = 1 << 16;
-// The size of the length that precedes a layout.
+// The size of the length prefix of a layout.
 inline constexpr size_t kLayoutPrefixBytes = sizeof(uint32_t);
 
-// Names the rank that sends the layout to the owner of the ticket.
+// Tells a rank which rank, its sponsor, will send it the layout.
 struct Ticket {
   int32_t sponsor = 0;
   RankAddress rank_address;  // the address of the sponsor
@@ -33,11 +33,12 @@ struct Ticket {
 std::string encode_ticket(const Ticket& ticket);
 Result<Ticket> decode_ticket(std::string_view text);
 
-// Returns the layout with its length before it. A text that several addresses have is written once.
+// Returns the layout with its length prefix. A text that occurs in several addresses is written
+// once.
 std::vector<std::byte> encode_layout(std::span<const RankAddress> address_by_rank);
 // Returns the number of bytes that follow the length prefix of a layout.
 Result<size_t> decode_layout_prefix(ConstBytes prefix);
-// Decodes a layout without its length.
+// Decodes a layout; `body` has all but its length prefix.
 Result<std::vector<RankAddress>> decode_layout(ConstBytes body);
 
 }  // namespace cadre::wire

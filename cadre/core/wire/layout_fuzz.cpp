@@ -1,5 +1,5 @@
-// Fuzzes the parsers of tickets and layouts: they must decode or refuse, and a decoded value must
-// be the same after encoding and decoding.
+// Fuzzes the parsers of tickets and layouts: they must return a value or an error, and a decoded
+// value must be equal after encoding and decoding.
 #include <cstdlib>
 
 #include "cadre/core/wire/byte_codec.h"

@@ -45,12 +45,13 @@ TEST(LayoutMessage, TextsThatAddressesShareAreWrittenOnce) {
     rank_address.boot_id += std::string(100, 'b');
     rank_address.core_mask += std::string(100, 'c');
   }
-  // All addresses together have one version, one mask, eight hosts and eight boot ids.
+  // The texts are stored once: one version, one core mask, eight hosts and eight boot ids, which
+  // makes 18 texts, each 100 bytes longer than in the short layout.
   EXPECT_EQ(encode_layout(rank_addresses).size(), short_bytes + 18 * 100);
 }
 
-// These bytes were written by hand from docs/formats/layout.md, so the test notices a change of the
-// format.
+// The expected bytes were written by hand from docs/formats/layout.md, so this test fails if the
+// format changes.
 TEST(LayoutMessage, HasTheDocumentedBytes) {
   const std::vector<RankAddress> rank_addresses = {{"v", "h", "b", 1, "t", "u", 2, "v", 9}};
   const std::string expected(
@@ -82,13 +83,14 @@ TEST(LayoutMessage, CutAndMadeUpBytesAreRefused) {
   std::vector<std::byte> longer(body.begin(), body.end());
   longer.push_back(std::byte{0});
   EXPECT_FALSE(decode_layout(longer).ok());
-  EXPECT_FALSE(decode_layout(body_of(encode_layout({}))).ok()) << "a job without a rank";
+  EXPECT_FALSE(decode_layout(body_of(encode_layout({}))).ok())
+      << "a layout without ranks is an error";
 }
 
 TEST(LayoutMessage, APlaceBeyondTheTextsIsRefused) {
   std::vector<std::byte> message =
       encode_layout(std::vector<RankAddress>{{"v", "h", "b", 1, "t", "u", 2, "v"}});
-  // The index of the version's text, of which there are three.
+  // Changes the index of the version's text. The table has three texts, so index 3 is invalid.
   message[4 + 8 + 15 + 4] = std::byte{3};
   EXPECT_FALSE(decode_layout(body_of(message)).ok());
 }

@@ -33,8 +33,8 @@ bool is_allowed_length(LinkFrame::Kind kind, uint32_t length) {
 
 }  // namespace
 
-// The first word consists of magic (16 bits), kind (8), purpose (8) and length (32). The second is
-// the group.
+// A header has two 64-bit words. The first one consists of magic (16 bits), kind (8), purpose (8)
+// and length (32); the second one is the group.
 std::array<std::byte, LinkFrame::kBytes> LinkFrame::encode() const {
   std::array<std::byte, kBytes> bytes;
   store_word(bytes.data(), kMagic | uint64_t{static_cast<uint8_t>(kind)} << kKindShift |

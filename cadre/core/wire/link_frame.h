@@ -1,8 +1,9 @@
-// The frames by which the streams of many groups share one data connection between two processes.
+// The frames with which the streams of many groups share one data connection between two processes.
 //
 // Threads: any. Blocking: never. Errors: kCorruption for bytes that no process of this build sends.
 // The format is documented in docs/formats/link-frames.md; link_frame_fuzz.cpp fuzzes the parser.
-// The rules come from HTTP/2 (RFC 9113, section 5.2): a window for each stream, and credits.
+// Flow control is that of HTTP/2 (RFC 9113, section 5.2): each stream has a window, and the
+// receiver gives credit for bytes that it has taken.
 #pragma once
 
 #include <array>
@@ -17,18 +18,21 @@ namespace cadre::wire {
 
 struct CADRE_EXPORT LinkFrame {
   static constexpr size_t kBytes = 16;
-  // A frame that the kernel takes only in part is kept in memory, so the payload is limited.
+  // The largest payload of a frame. It is limited because the rest of a partly sent frame is
+  // copied.
   static constexpr uint32_t kMaxPayloadBytes = 64 << 10;
-  // The largest number of bytes by which a sender may be ahead of what the receiver's group has
-  // taken.
+  // The window of a stream: the largest number of bytes that were sent and for which the receiver
+  // has not yet given credit.
   static constexpr uint32_t kWindowBytes = 4 << 20;
 
   enum class Kind : uint8_t {
-    kOpen = 0,    // is the first frame of the end that has connected: both ends have the connection
+    // The first frame of the process that has connected: the connection is in use at both ends.
+    kOpen = 0,
     kData = 1,    // `length` bytes of the stream follow
     kCredit = 2,  // the stream's receiver has taken `length` bytes
-    kClose = 3,   // the sender has closed its end of the stream
-    kProbe = 4,   // asks whether the receiver has closed its end; it then answers with a close
+    kClose = 3,   // the sender of this frame has closed its end of the stream
+    // Asks whether the peer has closed its end of the stream; if so, it answers with kClose.
+    kProbe = 4,
   };
 
   Kind kind = Kind::kOpen;

@@ -1,4 +1,4 @@
-// Fuzzes the parser of frames on data connections: it must parse or return an error, and a parsed
+// Fuzzes the parser of frames on data connections: it must return a frame or an error, and a parsed
 // frame must encode to the same bytes.
 #include <algorithm>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Tests the frames of data connections: their bytes, and which frames are refused.
+// Tests the headers of frames on data connections: their bytes, and which headers are rejected.
 #include "cadre/core/wire/link_frame.h"
 
 #include <gmock/gmock.h>

@@ -43,8 +43,8 @@ Error corrupt_header(const std::string& what) {
   return Error(ErrorCode::kCorruption, cadre::format("header: {}", what));
 }
 
-// Builds the header from JSON events: only the format's three levels are stored, duplicate keys are
-// noticed, and nesting needs no stack.
+// Builds the header from the events of a SAX parser. So only the three levels of the format are
+// stored, duplicate keys are detected, and deep nesting needs no stack.
 class HeaderReader : public nlohmann::json_sax<Json> {
  public:
   std::vector<SafetensorsEntry>& tensors() { return tensors_; }
@@ -171,7 +171,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   std::string failure_;
 };
 
-// Returns nullopt if the size does not fit into 64 bits.
+// Returns the size of the tensor in bytes; nullopt if it does not fit into 64 bits.
 std::optional<uint64_t> bytes_of(const SafetensorsEntry& entry, size_t element_bytes) {
   // A dimension of 0 makes the tensor empty, whatever the other dimensions are.
   if (std::ranges::find(entry.shape, 0) != entry.shape.end()) return 0;
@@ -182,8 +182,8 @@ std::optional<uint64_t> bytes_of(const SafetensorsEntry& entry, size_t element_b
   return total;
 }
 
-// Checks that each tensor's range fits its dtype and shape, and that the tensors cover the data
-// without gap or overlap.
+// Sorts the tensors. Checks that the byte range of each tensor has the size that its dtype and
+// shape need, and that the ranges cover the data without gap or overlap.
 Status check_layout(std::vector<SafetensorsEntry>& tensors, uint64_t data_bytes) {
   std::ranges::sort(tensors, [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
     return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
@@ -245,7 +245,7 @@ uint64_t safetensors_header_bytes(ConstBytes prefix) {
   if (prefix.size() < kSafetensorsLengthBytes) return 0;
   uint64_t length = 0;
   for (size_t i = 0; i < kSafetensorsLengthBytes; ++i) {
-    length |= std::to_integer<uint64_t>(prefix[i]) << (8 * i);  // little-endian
+    length |= std::to_integer<uint64_t>(prefix[i]) << (8 * i);  // the word is little-endian
   }
   return length;
 }
@@ -256,13 +256,13 @@ Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefix, uint64_t f
   }
   const uint64_t length = safetensors_header_bytes(prefix);
   if (length > kMaxSafetensorsHeaderBytes) {
-    return corrupt_header(cadre::format("it claims {} bytes; at most {} are allowed", length,
-                                        kMaxSafetensorsHeaderBytes));
+    return corrupt_header(cadre::format("its length field says {} bytes; at most {} are allowed",
+                                        length, kMaxSafetensorsHeaderBytes));
   }
   if (length > prefix.size() - kSafetensorsLengthBytes ||
       length > file_bytes - kSafetensorsLengthBytes) {
     return corrupt_header(
-        cadre::format("it claims {} bytes, but the file has {}", length, file_bytes));
+        cadre::format("its length field says {} bytes, but the file has {}", length, file_bytes));
   }
   const std::string_view json(
       reinterpret_cast<const char*>(prefix.data()) + kSafetensorsLengthBytes, length);
@@ -279,7 +279,8 @@ Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefix, uint64_t f
 }
 
 std::string encode_safetensors_header(const SafetensorsHeader& header) {
-  // ordered_json keeps the keys in the order of the data, as the format's own writer does.
+  // ordered_json keeps the tensors in the order of their data, as the safetensors library writes
+  // them.
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (!header.metadata.empty()) json[std::string(kSafetensorsMetadataKey)] = header.metadata;
   for (const SafetensorsEntry& entry : header.tensors) {

@@ -1,5 +1,5 @@
-// Checks that the parser returns for all bytes. A header that it accepts must be the same after
-// writing and reading.
+// Checks that parse_safetensors_header() returns for all inputs. A header that it returns must be
+// equal after encoding and parsing.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -30,7 +30,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
 
 namespace {
 
-// Returns a small valid file, because random bytes almost never become JSON with the right keys.
+// Returns a small valid file as a start for mutations, because random bytes almost never become
+// JSON with the right keys.
 std::string sample() {
   const cadre::wire::SafetensorsHeader header{
       .tensors = {{"bias", "F32", {2}, 0, 8}, {"weight", "I64", {1, 2}, 8, 24}},
@@ -40,8 +41,8 @@ std::string sample() {
 
 }  // namespace
 
-// Now and then starts again from a valid file; otherwise mutates, and half of the time corrects the
-// length word, so that the JSON is parsed.
+// One call in 32 returns a valid file. The others mutate the input, and half of them then correct
+// the length word, so that the JSON is parsed.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
   using cadre::wire::kSafetensorsLengthBytes;

@@ -18,18 +18,18 @@ using Json = nlohmann::json;
 constexpr std::string_view kFormatName = "cadre sharded snapshot";
 constexpr std::string_view kFileSuffix = ".safetensors";
 constexpr size_t kMaxFileNameBytes = 255;
-// The format has six levels above `extra`, which may have levels of its own.
+// The largest nesting of the JSON. The format itself has six levels; the rest is left to `extra`.
 constexpr int kMaxDepth = 64;
-// The limit on compared pairs of pieces of one tensor, far above the number for any layout of
-// ranks.
+// The largest number of pairs of pieces of one tensor that are compared. No layout of ranks comes
+// near it.
 constexpr uint64_t kMaxPairs = 200'000'000;
 
 Error bad_manifest(const std::string& what) {
   return Error(ErrorCode::kCorruption, what);
 }
 
-// An error of the manifest. A missing field or a value of another type throws an exception of
-// nlohmann instead. parse_snapshot_manifest() turns both into a Result.
+// Thrown for an invalid manifest. If a field is missing or has a wrong type, nlohmann throws an
+// exception of its own. parse_snapshot_manifest() converts both to a Result.
 class Malformed : public std::exception {
  public:
   explicit Malformed(std::string what) : what_(std::move(what)) {}
@@ -39,7 +39,7 @@ class Malformed : public std::exception {
   std::string what_;
 };
 
-// Returns nullopt if the number does not fit into 63 bits.
+// Returns the number of elements; nullopt if it does not fit into 63 bits.
 std::optional<int64_t> elements_in(std::span<const int64_t> sizes) {
   if (std::ranges::find(sizes, 0) != sizes.end()) return 0;
   int64_t total = 1;
@@ -59,7 +59,7 @@ bool overlap(const ManifestPiece& a, const ManifestPiece& b) {
   return true;
 }
 
-// Returns the dimension along which the pieces have the most different begins.
+// Returns the dimension along which the pieces begin at the largest number of different offsets.
 size_t most_divided_dim(size_t num_dims, std::span<const ManifestPiece> pieces) {
   size_t best = 0;
   size_t most = 0;
@@ -74,11 +74,11 @@ size_t most_divided_dim(size_t num_dims, std::span<const ManifestPiece> pieces) 
   return best;
 }
 
-// Compares each piece with those that reach beyond its begin along one dimension, in the order of
-// their begins there.
+// Checks that no two pieces overlap. Sorts them by their offset along one dimension, and compares
+// each piece only with earlier ones that end behind its offset.
 Status check_disjoint(size_t num_dims, std::span<const ManifestPiece> pieces) {
   if (pieces.size() < 2) return {};
-  if (num_dims == 0) return bad_manifest("it has several pieces, but one element");
+  if (num_dims == 0) return bad_manifest("it has several pieces, but only one element");
   const size_t dim = most_divided_dim(num_dims, pieces);
   std::vector<const ManifestPiece*> sorted;
   for (const ManifestPiece& piece : pieces) sorted.push_back(&piece);
@@ -91,7 +91,7 @@ Status check_disjoint(size_t num_dims, std::span<const ManifestPiece> pieces) {
     });
     num_pairs += open.size();
     if (num_pairs > kMaxPairs)
-      return bad_manifest(cadre::format("it has {} pieces", pieces.size()));
+      return bad_manifest(cadre::format("it has {} pieces, which are too many", pieces.size()));
     for (const ManifestPiece* earlier : open) {
       if (overlap(*earlier, *piece)) return bad_manifest("two of its pieces overlap");
     }
@@ -118,7 +118,7 @@ Status check_piece(std::span<const int64_t> shape, const ManifestPiece& piece) {
   return {};
 }
 
-// Returns whether a file of this name is in the snapshot's own folder on every file system.
+// Returns whether the name is that of a file in the snapshot's own folder, on every file system.
 bool is_plain_file_name(std::string_view name) {
   const auto is_plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
@@ -132,7 +132,7 @@ bool is_plain_file_name(std::string_view name) {
 std::vector<int64_t> integers(const Json& json) {
   std::vector<int64_t> values;
   for (const Json& item : json.get_ref<const Json::array_t&>()) {
-    // get<int64_t>() would accept a fraction, and wrap a number of 64 bits.
+    // get<int64_t>() would accept a fraction, and would overflow for a number of 64 bits.
     const bool fits =
         item.is_number_integer() &&
         (!item.is_number_unsigned() ||
@@ -150,7 +150,7 @@ int64_t integer(const Json& json, const char* key) {
 std::vector<ManifestFile> read_files(const Json& json) {
   std::vector<ManifestFile> files;
   std::set<std::string_view> names;
-  files.reserve(json.size());  // so that the names are not moved
+  files.reserve(json.size());  // so that `files` never moves: the set has views of the names
   for (const Json& item : json.get_ref<const Json::array_t&>()) {
     ManifestFile file{.name = item.at("name").get<std::string>()};
     const int64_t bytes = integer(item, "bytes");
@@ -183,7 +183,8 @@ void check_tensor(const ManifestTensor& tensor, size_t num_files) {
   std::set<size_t> files;
   for (const ManifestPiece& piece : tensor.pieces) {
     if (piece.file >= num_files) {
-      throw Malformed(cadre::format("it lies in file {} of {}", piece.file, num_files));
+      throw Malformed(
+          cadre::format("a piece is in file {} of {}, counted from 0", piece.file, num_files));
     }
     if (!files.insert(piece.file).second) throw Malformed("one file has two pieces of it");
   }
@@ -200,7 +201,7 @@ ManifestTensor read_tensor(const Json& json, const std::string& name, const std:
     tensor.shape = integers(json.at("shape"));
     for (const Json& item : json.at("pieces").get_ref<const Json::array_t&>()) {
       const int64_t file = integer(item, "file");
-      if (file < 0) throw Malformed(cadre::format("it lies in file {}", file));
+      if (file < 0) throw Malformed(cadre::format("a piece is in file {}", file));
       tensor.pieces.push_back({.file = static_cast<size_t>(file),
                                .offsets = integers(item.at("offsets")),
                                .sizes = integers(item.at("sizes"))});
@@ -263,7 +264,7 @@ Status check_pieces(std::span<const int64_t> shape, std::span<const ManifestPiec
   int64_t covered = 0;
   for (const ManifestPiece& piece : pieces) {
     CADRE_RETURN_IF_ERROR(check_piece(shape, piece));
-    // The size is at most the number of elements of the shape.
+    // The piece lies within the shape, so its number of elements fits into 63 bits, too.
     const int64_t size = *elements_in(piece.sizes);
     if (size == 0 && (*numel != 0 || pieces.size() > 1)) return bad_manifest("a piece is empty");
     if (__builtin_add_overflow(covered, size, &covered)) return bad_manifest("its pieces overlap");

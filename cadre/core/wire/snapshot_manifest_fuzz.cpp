@@ -1,6 +1,6 @@
-// Checks that the parser returns for all bytes. In a manifest that it accepts, the pieces cover
-// each tensor once and the files are in the folder; the manifest must be the same after writing and
-// reading.
+// Checks that parse_snapshot_manifest() returns for all inputs. In a manifest that it returns, the
+// pieces must cover each element of each tensor once, and all files must be in the folder. The
+// manifest must be equal after encoding and parsing.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace {
 
 using cadre::SnapshotManifest;
 
-// Checks each element, if there are few of them.
+// Checks each element of the tensor; skips tensors of more than kMaxElements.
 bool is_covered_once(const cadre::ManifestTensor& tensor) {
   constexpr int64_t kMaxElements = 4096;
   int64_t numel = 1;
@@ -62,7 +62,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
 
 namespace {
 
-// Returns a valid manifest, because random bytes never become one.
+// Returns a valid manifest as a start for mutations, because random bytes never become one.
 std::string sample() {
   const SnapshotManifest manifest{
       .step = 7,
@@ -85,8 +85,8 @@ std::string sample() {
 
 }  // namespace
 
-// Now and then starts again from a valid text; otherwise mutates, half of the time only one digit,
-// so that the text stays JSON.
+// One call in 16 returns a valid manifest. The others mutate the input; about half of them change
+// only one digit, so that the text stays valid JSON.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
   const std::string fresh = sample();

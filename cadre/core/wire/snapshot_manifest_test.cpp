@@ -53,7 +53,7 @@ TEST(SnapshotManifest, WhatIsWrittenReadsTheSame) {
   EXPECT_EQ(*parsed, sample());
 }
 
-// This is the text of the format, which other versions must still be able to read.
+// The expected text is the format of version 1, which later versions must still be able to read.
 TEST(SnapshotManifest, HasTheTextOfItsVersion) {
   EXPECT_EQ(
       text_of(sample()),
@@ -131,8 +131,8 @@ TEST(SnapshotManifest, PiecesOfATensorWithoutElements) {
   EXPECT_FALSE(check_pieces(shape, {}).ok());
 }
 
-// The boxes touch in every way. If any of them is moved or resized by one element, the list is
-// refused.
+// The pieces tile the tensor. If any of them is moved or resized by one element, the list must be
+// rejected.
 TEST(SnapshotManifest, PiecesCoverATensorExactlyOrAreRefused) {
   const std::vector<int64_t> shape = {4, 6};
   const std::vector<ManifestPiece> tiles = {{0, {0, 0}, {2, 4}},
@@ -166,7 +166,8 @@ TEST(SnapshotManifest, WhatJsonCannotHoldIsRefused) {
   EXPECT_FALSE(encode_snapshot_manifest(manifest).ok());
 }
 
-// If a snapshot could be written but not read, it would be lost.
+// A manifest that parse_snapshot_manifest() would reject must not be written: the snapshot would be
+// lost.
 TEST(SnapshotManifest, WhatCannotBeReadIsNotWritten) {
   SnapshotManifest manifest = sample();
   int num_written = 0;

@@ -18,7 +18,8 @@ void StreamBuffer::drop_last(size_t num_bytes) {
   if (empty()) consume(0);
 }
 
-// Moves the bytes only after half of them was consumed, which keeps the cost of a byte constant.
+// Moves the unread bytes to the front only if more than half of the buffer was consumed, so the
+// amortized cost of a byte is constant.
 void StreamBuffer::move_to_front() {
   if (begin_ <= data_.size() / 2) return;
   data_.erase(data_.begin(), data_.begin() + static_cast<ptrdiff_t>(begin_));
@@ -30,8 +31,8 @@ void StreamBuffer::consume(size_t num_bytes) {
   if (begin_ < data_.size()) return;
   begin_ = 0;
   data_.clear();
-  // One large value must not keep its memory as long as the connection lives: a server has
-  // thousands of connections.
+  // The memory of a large message is released, because a server has thousands of connections and
+  // would otherwise keep that memory for each.
   constexpr size_t kKeptBytes = 4 << 10;
   if (data_.capacity() > kKeptBytes) data_ = {};
 }

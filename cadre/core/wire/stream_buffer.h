@@ -11,12 +11,12 @@
 
 namespace cadre::wire {
 
-// Bytes are taken out in the order in which they were put in. Consuming is cheap.
+// A first-in, first-out buffer. Consuming a byte has a constant amortized cost.
 class CADRE_EXPORT StreamBuffer {
  public:
   void append(ConstBytes bytes);
-  // Adds this many bytes at the end and returns them for writing. Then call drop_last() with the
-  // number of bytes that were not written.
+  // Adds this many bytes at the end and returns them, so that the caller can write into them. The
+  // caller must then call drop_last() with the number of bytes that it has not written.
   Bytes extend(size_t num_bytes);
   void drop_last(size_t num_bytes);
   ConstBytes view() const { return ConstBytes(data_).subspan(begin_); }

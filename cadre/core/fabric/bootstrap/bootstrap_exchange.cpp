@@ -12,11 +12,11 @@
 namespace cadre {
 namespace {
 
-// After this time a rank of a later attempt checks whether the rank that failed in the attempt
-// before has come again.
+// After this time a rank in the second or a later attempt checks whether the rank that reported the
+// failure of the previous attempt has joined this one.
 constexpr Duration kRetryPatience = std::chrono::seconds(5);
-// The largest number of keys of one wait. A wait that ends without news is made again, with all its
-// keys.
+// The largest number of keys in one wait request to the store. A wait that times out is repeated
+// with all its keys.
 constexpr size_t kKeysPerWait = 64;
 
 Status check_versions(std::span<const wire::RankAddress> rank_addresses) {
@@ -100,11 +100,12 @@ Result<wire::Ticket> BootstrapExchange::await_ticket(Deadline deadline) {
                            ticket->sponsor < context_.membership.world_size;
   if (is_possible) return ticket;
   return Error(ErrorCode::kCorruption,
-               format("store key \"{}\" names rank {} as the sponsor of rank {}", key,
+               format("store key \"{}\" names the invalid rank {} as the sponsor of rank {}", key,
                       ticket->sponsor, context_.membership.rank));
 }
 
-// Returns the values of all keys. In a later attempt, if they take long, calls check_retry() once.
+// Returns the values of all keys. In the second or a later attempt, calls check_retry() once if the
+// values have not come within kRetryPatience.
 Result<std::vector<std::string>> BootstrapExchange::wait_for(std::span<const std::string> keys,
                                                              Deadline deadline) {
   std::vector<std::string> values;
@@ -126,14 +127,15 @@ Result<std::vector<std::string>> BootstrapExchange::wait_for(std::span<const std
   return values;
 }
 
-// Returns whether this rank's own deadline has passed. An error that other ranks report may be
-// kTimeout, too.
+// Returns whether the error means that this rank's own deadline has passed. The code alone does not
+// say so: another rank may have reported a kTimeout.
 bool BootstrapExchange::is_own_timeout(const Error& error, Deadline deadline) const {
   return error.code() == ErrorCode::kTimeout && !context_.watch.was_told() &&
          deadline.has_passed(context_.system.now());
 }
 
-// Returns the error of the attempt before, unless the rank that reported it has come again.
+// Returns the error of the previous attempt, unless the rank that reported it has joined this
+// attempt.
 Status BootstrapExchange::check_retry() const {
   const Deadline deadline = context_.system.deadline_in(BootstrapWatch::kStoreTime);
   BootstrapWatch earlier(context_.system, context_.membership,
@@ -147,8 +149,8 @@ Status BootstrapExchange::check_retry() const {
   return has_come.ok() && *has_come ? Status() : trouble;
 }
 
-// Names the ranks that did not come. The question to the store may take a moment beyond the
-// deadline.
+// Returns an error that names the ranks that have not published their addresses. It asks the store
+// for the keys, which may take up to kStoreTime beyond the deadline.
 Error BootstrapExchange::missing_addresses(const Error& error) const {
   const Deadline deadline = context_.system.deadline_in(BootstrapWatch::kStoreTime);
   const auto missing = find_missing_ranks(*context_.membership.store, address_keys(), deadline);
@@ -167,8 +169,8 @@ Error BootstrapExchange::missing_addresses(const Error& error) const {
       .with_culprit(missing->front());
 }
 
-// Rank 0 knows which ranks are missing. This rank looks for them only if rank 0 has not come
-// either, or does not report them.
+// Rank 0 knows which ranks are missing and reports them. This rank asks the store for them only if
+// rank 0 is missing, too, or has reported nothing.
 Error BootstrapExchange::missing_ticket(const Error& error) {
   const std::string key = address_key(0);
   const Deadline deadline = context_.system.deadline_in(BootstrapWatch::kStoreTime);

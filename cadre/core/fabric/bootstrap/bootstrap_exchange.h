@@ -1,16 +1,17 @@
 // Exchanges addresses through the store while the ranks of a job connect: each rank publishes its
 // address, rank 0 collects them and gives each rank a ticket, which names its sponsor.
 //
-// Threads: one. Blocking: all but the constructor, until the deadline, and up to a second beyond it
-// to find out why it passed. Lifetime: borrows all of its Context.
-// Errors: kTimeout names the ranks that did not come; kInvalidArgument names both versions if they
-// differ; errors that the watch reports; errors of the store.
-// If P ranks arrive at the same time, each makes 6 requests to the store (number of the attempt,
-// address, wait for the ticket, ticket, two erasures). Rank 0 makes 4, and 2 more for each 64 ranks
-// to read the addresses. The sum is 6 P - 2 + 2 ceil(P / 64). A wait of more than 50 ms also asks
-// for failures of other ranks (2 more requests, in the end every 500 ms) and is made again. With
-// addresses of C bytes (about 200) and keys of K bytes (about 30) the store receives about (2 C +
-// 10 K) P bytes and sends 2 C P.
+// Threads: one. Blocking: each method until its deadline, and up to a second longer after a timeout
+// to find its cause. Lifetime: borrows all of its Context.
+// Errors: kTimeout names the ranks that did not come; kInvalidArgument names both versions if two
+// ranks run different versions of Cadre; the errors of the BootstrapWatch and of the store.
+// The cost: if P ranks arrive at the same time, each makes 6 requests to the store: it reads the
+// number of the attempt, writes its address, waits for its ticket, reads it, and erases both keys.
+// Rank 0 makes 4 requests, and 2 more for each 64 ranks to read the addresses. The sum is 6 P - 2 +
+// 2 ceil(P / 64). A wait of more than 50 ms is interrupted to ask for failures of other ranks (2
+// more requests, at first after 50 ms, later every 500 ms) and then repeated. With addresses of C
+// bytes (about 200) and keys of K bytes (about 30) the store receives about (2 C + 10 K) P bytes
+// and sends 2 C P.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,7 @@ class BootstrapExchange {
   };
   explicit BootstrapExchange(Context context);
 
-  // Returns the store prefix of an attempt of the group and round.
+  // Returns the prefix of the store keys of attempt number `attempt`.
   static std::string prefix_of(const std::string& group_prefix, uint64_t attempt);
 
   Status publish(const wire::RankAddress& rank_address, Deadline deadline);

@@ -9,15 +9,17 @@ namespace cadre {
 namespace {
 
 constexpr Duration kHandshakeTime = std::chrono::seconds(1);
-// The pause after a failed accept. Most likely descriptors have run out. The connection stays in
-// the queue and would be reported again at once.
+// The pause after a failed accept(), most likely because descriptors have run out. The connection
+// stays in the listener's queue, so without a pause poll() would report the listener as ready at
+// once.
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 // The number of connections that one listener accepts before the handshakes are advanced again. The
-// second limit holds if accepted connections replace others, so that those have time for their
-// proof.
+// second limit applies if each new connection replaces an older one, so that the older ones have
+// time to finish their handshakes.
 constexpr size_t kMaxAcceptsPerTurn = 64;
 constexpr size_t kMaxReplacementsPerTurn = 8;
-// The callers leave this many descriptors to the rest of the process once descriptors have run out.
+// The number of connections that are dropped when the process has run out of descriptors, so that
+// the rest of the process can open some.
 constexpr size_t kRoom = 16;
 
 }  // namespace
@@ -31,7 +33,8 @@ Callers::Callers(os::System& system, const LinkIdentity& identity,
 
 std::vector<Handshake> Callers::advance() {
   std::vector<Handshake> done;
-  // Handshakes come first, because new connections could replace some that are about to be done.
+  // The handshakes are advanced before new connections are accepted, because a new connection could
+  // replace one whose handshake is about to be done.
   step(done);
   if (may_accept()) {
     failure_.clear();
@@ -71,8 +74,9 @@ void Callers::accept(os::Listener& listener) {
 }
 
 // Called if accept fails, most likely because descriptors have run out. Drops some callers, and
-// limits their number: new ones replace others from now on and leave some descriptors to the rest
-// of the process, which opens a segment and connections meanwhile. Returns whether any was dropped.
+// makes the number that is left the limit: from now on each new caller replaces an older one, so
+// that the rest of the process has descriptors for its segment and connections. Returns whether a
+// caller was dropped.
 bool Callers::make_room() {
   const size_t num_dropped = std::min(kRoom, (callers_.size() + 1) / 2);
   for (size_t i = 0; i < num_dropped; ++i) drop_one();
@@ -80,7 +84,8 @@ bool Callers::make_room() {
   return num_dropped > 0;
 }
 
-// Drops the oldest caller, if possible one that has not said hello. Returns false if there is none.
+// Drops the oldest caller that has not sent its hello; the oldest of all if there is no such
+// caller. Returns false if there is no caller at all.
 bool Callers::drop_one() {
   auto dropped = std::find_if(callers_.begin(), callers_.end(), [](const Caller& caller) {
     return !caller.handshake.wants_answer();
@@ -103,8 +108,9 @@ void Callers::step(std::vector<Handshake>& done) {
 
 std::string Callers::accept_failure() const {
   if (failure_.empty()) return "";
-  return format("; it could not accept connections: {} (raise ulimit -n if descriptors ran out)",
-                failure_);
+  return format(
+      "; this rank could not accept connections: {} (raise ulimit -n if descriptors ran out)",
+      failure_);
 }
 
 void Callers::add_interests(std::vector<os::PollItem>& items) const {
@@ -118,7 +124,7 @@ void Callers::add_interests(std::vector<os::PollItem>& items) const {
 
 Deadline Callers::next_deadline(Deadline deadline) const {
   if (is_accepting_ && !may_accept()) deadline = deadline.earlier(Deadline(accept_after_));
-  // The callers are in the order of their deadlines.
+  // The callers are sorted by deadline, so the first deadline is the earliest.
   return callers_.empty() ? deadline : deadline.earlier(callers_.front().deadline);
 }
 

@@ -3,11 +3,12 @@
 // may have opened it.
 //
 // Threads: one. Blocking: never. Lifetime: borrows the System, the identity and the listeners.
-// Errors: none; an error of accept is kept for the message that no rank came.
-// Strangers cost a bounded number of descriptors and a bounded time of each turn. A connection that
-// has not proved itself within 1 s is dropped, and the oldest one earlier if there are too many.
-// Once descriptors are short, fewer connections are kept, so that the rest of the process has some.
-// A rank whose connection was dropped in this way calls again.
+// Errors: none. The error of a failed accept() is kept for the message of a later timeout.
+// Connections of foreign processes ("strangers") use a bounded number of descriptors and a bounded
+// time of each advance(). A connection that has not proved within 1 s that it comes from a rank is
+// dropped. If there are too many connections, the oldest one is dropped earlier. When the process
+// runs out of descriptors, fewer connections are kept, so that the rest of the process can open
+// some. A rank whose connection was dropped connects again.
 #pragma once
 
 #include <memory>
@@ -22,25 +23,26 @@ namespace cadre {
 
 class Callers {
  public:
-  // The number of connections beyond the expected ones that may be waiting for their proof.
+  // The number of connections, beyond the expected ones, that may be open before they have proved
+  // that they come from ranks.
   static constexpr size_t kMaxStrangers = 64;
 
   Callers(os::System& system, const LinkIdentity& identity, std::vector<os::Listener*> listeners,
           size_t num_expected);
 
-  // Accepts connections, advances all handshakes as far as the streams allow now, and returns those
-  // that are done.
+  // Accepts connections, advances all handshakes as far as possible without blocking, and returns
+  // those that are done.
   std::vector<Handshake> advance();
-  // From now on accepts no connection, and keeps only callers that were challenged and are about to
-  // prove themselves.
+  // Ends the accepting of connections. Drops all callers except those that have received this
+  // rank's challenge and still have to answer it.
   void stop_accepting();
   bool is_empty() const { return callers_.empty(); }
 
-  // Adds what to poll before the next advance(), and until when at most.
+  // Appends the items to poll before the next advance().
   void add_interests(std::vector<os::PollItem>& items) const;
   Deadline next_deadline(Deadline deadline) const;
-  // Returns why the last attempt to accept failed, as the end of a message; empty if it did not
-  // fail.
+  // Returns why the last accept() failed, as a text to append to a message; an empty text if it did
+  // not fail.
   std::string accept_failure() const;
 
  private:
@@ -59,10 +61,10 @@ class Callers {
   const LinkIdentity& identity_;
   const std::vector<os::Listener*> listeners_;
   size_t max_callers_;           // is lowered when the process has run out of descriptors
-  std::vector<Caller> callers_;  // the callers, in the order in which they came
+  std::vector<Caller> callers_;  // the callers in the order in which they connected
   bool is_accepting_ = true;
   TimePoint accept_after_{};
-  std::string failure_;  // says why the last attempt to accept a connection failed
+  std::string failure_;  // the reason why the last accept() failed; empty if it did not
 };
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// Tests connections of foreign processes to a rank that connects: how many resources they may use,
-// and that the ranks still connect.
+// Tests foreign processes that connect to a rank while the ranks of a job connect: how many
+// resources they may use, and that the ranks still connect.
 #include "cadre/core/fabric/bootstrap/callers.h"
 
 #include <gtest/gtest.h>
@@ -30,8 +30,8 @@ class CountedSocket final : public testing::SilentSocket {
   int& num_open_;
 };
 
-// A listener at which foreign processes always wait. It is out of descriptors while `max_open`
-// connections are open, or while `is_exhausted` is set.
+// A listener whose queue always has a connection of a foreign process. Its accept fails for lack of
+// descriptors while `max_open` connections are open, or while `is_exhausted` is set.
 class CrowdedListener final : public os::Listener {
  public:
   Result<std::unique_ptr<os::Socket>> try_accept() override {
@@ -80,7 +80,7 @@ TEST(Callers, WhoDoesNotProveItselfInTimeIsDropped) {
     (void)callers.advance();
     EXPECT_GT(listener.num_open, 0);
     callers.stop_accepting();
-    EXPECT_TRUE(callers.is_empty()) << "nobody was challenged";
+    EXPECT_TRUE(callers.is_empty()) << "no caller was challenged, so none is kept";
     EXPECT_EQ(listener.num_open, 0);
 
     Callers others(system, kIdentityOfRank0, {&listener}, 1);
@@ -116,8 +116,8 @@ TEST(Callers, WithoutDescriptorsAcceptingPauses) {
   });
 }
 
-// A rank may wait behind many foreign connections, and the process itself needs descriptors
-// meanwhile.
+// The listener must not pause, because the connection of a rank may wait in the queue behind many
+// foreign connections. Some descriptors must stay free for the rest of the process.
 TEST(Callers, OutOfDescriptorsStrangersMakeRoomForEachOtherWithoutAPause) {
   in_virtual_time([](os::System& system) {
     CrowdedListener listener;

@@ -25,28 +25,30 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// After a peer was lost, the time for which to look for reports. The peer may have reported why it
-// ended, or the report of its death may be about to come.
+// The time for which this rank looks for reports in the store after it has lost a peer. The peer
+// may have reported why it ended, or the store may be about to publish its death.
 constexpr Duration kLossPatience = milliseconds(500);
-// After a timeout, the time for which to look for reports. If a deadline passes for all ranks at
-// once, ranks that know for which rank they waited report first. A rank that waits for others of
-// the tree reports later, the later the more ranks are in between.
+// The next three constants are the times for which this rank looks for reports after a timeout. If
+// the deadline passes on all ranks at once, the ranks that know for which rank they waited must
+// report first. A rank that waits for other ranks of the tree looks longer, in proportion to the
+// number of levels in between.
 constexpr Duration kReadyPatience = milliseconds(100);
 constexpr Duration kSponsorPatience = milliseconds(1000);
 constexpr Duration kPatiencePerLevel = milliseconds(50);
 
-// Counts in the store how often connecting a group has failed. The count is part of the keys of the
-// next attempt, so that it finds no keys of the failed one.
+// A counter in the store: how many attempts to connect a group have failed. The count is part of
+// the keys of the next attempt, so that it finds no keys of a failed attempt.
 class AttemptCounter {
  public:
-  // `group_prefix` is the store prefix of the group and round.
+  // `group_prefix` is the prefix of the store keys of this group and round.
   AttemptCounter(Store& store, const std::string& group_prefix)
       : store_(store), key_(group_prefix + "attempt") {}
 
-  // Returns the number of the attempt that a rank joins now, from 0. Errors: those of the store;
-  // kCorruption for a value that is no number.
+  // Returns the number of the attempt that is running now. The first attempt has the number 0.
+  // Errors: those of the store; kCorruption for a value that is no number.
   Result<uint64_t> read(Deadline deadline) const;
-  // Ends attempt `failed`. If several ranks end it, only one call counts. Best effort.
+  // Ends the attempt with the number `failed`. If several ranks end it, the counter is incremented
+  // only once. Best effort.
   void leave(uint64_t failed, Deadline deadline) const {
     (void)store_.compare_set(key_, failed == 0 ? "" : std::to_string(failed),
                              std::to_string(failed + 1), deadline);
@@ -77,20 +79,22 @@ std::string group_prefix_of(const Membership& membership, const FabricOptions& o
   return format("cadre/{}/{}/", membership.round, options.id);
 }
 
-// The name has the number of the attempt, so a late connection of an earlier attempt is rejected as
-// one of another group.
+// Returns the group's name for the proofs in handshakes. It contains the number of the attempt, so
+// a late connection of an earlier attempt is rejected as if it were of another group.
 std::string name_in_proofs(const FabricOptions& options, uint64_t attempt) {
   return attempt == 0 ? options.id : format("{} (attempt {})", options.id, attempt + 1);
 }
 
-// A process that is still in an earlier connection of the same ranks may dial a port that this
-// process was given since. Its connection is rejected, because its group name has another number.
+// Appends the fabric's random number to the group's name, for later handshakes. A process of an
+// earlier fabric of the same ranks may dial a port that this process was given since. Its
+// connection is rejected, because its group name has another number.
 LinkIdentity identity_after(LinkIdentity identity, const Layout& layout) {
   identity.group = format("{}#{:016x}", identity.group, layout.rank_address(0).probe);
   return identity;
 }
 
-// Counts the cores of all ranks together: each rank alone may be bound to a core of its own.
+// Returns the number of cores on which at least one of the ranks may run. Each rank may be bound to
+// a core of its own, so the mask of a single rank is not enough.
 int num_cores_of(const Layout& layout, std::span<const int> ranks) {
   std::vector<unsigned char> cores;
   for (const int rank : ranks) {
@@ -105,7 +109,7 @@ int num_cores_of(const Layout& layout, std::span<const int> ranks) {
 
 class FabricBuilder {
  public:
-  // `attempt` counts from 0.
+  // The first attempt has the number 0.
   FabricBuilder(os::System& system, const Membership& membership, const FabricOptions& options,
                 uint64_t attempt, Deadline deadline)
       : system_(system),
@@ -156,7 +160,7 @@ class FabricBuilder {
   std::shared_ptr<const Layout> layout_;
   HostSegment segment_;
   std::optional<Links> links_;
-  Duration timeout_patience_{};  // after a timeout now, the time for which to look for reports
+  Duration timeout_patience_{};  // the time for which to look for reports if a timeout occurs now
 };
 
 Status FabricBuilder::connect_all() {
@@ -192,8 +196,8 @@ Status FabricBuilder::lay_out() {
   layout_message_ = wire::encode_layout(layout_->rank_addresses);
   if (layout_message_.size() > wire::kLayoutPrefixBytes + wire::kMaxLayoutBytes) {
     return Error(ErrorCode::kInvalidArgument,
-                 format("the layout of {} ranks has {} bytes, more than {}", layout_->num_ranks(),
-                        layout_message_.size(), wire::kMaxLayoutBytes));
+                 format("the layout of {} ranks has {} bytes, more than the limit of {}",
+                        layout_->num_ranks(), layout_message_.size(), wire::kMaxLayoutBytes));
   }
   std::vector<wire::Ticket> tickets;
   for (int peer = 1; peer < layout_->num_ranks(); ++peer) {
@@ -233,7 +237,8 @@ Status FabricBuilder::receive_layout(int sponsor) {
                        (*rank_addresses)[static_cast<size_t>(rank())] == listening_.rank_address;
   auto layout = std::make_shared<const Layout>(std::move(rank_addresses).value());
   if (!is_ours || sponsor_of(*layout, rank()) != sponsor) {
-    return Error(ErrorCode::kCorruption, format("{}: it belongs to another job, which has {} ranks",
+    return Error(ErrorCode::kCorruption, format("{}: the layout belongs to another job, which has "
+                                                "{} ranks; check that no two jobs share a store",
                                                 what, layout->num_ranks()))
         .with_culprit(sponsor);
   }
@@ -241,8 +246,8 @@ Status FabricBuilder::receive_layout(int sponsor) {
   return {};
 }
 
-// The higher rank of each pair on this host calls the lower one. All ranks are connected to the
-// leader already.
+// Connects the ranks of this host to each other. The higher rank of each pair opens the connection.
+// All ranks are connected to the leader already.
 Status FabricBuilder::connect_host() {
   std::vector<int> peers;
   for (const int peer : neighbours()) {
@@ -254,9 +259,9 @@ Status FabricBuilder::connect_host() {
   return links_->await(peers, [this](int peer) { return layout_->describe(peer); });
 }
 
-// A rank reports to its sponsor when it and all ranks that it sponsors are connected. When all
-// ranks are, rank 0 lets them return. By then each rank has read its ticket, so the keys can be
-// erased, too.
+// A rank reports to its sponsor that it and all ranks below it in the tree are connected. When rank
+// 0 has all reports, it tells the ranks that they may return. By that time each rank has read its
+// ticket, so the keys can be erased.
 Status FabricBuilder::finish_together() {
   const std::vector<int> sponsored = sponsored_by(*layout_, rank());
   timeout_patience_ = kReadyPatience + kPatiencePerLevel * height_of(*layout_, rank());
@@ -266,8 +271,8 @@ Status FabricBuilder::finish_together() {
     if (!is_ready.ok()) return is_ready.error();
   }
   timeout_patience_ = kSponsorPatience + kPatiencePerLevel * depth_of(*layout_, rank());
-  // This rank has all its connections. Ranks that call from now on have finished, so whoever takes
-  // over the listeners answers them.
+  // This rank has all its control connections. A rank that connects from now on has finished its
+  // own bootstrap, so its connection stays in the queue for the next owner of the listeners.
   links_->stop_accepting();
   if (rank() != 0) {
     const std::string what = format("waiting for {} to report that all ranks are connected",
@@ -285,8 +290,9 @@ Status FabricBuilder::finish_together() {
   return rank() == 0 ? exchange_.erase(deadline_) : Status();
 }
 
-// Reports of other ranks come first: if a rank gave up, this rank would otherwise know only that
-// the connection has ended. Reports this rank's own error to all, unless it came from them.
+// Returns the error that another rank has reported, if there is one, because it is more specific:
+// if a rank gave up, this rank has only seen that its connection ended. Otherwise reports this
+// rank's error to all ranks.
 Error FabricBuilder::explain(const Error& error) {
   const bool is_loss = error.code() == ErrorCode::kPeerLost;
   const Duration patience = is_loss                               ? kLossPatience

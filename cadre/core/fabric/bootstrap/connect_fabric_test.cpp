@@ -1,5 +1,5 @@
-// Tests how the ranks of a job connect and refuse each other, on threads and processes of one host.
-// tests/sim/connect_fabric_test.cpp tests several hosts.
+// Tests how the ranks of a job connect or reject each other's connections. The ranks are threads or
+// processes of one host; tests/sim/connect_fabric_test.cpp tests several hosts.
 #include "cadre/core/fabric/bootstrap/connect_fabric.h"
 
 #include <gmock/gmock.h>
@@ -48,7 +48,7 @@ struct FabricVariation {
   std::string token = "token";
   bool may_share = true;
   bool comes = true;
-  // Wraps the rank's System in one that disturbs it; null: the rank is not disturbed.
+  // Wraps the rank's System in one that injects faults. If null, no faults are injected.
   std::function<std::unique_ptr<os::System>(os::System&)> disturb = {};
 };
 
@@ -58,7 +58,7 @@ class FabricTest : public ::testing::Test {
 
   using Describe = std::string (*)(const std::function<void()>&);
 
-  // Connects all ranks and returns "ok" or the error of each.
+  // Connects all ranks and returns a text for each rank: "ok" or its error.
   std::vector<std::string> connect_all(const std::vector<FabricVariation>& ranks, Duration budget,
                                        const Look& look = {},
                                        Describe describe = testing::failure_of) {
@@ -98,13 +98,13 @@ TEST_F(FabricTest, OneHostSharesMemoryAndLeavesNoKeyBehind) {
         testing::require(bytes.size() >= kStampBytes + 4 * kSegmentBytesPerRank, "its size");
         testing::require(std::ranges::all_of(bytes.subspan(kStampBytes),
                                              [](std::byte byte) { return byte == std::byte{0}; }),
-                         "all behind the stamps is zero");
+                         "all bytes behind the stamps are zero");
         segments[static_cast<size_t>(rank)] = bytes.data();
         for (int peer = 0; peer < 4; ++peer) {
           const auto& socket = fabric.control[static_cast<size_t>(peer)];
           testing::require((socket != nullptr) == (peer != rank), "one connection to each peer");
           testing::require(!socket || socket->local_address().kind == os::Address::Kind::kUnix,
-                           "over unix sockets");
+                           "the connection is a unix socket");
         }
         testing::require(fabric.identity.rank == rank, "the rank in later handshakes");
       });
@@ -114,8 +114,8 @@ TEST_F(FabricTest, OneHostSharesMemoryAndLeavesNoKeyBehind) {
   EXPECT_EQ(store_->num_keys(system_->deadline_in(seconds(1))).value_or_throw(), 0);
 }
 
-// The same ranks connect twice. All ranks of a connection have the same identity in later
-// handshakes, and the two connections have different identities.
+// The same ranks connect twice. In handshakes after connect_fabric() all ranks of one connection
+// use the same group name, and the two connections use different names.
 TEST_F(FabricTest, LaterHandshakesAreOfOneConnection) {
   std::array<std::array<std::string, 3>, 2> names;
   for (auto& of_connection : names) {
@@ -125,7 +125,7 @@ TEST_F(FabricTest, LaterHandshakesAreOfOneConnection) {
                                            fabric.identity.group;
                                      });
     EXPECT_EQ(outputs, std::vector<std::string>(3, "ok"));
-    EXPECT_THAT(of_connection, ::testing::Each(of_connection[0])) << "the same on all ranks";
+    EXPECT_THAT(of_connection, ::testing::Each(of_connection[0])) << "one name on all ranks";
     EXPECT_THAT(of_connection[0], ::testing::StartsWith("world#"));
   }
   EXPECT_NE(names[0][0], names[1][0]);
@@ -155,7 +155,8 @@ TEST_F(FabricTest, RanksThatDoNotComeAreNamed) {
     EXPECT_THAT(outputs[rank],
                 HasSubstr("2 of 4 ranks did not come before the deadline: rank 1, rank 3. "));
   }
-  EXPECT_THAT(outputs[2], HasSubstr("rank 0 could not connect: 2 of 4")) << "it was told";
+  EXPECT_THAT(outputs[2], HasSubstr("rank 0 could not connect: 2 of 4"))
+      << "rank 2 received the report of rank 0";
 }
 
 TEST_F(FabricTest, WithoutRank0TheOthersNameTheMissing) {
@@ -174,7 +175,7 @@ TEST_F(FabricTest, AfterAnAttemptThatAllRanksGaveUpTheyConnectAgain) {
   }
 }
 
-// Foreign processes connect before a rank does, and send nothing or too little.
+// Foreign processes connect before a rank does, and send no byte or an incomplete message.
 TEST_F(FabricTest, SilentStrangersDoNotDelayTheRanksOfAHost) {
   std::vector<std::unique_ptr<os::Socket>> strangers;
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
@@ -198,7 +199,8 @@ TEST_F(FabricTest, SilentStrangersDoNotDelayTheRanksOfAHost) {
 }
 
 // The ranks are processes, because the limit of descriptors applies to a process. Rank 0 may have
-// 64 descriptors. More foreign connections than that wait silently before rank 1 connects.
+// 64 descriptors. Before rank 1 connects, more than 64 foreign connections are open that send no
+// byte.
 TEST(FabricDescriptors, ConnectionsThatSayNothingDoNotExhaustARanksDescriptors) {
   const testing::TemporaryFolder folder;
   const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
@@ -223,7 +225,7 @@ TEST(FabricDescriptors, ConnectionsThatSayNothingDoNotExhaustARanksDescriptors) 
     const Membership membership{context.rank, 2, 9, store, "token"};
     const auto fabric = connect_fabric(context.system, membership, fabric_options(), deadline);
     testing::require(fabric.ok(), fabric.ok() ? "" : fabric.error().message());
-    // The foreign connections stay open until rank 0 is connected, too.
+    // The foreign connections stay open until both ranks are connected.
     store->barrier("connected", 2, deadline).value_or_throw();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -282,8 +284,8 @@ TEST_F(FabricTest, ARankThatMayNotShareMemoryKeepsTheOthersFromIt) {
   }
 }
 
-// A System that passes on other segments than that of the leader. So the memory that a rank maps is
-// not the leader's.
+// A System that sends a segment of its own instead of the leader's. So the memory that the other
+// rank maps is not shared with the leader.
 class ForeignMemorySystem final : public testing::ForwardingSystem {
  public:
   using ForwardingSystem::ForwardingSystem;
@@ -295,7 +297,7 @@ class ForeignMemorySystem final : public testing::ForwardingSystem {
   }
 
  private:
-  // A socket that sends another segment than the one it is given.
+  // A socket that sends a foreign segment instead of the one that it is given.
   class ForeignSocket final : public os::Socket {
    public:
     ForeignSocket(os::System& system, std::unique_ptr<os::Socket> inner)
@@ -304,8 +306,8 @@ class ForeignMemorySystem final : public testing::ForwardingSystem {
     Result<size_t> try_send(ConstBytes data) override { return inner_->try_send(data); }
     Result<size_t> try_recv(Bytes buffer) override { return inner_->try_recv(buffer); }
     Result<bool> try_send_segment(const os::SharedMemory& segment) override {
-      // The segment has the leader's stamp, so the rank that maps it does not notice the exchange
-      // at once.
+      // The foreign segment contains the leader's stamp, so the rank that maps it does not notice
+      // at once that it is the wrong one.
       std::ranges::copy(segment.bytes().first(8), foreign_->bytes().data());
       return inner_->try_send_segment(*foreign_);
     }
@@ -374,7 +376,7 @@ TEST_F(FabricTest, AFirstPageForWhichThereIsNoMemoryIsToldToAll) {
   EXPECT_EQ(outputs[2], outputs[1]);
 }
 
-// Accepts connections until a peer has opened one for data, including its handshake.
+// Accepts connections until a peer has opened a data connection and finished its handshake.
 std::unique_ptr<os::Socket> accept_data(os::System& system, FabricConnections& fabric,
                                         Deadline deadline) {
   Callers callers(system, fabric.identity,
@@ -422,7 +424,7 @@ TEST_F(FabricTest, ADialToARankThatHasClosedItsListenersSaysThatItIsGone) {
                     for (const auto purpose : {wire::LinkPurpose::kControl, kPurposeOfData}) {
                       const auto socket =
                           dial(system, *fabric.layout, {fabric.identity, ""}, 1, purpose, deadline);
-                      testing::require(!socket.ok(), "it was reached");
+                      testing::require(!socket.ok(), "the dial fails");
                       testing::require(socket.error().code() == ErrorCode::kPeerLost, "the code");
                       testing::require(socket.error().details().culprit == 1, "the culprit");
                       testing::require(socket.error().message().find("cannot reach rank 1 (") !=

@@ -35,8 +35,8 @@ std::string describe_rank(const wire::RankAddress& rank_address, int rank) {
   return format("rank {} ({}, pid {})", rank, rank_address.host, rank_address.pid);
 }
 
-// A rank may have published several addresses. This rank takes the one whose host is that of the
-// store, as this rank sees it, and else the first.
+// A rank may have published several addresses. This function takes the one whose host is the
+// store's host, as this rank reaches it, or else the first.
 Result<os::Address> tcp_address_of(const Route& route) {
   std::string_view rest = route.to.rank_address.tcp_address;
   std::optional<os::Address> first;
@@ -70,7 +70,8 @@ Error unreachable(const Route& route, const os::Address& address, const Error& e
                format("{} cannot reach {}: {}. {}",
                       describe_rank(route.from.rank_address, route.from.rank),
                       describe_rank(route.to.rank_address, route.to.rank), error.message(),
-                      is_hidden ? "It listens on loopback alone: name its address by listen_host"
+                      is_hidden ? "The peer listens on loopback only: set its listen_host to an "
+                                  "address that this host reaches"
                                 : "Check that the process runs and that no firewall or route is "
                                   "in between"))
       .with_culprit(route.to.rank);

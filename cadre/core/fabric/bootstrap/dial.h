@@ -2,12 +2,12 @@
 //
 // Threads: any. Blocking: until the deadline; one attempt to connect takes at most
 // kConnectPeerTimeout. Lifetime: borrows its arguments for the call. Errors: kPeerLost if no
-// process listens there or no route leads there, kTimeout if no answer came in time: both name both
-// ends, the interface and the errno, and have the peer as culprit; kUnavailable with
-// ErrorDetails::is_own_limit and this rank as culprit if this process can make no socket;
-// kUnavailable or kInvalidArgument if one end rejected the other. Control connections between ranks
-// of one host are unix sockets, which can pass descriptors. If that fails, and in all other cases,
-// connections are TCP.
+// process listens at the address or no route leads to it, and kTimeout if the peer did not answer
+// in time; both name both ends, the interface and the errno, and have the peer as culprit.
+// kUnavailable with ErrorDetails::is_own_limit and this rank as culprit if this process can open no
+// more sockets. kUnavailable or kInvalidArgument if one end rejected the other in the handshake.
+// Control connections between ranks of one host are unix sockets, which can pass descriptors. All
+// other connections are TCP, and so is one whose unix socket cannot be opened.
 #pragma once
 
 #include <memory>
@@ -23,13 +23,13 @@
 
 namespace cadre {
 
-// The pause before this rank repeats a call that the other end has dropped.
+// The pause before this rank dials again a peer that has dropped its connection.
 inline constexpr Duration kRedialPause = std::chrono::milliseconds(100);
 
 // Returns text such as "rank 3 (node1, pid 812)".
 std::string describe_rank(const wire::RankAddress& rank_address, int rank);
 
-// One end of a connection that is to be opened. It is borrowed.
+// One end of a connection that is to be opened. The address is borrowed.
 struct End {
   const wire::RankAddress& rank_address;
   int rank = 0;
@@ -45,9 +45,9 @@ struct Route {
 
 // Returns the TCP address at which the other end is reached.
 Result<os::Address> tcp_address_of(const Route& route);
-// Returns the error for a failed attempt to connect.
+// Returns the error for a failed attempt to connect: it names both ends and what to check.
 Error unreachable(const Route& route, const os::Address& address, const Error& error);
-// Opens a connection without its handshake.
+// Opens a connection and performs no handshake.
 Result<std::unique_ptr<os::Socket>> open_socket(os::System& system, const Route& route,
                                                 Deadline deadline);
 
@@ -56,8 +56,8 @@ struct DialOptions {
   std::string store_host;
 };
 
-// Opens a connection and performs its handshake. A busy peer may drop a connection whose proof
-// takes long. Then the call is made again.
+// Opens a connection and performs its handshake. A busy peer may drop a connection whose handshake
+// takes long (callers.h). Then this rank dials again.
 Result<std::unique_ptr<os::Socket>> dial(os::System& system, const Layout& layout,
                                          const DialOptions& options, int peer,
                                          wire::LinkPurpose purpose, Deadline deadline);

@@ -71,7 +71,7 @@ Result<std::optional<wire::ControlMessage>> Handshake::receive() {
     if (incoming_.size() >= kPrefixBytes) {
       const auto size =
           wire::ByteReader(ConstBytes(incoming_).first(kPrefixBytes)).integer<uint32_t>();
-      if (size > wire::kMaxControlFrameBytes) return refuse("a frame over the limit");
+      if (size > wire::kMaxControlFrameBytes) return refuse("a frame is larger than the limit");
       wanted += size;
       if (incoming_.size() == wanted) break;
     }
@@ -105,7 +105,7 @@ Status Handshake::handle(const wire::ControlMessage& message) {
   if (const auto* acceptance = std::get_if<wire::Acceptance>(&message);
       acceptance && state_ == State::kWantAcceptance)
     return handle_acceptance(*acceptance);
-  return refuse("a message out of turn");
+  return refuse("a message of this type does not come at this point of the handshake");
 }
 
 Status Handshake::check_user() {
@@ -125,7 +125,7 @@ Status Handshake::handle_hello(const wire::Hello& hello) {
   if (hello.group != identity_.group || hello.round != identity_.round ||
       hello.to != identity_.rank) {
     return refuse(format(
-        "it is for rank {} of group \"{}\" in round {}, and this is rank {} of "
+        "the connection is for rank {} of group \"{}\" in round {}, but it reached rank {} of "
         "group \"{}\" in round {}",
         hello.to, hello.group, hello.round, identity_.rank, identity_.group, identity_.round));
   }
@@ -137,8 +137,8 @@ Status Handshake::handle_hello(const wire::Hello& hello) {
 }
 
 Status Handshake::handle_challenge(const wire::Challenge& challenge) {
-  // The user is not checked earlier: until the other end has accepted a TCP connection, the
-  // connection belongs to no process there.
+  // The user is checked only now, because a TCP connection belongs to no process at the other end
+  // until that process has accepted it.
   CADRE_RETURN_IF_ERROR(check_user());
   answer_nonce_ = challenge.nonce;
   Result<wire::Proof> proof = proof_of("call");
@@ -174,7 +174,7 @@ Status Handshake::handle_acceptance(const wire::Acceptance& acceptance) {
 
 Error Handshake::refuse(std::string reason) {
   send(wire::Refusal{reason});
-  // Best effort: the other end sees at least the end of the stream.
+  // Best effort: if the refusal cannot be sent, the other end still sees that the stream has ended.
   static_cast<void>(flush());
   return Error(ErrorCode::kInvalidArgument, format("refused a connection: {}", reason));
 }

@@ -1,11 +1,11 @@
-// The handshake of one connection between two ranks: the number of the rank that connects, the
-// purpose, and a proof of the job's token by each end, first by the rank that connects. It reads no
-// byte beyond its own messages. If there is no token, and over unix sockets, the process at the
-// other end must belong to this user or to root.
+// The handshake of one connection between two ranks. The rank that connects sends its number and
+// the purpose of the connection. Then each end proves that it has the job's token, first the rank
+// that connects. The handshake reads no byte beyond its own messages. If there is no token, and
+// over unix sockets, the process at the other end must belong to this user or to root.
 //
 // Threads: one owner. Blocking: never; step() is called when the socket is ready.
-// Lifetime: owns its socket until take(). Errors: step() fails for a connection that must not be
-// used; the message has what the other end said about it.
+// Lifetime: owns its socket until take(). Errors: step() fails if the connection must not be used.
+// The message contains the reason that the other end gave.
 // Format: docs/formats/control-messages.md.
 #pragma once
 
@@ -33,22 +33,23 @@ struct LinkIdentity {
 
 class Handshake {
  public:
-  // Makes the handshake of the end that has connected.
+  // Makes the handshake of the process that has opened the connection.
   static Handshake call(os::System& system, std::unique_ptr<os::Socket> socket,
                         const LinkIdentity& identity, Rank to, wire::LinkPurpose purpose);
-  // Makes the handshake of the end that has accepted.
+  // Makes the handshake of the process that has accepted the connection.
   static Handshake answer(os::System& system, std::unique_ptr<os::Socket> socket,
                           const LinkIdentity& identity);
 
-  // Advances the handshake as far as the stream allows now.
+  // Advances the handshake as far as possible without blocking.
   Status step();
   bool is_done() const { return state_ == State::kDone && outgoing_.empty(); }
-  // Returns whether this end answers, has sent its challenge, and waits for the proof of the
-  // caller.
+  // Returns whether this process accepted the connection, has sent its challenge, and waits for the
+  // other end's proof.
   bool wants_answer() const { return state_ == State::kWantAnswer; }
   os::PollItem interest() const;
 
-  // Returns the caller's hello, which the end that answers has once is_done().
+  // Returns the hello of the rank that connected. The process that accepted the connection has it
+  // once is_done() is true.
   const wire::Hello& hello() const { return hello_; }
   // REQUIRES: is_done().
   std::unique_ptr<os::Socket> take() { return std::move(socket_); }
@@ -69,8 +70,9 @@ class Handshake {
   Status check_user();
   void send(const wire::ControlMessage& message);
   Error refuse(std::string reason);
-  // Returns the proof of `end` ("call" or "answer") that it has the token, for this purpose, pair,
-  // round and group.
+  // Returns the proof that one end has the token. It covers the name of the end ("call" or
+  // "answer"), the purpose, both ranks, the round and the group, so it is valid for no other
+  // connection.
   Result<wire::Proof> proof_of(std::string_view end) const;
 
   os::System* system_;  // never null; a pointer so that handshakes can be moved in a vector

@@ -1,5 +1,5 @@
-// Tests the opening of a connection between two ranks, message by message: the order of the proofs,
-// and the errors and their texts.
+// Tests the handshake of a connection between two ranks, message by message: the order of the
+// proofs, and the errors and their texts.
 #include "cadre/core/fabric/bootstrap/handshake.h"
 
 #include <gmock/gmock.h>
@@ -111,8 +111,8 @@ TEST_F(HandshakeTest, BothEndsAreDoneAndNotAByteIsLeft) {
   EXPECT_EQ(accepted->try_recv(buffer).value(), 0u);
 }
 
-// Otherwise a process that connects could test guesses of the token against the proof, offline and
-// without limit.
+// If the accepting end sent its proof first, a process that connects could test guesses of the
+// token against that proof, offline and without limit.
 TEST_F(HandshakeTest, TheEndThatAcceptsShowsNothingOfTheTokenBeforeTheOtherHasProvedIt) {
   Pair pair = connect();
   Status answered;
@@ -125,7 +125,7 @@ TEST_F(HandshakeTest, TheEndThatAcceptsShowsNothingOfTheTokenBeforeTheOtherHasPr
   const auto challenge = read_frame(*pair.caller);
   send(*pair.caller, wire::Answer{});
   const auto reply = read_frame(*pair.caller);
-  // The thread has closed its end. So this read returns at once if nothing else was sent.
+  // The thread has closed its end, so this read does not block if no further message was sent.
   const auto rest = read_frame(*pair.caller);
   other->join();
   EXPECT_FALSE(answered.ok());
@@ -153,15 +153,16 @@ TEST_F(HandshakeTest, AnotherTokenIsRefusedByBothEnds) {
   EXPECT_THAT(answered.error().message(), HasSubstr("another job token"));
 }
 
-// The hello comes from a build in which the handshake had no version: it begins with the purpose.
+// The hello comes from an earlier build, in which the handshake had no version number: the first
+// field after the type is the purpose.
 TEST_F(HandshakeTest, AnEarlierHandshakeIsRefusedByName) {
   Pair pair = connect();
   Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), identity_of(0));
   wire::ByteWriter body;
   body.integer(uint8_t{0});   // hello
-  body.integer(uint8_t{1});   // for collectives
-  body.integer(int32_t{1});   // from
-  body.integer(int32_t{0});   // to
+  body.integer(uint8_t{1});   // the purpose: collectives
+  body.integer(int32_t{1});   // the rank that connects
+  body.integer(int32_t{0});   // the rank that accepts
   body.integer(uint64_t{9});  // round
   body.text("group");
   body.text("1.2.3");

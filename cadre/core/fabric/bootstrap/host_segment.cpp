@@ -77,11 +77,13 @@ class Sharing {
     return {};
   }
 
-  // Checks all stamps and tells all ranks whether they share the segment.
+  // Runs on the leader: checks the stamps of all ranks and tells each rank whether the segment is
+  // used.
   Status judge() {
     std::string obstacle;
     for (const int follower : followers()) {
-      const std::string what = format("rank {} maps shared memory", follower);
+      const std::string what =
+          format("waiting until rank {} has mapped the shared memory", follower);
       const auto is_mapped = links_.receive_byte({follower, what});
       if (!is_mapped.ok()) return is_mapped.error();
       const uint64_t stamp =
@@ -108,8 +110,8 @@ class Sharing {
       return {};
     }
     auto memory = links_.receive_segment(exchange);
-    // If this rank cannot map the segment, the ranks cannot share it, but the stream can still be
-    // used.
+    // An error of mapping is not returned: the ranks go on without shared memory, and the
+    // connection can still be used. A lost connection is an error.
     const bool is_lost = !memory.ok() && (memory.error().code() == ErrorCode::kTimeout ||
                                           memory.error().code() == ErrorCode::kPeerLost);
     if (is_lost) return memory.error();

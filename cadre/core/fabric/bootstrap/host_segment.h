@@ -1,12 +1,13 @@
-// One segment of memory for the ranks of a host. The lowest rank of the host, its leader, makes the
-// segment and hands it to the others over their connections to the leader.
+// One segment of shared memory for the ranks of a host. The lowest rank of the host, its leader,
+// makes the segment and hands it to the others over their connections to the leader.
 //
 // Threads: one. Blocking: until the deadline of the Links. Lifetime: the segment lives as long as
-// its mappings. Errors: they name the rank that was waited for; on the leader also those of the
-// System. Ranks that cannot share memory are no error.
-// Equal boot ids are only a hint, because of containers. The ranks share the segment if every rank
-// could map it and the leader saw what each rank wrote there. These stamps are in the first page,
-// which is reserved and no longer zero; all other bytes are zero.
+// its mappings. Errors: a timeout names the rank for which this rank waited; the leader also
+// returns errors of the System. That ranks cannot share memory is no error.
+// Ranks with equal boot ids may still be in different containers and unable to share memory. So
+// each rank writes a stamp into the segment, and the ranks use the segment only if every rank could
+// map it and the leader has read all stamps. The stamps are in the first page, which is reserved;
+// all other bytes are zero.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +27,8 @@ inline constexpr size_t kStampBytes = 4096;
 inline constexpr int kMaxRanksOfSegment = static_cast<int>(kStampBytes / sizeof(uint64_t));
 
 struct HostSegment {
-  std::shared_ptr<os::SharedMemory> memory;  // null if the ranks share none
-  std::string obstacle;                      // says why memory is null
+  std::shared_ptr<os::SharedMemory> memory;  // null if the ranks share no memory
+  std::string obstacle;                      // the reason why memory is null
 };
 
 struct HostSegmentOptions {
@@ -36,7 +37,8 @@ struct HostSegmentOptions {
   std::function<size_t(int num_ranks)> num_bytes;
 };
 
-// Collective over the ranks of this rank's host. REQUIRES: each has a connection to the leader.
+// Shares one segment between the ranks of this rank's host, which all make this call. REQUIRES:
+// each of them has a connection to the leader.
 Result<HostSegment> share_host_segment(os::System& system, Links& links, const Layout& layout,
                                        int rank, const HostSegmentOptions& options);
 

@@ -11,7 +11,7 @@
 namespace cadre {
 namespace {
 
-// The layout of ranks whose hosts have these boot ids.
+// Returns the layout of ranks whose hosts have these boot ids.
 Layout layout_of_boots(const std::vector<std::string>& boot_ids) {
   std::vector<wire::RankAddress> addresses;
   for (const std::string& boot_id : boot_ids) {

@@ -66,8 +66,8 @@ Status Links::advance() {
   return greet();
 }
 
-// A busy rank may drop a connection whose proof takes too long (callers.h). Then this rank calls it
-// again.
+// A busy peer may drop a connection whose handshake takes too long (callers.h). Then this rank
+// dials it again.
 Status Links::step(Call& call) {
   if (!call.handshake) return {};
   const Status status = call.handshake->step();
@@ -82,9 +82,9 @@ Status Links::step(Call& call) {
   return {};
 }
 
-// Opens one connection at a time, so that the others advance in between. All ranks listened before
-// they published their addresses, so if no process listens at an address, the rank is gone. Returns
-// false if none is to be opened now.
+// Opens at most one connection, so that the other connections advance in between. All ranks
+// listened before they published their addresses, so if no process listens at an address, that rank
+// has ended. Returns false if no connection is to be opened now.
 Result<bool> Links::dial_next() {
   const TimePoint now = context_.system.now();
   const auto call = std::ranges::find_if(
@@ -101,7 +101,8 @@ Result<bool> Links::dial_next() {
   return true;
 }
 
-// A connection that no rank of this group needs is an error of the caller, not of this rank.
+// Stores the connection of a finished handshake. A connection that this group does not need is an
+// error of the process that opened it, so it is closed and this rank goes on.
 void Links::place(Handshake& handshake) {
   const wire::Hello& hello = handshake.hello();
   const int rank = context_.identity.rank;
@@ -156,7 +157,8 @@ Status Links::repeat(const Exchange& exchange, bool is_sending,
                      const std::function<Result<bool>(os::Socket&)>& attempt) {
   while (true) {
     CADRE_RETURN_IF_ERROR(advance());
-    // The socket is looked up in each iteration: if the rank calls again, another one replaces it.
+    // The socket is looked up in each iteration: if the peer connects again, its new socket
+    // replaces this one.
     os::Socket& socket = *sockets_[static_cast<size_t>(exchange.peer)];
     const Result<bool> is_done = attempt(socket);
     if (!is_done.ok()) {

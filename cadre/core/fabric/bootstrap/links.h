@@ -1,12 +1,12 @@
-// The control connections of a rank while it connects: those that it opens, those that it accepts,
-// and what ranks send each other over them before the connections are handed on.
+// The control connections of a rank while the fabric connects: those that it opens, those that it
+// accepts, and the bytes that ranks exchange over them before the control plane takes them over.
 //
 // Threads: one. Blocking: await() and the methods that send or receive, until the deadline.
 // Lifetime: borrows all of its Context; owns the sockets until take().
-// Errors: kTimeout and kPeerLost name the peer; errors that the watch reports.
-// Every wait also advances all other connections, so that no order of ranks can block, and no
-// stranger can keep a rank from its peers. If a rank proves itself a second time, it has lost its
-// first connection, and the later one counts.
+// Errors: kTimeout and kPeerLost, which name the peer; the errors of the BootstrapWatch.
+// Every wait also advances all other connections. So there is no deadlock, in whatever order ranks
+// wait for each other, and no foreign process can delay the ranks. If a rank completes a second
+// handshake, it has lost its first connection, and the second one replaces it.
 #pragma once
 
 #include <functional>
@@ -39,20 +39,21 @@ class Links {
   };
   Links(Context context, Deadline deadline);
 
-  // Makes this rank call the peer until they are connected. REQUIRES: `rank_address` stays valid
-  // until then.
+  // Makes this rank dial the peer, repeatedly if need be, until they are connected. REQUIRES:
+  // `rank_address` stays valid until then.
   void call(int peer, const wire::RankAddress& rank_address);
-  // Sets the first bytes that are sent to each of these peers, once it is connected. Borrowed.
+  // Sets the greeting: the first bytes that are sent to each of these peers once it is connected.
+  // The bytes are borrowed.
   void greet_with(ConstBytes greeting, std::span<const int> peers);
   // Waits until there is a connection to each of these peers, and all greetings were sent.
   Status await(std::span<const int> peers, const std::function<std::string(int)>& describe);
 
-  // The peer with which bytes are exchanged, and the purpose, which the message of an error names.
+  // The peer with which bytes are exchanged, and a description for error messages.
   struct Exchange {
     int peer = 0;
     std::string_view what;  // for example "waiting for the layout"
   };
-  // Send and receive all of the bytes. REQUIRES: there is a connection to the peer.
+  // These methods send or receive all of the bytes. REQUIRES: there is a connection to the peer.
   Status send(const Exchange& exchange, ConstBytes bytes);
   Status receive(const Exchange& exchange, Bytes bytes);
   Status send_byte(const Exchange& exchange, bool value);
@@ -60,7 +61,8 @@ class Links {
   Status send_segment(const Exchange& exchange, const os::SharedMemory& segment);
   Result<std::shared_ptr<os::SharedMemory>> receive_segment(const Exchange& exchange);
 
-  // From now on ranks that call stay in the queues of the listeners.
+  // Ends the accepting of connections. Ranks that connect later stay in the queues of the
+  // listeners.
   void stop_accepting() { callers_.stop_accepting(); }
 
   bool is_unix(int peer) const;
@@ -75,7 +77,7 @@ class Links {
     std::optional<Handshake> handshake{};
   };
 
-  // Advances all connections as far as the streams allow now.
+  // Advances all connections as far as possible without blocking.
   Status advance();
   Status step(Call& call);
   Result<bool> dial_next();

@@ -2,8 +2,8 @@
 // RankAddress by which the other ranks find them.
 //
 // Threads: one owner. Blocking: never. Lifetime: the listeners end with the object.
-// Errors: kInvalidArgument for an address that other hosts reach in a job without a token; those of
-// System::listen.
+// Errors: kInvalidArgument if other hosts can reach the address but the job has no token; the
+// errors of System::listen.
 #pragma once
 
 #include <memory>
@@ -31,7 +31,7 @@ struct Listening {
 };
 
 // Returns the part of a RankAddress that describes this process, without the addresses at which it
-// listens. Its probe is random and never 0, unlike fresh memory.
+// listens. Its `probe` is a random number other than 0, so it never equals the zeros of new memory.
 wire::RankAddress address_of_this_process(os::System& system);
 
 Result<Listening> start_listening(os::System& system, const Membership& membership,

@@ -5,8 +5,7 @@
 namespace cadre {
 namespace {
 
-// The leader of `host` is the sponsor of the leaders of hosts host + 2^k for each k below this
-// number.
+// Returns a number n: the leader of `host` sponsors the leaders of hosts host + 2^k for each k < n.
 int num_branches(const Layout& layout, int host) {
   return host > 0 ? std::countr_zero(static_cast<unsigned>(host))
                   : std::bit_width(static_cast<unsigned>(layout.num_hosts() - 1));

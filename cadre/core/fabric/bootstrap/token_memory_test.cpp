@@ -1,5 +1,4 @@
-// Tests that the job's token is nowhere in that memory of a connected rank which a core file
-// contains.
+// Tests that a core file of a connected rank does not contain the job's token.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -26,7 +25,8 @@ using std::chrono::seconds;
 
 constexpr size_t kTokenBytes = 48;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr size_t kCopiesOfTheSanitizer = 1;  // the sanitizer reads the environment before main()
+// A sanitizer reads the environment before main(), so one copy of the token is not removed.
+constexpr size_t kCopiesOfTheSanitizer = 1;
 #else
 constexpr size_t kCopiesOfTheSanitizer = 0;
 #endif
@@ -58,7 +58,7 @@ struct Found {
 
 // Searches the writable memory of this process for the token.
 Found search_own_memory() {
-  // Only the mappings of sanitizers are larger.
+  // Larger mappings are not searched: they belong to sanitizers.
   constexpr uint64_t kMaxMappingBytes = uint64_t{64} << 20;
   const os::Fd memory(::open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
   std::ifstream maps("/proc/self/smaps");
@@ -88,7 +88,7 @@ Found search_own_memory() {
   return found;
 }
 
-// The next test runs this test in a process that was started with the job's environment variables.
+// The next test starts a process with the job's environment variables, which runs this test.
 TEST(TokenMemory, DISABLED_OfTwoConnectedRanks) {
   const auto system = os::make_native_system();
   const Deadline deadline = system->deadline_in(seconds(20));
@@ -118,7 +118,7 @@ TEST(TokenMemory, DISABLED_OfTwoConnectedRanks) {
   std::thread other(connect, 1);
   connect(0);
   other.join();
-  EXPECT_GE(found.hidden, 1u) << "the search finds a token";
+  EXPECT_GE(found.hidden, 1u) << "the search finds the token in hidden memory";
   EXPECT_LE(found.in_core, kCopiesOfTheSanitizer);
 }
 

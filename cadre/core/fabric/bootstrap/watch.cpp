@@ -50,7 +50,7 @@ Result<std::vector<std::string>> BootstrapWatch::multi_get(std::span<const std::
                                                            Deadline deadline) {
   while (true) {
     Deadline patience = next_look();
-    // A slow store would never answer a call that is given up too soon.
+    // A call to a slow store needs a longer time limit, or it would never be answered.
     if (store_time_ > kStoreTime) patience = system_.deadline_in(store_time_);
     const Status there = membership_.store->wait(keys, deadline.earlier(patience));
     // The values may be many bytes, so this call gets all the time that is left.
@@ -97,7 +97,10 @@ Status BootstrapWatch::look_for_report(Deadline deadline) {
   const auto message = wire::decode_control(wire::as_bytes(**report));
   const auto* notice = message.ok() ? std::get_if<wire::AbortNotice>(&message.value()) : nullptr;
   if (notice == nullptr) {
-    return Error(ErrorCode::kCorruption, format("store key \"{}\" holds no report", trouble_key_));
+    return Error(ErrorCode::kCorruption,
+                 format("store key \"{}\" has a value that is no error report of a rank; check "
+                        "that no other program writes this key",
+                        trouble_key_));
   }
   ErrorDetails details;
   if (notice->culprit >= 0) details.culprit = notice->culprit;
@@ -117,8 +120,8 @@ Status BootstrapWatch::look_for_lost(Deadline deadline) {
                           rank, lost.host, lost.pid))
           .with_culprit(rank);
     };
-    // A group of all ranks of the job knows the lost rank by its number. Other groups compare
-    // addresses, once they are known.
+    // In a group of all ranks of the job, the number of the lost rank is its rank in the group.
+    // Other groups find the rank by its host and pid, once the addresses are known.
     if (membership_.world_size == membership_.job_size) return sentence(lost.rank);
     for (size_t rank = 0; rank < rank_addresses_.size(); ++rank) {
       if (rank_addresses_[rank].pid == lost.pid && rank_addresses_[rank].host == lost.host) {
@@ -136,7 +139,8 @@ void BootstrapWatch::report(const Error& error) {
       error.code(), details.culprit.value_or(-1).value,
       details.reporter.value_or(membership_.rank).value, "",
       format("rank {} could not connect: {}", membership_.rank, error.message())});
-  // The store keeps the first report. Whether this one arrived changes nothing for this rank.
+  // The store keeps only the first report, and this rank fails in any case, so the result is
+  // ignored.
   (void)membership_.store->compare_set(
       trouble_key_, "", wire::as_text(ConstBytes(frame).subspan(wire::kControlPrefixBytes)),
       system_.deadline_in(kStoreTime));

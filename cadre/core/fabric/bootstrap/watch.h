@@ -2,10 +2,11 @@
 // and reported its error through the store. Otherwise the ranks would wait until their deadline.
 //
 // Threads: one. Blocking: as each method says. Lifetime: borrows the System and the Membership.
-// Errors: what another rank reported, with its code; kPeerLost for a rank that has died.
-// The watch looks into the store 50 ms after the first wait, then at growing intervals of up to 500
-// ms, so a group that connects quickly costs the store nothing. A store that does not answer in
-// time counts as slow, not as failed, and gets more time at each attempt.
+// Errors: the error that another rank has reported, with its code; kPeerLost for a rank that has
+// died.
+// The watch looks into the store 50 ms after the start of the first wait, then at growing intervals
+// of up to 500 ms, so a group that connects quickly costs the store nothing. A store that does not
+// answer in time counts as slow, not as failed, and gets more time at each attempt.
 #pragma once
 
 #include <optional>
@@ -23,19 +24,19 @@ namespace cadre {
 
 class BootstrapWatch {
  public:
-  // The time that a call of the store may take at first.
+  // The time limit of a call to the store. It grows after each timeout.
   static constexpr Duration kStoreTime = std::chrono::seconds(1);
 
-  // `prefix` is the store prefix of the group and the attempt.
+  // `prefix` is the prefix of the store keys of the group and attempt.
   BootstrapWatch(os::System& system, const Membership& membership, const std::string& prefix);
 
-  // Called once the addresses of all ranks are known. They are borrowed, and show whether a rank
-  // that died is of this group.
+  // Called once the addresses of all ranks are known. The addresses are borrowed. With them the
+  // watch finds out whether a rank that died belongs to this group.
   void know(std::span<const wire::RankAddress> rank_addresses) { rank_addresses_ = rank_addresses; }
 
   // Like System::poll(), but also looks for failures now and then. Returns false at the deadline.
-  // Looks and deadline depend on the time alone: strangers can make something ready in each of many
-  // calls.
+  // The store is read and the deadline is checked also if an item is ready in every call, since
+  // foreign processes could keep the items ready.
   Result<bool> poll(std::span<os::PollItem> items, Deadline deadline);
   // Like Store::multi_get(), but also looks for failures.
   Result<std::vector<std::string>> multi_get(std::span<const std::string> keys, Deadline deadline);
@@ -43,16 +44,18 @@ class BootstrapWatch {
   // Reports to the other ranks the error that ends this rank's attempt, unless it came from them.
   // Best effort, for a second at most.
   void report(const Error& error);
-  // Returns the error that a rank has reported by now; an ok status if there is none.
+  // Returns the error that another rank has reported; an ok status if no rank has reported one yet.
   Status look_for_report(Deadline deadline);
-  // Looks for this long for an error that another rank reports, or the death of a rank. Returns an
-  // ok status if there is none.
+  // Waits up to `patience` for the report of another rank or the death of a rank, and returns it as
+  // an error; an ok status if neither comes.
   Status await_report(Duration patience);
-  // Returns whether an error was found that came from others or from the store.
+  // Returns whether an error was found in the store: a report of another rank, a death, or an error
+  // of the store itself.
   bool was_told() const { return was_told_; }
 
  private:
-  // Looks once for an error. Blocking: until the store has answered a few requests.
+  // Looks once into the store for a reported error and for dead ranks. Blocking: until the store
+  // has answered a few requests.
   Status look(Deadline deadline);
   // Returns the value of a key; nullopt if it is absent, or if the store does not answer in time.
   Result<std::optional<std::string>> read(const std::string& key, Deadline deadline);
@@ -65,9 +68,9 @@ class BootstrapWatch {
   const std::string lost_key_;
   std::span<const wire::RankAddress> rank_addresses_;
   Duration pause_;
-  // The time of the next look of poll(); nullopt before its first call.
+  // The time at which poll() looks into the store next; nullopt before the first poll().
   std::optional<Deadline> look_at_;
-  Duration store_time_;  // the time that an answer of the store may take
+  Duration store_time_;  // the time limit of a call to the store
   bool was_told_ = false;
 };
 

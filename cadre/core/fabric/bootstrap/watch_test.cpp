@@ -1,4 +1,4 @@
-// Tests in virtual time a group that connects over a slow store.
+// Tests in virtual time how BootstrapWatch looks for failures in a slow store.
 #include "cadre/core/fabric/bootstrap/watch.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A store that takes `latency` to answer a read. A read with less time than that gets no answer.
+// A store that takes `latency` to answer a read. A read whose deadline is earlier times out.
 class SlowStore final : public Store {
  public:
   SlowStore(os::System& system, Duration latency)
@@ -66,7 +66,8 @@ void report_trouble(os::System& system, Store& store) {
       .value_or_throw();
 }
 
-// Polls an item that is always ready, for 10 s or until the watch ends the poll.
+// Polls an item that is always ready, again and again, for 10 s or until poll() returns false or an
+// error.
 Result<bool> poll_what_is_ready(os::System& system, BootstrapWatch& watch, Deadline deadline) {
   const auto event = system.make_event();
   event->notify();

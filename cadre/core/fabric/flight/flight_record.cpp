@@ -16,10 +16,10 @@ namespace cadre {
 namespace {
 
 constexpr uint64_t kMagic = 0x3330544c46524443;  // "CDRFLT03"
-// A valid record has fewer slots. The limit keeps a reader from allocating what a damaged header
-// asks for.
+// A valid record has fewer slots than this. Without a limit a damaged header could make a reader
+// allocate any amount of memory.
 constexpr uint32_t kMaxCapacity = 1 << 20;
-constexpr int32_t kMaxWorldSize = 1 << 20;  // is the limit of rendezvous/job_environment.cpp
+constexpr int32_t kMaxWorldSize = 1 << 20;  // the limit of rendezvous/job_environment.cpp
 
 void write_name(wire::ByteWriter& out, std::string_view name) {
   std::array<std::byte, kFlightNameBytes> field{};
@@ -28,8 +28,8 @@ void write_name(wire::ByteWriter& out, std::string_view name) {
   out.raw(field);
 }
 
-// The name is made printable: a damaged or hostile file must not control the terminal that shows
-// it.
+// Makes the name printable, because a damaged or hostile file must not send control codes to the
+// terminal that shows it.
 template <size_t N>
 std::string read_name(wire::ByteReader& in) {
   std::array<char, N> field{};
@@ -39,10 +39,10 @@ std::string read_name(wire::ByteReader& in) {
 
 Error malformed(const std::string& what) {
   return Error(ErrorCode::kCorruption,
-               format("this is not a whole flight record of this version: {}", what));
+               format("the file is not a complete flight record of this version: {}", what));
 }
 
-// Returns false for a slot that is empty or was being written.
+// Returns false for a slot that is empty or only partly written.
 bool parse_slot(ConstBytes bytes, FlightEntry& entry) {
   wire::ByteReader in(bytes);
   const auto stamp = in.integer<uint64_t>();
@@ -55,7 +55,8 @@ bool parse_slot(ConstBytes bytes, FlightEntry& entry) {
   entry.peer = in.integer<int32_t>();
   entry.phase = read_name<kFlightPhaseBytes>(in);
   if (stamp == 0 || state >= wire::kNumActivityStates) return false;
-  if (entry.begin_ns < 0 || entry.end_ns < 0) return false;  // the clock counts from the boot
+  // Times are since the boot, so they are not negative.
+  if (entry.begin_ns < 0 || entry.end_ns < 0) return false;
   entry.index = stamp - 1;
   entry.state = static_cast<wire::ActivityState>(state);
   return true;
@@ -149,8 +150,8 @@ std::string to_json(const FlightRecord& record) {
     operations.push_back(std::move(operation));
   }
   json["operations"] = std::move(operations);
-  // Names come from a file that may be damaged: bytes that are not UTF-8 are replaced and do not
-  // throw.
+  // The names come from a file that may be damaged, so bytes that are not UTF-8 are replaced. By
+  // default dump() would throw.
   return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

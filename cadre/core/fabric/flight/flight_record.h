@@ -1,7 +1,7 @@
 // The last operations of a rank, as read from a flight recorder's memory or file.
 //
 // Threads: pure functions over values. Blocking: never.
-// Errors: kCorruption with what was wrong; a file is never trusted.
+// Errors: kCorruption, which says what is wrong with the file. Every field of a file is checked.
 // Format: docs/formats/flight-record.md.
 #pragma once
 
@@ -31,26 +31,27 @@ struct FlightIdentity {
   // The time at which the process started, in the kernel's ticks since the host's boot; 0 if it is
   // unknown.
   uint64_t process_start = 0;
-  // The id of the group, because several groups may have one name; if empty, the name is the id.
+  // The id of the group, which tells apart groups of equal names. If empty, the name is the id.
   std::string id = {};
-  uint64_t connection =
-      // All ranks that connected with each other have the same value; 0 if the rank is not
-      // connected.
-      0;
-  int64_t made_at_s = 0;  // the time in seconds since 1970; 0 if it is not known
+  // The number of the fabric (Fabric::connection_number()), equal on all ranks that are connected
+  // with each other; 0 if the rank is not connected.
+  uint64_t connection = 0;
+  // The time at which the record was created, in seconds since 1970; 0 if it is not known.
+  int64_t made_at_s = 0;
 
   friend bool operator==(const FlightIdentity&, const FlightIdentity&) = default;
 };
 
 // One operation, as the parser has read it.
 struct FlightEntry {
-  uint64_t index = 0;  // the operations of the rank are counted from 0
+  uint64_t index = 0;  // the number of the operation among all operations of the rank, from 0
   uint64_t number = 0;
   Fingerprint fingerprint = {};
   int64_t begin_ns = 0;
   int64_t end_ns = 0;  // 0 if the operation was still running
   wire::ActivityState state = wire::ActivityState::kNothingYet;
-  // The peer of a send or recv; in a failed collective, the peer that the rank waited for.
+  // The peer of a send or recv. Of a collective that failed: the peer for which the rank waited.
+  // Else -1.
   int32_t peer = -1;
   std::string phase;  // the phase in which the operation failed
 
@@ -59,17 +60,20 @@ struct FlightEntry {
 
 struct FlightRecord {
   FlightIdentity identity;
-  std::vector<FlightEntry> entries;  // the entries, of which the oldest comes first
-  // The last time at which the reader of the file saw the writer alive; not part of the file.
+  std::vector<FlightEntry> entries;  // the entries, the oldest first
+  // The last time at which the reader of the file found the writing process alive. It is not part
+  // of the file.
   std::optional<TimePoint> alive_at = {};
 };
 
-// Parses the bytes of a record's file. Entries that were being written are left out.
+// Parses the bytes of a record's file. Leaves out entries that were only partly written when the
+// file was read.
 CADRE_EXPORT Result<FlightRecord> parse_flight_record(ConstBytes file);
-// Returns an object {group, rank, ..., "operations": [{...}]}.
+// Returns a JSON object {group, rank, ..., "operations": [{...}]}.
 CADRE_EXPORT std::string to_json(const FlightRecord& record);
 
-// The sizes in bytes of the header, of each entry, and of the texts in them; longer texts are cut.
+// The sizes, in bytes, of the header, of an entry, and of the texts in them. Longer texts are
+// truncated. kFlightConnectionAt is the offset of the connection number in the header.
 inline constexpr size_t kFlightHeaderBytes = 256;
 inline constexpr size_t kFlightConnectionAt = 240;
 inline constexpr size_t kFlightEntryBytes = 72;

@@ -48,7 +48,7 @@ TEST(FlightRecord, AFileTellsWhatRanWhatEndedAndWhatFailed) {
   const uint64_t second = recorder->begin(2, fingerprint_of(OpKind::kBarrier), -1, {200});
   recorder->end(second, {.well = false, .waiting_for = 3, .phase = "reduce", .now = {260}});
   recorder->begin(1, fingerprint_of(OpKind::kRecv), 2, {300});
-  // The test reads the file while the recorder exists, as it is after kill -9.
+  // The recorder still exists, so the file has the content that it would have after kill -9.
   const FlightRecord record = parse_flight_record(file.bytes()).value_or_throw();
   EXPECT_EQ(record.identity, kIdentity);
   const std::vector<FlightEntry> expected = {
@@ -59,7 +59,8 @@ TEST(FlightRecord, AFileTellsWhatRanWhatEndedAndWhatFailed) {
   EXPECT_EQ(recorder->read().entries, expected);
 }
 
-// Readers take records of connection 0 for those of a job that never connected.
+// The JSON of a record has the text of each operation, such as "all_gather(float32 x 8)", and not
+// its packed fingerprint.
 TEST(FlightRecord, JsonHasTheCallsInWords) {
   auto recorder = FlightRecorder::create("", kIdentity).value_or_throw();
   recorder->end(recorder->begin(5, fingerprint_of(OpKind::kAllGather), -1, {10}), {.now = {20}});
@@ -71,7 +72,7 @@ TEST(FlightRecord, JsonHasTheCallsInWords) {
   EXPECT_EQ(json["operations"][0]["end_ns"], 20);
 }
 
-// These bytes follow the layout in docs/formats/flight-record.md.
+// Compares the header with bytes that follow the layout in docs/formats/flight-record.md.
 TEST(FlightRecord, GoldenHeader) {
   const TempFile file;
   const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
@@ -100,13 +101,13 @@ TEST(FlightRecord, GoldenEntry) {
                 {.well = false, .waiting_for = 3, .phase = "reduce", .now = {0x200}});
   const std::vector<std::byte> bytes = file.bytes();
   const std::string entry(reinterpret_cast<const char*>(bytes.data()) + 256, 72);
-  EXPECT_EQ(entry, std::string("\x01\0\0\0\0\0\0\0"    // the number of the first operation
-                               "\x05\0\0\0\0\0\0\0"    // its number
-                               "\x02\x01\0\0\0\0\0\0"  // the call
-                               "\x04\x03\0\0\0\0\0\0"  // the shape
-                               "\0\x01\0\0\0\0\0\0"    // begin
-                               "\0\x02\0\0\0\0\0\0"    // end
-                               "\x03\0\0\0"            // failed
+  EXPECT_EQ(entry, std::string("\x01\0\0\0\0\0\0\0"    // the stamp: the index of the operation + 1
+                               "\x05\0\0\0\0\0\0\0"    // the number of the operation in its group
+                               "\x02\x01\0\0\0\0\0\0"  // the first half of the fingerprint
+                               "\x04\x03\0\0\0\0\0\0"  // the second half of the fingerprint
+                               "\0\x01\0\0\0\0\0\0"    // the time of the begin, in ns
+                               "\0\x02\0\0\0\0\0\0"    // the time of the end, in ns
+                               "\x03\0\0\0"            // the state: failed
                                "\x03\0\0\0"            // the operation waited for rank 3
                                "reduce\0\0\0\0\0\0\0\0\0\0",
                                72));
@@ -133,7 +134,7 @@ TEST(FlightRecord, DamagedFilesAreRefusedOrReadButNeverTrusted) {
   }
 }
 
-// A reader makes a list of the ranks, which must not be as long as a damaged header says.
+// A reader makes a list of all ranks. Its length must not come from a damaged header.
 TEST(FlightRecord, ARankOutsideOfItsWorldIsRefused) {
   const TempFile file;
   const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();

@@ -14,12 +14,12 @@ constexpr size_t kClosedAt = 28;
 
 }  // namespace
 
-// The fields are atomics, because another thread may read the record while it is written. They are
-// little-endian, like every CPU that Cadre runs on.
+// The fields are atomics, because another thread may read the record while this one writes it. They
+// are stored in the byte order of the CPU, which is little-endian on all CPUs that Cadre supports.
 struct FlightRecorder::Slot {
-  std::atomic<uint64_t> stamp;  // is the index + 1; 0 while the other fields change
+  std::atomic<uint64_t> stamp;  // the index + 1; 0 while the other fields change
   std::atomic<uint64_t> number;
-  std::atomic<uint64_t> call;  // holds the first half of the Fingerprint; `shape` is the second
+  std::atomic<uint64_t> call;  // the first half of the Fingerprint; `shape` is the second half
   std::atomic<uint64_t> shape;
   std::atomic<int64_t> begin_ns;
   std::atomic<int64_t> end_ns;

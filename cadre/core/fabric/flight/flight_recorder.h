@@ -1,7 +1,8 @@
 // The last operations of a rank, in a ring that survives kill -9 when it lies in a mapped file.
 //
 // Threads: begin(), end() and read() from any thread.
-// Blocking: create() for the time of the disk; begin() and end() never (a few stores).
+// Blocking: create() while the file system works; begin() and end() never, as they only store a few
+// words.
 // Lifetime: owns its memory; a file stays when the process ends.
 // Errors: create() fails like os::MappedFile::create().
 // Format: docs/formats/flight-record.md.
@@ -40,12 +41,13 @@ class FlightRecorder {
   };
   void end(uint64_t index, const Ending& ending);
 
-  // Sets the number of the connection to which the record belongs. All ranks of the group set the
-  // same number.
+  // Sets the number of the fabric (Fabric::connection_number()) to which the record belongs. All
+  // ranks of the group set the same number.
   void set_connection(uint64_t connection);
-  // Marks the record as that of a closed group, which records nothing more.
+  // Marks the record as that of a closed group, which will record no further operation.
   void set_closed();
-  // Returns whether set_closed() has marked the record. REQUIRES: the bytes were parsed.
+  // Returns whether set_closed() has marked the record. REQUIRES: parse_flight_record() has
+  // accepted the bytes.
   static bool is_closed(ConstBytes file);
   bool has_file() const { return file_.has_value(); }
   FlightRecord read() const;

@@ -22,7 +22,8 @@ TEST(FlightRecorderTest, TheRingKeepsTheLastTwoThousand) {
   constexpr uint64_t kNumOperations = 2 * kFlightRecordCapacity + 17;
   const uint64_t stale = recorder->begin(0, {}, -1, {1});
   for (uint64_t i = 1; i < kNumOperations; ++i) recorder->begin(i, {}, -1, {1});
-  recorder->end(stale, {.now = {2}});  // its slot belongs to another operation by now
+  // The ring has wrapped around: the slot belongs to another operation.
+  recorder->end(stale, {.now = {2}});
   const FlightRecord record = recorder->read();
   ASSERT_EQ(record.entries.size(), kFlightRecordCapacity);
   for (size_t i = 0; i < record.entries.size(); ++i) {

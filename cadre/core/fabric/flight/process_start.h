@@ -1,7 +1,8 @@
 // The time at which a process began. With the pid it identifies the process, also after the pid was
 // reused.
 //
-// Threads: any. Blocking: never (one small file of /proc). Errors: none; 0 for what is not known.
+// Threads: any. Blocking: never; one small file of /proc is read. Errors: none; an unknown time is
+// 0.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +12,13 @@
 
 namespace cadre {
 
-// Returns the start in the kernel's ticks since the host's boot; 0 if no such process lives in the
-// pid namespace of this process. A process that has ended and waits to be reaped does not live.
+// Returns the start of the process in the kernel's ticks since the host's boot; 0 if no process
+// with this pid lives in the PID namespace of this process. A zombie does not count as alive.
 CADRE_EXPORT uint64_t process_start_of(int pid);
 
-// Returns whether the process that wrote a record lives on this host; a stopped process does. False
-// if that cannot be known: for another host, another pid namespace or an older record.
+// Returns whether the process that wrote a record still lives on this host. A stopped process
+// counts as alive. Returns false if this cannot be determined: if the writer ran on another host or
+// in another PID namespace, or if the record has no start time.
 CADRE_EXPORT bool writer_lives(const FlightIdentity& writer);
 
 }  // namespace cadre

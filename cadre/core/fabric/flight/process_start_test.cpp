@@ -33,7 +33,7 @@ TEST(ProcessStart, AStoppedProcessLivesAndOneThatEndedDoesNot) {
   ::kill(child, SIGKILL);
   siginfo_t info{};
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
-  EXPECT_FALSE(writer_lives(writer)) << "it waits to be reaped";
+  EXPECT_FALSE(writer_lives(writer)) << "a zombie does not count as alive";
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_FALSE(writer_lives(writer));
 }

@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-// Above this size of the outbox, status questions and answers are dropped.
+// Status questions and answers are dropped while more bytes than this are unsent.
 constexpr size_t kFullOutboxBytes = 64 << 10;
 
 uint64_t count_frames(ConstBytes stream) {
@@ -30,7 +30,7 @@ bool is_of_status(const wire::Event& event) {
 ControlLink::ControlLink(Setup setup, ControlMeter& meter)
     : setup_(std::move(setup)), meter_(meter) {
   ++meter_.connections;
-  // A heartbeat is sent at once, so that the other end soon knows that this connection is in use.
+  // A heartbeat is sent at once, so that the peer soon knows that both ends use this connection.
   if (setup_.is_healed) beat();
 }
 
@@ -47,10 +47,10 @@ void ControlLink::beat() {
   ++meter_.frames_sent;
   ++meter_.heartbeats_sent;
   flush();
-  has_sent_ = false;  // the next heartbeat is sent even if this one was
+  has_sent_ = false;  // a heartbeat does not count as sent bytes, so the next one is sent, too
 }
 
-// An error of the stream is not reported here: the next receive() finds it.
+// Does not return an error of the stream: the next receive() returns it.
 void ControlLink::flush() {
   if (!pending_.empty()) {
     const std::vector<std::byte> frames = wire::encode_events(pending_);

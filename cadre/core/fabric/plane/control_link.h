@@ -1,7 +1,9 @@
-// One control connection of a process: sends events as frames, receives messages, and counts both.
+// One control connection of a process. It sends events as frames, receives messages, and counts
+// them.
 //
 // Threads: the control plane's; ControlMeter is read from any. Blocking: never.
-// Lifetime: owns its socket. Errors: receive() reports the end of the stream, for whatever reason.
+// Lifetime: owns its socket. Errors: receive() returns an error when the stream has ended, for
+// whatever reason.
 #pragma once
 
 #include <atomic>
@@ -16,7 +18,8 @@
 
 namespace cadre {
 
-// The totals of a control plane. Frames and bytes of handshakes are not counted.
+// The totals over all connections of a control plane. Frames and bytes of handshakes are not
+// counted.
 struct ControlCounters {
   uint64_t connections = 0;  // the number of connections opened so far
   uint64_t dials = 0;
@@ -50,10 +53,10 @@ struct ControlMeter {
 class ControlLink {
  public:
   struct Setup {
-    uint64_t id = 0;  // is unique among this process's connections, and is never used again
+    uint64_t id = 0;  // unique among this process's connections, and never reused
     int peer = -1;
     bool crosses_hosts = false;
-    bool is_healed = false;  // the plane has opened the connection, not the bootstrap
+    bool is_healed = false;  // true if the control plane opened the connection after the bootstrap
     std::unique_ptr<os::Socket> socket;
   };
   ControlLink(Setup setup, ControlMeter& meter);
@@ -61,30 +64,30 @@ class ControlLink {
   uint64_t id() const { return setup_.id; }
   int peer() const { return setup_.peer; }
   bool crosses_hosts() const { return setup_.crosses_hosts; }
-  // Returns whether nothing was received yet over a healed connection. The peer may have stopped
-  // listening before the connection was opened, so the end of the connection is no evidence of a
-  // loss.
+  // Returns whether this connection was opened after the bootstrap and no byte was received over it
+  // yet. Such a connection may have reached the listener's queue after the peer stopped accepting,
+  // so its end is no evidence that the peer is lost.
   bool is_unheard() const { return setup_.is_healed && !has_heard_; }
 
-  // Queues the event for the next flush(), which sends all in one batch. Status questions and
-  // answers are dropped if the peer does not read, because they would arrive too late.
+  // Queues the event for the next flush(), which sends all in one batch. Drops status questions and
+  // answers if the peer does not read, because they would arrive too late.
   void post(const wire::Event& event);
   // Queues a receipt, which flush() sends after all queued events: a peer that has the receipt has
-  // received the events before it.
+  // also received those events.
   void post_receipt() { owes_receipt_ = true; }
   // Sends a heartbeat, unless something was sent since the last call or is queued.
   void beat();
   void flush();
   bool is_flushed() const { return pending_.empty() && !owes_receipt_ && outbox_.empty(); }
   // Appends the messages that have arrived. Returns an error once the stream has ended, with
-  // ErrorDetails::is_own_limit if this process has closed its end without knowing it.
+  // ErrorDetails::is_own_limit if the program has closed the descriptor of this connection.
   Status receive(std::vector<wire::ControlMessage>& messages);
 
   os::PollItem interest() const {
     return {.target = setup_.socket.get(), .want_read = true, .want_write = !outbox_.empty()};
   }
 
-  bool has_receipt = false;  // the peer has acknowledged that this process leaves
+  bool has_receipt = false;  // true once the peer has acknowledged that this process leaves
   Duration silent_for{0};
 
  private:

@@ -26,8 +26,8 @@ class RecordingSocket final : public testing::SilentSocket {
   wire::ControlSplitter& sent_;
 };
 
-// A rank that has all receipts closes its connections. So an event that is sent after a receipt
-// would be lost.
+// A leaving rank that has received all receipts closes its connections. So an event that is sent to
+// it after the receipt would be lost.
 TEST(ControlLink, AReceiptIsSentAfterAllEventsOfTheSameFlush) {
   wire::ControlSplitter sent;
   ControlMeter meter;
@@ -46,7 +46,7 @@ TEST(ControlLink, AReceiptIsSentAfterAllEventsOfTheSameFlush) {
   ASSERT_TRUE(second.has_value());
   EXPECT_TRUE(std::holds_alternative<wire::LeaveReceipt>(*second));
   link.flush();
-  EXPECT_FALSE(sent.next().value_or_throw().has_value()) << "a second receipt";
+  EXPECT_FALSE(sent.next().value_or_throw().has_value()) << "no second receipt is sent";
 }
 
 }  // namespace

@@ -1,15 +1,15 @@
-// The control plane of a process: distributes which ranks of the job are lost or have left and
-// which groups have failed, and answers what the members of a group do.
+// The control plane of a process. It distributes which ranks of the job are lost or have left and
+// which groups have failed, and asks the members of a group which operations they run.
 //
 // A process has control connections to the ranks of its host and to some of other hosts
-// (topology.h). Events sent over them describe state, and each process forwards each event once. A
-// connection that is missing, because a rank is lost or was never connected, is opened again.
+// (topology.h). Events describe a state, so they are idempotent, and each process forwards each
+// event once. When ranks are lost or leave, connections to new neighbours are opened.
 //
-// Threads: one of its own ("cadre-monitor"), joined by close(), and short-lived ones that open
-// connections; all methods from any thread, except that only one thread may call close().
-// Blocking: ask(), dial_data() and close() until their deadlines; close() for 2 s more at most.
+// Threads: the plane has one thread ("cadre-monitor"), which close() joins, and short-lived ones
+// that open connections. Any thread may call all methods, but only one may call close().
+// Blocking: ask(), dial_data() and close() until their deadlines; close() at most 2 s longer.
 // Lifetime: borrows the System; the layout and the groups' events are shared. Errors: as each
-// method says. All ranks are those of the fabric.
+// method says. All rank numbers are those of the fabric.
 // Format: docs/formats/control-messages.md.
 #pragma once
 
@@ -37,13 +37,13 @@ class PlaneState;
 struct StatusAnswer {
   int rank = -1;
   wire::Activity activity;
-  bool has_left = false;  // the rank left the fabric in good order, so it has no activity
+  bool has_left = false;  // the rank left the fabric without a failure, so it has no activity
 };
 
 class ControlPlane {
  public:
   struct Setup {
-    std::shared_ptr<const Layout> layout;  // the fabric and its groups use it, too
+    std::shared_ptr<const Layout> layout;  // shared with the fabric and its groups
     int rank = 0;
     LinkIdentity identity;
     // control[r] is the connection to rank r after the handshake; null if there is none yet. May be
@@ -51,18 +51,19 @@ class ControlPlane {
     std::vector<std::unique_ptr<os::Socket>> control;
     std::vector<std::unique_ptr<os::Listener>> tcp_listeners;
     std::unique_ptr<os::Listener> unix_listener;  // is null if this rank has no unix listener
-    // processes[r] is the watched process of rank r; null if it is not watched. May be empty.
+    // processes[r] becomes ready when the process of rank r ends; null if that process is not
+    // watched. May be empty.
     std::vector<std::unique_ptr<os::Pollable>> processes;
     // The address of the store's host as this rank reaches it. If a peer has several addresses,
     // this rank dials the one with this host.
     std::string store_host;
     Duration silence_limit{};
-    std::shared_ptr<LogSink> log;  // the groups use it, too; if null, log lines are dropped
-    // Reads the last activities of a rank of this host from the status page; empty if they cannot
-    // be read.
+    std::shared_ptr<LogSink> log;  // shared with the groups; if null, log lines are dropped
+    // Reads the last activities of a rank of this host from the status page; returns an empty list
+    // if they cannot be read.
     std::function<std::vector<GroupActivity>(int rank)> last_activities;
-    // Receives a data connection that a peer opened, after the handshake. Called by the plane's
-    // thread without a lock.
+    // Called with each data connection that a peer has opened, after its handshake. The plane's
+    // thread calls it without a lock.
     std::function<void(int peer, std::unique_ptr<os::Socket>)> on_data_connection;
   };
 
@@ -72,38 +73,39 @@ class ControlPlane {
   ControlPlane(const ControlPlane&) = delete;
   ControlPlane& operator=(const ControlPlane&) = delete;
 
-  // Starts the delivery of the group's events. Earlier ones (losses, leaves, its failure) are
-  // delivered before attach() returns.
+  // Starts the delivery of the group's events to `events`. Events that arrived earlier (lost ranks,
+  // ranks that have left, the group's failure) are delivered before attach() returns.
   void attach(GroupKey group, std::shared_ptr<GroupEvents> events);
-  // A delivery that has begun may still end; the plane keeps the object until then.
+  // Ends the delivery of events. A delivery that is in progress may end after detach() returns; the
+  // plane keeps the object until then.
   void detach(GroupKey group);
   bool is_attached(GroupKey group) const;
-  // Publishes that this rank left the group in good order after `num_collectives`, of which `last`
-  // was the last.
+  // Tells all ranks that this rank left the group without a failure, after `num_collectives`
+  // collectives. `last` is the fingerprint of the last one.
   void tell_left(GroupKey group, uint64_t num_collectives, const Fingerprint& last);
-  // Publishes the group's failure that this rank found. If a group has several failures, each
-  // process forwards only the first that it receives.
+  // Tells all ranks of a failure of the group that this rank has detected. If a group has several
+  // failures, each process forwards only the first that it receives.
   void tell_failure(GroupFailure failure);
 
-  // Asks the members what they do in the group. Returns when all members that are neither lost nor
-  // left have answered, or at the deadline. The answers are in the order of `members`, without
-  // those of silent and lost members.
+  // Asks the members which operation of the group they run. Returns when all members that are
+  // neither lost nor left have answered, or at the deadline. The answers are in the order of
+  // `members`; members that are lost or did not answer have none.
   std::vector<StatusAnswer> ask(GroupKey group, std::span<const int> members, Deadline deadline);
 
   // Returns the lost ranks in ascending order, without this rank.
   std::vector<int> lost_ranks() const;
   std::optional<LossReport> loss_of(int rank) const;
-  bool has_left(int rank) const;  // Returns whether the rank has left the fabric in good order.
+  bool has_left(int rank) const;  // whether the rank has left the fabric without a failure
 
   // Returns whether no TCP connection to a rank of another host can be opened before the deadline.
-  // The kernel of that host accepts the connection, so a stopped process counts as reachable, as
-  // does a host that rejects the connection. Any thread may call it.
+  // A stopped process counts as reachable, because the kernel of its host accepts the connection. A
+  // host that refuses the connection counts as reachable, too.
   bool is_cut_off(int peer, Deadline deadline);
-  // Opens a data connection to a peer and performs the handshake. Any thread may call it.
+  // Opens a data connection to a peer and performs the handshake.
   Result<std::unique_ptr<os::Socket>> dial_data(int peer, Deadline deadline);
 
-  // Publishes that this process leaves in good order, waits for the peers' receipts until the
-  // deadline, sends pending bytes (1 s at most), joins the thread and closes all connections.
+  // Tells all ranks that this process leaves without a failure, waits for the peers' receipts until
+  // the deadline, sends pending bytes (1 s at most), joins the thread and closes all connections.
   // Idempotent.
   void close(Deadline deadline);
 

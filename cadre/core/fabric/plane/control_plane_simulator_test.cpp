@@ -22,8 +22,9 @@ using std::chrono::seconds;
 using testing::require;
 
 constexpr GroupKey kSimGroup = 7;
-constexpr Duration kFaultsFrom = seconds(2);  // all ranks have connected long before
-constexpr Duration kLookAt = seconds(16);     // by then all events must have arrived
+// Faults begin at this time, when all ranks have long been connected.
+constexpr Duration kFaultsFrom = seconds(2);
+constexpr Duration kLookAt = seconds(16);  // at this time all events must have arrived
 constexpr Duration kSilenceLimit = seconds(3);
 
 const std::vector<std::vector<int>> kLayouts = {{2, 2}, {1, 1, 1}, {3, 1, 2}, {4, 4, 4, 4}};
@@ -77,7 +78,7 @@ sim::SimResult expect_run(uint64_t seed, const std::vector<int>& shape, std::vec
   return result;
 }
 
-// Runs each layout with a tenth of the seeds that other simulations use.
+// Runs each layout with every tenth seed of those that other simulations use.
 void for_each_run(const std::function<void(uint64_t, const std::vector<int>&, Random&)>& body) {
   for (size_t i = 0; const uint64_t seed : testing::simulator_seeds()) {
     if (i++ % 10 != 0) continue;
@@ -122,7 +123,7 @@ TEST(ControlPlaneSimulator, EachLossIsToldToEachSurvivorOnceAndLeavingIsNone) {
     const uint64_t leave_seed = random.next();
     expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
-      member.expect_lost(killed, "at the look");
+      member.expect_lost(killed, "at kLookAt");
       Random own(leave_seed + static_cast<uint64_t>(member.rank));
       sleep_until(member.system, kLookAt + milliseconds(own.below(5000)));
       member.plane.close(member.system.deadline_in(seconds(5)));
@@ -131,7 +132,7 @@ TEST(ControlPlaneSimulator, EachLossIsToldToEachSurvivorOnceAndLeavingIsNone) {
   });
 }
 
-// Another rank is killed or stopped at about the time of the failure.
+// One rank publishes a failure. Another rank (the victim) is killed or stopped at about that time.
 TEST(ControlPlaneSimulator, TheFailureThatOneTellsReachesAll) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
     const auto [victim, teller] = pick_pair(random, seed, size_of(shape));
@@ -149,9 +150,11 @@ TEST(ControlPlaneSimulator, TheFailureThatOneTellsReachesAll) {
       }
       sleep_until(member.system, is_stopped ? at + seconds(1) : kLookAt);
       if (member.rank != teller && (member.rank != victim || !is_stopped)) {
-        require(member.group->failures().size() == 1, format("rank {} is told", member.rank));
-        require(member.group->failures()[0].origin == teller, "who failed");
-        require(member.group->leavings().size() == 1, "and who left");
+        require(member.group->failures().size() == 1,
+                format("rank {} receives the failure", member.rank));
+        require(member.group->failures()[0].origin == teller,
+                "the rank that published the failure");
+        require(member.group->leavings().size() == 1, "one rank has left the group");
       }
       sleep_until(member.system, kLookAt);
       require(member.group->failures().size() == (member.rank == teller ? 0U : 1U), "once");
@@ -159,7 +162,7 @@ TEST(ControlPlaneSimulator, TheFailureThatOneTellsReachesAll) {
   });
 }
 
-// Returns the number of scheduling points of a rank before `time`.
+// Returns how many scheduling points the rank passed before `time`.
 int64_t points_before(const sim::SimResult& result, int rank, Duration time) {
   const std::string name = format(" rank{}/", rank);
   return std::ranges::count_if(result.history, [&](const std::string& line) {
@@ -167,8 +170,8 @@ int64_t points_before(const sim::SimResult& result, int rank, Duration time) {
   });
 }
 
-// A rank is killed while it publishes an event. If any other rank has received the event, all ranks
-// receive it.
+// Rank 1 is killed while it publishes an event. If any other rank receives the event, all of them
+// must receive it.
 TEST(ControlPlaneSimulator, WhatARankToldSomeBeforeItDiedAllAreTold) {
   int num_runs = 0;
   int num_heard = 0;
@@ -186,8 +189,8 @@ TEST(ControlPlaneSimulator, WhatARankToldSomeBeforeItDiedAllAreTold) {
       return result;
     };
     const int64_t first_point = points_before(run_with({}), 1, kFaultsFrom);
-    // The trace also contains lines about the start and end of threads, which are no scheduling
-    // points. So the range of points is wide.
+    // The history also has lines about the start and end of threads, which are no scheduling
+    // points, so the computed first point is not exact. Therefore the range of points is wide.
     for (int64_t point = first_point - 20; point < first_point + 10; ++point) {
       run_with({Fault::kill(1, When::at_point(1, point))});
       const auto [least, most] = std::ranges::minmax(heard);
@@ -196,8 +199,8 @@ TEST(ControlPlaneSimulator, WhatARankToldSomeBeforeItDiedAllAreTold) {
       num_heard += most > 0 ? 1 : 0;
     }
   }
-  EXPECT_GT(num_heard, 0) << "it always died too early";
-  EXPECT_LT(num_heard, num_runs) << "it always died too late";
+  EXPECT_GT(num_heard, 0) << "rank 1 was always killed before it sent the event";
+  EXPECT_LT(num_heard, num_runs) << "rank 1 was always killed after it sent the event";
 }
 
 TEST(ControlPlaneSimulator, AStoppedRankKeepsNoOtherFromAnswering) {
@@ -218,15 +221,17 @@ TEST(ControlPlaneSimulator, AStoppedRankKeepsNoOtherFromAnswering) {
                 format("{} answers of {}", answers.size(), num_ranks));
         const TimePoint asked_at = member.system.now();
         (void)member.plane.ask(kSimGroup, answering, member.system.deadline_in(seconds(1)));
-        require(member.system.now() - asked_at < milliseconds(900), "does not wait for others");
+        require(member.system.now() - asked_at < milliseconds(900),
+                "ask() does not wait for ranks that were not asked");
       }
       sleep_until(member.system, kLookAt);
-      member.expect_lost({}, "at the look");
+      member.expect_lost({}, "at kLookAt");
     });
   });
 }
 
-// The rank has failed or left its groups, so it must not count as silent.
+// Rank 1 has left the fabric and answers no question. ask() must return an answer that says so, and
+// not omit rank 1 as if it were silent.
 TEST(ControlPlaneSimulator, ARankThatHasLeftIsAmongTheAnswers) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     expect_run(seed, {1, 1, 1}, {}, [&](SimMember& member) {
@@ -236,7 +241,7 @@ TEST(ControlPlaneSimulator, ARankThatHasLeftIsAmongTheAnswers) {
       if (member.rank == 2) return;
       const auto answers =
           member.plane.ask(kSimGroup, all_ranks(3), member.system.deadline_in(seconds(1)));
-      require(answers.size() == 3, "all are known about");
+      require(answers.size() == 3, "there is an answer for every rank");
       for (const StatusAnswer& answer : answers) {
         require(answer.has_left == (answer.rank == 1), format("rank {}", answer.rank));
       }
@@ -254,13 +259,15 @@ TEST(ControlPlaneSimulator, ALeaveWaitsForTheReceiptsOfItsPeersUntilItsDeadline)
       const TimePoint before = member.system.now();
       member.plane.close(member.system.deadline_in(seconds(1)));
       const Duration took = member.system.now() - before;
-      require(took >= seconds(1) && took < milliseconds(1500), "rank 1 is stopped");
+      require(took >= seconds(1) && took < milliseconds(1500),
+              "close() waits until its deadline for the receipt of rank 1, which is stopped");
     });
   }
 }
 
-// Ranks 0 and 3, and ranks 1 and 4, connect the two hosts. When these have left, no rank forwards
-// the failure of rank 5 to rank 2. So rank 5 must connect to rank 2 before it leaves.
+// The two hosts are connected by the pairs of ranks 0 and 3, and 1 and 4. When these four have
+// left, no rank is left to forward the failure that rank 5 has published to rank 2. So rank 5 must
+// connect to rank 2 before it leaves.
 TEST(ControlPlaneSimulator, ARankThatToldOfAFailureReachesThoseWhosePeersLeftBeforeItLeaves) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     expect_run(seed, {3, 3}, {}, [&](SimMember& member) {
@@ -271,13 +278,13 @@ TEST(ControlPlaneSimulator, ARankThatToldOfAFailureReachesThoseWhosePeersLeftBef
         return member.plane.tell_failure({kSimGroup, 5, {ErrorCode::kTimeout, 3, 5, "late", ""}});
       }
       sleep_until(member.system, kFaultsFrom + milliseconds(300));
-      require(member.group->failures().size() == 1, "rank 2 has not heard of the failure");
+      require(member.group->failures().size() == 1, "rank 2 has received the failure");
     });
   }
 }
 
-// Ranks 0 and 3 of 6 are not connected. When ranks 2, 4 and 5 have left, rank 0 is connected to
-// rank 1 only, which cannot forward the leave of rank 0 to rank 3.
+// Ranks 0 and 3 of 6 are not neighbours. When ranks 2, 4 and 5 have left, rank 0 is connected to
+// rank 1 only, which is partitioned from rank 3 and cannot forward the leave of rank 0 to it.
 TEST(ControlPlaneSimulator, ALeaveIsToldToMoreThanOneRankSoThatAPartitionDoesNotHideIt) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     const std::vector<Fault> faults = {Fault::partition(1, 3, When::at_time(kFaultsFrom))};
@@ -295,18 +302,20 @@ TEST(ControlPlaneSimulator, ALeaveIsToldToMoreThanOneRankSoThatAPartitionDoesNot
 
 TEST(ControlPlaneSimulator, TwoRanksWhoseConnectionIsCutAreLostToAll) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
-    // The first two ranks of one host, or the first ranks of two hosts, are always connected.
+    // Cuts a connection that exists in every layout: between the first two ranks of a host, or
+    // between the first ranks of two hosts.
     const int other = shape[0] > 1 ? 1 : shape[0];
     const std::vector<int> cut = {0, other};
     expect_run(seed, shape, {Fault::cut(0, other, When::at_time(fault_time(random)))},
                [&](SimMember& member) {
                  sleep_until(member.system, kLookAt);
-                 member.expect_lost(cut, "at the look");
+                 member.expect_lost(cut, "at kLookAt");
                });
   });
 }
 
-// The other ranks notice it by the silence, or by a connection attempt that gets no answer.
+// The other ranks detect the loss because no heartbeats arrive, or because a connection attempt
+// gets no answer.
 TEST(ControlPlaneSimulator, AHostThatCannotBeReachedIsLostToTheOthers) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
     std::vector<Fault> faults;
@@ -319,7 +328,7 @@ TEST(ControlPlaneSimulator, AHostThatCannotBeReachedIsLostToTheOthers) {
     expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
       const bool is_hidden = member.rank < shape[0];
-      member.expect_lost(is_hidden ? others : hidden, "at the look");
+      member.expect_lost(is_hidden ? others : hidden, "at kLookAt");
     });
   });
 }
@@ -331,7 +340,7 @@ TEST(ControlPlaneSimulator, ARankThatIsStoppedForLessThanTheLimitIsNotLost) {
                                            .lasting(kSilenceLimit - milliseconds(600))};
     expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
-      member.expect_lost({}, "at the look");
+      member.expect_lost({}, "at kLookAt");
     });
   });
 }
@@ -346,11 +355,11 @@ TEST(ControlPlaneSimulator, RanksThatLostAllTheirNeighboursFindEachOther) {
     for (const int rank : dead) faults.push_back(Fault::kill(rank, When::at_time(kFaultsFrom)));
     expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
-      member.expect_lost(dead, "at the look");
+      member.expect_lost(dead, "at kLookAt");
       if (member.rank == 3) member.plane.tell_left(kSimGroup, 8, {});
       sleep_until(member.system, kLookAt + seconds(1));
       require(member.group->leavings().size() == (member.rank == 3 ? 0U : 1U),
-              "they are connected");
+              "rank 3's leave has reached this rank");
     });
   }
 }
@@ -366,7 +375,7 @@ TEST(ControlPlaneSimulator, TwoHostsThatDieLeaveTheOthersConnected) {
     }
     expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
-      member.expect_lost(dead, "at the look");
+      member.expect_lost(dead, "at kLookAt");
       if (member.rank == 13) member.plane.tell_left(kSimGroup, 8, {});
       sleep_until(member.system, kLookAt + seconds(1));
       require(member.group->leavings().size() == (member.rank == 13 ? 0U : 1U), "connected");
@@ -374,7 +383,7 @@ TEST(ControlPlaneSimulator, TwoHostsThatDieLeaveTheOthersConnected) {
   }
 }
 
-// The rank may be killed while the ranks are still connecting.
+// The kill may come at any scheduling point, also while the ranks are still connecting.
 TEST(ControlPlaneSimulator, AKillAtAnyPointIsToldToAllOthers) {
   int num_in_time = 0;
   int num_runs = 0;
@@ -385,10 +394,10 @@ TEST(ControlPlaneSimulator, AKillAtAnyPointIsToldToAllOthers) {
                                  [&](SimMember& member) {
                                    sleep_until(member.system, kLookAt);
                                    const std::vector<int> lost = {victim};
-                                   member.expect_lost(lost, "at the look");
+                                   member.expect_lost(lost, "at kLookAt");
                                  });
-    // A rank without connections to other hosts has few scheduling points, so the kill may come too
-    // late.
+    // A rank without connections to other hosts has few scheduling points in the run, so the point
+    // of the kill may come too late or never.
     const bool was_in_time =
         result.strikes.size() == 1 && result.strikes[0].at < TimePoint{} + (kLookAt - seconds(5));
     num_in_time += was_in_time ? 1 : 0;

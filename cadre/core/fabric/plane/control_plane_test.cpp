@@ -1,5 +1,5 @@
-// Tests control planes of ranks that are threads, over loopback and unix sockets. Hosts exist only
-// in the addresses of the ranks.
+// Tests the control planes of ranks that are threads of one process, over loopback and unix
+// sockets. The hosts of the ranks exist only in their addresses.
 #include "cadre/core/fabric/plane/control_plane.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,8 @@ struct Member {
   }
 };
 
-// All ranks attach to one group when all are connected, and leave it in an orderly way at the end.
+// Runs `body` on ranks that are all connected and attached to one group. At the end each rank
+// closes its plane.
 void run_members(const std::vector<int>& shape, const std::function<void(Member&)>& body) {
   PlaneJob job = PlaneJob::on_threads(shape);
   const auto result = testing::run_ranks_as_threads(job.num_ranks(), [&](testing::RankContext& at) {
@@ -68,11 +69,13 @@ TEST(ControlPlane, ALeaveOfAGroupAndItsFailureReachAllOthersOnce) {
       require(member.group->leavings().size() == num_leavings, "one leave");
       require(member.group->failures().size() == num_failures, "one failure");
       if (num_leavings == 1) {
-        require(member.group->leavings()[0] == std::pair<int, uint64_t>(0, 12), "rank 0 after 12");
+        require(member.group->leavings()[0] == std::pair<int, uint64_t>(0, 12),
+                "rank 0 left after 12 collectives");
       }
       if (num_failures == 1) {
         const GroupFailure failure = member.group->failures()[0];
-        require(failure.origin == last && failure.notice.cause == "cause", "of the last rank");
+        require(failure.origin == last && failure.notice.cause == "cause",
+                "the failure is that of the last rank");
       }
     });
   }
@@ -86,8 +89,9 @@ TEST(ControlPlane, AQuestionIsAnsweredByAllMembersThatAreAttached) {
           member.plane.ask(kGroup, all, member.in(seconds(20)));
       require(answers.size() == all.size(), format("{} answers", answers.size()));
       for (size_t i = 0; i < answers.size(); ++i) {
-        require(answers[i].rank == static_cast<int>(i), "in the order of ranks");
-        require(answers[i].activity.number == 1000 + i, "what that rank does");
+        require(answers[i].rank == static_cast<int>(i),
+                "the answers are in the order of the ranks");
+        require(answers[i].activity.number == 1000 + i, "the operation number of that rank");
       }
       member.job.meet(member.system, member.job.num_ranks(), "asked");
       // No rank is attached to this group.
@@ -111,8 +115,8 @@ TEST(ControlPlane, WhatCameBeforeIsToldWhenAGroupIsAttached) {
             return !late->failures().empty();
           },
           "the failure is delivered by attach()");
-      require(!late->leavings().empty(), "as is the leave that came before it");
-      require(member.group->failures().empty(), "another group's failure");
+      require(!late->leavings().empty(), "attach() also delivers the leave that came before");
+      require(member.group->failures().empty(), "this group gets no failure of another group");
       member.plane.detach(kGroup + 5);
     }
     member.job.meet(member.system, 4, "the end");
@@ -124,7 +128,7 @@ TEST(ControlPlane, ARankThatLeavesInGoodOrderIsNotLost) {
     run_members(shape, [](Member& member) {
       if (member.rank == 0) return;
       member.expect([&] { return member.plane.has_left(0); }, "rank 0 has left");
-      // During this pause the ends of its connections arrive.
+      // During this pause this rank sees the ends of rank 0's connections.
       member.system.make_waiter()->park(member.in(milliseconds(300)));
       require(member.group->losses().empty(), "nobody is lost");
       member.job.meet(member.system, member.job.num_ranks() - 1, "the end");

@@ -10,12 +10,13 @@
 namespace cadre {
 namespace {
 
-// A running attempt to connect cannot be cancelled, so each attempt takes at most this time.
+// The longest time of one connect(). A connect() in progress cannot be cancelled, so a dial is a
+// series of short ones.
 constexpr Duration kDialSlice = std::chrono::seconds(1);
-// The pause before the next try if this process has no thread or descriptor left.
+// The pause before a dial is retried for which this process had no thread or descriptor left.
 constexpr Duration kOwnLimitPause = std::chrono::seconds(1);
 
-// Ranks of one host are dialed at unix addresses, all others over TCP.
+// Returns the unix address of a rank of this host, and the TCP address of any other rank.
 Result<os::Address> address_of(const DialPlan& plan, int peer) {
   const wire::RankAddress& rank_address = plan.layout.rank_address(peer);
   const int self = plan.identity.rank;
@@ -27,8 +28,8 @@ Result<os::Address> address_of(const DialPlan& plan, int peer) {
                          .store_host = plan.store_host});
 }
 
-// Tries until the connection is open, no process listens, the dial is dropped, or the deadline has
-// passed.
+// Tries to connect until the connection is open, no process listens at the address, the dial was
+// dropped, or the deadline has passed.
 Result<std::unique_ptr<os::Socket>> connect_in_slices(os::System& system,
                                                       const os::Address& address,
                                                       const std::atomic<bool>& is_dropped,
@@ -95,7 +96,8 @@ void Dialer::begin(Call& call) {
   }
 }
 
-// A limit of this process is no sign that the peer is lost.
+// Retries the dial after a pause. That this process has no thread or descriptor left is no sign
+// that the peer is lost.
 void Dialer::retry_later(Call& call, const Error& error) {
   log_.write(LogLevel::kWarning, "comm",
              format("cannot dial rank={} now, trying again: {}", call.peer, error.message()));
@@ -105,16 +107,16 @@ void Dialer::retry_later(Call& call, const Error& error) {
 
 std::vector<Dialer::Outcome> Dialer::advance() {
   const TimePoint now = system_.now();
-  // A peer counts as silent only for the time in which this thread has looked for its bytes: the
-  // time during which this process was stopped does not count (PlaneLoop::judge_silence()).
+  // Limits the time that counts as silence of a peer, so that the time during which this process
+  // was stopped does not count (PlaneLoop::judge_silence()).
   const Duration since_last = std::min<Duration>(now - advanced_at_, 2 * kStatusInterval);
   advanced_at_ = now;
   std::vector<Outcome> outcomes;
   for (size_t i = 0; i < calls_.size();) {
     Call& call = calls_[i];
     std::optional<Outcome> outcome = step(call, since_last);
-    // A handshake is not given up, because a peer that is about to accept would take the end of the
-    // unused connection for the end of this rank.
+    // A dial whose handshake has begun is not cancelled: the peer may have accepted the connection
+    // and would take its end for the death of this rank.
     const bool is_given_up = call.is_dropped && call.attempt == nullptr && !call.handshake;
     const bool is_over = outcome || is_given_up;
     const bool is_wanted = outcome && (!call.is_dropped || outcome->ending == Ending::kConnected);
@@ -161,7 +163,8 @@ std::optional<Dialer::Outcome> Dialer::take_connection(Call& call) {
   return std::nullopt;
 }
 
-// A stopped rank of this host does not answer, and is not lost for that.
+// A rank of this host that does not answer is never reported as silent: it may be stopped, and its
+// death is detected by other means.
 std::optional<Dialer::Outcome> Dialer::step_handshake(Call& call, Duration since_last) {
   const Status status = call.handshake->step();
   if (status.ok() && call.handshake->is_done()) {

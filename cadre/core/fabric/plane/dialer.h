@@ -1,9 +1,9 @@
 // Opens control connections to other ranks without blocking the control plane.
 //
-// Threads: one owner, and a thread of its own ("cadre-dial") for each connection that the system is
-// opening, joined when that is over. Blocking: stop() for a second at most.
+// Threads: one owner, and a short-lived thread ("cadre-dial") for each connect() in progress, which
+// is joined when connect() has returned. Blocking: stop(), at most 1 s.
 // Lifetime: borrows the System, the Layout, the identity, the event and the log. Errors: none; each
-// dial has an Outcome. A dial for which this process has no thread or descriptor is retried.
+// dial has an Outcome. If this process has no thread or descriptor left for a dial, it is retried.
 #pragma once
 
 #include <atomic>
@@ -37,15 +37,15 @@ class Dialer {
     kConnected,
     kRefused,     // the peer no longer listens
     kUnanswered,  // the host does not answer
-    kSilent,      // the connection was opened, but nothing was received for the limit of silence
+    kSilent,      // the connection was opened, but no byte came for the limit of silence
   };
   struct Outcome {
     int peer = -1;
     Ending ending = Ending::kRefused;
-    std::unique_ptr<os::Socket> socket;  // is null unless the state is kConnected
+    std::unique_ptr<os::Socket> socket;  // null unless `ending` is kConnected
   };
 
-  // `wake_up` is notified when an advance() has something to do.
+  // `wake_up` is notified when the owner has to call advance().
   Dialer(os::System& system, DialPlan plan, Duration silence_limit, os::Event& wake_up,
          LogSink& log);
   ~Dialer();
@@ -53,7 +53,8 @@ class Dialer {
   // REQUIRES: !is_dialing(peer).
   void dial(int peer);
   bool is_dialing(int peer) const;
-  // Cancels a dial, unless the peer may already count it as a connection.
+  // Cancels a dial. A dial whose handshake has begun goes on, because the peer may already have
+  // accepted the connection.
   void drop(int peer);
   // Advances all dials without blocking. Returns those that have ended.
   std::vector<Outcome> advance();
@@ -73,7 +74,7 @@ class Dialer {
     int peer = -1;
     Deadline give_up{TimePoint{}};
     TimePoint not_before{};
-    std::shared_ptr<Attempt> attempt{};  // the thread of the attempt uses it, too
+    std::shared_ptr<Attempt> attempt{};  // shared with the thread of the attempt
     std::unique_ptr<os::Thread> thread{};
     std::optional<Handshake> handshake{};
     Duration silent_for{0};

@@ -64,7 +64,8 @@ class DialerTest : public ::testing::Test {
     return !items.empty();
   }
   void pause() { system_->make_waiter()->park(system_->deadline_in(milliseconds(1))); }
-  // Advances both ends until the attempt is over. Returns its outcome, if the dialer reports one.
+  // Advances both ends until the dial to rank 1 is over. Returns the outcome, if the dialer reports
+  // one.
   std::vector<Dialer::Outcome> finish(Dialer& dialer) {
     std::vector<Dialer::Outcome> outcomes;
     for (const Deadline deadline = soon();
@@ -74,7 +75,7 @@ class DialerTest : public ::testing::Test {
     }
     return outcomes;
   }
-  // Expects that an attempt with this System succeeds.
+  // Expects that a dial with this System succeeds.
   void expect_connected(os::System& system) {
     Dialer dialer(system, {layout_, identity_[0], ""}, seconds(120), *wake_up_, null_log_sink());
     dialer.dial(1);
@@ -92,8 +93,8 @@ class DialerTest : public ::testing::Test {
   size_t num_accepted_ = 0;
 };
 
-// Rank 1 may accept at any moment. If the connection were closed after that, rank 1 would report
-// rank 0 as lost.
+// A dial is dropped during its handshake. Rank 1 may accept the connection at any moment, and would
+// report rank 0 as lost if the connection were closed after that.
 TEST_F(DialerTest, ADialThatIsDroppedInItsHandshakeBecomesAConnection) {
   Dialer dialer(*system_, {layout_, identity_[0], ""}, seconds(120), *wake_up_, null_log_sink());
   dialer.dial(1);
@@ -130,7 +131,8 @@ TEST_F(DialerTest, AThreadThatCannotBeStartedIsTriedAgain) {
   EXPECT_EQ(few.num_refused, 2);
 }
 
-// Otherwise this rank would report the peer as lost.
+// The dial must be retried: if the lack of descriptors counted as a refusal, this rank would report
+// the peer as lost.
 TEST_F(DialerTest, ALackOfDescriptorsIsNoRefusalByThePeer) {
   FewDescriptors few(*system_);
   expect_connected(few);
@@ -139,7 +141,7 @@ TEST_F(DialerTest, ALackOfDescriptorsIsNoRefusalByThePeer) {
 
 TEST_F(DialerTest, ALackOfDescriptorsIsTheFailureOfTheDialingRank) {
   FewDescriptors few(*system_);
-  few.num_to_refuse = 2;  // one for the unix address and one for the TCP address
+  few.num_to_refuse = 2;  // one descriptor for the unix address and one for the TCP address
   const auto socket =
       dial(few, layout_, {identity_[0], ""}, 1, wire::LinkPurpose::kControl, soon());
   ASSERT_FALSE(socket.ok());

@@ -88,7 +88,8 @@ void EdgeHealer::take_calls(Findings& findings) {
   for (Handshake& handshake : callers_.advance()) {
     const int peer = handshake.hello().from;
     const wire::LinkPurpose purpose = handshake.hello().purpose;
-    // A call with a rank outside the job is an error of the caller; the connection is closed.
+    // If the process that connected names a rank outside the job, it is at fault, and its
+    // connection is closed.
     if (peer < 0 || peer >= setup_.plan.layout.num_ranks() || peer == self_) continue;
     if (purpose == wire::LinkPurpose::kControl) {
       findings.connections.push_back({peer, Dialer::Ending::kConnected, handshake.take()});

@@ -1,11 +1,11 @@
 // Maintains the control connections that the topology requires: opens those that are missing,
 // accepts those that peers open, and reports ranks that cannot be reached.
 //
-// Threads: the control plane's. Blocking: stop(), for a second at most. Lifetime: borrows the
-// System, the plan, the event and the log; owns the listeners. Errors: none; advance() reports
-// verdicts.
-// If a connection is missing, the end with the higher rank dials at once, the other one after 1 s.
-// If both succeed, both connections are kept.
+// Threads: the control plane's. Blocking: stop(), at most 1 s. Lifetime: borrows the System, the
+// plan, the event and the log; owns the listeners. Errors: none; advance() returns a Verdict for
+// each rank that seems lost.
+// If a connection is missing, the higher rank of the pair dials at once, and the lower rank after 1
+// s. If both succeed, both connections are kept.
 #pragma once
 
 #include <functional>
@@ -24,17 +24,18 @@ namespace cadre {
 
 class EdgeHealer {
  public:
-  // The time for which the end with the lower rank waits until the other end opens the connection.
+  // The time that the lower rank of a pair waits for the higher one to open the connection.
   static constexpr Duration kCallTime = std::chrono::seconds(1);
-  // If a rank no longer listens, the event that it has left may take this long to arrive.
+  // The time that this rank waits for the leave event of a rank that no longer listens, before it
+  // reports that rank as lost.
   static constexpr Duration kLeaveNewsTime = std::chrono::seconds(1);
-  // The pause after a loss, since several losses often occur together.
+  // The pause between a loss and the opening of new connections, since losses often occur together.
   static constexpr Duration kLossPause = std::chrono::milliseconds(50);
-  // The pause after a leave, since the ranks of a job that ends leave together. The topology stays
-  // connected without one rank meanwhile.
+  // The pause between a leave and the opening of new connections, since the ranks of a job that
+  // ends leave together. The topology stays connected without one rank during the pause.
   static constexpr Duration kLeavePause = std::chrono::seconds(1);
-  // A leaving rank waits for this time before it connects to new neighbours, since events may
-  // arrive meanwhile that say that these neighbours have left, too.
+  // The time that a leaving rank waits before it connects to new neighbours, since these may be
+  // leaving, too, and their leave events may arrive during that time.
   static constexpr Duration kLeavingPause = std::chrono::milliseconds(50);
 
   // Bounds the number of connections that a leaving rank opens, because ranks that leave together
@@ -50,15 +51,17 @@ class EdgeHealer {
     ControlMeter& meter;
     std::function<void(int peer, std::unique_ptr<os::Socket>)> on_data_connection;
   };
-  // A finding about a rank that is neither lost nor left as far as this process knows.
+  // A sign of loss of a rank. To the knowledge of this process that rank is neither lost nor has it
+  // left.
   struct Verdict {
     int rank = -1;
     SignOfLoss sign = SignOfLoss::kUnreachable;
-    bool is_of_host =
-        false;  // is also true for ranks of its host that have no connection to this rank
+    // If true, this also applies to all ranks of its host without a connection to this rank.
+    bool is_of_host = false;
   };
   struct Findings {
-    std::vector<Dialer::Outcome> connections;  // the outcomes, which are all kConnected
+    // The new connections; the outcome of each is kConnected.
+    std::vector<Dialer::Outcome> connections;
     std::vector<Verdict> verdicts;
   };
   // The state of the plane that the healer depends on.
@@ -70,23 +73,26 @@ class EdgeHealer {
 
   EdgeHealer(os::System& system, Setup setup);
 
-  // Called when the set of ranks that are present has changed.
+  // Called when a rank was lost, or has left, so that the neighbours are computed again.
   void note_loss();
   void note_leave();
   // Called when a connection to this rank has ended before anything was received over it. The rank
-  // is reported as unreachable unless its leave arrives, or a connection is made, within
-  // kLeaveNewsTime.
+  // is reported as unreachable unless its leave event arrives, or a new connection to it is made,
+  // within kLeaveNewsTime.
   void suspect(int rank);
 
-  // `is_ready` says whether one of the interests is ready.
+  // Accepts and opens connections without blocking. `is_ready` says whether an item of
+  // add_interests() is ready.
   Findings advance(const View& view, bool is_ready);
   void add_interests(std::vector<os::PollItem>& items) const;
   Deadline next_deadline(Deadline deadline) const;
-  // Called when this process leaves. Connections that are missing after kLeavingPause are opened
-  // while View::may_dial, kMaxLeavingDials at most. Connections of other ranks are still accepted.
+  // Called when this process leaves. While View::may_dial is true, missing connections are still
+  // opened after kLeavingPause, at most kMaxLeavingDials of them. Connections of other ranks are
+  // still accepted.
   void start_leaving();
-  // Returns whether no further connection has to be opened: all neighbours are connected, gone or
-  // no longer listening, or kMaxLeavingDials is exhausted. REQUIRES: start_leaving().
+  // Returns whether a leaving rank has no more connections to open: each neighbour is connected,
+  // lost, has left or no longer listens, or kMaxLeavingDials is exhausted. REQUIRES:
+  // start_leaving().
   bool is_complete(const View& view) const;
   // Stops accepting and opening connections.
   void stop();
@@ -105,9 +111,11 @@ class EdgeHealer {
   const int self_;
   Callers callers_;
   Dialer dialer_;
-  std::optional<TimePoint> plan_at_;  // the time at which wanted_ is computed again
-  std::vector<int> wanted_;           // the neighbours, to which this rank wants connections
-  // The neighbours without a connection; the value is the time since which it is missing.
+  // The time at which wanted_ is computed again; nullopt if no rank was lost or left since.
+  std::optional<TimePoint> plan_at_;
+  // The neighbours in the topology, with which this rank needs a connection.
+  std::vector<int> wanted_;
+  // The neighbours without a connection; the value is the time at which it was first missing.
   std::map<int, TimePoint> missing_;
   // The time at which each suspect is reported as unreachable; the key is the rank.
   std::map<int, TimePoint> suspects_;

@@ -25,9 +25,9 @@ bool EventLog::add(const Event& event, int from, TimePoint now) {
 bool EventLog::add_loss(const LossReport& loss, int from) {
   if (!exists(loss.rank) || !exists(loss.reporter)) return false;
   RankState& state = ranks_[static_cast<size_t>(loss.rank)];
-  // A connection that ends after a leave is no loss. But a rank may be killed before its leave has
-  // reached all peers: those report its loss and fail their groups, so this rank records the loss,
-  // too.
+  // A connection that ends after the rank has left is no loss. But a rank may be killed before its
+  // leave event has reached all peers. The peers without the event report its loss and fail their
+  // groups, so this rank records the loss, too.
   if (state.loss || (state.has_left && from == kOwn)) return false;
   state.loss = loss;
   state.loss_from = from;
@@ -120,7 +120,7 @@ std::vector<Event> EventLog::told_by(int from, TimePoint now) {
   return events;
 }
 
-// Called for every new group, so events of other groups are not copied.
+// This is called for every new group, so it does not copy the events of other groups.
 std::vector<Event> EventLog::of_group(GroupKey group, TimePoint now) {
   prune(now);
   std::vector<Event> events = events_of_ranks();

@@ -1,10 +1,10 @@
 // The events that a process has received: which ranks are lost or have left the job, and recent
-// leaves and failures of groups. Distinguishes new events from duplicates.
+// leaves and failures of groups. The log tells new events from duplicates.
 //
-// Threads: one at a time; the control plane guards it. Blocking: never. Errors: none.
-// Losses and leaves of ranks are kept as long as the log. Events of groups are kept for 60 s,
-// 65,536 of them at most. Their identity is remembered for at least 60 s and for 131,072 entries,
-// so that a duplicate on a slower path does not count as new.
+// Threads: one at a time; PlaneState locks. Blocking: never. Errors: none.
+// Losses and leaves of ranks are kept as long as the log. Events of groups are kept for 60 s, and
+// at most 65,536 of them. Their identities are kept for at least 60 s, and the latest 131,072 of
+// them longer, so that a duplicate that arrives over a slower path is recognized.
 #pragma once
 
 #include <cstdint>
@@ -29,26 +29,28 @@ class EventLog {
 
   EventLog(int num_ranks, int self);
 
-  // Returns true if the event is new. `from` is the rank that sent it, or kOwn. Does not record
-  // questions and answers, events of ranks that do not exist, and a loss of a rank that has left if
-  // this rank reports it.
+  // Returns true if the event is new. `from` is the rank that sent it, or kOwn. Ignores status
+  // questions and answers, events of ranks that do not exist, and a loss that this rank itself
+  // reports of a rank that has left.
   bool add(const wire::Event& event, int from, TimePoint now);
 
   bool is_lost(int rank) const { return ranks_[static_cast<size_t>(rank)].loss.has_value(); }
   bool has_left(int rank) const { return ranks_[static_cast<size_t>(rank)].has_left; }
-  // Returns for each rank whether it is neither lost nor left; true for this rank.
+  // Returns a flag for each rank: true if the rank is neither lost nor left. The flag of this rank
+  // is always true.
   std::vector<bool> presence() const;
   const std::optional<LossReport>& loss_of(int rank) const {
     return ranks_[static_cast<size_t>(rank)].loss;
   }
-  // Returns the ranks in ascending order, without this rank.
+  // Returns the lost ranks in ascending order, without this rank.
   std::vector<int> lost_ranks() const;
 
-  // Returns all events, for a new connection.
+  // Returns all events that are kept. They are sent over each new connection.
   std::vector<wire::Event> all(TimePoint now);
-  // Returns the events that one rank sent.
+  // Returns the events that this process has received from the rank.
   std::vector<wire::Event> told_by(int rank, TimePoint now);
-  // Returns the events of a group: losses of any rank, leaves of the group, its failure.
+  // Returns the events that concern a group: losses of any rank, the leaves of its members, its
+  // failure.
   std::vector<wire::Event> of_group(GroupKey group, TimePoint now);
 
  private:
@@ -77,10 +79,11 @@ class EventLog {
   const int self_;
   std::vector<RankState> ranks_;
   std::deque<Entry> entries_;  // the events of groups, in the order in which they arrived
-  // The numbers of the entries that concern each group, so that a new group does not search the
-  // events of all others.
+  // The numbers of the entries of each group, so that of_group() need not search the events of all
+  // groups.
   std::unordered_map<GroupKey, std::deque<uint64_t>> entries_of_;
-  uint64_t num_pruned_ = 0;  // the number of the oldest entry
+  // The number of removed entries, which is the number of the oldest kept entry.
+  uint64_t num_pruned_ = 0;
   std::set<Identity> known_;
   std::deque<std::pair<Identity, TimePoint>> known_order_;
 };

@@ -42,7 +42,8 @@ TEST(EventLog, ARankThatLeftIsNotLost) {
   EXPECT_FALSE(log.is_lost(1));
 }
 
-// The rank was killed before the event of its leave had reached all peers.
+// Rank 1 was killed before its leave event had reached all peers. Rank 0 has the event, and rank 2
+// reports a loss.
 TEST(EventLog, ALossThatAnotherRankReportsIsNewsAlsoAfterTheLeave) {
   EventLog log(3, 0);
   EXPECT_TRUE(log.add(FabricLeave{1}, 1, kStart));
@@ -52,7 +53,7 @@ TEST(EventLog, ALossThatAnotherRankReportsIsNewsAlsoAfterTheLeave) {
   EXPECT_EQ(log.of_group(7, kStart), (std::vector<Event>{loss_of(1, 2)}));
   EventLog of_rank_2(3, 2);
   EXPECT_TRUE(of_rank_2.add(FabricLeave{1}, 1, kStart));
-  EXPECT_TRUE(of_rank_2.add(loss_of(1, 0), 0, kStart)) << "rank 0 is another rank, too";
+  EXPECT_TRUE(of_rank_2.add(loss_of(1, 0), 0, kStart)) << "for rank 2, rank 0 is another rank";
 }
 
 TEST(EventLog, RanksThatDoNotExistAreNoNews) {
@@ -92,11 +93,13 @@ TEST(EventLog, HoldsABoundedNumberOfEntries) {
   }
   EXPECT_EQ(log.all(kStart).size(), EventLog::kMaxEntries);
   EXPECT_FALSE(log.add(GroupLeave{EventLog::kMaxEntries + 1, 1, 0}, 1, kStart));
-  // A duplicate that arrives on a slower path is not new, however many events arrive in between.
+  // A duplicate that arrives over a slower path is not new, even if more events than kMaxEntries
+  // came in between.
   EXPECT_FALSE(log.add(GroupLeave{1, 1, 0}, 1, kStart));
   const TimePoint later = kStart + EventLog::kMaxAge;
   EXPECT_TRUE(log.add(GroupLeave{3 * EventLog::kMaxEntries + 1, 1, 0}, 1, later));
-  EXPECT_TRUE(log.add(GroupLeave{1, 1, 0}, 1, later)) << "forgotten";
+  EXPECT_TRUE(log.add(GroupLeave{1, 1, 0}, 1, later))
+      << "after kMaxAge the event is no longer known and counts as new";
 }
 
 TEST(EventLog, ReturnsTheEventsOfOneRankAndOfOneGroup) {
@@ -112,7 +115,7 @@ TEST(EventLog, ReturnsTheEventsOfOneRankAndOfOneGroup) {
             (std::vector<Event>{loss_of(4, 2), GroupLeave{7, 1, 3}, GroupFailure{7, 2, {}}}));
 }
 
-// The log finds the events of a group among those of others, also when the oldest have expired.
+// The log finds the events of each of 1000 groups, also after the oldest events have expired.
 TEST(EventLog, FindsTheEventsOfEachGroupAmongMany) {
   EventLog log(3, 0);
   constexpr uint64_t kNumGroups = 1000;

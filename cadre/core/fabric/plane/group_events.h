@@ -1,10 +1,10 @@
 // The events that the control plane of a process delivers to its groups.
 //
 // Threads: GroupEvents is called by the plane's thread and, during ControlPlane::attach(), by the
-// thread that calls it; never under a lock. Blocking: implementations return soon, because they
-// delay the events of all groups. Lifetime: shared, so that detach() may run during a call. Errors:
-// none.
-// Ranks are those of the fabric, which are the ranks of the job, not those of a group.
+// thread that calls it; never under a lock. Blocking: implementations must return quickly, because
+// they delay the events of all groups. Lifetime: shared, so that detach() may run during a call.
+// Errors: none.
+// Rank numbers are those of the fabric, which are the ranks of the job, not those of a group.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ inline constexpr GroupKey kNoGroup = 0;
 
 using SignOfLoss = wire::SignOfLoss;
 using GroupActivity = wire::GroupActivity;
-// The first report about a rank counts; later ones are ignored.
+// The report that a rank is lost. The first report about a rank counts; later ones are ignored.
 using LossReport = wire::LossReport;
 // The first failure of a group, published by the member that found it.
 using GroupFailure = wire::GroupFailure;
@@ -28,7 +28,7 @@ using GroupFailure = wire::GroupFailure;
 class GroupEvents {
  public:
   virtual ~GroupEvents() = default;
-  // Also called with loss.rank == this rank, if a peer has reported this rank as lost.
+  // Called for each lost rank. If a peer has reported this rank as lost, loss.rank is this rank.
   virtual void on_rank_lost(const LossReport& loss) = 0;
   virtual void on_rank_left_group(const wire::GroupLeave& leave) = 0;
   // Called only for failures that other ranks have published.

@@ -1,5 +1,5 @@
-// Queue of errors of groups that this process has already closed. A later close() takes and throws
-// them.
+// A queue of errors of groups that this process has already closed. The close() of a later group
+// takes them and throws them.
 //
 // Threads: any. Blocking: never. Lifetime: shared by the fabric and its groups.
 #pragma once
@@ -28,8 +28,9 @@ class LateErrors {
     return error;
   }
 
-  // Called when a group of this process has failed. After a failure ranks may leave their other
-  // groups at different points, so a mismatch there is no error of the program.
+  // Called when a group of this process has failed. After a failure the ranks may leave their other
+  // groups at different points of the program, so a mismatch of collectives in those groups is no
+  // error of the program.
   void note_failure() {
     const std::lock_guard lock(mutex_);
     ++num_failures_;

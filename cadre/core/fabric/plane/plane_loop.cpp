@@ -63,8 +63,9 @@ void PlaneLoop::run() {
   context_.state.end();
 }
 
-// Processes `items` in the order in which run() has listed them. All connections are read before
-// ended ones are judged: an event from one connection may explain the end of another.
+// Processes `items`, which are in the order in which run() has listed them. All connections are
+// read before this rank judges which ends mean a loss, because an event from one connection may
+// explain the end of another.
 void PlaneLoop::look(std::vector<os::PollItem>& items) {
   const TimePoint now = context_.system.now();
   auto item = items.begin();
@@ -145,16 +146,18 @@ void PlaneLoop::start_leaving(Deadline receipts_by) {
   healer_.start_leaving();
 }
 
-// The peers that would forward an event may have left before, and the ranks behind them replace
-// those connections only after a pause. So a process that knows of a recent failure connects to its
-// new neighbours before it leaves. Otherwise all ranks that know the cause might leave before the
-// remaining ones have received it.
+// Returns whether this process knows of a recent failure. If so, it connects to its new neighbours
+// before it leaves: the peers that would forward the failure may have left already, and the
+// remaining ranks replace those connections only after a pause. Otherwise all ranks that know of
+// the failure might leave before the remaining ranks have received it.
 bool PlaneLoop::has_news_of_failure() const {
   return failure_heard_at_ && context_.system.now() - *failure_heard_at_ < kFailureNewsTime;
 }
 
-// A leave that is published to a single peer may not reach the others: the peer may be stopped, or
-// partitioned from them. They would then fail to connect to this process and report it as lost.
+// Returns whether this process has connections to too few peers to leave. A leave event that is
+// sent to a single peer may not reach the other ranks, because that peer may be stopped or
+// partitioned from them. The other ranks would then fail to connect to this process and report it
+// as lost.
 bool PlaneLoop::has_few_peers(const std::vector<bool>& is_present) const {
   std::set<int> peers;
   for (const auto& link : links_) {
@@ -218,7 +221,8 @@ void PlaneLoop::handle_event(ControlLink& link, const Event& event) {
   if (leave != nullptr && leave->rank == link.peer()) link.post_receipt();
 }
 
-// The asking rank has forwarded the question within its own host itself, as it does with any event.
+// Forwards the question and answers it. Within the host of the asking rank no forwarding is needed,
+// because that rank has sent it to all ranks of its host.
 void PlaneLoop::handle_question(ControlLink& link, const wire::StatusQuestion& question) {
   const bool is_foreign =
       question.origin >= 0 && question.origin < layout_.num_ranks() && question.origin != self_;
@@ -238,8 +242,9 @@ void PlaneLoop::handle_answer(const wire::StatusAnswer& answer) {
   if (link != nullptr) link->post(answer);
 }
 
-// A rank sends its events to all ranks of its host, so they need not be forwarded within the host.
-// A rank that was lost meanwhile may have reached only some of them.
+// A rank sends its events to all ranks of its host, so an event from a rank of this host is not
+// forwarded within the host. But if that rank is lost, it may have reached only some ranks of the
+// host.
 PlaneLoop::Scope PlaneLoop::scope_of(const ControlLink* by) const {
   if (by == nullptr || by->crosses_hosts()) return Scope::kEverywhere;
   return context_.state.is_lost(by->peer()) ? Scope::kEverywhere : Scope::kOtherHosts;
@@ -288,8 +293,9 @@ void PlaneLoop::judge_ends() {
   }
 }
 
-// If a connection is still open this long after its process has ended, a forked child of the
-// process holds it. No more bytes are expected from it.
+// Ends the connections of processes that ended more than kLastWordsTime ago. Such a connection is
+// still open only because a forked child of the process holds it, so no more bytes are expected
+// from it.
 void PlaneLoop::bury_ended(TimePoint now) {
   for (auto process = ended_processes_.begin(); process != ended_processes_.end();) {
     if (now - process->second < kLastWordsTime) {
@@ -303,8 +309,9 @@ void PlaneLoop::bury_ended(TimePoint now) {
   }
 }
 
-// Counts at most two heartbeat intervals per call, so that the time during which this process was
-// stopped does not count as silence of its peers. Ranks of this host send no heartbeats.
+// Reports peers on other hosts from which no byte has come for the limit of silence. A call counts
+// at most two heartbeat intervals, so that the time during which this process was stopped does not
+// count as silence of its peers. Ranks of this host send no heartbeats.
 void PlaneLoop::judge_silence(TimePoint now) {
   const Duration since = std::min<Duration>(now - silence_judged_at_, 2 * kStatusInterval);
   silence_judged_at_ = now;
@@ -325,7 +332,8 @@ void PlaneLoop::report_loss(int rank, SignOfLoss sign) {
   learn(loss, nullptr);
 }
 
-// Reports this rank itself as lost. The peers see the end of its connections and do the same.
+// Reports this rank itself as lost, because the program has closed its connections. The peers see
+// the connections end and report the same.
 void PlaneLoop::report_closed_here() {
   if (!receipts_by_) learn(LossReport{self_, self_, SignOfLoss::kConnectionEnded, {}}, nullptr);
 }

@@ -1,10 +1,10 @@
-// The thread of a control plane: reads all connections, decides whether an ended or silent one
-// means a lost rank, and forwards new events.
+// The thread of a control plane. It reads all connections, decides whether an ended or silent
+// connection means that a rank is lost, and forwards new events.
 //
-// Threads: run() is the body of one thread, which alone uses all else here; the constructor and the
-// destructor run while it does not. Blocking: run(), until the plane has left. Lifetime: borrows
-// the System, the state, the event, the meter, the layout and the identity. Errors: none; an error
-// of a connection closes it.
+// Threads: run() is the body of one thread, and only that thread uses the other members; the
+// constructor and the destructor run before and after it. Blocking: run(), until this process has
+// left the fabric. Lifetime: borrows the System, the state, the event, the meter, the layout and
+// the identity. Errors: none; an error of a connection closes it.
 #pragma once
 
 #include <array>
@@ -23,13 +23,14 @@
 
 namespace cadre {
 
-// Remembers over which connection a status question came first, so that its answers can return. The
-// last 8 questions of each asking rank are remembered; a rank has fewer open at a time.
+// Remembers over which connection a status question came first, so that the answers are sent back
+// over it. The last 8 questions of each asking rank are remembered; a rank has fewer open questions
+// at a time.
 class StatusRoutes {
  public:
   static constexpr size_t kPerOrigin = 8;
 
-  // Returns false if the question has come before, or is older than the remembered ones.
+  // Returns false if the question was received before, or is older than the remembered questions.
   bool add(const wire::StatusQuestion& question, uint64_t link) {
     Route& route = routes_[question.origin][question.number % kPerOrigin];
     if (question.number <= route.number) return false;
@@ -57,12 +58,13 @@ class StatusRoutes {
 
 class PlaneLoop {
  public:
-  // The time that the last bytes of a process that has ended may take to arrive.
+  // The time that this rank waits, after a process has ended, for the last bytes of its connection.
   static constexpr Duration kLastWordsTime = std::chrono::milliseconds(100);
   static constexpr Duration kFlushTime = std::chrono::seconds(1);
-  // A rank that leaves publishes that over direct connections to at least this many present peers.
+  // A leaving rank sends its leave event over direct connections to at least this many present
+  // peers.
   static constexpr size_t kMinLeavePeers = 2;
-  // A failure counts as recent for this time, because some ranks may not have received it yet.
+  // The time for which a failure counts as recent: some ranks may not have received it yet.
   static constexpr Duration kFailureNewsTime = std::chrono::seconds(2);
 
   struct PlaneContext {
@@ -82,7 +84,7 @@ class PlaneLoop {
   struct End {
     uint64_t link = 0;
     SignOfLoss sign{};
-    bool is_own = false;  // this process closed the descriptor, so the peer is not lost
+    bool is_own = false;  // the program closed this process's descriptor, so the peer is not lost
   };
 
   void add_link(int peer, std::unique_ptr<os::Socket> socket, bool is_healed);
@@ -123,17 +125,19 @@ class PlaneLoop {
   const Layout& layout_;
   const int self_;
   EdgeHealer healer_;
-  // The pointers are unique pointers, so that the addresses of the links stay valid.
+  // The elements are unique_ptrs, so that the addresses of the links stay valid when the vector
+  // grows.
   std::vector<std::unique_ptr<ControlLink>> links_;
   uint64_t num_links_ = 0;
-  std::vector<End> ends_;  // the connections that have ended in this iteration
+  std::vector<End> ends_;  // the connections that have ended in this iteration of run()
   std::map<int, TimePoint> ended_processes_;
   StatusRoutes routes_;
   TimePoint heartbeat_at_;  // the time at which the last heartbeats were sent
   TimePoint silence_judged_at_;
-  // The time at which the last failure of a group or loss of a rank was heard of.
+  // The time at which this process last learned of a failed group or a lost rank.
   std::optional<TimePoint> failure_heard_at_;
-  // Is set when this process leaves; the peers must have acknowledged this by then.
+  // The deadline by which the peers must have acknowledged that this process leaves; nullopt if it
+  // is not leaving.
   std::optional<Deadline> receipts_by_;
   std::optional<TimePoint> flush_by_;
 };

@@ -15,8 +15,8 @@ PlaneState::PlaneState(os::System& system, Identity identity, os::Event& wake_up
       wake_up_(wake_up),
       log_(identity.num_ranks, identity.rank) {}
 
-// The plane's thread delivers events that arrive after the registration, and this thread the
-// earlier ones: each event once.
+// The plane's thread delivers the events that arrive after the group was registered, and this
+// thread delivers the earlier ones, so each event is delivered once.
 void PlaneState::attach(GroupKey group, std::shared_ptr<GroupEvents> events) {
   const TimePoint now = system_.now();
   std::vector<Event> earlier;
@@ -29,7 +29,7 @@ void PlaneState::attach(GroupKey group, std::shared_ptr<GroupEvents> events) {
 }
 
 void PlaneState::detach(GroupKey group) {
-  std::shared_ptr<GroupEvents> detached;  // is destroyed without the lock
+  std::shared_ptr<GroupEvents> detached;  // destroyed after the lock is released
   std::lock_guard lock(mutex_);
   const auto found = groups_.find(group);
   if (found == groups_.end()) return;
@@ -190,8 +190,8 @@ void PlaneState::queue_deliveries(const Event& event) {
   if (group != groups_.end()) deliveries_.push_back({group->second, event});
 }
 
-// A report that this rank itself is lost is delivered last, because what this rank found at its own
-// end of the cut connection is more specific.
+// Delivers the new events to the groups. A report that this rank itself is lost comes last, because
+// the error that this rank found at its own end of the same connection is more specific.
 void PlaneState::deliver() {
   std::vector<Delivery> deliveries;
   {

@@ -1,9 +1,10 @@
-// State that the threads of a process share with the thread of its control plane: the known events,
-// the attached groups, the open status questions.
+// The state that the threads of a process share with the thread of its control plane: the known
+// events, the attached groups, and the open status questions.
 //
 // Threads: any, except for the methods of the plane's thread. Blocking: ask(), until its deadline.
 // Lifetime: borrows the System and the event. Errors: none.
-// Events are delivered to groups without a lock: by deliver() and, for earlier events, by attach().
+// Events are delivered to groups without holding a lock: deliver() delivers new events, and
+// attach() those that arrived earlier.
 #pragma once
 
 #include <map>
@@ -32,18 +33,19 @@ class PlaneState {
 
   void attach(GroupKey group, std::shared_ptr<GroupEvents> events);
   void detach(GroupKey group);
-  // Lets the plane's thread publish the event.
+  // Queues an event that the plane's thread sends to the other ranks.
   void post(wire::Event event);
   std::vector<StatusAnswer> ask(GroupKey group, std::span<const int> members, Deadline deadline);
   std::vector<int> lost_ranks() const;
   std::optional<LossReport> loss_of(int rank) const;
   bool has_left(int rank) const;
-  // Lets the plane's thread leave, wait for receipts until the deadline, and end.
+  // Makes the plane's thread tell all ranks that this process leaves, wait for their receipts until
+  // the deadline, and end.
   void leave(Deadline deadline);
 
   // Only the plane's thread calls the methods from here on.
   struct Orders {
-    std::vector<wire::Event> events;  // the events, in the order in which they were posted
+    std::vector<wire::Event> events;  // the events in the order in which they were posted
     std::optional<Deadline> leave_by;
   };
   Orders take_orders();
@@ -51,7 +53,7 @@ class PlaneState {
   bool learn(const wire::Event& event, int from);
   void take_answer(const wire::StatusAnswer& answer);
   void deliver();
-  // Ends all open questions and every later one.
+  // Ends all open ask() calls, and makes later ones return at once.
   void end();
   // Returns null if the group is not attached.
   std::shared_ptr<GroupEvents> group(GroupKey key) const;
@@ -63,11 +65,12 @@ class PlaneState {
 
  private:
   struct Delivery {
-    std::shared_ptr<GroupEvents> group;  // its owner uses it, too, and may detach it meanwhile
+    // Shared with its owner, which may detach it during the delivery.
+    std::shared_ptr<GroupEvents> group;
     wire::Event event;
   };
   struct Question {
-    // The activities that were answered; the key is the rank.
+    // The activities in the answers that have arrived; the key is the rank.
     std::map<int, wire::Activity> answers;
   };
 

@@ -5,7 +5,7 @@
 namespace cadre {
 namespace {
 
-// Returns the present ranks of each host that has any.
+// Returns the present ranks of each host; hosts without a present rank are left out.
 std::vector<std::vector<int>> present_hosts(const Layout& layout,
                                             const std::vector<bool>& is_present, int self) {
   std::vector<std::vector<int>> hosts;
@@ -19,7 +19,8 @@ std::vector<std::vector<int>> present_hosts(const Layout& layout,
   return hosts;
 }
 
-// Adds the ends in `theirs` of the edges of this exponent that end at ours[own_index].
+// Adds the neighbours in `theirs`, the ranks of a host at distance 2^exponent, of the rank with the
+// index `own_index` on its own host, which has `num_own` ranks.
 void add_edges(std::vector<int>& found, size_t exponent, size_t own_index, size_t num_own,
                const std::vector<int>& theirs) {
   for (const size_t place : {exponent, exponent + 1}) {

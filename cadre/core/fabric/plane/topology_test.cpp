@@ -23,7 +23,8 @@ Layout layout_of(const std::vector<int>& ranks_per_host) {
   return Layout(std::move(rank_addresses));
 }
 
-using Graph = std::vector<std::vector<int>>;  // the neighbours of each rank; empty for absent ranks
+// The neighbours of each rank; an absent rank has none.
+using Graph = std::vector<std::vector<int>>;
 
 Graph graph_of(const Layout& layout, const std::vector<bool>& is_present) {
   Graph graph(is_present.size());
@@ -97,7 +98,7 @@ TEST(Topology, IsConnectedAlsoWithoutAnyOneRankOrHost) {
     for (const std::vector<int>& host : one.layout.ranks_of_host) {
       std::vector<bool> others = one.is_present;
       for (const int gone : host) others[static_cast<size_t>(gone)] = false;
-      ASSERT_TRUE(is_connected(graph, others)) << "case " << i << " without a host";
+      ASSERT_TRUE(is_connected(graph, others)) << "case " << i << " without one host";
     }
   }
 }
@@ -113,8 +114,8 @@ TEST(Topology, AHostHasFewConnectionsToOthersSpreadOverItsRanks) {
       for (int rank = 0; rank < per_host; ++rank) {
         const int degree = static_cast<int>(neighbours(layout, all, rank).size()) - (per_host - 1);
         of_host += degree;
-        // The places 0 .. k are spread over the ranks of a host, so a rank has at most ceil((k + 1)
-        // / R) of them.
+        // With k exponents, edges 0 .. k of a host are spread over its R ranks, so a rank has at
+        // most ceil((k + 1) / R) of them.
         const int places = (exponents + per_host) / per_host;
         EXPECT_LE(degree, 2 * 2 * places) << num_hosts << " hosts of " << per_host;
       }
@@ -127,8 +128,8 @@ TEST(Topology, OfOneHostAndOfOneRank) {
   const std::vector<bool> three(3, true);
   EXPECT_EQ(neighbours(layout_of({3}), three, 1), (std::vector<int>{0, 2}));
   EXPECT_EQ(neighbours(layout_of({1}), {true}, 0), std::vector<int>{});
-  // The only rank of the second host is connected to two ranks of the larger host. So it stays
-  // connected if one of them is lost.
+  // Rank 3, the only rank of the second host, is connected to two ranks of the first host, so it
+  // stays connected if one of them is lost.
   EXPECT_EQ(neighbours(layout_of({3, 1}), {true, true, true, true}, 3), (std::vector<int>{0, 1}));
 }
 

@@ -23,17 +23,18 @@ using wire::StoreVerb;
 
 namespace {
 
-// The last handle waits this long for the lock when it leaves. If it does not get the lock, the
-// file stays.
+// The longest time that the destructor waits for the file's lock. If it does not get the lock, the
+// file is not removed.
 constexpr Duration kLeaveTimeout = std::chrono::milliseconds(500);
 
-// Sleeps, for 1 ms at first and then longer, up to 20 ms, until a deadline.
+// Sleeps between two attempts, for 1 ms at first, then twice as long each time, up to 20 ms.
 class Nap {
  public:
   Nap(os::System& system, Deadline deadline)
       : system_(system), waiter_(system.make_waiter()), deadline_(deadline) {}
 
-  // Returns false once the deadline has passed; the caller looks one last time after the last nap.
+  // Sleeps once. Returns false, without sleeping, if the deadline has passed. So the caller makes
+  // one last attempt after the deadline.
   bool take() {
     if (deadline_.has_passed(system_.now())) return false;
     waiter_->park(deadline_.earlier(system_.deadline_in(pause_)));
@@ -64,7 +65,8 @@ Error never_locked(const std::string& path) {
                format("file store {}: other processes held its lock until the deadline", path));
 }
 
-// Returns the changes that the request, with this response, has made in the table.
+// Returns records of the changes that the request has made in the table. `response` is its
+// response.
 std::vector<StoreRecord> records_of(const StoreRequest& request, const StoreResponse& response,
                                     const store::KeyTable& table) {
   if (response.error) return {};
@@ -75,7 +77,8 @@ std::vector<StoreRecord> records_of(const StoreRequest& request, const StoreResp
     case StoreVerb::kAdd:
       return {{StoreRecordVerb::kSet, keys[0], std::to_string(response.number)}};
     case StoreVerb::kCompareSet: {
-      // If the key is absent, the answer is the expected value, which may equal the desired one.
+      // If the key is absent, the response is the expected value, which may equal the desired one.
+      // So the table is checked.
       const std::string* now = table.find(keys[0]);
       if (now == nullptr || *now != values[1]) return {};
       return {{StoreRecordVerb::kSet, keys[0], values[1]}};
@@ -134,8 +137,8 @@ Result<std::unique_ptr<FileStore>> FileStore::open_as(os::System& system,
     if (!locked.ok()) return locked.error();
     if (!*locked) continue;
     const Unlock unlock(*journal);
-    // The last handle of another job removed the file after this call opened it and before it
-    // locked it. The loop opens the next file.
+    // The last rank of another job removed the file after this call had opened it and before it had
+    // locked it. The loop tries again and opens a new file.
     if (!journal->is_named()) continue;
     CADRE_RETURN_IF_ERROR(journal->enter(options.num_ranks));
     if (joins)
@@ -154,14 +157,14 @@ FileStore::FileStore(os::System& system, const FileStoreOptions& options,
       journal_(std::move(journal)) {}
 
 FileStore::~FileStore() {
-  if (mark_->is_in_child()) return;  // the locks are those of the parent
+  if (mark_->is_in_child()) return;  // the locks belong to the parent
   Nap nap(system(), system().deadline_in(kLeaveTimeout));
   do {
     const Result<bool> locked = journal_->try_lock();
     if (!locked.ok()) return;
     if (!*locked) continue;
     const Unlock unlock(*journal_);
-    // The file stays if it cannot be read or removed. No caller is left who could get the error.
+    // If the file cannot be read or removed, it stays. A destructor cannot return the error.
     (void)journal_->leave(options_.num_ranks);
     return;
   } while (nap.take());
@@ -208,7 +211,7 @@ Result<StoreResponse> FileStore::change(const StoreRequest& request, StoreVerb c
     const Status status = response.error    ? Status(*response.error)
                           : records.empty() ? Status()
                                             : journal_->commit(records);
-    // Changes of the table before the error are in no record.
+    // The table has changes that were not written to the file, so it is read again from the file.
     if (!status.ok()) journal_->forget();
     if (!status.ok()) return status.error();
     return response;

@@ -1,4 +1,4 @@
-// Tests a file store on a disk on which any operation may fail.
+// Tests a file store on a simulated disk, of which the n-th operation fails, for n = 1, 2, ...
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -14,8 +14,8 @@ namespace {
 
 using std::chrono::seconds;
 
-// The required content of the store: all changes that were acknowledged, and no part of any other
-// change.
+// The changes of the store that were acknowledged. The store must contain all of them and no part
+// of a change that failed.
 struct Acknowledged {
   std::string log;
   int64_t count = 0;
@@ -69,8 +69,8 @@ TEST_F(FileStoreDisk, AfterAnyFailedOperationItHoldsTheAcknowledgedChangesAlone)
     try {
       done = change(**store);
     } catch (const Error& error) {
-      // An operation that reads has failed, so it is not known whether the store contains the
-      // change. The next n makes another operation fail.
+      // The operation that failed was a read, so the content of the store is not known. The test
+      // goes on with the next n.
       EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
       continue;
     }

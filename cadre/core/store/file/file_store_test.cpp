@@ -1,4 +1,5 @@
-// Tests failures that only a store in a file can have: torn writes, killed writers, leftover files.
+// Tests failures that only a store in a file can have: incomplete writes, killed writers, files of
+// earlier jobs.
 #include "cadre/core/store/file/file_store.h"
 
 #include <gtest/gtest.h>
@@ -109,7 +110,7 @@ TEST_F(FileStoreTest, TheLastToLeaveRemovesTheFileAndNobodyBefore) {
   auto first = open(2).value_or_throw();
   ASSERT_TRUE(first->set("k", "v", soon()).ok());
   first.reset();
-  EXPECT_TRUE(std::filesystem::exists(path_)) << "the second rank has not come yet";
+  EXPECT_TRUE(std::filesystem::exists(path_)) << "the second rank has not opened it yet";
   auto second = open(2).value_or_throw();
   EXPECT_EQ(second->get("k", soon()).value(), "v");
   auto clone = second->clone(soon()).value_or_throw();
@@ -138,11 +139,12 @@ TEST_F(FileStoreTest, OneThatHasLeftIsNotPresentBeforeItsFileIsClosed) {
     EXPECT_TRUE(journal->leave(2).ok());
     journal->unlock();
   }
-  EXPECT_FALSE(std::filesystem::exists(path_)) << "though both still have it open";
+  EXPECT_FALSE(std::filesystem::exists(path_))
+      << "the file was removed although both ranks still have it open";
 }
 
 TEST_F(FileStoreTest, WhatAKilledJobLeftIsNotTakenForTheNextOnes) {
-  // Both ranks of the first job connect and are killed.
+  // Both ranks of the first job open the store and are killed.
   for (int rank = 0; rank < 2; ++rank) {
     const pid_t child = fork();
     if (child == 0) {
@@ -159,9 +161,9 @@ TEST_F(FileStoreTest, WhatAKilledJobLeftIsNotTakenForTheNextOnes) {
   EXPECT_EQ(store->num_keys(soon()).value(), 0);
 }
 
-// Several processes increment one key, and each reports its progress through a pipe. All are killed
-// at once. Then the file must contain every acknowledged change, at most one more of each process,
-// and no lock.
+// Three processes increment one counter, and each writes a byte to a pipe after each add(). All are
+// killed at once. The counter must contain every add() that returned and at most one more of each
+// process, and the file must not be locked.
 TEST_F(FileStoreTest, KilledWritersLoseNothingThatReturnedAndBlockNobody) {
   constexpr int kWriters = 3;
   for (int round = 0; round < 10; ++round) {
@@ -180,7 +182,7 @@ TEST_F(FileStoreTest, KilledWritersLoseNothingThatReturnedAndBlockNobody) {
       children.push_back(child);
     }
     close(pipes[1]);
-    // In each round the processes are killed at a different point.
+    // In each round the processes are killed after a different number of calls.
     int num_acknowledged = 0;
     char byte = 0;
     while (num_acknowledged < 40 + 7 * round && ::read(pipes[0], &byte, 1) == 1) ++num_acknowledged;
@@ -222,8 +224,8 @@ TEST_F(FileStoreTest, AFullFileRefusesAndStaysReadable) {
 TEST_F(FileStoreTest, AWriteThatTheSystemRefusesHalfWayLeavesNoTrace) {
   const pid_t child = fork();
   if (child == 0) {
-    // The file may grow to 1000 bytes. So the kernel writes a part of the record and then returns
-    // EFBIG.
+    // The file may not grow beyond 1000 bytes, so the kernel writes a part of the record and then
+    // returns EFBIG.
     signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{1000, 1000};
     auto store = open().value_or_throw();

@@ -13,14 +13,15 @@ using wire::StoreRecordVerb;
 
 namespace {
 
-// The table counts more bytes for an entry than its record has in the file, so the limit of the
-// file decides.
+// The table counts more bytes for an entry than its record has in the file. With this factor the
+// limit of the file is reached first.
 constexpr size_t kTableBytesPerFileByte = 8;
 
 Error not_ours() {
-  return Error(ErrorCode::kInvalidArgument,
-               "it was not written by a file store of this version (PyTorch's has another format); "
-               "give another path");
+  return Error(
+      ErrorCode::kInvalidArgument,
+      "the file was not written by a file store of this version (PyTorch's has another format); "
+      "give another path");
 }
 
 }  // namespace
@@ -47,8 +48,8 @@ Status Journal::enter(int num_ranks) {
   const Result<size_t> size = file_->size();
   if (!size.ok()) return size.error();
   if (*size < wire::kStoreFileMagic.size()) {
-    // The file is new, or its creator was killed before it had written the beginning. A short file
-    // of another program is an error.
+    // The file is new, or its creator was killed before it had written the beginning. Any other
+    // short file belongs to another program, which is an error.
     std::string begin(*size, '\0');
     const auto num_read = file_->read_at(0, std::as_writable_bytes(std::span(begin)));
     if (!num_read.ok()) return num_read.error();
@@ -67,7 +68,8 @@ Status Journal::enter(int num_ranks) {
 
 Status Journal::leave(int num_ranks) {
   const Status status = remove_if_last(num_ranks);
-  // The lock is still held, so the next handle to take it does not find this one still present.
+  // This is done while the lock is held, so the handle that takes the lock next does not find this
+  // one present.
   file_->leave();
   return status;
 }

@@ -1,12 +1,12 @@
 // The file behind a FileStore, and the table that its records make. The table follows the file as
 // it grows; records are appended under the file's lock.
 //
-// Threads: one at a time; the owner locks. Blocking: for the time of the disk; never for a lock.
+// Threads: one at a time; the owner locks. Blocking: while the file system works; never for a lock.
 // Lifetime: the table follows the file as long as the object lives.
 // Errors: kUnavailable from the disk, kCorruption for a file that is damaged before its end,
 // kInvalidArgument for a full file or one of another program. A record is appended with one write.
-// Readers ignore an incomplete record of a killed writer, and the next writer cuts it off. Format:
-// docs/formats/store-file.md.
+// If a writer was killed during the write, readers ignore the incomplete record, and the next
+// writer truncates the file before it. Format: docs/formats/store-file.md.
 #pragma once
 
 #include <memory>
@@ -25,27 +25,29 @@ class Journal {
 
   Result<bool> try_lock() { return file_->try_lock(); }
   void unlock() { file_->unlock(); }
-  // Returns whether the path still names the file that was opened. REQUIRES: the lock is held.
+  // Returns whether the path still leads to the file that was opened: another process may have
+  // removed it. REQUIRES: the lock is held.
   bool is_named() const { return file_->is_named(); }
 
-  // Marks this handle as present; called first. A file that a finished or killed job of `num_ranks`
-  // left behind is emptied: so many ranks had joined, and none is present. REQUIRES: the lock is
-  // held.
+  // Marks this handle as present; called before all other methods that read or change the file.
+  // Empties the file if a finished or killed job has left it behind: `num_ranks` ranks have joined,
+  // and none of them is present. REQUIRES: the lock is held.
   Status enter(int num_ranks);
-  // Marks this handle as no longer present; called last. The last handle of a job removes the file.
-  // REQUIRES: the lock is held.
+  // Marks this handle as no longer present; called last. If it was the last of the job's handles,
+  // removes the file. REQUIRES: the lock is held.
   Status leave(int num_ranks);
 
-  // Reads what others wrote. If the lock is not held, a record that is being written is not seen
-  // yet.
+  // Reads the records that other processes have appended. If the lock is not held, a record that is
+  // only partly written is read by a later call.
   Status refresh();
-  // Reads all records and cuts off a torn end; called before a change. REQUIRES: the lock is held.
+  // Reads all records and truncates an incomplete one at the end; called before a change. REQUIRES:
+  // the lock is held.
   Status refresh_for_change();
-  // Appends records of the changes of table(). After an error the table is read anew. REQUIRES: the
-  // lock is held.
+  // Appends records of changes that were made in table(). After an error the table is read again
+  // from the file. REQUIRES: the lock is held.
   Status commit(std::span<const wire::StoreRecord> records);
-  // Forgets the table, which is then read from the beginning of the file again. Called after a
-  // change of the table that was not committed.
+  // Empties the table, which is then read again from the beginning of the file. Called if the table
+  // has changes that were not committed.
   void forget();
 
   KeyTable& table() { return table_; }
@@ -60,7 +62,7 @@ class Journal {
   std::unique_ptr<os::SharedFile> file_;
   std::string path_;
   size_t max_bytes_;
-  size_t position_ = 0;  // the offset of the first byte that is not in the table
+  size_t position_ = 0;  // the offset in the file of the first byte that is not yet in the table
   int num_joined_ = 0;
   KeyTable table_;
 };

@@ -1,4 +1,5 @@
-// The file of a store and the table that its records make, for two handles of one file.
+// Tests the journal: the file of a store and the table that its records make. Two handles have the
+// same file open.
 #include "cadre/core/store/file/journal.h"
 
 #include <gtest/gtest.h>

@@ -8,10 +8,10 @@ namespace cadre::store {
 namespace {
 
 constexpr size_t kReadBytes = 64 << 10;
-// After this many bytes, a client that sends without end must let the other clients have their
-// turn.
+// The number of bytes that one client may send before the server serves the other clients.
 constexpr size_t kMaxReadBytesPerTurn = 1 << 20;
-// The server stops reading from a client that has this many bytes of answers to read.
+// Back-pressure: the server stops reading from a client that has not read this many bytes of
+// answers.
 constexpr size_t kMaxUnsentBytes = 64 << 20;
 
 }  // namespace
@@ -29,7 +29,8 @@ ClientConnection::ClientConnection(const ServerContext& context, uint32_t number
       tickets_(number),
       socket_(std::move(socket)),
       greeting_deadline_(greeting_deadline) {
-  // Clients read their answers at once, unless they are stopped or gone.
+  // A client reads its answers at once unless it is stopped or its host has failed, so one that
+  // does not acknowledge bytes within the limit is dropped.
   socket_->limit_silence(context.silence_limit);
 }
 
@@ -57,7 +58,8 @@ Status ClientConnection::receive() {
     total += *received;
     in_.append(ConstBytes(buffer).first(*received));
     if (const Status served = serve(); !served.ok()) {
-      // The last answer may give the reason, so it is sent if the socket takes it.
+      // The last answer may tell the client the reason, so it is sent if the socket takes it
+      // without blocking.
       (void)flush();
       return served;
     }
@@ -91,12 +93,14 @@ Status ClientConnection::make_session() {
   if (first != wire::StoreVerb::kHello) {
     return Error(ErrorCode::kCorruption, "its first bytes belong to no known protocol");
   }
-  // If there is no token, only its user distinguishes a rank from a stranger.
+  // If the job has no token, only the user of the process distinguishes a rank from a stranger.
   if (const Status own = context_.token.empty() ? socket_->check_peer_user() : Status();
       !own.ok()) {
-    return Error(own.error().code(),
-                 format("{}; give every rank of the job one CADRE_JOB_TOKEN to let others in",
-                        own.error().message()));
+    return Error(
+        own.error().code(),
+        format(
+            "{}; to admit processes of other users, give every rank of the job one CADRE_JOB_TOKEN",
+            own.error().message()));
   }
   wire::Nonce nonce;
   context_.system.random_bytes(nonce);
@@ -106,7 +110,8 @@ Status ClientConnection::make_session() {
 
 Status ClientConnection::on_ticket(KeyTable::Ticket ticket) {
   if (!session_) return {};
-  // The client may have ended or cancelled since the last turn. Then the item goes back.
+  // The client may have ended, or cancelled its request, since the socket was read last. In that
+  // case the item goes back to its queue.
   if (session_->awaits_item(ticket)) CADRE_RETURN_IF_ERROR(receive());
   session_->on_ready(ticket, out_);
   return flush();

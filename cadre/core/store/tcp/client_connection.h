@@ -1,8 +1,8 @@
 // One accepted connection of the store server: its socket, its buffers and its session. The session
-// is made once the first byte shows whether the client is a rank or a client of c10d.
+// is made when the first byte has shown whether the client is a rank or a c10d client.
 //
-// Threads: the server's. Blocking: never. Lifetime: the destructor ends the session's waits.
-// Errors: the reason for which the client must be dropped.
+// Threads: the server's. Blocking: never. Lifetime: the destructor cancels the request that waits.
+// Errors: an error is the reason why the server must drop the client.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ namespace cadre::store {
 
 // What a connection needs from its server. All of it must outlive the connection.
 struct ServerContext {
-  KeyTable& table;  // the keys of ranks, which have proved that they know the token
+  KeyTable& table;  // the keys of ranks, which have proved that they have the job's token
   // The keys of c10d clients, which cannot authenticate. They are separate from those of ranks.
   KeyTable& c10d_table;
   const os::Secret& token;
@@ -34,13 +34,13 @@ class ClientConnection {
   ClientConnection(const ServerContext& context, uint32_t number,
                    std::unique_ptr<os::Socket> socket, Deadline greeting_deadline);
 
-  // Returns what the server's poll should watch.
+  // Returns the socket and the readiness for which the server polls.
   os::PollItem interest() const;
-  // Reads, answers and writes as much as is possible without waiting.
+  // Reads requests, answers them and sends the answers, as far as possible without blocking.
   Status on_ready(const os::PollItem& item);
   // Answers the request that waits with the ticket. Fails if the client is gone.
   Status on_ticket(KeyTable::Ticket ticket);
-  // Sends what is buffered; on_ready() calls it again if the socket was full.
+  // Sends the buffered answers as far as the socket takes them; on_ready() sends the rest.
   Status flush();
 
   bool is_accepted() const { return session_ && session_->is_accepted(); }
@@ -51,7 +51,7 @@ class ClientConnection {
  private:
   Status receive();
   Status serve();
-  // Sets session_, of the kind that the first byte asks for.
+  // Makes the session for a rank or for a c10d client, according to the first byte.
   Status make_session();
 
   const ServerContext& context_;

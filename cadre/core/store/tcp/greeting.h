@@ -1,5 +1,5 @@
-// What a client and a store server agree on before the client is served: the names of the two
-// provers of the token, and that both run the same build.
+// The handshake between a client and a store server: the names with which both ends prove that they
+// have the token, and the check that both run the same build.
 //
 // Threads: pure functions. Blocking: never. Errors: kInvalidArgument naming both builds.
 #pragma once
@@ -17,7 +17,7 @@ inline constexpr std::string_view kServerProver = "cadre store server";
 // Returns the version of this library.
 std::string_view this_build();
 
-// Returns the first request of a client of this build.
+// Returns the hello, the first request that a client of this build sends.
 wire::StoreRequest hello_of_client(const wire::Nonce& nonce);
 
 struct Build {
@@ -28,7 +28,7 @@ struct Build {
 // Fails if the peer has another build or protocol. The error has the same text on both sides.
 Status check_same_build(const Build& server, const Build& client);
 
-// Returns the nonce in a hello; kCorruption if its length is wrong.
+// Returns the nonce in the hello of a client or server; kCorruption if its length is wrong.
 Result<wire::Nonce> read_nonce(std::string_view text);
 
 }  // namespace cadre::store

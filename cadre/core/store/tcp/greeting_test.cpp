@@ -41,7 +41,8 @@ TEST(Greeting, AnotherBuildOrProtocolIsRefusedWithBoth) {
       check_same_build({.name = "1.2", .protocol = 4}, {.name = "1.2", .protocol = 5}).ok());
 }
 
-// The name comes from a stranger, and the message goes to logs and terminals.
+// The name of a build comes from a client without a proof and is shown in logs and terminals, so
+// control characters in it must be escaped.
 TEST(Greeting, TheNameOfABuildCannotForgeALine) {
   const Status build = check_same_build({.name = "1.2"}, {.name = "1\nerror \x1b[31m"});
   ASSERT_FALSE(build.ok());

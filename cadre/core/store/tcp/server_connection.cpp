@@ -20,7 +20,7 @@ using wire::StoreRequest;
 using wire::StoreResponse;
 using wire::StoreVerb;
 
-// Shows how the answer of a server that is no store begins: "HTTP/1.1 400 Bad Re...".
+// Returns the beginning of an answer for a message, for example "HTTP/1.1 400 Bad Re...".
 std::string beginning_of(ConstBytes bytes) {
   constexpr size_t kShownBytes = 24;
   std::string text;
@@ -33,11 +33,12 @@ std::string beginning_of(ConstBytes bytes) {
   return text;
 }
 
-// Between two attempts to connect to a server that drops the connection before it has greeted.
+// The pause between two attempts to connect to a server that closes the connection during the
+// handshake. It doubles each time.
 constexpr Duration kFirstPause = std::chrono::milliseconds(20);
 constexpr Duration kLongestPause = std::chrono::milliseconds(500);
 
-// This prefix makes keys equal to those of Python's TCPStore.
+// c10d's TCPStore puts this prefix before each key, so this client does so, too.
 constexpr char kC10dPrefix = '/';
 
 }  // namespace
@@ -89,7 +90,8 @@ Status ServerConnection::prove(const os::Secret& token, Deadline deadline) {
 }
 
 Result<StoreResponse> ServerConnection::call(StoreRequest request, Deadline deadline) {
-  // After a request that was sent in part, nothing else can be sent on the stream.
+  // The connection is not usable if the call ends early, because a request may have been sent only
+  // in part.
   is_usable_ = false;
   if (is_c10d()) {
     for (std::string& key : request.keys) key.insert(key.begin(), kC10dPrefix);
@@ -100,22 +102,23 @@ Result<StoreResponse> ServerConnection::call(StoreRequest request, Deadline dead
   return response;
 }
 
-// The server may have answered before the cancellation reaches it, for example with an item that is
-// no longer in its queue. Then that answer is the only one. Else the server answers the request
-// with a timeout.
+// Cancels the request at its deadline and waits for the one answer that the server sends. If the
+// server had answered before it received the cancellation, for example with an item that it has
+// removed from the queue, it is that answer; else it is a timeout.
 Result<StoreResponse> ServerConnection::call_cadre(const StoreRequest& request, Deadline deadline) {
   CADRE_RETURN_IF_ERROR(send(request, deadline));
   Result<StoreResponse> response = receive(request, deadline);
   if (response.ok() || response.error().code() != ErrorCode::kTimeout) return response;
   const Deadline cancelled = system_.deadline_in(kCancelTime);
-  // The deadline has passed, even if the server ends now.
+  // If the cancellation cannot be sent, the result is still the timeout: the deadline has passed.
   if (!send({.verb = StoreVerb::kCancel}, cancelled).ok()) return response;
   Result<StoreResponse> last = receive(request, cancelled);
   return last.ok() ? std::move(last) : std::move(response);
 }
 
 Result<StoreResponse> ServerConnection::call_c10d(const StoreRequest& request, Deadline deadline) {
-  // What is answered at once is awaited even if the call has no time to wait.
+  // A verb that the server answers at once gets at least kCancelTime, even if the deadline of the
+  // call has passed.
   const Deadline at_once = deadline.later(system_.deadline_in(kCancelTime));
   switch (request.verb) {
     case StoreVerb::kSet:
@@ -152,7 +155,7 @@ Status ServerConnection::await_keys(const StoreRequest& request, Deadline deadli
         {.verb = StoreVerb::kCheck, .keys = request.keys}, system_.deadline_in(kCancelTime));
     if (!are_there.ok()) return are_there.error();
     if (are_there->number == 1) return {};
-    return Error(ErrorCode::kTimeout, "the keys were not set at the deadline");
+    return Error(ErrorCode::kTimeout, "the keys were not set before the deadline");
   }
   const Result<StoreResponse> answer =
       exchange({.verb = StoreVerb::kWait, .keys = request.keys}, deadline);
@@ -168,7 +171,8 @@ Result<StoreResponse> ServerConnection::pop(const StoreRequest& request, Deadlin
   while (true) {
     if (waits) CADRE_RETURN_IF_ERROR(await_keys(request, deadline));
     CADRE_RETURN_IF_ERROR(send(attempt, deadline));
-    // The server has taken the item out of its queue, so the call waits for it beyond the deadline.
+    // The server may have removed the item from its queue already, so the call waits for the answer
+    // beyond the deadline.
     Result<StoreResponse> item = receive(attempt, system_.deadline_in(kCancelTime).later(deadline));
     if (!item.ok() || item->number > 0 || !waits) return item;
   }
@@ -262,7 +266,7 @@ Result<std::unique_ptr<ServerConnection>> dial(os::System& system, const TcpStor
         std::make_unique<ServerConnection>(system, options.protocol, std::move(socket).value());
     const Status greeted = connection->greet(options.token, deadline);
     if (greeted.ok()) return connection;
-    // A server that is there has dropped this connection to make room for others, or because this
+    // A server that is running has closed this connection to make room for others, or because this
     // process was slow. If the server has ended, the next attempt to connect fails.
     if (greeted.error().code() != ErrorCode::kPeerLost || deadline.has_passed(system.now())) {
       return greeted.error();
@@ -291,7 +295,7 @@ Result<std::unique_ptr<ServerConnection>> dial_first(os::System& system,
                  format("the process that listens there is no {} store: {}; {}", store,
                         error.message(), kRemedy));
   }
-  // The server may be a store on an overloaded host.
+  // The listener may still be a store, on an overloaded host, so the code is kTimeout.
   if (error.code() == ErrorCode::kTimeout) {
     return Error(ErrorCode::kTimeout,
                  format("the process that listens there accepted the connection and sent nothing: "

@@ -14,7 +14,8 @@ using wire::StoreRequest;
 using wire::StoreResponse;
 using wire::StoreVerb;
 
-// The limit less the fixed fields of the answer.
+// The limit of the values in an answer: the limit of a message without the other fields of the
+// answer.
 constexpr size_t kMaxAnswerBytes = wire::kMaxMessageBytes - 1024;
 constexpr size_t kMaxC10dAnswerBytes = 128 << 20;
 
@@ -33,23 +34,23 @@ Session::Session(KeyTable& table, TicketSource tickets, const os::Secret& token,
 
 Session::~Session() {
   if (waiting_) table_.cancel(waiting_->ticket);
-  // A store that is full cannot take the will; then the others learn of the death only at their
-  // deadline.
+  // If the store is full, the will is lost, and the other ranks detect the death only by their
+  // timeouts.
   if (will_) (void)table_.append(will_->first, will_->second);
 }
 
 Result<bool> Session::step(wire::StreamBuffer& in, wire::StreamBuffer& out) {
   if (in.empty()) return false;
-  // The verb is checked before the rest of the request is awaited, so that a stranger cannot make
-  // the server keep a long request.
+  // Before the handshake is complete, the verb is checked as soon as its byte has arrived, so that
+  // a stranger cannot make the server buffer a long request.
   const auto verb = static_cast<StoreVerb>(in.view()[0]);
   const StoreVerb due = next_ == Next::kValidate ? StoreVerb::kValidate
                         : next_ == Next::kHello  ? StoreVerb::kHello
                                                  : StoreVerb::kProve;
   if (!is_accepted() && verb != due) {
     return Error(ErrorCode::kCorruption,
-                 format("{} sent {}, but {} comes first", name_of(is_c10d()), wire::to_string(verb),
-                        wire::to_string(due)));
+                 format("{} sent {}, but {} must come first", name_of(is_c10d()),
+                        wire::to_string(verb), wire::to_string(due)));
   }
   Result<wire::Decoded<StoreRequest>> decoded = wire::decode_store_request(in.view(), progress_);
   if (!decoded.ok()) return decoded.error();
@@ -83,8 +84,8 @@ Status Session::on_hello(const StoreRequest& hello, wire::StreamBuffer& out) {
   const Result<wire::Nonce> nonce = read_nonce(hello.values[0]);
   if (!nonce.ok()) return nonce.error();
   client_nonce_ = *nonce;
-  // The hello is sent in any case, so that a client of another build can name both builds to its
-  // user.
+  // The server's hello is sent even if the builds differ, so that the client's error can name both
+  // builds.
   const StoreRequest own = hello_of_client(nonce_);
   CADRE_RETURN_IF_ERROR(respond(
       StoreVerb::kHello, {.number = own.amount, .values = {own.keys[0], own.values[0]}}, out));
@@ -160,8 +161,9 @@ Status Session::read_at_once(const StoreRequest& request, wire::StreamBuffer& ou
 
 Status Session::wait(StoreRequest request, wire::StreamBuffer& out) {
   if (waiting_) {
-    return Error(ErrorCode::kCorruption,
-                 format("{} waits twice at once on one connection", name_of(is_c10d())));
+    return Error(ErrorCode::kCorruption, format("{} sent a second request that waits while the "
+                                                "first one still waits on the same connection",
+                                                name_of(is_c10d())));
   }
   const KeyTable::Ticket ticket = tickets_.next();
   if (const auto response = begin_wait(ticket, request)) {
@@ -183,7 +185,7 @@ std::optional<StoreResponse> Session::begin_wait(KeyTable::Ticket ticket,
     if (!item) return std::nullopt;
     return StoreResponse{.values = {*std::move(item)}};
   }
-  // A c10d client that waits for a queue is going to pop.
+  // A c10d client that waits for a queue will pop an item, so each push wakes only one such client.
   const auto wake = is_c10d() ? KeyTable::Wake::kOnePerPush : KeyTable::Wake::kAlways;
   if (!table_.wait(ticket, request.keys, wake)) return std::nullopt;
   return answer(request);
@@ -199,7 +201,8 @@ void Session::on_ready(KeyTable::Ticket ticket, wire::StreamBuffer& out) {
   } else if (request.verb != StoreVerb::kBarrier) {
     response = answer(request);
   }
-  // A request for which a c10d client waits cannot fail.
+  // The result is ignored: respond() fails only if it has to send an error to a c10d client, and a
+  // request for which such a client waits ends without an error.
   (void)respond(request.verb, response, out);
 }
 

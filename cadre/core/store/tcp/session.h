@@ -1,12 +1,12 @@
-// One client of the store server: answers its requests.
+// The server's side of one client of the store: answers its requests.
 //
 // A client of c10d's protocol sends validate and is then served as torch's server does it. A rank
-// of the job sends hello and proves the token. Then each of its answers begins with a byte that
-// says whether the answer is an error, get and multi_get wait, and Cadre's own verbs are served.
-// Threads: the server's. Blocking: never. Lifetime: the KeyTable and the token must outlive the
-// session; the destructor cancels its wait, and carries out the will of a rank that has not
-// retracted it.
-// Errors: an error of step() is the reason for which the client must be dropped.
+// of the job sends hello and proves that it has the token. Three things differ for a rank: each
+// answer begins with a byte that says whether it is an error, get and multi_get wait, and Cadre's
+// own verbs are served. Threads: the server's. Blocking: never. Lifetime: the KeyTable and the
+// token must outlive the session; the destructor cancels the request that waits. If the rank has
+// left a will and has not retracted it, the destructor executes the will.
+// Errors: an error of step() is the reason why the server must drop the client.
 // Format: docs/formats/store-tcp.md.
 #pragma once
 
@@ -23,8 +23,8 @@
 
 namespace cadre::store {
 
-// Makes the tickets of one session. The high half is the number of the connection, so that the
-// server knows whose wait became ready.
+// Makes the tickets of one session. The high 32 bits are the number of the connection, so that the
+// server knows which client's wait became ready.
 class TicketSource {
  public:
   explicit TicketSource(uint32_t connection) : connection_(connection) {}
@@ -42,22 +42,22 @@ class Session {
  public:
   // Serves a client of c10d's protocol.
   Session(KeyTable& table, TicketSource tickets);
-  // Serves a rank of the job. `nonce` is fresh and unpredictable.
+  // Serves a rank of the job. `nonce` must be random and never used before.
   Session(KeyTable& table, TicketSource tickets, const os::Secret& token, const wire::Nonce& nonce);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Takes one request from `in`. Appends its answer to `out`, if there is one yet. Returns false if
-  // `in` does not hold a whole request.
+  // Removes one request from `in`. Appends the answer to `out`, unless the request must wait.
+  // Returns false if `in` has no complete request.
   Result<bool> step(wire::StreamBuffer& in, wire::StreamBuffer& out);
   // Answers the request of this session that waits with `ticket`.
   void on_ready(KeyTable::Ticket ticket, wire::StreamBuffer& out);
-  // Returns whether the ticket is that of a queue_pop for which the client waits.
+  // Returns whether the client's waiting request is a queue_pop with this ticket.
   bool awaits_item(KeyTable::Ticket ticket) const;
-  // Returns whether the client has proved that it may be served.
+  // Returns whether the handshake is complete: the client has proved that it may be served.
   bool is_accepted() const { return next_ == Next::kRequest; }
-  // Returns whether the client has sent the greeting that comes before that proof.
+  // Returns whether the client has sent the hello, which comes before the proof.
   bool has_greeted() const { return is_accepted() || next_ == Next::kProof; }
 
  private:
@@ -74,19 +74,18 @@ class Session {
   Status on_hello(const wire::StoreRequest& hello, wire::StreamBuffer& out);
   Status on_proof(const wire::StoreRequest& proof, wire::StreamBuffer& out);
   Status on_request(wire::StoreRequest request, wire::StreamBuffer& out);
-  // Answers get and multi_get of a c10d client. The value of an absent key is empty.
+  // Answers get and multi_get of a c10d client without waiting. An absent key gets an empty value.
   Status read_at_once(const wire::StoreRequest& request, wire::StreamBuffer& out);
   Status wait(wire::StoreRequest request, wire::StreamBuffer& out);
-  // Returns the response if what the request waits for is there; else nullopt, and the ticket
-  // waits.
+  // Returns the response if the request need not wait; else nullopt, and the ticket waits.
   std::optional<wire::StoreResponse> begin_wait(KeyTable::Ticket ticket,
                                                 const wire::StoreRequest& request);
   wire::StoreResponse answer(const wire::StoreRequest& request);
-  // Ends the pending wait. A rank gets the timeout of its request, and no answer if it has none
-  // that waits; a c10d client always gets an answer.
+  // Cancels the request that waits. A rank gets a kTimeout as the answer to that request, and no
+  // answer if no request waits; a c10d client always gets an answer.
   Status cancel(wire::StreamBuffer& out);
-  // Appends the answer to `out`. For a c10d client, a response that is an error ends the
-  // connection.
+  // Appends the answer to `out`. An error cannot be sent to a c10d client: then this method returns
+  // it, which ends the connection.
   Status respond(wire::StoreVerb verb, const wire::StoreResponse& response,
                  wire::StreamBuffer& out) const;
 
@@ -98,7 +97,8 @@ class Session {
   wire::Nonce client_nonce_ = {};
   wire::Progress progress_;
   std::optional<Waiting> waiting_;
-  // The key, and the value that is appended to it if the connection ends without a retraction.
+  // The will: a key, and the value that is appended to it if the connection ends before the rank
+  // has retracted the will.
   std::optional<std::pair<std::string, std::string>> will_;
 };
 

@@ -1,4 +1,5 @@
-// What a session of the store answers and refuses. Its byte streams are in memory.
+// Tests which requests a session of the store server answers and which it rejects. The byte streams
+// are buffers in memory.
 #include "cadre/core/store/tcp/session.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +25,7 @@ wire::Nonce nonce_of(char fill) {
   return nonce;
 }
 
-// The client of one session.
+// The client's side of one session.
 class Client {
  public:
   explicit Client(Session& session) : session_(session) {}
@@ -34,7 +35,7 @@ class Client {
     const auto step = session_.step(in_, out_);
     return step.ok() ? Status() : Status(step.error());
   }
-  // Returns the answer that has come to a rank; nullopt if there is none.
+  // Decodes the session's answer to a request of a rank; nullopt if there is none yet.
   std::optional<StoreResponse> answer_to(const StoreRequest& request) {
     wire::Progress progress;
     const auto decoded = wire::decode_answer(request, out_.view(), progress).value_or_throw();
@@ -80,7 +81,7 @@ TEST_F(SessionTest, ARankIsServedAfterItHasProvedTheToken) {
   ASSERT_TRUE(client.answer_to(hello).has_value());
   ASSERT_TRUE(client.send(proof_of("secret", nonce_of('s'), nonce_of('c'))).ok());
   EXPECT_TRUE(session.is_accepted());
-  // The server proves itself, too.
+  // The server must prove that it has the token, too.
   const auto proof = client.answer_to({.verb = StoreVerb::kProve});
   ASSERT_TRUE(proof.has_value());
   const auto expected =

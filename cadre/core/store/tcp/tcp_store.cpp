@@ -17,19 +17,21 @@ using wire::StoreRequest;
 using wire::StoreResponse;
 using wire::StoreVerb;
 
-// If there are this many idle connections, a call closes its connection instead of keeping it.
+// The number of idle connections that are kept for later calls; a call closes its connection if
+// there are already so many.
 constexpr size_t kMaxIdleConnections = 4;
 constexpr Duration kRetryPause = std::chrono::milliseconds(20);
 constexpr Duration kMaxRetryPause = std::chrono::milliseconds(500);
 
-// Adds the address and the request to the error of a lost stream.
+// Adds the request and the server's address to an error of the connection.
 Error explain(const Error& error, const TcpStoreOptions& options, const StoreRequest& request) {
   const os::Address& address = options.address;
   const auto& [verb, amount, keys, values] = request;
   const std::string what = keys.empty() ? std::string() : format(" \"{}\"", keys.front());
   switch (error.code()) {
     case ErrorCode::kTimeout:
-      // c10d's server sends nothing until what the request waits for is there.
+      // A c10d server sends no byte until the keys or the item are there, so its silence is no sign
+      // that it is stopped.
       if (options.protocol == StoreProtocol::kC10d) return store_timeout(request, keys);
       return Error(ErrorCode::kTimeout,
                    format("store {}{}: the store server at {} did not answer before the deadline; "
@@ -70,13 +72,13 @@ class ConnectionWill final : public StoreWill {
                  std::unique_ptr<store::ServerConnection> connection)
       : system_(system), mark_(std::move(mark)), connection_(std::move(connection)) {}
   ~ConnectionWill() override {
-    if (mark_->is_in_child()) return;  // the will is that of the parent
+    if (mark_->is_in_child()) return;  // the will belongs to the parent
     try {
-      // An error is ignored: a dead server cannot carry out the will.
+      // An error is ignored: if the server is dead, it cannot execute the will.
       (void)connection_->call({.verb = StoreVerb::kRetractWill}, system_.deadline_in(kRetractTime));
     } catch (...) {
-      // The process is out of memory, or the simulator has just killed this rank. Then the will is
-      // carried out.
+      // The process is out of memory, or the simulator has just killed this rank. In both cases the
+      // server executes the will.
     }
   }
   ConnectionWill(const ConnectionWill&) = delete;
@@ -102,7 +104,8 @@ Result<std::unique_ptr<TcpStore>> TcpStore::connect_until(os::System& system,
   Duration pause = kRetryPause;
   while (true) {
     StoreRoute route;
-    // An attempt may last until its deadline, so the first attempts end at the time of the warning.
+    // An attempt may last until its deadline, so the deadline of the first attempts is the time of
+    // the warning.
     auto connection = store::dial_first(system, options,
                                         has_warned ? deadline : deadline.earlier(warning), route);
     if (connection.ok()) {
@@ -142,8 +145,8 @@ Result<std::unique_ptr<store::ServerConnection>> TcpStore::take_connection(Deadl
       return connection;
     }
   }
-  // A call that does not wait may need another connection because a wait of another thread has the
-  // one that was there.
+  // Even a call with a timeout of 0 may need a new connection, because a call of another thread
+  // uses the only one. So connecting gets at least kCancelTime.
   return store::dial(system(), options_, deadline.later(system().deadline_in(store::kCancelTime)));
 }
 
@@ -169,8 +172,8 @@ Result<std::unique_ptr<StoreWill>> TcpStore::leave_will(std::string_view key,
   const StoreRequest will{
       .verb = StoreVerb::kLeaveWill, .keys = {std::string(key)}, .values = {std::string(value)}};
   const auto explained = [&](const Error& error) { return explain(error, options_, will); };
-  // The will has a connection that no call uses: the server carries the will out when the
-  // connection ends.
+  // The will has a connection of its own, because the server executes the will when this connection
+  // ends.
   auto connection = store::dial(system(), options_, deadline);
   if (!connection.ok()) return explained(connection.error());
   const Result<StoreResponse> response = (*connection)->call(will, deadline);

@@ -1,15 +1,15 @@
-// A client of a store in a server process: of a TcpStoreServer, to which it proves the job's token,
+// A client of a store server: of a TcpStoreServer, to which it proves that it has the job's token,
 // or of c10d's TCPStore.
 //
 // Threads: any. While a call runs, no other call uses its connection, so a blocking wait of one
 // thread delays no other thread. Idle connections are kept for later calls.
-// Blocking: every call, until its time is over. Lifetime: no call may be in progress when the store
-// is destroyed.
-// A child made by fork() shares the connections, on which it would read its parent's answers. So
-// its copy refuses all calls but clone(), and its copies of wills retract nothing.
+// Blocking: every call, until its deadline. Lifetime: no call may be in progress when the store is
+// destroyed.
+// A child made by fork() shares the connections and would read its parent's answers. So in the
+// child all calls but clone() fail, and destroying a StoreWill does not retract the will.
 // Errors: those of store.h; kInvalidArgument from connect() if the server runs another build, has
-// another token, or is no store. Over c10d's protocol keys get c10d's prefix "/", so that they are
-// the keys of Python's TCPStore. torch's own server takes values of at most 8 MiB.
+// another token, or is no store. With c10d's protocol each key gets the prefix "/", as in c10d, so
+// that Python and C++ ranks use the same keys. torch's own server accepts values of at most 8 MiB.
 // Source: c10d::TCPStore.
 #pragma once
 
@@ -34,17 +34,17 @@ namespace store {
 class ServerConnection;
 }  // namespace store
 
-// kNative is c10d's protocol with Cadre's own verbs; it requires the proof of the token. kC10d has
-// only what every c10d server knows.
+// kNative is c10d's protocol with additional verbs; the client must prove that it has the token.
+// kC10d has only the verbs of c10d.
 enum class StoreProtocol { kNative, kC10d };
 
 struct TcpStoreOptions {
   os::Address address;
   os::Secret token;  // the job's secret; only kNative uses it
   StoreProtocol protocol = StoreProtocol::kNative;
-  // Only connect() uses these members. The process that listens must send its greeting within
-  // `greeting_timeout`; else connect() tries again. After `warn_after` a wait is logged, once.
-  // `log` must outlive the store; if it is null, nothing is logged.
+  // Only connect() uses these members. If the server does not send its greeting within
+  // `greeting_timeout`, connect() tries again. If connect() takes longer than `warn_after`, it logs
+  // a warning once. `log` must outlive the store; if it is null, no warning is logged.
   Duration greeting_timeout = std::chrono::seconds(5);
   Duration warn_after = kStoreWarnTime;
   LogSink* log = nullptr;
@@ -59,8 +59,8 @@ struct StoreRoute {
 
 class CADRE_EXPORT TcpStore final : public Store {
  public:
-  // Tries again until the deadline while no process listens, because the server may start later, or
-  // while the name does not resolve. `Time` is that of the verbs (store.h).
+  // Tries again until the deadline while no process listens or the name does not resolve, because
+  // the server may start later. `Time` is a Duration or a Deadline, as for the verbs (store.h).
   template <StoreTime Time>
   static StoreResult<Time, std::unique_ptr<TcpStore>> connect(os::System& system,
                                                               const TcpStoreOptions& options,
@@ -82,7 +82,7 @@ class CADRE_EXPORT TcpStore final : public Store {
   static Result<std::unique_ptr<TcpStore>> connect_until(os::System& system,
                                                          const TcpStoreOptions& options,
                                                          Deadline deadline);
-  // Uses a connection that no other call uses meanwhile.
+  // Executes a request over a connection that no other call uses at the same time.
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
   Result<std::unique_ptr<store::ServerConnection>> take_connection(Deadline deadline);
 

@@ -39,7 +39,8 @@ class TcpStoreServer::Impl {
         poll_set_(system),
         spare_(system.make_event()) {}
 
-  // The descriptors are watched here, so that the caller gets the error if that is impossible.
+  // Registers the descriptors with the poll set here and not in the thread, so that an error
+  // reaches the caller.
   void start() {
     poll_set_.watch(kStopKey, {.target = stop_event_.get(), .want_read = true});
     poll_set_.watch(kListenerKey, {.target = listener_.get(), .want_read = true});
@@ -59,8 +60,7 @@ class TcpStoreServer::Impl {
   const os::Address& address() const { return address_; }
 
  private:
-  // The loop wakes up this seldom if there is nothing to do. It wakes up at all only because no
-  // wait may be endless.
+  // kIdleWait is the longest wait of the loop. It exists only because no wait may be infinite.
   static constexpr uint64_t kStopKey = 0;
   static constexpr uint64_t kListenerKey = 1;
   static constexpr uint64_t kFirstClientKey = 2;
@@ -72,8 +72,7 @@ class TcpStoreServer::Impl {
   void run() {
     while (!stopping_.load(std::memory_order_acquire)) {
       poll_set_.watch(kListenerKey, {.target = listener_.get(), .want_read = may_accept()});
-      // The items are copied, because what is done for one client may end another's wait and its
-      // connection.
+      // The items are copied, because serving one client may close the connection of another one.
       const auto ready = poll_set_.wait(next_deadline());
       const std::vector<os::PollSet::Ready> items(ready.begin(), ready.end());
       bool has_callers = false;
@@ -82,8 +81,8 @@ class TcpStoreServer::Impl {
         if (item.key < kFirstClientKey) continue;
         serve(static_cast<uint32_t>(item.key - kFirstClientKey), item);
       }
-      // New connections come last: a client that has sent something is served before it may have to
-      // make room.
+      // New connections are accepted last, so that a client that has sent bytes is served before it
+      // could be dropped to make room for a new one.
       if (has_callers) accept();
       drop_strangers();
       regain_spare();
@@ -101,7 +100,8 @@ class TcpStoreServer::Impl {
     return deadline.earlier(connections_.at(strangers_.front())->greeting_deadline());
   }
 
-  // Removes connections from the front of the queue that have proved themselves or are gone.
+  // Removes connections from the front of strangers_ that have completed the handshake or were
+  // closed.
   void forget_accepted() {
     while (!strangers_.empty()) {
       const auto found = connections_.find(strangers_.front());
@@ -112,8 +112,8 @@ class TcpStoreServer::Impl {
 
   bool may_accept() { return system_.now() >= accept_after_; }
 
-  // If an accepted connection takes the room of another, few are accepted in a turn, so that the
-  // others have time to prove themselves.
+  // Accepts new connections. If they replace older ones, only a few are accepted in one turn, so
+  // that the older ones have time to complete their handshakes.
   void accept() {
     size_t num_left = kMaxAcceptsPerTurn;
     bool has_made_room = false;
@@ -129,7 +129,8 @@ class TcpStoreServer::Impl {
                    format("accept failed clients={} reason=\"{}\"; raise ulimit -n if descriptors "
                           "ran out",
                           connections_.size(), socket.error().message()));
-        // The connection stays in the kernel's queue, and the poll would report it again at once.
+        // The connection stays in the kernel's queue, so without a pause poll() would report it
+        // again at once.
         accept_after_ = system_.now() + kAcceptPause;
         return;
       }
@@ -138,14 +139,14 @@ class TcpStoreServer::Impl {
       add(std::move(*socket));
       if (!has_too_many_strangers()) continue;
       num_left = std::min(num_left, kMaxReplacementsPerTurn);
-      drop_oldest_stranger("more connections that have not proved themselves came");
+      drop_oldest_stranger("too many connections have not proved themselves");
     }
   }
 
-  // Most likely the process is out of descriptors. A stranger gives up its descriptor: it may be
-  // there only to hold one. If there is no stranger, the spare descriptor is used, so that the
-  // client does not wait in the queue; the client is then the stranger that makes room for the next
-  // client.
+  // Called if accept() has failed, most likely because the process is out of descriptors. Closes
+  // the oldest stranger, which may be connected only to use up descriptors. If there is no
+  // stranger, closes the spare descriptor, so that the new client need not wait in the queue. That
+  // client is then the stranger that is closed for the next one.
   bool make_room(const Error& error) {
     if (drop_oldest_stranger(
             format("no descriptor was left for another client: {}", error.message()))) {
@@ -168,7 +169,7 @@ class TcpStoreServer::Impl {
     strangers_.push_back(number);
     try {
       watch(number, *place->second);
-    } catch (const Error& error) {  // the kernel has no memory to watch the socket
+    } catch (const Error& error) {  // the kernel has no memory left to watch the socket
       drop(number, error);
     }
   }
@@ -189,9 +190,10 @@ class TcpStoreServer::Impl {
     return strangers_.size() > most;
   }
 
-  // Drops the oldest stranger that has not greeted, because a rank of the job greets at once. But a
-  // greeting needs no token: where most strangers have greeted, drops the oldest of all, which has
-  // had the most time for its proof. Else those that only greet would keep out every newcomer.
+  // Drops the oldest stranger that has sent no greeting, because a rank of the job sends it at
+  // once. But a greeting needs no token: if most strangers have sent one, drops the oldest stranger
+  // of all, which has had the most time for its proof. Otherwise strangers that send only a
+  // greeting would keep out all new clients.
   bool drop_oldest_stranger(std::string_view reason) {
     forget_all_accepted();
     if (strangers_.empty()) return false;
@@ -242,7 +244,7 @@ class TcpStoreServer::Impl {
     return ready;
   }
 
-  // Answers the waits that became ready, because what one client wrote may end the waits of others.
+  // Answers the waiting requests that became ready because another client has changed the table.
   void wake_ready() {
     // A client that is dropped here may leave a will or give back an item, which wakes others.
     for (auto ready = take_ready(); !ready.empty(); ready = take_ready()) {
@@ -260,20 +262,21 @@ class TcpStoreServer::Impl {
     }
   }
 
-  // All have the same time to prove themselves, so the oldest is the first to exceed it.
+  // Drops the strangers whose time is over. All have the same time for the handshake, so the oldest
+  // stranger exceeds it first.
   void drop_strangers() {
     const TimePoint now = system_.now();
     for (forget_accepted(); !strangers_.empty(); forget_accepted()) {
       const uint32_t number = strangers_.front();
       if (!connections_.at(number)->greeting_deadline().has_passed(now)) return;
-      drop(number, Error(ErrorCode::kTimeout, "it did not prove itself in time"));
+      drop(number, Error(ErrorCode::kTimeout, "the client did not finish the handshake in time"));
     }
   }
 
   void drop(uint32_t number, const Error& reason) {
     const auto found = connections_.find(number);
     if (found == connections_.end()) return;
-    // It is normal that an accepted client closes its connection: a rank ends so.
+    // It is normal that an accepted client closes its connection: a rank does so when it ends.
     const bool is_normal = found->second->is_accepted() && reason.code() == ErrorCode::kPeerLost;
     log_.write(is_normal ? LogLevel::kDebug : LogLevel::kWarning, "store",
                format("dropped peer={} reason=\"{}\"", found->second->peer(),
@@ -296,13 +299,14 @@ class TcpStoreServer::Impl {
   const store::ServerContext context_;
   os::PollSet poll_set_;
   std::unordered_map<uint32_t, std::unique_ptr<ClientConnection>> connections_;
-  // The strangers in the order in which they came; some may be accepted or gone.
+  // The numbers of the strangers in the order in which they connected. Some may have completed the
+  // handshake or been closed since.
   std::deque<uint32_t> strangers_;
   uint32_t next_number_ = 0;
-  // A descriptor that is given up if the process has none left for a client.
+  // A descriptor that is closed if the process has none left for a new client.
   std::unique_ptr<os::Event> spare_;
   TimePoint accept_after_;
-  std::unique_ptr<os::Thread> thread_;  // only the owner's thread uses it
+  std::unique_ptr<os::Thread> thread_;  // used by the owner's thread only
 };
 
 Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::start(
@@ -321,15 +325,16 @@ Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::start(
     auto impl = std::make_unique<Impl>(system, options, std::move(listener).value());
     impl->start();
     return std::make_unique<TcpStoreServer>(std::move(impl));
-  } catch (const Error& error) {  // no descriptor, or no thread
+  } catch (const Error& error) {  // no descriptor or thread was left
     return error.with_context("store server");
   }
 }
 
 TcpStoreServer::TcpStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-// A forked child has no thread to join, and the stop event is shared: the parent's thread would see
-// it without end. So the child's copy is not destroyed; it ends with the child.
+// A forked child has no thread to join, and it shares the stop event: if the child set it, the
+// parent's thread would find it set at every poll. So the child does not destroy its copy of the
+// server.
 TcpStoreServer::~TcpStoreServer() {
   if (impl_->is_in_child()) {
     static_cast<void>(impl_.release());

@@ -1,5 +1,5 @@
-// Tests what only a server over sockets can get wrong: strangers, builds, limits, closed
-// descriptors.
+// Tests cases that exist only for a server over sockets: clients that are no ranks or run another
+// build, limits, and descriptors that the program has closed.
 #include "cadre/core/store/tcp/tcp_store_server.h"
 
 #include <fcntl.h>
@@ -39,7 +39,7 @@ using wire::StoreVerb;
 
 class TcpStoreServerTest : public TcpStoreTest {};
 
-// Returns the build in the hello by which the server answers.
+// Returns the name of the build in the server's hello.
 std::string build_in(const std::string& heard) {
   wire::Progress progress;
   const auto answer =
@@ -57,16 +57,17 @@ TEST_F(TcpStoreServerTest, StrangersAreDroppedWithALogLine) {
   auto server = start({.greeting_timeout = milliseconds(250)});
   const std::vector<std::string> strangers = {
       "GET / HTTP/1.1\r\n\r\n",
-      "",                                        // says nothing until its time is over
+      "",                                        // sends no byte until it is dropped
       std::string("\xc0", 1),                    // the first byte of a hello
-      hello_of_build("99.9").substr(0, 20),      // half a hello
+      hello_of_build("99.9").substr(0, 20),      // half of a hello
       std::string("\0\xce\xf7", 3),              // half of c10d's validate
-      std::string("\0abcd", 5),                  // c10d's verb with another magic
+      std::string("\0abcd", 5),                  // c10d's validate with a wrong magic number
       std::string("\x01\0\0\0", 4),              // c10d's set without validate
       std::string("\xc1\x20\0\0\0\0\0\0\0", 9),  // a proof without a hello
-      std::string("\xc0\4\0\0\0\0\0\0\0\0\0\0\1\0\0\0\0", 17),  // a build of 16 MiB
-      validation() + std::string("\xc4", 1),  // a verb of ranks from a c10d client
-      validation() + validation(),            // validated twice
+      // A hello with a build name of 16 MiB.
+      std::string("\xc0\4\0\0\0\0\0\0\0\0\0\0\1\0\0\0\0", 17),
+      validation() + std::string("\xc4", 1),  // a c10d client sends a verb that only ranks may use
+      validation() + validation(),            // a c10d client sends validate twice
   };
   for (const std::string& stranger : strangers) EXPECT_EQ(say(*server, stranger), "");
   const std::string log = log_.text();
@@ -74,7 +75,7 @@ TEST_F(TcpStoreServerTest, StrangersAreDroppedWithALogLine) {
   EXPECT_TRUE(connect(*server).ok());
 }
 
-// This test has the default limit, in virtual time.
+// This test runs in virtual time with the default greeting_timeout of 1 s.
 TEST(TcpStoreServerInTheSimulator, AStrangerIsGoneASecondAfterItCame) {
   sim::Simulator simulator(1, {.ranks_per_host = {1, 1}});
   const os::Address address{os::Address::Kind::kTcp, "node0", 29500};
@@ -100,7 +101,7 @@ TEST(TcpStoreServerInTheSimulator, AStrangerIsGoneASecondAfterItCame) {
     std::array<std::byte, 16> buffer{};
     while ((*socket)->try_recv(buffer).ok()) {
       os::PollItem item{.target = socket->get(), .want_read = true};
-      ASSERT_TRUE(system.poll(std::span(&item, 1), deadline)) << "it was kept";
+      ASSERT_TRUE(system.poll(std::span(&item, 1), deadline)) << "the stranger is dropped";
     }
     const Duration kept = system.now() - start;
     EXPECT_GE(kept, milliseconds(900));
@@ -108,7 +109,8 @@ TEST(TcpStoreServerInTheSimulator, AStrangerIsGoneASecondAfterItCame) {
   });
   EXPECT_EQ(result.failure, "");
   for (const auto& rank : result.ranks) EXPECT_EQ(rank.failure, "");
-  EXPECT_NE(log.text().find("did not prove itself in time"), std::string::npos) << log.text();
+  EXPECT_NE(log.text().find("did not finish the handshake in time"), std::string::npos)
+      << log.text();
 }
 
 TEST_F(TcpStoreServerTest, AThousandIdleClientsDisturbNobodyAndAllStillWork) {
@@ -123,7 +125,7 @@ TEST_F(TcpStoreServerTest, AThousandIdleClientsDisturbNobodyAndAllStillWork) {
   for (int i = 0; i < kIdle; ++i) idle.push_back(connect(*server).value_or_throw());
   auto busy = connect(*server).value_or_throw();
   for (int i = 1; i <= 200; ++i) ASSERT_EQ(busy->add("n", 1, soon()).value(), i);
-  // One connection in seven closes; the others stay where they were.
+  // Every seventh connection closes. The others must still be served.
   for (size_t i = 0; i < idle.size(); i += 7) idle[i].reset();
   for (size_t i = 0; i < idle.size(); ++i) {
     if (idle[i] == nullptr) continue;
@@ -142,7 +144,7 @@ TEST_F(TcpStoreServerTest, GarbageAfterAGoodGreetingEndsOnlyThatConnection) {
   auto good = connect(*server).value_or_throw();
   std::string stream = validation();
   stream += wire::as_text(wire::encode({.verb = StoreVerb::kPing, .amount = 7}));
-  stream.push_back('\xff');  // no such verb
+  stream.push_back('\xff');  // an unknown verb
   EXPECT_EQ(say(*server, stream), std::string("\x07\0\0\0", 4));
   EXPECT_NE(log_.text().find("unknown verb 255"), std::string::npos) << log_.text();
   EXPECT_TRUE(good->set("still", "here", soon()).ok());
@@ -150,7 +152,7 @@ TEST_F(TcpStoreServerTest, GarbageAfterAGoodGreetingEndsOnlyThatConnection) {
 
 TEST_F(TcpStoreServerTest, AnotherBuildIsRefusedAndBothAreNamed) {
   auto server = start();
-  // The client can name the server's build; the server's log names both.
+  // The client receives the name of the server's build; the server's log names both builds.
   const std::string build = build_in(say(*server, hello_of_build("99.9")));
   EXPECT_NE(build, "");
   EXPECT_NE(build, "99.9");
@@ -158,14 +160,14 @@ TEST_F(TcpStoreServerTest, AnotherBuildIsRefusedAndBothAreNamed) {
   EXPECT_NE(log_.text().find("cadre " + build), std::string::npos) << log_.text();
 }
 
-// The server does not wait for the rest of the request: a stranger could make it keep a value of 16
-// MiB.
+// The server must not wait for the rest of the request, because a stranger could make it buffer a
+// value of 16 MiB.
 TEST_F(TcpStoreServerTest, ARequestInPlaceOfTheProofEndsTheConnection) {
   auto server = start({.greeting_timeout = seconds(600)});
   const std::string build = build_in(say(*server, hello_of_build("99.9")));
   const std::string set = "\x01";
   EXPECT_EQ(build_in(say(*server, hello_of_build(build) + set)), build);
-  EXPECT_NE(log_.text().find("client sent set, but prove comes first"), std::string::npos)
+  EXPECT_NE(log_.text().find("client sent set, but prove must come first"), std::string::npos)
       << log_.text();
 }
 
@@ -207,8 +209,7 @@ TEST_F(TcpStoreServerTest, ConnectionsOverTheLimitAreRefusedAndLogged) {
   EXPECT_TRUE(first->set("k", "v", soon()).ok());
 }
 
-// The server's thread waits for an event that can no longer be sent.
-// Runs the function in a forked child, which it ends; returns the child's status.
+// Runs the function in a forked child, then ends the child and returns its exit status.
 int status_of_child(const std::function<void()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -219,7 +220,8 @@ int status_of_child(const std::function<void()>& body) {
   return ::waitpid(child, &status, 0) == child ? status : -1;
 }
 
-// The will is about the death of the process that left it, and a child of it does not retract it.
+// The will is executed when the process that left it dies. A forked child of that process must not
+// retract it.
 TEST_F(TcpStoreServerTest, AForkedChildDoesNotRetractTheWillOfItsParent) {
   const auto server = start();
   const auto store = connect(*server).value_or_throw();
@@ -227,19 +229,19 @@ TEST_F(TcpStoreServerTest, AForkedChildDoesNotRetractTheWillOfItsParent) {
               const auto own = connect(*server).value_or_throw();
               auto will = own->leave_will("lost", "rank 1", soon()).value_or_throw();
               if (status_of_child([&] { will.reset(); }) != 0) ::_exit(1);
-              ::_exit(0);  // it dies without a retraction
+              ::_exit(0);  // the process that left the will dies without retracting it
             }),
             0);
   EXPECT_EQ(store->get("lost", soon()).value(), "rank 1");
 }
 
-// The child does not have the thread of the server, and shares its stop event.
+// A forked child has no copy of the server's thread, but shares the server's stop event.
 TEST_F(TcpStoreServerTest, AForkedChildDoesNotEndTheServer) {
   auto server = start();
   const auto store = connect(*server).value_or_throw();
   EXPECT_EQ(status_of_child([&] { server.reset(); }), 0);
   EXPECT_TRUE(store->set("k", "v", soon()).ok());
-  // A server that sees its stop event without end needs all of a core.
+  // A server that finds its stop event set at every poll would keep one core busy.
   timespec before{};
   timespec after{};
   ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
@@ -250,8 +252,8 @@ TEST_F(TcpStoreServerTest, AForkedChildDoesNotEndTheServer) {
   EXPECT_LT(cpu_ns, 50'000'000);
 }
 
-// The push and the end of the client wait in the queues of a stopped server. It gives the item to
-// no client that has ended.
+// While the server process is stopped, one client ends and another one pushes an item. The server
+// then finds both in its socket queues. It must not send the item to the client that has ended.
 TEST_F(TcpStoreServerTest, AnItemIsNotSentToAClientThatHasEnded) {
   std::array<int, 2> pipe{};
   ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
@@ -275,7 +277,7 @@ TEST_F(TcpStoreServerTest, AnItemIsNotSentToAClientThatHasEnded) {
   system_->make_waiter()->park(system_->deadline_in(milliseconds(100)));
   ::kill(host, SIGSTOP);
   int status = 0;
-  ::waitpid(host, &status, WUNTRACED);  // until all threads have stopped
+  ::waitpid(host, &status, WUNTRACED);  // waits until all threads have stopped
   ASSERT_TRUE(WIFSTOPPED(status));
   EXPECT_FALSE(store->queue_push("q", "item", system_->deadline_in(milliseconds(1))).ok());
   popper->join();

@@ -1,5 +1,5 @@
-// Tests what only a store over sockets can get wrong: builds, tokens, lost servers, other
-// listeners.
+// Tests cases that exist only for a store over sockets: servers of another build or with another
+// token, lost servers, and listeners that are no store.
 #include "cadre/core/store/tcp/tcp_store.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST_F(TcpStoreTest, AC10dCounterThatIsNoNumberEndsTheConnectionAsTorchsServerDo
           .value_or_throw();
   ASSERT_TRUE(store->set("text", "abc", soon()).ok());
   EXPECT_FALSE(store->add("text", 1, soon()).ok());
-  EXPECT_EQ(store->get("text", soon()).value(), "abc");  // this call uses a new connection
+  EXPECT_EQ(store->get("text", soon()).value(), "abc");  // this call needs a new connection
 }
 
 TEST_F(TcpStoreTest, ANativeCounterThatIsNoNumberIsTheProgramsFault) {
@@ -60,7 +60,7 @@ TEST_F(TcpStoreTest, AnotherTokenIsRefusedOnBothSides) {
   EXPECT_NE(log_.text().find("token"), std::string::npos) << log_.text();
 }
 
-// The test itself acts as a server of another build.
+// The test plays the server, whose hello names another build.
 TEST_F(TcpStoreTest, AServerOfAnotherBuildIsRefusedByTheClient) {
   auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
   auto impostor = system_->spawn("impostor", [&] {
@@ -92,7 +92,7 @@ TEST_F(TcpStoreTest, TheServersEndIsNoticedByWaitingAndLaterCalls) {
                           {.address = server->address(), .token = "secret", .protocol = protocol},
                           soon())
             .value_or_throw();
-    // The store answers while another of its calls waits for a key that is never set.
+    // The store must answer a call while another call waits for a key that is never set.
     std::optional<Result<std::string>> waited;
     auto thread = system_->spawn("waiting", [&] { waited = store->get("never", soon()); });
     ASSERT_TRUE(store->set("here", "1", soon()).ok());
@@ -148,7 +148,7 @@ TEST_F(TcpStoreTest, ConnectSaysThatSomethingElseListensAndWhatItAnswered) {
 }
 
 TEST_F(TcpStoreTest, ConnectDoubtsAListenerThatSaysNothing) {
-  // No process accepts, but the kernel completes the connection.
+  // The test never accepts a connection, but the kernel completes it.
   const auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
   for (const StoreProtocol protocol : {StoreProtocol::kNative, StoreProtocol::kC10d}) {
     const auto never = TcpStore::connect(*system_,
@@ -165,7 +165,8 @@ TEST_F(TcpStoreTest, ConnectDoubtsAListenerThatSaysNothing) {
   }
 }
 
-// The silent server may have been a store on a host that was overloaded.
+// connect() tries again after an attempt without an answer, because the silent listener may be a
+// store on an overloaded host.
 TEST_F(TcpStoreTest, ConnectTriesAgainWhereNothingWasSaid) {
   auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
   const os::Address address = listener->address();
@@ -187,7 +188,7 @@ TEST_F(TcpStoreTest, ConnectTriesAgainWhereNothingWasSaid) {
 
 TEST_F(TcpStoreTest, ALongWaitForAServerIsLoggedOnceWithItsReason) {
   const std::vector<std::pair<os::Address, std::string>> cases = {
-      // A name with a space does not resolve, and no request goes to a name server.
+      // A name with a space does not resolve, and no name server is asked.
       {{os::Address::Kind::kTcp, "no name", 29500}, "does not resolve"},
       {{os::Address::Kind::kUnix, format("cadre-no-store-{}", system_->host().pid), 0}, "refused"}};
   for (const auto& [address, reason] : cases) {

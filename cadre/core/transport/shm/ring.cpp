@@ -8,8 +8,8 @@
 namespace cadre {
 namespace {
 
-// Each end publishes new bytes, or new room, in pieces of this size, so that both ends copy at the
-// same time instead of one after the other.
+// The number of bytes of a long copy after which the writer publishes new bytes, and the reader
+// free space, so that both ends copy at the same time and not alternately.
 constexpr size_t kPublishBytes = 64 << 10;
 
 Error impossible_count(const char* end, uint64_t theirs, uint64_t ours, size_t capacity) {
@@ -24,8 +24,8 @@ Error closed() {
   return Error(ErrorCode::kPeerLost, "shared-memory ring: the peer has closed its end");
 }
 
-// Returns the size of the longest piece from `position` that neither wraps around nor exceeds
-// `limit`.
+// Returns how many bytes to copy next: from `position` to the end of the ring at most, at most
+// `limit`, and at most kPublishBytes.
 size_t piece_at(uint64_t position, size_t capacity, size_t limit) {
   const size_t offset = position & (capacity - 1);
   return std::min({capacity - offset, limit, kPublishBytes});
@@ -62,8 +62,8 @@ Result<size_t> RingReader::try_read(Bytes target) {
   const size_t capacity = data_.size();
   size_t received = 0;
   while (received < target.size()) {
-    // is_closed is read first, so that the load after it sees everything that was written before
-    // the close.
+    // is_closed is read before the count, so if it is set, the count includes all bytes that were
+    // written before the close.
     const bool is_closed = control_.writer.is_closed.load(std::memory_order_acquire) != 0;
     const uint64_t written = control_.writer.count.load(std::memory_order_acquire);
     const uint64_t used = written - read_;

@@ -1,11 +1,11 @@
 // Bytes in order from one process to another through shared memory: one writer, one reader.
 //
 // Threads: RingWriter and RingReader each belong to one thread; the two may run in two processes.
-// Blocking: never; the transport waits. Lifetime: the mapping outlives both ends.
-// Errors: kCorruption if the count of the other end is impossible; memory outside the ring is not
-// touched then. kPeerLost if the other end has closed; a reader first gets what was written before.
-// Source: Lamport's single-producer single-consumer queue, with counters that never wrap (2^64
-// bytes).
+// Blocking: never; ShmTransport waits. Lifetime: the mapping outlives both ends.
+// Errors: kCorruption if the count of the other end is impossible; memory outside the ring is never
+// accessed. kPeerLost if the other end has closed; the reader first gets all bytes that were
+// written before. Source: Lamport's single-producer single-consumer queue, with counters that never
+// wrap (2^64 bytes).
 #pragma once
 
 #include <atomic>
@@ -19,12 +19,12 @@ namespace cadre {
 
 inline constexpr size_t kCacheLine = 64;
 
-// The control part of a ring in shared memory, followed by the ring's bytes. An empty ring is all
-// zeros. Each end writes only its own cache line. It also keeps its own count in private memory and
-// checks the other end's count against that.
+// The control part of a ring in shared memory, followed by the ring's bytes. All bytes of an empty
+// ring are zero. Each end writes only its own cache line. It also has a copy of its own count in
+// private memory and checks the other end's count against this copy.
 struct RingControl {
   struct alignas(kCacheLine) End {
-    std::atomic<uint64_t> count{0};  // the number of bytes that were written, or read, so far
+    std::atomic<uint64_t> count{0};  // the number of bytes written (or read) by this end so far
     std::atomic<uint32_t> is_closed{0};
   };
   End writer;
@@ -34,12 +34,12 @@ static_assert(sizeof(RingControl) == 2 * kCacheLine && std::atomic<uint64_t>::is
 
 class RingWriter {
  public:
-  // `data` contains the ring's bytes, whose number is a power of two.
+  // `data` is the memory of the ring. Its size is a power of two.
   RingWriter(RingControl& control, Bytes data) : control_(control), data_(data) {}
 
   Result<size_t> try_write(ConstBytes source);
   size_t capacity() const { return data_.size(); }
-  // Returns whether try_write would do more than return 0.
+  // Returns whether try_write() would write bytes or return an error, and not just 0.
   bool is_ready() const;
   void close() { control_.writer.is_closed.store(1, std::memory_order_release); }
 
@@ -54,7 +54,7 @@ class RingReader {
   RingReader(RingControl& control, Bytes data) : control_(control), data_(data) {}
 
   Result<size_t> try_read(Bytes target);
-  // Returns whether try_read would do more than return 0.
+  // Returns whether try_read() would read bytes or return an error, and not just 0.
   bool is_ready() const;
   void close() { control_.reader.is_closed.store(1, std::memory_order_release); }
 

@@ -17,7 +17,7 @@ constexpr size_t kCapacity = 4096;
 class RingTest : public ::testing::Test {
  protected:
   RingControl control_;
-  // The guard bytes on both sides show any write outside the ring.
+  // The ring is the middle third. Guard bytes on both sides show any write outside of it.
   std::vector<std::byte> memory_ = std::vector<std::byte>(3 * kCapacity, std::byte{0xee});
   Bytes data_ = Bytes(memory_).subspan(kCapacity, kCapacity);
   RingWriter writer_{control_, data_};
@@ -47,11 +47,11 @@ TEST_F(RingTest, WritesAndReadsOfAnySizeKeepTheOrder) {
   EXPECT_TRUE(std::all_of(memory_.end() - kCapacity, memory_.end(), is_guard));
 }
 
-// These bytes were written by hand from docs/formats/shared-memory.md.
+// The expected bytes were written by hand from docs/formats/shared-memory.md.
 TEST_F(RingTest, ControlHasTheDocumentedBytes) {
   std::array<std::byte, 128> golden{};
   golden[0] = std::byte{0x05};   // the writer has written 5 bytes
-  golden[8] = std::byte{1};      // closed
+  golden[8] = std::byte{1};      // the writer has closed its end
   golden[64] = std::byte{0x03};  // the reader has read 3 bytes
   // A new segment contains only zeros.
   alignas(RingControl) std::array<std::byte, 128> memory{};

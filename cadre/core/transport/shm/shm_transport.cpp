@@ -15,8 +15,8 @@ constexpr size_t kPage = 4096;
 constexpr size_t kLeastRingBytes = 64 << 10;
 constexpr size_t kMostRingBytes = 512 << 10;
 constexpr size_t kRingBytesOfRank = 8 << 20;
-// Yields are system calls of half a microsecond and more. After this many of them, sleep is
-// cheaper.
+// The number of yields before wait() sleeps. A yield is a system call of at least half a
+// microsecond, so after this many, sleeping is cheaper.
 constexpr int kYields = 50;
 
 Error closed_end() {
@@ -39,10 +39,11 @@ ShmTransport::ShmTransport(os::System& system, os::Interrupt& interrupt, ShmTran
     std::byte* const page =
         setup_.memory->resolve(at, sizeof(Doorbell) + world_size * sizeof(RingPlace));
     if (page == nullptr || at.place.offset % kCacheLine != 0) {
-      throw Error(ErrorCode::kCorruption,
-                  format("shared-memory transport: the page of rank {} at {} of slot {} is not in "
-                         "its slice",
-                         peer, at.place.offset, at.slot));
+      throw Error(
+          ErrorCode::kCorruption,
+          format("shared-memory transport: the page of rank {} at offset {} of slot {} is not in "
+                 "its slice",
+                 peer, at.place.offset, at.slot));
     }
     pages_.emplace_back(page);
     if (setup_.rank != static_cast<int>(peer)) {
@@ -79,9 +80,9 @@ Channel& ShmTransport::channel(Rank peer) {
   return channels_[static_cast<size_t>(peer.value)].value();
 }
 
-// Increments the word instead of System::publish(), which stores a value: two peers that ring at
-// the same time could store the same value. This rank, which has read the word after the first
-// ring, would then sleep through the second.
+// Increments the word instead of System::publish(), which stores a value: two peers that ring the
+// doorbell at the same time could store the same value. The owner of the doorbell, which has read
+// the word after the first store, would not be woken by the second.
 void ShmTransport::ring_doorbell_of(Rank peer) const {
   os::WaitWord& word = page_of(peer).doorbell().word;
   word.value.fetch_add(1, std::memory_order_seq_cst);
@@ -94,8 +95,7 @@ bool ShmTransport::is_any_ready(std::span<const ChannelInterest> interests) {
   });
 }
 
-// The flag is set before the word changes, so a thread that sees the changed word also sees the
-// flag.
+// Sets the flag before it changes the word, so a thread that sees the new word also sees the flag.
 void ShmTransport::wake() {
   is_woken_.store(true, std::memory_order_release);
   ring_doorbell_of(setup_.rank);
@@ -109,14 +109,14 @@ bool ShmTransport::take_wake_up() {
 Status ShmTransport::wait(std::span<const ChannelInterest> interests, Deadline deadline) {
   os::WaitWord& word = page_of(setup_.rank).doorbell().word;
   for (int look = 0;; ++look) {
-    // The word is read before the rings, so that every change after the look at the rings changes
-    // the word.
+    // The word is read before the rings are checked, so a change of a ring after that check changes
+    // the word, and the sleep below returns.
     const uint32_t seen = word.value.load(std::memory_order_acquire);
     const bool is_ready = is_any_ready(interests) || take_wake_up();
     if (interrupt_.is_raised()) return interrupted_error(setup_.rank, interests);
-    // Reading the clock costs as much as a look, so it is read only when the look was long or found
-    // something. It is read then, too, because a trickle of bytes must not carry an operation over
-    // its deadline.
+    // Reading the clock costs as much as checking the rings, so it is not read while wait() spins.
+    // It is read if a channel is ready, because an operation must not exceed its deadline when
+    // bytes trickle in.
     const bool is_long = is_ready || look >= spins_;
     if (is_long && deadline.has_passed(system_.now())) return timeout_error(setup_.rank, interests);
     if (is_ready) return {};
@@ -139,8 +139,9 @@ Result<size_t> ShmTransport::ShmChannel::try_send(ConstBytes data) {
   return finish(writer_->try_write(data));
 }
 
-// The peer finds the ring through the place that is published here. A peer that has left has stored
-// kRefused in the place. Then no rank would ever release the ring.
+// Allocates the ring and publishes its place in this rank's page, where the peer finds it. If the
+// peer has closed its end, it has stored kRefused in the place, and no rank would ever release the
+// ring. Then the ring is released here.
 Status ShmTransport::ShmChannel::make_ring() {
   const int holder = owner_.setup_.slots[static_cast<size_t>(peer_.value)];
   const size_t capacity = owner_.ring_capacity();
@@ -169,18 +170,19 @@ Result<bool> ShmTransport::ShmChannel::find_ring() {
   const size_t capacity = owner_.ring_capacity();
   std::byte* const ring = owner_.setup_.memory->resolve(at, sizeof(RingControl) + capacity);
   if (ring == nullptr || at.place.offset % kCacheLine != 0) {
-    return Error(ErrorCode::kCorruption,
-                 format("shared-memory transport: a ring of {} bytes at {} of slot {} is not in "
-                        "its slice",
-                        capacity, at.place.offset, at.slot));
+    return Error(
+        ErrorCode::kCorruption,
+        format("shared-memory transport: a ring of {} bytes at offset {} of slot {} is not in "
+               "its slice",
+               capacity, at.place.offset, at.slot));
   }
   reader_.emplace(*reinterpret_cast<RingControl*>(ring),
                   Bytes(ring + sizeof(RingControl), capacity));
   return true;
 }
 
-// is_closed is read before the search: a peer publishes its ring before it sends and closes, so the
-// search finds the ring of everything that was sent before the close.
+// is_closed is read before find_ring(): a peer publishes its ring before it sends and closes, so if
+// it is set, find_ring() finds the ring with all bytes that were sent before the close.
 Result<size_t> ShmTransport::ShmChannel::try_recv(Bytes buffer) {
   if (!reader_) {
     const bool is_closed = is_peer_closed();
@@ -192,7 +194,8 @@ Result<size_t> ShmTransport::ShmChannel::try_recv(Bytes buffer) {
   return finish(reader_->try_read(buffer));
 }
 
-// If peers have reported this rank as lost, they may have reused the memory that it has read.
+// Completes a send or receive: returns kAborted if peers have reported this rank as lost, because
+// they may have reused the memory from which it has read.
 Result<size_t> ShmTransport::ShmChannel::finish(Result<size_t> moved) const {
   const bool has_looked = !moved.ok() || *moved > 0;
   if (has_looked && owner_.setup_.memory->has_lost_holds()) {
@@ -213,7 +216,7 @@ bool ShmTransport::ShmChannel::is_peer_closed() const {
   return owner_.page_of(peer_).doorbell().is_closed.load(std::memory_order_acquire) != 0;
 }
 
-// Returns true also if the send or receive would fail, so that the caller tries it and gets the
+// Returns true also if the send or receive would fail, so that the caller tries it and gets its
 // error.
 bool ShmTransport::ShmChannel::is_ready(const ChannelInterest& interest) {
   if (interest.want_send && (!writer_ || writer_->is_ready() || is_peer_closed())) return true;

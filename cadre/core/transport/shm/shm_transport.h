@@ -1,14 +1,14 @@
-// A Transport through shared memory. Each ordered pair of ranks has a byte ring, which the first
-// send makes.
+// A Transport through shared memory. Each ordered pair of ranks has a byte ring, which the sender
+// makes at its first send.
 //
 // Threads: one thread at a time, as for every Transport. Blocking: only wait(), which spins, then
 // yields, then sleeps on this rank's doorbell. Lifetime: shares the memory; the System and the
-// Interrupt outlive the transport. Its destructor closes its ends of the rings. Peers then get
-// kPeerLost once they have read what was written.
-// Errors: kPeerLost, kAborted, kTimeout; kCorruption if a peer's count or ring is impossible (the
-// constructor throws it for a page outside the slices); kUnavailable from the first send to a peer
-// if there is no memory for the ring. The transport does not notice the death of a process: whoever
-// watches processes raises the Interrupt.
+// Interrupt outlive the transport. Its destructor closes its ends of the rings. Peers get kPeerLost
+// after they have read all bytes that were written.
+// Errors: kPeerLost, kAborted, kTimeout; kCorruption if a peer's count is impossible or its ring is
+// outside of its slice (the constructor throws it for a page outside of its slice); kUnavailable
+// from the first send to a peer if there is no memory for the ring. The transport does not detect
+// the death of a process: the control plane does, and the group's Interrupt is raised.
 // Format: docs/formats/shared-memory.md.
 #pragma once
 
@@ -27,28 +27,27 @@
 namespace cadre {
 
 struct ShmTransportSetup {
-  std::shared_ptr<HostMemory> memory;  // the other parts of the group use it, too
+  std::shared_ptr<HostMemory> memory;  // shared with the rest of the group
   Rank rank = 0;
-  // The host has more ranks than cores. Waiting then gives up the core at once.
+  // True if the host has more ranks than cores. A wait() does not spin but yields the core at once.
   bool crowded = false;
-  // The size in bytes of each ring, which is equal on all ranks. It is rounded up to a power of
-  // two, at least a page. 0 means default_ring_bytes().
+  // The size in bytes of each ring, which is equal on all ranks. It is rounded up to a power of two
+  // and to at least a page. 0 means default_ring_bytes().
   size_t ring_bytes = 0;
-  std::vector<int> slots;    // slots[r] is the slot of rank r in the memory
+  std::vector<int> slots;    // slots[r] is the slot of rank r in the host memory
   std::vector<Place> pages;  // pages[r] is the page of rank r
   Piece page;                // the page of this rank, which cut_page() has made
 };
 
 class ShmTransport final : public Transport {
  public:
-  // Returns 512 KiB, or less for more than 16 ranks: a rank may make a ring to each peer, and the
-  // rings of one rank take at most 8 MiB, unless rings of 64 KiB take more. With rings of 512 KiB a
-  // message of 1 MB takes half the time that it takes with 64 KiB, where writer and reader copy
-  // alternately instead of at the same time; a message of 4 KB takes a tenth longer. REQUIRES:
-  // num_ranks > 0.
+  // Returns 512 KiB; less for more than 16 ranks. A rank may make a ring to each peer, and its
+  // rings shall take at most 8 MiB together, but a ring has at least 64 KiB. Measured: with rings
+  // of 512 KiB a message of 1 MB takes half the time that it takes with 64 KiB, where writer and
+  // reader copy alternately; a message of 4 KB takes a tenth longer. REQUIRES: num_ranks > 0.
   static size_t default_ring_bytes(size_t num_ranks);
 
-  // Allocates this rank's page. Called before the ranks exchange the places of their pages.
+  // Allocates this rank's page. Must be called before the ranks exchange the places of their pages.
   static Result<Piece> cut_page(HostMemory& memory, std::span<const int> slots);
 
   ShmTransport(os::System& system, os::Interrupt& interrupt, ShmTransportSetup setup);
@@ -63,24 +62,28 @@ class ShmTransport final : public Transport {
   void wake() override;
 
  private:
-  // Each rank sleeps on one word, whichever rings it waits for: a peer rings the doorbell after
-  // every write to, and every read from, a ring of that rank.
+  // Each rank sleeps on one word, its doorbell, whichever rings it waits for. A peer changes the
+  // word ("rings the doorbell") after every write to, and every read from, a ring that it shares
+  // with this rank.
   struct alignas(kCacheLine) Doorbell {
     os::WaitWord word;
-    std::atomic<uint32_t> is_closed;  // the rank has left: it makes no ring and reads none
+    // The rank has closed its transport: it makes no ring and reads none.
+    std::atomic<uint32_t> is_closed;
   };
-  // The place of the ring to a peer. The writer stores the piece last. The reader stores kRefused
-  // when it closes.
+  // The place of the ring to a peer. The writer stores `piece` last. A reader that closes stores
+  // kRefused in `piece`.
   struct RingPlace {
     static constexpr uint32_t kRefused = UINT32_MAX;
 
-    std::atomic<uint32_t> piece;  // 0 means that there is no ring yet
+    // The id of the piece of memory with the ring; 0 if there is no ring yet.
+    std::atomic<uint32_t> piece;
     uint32_t padding;
     std::atomic<uint64_t> offset;
   };
   static_assert(sizeof(RingPlace) == sizeof(Place));
 
-  // A rank's page: its doorbell, then a RingPlace for each peer.
+  // The page of a rank, in shared memory: its doorbell, then the RingPlace of its ring to each
+  // peer.
   class Page {
    public:
     explicit Page(std::byte* bytes) : bytes_(bytes) {}
@@ -106,12 +109,12 @@ class ShmTransport final : public Transport {
     Result<size_t> finish(Result<size_t> moved) const;
     bool is_peer_closed() const;
     Status make_ring();
-    // Maps the peer's ring if the peer has made it; returns whether it has.
+    // Maps the peer's ring if the peer has made one. Returns whether it has.
     Result<bool> find_ring();
 
     ShmTransport& owner_;
     Rank peer_;
-    Piece ring_;  // the ring to the peer; empty before the first send
+    Piece ring_;  // the ring to the peer, made by the first send
     std::optional<RingWriter> writer_;
     std::optional<RingReader> reader_;
   };
@@ -126,11 +129,11 @@ class ShmTransport final : public Transport {
   os::Interrupt& interrupt_;
   ShmTransportSetup setup_;
   std::vector<Page> pages_;            // pages_[r] is the page of rank r
-  std::atomic<bool> is_woken_{false};  // wake() sets it, wait() clears it
+  std::atomic<bool> is_woken_{false};  // set by wake(), cleared by wait()
   // channels_[r] is the channel to rank r; nullopt for this rank.
   std::vector<std::optional<ShmChannel>> channels_;
-  int spins_ = 0;   // the number of looks with a CPU pause after each
-  int yields_ = 0;  // the number of further looks with a yield after each
+  int spins_ = 0;   // how often wait() checks the rings with a CPU pause in between
+  int yields_ = 0;  // how often wait() then checks the rings with a yield in between
 };
 
 }  // namespace cadre

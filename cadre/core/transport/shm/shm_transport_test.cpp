@@ -1,5 +1,5 @@
-// Tests the rings of a transport through shared memory: the first send makes them, the end releases
-// them, and an error says why a ring cannot be made.
+// Tests the rings of a shared-memory transport: the first send makes a ring, closing both ends
+// releases it, and an error says why a ring cannot be made.
 #include "cadre/core/transport/shm/shm_transport.h"
 
 #include <gtest/gtest.h>
@@ -17,11 +17,12 @@ namespace {
 
 constexpr size_t kSmallestRing = 4096;
 constexpr size_t kSliceBytes = 1 << 20;
-// The bytes of a rank's page and of a ring, each with one page for the header of its piece.
+// The bytes that a rank's page and a ring take in the slice. Each allocation has a header of one
+// page.
 constexpr size_t kForPage = 2 * 4096;
 constexpr size_t kForRing = 4096 + 2 * 4096;
 
-// Two ranks, each of which can commit `num_free` bytes.
+// The transports of two ranks, each of which can allocate `num_free` bytes.
 class TwoTransports {
  public:
   explicit TwoTransports(size_t num_free = 1 << 20)
@@ -56,7 +57,7 @@ class TwoTransports {
   }
   // Makes the rank regard the other one as lost.
   void forget_peer_of(size_t rank) { memories_[rank]->forget_holder(static_cast<int>(1 - rank)); }
-  // Returns the offset of the next piece that the rank would allocate in its slice.
+  // Returns the offset in the rank's slice at which the rank would allocate its next piece.
   size_t first_free(size_t rank) {
     return memories_[rank]->allocate({.num_bytes = 1}).value_or_throw().place().offset;
   }
@@ -100,13 +101,13 @@ TEST(ShmTransportRingTest, AFirstSendMakesTheRingThatItWrites) {
   two.start(0);
   EXPECT_EQ(*two.channel(0).try_send({}), 0u);
   EXPECT_EQ(*two.send_a_byte(0), 1u);
-  EXPECT_EQ(*two.send_a_byte(0), 1u);  // this byte is written to the same ring
+  EXPECT_EQ(*two.send_a_byte(0), 1u);  // this byte is written to the ring of the first send
   two.start(1);
   EXPECT_EQ(*two.receive(1), 2u);
-  EXPECT_EQ(*two.receive(0), 0u) << "from a ring that is not there";
+  EXPECT_EQ(*two.receive(0), 0u) << "bytes came, but there is no ring from rank 1 to rank 0";
 }
 
-// If the writer ends first, its bytes are kept until the reader has ended, too.
+// If the writer closes first, the ring stays until the reader has closed, too.
 TEST(ShmTransportRingTest, ARingIsGivenBackWhenBothEndsHaveGone) {
   TwoTransports two;
   two.start(0);
@@ -122,8 +123,8 @@ TEST(ShmTransportRingTest, ARingIsGivenBackWhenBothEndsHaveGone) {
   EXPECT_EQ(two.first_free(1), 0u);
 }
 
-// The connections of rank 1 have ended. So rank 0 regards it as lost and may reuse its rings, but
-// rank 1 is alive and reads them.
+// The connections of rank 1 have ended, so rank 0 regards it as lost and may reuse the memory of
+// its rings to rank 1. But rank 1 is alive and reads these rings.
 TEST(ShmTransportRingTest, ARankThatItsPeerTakesForLostGetsNoBytes) {
   TwoTransports two;
   two.start(0);
@@ -162,7 +163,8 @@ TEST(ShmTransportRingTest, PlacesOutsideOfASliceAreRefused) {
   EXPECT_THROW(outside.start(0), Error);
   TwoTransports two;
   two.start(1);
-  // In the page of rank 0, the places of its rings come after the doorbell.
+  // The page of rank 0 has the doorbell, then a RingPlace for each rank. The one of the ring to
+  // rank 1 is overwritten.
   std::byte* const page = two.setup(0).page.bytes().data();
   const Place wild{.piece = 1, .offset = kSliceBytes - 4096};
   std::memcpy(page + kCacheLine + sizeof(Place), &wild, sizeof(wild));

@@ -7,12 +7,12 @@ namespace cadre {
 namespace {
 
 // The time that the lower rank of two leaves to the higher one to open the connection, because both
-// may begin to wait for each other at the same time. A connection that a peer has opened gets the
-// same time to show its first frame.
+// may begin to wait for each other at the same time. If the peer has opened a connection, this
+// process waits this long for its first frame before it opens another one.
 constexpr Duration kPatience = std::chrono::milliseconds(20);
 constexpr Duration kFirstDial = std::chrono::milliseconds(250);
 constexpr int kMaxDoublings = 3;
-// The pauses after an attempt that failed; the second is for optional interests.
+// The pauses after a failed attempt; the second one is for optional interests.
 constexpr Duration kRetryPause = std::chrono::milliseconds(20);
 constexpr Duration kOptionalRetryPause = std::chrono::seconds(10);
 

@@ -1,9 +1,10 @@
 // Decides which of two processes opens a connection between them, when it does, how long one
 // attempt may take, and when the next attempt follows.
 //
-// Threads: one at a time; the link's mutex guards it. Blocking: never. Errors: none. A thread that
-// waits opens the connection itself and looks at nothing else meanwhile, so the first attempts are
-// short, and each that was too short is followed by one of twice the time.
+// Threads: one at a time; the mutex of the PeerLink guards it. Blocking: never. Errors: none. The
+// thread that waits for a peer opens the connection itself and serves no other peer during that
+// time. So the first attempt is short, and after each attempt that timed out the next one gets
+// twice the time.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +18,25 @@ namespace cadre {
 struct DialTurn {
   enum class Step : uint8_t { kNone, kLater, kNow };
   Step step = Step::kNone;
-  TimePoint at{};        // for kLater, the time at which to ask again
-  Duration patience{0};  // for kNow, the time that the attempt may take
+  TimePoint at{};        // for kLater: the time at which to call plan() again
+  Duration patience{0};  // for kNow: the time limit of the attempt
 };
 
 class DialSchedule {
  public:
-  // `is_higher` says that this process has the higher rank of the two, and opens at once.
+  // `is_higher` says that this process has the higher rank of the two. The higher rank opens a
+  // connection at once.
   explicit DialSchedule(bool is_higher) : is_higher_(is_higher) {}
 
-  // Plans for a wait with this interest, while there is no connection to send on. After kNow the
-  // caller opens a connection and calls end(); until then no other caller gets kNow.
-  // `has_connection` says that the peer has opened a connection on which no frame has come yet.
+  // Decides for a thread that waits with this interest and has no connection to send on. If the
+  // result is kNow, the caller opens a connection and calls end(). No other caller gets kNow before
+  // end(). `has_connection` says that the peer has opened a connection over which no frame has come
+  // yet.
   DialTurn plan(const ChannelInterest& interest, bool has_connection, TimePoint now);
-  // Called when a connection that the peer had opened has ended before its first frame. The peer
-  // may have given it up, or it was cut together with what the peer had sent on it. So from now on
-  // this process opens a connection also to receive, which makes the peer check its own end.
+  // Called when a connection that the peer had opened has ended before its first frame. Either the
+  // peer has given it up, or the connection was cut and bytes of the peer were lost. From now on
+  // this process opens a connection also if it only receives. When the peer accepts it, the peer
+  // checks its own end of the earlier connection.
   void note_lost_opening() { has_lost_opening_ = true; }
   enum class Ending : uint8_t { kConnected, kLate, kRefused };
   void end(Ending ending, TimePoint now);
@@ -41,10 +45,10 @@ class DialSchedule {
   const bool is_higher_;
   bool is_dialing_ = false;
   bool has_lost_opening_ = false;
-  int num_late_ = 0;                       // the number of attempts that took too long
+  int num_late_ = 0;                       // the number of attempts that timed out
   std::optional<TimePoint> wanted_since_;  // the time at which a connection was first wanted
   TimePoint retry_at_{};
-  TimePoint optional_retry_at_{};  // as retry_at_, for optional interests
+  TimePoint optional_retry_at_{};  // like retry_at_, for optional interests
 };
 
 }  // namespace cadre

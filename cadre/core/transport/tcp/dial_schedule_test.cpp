@@ -1,4 +1,4 @@
-// When a process opens a connection, for each point in time.
+// Tests at which time each of two processes opens a connection.
 #include "cadre/core/transport/tcp/dial_schedule.h"
 
 #include <gtest/gtest.h>

@@ -1,8 +1,9 @@
-// The receiving half of a data connection. It reads headers, and payload directly into the memory
-// of its stream.
+// The receiving half of a data connection. It reads headers into a buffer, and payload directly
+// into the memory that the caller gives.
 //
 // Threads: one at a time. Blocking: never. Lifetime: borrows the socket.
-// Errors: those of the socket; kCorruption for an invalid header. The connection is useless then.
+// Errors: those of the socket; kCorruption for an invalid header. After an error the connection is
+// unusable.
 #pragma once
 
 #include <array>
@@ -19,26 +20,28 @@ class FrameReader {
  public:
   explicit FrameReader(os::Socket& socket) : socket_(socket) {}
 
-  // Returns the next header; nullopt if it has not been read completely. REQUIRES: num_left() == 0.
+  // Returns the next header; nullopt if the buffer does not contain all of it. REQUIRES: num_left()
+  // == 0.
   Result<std::optional<wire::LinkFrame>> next();
-  // Returns how many payload bytes of the current frame have not been taken.
+  // Returns how many payload bytes of the current frame were not yet returned to the caller.
   size_t num_left() const { return num_left_; }
-  // Takes payload bytes that were read together with the header. They stay valid until the next
-  // read.
+  // Returns payload bytes that were read into the buffer together with the header. The span is
+  // valid until the next read.
   ConstBytes take_buffered(size_t at_most);
   bool has_buffered() const { return num_left_ > 0 && begin_ < end_; }
 
-  // Reads a header, and payload with it, so that a short message needs no second system call. It
-  // reads no more than the receiver expects, because the next bytes belong to other frames. Returns
-  // 0 if nothing has arrived. REQUIRES: num_left() == 0, and next() returns nullopt.
+  // Reads a header and the payload after it into the buffer, so that a short message needs one
+  // system call. Reads at most `num_expected` payload bytes, because the bytes after these belong
+  // to other frames. Returns the number of bytes, 0 if none has arrived. REQUIRES: num_left() == 0,
+  // and next() returns nullopt.
   Result<size_t> read_ahead(size_t num_expected);
   // Reads payload of the current frame into `target`, and the next header if `target` reaches the
-  // end of the frame. Returns the payload bytes.
+  // end of the frame. Returns the number of payload bytes.
   // REQUIRES: has_buffered() is false, num_left() > 0, target is not empty.
   Result<size_t> read_payload(Bytes target);
 
  private:
-  // The room for the payload of a short message of the net engine (Link::kInlineBytes).
+  // The space for the payload of a short message of the net engine (Link::kInlineBytes).
   static constexpr size_t kBytesAhead = 4096 + 64;
 
   os::Socket& socket_;

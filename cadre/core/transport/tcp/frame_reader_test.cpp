@@ -1,4 +1,4 @@
-// Frames that arrive in pieces, and what is read beside them.
+// Tests reading frames that arrive in pieces, and how many bytes of the next frame are read.
 #include "cadre/core/transport/tcp/frame_reader.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 using wire::LinkFrame;
 
-// A socket that gives the bytes that a test has written to it.
+// A socket from which the reader receives the bytes that a test has fed to it.
 class FedSocket final : public testing::SilentSocket {
  public:
   void feed(ConstBytes bytes) { pending_.insert(pending_.end(), bytes.begin(), bytes.end()); }

@@ -36,7 +36,8 @@ Status FrameWriter::flush() {
 
 Result<FrameWriter::Sent> FrameWriter::send(StreamId stream, const Channel::Parts& payload) {
   std::array<std::array<std::byte, LinkFrame::kBytes>, kMaxFrames> headers;
-  // Three pieces per frame: its header, its part of the head and its part of the body.
+  // Each frame has three pieces: its header, and the parts of `payload.head` and `payload.body` in
+  // it.
   std::array<ConstBytes, 1 + kPiecesOfFrame * kMaxFrames> pieces;
   pieces[0] = outbox_.view();
   Channel::Parts rest = payload;

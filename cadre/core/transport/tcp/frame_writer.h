@@ -1,12 +1,12 @@
-// The sending half of a data connection. It sends frames of many streams and finishes each frame
-// that it has begun.
+// The sending half of a data connection. It sends frames of many streams. A frame that was begun is
+// always completed before the next one.
 //
 // Threads: one at a time. Blocking: never. Lifetime: borrows the socket.
-// Errors: those of the socket, which is useless then.
-// Payload goes from the caller's memory to the kernel, several frames in one system call. The rest
-// of a frame that the kernel takes only in part is copied and sent before everything else. So a
-// stream that ends, or sends no more, never stops the others. That rest counts as sent only once
-// the kernel has taken it; until then its stream offers the same bytes again.
+// Errors: those of the socket, which is unusable after an error.
+// Payload is passed to the kernel from the caller's memory, several frames in one system call. If
+// the kernel takes a frame only in part, the rest is copied and sent before all other bytes. So the
+// other streams go on even if that stream ends or sends no more. The copied rest counts as sent
+// only after the kernel has taken it; until then the caller passes the same bytes again.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@
 
 namespace cadre {
 
-// The totals of a process's data connections. Handshakes are not counted.
+// The totals over all data connections of a process. Handshakes are not counted.
 struct LinkCounters {
   // The number of connections that were added; either end may have opened them.
   uint64_t connections = 0;
@@ -45,7 +45,7 @@ class FrameWriter {
  public:
   struct Sent {
     size_t num_taken = 0;  // the number of payload bytes that the kernel has taken
-    size_t num_kept = 0;   // the number of payload bytes behind these that were copied
+    size_t num_kept = 0;   // the number of payload bytes after these that were copied
   };
 
   // REQUIRES: the meter outlives the writer.
@@ -58,23 +58,26 @@ class FrameWriter {
   bool is_flushed() const { return outbox_.empty(); }
   // Sends the head, then the body, as one payload.
   Result<Sent> send(StreamId stream, const Channel::Parts& payload);
-  // Returns how many payload bytes send() kept for the stream and the kernel has not taken yet.
+  // Returns how many payload bytes of the stream send() has copied and the kernel has not taken
+  // yet.
   size_t num_kept(StreamId stream) const;
 
  private:
-  using Pieces = std::array<ConstBytes, 3>;  // the consecutive pieces of a frame
+  // The header, the part of the head and the part of the body in one frame.
+  using Pieces = std::array<ConstBytes, 3>;
 
-  // Counts a frame of which the kernel has taken bytes; returns how many of them are this frame's.
+  // Counts a frame from which the kernel has taken bytes. Returns how many of the `num_moved` bytes
+  // belong to this frame.
   size_t count_frame(StreamId stream, const Pieces& frame, size_t num_moved, Sent& sent);
   void consume(size_t num_bytes);
   void keep_rest(StreamId stream, const Pieces& frame, size_t num_moved);
 
   os::Socket& socket_;
   LinkMeter& meter_;
-  wire::StreamBuffer outbox_;  // holds the rest of a frame that was cut, then queued frames
-  StreamId cut_stream_;        // the stream of the frame that was cut
+  wire::StreamBuffer outbox_;  // has the rest of a partly sent frame, then queued frames
+  StreamId cut_stream_;        // the stream of the partly sent frame
   size_t cut_left_ = 0;        // the number of bytes of that frame in the outbox
-  // The number of payload bytes of that frame that were not taken when it was cut.
+  // The number of payload bytes in the rest of that frame when it was copied.
   size_t cut_payload_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Frames of which the kernel takes only a part.
+// Tests frames of which the kernel takes only a part.
 #include "cadre/core/transport/tcp/frame_writer.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 
 using wire::LinkFrame;
 
-// A socket that takes as many bytes as a test allows.
+// A socket that accepts as many bytes as a test allows.
 class NarrowSocket final : public testing::SilentSocket {
  public:
   void allow(size_t num_bytes) { room_ = num_bytes; }
@@ -94,7 +94,7 @@ TEST(FrameWriterTest, OfAFrameThatWasCutInItsHeaderAllPayloadIsKept) {
   const FrameWriter::Sent sent = writer.send(kStream, {{}, body}).value_or_throw();
   EXPECT_EQ(sent.num_taken, 0U);
   EXPECT_EQ(sent.num_kept, 100U);
-  // The rest of the header is not payload.
+  // 5 bytes of the header were sent. The rest of the header must not count as payload.
   EXPECT_EQ(writer.num_kept(kStream), 100U);
   socket.allow(LinkFrame::kBytes - 5 + 40);
   ASSERT_TRUE(writer.flush().ok());

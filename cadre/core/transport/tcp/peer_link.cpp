@@ -28,9 +28,9 @@ void PeerLink::detach(StreamId id) noexcept {
   if (found != streams_.end()) found->second->spot = nullptr;
 }
 
-// Tells the peer if there is a connection, because a thread of the peer that waits for this stream
-// must not wait until this process ends. What the peer sends before it knows finds the stream
-// closed.
+// Closes the stream. If there is a connection, tells the peer, because a thread of the peer may be
+// waiting for this stream and must not wait until this process ends. Bytes that the peer sends
+// before it receives the close are dropped.
 void PeerLink::close(StreamId id) {
   const std::lock_guard lock(mutex_);
   const auto found = streams_.find(id);
@@ -44,8 +44,9 @@ void PeerLink::close(StreamId id) {
   send_frame(LinkFrame::Kind::kClose, id, 0);
 }
 
-// If the peer has sent its close, the close comes after everything that the peer sent before. A
-// peer that had no connection to send on has not sent it, so this rank sends a probe.
+// The peer's close arrives after all bytes that the peer sent before it. If the peer had no
+// connection when it closed the stream, it has sent no close. So this process asks for it with a
+// probe.
 void PeerLink::note_left(StreamId id) {
   const std::lock_guard lock(mutex_);
   const auto found = streams_.find(id);
@@ -63,8 +64,8 @@ void PeerLink::end_if_unconnected(Stream& stream) {
   if (stream.spot) stream.spot->notify();
 }
 
-// From now on this rank sends on this connection and on no other. For each stream whose group the
-// peer has left, sends a probe, which asks the peer to close the stream.
+// Makes this connection the one over which this process sends from now on. For each stream whose
+// group the peer has left, sends a probe, which asks the peer to close the stream.
 void PeerLink::send_on(std::shared_ptr<Connection> connection) {
   sending_ = std::move(connection);
   for (const auto& [id, stream] : streams_) {
@@ -94,8 +95,8 @@ Result<size_t> PeerLink::try_send(Stream& stream, const Channel::Parts& data) {
   const std::lock_guard lock(mutex_);
   look_for_first_frame();
   if (stream.has_peer_closed || send_error_) {
-    // The kernel has taken these bytes before the error, so they count as sent. The peer may have
-    // received all that it needs.
+    // Bytes that the kernel took before the error count as sent: the peer may have received all
+    // bytes that it needs.
     if (const size_t num_gone = take_gone(stream, data.size()); num_gone > 0) return num_gone;
     return stream.has_peer_closed ? error_of_closed(stream) : *send_error_;
   }
@@ -105,8 +106,8 @@ Result<size_t> PeerLink::try_send(Stream& stream, const Channel::Parts& data) {
   return sent;
 }
 
-// Receives on the connections until one of them can be used for sending. A connection that the peer
-// opened can be used once its first frame has arrived.
+// Receives what has arrived over the connections, until this process can send over one of them. A
+// connection that the peer opened can be used for sending after its first frame has arrived.
 void PeerLink::look_for_first_frame() {
   for (size_t i = 0; sending_ == nullptr && i < connections_.size(); ++i) {
     const auto connection = connections_[i];
@@ -116,11 +117,11 @@ void PeerLink::look_for_first_frame() {
   }
 }
 
-// Finds connections that have ended. The peer opens one more connection if it has lost what was
-// sent on another one. If no thread here waits for the peer, none has noticed the end of that
-// connection.
+// Detects connections that have ended. A peer that sees a connection end before its first frame
+// opens another one. If no thread of this process waits for the peer, no thread has seen the end of
+// the earlier connection yet.
 void PeerLink::look_for_end() {
-  // A copy, because connections that end leave the list.
+  // The list is copied, because end() removes connections from it.
   const Connections connections = connections_;
   for (const auto& connection : connections) receive_what_is_there(*connection);
 }
@@ -133,8 +134,8 @@ void PeerLink::receive_what_is_there(Connection& connection) {
   }
 }
 
-// Returns at most `num_offered`: the caller may offer the same bytes again in smaller pieces, and a
-// later call reports those that it does not offer now.
+// The caller may offer the same bytes again in smaller pieces. So at most `num_offered` bytes are
+// reported now, and a later call reports the rest.
 size_t PeerLink::take_gone(Stream& stream, size_t num_offered) {
   if (stream.num_promised == 0) return 0;
   const size_t num_gone = stream.num_promised - sending_->writer.num_kept(stream.id);
@@ -194,8 +195,8 @@ PeerLink::Look PeerLink::prepare_wait(Stream& stream, const ChannelInterest& int
     const bool is_head = connection->head.get() == &stream;
     if (interest.want_recv && is_head && connection->reader.has_buffered()) return Look::kReady;
     const bool can_use = interest.want_send && connection == sending_ && can_send(stream);
-    // Bytes of this stream that are not wanted yet stay in the kernel, unless credit may come
-    // behind them.
+    // Bytes of this stream that the caller does not want yet stay in the kernel. But if the window
+    // is empty, they are read, because the credit may come after them.
     const bool is_unwanted = !interest.want_recv && is_head && stream.window > 0;
     polled.push_back({connection, &stream, interest, this});
     items.push_back(
@@ -219,7 +220,7 @@ bool PeerLink::handle_ready(const Polled& polled, const os::PollItem& item) {
                (connection.writer.is_flushed() || stream.num_promised > 0);
   }
   if (item.can_read && !connection.has_ended) {
-    // The waiting thread itself receives its stream's bytes, directly into their destination.
+    // The waiting thread receives the bytes of its stream itself, directly into its buffer.
     if (interest.want_recv && connection.head.get() == &stream) return true;
     const auto received = receive_any(connection, interest.want_recv ? &stream : nullptr);
     if (!received.ok()) end(connection, received.error());
@@ -246,7 +247,7 @@ void PeerLink::end_dial(std::unique_ptr<os::Socket> socket, TimePoint now) {
     const std::lock_guard lock(mutex_);
     dials_.end(socket != nullptr ? DialSchedule::Ending::kConnected : DialSchedule::Ending::kLate,
                now);
-    if (socket == nullptr) notify_all();  // another thread may want to try
+    if (socket == nullptr) notify_all();  // another waiting thread may make the next attempt
   }
   if (socket != nullptr) add(std::move(socket), ConnectionEnd::kDialed);
 }
@@ -268,8 +269,9 @@ void PeerLink::end_sending(Connection& connection, const Error& error) {
   notify_all();
 }
 
-// The peer sends on one connection only. When that one has ended, or all have, nothing more can
-// come. An accepted connection on which nothing ever came was given up by its opener.
+// Ends a connection. The peer sends over one connection only: when that one has ended, or all have,
+// no more bytes can arrive. An accepted connection without a first frame counts as given up by the
+// peer.
 void PeerLink::end(Connection& connection, const Error& error) {
   if (std::exchange(connection.has_ended, true)) return;
   std::erase_if(connections_, [&](const auto& one) { return one.get() == &connection; });
@@ -286,7 +288,7 @@ void PeerLink::end(Connection& connection, const Error& error) {
   const bool is_last = connections_.empty();
   if ((connection.is_peers || is_last || is_corrupt) && !recv_error_) recv_error_ = error;
   if (recv_error_ && !send_error_) send_error_ = error;
-  // After the shutdown the process at the other end sees the end, too.
+  // The shutdown makes the peer see the end of the connection, too.
   if (is_corrupt) connection.socket->shutdown();
   notify_all();
 }
@@ -303,15 +305,14 @@ Error PeerLink::error_of_closed(const Stream& stream) const {
                                 : cadre::format(" on the connection from {} to {}",
                                                 sending_->socket->local_address().to_string(),
                                                 sending_->socket->peer_address().to_string());
-  return Error(ErrorCode::kPeerLost,
-               cadre::format("the other end has closed stream {} of group {:#x}{}",
-                             stream.id.purpose, stream.id.group, where));
+  return Error(ErrorCode::kPeerLost, cadre::format("the peer has closed stream {} of group {:#x}{}",
+                                                   stream.id.purpose, stream.id.group, where));
 }
 
 size_t PeerLink::drain() {
   const std::lock_guard lock(mutex_);
   size_t num_unsent = 0;
-  // A copy, because connections that end leave the list.
+  // The list is copied, because end() removes connections from it.
   const Connections connections = connections_;
   for (const auto& connection : connections) {
     flush(*connection);

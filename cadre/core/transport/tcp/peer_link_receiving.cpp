@@ -13,8 +13,9 @@ namespace {
 using wire::LinkFrame;
 
 constexpr size_t kCreditBytes = LinkFrame::kWindowBytes / 4;
-// The largest number of streams that the peer has opened and this process has not. All members of a
-// group create the group together, so no peer gets that far ahead.
+// The largest number of streams of one link, also of those that only the peer has opened. All
+// members of a group create it together, so a correct peer never opens so many streams ahead of
+// this process.
 constexpr size_t kMaxStreams = 64 << 10;
 
 Error violation(int peer, StreamId id, std::string_view what) {
@@ -32,7 +33,7 @@ Result<size_t> PeerLink::try_recv(Stream& stream, Bytes buffer) {
   if (const size_t taken = take_unread(stream, buffer); taken > 0) return taken;
   stream.num_expected = buffer.size();
   for (size_t i = 0; !stream.has_peer_closed && i < connections_.size(); ++i) {
-    // A shared handle, because end() removes the connection from the list.
+    // The shared_ptr is copied, because end() removes the connection from the list.
     const auto connection = connections_[i];
     const auto received = receive_from(*connection, stream, buffer);
     if (!received.ok()) {
@@ -41,7 +42,7 @@ Result<size_t> PeerLink::try_recv(Stream& stream, Bytes buffer) {
       return received;
     }
   }
-  // A connection that was just found to have ended may have brought bytes before its end.
+  // A connection that has just ended may have delivered bytes before its end.
   if (const size_t taken = take_unread(stream, buffer); taken > 0) return taken;
   if (stream.has_peer_closed) return error_of_closed(stream);
   if (recv_error_) return *recv_error_;
@@ -57,7 +58,8 @@ size_t PeerLink::take_unread(Stream& stream, Bytes buffer) {
   return size;
 }
 
-// Bytes of other streams that come before those of this stream are moved to their streams.
+// Receives bytes of `stream`. Bytes of other streams that come first are moved to the buffers of
+// these streams.
 Result<size_t> PeerLink::receive_from(Connection& connection, Stream& stream, Bytes buffer) {
   while (connection.head.get() != &stream) {
     const auto received = receive_any(connection, &stream);
@@ -86,9 +88,11 @@ Result<size_t> PeerLink::take_head(Connection& connection, Bytes buffer) {
   return num_received;
 }
 
-// Reads once, whichever stream the bytes belong to. Returns 0 if nothing has arrived.
+// Reads once from the connection, whichever stream the bytes belong to. Returns 0 if no byte has
+// arrived.
 Result<size_t> PeerLink::receive_any(Connection& connection, const Stream* receiver) {
-  // These bytes were left in the buffer for their receiver, which has not come.
+  // Payload was left in the reader's buffer for a thread that then did not receive it. It is moved
+  // to its stream.
   if (connection.reader.has_buffered()) {
     const size_t num_left = connection.reader.num_left();
     CADRE_RETURN_IF_ERROR(handle_frames(connection, nullptr));
@@ -114,9 +118,9 @@ Result<size_t> PeerLink::receive_any(Connection& connection, const Stream* recei
   return num_received;
 }
 
-// Handles what was read ahead: the rest of a frame, then whole frames, then the beginning of one.
-// Returns an error if there is no memory for the payload of a stream, because the frames after it
-// could not be found.
+// Handles the bytes in the reader's buffer: the rest of a frame, then complete frames, then the
+// beginning of a frame. If there is no memory for the payload of a stream, returns an error,
+// because the frames after it cannot be received.
 Status PeerLink::handle_frames(Connection& connection, const Stream* receiver) try {
   while (true) {
     if (connection.head != nullptr) {
@@ -185,7 +189,7 @@ Status PeerLink::handle_data(Connection& connection, const LinkFrame& frame) {
 
 Status PeerLink::handle_credit(const LinkFrame& frame) {
   const auto found = streams_.find({frame.group, frame.purpose});
-  if (found == streams_.end()) return {};  // the stream was closed here
+  if (found == streams_.end()) return {};  // the stream was closed at this end
   Stream& stream = *found->second;
   if (frame.length > LinkFrame::kWindowBytes - stream.window) {
     return violation(peer_, stream.id, "the peer gives credit for bytes that were not sent");

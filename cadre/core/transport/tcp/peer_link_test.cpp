@@ -1,5 +1,5 @@
-// Tests TcpLinks with a peer that violates link-frames.md, closes its end, or opens two
-// connections.
+// Tests TcpLinks with a peer that violates the protocol (docs/formats/link-frames.md), closes its
+// end, or opens two connections.
 #include "cadre/core/transport/tcp/peer_link.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using wire::LinkFrame;
 
-// One end is a TcpLinks. The other end is a socket that the test reads and writes.
+// This process has a TcpLinks. Its peer is a socket that the test reads and writes.
 class RawPeerTest : public TcpLinksTest {
  protected:
   RawPeerTest() {
@@ -47,7 +47,8 @@ class RawPeerTest : public TcpLinksTest {
     }
   }
   void put(os::Socket& socket, const LinkFrame& frame) { put(socket, frame.encode()); }
-  // Waits in another group. The waiting thread reads the bytes that arrive for any stream.
+  // Waits for 2 ms in another group. A thread that waits reads the bytes that arrive for any
+  // stream.
   void receive_nothing() {
     const ChannelInterest interest{.peer = 1, .want_recv = true};
     static_cast<void>(idle_->wait(std::span(&interest, 1), system_->deadline_in(milliseconds(2))));
@@ -59,7 +60,7 @@ class RawPeerTest : public TcpLinksTest {
     const auto received = transport_->channel(peer).try_recv(bytes);
     return received.ok() ? std::nullopt : std::optional(received.error());
   }
-  // Returns the next frame that the TcpLinks has sent. Fails if the frame carries data.
+  // Returns the next frame that the TcpLinks has sent. The frame must have no payload.
   LinkFrame next_frame(os::Socket& socket) {
     std::array<std::byte, LinkFrame::kBytes> got;
     os::PollItem item{.target = &socket, .want_read = true};
@@ -121,7 +122,7 @@ TEST_F(RawPeerTest, MalformedFramesAndFalseCreditEndTheConnection) {
     os::PollItem item{.target = peer.get(), .want_read = true};
     ASSERT_TRUE(system_->poll(std::span(&item, 1), soon()));
     std::array<std::byte, 8> rest;
-    EXPECT_FALSE(peer->try_recv(rest).ok()) << "the peer sees the end";
+    EXPECT_FALSE(peer->try_recv(rest).ok()) << "the peer sees the end of the connection";
   }
 }
 
@@ -150,13 +151,16 @@ TEST_F(RawPeerTest, AProbeIsAnsweredWithACloseIfTheStreamWasClosed) {
   put(*peer, of_stream(LinkFrame::Kind::kProbe));
   receive_nothing();
   transport_.reset();
-  EXPECT_EQ(next_frame(*peer), of_stream(LinkFrame::Kind::kClose)) << "its own";
+  EXPECT_EQ(next_frame(*peer), of_stream(LinkFrame::Kind::kClose))
+      << "the close that the end of the transport sends";
   put(*peer, of_stream(LinkFrame::Kind::kProbe));
   receive_nothing();
-  EXPECT_EQ(next_frame(*peer), of_stream(LinkFrame::Kind::kClose)) << "the answer";
+  EXPECT_EQ(next_frame(*peer), of_stream(LinkFrame::Kind::kClose))
+      << "the close that answers the probe";
 }
 
-// The peer may have sent its close frame while there was no connection.
+// Rank 1 has left the group, and its close has not arrived, because there was no connection when it
+// left. This process must send a probe and receive all bytes before the close.
 TEST_F(RawPeerTest, APeerThatHasLeftIsAskedForItsClose) {
   const auto peer = connect(1);
   put(*peer, LinkFrame{});
@@ -167,7 +171,8 @@ TEST_F(RawPeerTest, APeerThatHasLeftIsAskedForItsClose) {
   put(*peer, data(3));
   put(*peer, pattern(3, 1));
   put(*peer, of_stream(LinkFrame::Kind::kClose));
-  EXPECT_EQ(receive(*transport_, 1, 3), pattern(3, 1)) << "what it sent before";
+  EXPECT_EQ(receive(*transport_, 1, 3), pattern(3, 1))
+      << "bytes that the peer sent before its close";
   EXPECT_EQ(error_of(1)->code(), ErrorCode::kPeerLost);
 }
 
@@ -230,7 +235,7 @@ TEST_F(RawPeerTest, AnEndIsOfOnePeerAndOfAllItsStreams) {
   send_all(*transport_, 2, bytes);
 }
 
-// The peer opens a connection while an attempt of this end is refused.
+// The peer opens a connection while an attempt of this process to connect is refused.
 TEST_F(RawPeerTest, ARefusedAttemptDoesNotEndAConnectionThatThePeerHasOpened) {
   std::unique_ptr<os::Socket> peer;
   links_ = std::make_shared<TcpLinks>(*system_, TcpLinksOptions{.rank = 2, .num_ranks = 3},
@@ -245,14 +250,14 @@ TEST_F(RawPeerTest, ARefusedAttemptDoesNotEndAConnectionThatThePeerHasOpened) {
   EXPECT_EQ(next_frame(*peer), LinkFrame(data(3)));
 }
 
-// The peer has received all bytes that it needs, and closes before this end asks how many of its
-// bytes were sent.
+// The peer receives all bytes that it needs, and closes the stream before this process calls
+// try_send() again to learn how many bytes were sent.
 TEST_F(RawPeerTest, BytesThatHadLeftBeforeThePeerClosedAreSent) {
   const auto peer = connect(1);
   put(*peer, LinkFrame{});
   receive_nothing();
   const auto bytes = pattern(LinkFrame::kWindowBytes, 1);
-  // More are made until the kernel accepts no more bytes.
+  // Transports are added, which send until the kernel accepts no more bytes.
   std::vector<std::unique_ptr<Transport>> transports;
   size_t num_sent = 0;
   const auto send_rest = [&] {
@@ -263,7 +268,8 @@ TEST_F(RawPeerTest, BytesThatHadLeftBeforeThePeerClosedAreSent) {
     num_sent = 0;
     for (size_t moved = 1; moved > 0; num_sent += moved) moved = send_rest().value_or_throw();
   }
-  // The rest of the truncated frame is sent without another try_send().
+  // The waits in receive_nothing() send the rest of the partly sent frame without another
+  // try_send().
   const size_t num_framed =
       (num_sent / LinkFrame::kMaxPayloadBytes + 1) * LinkFrame::kMaxPayloadBytes;
   const size_t num_payload = (transports.size() - 1) * bytes.size() + num_framed;
@@ -279,8 +285,8 @@ TEST_F(RawPeerTest, BytesThatHadLeftBeforeThePeerClosedAreSent) {
   EXPECT_EQ(send_rest().error().code(), ErrorCode::kPeerLost);
 }
 
-// The connection on which this end sends has ended. Bytes that arrived on the other one, on which
-// the peer sends, can still be received.
+// There are two connections. The one over which this process sends has ended. Bytes that arrive
+// over the other one, over which the peer sends, must still be received.
 TEST_F(RawPeerTest, TheEndOfOneOfTwoConnectionsLosesNothingOfTheOther) {
   auto first = connect(1);
   put(*first, LinkFrame{});
@@ -299,9 +305,9 @@ TEST_F(RawPeerTest, TheEndOfOneOfTwoConnectionsLosesNothingOfTheOther) {
   EXPECT_EQ(error_of(1)->code(), ErrorCode::kPeerLost);
 }
 
-// If the peer lost a connection with all bytes that it had sent on it, this end cannot distinguish
-// that from a connection that the peer gave up. A new connection, which this end opens, shows which
-// case it is.
+// A connection ends before its first frame. Either the peer gave it up, or it was cut and bytes of
+// the peer were lost. This process opens a new connection; if the peer closes it, the stream has
+// failed.
 TEST_F(RawPeerTest, ThePeerIsAskedWhetherItHasLostAConnection) {
   int num_dialed = 0;
   links_ = std::make_shared<TcpLinks>(
@@ -309,7 +315,7 @@ TEST_F(RawPeerTest, ThePeerIsAskedWhetherItHasLostAConnection) {
       [&](int, Deadline deadline) -> Result<std::unique_ptr<os::Socket>> {
         ++num_dialed;
         auto dialed = system_->connect(listener_->address(), deadline);
-        std::unique_ptr<os::Socket> other_end;  // the peer closes this connection
+        std::unique_ptr<os::Socket> other_end;  // the peer accepts this connection and closes it
         while (other_end == nullptr) other_end = listener_->try_accept().value_or_throw();
         return dialed;
       });
@@ -323,7 +329,8 @@ TEST_F(RawPeerTest, ThePeerIsAskedWhetherItHasLostAConnection) {
   EXPECT_EQ(num_dialed, 1);
 }
 
-// No thread here waits for this peer, so none has noticed that the first connection has ended.
+// No thread of this process waits for rank 1, so none has noticed that the first connection has
+// ended. The second connection of rank 1 makes this process check the first one.
 TEST_F(RawPeerTest, OneMoreConnectionOfAPeerShowsTheEndOfTheOneBefore) {
   auto lost = connect(1);
   put(*lost, LinkFrame{});
@@ -335,7 +342,8 @@ TEST_F(RawPeerTest, OneMoreConnectionOfAPeerShowsTheEndOfTheOneBefore) {
   os::PollItem item{.target = asking.get(), .want_read = true};
   ASSERT_TRUE(system_->poll(std::span(&item, 1), soon()));
   std::array<std::byte, 8> rest;
-  EXPECT_FALSE(asking->try_recv(rest).ok()) << "the peer learns of it";
+  EXPECT_FALSE(asking->try_recv(rest).ok())
+      << "this process closes the second connection, which tells the peer";
   EXPECT_EQ(error_of(1)->code(), ErrorCode::kPeerLost);
 }
 

@@ -11,14 +11,15 @@
 namespace cadre {
 namespace {
 
-// A look costs about 0.5 us and waking from sleep 10 to 25 us. So about 50 us of looking cost at
-// most a few times what they can save. Ranks that share a core let each other run between looks.
+// The number of polls before wait() sleeps. A poll costs about 0.5 us and waking up from sleep 10
+// to 25 us, so polling for about 50 us costs at most a few times what it can save. Ranks that share
+// a core poll less often and yield between two polls.
 constexpr int kLooks = 100;
 constexpr int kLooksWhenCrowded = 10;
 
 constexpr Deadline kAtOnce{TimePoint{0}};
-// The time to connect for an optional interest: a peer that does not answer must not delay the
-// operation with others.
+// The time limit of connecting for an optional interest: a peer that does not answer must not delay
+// the operation with the other peers.
 constexpr Duration kOptionalDialTime = std::chrono::milliseconds(200);
 
 }  // namespace
@@ -35,8 +36,8 @@ StreamTransport::~StreamTransport() {
   try {
     links_->close(options_.id, options_.members);
   } catch (...) {
-    // Only the simulator throws here, to unwind the thread of a rank that it kills. It throws again
-    // in the thread's next call of its System.
+    // Only the simulator throws here, to unwind the thread of a rank that it kills. A destructor
+    // must not throw; the simulator throws again at the thread's next call of its System.
   }
 }
 
@@ -60,7 +61,8 @@ Status StreamTransport::wait(std::span<const ChannelInterest> interests, Deadlin
       auto lease = links_->events_.take();
       if (!lease.ok()) return lease.error();
       sleep.emplace(*this, std::move(lease).value());
-      // News that came before the registration woke no thread, so the items are prepared again.
+      // A notification that came before the registration has woken no thread, so the items are
+      // prepared again.
       prepared.reset();
     }
     if (spot_.take_news() || !prepared) {
@@ -83,8 +85,8 @@ Status StreamTransport::wait(std::span<const ChannelInterest> interests, Deadlin
       }
     }
     if (interrupt_.is_raised()) return interrupted_error(rank(), interests);
-    // The deadline is checked when something is ready, too: a trickle of bytes must not carry an
-    // operation over its deadline.
+    // The deadline is checked also if a channel is ready, because an operation must not exceed its
+    // deadline when bytes trickle in.
     if ((is_ready || sleep) && deadline.has_passed(system.now())) {
       return timeout_error(rank(), interests);
     }
@@ -126,7 +128,7 @@ std::optional<bool> StreamTransport::poll(Deadline deadline) {
   return is_ready;
 }
 
-// Connections that the operation needs come before those of optional interests.
+// Tries the connections that the operation needs before those of optional interests.
 Result<bool> StreamTransport::dial_missing(std::span<const ChannelInterest> interests,
                                            Deadline deadline, Deadline& look_at) {
   for (const bool is_optional : {false, true}) {
@@ -154,7 +156,7 @@ Status StreamTransport::dial(const ChannelInterest& interest, Duration patience,
   try {
     socket = links_->dial_(peer, deadline.earlier(Deadline(began + patience)));
   } catch (...) {
-    link.end_dial(nullptr, began);  // otherwise no thread would ever try again
+    link.end_dial(nullptr, began);  // without this call no thread could start another attempt
     throw;
   }
   const bool is_done = socket.ok();
@@ -168,7 +170,8 @@ Status StreamTransport::dial(const ChannelInterest& interest, Duration patience,
     link.end_dial(nullptr, system.now());
     if (!interest.is_optional) return socket.error();
   } else {
-    // The next send or receive reports this error, as it reports a connection that has ended.
+    // The next try_send() or try_recv() returns this error, as it does for a connection that has
+    // ended.
     link.fail(Error(ErrorCode::kPeerLost, socket.error().message()), system.now());
   }
   return {};

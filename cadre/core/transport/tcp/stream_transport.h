@@ -1,6 +1,6 @@
 // The Transport of one group over the TcpLinks of its process.
 //
-// Threads, blocking and errors are those of tcp_links.h. Private to tcp/.
+// Threads, blocking and errors are those of tcp_links.h. Only files of tcp/ use it.
 // Lifetime: shares the TcpLinks; the Interrupt outlives it.
 #pragma once
 
@@ -52,10 +52,10 @@ class StreamTransport final : public Transport {
     const Rank rank_;
     const Rank peer_;
     PeerLink& link_;
-    const std::shared_ptr<PeerLink::Stream> stream_;  // the link shares it
+    const std::shared_ptr<PeerLink::Stream> stream_;  // shared with the link
   };
 
-  // The registrations that wake a sleeping thread.
+  // The registrations through which other threads wake a thread that sleeps in wait().
   struct Sleep {
     Sleep(StreamTransport& owner, os::EventPool::Lease event)
         : lease(std::move(event)),
@@ -69,27 +69,28 @@ class StreamTransport final : public Transport {
 
   StreamChannel& stream_channel(Rank peer);
   bool take_wake_up();
-  // Asks the links about the interests. Returns the best of their answers and lists the items to
-  // poll.
+  // Asks the link of each interest. Returns kReady if one of them is ready, and else lists the
+  // items to poll.
   PeerLink::Look prepare(std::span<const ChannelInterest> interests, os::Event* event);
-  // Returns whether there can be progress now; nullopt if nothing happened until the deadline.
+  // Polls the listed items. Returns whether the caller can make progress now; nullopt if no item
+  // became ready before the deadline.
   std::optional<bool> poll(Deadline deadline);
-  // Opens at most one connection, and returns whether it tried. If an attempt is due later,
-  // `look_at` becomes no later than that.
+  // Opens at most one missing connection. Returns whether it tried to. If an attempt is due at a
+  // later time, lowers `look_at` to that time.
   Result<bool> dial_missing(std::span<const ChannelInterest> interests, Deadline deadline,
                             Deadline& look_at);
   Status dial(const ChannelInterest& interest, Duration patience, Deadline deadline);
 
-  const std::shared_ptr<TcpLinks> links_;  // all groups of the process share it
+  const std::shared_ptr<TcpLinks> links_;  // shared with all groups of the process
   const StreamTransportOptions options_;
   os::Interrupt& interrupt_;
   WaitSpot spot_;
-  std::atomic<bool> is_woken_{false};  // wake() sets it, wait() clears it
+  std::atomic<bool> is_woken_{false};  // set by wake(), cleared by wait()
   // channels_[r] is the channel to rank r; null until it is needed.
   std::vector<std::unique_ptr<StreamChannel>> channels_;
-  int num_looks_ = 0;  // the number of polls before wait() sleeps
-  // These members are kept between waits to reuse their memory: one item for each Polled, then the
-  // event.
+  int num_looks_ = 0;  // the number of polls without a pause before wait() sleeps
+  // These members belong to one wait(), but are kept to reuse their memory. items_ has one item for
+  // each Polled, then one for the event.
   std::vector<PeerLink::Polled> polled_;
   std::vector<os::PollItem> items_;
 };

@@ -45,7 +45,8 @@ PeerLink* TcpLinks::find(int peer) {
   return links_[static_cast<size_t>(peer)].get();
 }
 
-// All streams are detached before anything can throw, because the transport ends in any case.
+// First detaches all streams, which cannot throw, because the transport with their WaitSpot is
+// destroyed even if a later step throws.
 void TcpLinks::close(StreamId id, const std::vector<int>& members) {
   for (const int member : members) {
     if (PeerLink* const link = find(member)) link->detach(id);
@@ -60,8 +61,9 @@ void TcpLinks::close(StreamId id, const std::vector<int>& members) {
   }
 }
 
-// note_left() records that the peer has left before it looks for the link. open_stream() opens the
-// stream before it looks for such a record. So in either order one of them tells the stream.
+// note_left() first records that the peer has left and then looks for the stream. open_stream()
+// first opens the stream and then looks for such a record. So in either order of the two calls one
+// of them marks the stream.
 void TcpLinks::note_left(StreamId id, int peer) {
   PeerLink* link = nullptr;
   {
@@ -91,7 +93,7 @@ std::shared_ptr<PeerLink::Stream> TcpLinks::open_stream(StreamId id, int peer, W
 void TcpLinks::drain(Deadline deadline) {
   const std::unique_ptr<os::Waiter> pause = system_.make_waiter();
   while (true) {
-    // The sum is over all peers, so that one that takes nothing does not stop the others.
+    // Each iteration drains all peers, so that a peer that does not receive delays no other.
     size_t num_unsent = 0;
     for (size_t peer = 0; peer < links_.size(); ++peer) {
       if (PeerLink* const link = find(static_cast<int>(peer))) num_unsent += link->drain();

@@ -1,5 +1,5 @@
-// Tests in the simulator groups over connections that are opened on first use: with short reads and
-// writes, late packets, both ends that connect at the same time, and ranks that are killed.
+// Tests, in the simulator, groups over connections that are opened on first use. The faults are
+// short reads and writes, late packets, two ends that connect at the same time, and killed ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,8 +33,8 @@ std::byte expected_byte(uint64_t group, int from, size_t at) {
                                 0xff);
 }
 
-// Runs a ring in one group. In each round every rank sends to the next member and receives from the
-// previous one. The number of bytes depends on the seed.
+// Exchanges bytes around a ring in one group. In each round every rank sends to the next member and
+// receives from the previous one. The number of bytes depends on the seed.
 class RingTalk {
  public:
   RingTalk(Transport& transport, uint64_t group, uint64_t seed)
@@ -59,8 +59,8 @@ class RingTalk {
     size_t num_received = 0;
     while (num_sent < size || num_received < size) {
       const size_t moved = num_sent + num_received;
-      // Only a part of the rest is offered. After a partial send, the remaining bytes may be
-      // offered again in smaller pieces.
+      // Offers a random part of the unsent bytes. So after a partial send the remaining bytes are
+      // offered again in other pieces.
       const size_t num_offered = std::min(size - num_sent, 1 + pieces_.below(size));
       num_sent += transport_.channel(next)
                       .try_send(ConstBytes(out).subspan(num_sent, num_offered))
@@ -83,14 +83,15 @@ class RingTalk {
 
   Transport& transport_;
   const uint64_t group_;
-  Random sizes_;  // all ranks draw the same sizes
+  Random sizes_;  // equal on all ranks, so all draw the same sizes
   Random pieces_;
-  size_t num_bytes_ = 0;  // the number of bytes that were sent so far on each stream
+  size_t num_bytes_ = 0;  // the number of bytes sent so far to the next member
 };
 
 struct LinkedRun {
   sim::SimResult result;
-  std::vector<std::array<std::string, kNumGroups>> failures;  // failures[r] is of rank r
+  // failures[r][g] is the failure of rank r in group g.
+  std::vector<std::array<std::string, kNumGroups>> failures;
   std::vector<int> num_dialed;
 };
 
@@ -151,7 +152,7 @@ TEST(TcpLinksSeeds, GroupsKeepTheirBytesOverConnectionsMadeOnFirstUse) {
       }
     }
     const int num_dialed = std::accumulate(run.num_dialed.begin(), run.num_dialed.end(), 0);
-    // The number of pairs of neighbours in a ring.
+    // Only neighbours in the ring are connected. This is the number of such pairs.
     const int num_pairs = world_size == 2 ? 1 : world_size;
     EXPECT_GE(num_dialed, num_pairs) << "seed " << seed;
     EXPECT_LE(num_dialed, 2 * num_pairs) << "seed " << seed;
@@ -173,8 +174,8 @@ TEST(TcpLinksSeeds, AKilledPeerEndsWaitsAndNobodyGetsAWrongByte) {
       for (const std::string& failure : run.failures[static_cast<size_t>(rank)]) {
         const bool is_loss = failure.starts_with("kPeerLost");
         num_lost += is_loss ? 1 : 0;
-        // In this test there is no control plane that reports a lost rank to ranks without a
-        // connection to it.
+        // A rank may also time out: this test has no control plane that reports the lost rank to
+        // ranks without a connection to it.
         EXPECT_TRUE(failure.empty() || is_loss || failure.starts_with("kTimeout") ||
                     (rank == victim && failure == "killed"))
             << "seed " << seed << ", rank " << rank << ": " << failure;

@@ -1,5 +1,6 @@
-// Tests several groups over the connections of one process: their independence, windows and ends,
-// and opening on first use. transport_test.cpp tests the properties of every Transport.
+// Tests several groups that share the connections of a process: that they do not block each other,
+// their windows, how streams end, and that connections are opened on first use. transport_test.cpp
+// tests the properties of every Transport.
 #include "cadre/core/transport/tcp/tcp_links.h"
 
 #include <gmock/gmock.h>
@@ -57,13 +58,13 @@ TEST_F(TcpLinksTest, AGroupThatNobodyReadsStopsNoOther) {
     EXPECT_EQ(receive(other.of(1), 0, token.size()), token);
     send_all(other.of(1), 0, token);
     EXPECT_EQ(receive(other.of(0), 1, token.size()), token);
-    // Rank 1 has read while it waited for the other group. So the connection has room again, up to
-    // the window.
+    // Rank 1 has read bytes of both groups while it waited for the other group. So the connection
+    // can take more bytes of the first group, up to its window.
     total += send_until_full(group.of(0), 1);
   }
   EXPECT_EQ(total, LinkFrame::kWindowBytes);
   EXPECT_EQ(receive(group.of(1), 0, total).size(), total);
-  EXPECT_GT(send_until_full(group.of(0), 1), 0U) << "credit was not given";
+  EXPECT_GT(send_until_full(group.of(0), 1), 0U) << "rank 1 gave no credit for received bytes";
 }
 
 TEST_F(TcpLinksTest, BothGroupsKeepTheirOrderWithLongStreamsInSeveralThreads) {
@@ -82,7 +83,8 @@ TEST_F(TcpLinksTest, BothGroupsKeepTheirOrderWithLongStreamsInSeveralThreads) {
         std::vector<std::byte> received(kSize);
         transfer(groups[i / 2]->of(rank), {1 - rank, pattern(kSize, i), received}, soon())
             .value_or_throw();
-        require(received == pattern(kSize, i ^ 1), "the stream differs");
+        require(received == pattern(kSize, i ^ 1),
+                "the received bytes differ from those that were sent");
       });
     }));
   }
@@ -93,8 +95,8 @@ TEST_F(TcpLinksTest, BothGroupsKeepTheirOrderWithLongStreamsInSeveralThreads) {
 TEST_F(TcpLinksTest, AGroupThatIsClosedInTheMiddleOfAFrameLeavesItWhole) {
   const TransportGroup group(*system_, TransportKind::kTcp, 2);
   const auto sent = pattern(3 << 20, 5);
-  // Several groups send until the kernel accepts only a part of a frame. The rest of that frame is
-  // kept.
+  // Several groups send until the kernel accepts only a part of a frame. That frame must be
+  // completed although its group is closed.
   std::vector<std::unique_ptr<SecondGroup>> groups;
   size_t total = 0;
   while (groups.size() < 10 && (groups.empty() || total == sent.size())) {
@@ -106,7 +108,7 @@ TEST_F(TcpLinksTest, AGroupThatIsClosedInTheMiddleOfAFrameLeavesItWhole) {
       total += taken;
     }
   }
-  ASSERT_LT(total, sent.size()) << "the kernel took everything";
+  ASSERT_LT(total, sent.size()) << "the kernel took all bytes, so no frame was cut";
   SecondGroup& other = *groups.back();
   other.close(0);
   const auto token = pattern(100, 1);
@@ -142,7 +144,7 @@ TEST_F(TcpLinksTest, BytesForAGroupThatIsNotOpenYetAreKept) {
   const auto bytes = pattern(300'000, 3);
   const auto sender = system_->spawn("sender", [&] { send_all(*early, 1, bytes); });
   const auto token = pattern(1, 1);
-  // The bytes are received by a thread that waits in another group.
+  // A thread that waits in another group receives the bytes.
   const auto reader = system_->spawn("reader", [&] { receive(group.of(1), 0, 1); });
   sender->join();
   send_all(group.of(0), 1, token);
@@ -167,7 +169,7 @@ TEST_F(TcpLinksTest, BytesForAGroupThatWasClosedAreDroppedAndTheSenderIsTold) {
     }
   }
   EXPECT_EQ(status.error().code(), ErrorCode::kPeerLost);
-  // The connection can still be used.
+  // The connection must still be usable for the other group.
   const auto token = pattern(1000, 1);
   send_all(group.of(0), 1, token);
   EXPECT_EQ(receive(group.of(1), 0, token.size()), token);
@@ -191,7 +193,7 @@ TEST_F(TcpLinksTest, AGroupThatIsIdleOwnsNoDescriptor) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// Rank 0 has opened the connection, which begins with a frame without data.
+// Rank 0 has opened the connection and sent the first frame, kOpen, which has no payload.
 TEST_F(TcpLinksTest, ConnectionsFramesAndBytesAreCounted) {
   const TransportGroup group(*system_, TransportKind::kTcp, 2);
   const auto token = pattern(100, 1);
@@ -228,8 +230,8 @@ TEST_F(TcpLinksTest, EachGroupHasItsOwnInterruptAndWakeUp) {
   EXPECT_FALSE(deadline.has_passed(system_->now()));
 }
 
-// The lower rank waits for the higher rank to open the connection, but not for long. Here the
-// higher rank does not wait for anything.
+// The lower rank waits 20 ms for the higher rank to open the connection. In this test the higher
+// rank never waits, so the lower rank must open it.
 TEST_F(TcpLinksTest, TheLowerRankOpensAConnectionToAPeerThatDoesNotWait) {
   const os::Address any{os::Address::Kind::kTcp, "127.0.0.1", 0};
   std::vector<std::unique_ptr<LinkedProcess>> processes;
@@ -245,17 +247,17 @@ TEST_F(TcpLinksTest, TheLowerRankOpensAConnectionToAPeerThatDoesNotWait) {
   const auto bytes = pattern(5000, 1);
   send_all(*low, 1, bytes);
   EXPECT_EQ(processes[0]->num_dialed(), 1);
-  // Until its acceptor has added the connection, a receive of the higher rank would open another
-  // one. So the rank first waits with an optional interest, which opens none.
+  // A receive of the higher rank would open a second connection if the first one was not accepted
+  // yet. So the higher rank first waits with an optional interest, which opens no connection.
   const ChannelInterest welcome{.peer = 0, .want_recv = true, .is_optional = true};
   ASSERT_TRUE(high->wait(std::span(&welcome, 1), soon()).ok());
   EXPECT_EQ(receive(*high, 0, bytes.size()), bytes);
   send_all(*high, 0, bytes);
   EXPECT_EQ(receive(*low, 1, bytes.size()), bytes);
-  EXPECT_EQ(processes[1]->num_dialed(), 0) << "a second connection";
+  EXPECT_EQ(processes[1]->num_dialed(), 0) << "the higher rank opened a second connection";
 }
 
-// Tests how a wait for bytes of rank 1 ends if that rank has ended.
+// Tests how a wait for bytes of rank 1 ends if rank 1 has left the group.
 class LeftPeerTest : public TcpLinksTest {
  protected:
   Status wait_and_receive(Transport& transport, Duration patience) {
@@ -269,17 +271,17 @@ class LeftPeerTest : public TcpLinksTest {
     return status.ok() ? "ok" : to_string(status.error().code());
   }
 
-  // A stream to rank 1, which accepts no connection.
+  // The links of rank 0. Rank 1 accepts no connection: every attempt times out.
   const std::shared_ptr<TcpLinks> links_ = std::make_shared<TcpLinks>(
       *system_, TcpLinksOptions{.rank = 0, .num_ranks = 2},
-      [](int, Deadline) { return Error(ErrorCode::kTimeout, "nobody"); });
+      [](int, Deadline) { return Error(ErrorCode::kTimeout, "no process accepts"); });
   os::Interrupt interrupt_;
   const StreamId id_{1, kMessagePurpose};
   const std::unique_ptr<Transport> transport_ = links_->open(id_, {0, 1}, 0, interrupt_);
 };
 
-// If no descriptor is free, the peer does not count as lost. The stream can be used again when a
-// descriptor is free.
+// If this process has no descriptor left for a dial, the peer must not count as lost. The stream
+// can be used when a descriptor is free again.
 TEST_F(LeftPeerTest, ADialWithoutADescriptorIsNotTheEndOfTheStream) {
   const auto links = std::make_shared<TcpLinks>(
       *system_, TcpLinksOptions{.rank = 1, .num_ranks = 2}, [](int, Deadline) {
@@ -318,8 +320,8 @@ TEST_F(LeftPeerTest, WhatWasSentBeforeLeavingIsReceived) {
   EXPECT_EQ(code_of(wait_and_receive(other.of(0), std::chrono::seconds(20))), "kPeerLost");
 }
 
-// Other peers wait during an attempt to connect, so the first attempts are short. Later ones are
-// longer, for the sake of slow hosts.
+// The thread serves no other peer during an attempt to connect, so the first attempt is short. Each
+// later one takes twice as long, because the host may be slow.
 TEST_F(TcpLinksTest, AnAttemptToConnectTakesTwiceAsLongAsTheOneBefore) {
   std::vector<Duration> patience;
   os::Interrupt interrupt;
@@ -351,13 +353,14 @@ TEST_F(TcpLinksTest, APeerThatCannotBeReachedIsLostAndOneThatTakesLongIsTriedAga
   const std::array<std::byte, 1> token{};
   EXPECT_EQ(*transport->channel(0).try_send(token), 0U);
   const ChannelInterest refused{.peer = 0, .want_send = true};
-  EXPECT_TRUE(transport->wait(std::span(&refused, 1), soon()).ok()) << "an end is progress";
+  EXPECT_TRUE(transport->wait(std::span(&refused, 1), soon()).ok())
+      << "a refused connection counts as progress";
   const auto sent = transport->channel(0).try_send(token);
   ASSERT_FALSE(sent.ok());
   EXPECT_EQ(sent.error().code(), ErrorCode::kPeerLost);
   EXPECT_THAT(sent.error().message(), HasSubstr("rank 2, channel to rank 0"));
   EXPECT_EQ(num_dials.exchange(0), 1);
-  // An optional interest to receive opens no connection.
+  // An optional interest that only receives opens no connection.
   const ChannelInterest welcome{.peer = 1, .want_recv = true, .is_optional = true};
   EXPECT_FALSE(
       transport->wait(std::span(&welcome, 1), system_->deadline_in(milliseconds(50))).ok());

@@ -1,7 +1,8 @@
-// Wakes the waiting thread of a transport when another thread has news for it.
+// Wakes the thread that waits in a transport when another thread has received bytes or an end for
+// it ("news").
 //
 // Threads: notify() from any thread, also while it holds a mutex; the rest from the waiting thread.
-// Blocking: never. Lifetime: outlives all that may notify it.
+// Blocking: never. Lifetime: must outlive all objects that may call notify().
 #pragma once
 
 #include <atomic>
@@ -13,7 +14,7 @@ namespace cadre {
 
 class WaitSpot {
  public:
-  // While a Stay lives, notify() also notifies its event.
+  // While a Stay exists, notify() also notifies the event given to it.
   class Stay {
    public:
     Stay(WaitSpot& spot, os::Event& event) : spot_(spot) { spot_.set_event(&event); }
@@ -30,8 +31,8 @@ class WaitSpot {
     const std::lock_guard lock(mutex_);
     if (event_ != nullptr) event_->notify();
   }
-  // Returns whether notify() was called since the last call. The caller looks for the news
-  // afterwards.
+  // Returns whether notify() was called since the last call. The caller must look for the news
+  // after this call, not before.
   bool take_news() {
     return has_news_.load(std::memory_order_acquire) &&
            has_news_.exchange(false, std::memory_order_acq_rel);

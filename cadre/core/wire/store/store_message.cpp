@@ -11,21 +11,21 @@
 namespace cadre::wire {
 namespace {
 
-// Says what follows the byte of the verb.
+// The format of a request after the byte of its verb.
 enum class Body : uint8_t {
   kNothing,
-  kNumber32,  // magic or nonce
+  kNumber32,  // the magic of validate, or the nonce of a ping
   kKey,
   kKeyNumber,  // a key and a 64-bit number
   kKeyValue,
   kKeyTwoValues,
   kKeys,       // a 64-bit count, then the keys
   kKeyValues,  // a 64-bit count of pairs, then the pairs
-  kHello,      // a 64-bit protocol, the build as key, the nonce as value
-  kProof,      // one value
+  kHello,      // the 64-bit protocol version, the build as a key, the nonce as a value
+  kProof,      // one value, the proof
 };
 
-// Says what an answer consists of.
+// The format of an answer.
 enum class Answer : uint8_t {
   kNothing,
   kByte,
@@ -36,7 +36,7 @@ enum class Answer : uint8_t {
   kValues,  // as many values as the request has keys
   kList,    // a 64-bit count, then the keys
   kItem,    // the 64-bit length of the queue, and its first item unless the length is 0
-  kHello,   // a 64-bit protocol, build and nonce
+  kHello,   // the 64-bit protocol version, the build and the nonce
 };
 
 enum class For : uint8_t { kStore, kConnection };
@@ -78,7 +78,7 @@ constexpr std::array<Shape, kNumOwnVerbs> kOwnShapes = {{
     {"retract_will", Body::kNothing, Answer::kNothing, For::kConnection},
 }};
 
-// Returns null for a number that is no verb.
+// Returns the format of a verb; null if the number is no verb.
 const Shape* find_shape(StoreVerb verb) {
   const auto number = static_cast<size_t>(verb);
   if (number < kC10dShapes.size()) return &kC10dShapes[number];
@@ -88,7 +88,8 @@ const Shape* find_shape(StoreVerb verb) {
 
 constexpr size_t kAnyCount = static_cast<size_t>(-1);
 
-// If num_keys is kAnyCount, a num_values of kAnyCount means as many values as keys.
+// The numbers of keys and values in a request. kAnyCount keys means any number; kAnyCount values
+// means as many values as keys.
 struct Counts {
   size_t num_keys;
   size_t num_values;
@@ -117,8 +118,8 @@ Counts counts_of(Body body) {
   return {0, 0};
 }
 
-// The parts of a message that may not be whole. They are views, so that a long message that comes
-// in pieces is copied once.
+// The decoded fields of a message that may be incomplete. The texts are views, so that a long
+// message that arrives in pieces is copied only once.
 struct Parts {
   int64_t number = 0;
   std::vector<std::string_view> keys;
@@ -129,7 +130,7 @@ std::vector<std::string> to_strings(const std::vector<std::string_view>& views) 
   return {views.begin(), views.end()};
 }
 
-// Reads a build, a nonce or a proof.
+// Reads a short text: the name of a build, a nonce or a proof.
 std::string_view read_short(ByteReader& reader) {
   return reader.view<uint64_t>(kMaxBuildBytes);
 }
@@ -148,10 +149,12 @@ void read_text(ByteReader& reader, Texts texts, uint64_t index, Parts& parts) {
   (is_key ? parts.keys : parts.values).push_back(reader.view<uint64_t>(max_bytes));
 }
 
-// Lists grow as texts are read; no memory is reserved for an announced count.
+// Reads `count` texts. The lists grow as texts are read: no memory is reserved for `count`, which
+// is not trusted.
 void read_texts(ByteReader& reader, Texts texts, uint64_t count, Parts& parts, Progress& progress) {
   if (progress.num_texts > 0) {
-    // The texts that an earlier attempt has seen are read only once all others have come.
+    // First reads the texts after those that an earlier attempt has decoded. The earlier ones are
+    // read again only when the message is complete.
     ByteReader rest = reader;
     Parts unused;
     rest.skip_to(progress.num_bytes);
@@ -240,8 +243,8 @@ void read_answer(ByteReader& reader, Answer answer, size_t num_keys, Parts& part
   }
 }
 
-// The result for a message that could not be read: more bytes are needed, or the bytes are no such
-// message.
+// Returns the result for a message that could not be decoded: the number of bytes that it needs if
+// it is incomplete, or an error if it is invalid.
 template <typename T>
 Result<Decoded<T>> unread(std::string_view what, const ByteReader& reader, Progress& progress) {
   if (reader.is_truncated() && reader.num_needed() <= kMaxMessageBytes) {

@@ -1,6 +1,6 @@
-// Fuzzes the protocol of the store in both directions. Every message that is accepted must encode
-// to the same bytes. A message that is not whole must ask for more bytes than there are, and the
-// next attempt must make progress with them.
+// Fuzzes the decoders of requests and of answers of the store. Every message that is accepted must
+// encode to the same bytes. For an incomplete message a decoder must ask for more bytes than there
+// are, and the next attempt must make progress with these bytes.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -46,8 +46,8 @@ void read_requests(ConstBytes stream) {
     require(check_shape(*decoded->message).ok());
     const ConstBytes bytes = stream.first(decoded->num_bytes);
     require(as_text(encode(*decoded->message)) == as_text(bytes));
-    // Every prefix of a whole request is recognised as incomplete, and the attempt at the whole
-    // request that follows continues from there.
+    // Two prefixes of the complete request must be recognised as incomplete. Decoding the complete
+    // request then continues from there.
     for (const size_t length : {bytes.size() / 2, bytes.size() - 1}) {
       const auto cut = decode_store_request(bytes.first(length), progress);
       require(cut.ok() && !cut->message);
@@ -77,7 +77,8 @@ void read_answers(ConstBytes stream) {
   }
 }
 
-// Returns a valid request, because random bytes alone rarely pass the checks of counts and lengths.
+// Returns a valid request to append to the input, because random bytes rarely pass the checks of
+// counts and lengths.
 std::vector<std::byte> sample(unsigned seed) {
   StoreRequest request{.verb = verb_of(seed), .amount = 3};
   const std::vector<std::string> texts = {"/a", "value", "new"};
@@ -101,7 +102,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return 0;
 }
 
-// Sometimes appends a valid request to the input; else mutates the input.
+// One call in 16 appends a valid request to the input; the others mutate the input.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
   if (seed % 16 != 0) return LLVMFuzzerMutate(data, size, max_size);

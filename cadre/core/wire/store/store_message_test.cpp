@@ -1,5 +1,5 @@
-// Tests messages of the store. The bytes of c10d's verbs were recorded between torch 2.13's
-// TCPStore client and its own server.
+// Tests the messages of the store. The expected bytes of c10d's verbs were recorded between the
+// TCPStore client and server of torch 2.13.
 #include "cadre/core/wire/store/store_message.h"
 
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ std::vector<Written> recorded() {
   };
 }
 
-// Returns messages with Cadre's own verbs, as docs/formats/store-tcp.md describes them.
+// Returns requests with Cadre's own verbs, and their bytes from docs/formats/store-tcp.md.
 std::vector<Written> own() {
   const std::string nonce(kNonceBytes, 'n');
   const std::string proof(sizeof(Digest), 'p');
@@ -98,7 +98,7 @@ std::vector<Written> all_requests() {
   return all;
 }
 
-// A request, its answer, and the bytes of the answer for a client of c10d.
+// A request, its response, and the bytes with which a c10d client gets the response.
 struct Answered {
   StoreRequest request;
   StoreResponse response;
@@ -182,7 +182,7 @@ TEST(StoreMessage, LongMessagesThatComeInPiecesAreThoseThatComeAtOnce) {
       EXPECT_LE(progress.num_needed, sent.size());
       length += step;
     }
-    EXPECT_EQ(progress.num_texts, 0u) << "it is reset";
+    EXPECT_EQ(progress.num_texts, 0u) << "the decoder has reset `progress`";
     Progress of_answer;
     std::optional<StoreResponse> read;
     for (length = step; !read; length += step) {
@@ -197,7 +197,7 @@ TEST(StoreMessage, LongMessagesThatComeInPiecesAreThoseThatComeAtOnce) {
   }
 }
 
-// If more bytes of the message have arrived, the next attempt looks only at the new bytes.
+// When more bytes of a message have arrived, the next attempt must decode only the new ones.
 TEST(StoreMessage, AnAttemptGoesOnWhereTheOneBeforeEnded) {
   const StoreRequest request{.verb = StoreVerb::kWait, .keys = {"a", "b", "c"}};
   auto bytes = encode(request);
@@ -205,7 +205,7 @@ TEST(StoreMessage, AnAttemptGoesOnWhereTheOneBeforeEnded) {
   ASSERT_FALSE(decode_store_request(ConstBytes(bytes).first(30), progress)->message);
   EXPECT_EQ(progress.num_texts, 2u);
   EXPECT_EQ(progress.num_bytes, 27u);
-  bytes[9] = std::byte{0xff};  // the length of "a", at which the decoder has already looked
+  bytes[9] = std::byte{0xff};  // changes the length of "a", which the first attempt has decoded
   ASSERT_FALSE(decode_store_request(ConstBytes(bytes).first(35), progress)->message);
   EXPECT_EQ(progress.num_needed, 36u);
 }
@@ -232,7 +232,8 @@ TEST(StoreMessage, RefusesUnknownVerbsAndLengthsOverTheLimits) {
 }
 
 TEST(StoreMessage, ARequestMayNotGrowOverItsLimitInSmallSteps) {
-  // Each value of this multi_set is within the limit of a value.
+  // This multi_set has 4 values of 16 MiB, the limit of a value. Together they exceed the 64 MiB of
+  // a request.
   ByteWriter writer;
   writer.integer(StoreVerb::kMultiSet);
   writer.integer(uint64_t{100});
@@ -287,12 +288,13 @@ TEST(StoreMessage, AnswersThatMakeNoSenseAreRefused) {
     return !answer.ok() && answer.error().code() == ErrorCode::kCorruption;
   };
   EXPECT_TRUE(refuses(StoreVerb::kHello, "HTTP/1.1 400 Bad Request"));
-  EXPECT_TRUE(refuses(StoreVerb::kGet, text("\x08")));  // there is no such code
-  // The message is too long.
+  EXPECT_TRUE(refuses(StoreVerb::kGet, text("\x08")));  // error code 8 does not exist
+  // The text of the error is longer than 64 KiB.
   EXPECT_TRUE(refuses(StoreVerb::kGet, text("\x01\x01\0\x01\0\0\0\0\0")));
-  EXPECT_TRUE(refuses(StoreVerb::kWait, text("\0\x02")));  // there is no such bool
+  EXPECT_TRUE(refuses(StoreVerb::kWait, text("\0\x02")));                      // 2 is no valid bool
   EXPECT_TRUE(refuses(StoreVerb::kListKeys, text("\0\x01\0\x01\0\0\0\0\0")));  // 65537 keys
-  EXPECT_TRUE(refuses(StoreVerb::kGet, text("\0\x01\0\0\x01\0\0\0\0")));  // the value is too long
+  // The value is longer than 16 MiB.
+  EXPECT_TRUE(refuses(StoreVerb::kGet, text("\0\x01\0\0\x01\0\0\0\0")));
 }
 
 TEST(StoreMessage, ARequestOfAnotherShapeIsRefused) {

@@ -18,7 +18,8 @@ constexpr size_t kMaxBodyBytes = kMinBodyBytes + kMaxKeyBytes + kMaxValueBytes;
 
 using Check = std::array<std::byte, kCheckBytes>;
 
-// Computes a checksum that distinguishes whole records from torn ones. Its key is not a secret.
+// Returns a checksum that distinguishes complete records from partly written ones. Its key is not a
+// secret.
 Check check_of(ConstBytes body) {
   const Result<Digest> digest = hmac_sha256("cadre store record", body);
   Check check{};
@@ -64,7 +65,8 @@ Result<DecodedStoreRecord> decode_store_record(ConstBytes rest) {
   const size_t num_bytes = kHeaderBytes + num_body_bytes;
   const bool is_possible = num_body_bytes >= kMinBodyBytes && num_body_bytes <= kMaxBodyBytes;
   if (is_possible && rest.size() < num_bytes) return DecodedStoreRecord{.num_bytes = num_bytes};
-  // After a power cut the file may have zeros behind the bytes that were written.
+  // After a power failure the file may have zeros after the bytes that were written. They count as
+  // an incomplete record.
   if (!is_possible && is_all_zero(rest)) return DecodedStoreRecord{.num_bytes = kHeaderBytes};
   if (is_possible) {
     const ConstBytes body = rest.subspan(kHeaderBytes, num_body_bytes);

@@ -1,4 +1,5 @@
-// The records of a file store: the changes of its keys, in order (docs/formats/store-file.md).
+// The records in the file of a FileStore: the changes of its keys, in order
+// (docs/formats/store-file.md).
 //
 // Threads: plain values. Blocking: never. Errors: kCorruption for bytes that no file store wrote.
 #pragma once
@@ -15,7 +16,7 @@
 
 namespace cadre::wire {
 
-// The first bytes of the file.
+// The first bytes of the file of a FileStore.
 inline constexpr std::string_view kStoreFileMagic = "CDRFILE1";
 
 enum class StoreRecordVerb : uint8_t {
@@ -30,24 +31,25 @@ inline constexpr int kNumStoreRecordVerbs = 6;
 
 struct StoreRecord {
   StoreRecordVerb verb = StoreRecordVerb::kJoin;
-  std::string key;    // is empty for kJoin
-  std::string value;  // is used by kSet, kAppend and kPush
+  std::string key;    // empty for kJoin
+  std::string value;  // used by kSet, kAppend and kPush
 
   friend bool operator==(const StoreRecord&, const StoreRecord&) = default;
 };
 
-// The record at the beginning of a part of the file.
+// The result of decode_store_record().
 struct DecodedStoreRecord {
-  // nullopt means that the record is torn because its writer was killed; it is the last one.
+  // nullopt if the record is incomplete because its writer was killed. It is then the last one of
+  // the file.
   std::optional<StoreRecord> record;
-  // The size of the record; for an incomplete one, the fewest bytes that it needs.
+  // The size of the record; for an incomplete one, the number of bytes that it needs at least.
   size_t num_bytes = 0;
 };
 
 CADRE_EXPORT std::vector<std::byte> encode(const StoreRecord& record);
 
-// `rest` must end where the file ends. A record with a wrong checksum is torn if nothing follows
-// it, and an error if something does.
+// Decodes the first record in `rest`, which must end where the file ends. A record with a wrong
+// checksum counts as incomplete if it is the last one; if bytes follow it, it is an error.
 CADRE_EXPORT Result<DecodedStoreRecord> decode_store_record(ConstBytes rest);
 
 }  // namespace cadre::wire

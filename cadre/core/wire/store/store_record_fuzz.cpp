@@ -1,5 +1,5 @@
-// Fuzzes the records of the file store. Every record that is accepted must encode to the same
-// bytes. A record that was cut anywhere must be recognised as torn, and never be read as another
+// Fuzzes the records of a FileStore. Every record that is accepted must encode to the same bytes. A
+// record that was truncated anywhere must be recognised as incomplete, and never be read as another
 // record.
 #include <algorithm>
 #include <cstdlib>
@@ -19,7 +19,7 @@ void require(bool holds) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace cadre::wire;  // tidy: allow, one function of a fuzz target
   const cadre::ConstBytes input(reinterpret_cast<const std::byte*>(data), size);
-  // The input is read as the content of a file.
+  // First, the input is decoded as the content of a file.
   for (cadre::ConstBytes rest = input; !rest.empty();) {
     const auto decoded = decode_store_record(rest);
     if (!decoded.ok() || !decoded->record) break;
@@ -28,7 +28,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     rest = rest.subspan(decoded->num_bytes);
   }
   if (size < 3) return 0;
-  // The input is used as the parts of a record, because random bytes never have the right checksum.
+  // Second, the input becomes the fields of a record, because random bytes never have the right
+  // checksum.
   const size_t key_bytes = std::min<size_t>(data[1], size - 3);
   const std::string_view text = as_text(input.subspan(3));
   const StoreRecord record{static_cast<StoreRecordVerb>(data[0] % kNumStoreRecordVerbs),

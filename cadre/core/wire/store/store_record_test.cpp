@@ -41,7 +41,7 @@ TEST(StoreRecord, EveryCutOfARecordIsTorn) {
 
 TEST(StoreRecord, AChangedByteIsTornAtTheEndAndCorruptionBefore) {
   const auto good = encode(sample_records()[1]);
-  for (size_t at = 4; at < good.size(); ++at) {  // `at` begins after the length field
+  for (size_t at = 4; at < good.size(); ++at) {  // from offset 4, which is after the length field
     auto bytes = good;
     bytes[at] ^= std::byte{1};
     const auto last = decode_store_record(bytes);
@@ -60,15 +60,15 @@ TEST(StoreRecord, ZeroesAreTornAndImpossibleLengthsAreCorruption) {
   EXPECT_EQ(decode_store_record(huge).error().code(), ErrorCode::kCorruption);
 }
 
-// docs/formats/store-file.md contains these bytes.
+// The expected bytes are those of the example in docs/formats/store-file.md.
 TEST(StoreRecord, TheBytesAreThoseOfTheFormatPage) {
   const auto bytes = encode(StoreRecord{StoreRecordVerb::kSet, "n", "42"});
   EXPECT_EQ(as_text(ConstBytes(bytes).first(4)), std::string("\x0c\0\0\0", 4));
-  EXPECT_EQ(as_text(ConstBytes(bytes).subspan(4, 8)),  // check
+  EXPECT_EQ(as_text(ConstBytes(bytes).subspan(4, 8)),  // the checksum
             std::string("\xf4\x49\x48\x2a\x93\xff\xcc\x23", 8));
   EXPECT_EQ(as_text(ConstBytes(bytes).subspan(12)),
-            std::string("\x01"         // set
-                        "\x01\0\0\0n"  // key
+            std::string("\x01"         // the verb set
+                        "\x01\0\0\0n"  // the key
                         "\x02\0\0\0"
                         "42",
                         12));

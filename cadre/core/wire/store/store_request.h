@@ -1,5 +1,5 @@
-// A request to a Store and its answer, as values: a Store implements them (store/store.h), and the
-// protocol of the store carries them (store_message.h).
+// A request to a Store and its response, as values. A Store executes requests (store/store.h), and
+// the protocol sends them to a server (store_message.h).
 //
 // Threads: plain values. Blocking: never. Errors: none.
 #pragma once
@@ -16,13 +16,13 @@
 namespace cadre::wire {
 
 // The number of each verb on the wire. Verbs up to kBarrier are c10d's, those from kHello on are
-// Cadre's own. docs/guide/reference/store.md says what each does, and which keys and values it has.
-// Verbs about a connection (is_of_connection) are never passed to a Store.
+// Cadre's own. docs/guide/reference/store.md says what each verb does, and which keys and values it
+// has. Verbs that act on a connection (is_of_connection) are never passed to a Store.
 enum class StoreVerb : uint8_t {
-  kValidate,  // about a connection: the first request of a c10d client
+  kValidate,  // acts on a connection: the first request of a c10d client
   kSet,
   kCompareSet,
-  kGet,  // answered once the key is set; kWait and kMultiGet likewise
+  kGet,  // answered when the key is set; so are kWait and kMultiGet
   kAdd,
   kCheck,
   kWait,
@@ -31,19 +31,21 @@ enum class StoreVerb : uint8_t {
   kAppend,
   kMultiGet,
   kMultiSet,
-  kCancel,  // about a connection: ends its pending request
-  kPing,    // about a connection
+  kCancel,  // acts on a connection: cancels its pending request
+  kPing,    // acts on a connection: answered with the number that was sent
   kQueuePush,
-  kTryQueuePop,  // number: length of the queue before the call; 0: no item
+  // StoreResponse::number is the length of the queue before the call; 0 means no item.
+  kTryQueuePop,
   kQueueLength,
   kListKeys,
-  kBarrier,  // amount: the number of arrivals
+  kBarrier,  // StoreRequest::amount is the number of arrivals
 
-  kHello = 0xC0,  // about a connection: build and nonce of a client that will prove the job's token
-  kProve,         // about a connection
-  kQueuePop,      // answered once there is an item
-  kLeaveWill,     // about a connection: when the connection ends, the value is appended to the key
-  kRetractWill,   // about a connection
+  // Acts on a connection: the build and nonce of a client that will prove it has the token.
+  kHello = 0xC0,
+  kProve,        // acts on a connection: the proof that the client has the job's token
+  kQueuePop,     // answered when there is an item
+  kLeaveWill,    // acts on a connection: when it ends, the server appends the value to the key
+  kRetractWill,  // acts on a connection: retracts the value of kLeaveWill
 };
 inline constexpr int kNumC10dVerbs = 19;
 inline constexpr int kNumOwnVerbs = 5;
@@ -52,7 +54,7 @@ CADRE_EXPORT std::string_view to_string(StoreVerb verb);
 
 struct StoreRequest {
   StoreVerb verb = StoreVerb::kSet;
-  int64_t amount = 0;  // is used by kAdd and kBarrier
+  int64_t amount = 0;  // used by kAdd and kBarrier
   std::vector<std::string> keys;
   std::vector<std::string> values;  // compare_set has two values: the expected and the desired one
 
@@ -60,7 +62,7 @@ struct StoreRequest {
 };
 
 struct StoreResponse {
-  std::optional<Error> error;  // if it is set, the other members are empty
+  std::optional<Error> error;  // if set, the other members are empty
   int64_t number = 0;          // the sum for add, 0 or 1 for check and erase, else a count
   std::vector<std::string> values;
 
