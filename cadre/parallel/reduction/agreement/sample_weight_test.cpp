@@ -1,4 +1,4 @@
-// Tests the weights on which ranks agree, from the numbers of samples of their forwards.
+// Tests the weights that ranks compute together from the numbers of samples of their forwards.
 #include "cadre/parallel/reduction/agreement/sample_weight.h"
 
 #include <gtest/gtest.h>
@@ -22,8 +22,9 @@ void on_two_ranks(const std::function<void(const wrap::LocatedGroup&, int)>& bod
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// One message has room for ten forwards. A rank with more forwards sends the rest in a second
-// message.
+// The first message has room for ten forwards, so a rank with 25 sends the rest in a second one.
+// The forward with another share is the last of the first message, the first of the second, or the
+// last of all.
 TEST(SampleWeights, AForwardOfAnotherShareIsFoundAmongMoreThanOneMessageHolds) {
   for (const size_t place : {size_t{9}, size_t{10}, size_t{24}}) {
     on_two_ranks([place](const wrap::LocatedGroup& group, int rank) {
