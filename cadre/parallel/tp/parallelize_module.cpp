@@ -21,10 +21,10 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, format("parallelize_module: {}", problem));
 }
 
-// Returns whether the name matches the pattern. On a mismatch only the last star takes another
-// character. Earlier stars need not: the text between two stars has matched as early as it can, and
-// if it has a dot, it can match in one place only. So the time is at most the product of the
-// lengths.
+// Returns whether the name matches the pattern. On a mismatch only the last star is extended by one
+// more character. Earlier stars need no extension: the text between two stars has matched at the
+// first possible place, and if that text has a dot, it can match at one place only. So the time is
+// at most the product of the two lengths.
 bool matches(std::string_view pattern, std::string_view name) {
   size_t at = 0;  // the next character of the pattern
   // The next character of the name; the name before it matches the pattern before `at`.
