@@ -1,4 +1,5 @@
-// Tests a Communicator whose engine the program has chosen, and the functions of the fake engine.
+// Tests a Communicator whose engine is supplied by the program (CommunicatorOptions::backend), and
+// the functions of the fake engine.
 #include "cadre/testing/core/fake_backend.h"
 
 #include <gmock/gmock.h>
@@ -198,8 +199,8 @@ TEST(FakeBackendTest, ARankThatDoesNotComeIsNamedByATimeout) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Returns an on_call function that runs `what` for one collective of one rank and passes the others
-// on.
+// Returns an on_call function that calls `what` for one collective of one rank, and pass_on() for
+// all other collectives.
 FakeCalls::OnCall on(Rank rank, uint64_t number, const FakeCalls::OnCall& what) {
   return [=](FakeCall& call) {
     return call.rank == rank && call.number == number ? what(call) : call.pass_on();
