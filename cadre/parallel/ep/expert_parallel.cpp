@@ -113,10 +113,10 @@ void check_experts_only_in_layers(torch::nn::Module& module, const DividedParame
     if (dynamic_cast<const MixtureOfExpertsImpl*>(&each) != nullptr) return;
     for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
       if (!divided.contains(parameter.value().unsafeGetTensorImpl())) continue;
-      refuse_division(format(
-          "the parameter \"{}\" of \"{}\" is also one of experts, of which this rank keeps a "
-          "part; give it a tensor of its own",
-          parameter.key(), name));
+      refuse_division(
+          format("the parameter \"{}\" of \"{}\" is also a parameter of experts, of which this "
+                 "rank keeps only a part; give the module a tensor of its own",
+                 parameter.key(), name));
     }
   };
   check("", module);

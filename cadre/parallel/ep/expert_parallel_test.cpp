@@ -189,7 +189,7 @@ TEST(ExpertParallel, RefusesExpertsThatAnotherModuleHas) {
         MixtureOfExpertsOptions{.features = 2, .hidden_features = 2, .num_experts = 4});
     torch::nn::Sequential pair(layer, Probe(layer->up_weight));
     require_refused([&] { const ExpertParallel experts(*pair, mesh); },
-                    "the parameter \"weight\" of \"1\" is also one of experts");
+                    "the parameter \"weight\" of \"1\" is also a parameter of experts");
     require(layer->up_weight.size(0) == 4, "a refused module is unchanged");
   });
 }

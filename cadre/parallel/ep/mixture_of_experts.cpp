@@ -124,7 +124,7 @@ MixtureOfExpertsOutput MixtureOfExpertsImpl::forward(const at::Tensor& input) {
                list_of(input.sizes()), options.features));
   }
   if (!at::isFloatingType(input.scalar_type()) || !input.device().is_cpu()) {
-    refuse_mixture(format("the input is {} on {}, expected a floating-point tensor of the CPU",
+    refuse_mixture(format("the input is {} on {}, expected a floating-point tensor on the CPU",
                           c10::toString(input.scalar_type()), input.device().str()));
   }
   const at::Tensor tokens = input.reshape({-1, options.features});

@@ -144,7 +144,7 @@ void require_close(const Problem& problem, const Tensor& actual, const Tensor& e
 
 struct Expected {
   ExpertReference reference;
-  std::vector<Tensor> gradients;  // of the tokens, the router and the experts, in this order
+  std::vector<Tensor> gradients;  // those of the tokens, the router and the experts
 };
 
 Tensor weights_of_loss() {
@@ -379,9 +379,9 @@ TEST(MixtureOfExperts, RefusesOptionsAndSizes) {
     return error_of([&] { static_cast<void>(layer(input)); }, ErrorCode::kInvalidArgument);
   };
   EXPECT_THAT(refusal_of(torch::empty({2, 4}, torch::kMeta)),
-              HasSubstr("the input is Float on meta, expected a floating-point tensor of the CPU"));
+              HasSubstr("the input is Float on meta, expected a floating-point tensor on the CPU"));
   EXPECT_THAT(refusal_of(torch::ones({2, 4}, torch::kLong)),
-              HasSubstr("the input is Long on cpu, expected a floating-point tensor of the CPU"));
+              HasSubstr("the input is Long on cpu, expected a floating-point tensor on the CPU"));
 }
 
 }  // namespace

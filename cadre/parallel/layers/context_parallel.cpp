@@ -61,7 +61,7 @@ ContextParallel::ContextParallel(const Ranks& ranks, const ContextParallelOption
                 {"form", std::string(to_string(options.form))},
                 {"order", std::string(to_string(options.order))}};
       },
-      "pass the same on all ranks");
+      "pass the same options on all ranks");
   if (options.form == ContextForm::kRing && group.world_size() > 1) {
     messages_ = std::make_shared<const PrivateMessages>(group, "cadre::ContextParallel");
   }

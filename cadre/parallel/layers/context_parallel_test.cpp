@@ -137,7 +137,7 @@ TEST(ContextParallel, RefusesWhatDoesNotFit) {
         group.rank() == 0 ? SequenceOrder::kZigzag : SequenceOrder::kContiguous;
     require_refused(
         [&] { ContextParallel(group, {.num_tokens = 8, .order = order}); },
-        "order is kZigzag on rank 0 and kContiguous on rank 1; pass the same on all ranks");
+        "order is kZigzag on rank 0 and kContiguous on rank 1; pass the same options on all ranks");
     require_refused([&] { ContextParallel(group, {.num_tokens = 8 * group.rank()}); },
                     "num_tokens is 0, expected at least 1");
     require_refused([&] { ContextParallel(group, {.num_tokens = int64_t{1} << 62}); },

@@ -140,10 +140,9 @@ DropoutRegion completed(DropoutRegion region, const at::Tensor& input) {
     if (i + 1 < num_dims) num_rows *= static_cast<double>(region.sizes[i]);
   }
   if (!fits) {
-    refuse(
-        format("the input {} is no part of a tensor whose samples have the sizes {} at the "
-               "offsets {}",
-               list_of(input.sizes()), list_of(region.sizes), list_of(region.offsets)));
+    refuse(format(
+        "the input {} does not fit into a tensor whose samples have the sizes {} at the offsets {}",
+        list_of(input.sizes()), list_of(region.sizes), list_of(region.offsets)));
   }
   // The generator's counter has 32 bits for the row and 34 bits for the feature.
   if (num_rows > 0x1p32 || (num_dims > 0 && region.sizes.back() > int64_t{1} << 34)) {
@@ -159,7 +158,7 @@ at::Tensor counter_based_dropout(const at::Tensor& input, double p, const Dropou
                                  uint64_t layer, const DropoutRegion& region) {
   check_probability(p);
   if (input.dim() == 0 || !at::isFloatingType(input.scalar_type()) || !input.device().is_cpu()) {
-    refuse("the input is no floating-point tensor of the CPU with at least one dimension");
+    refuse("the input must be a floating-point tensor on the CPU with at least one dimension");
   }
   if (p == 0) return input;
   const auto mask = c10::make_intrusive<Mask>();

@@ -144,10 +144,10 @@ TEST(CounterBasedDropout, RefusesWhatHasNoMask) {
               HasSubstr("the probability 1.5 is not between 0 and 1"));
   EXPECT_THAT(
       refused([&] { counter_based_dropout(x, 0.5, kStream, 0, {.sizes = {10}, .offsets = {2}}); }),
-      HasSubstr("the input (2, 9) is no part of a tensor whose samples have the sizes "
-                "(10) at the offsets (2)"));
+      HasSubstr("the input (2, 9) does not fit into a tensor whose samples have the sizes (10) at "
+                "the offsets (2)"));
   EXPECT_THAT(refused([&] { counter_based_dropout(x.to(torch::kLong), 0.5, kStream, 0); }),
-              HasSubstr("no floating-point tensor"));
+              HasSubstr("floating-point tensor on the CPU"));
   EXPECT_THAT(refused([&] { CounterBasedDropout(CounterBasedDropoutOptions{.layer = 0}); }),
               HasSubstr("options.stream is null"));
 }

@@ -105,7 +105,8 @@ std::optional<int64_t> EmbeddingImpl::divided_dim(std::string_view, ParallelStyl
 
 std::optional<std::string> EmbeddingImpl::problem_of(const LayerParallelism& how) const {
   if (how.style == ParallelStyle::kColwise) {
-    return "an embedding is divided by its vocabulary: kRowwise; or it is kSequence or kReplicated";
+    return "an embedding can be divided by its vocabulary only (kRowwise), or be kSequence or "
+           "kReplicated";
   }
   if (!how.input_is_parallel) {
     return "an embedding takes whole indices in every style; leave out input_is_parallel = false";

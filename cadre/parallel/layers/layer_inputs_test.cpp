@@ -138,7 +138,7 @@ TEST(LayerInputs, OptionsOutOfRangeAreRefused) {
                     counter_based_dropout(torch::ones({2, 8}), 0.5, *stream, 1, far);
                   },
                   ErrorCode::kInvalidArgument),
-              HasSubstr("is no part of a tensor"));
+              HasSubstr("does not fit into a tensor"));
   // The options are a public member, so a program can change them after construction.
   CounterBasedDropout dropout(CounterBasedDropoutOptions{.layer = 1, .stream = stream});
   dropout->options.stream = nullptr;
@@ -170,7 +170,7 @@ TEST(LayerInputs, FeaturesThatAreNoBlocksAreNotDivided) {
     LayerNorm norm(torch::nn::LayerNormOptions({4, 6}));
     require_refused(
         [&] { norm->check({.group = group, .style = ParallelStyle::kSequence}, "norm", divided); },
-        "its normalized_shape (4, 6) has more than the features of a token");
+        "its normalized_shape (4, 6) covers more dimensions than the features of a token");
   });
 }
 

@@ -267,7 +267,7 @@ TEST_P(ParallelLayers, CrossEntropyEqualsOneProcess) {
     require_close(large, alone_of(logits * 1e4), "large logits");
     const Tensor none = vocab_parallel_cross_entropy(leaf.detach(), torch::full_like(targets, -100),
                                                      group, {.vocabulary = 11});
-    require(none.isnan().item<bool>(), "no token counts");
+    require(none.isnan().item<bool>(), "the mean over no tokens must be NaN");
     const Tensor leaf_of_sum = part(logits, 2, group).clone().requires_grad_(true);
     const auto sum_of = [&](const Tensor& some_targets) {
       return vocab_parallel_cross_entropy(leaf_of_sum, some_targets, group,

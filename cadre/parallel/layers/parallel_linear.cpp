@@ -248,7 +248,7 @@ void refuse_tangent(const at::Tensor& operand, std::string_view role, std::strin
   if (!operand.defined() || !operand._fw_grad(/*level=*/0).defined()) return;
   throw Error(ErrorCode::kInvalidArgument,
               format("{}: the {} carries a tangent of forward-mode differentiation, which this "
-                     "function does not have; use backward()",
+                     "function does not support; use backward()",
                      function, role));
 }
 

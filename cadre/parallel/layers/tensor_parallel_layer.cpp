@@ -58,9 +58,9 @@ void TensorParallelLayer::check(const LayerParallelism& how, std::string_view na
         divided.try_emplace(tensor.unsafeGetTensorImpl(), divided_parameter);
     if (!is_first && known->second.dim != dim) {
       refuse(
-          format("its {} is also a parameter of another layer, whose style does not divide it "
-                 "alike; give both styles that divide one dimension, as kRowwise for an "
-                 "embedding and kColwise for a linear layer do",
+          format("its {} is also a parameter of another layer, whose style divides it in another "
+                 "way; give both layers styles that divide the same dimension, such as kRowwise "
+                 "for an embedding and kColwise for a linear layer",
                  parameter.name));
     }
   }

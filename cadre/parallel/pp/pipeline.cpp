@@ -222,7 +222,8 @@ class Pipeline::Core {
       const int64_t rows = tensor.size(0);
       if (rows != tensors[0].size(0)) {
         return pipeline_refusal(
-            format("the tensors of the {} have {} and {} rows", name, tensors[0].size(0), rows));
+            format("the tensors of the {} have {} and {} rows, but all must have the same number",
+                   name, tensors[0].size(0), rows));
       }
       if (rows < count || (rows % count != 0 && !options_.allow_uneven_microbatches)) {
         return pipeline_refusal(
@@ -246,18 +247,18 @@ class Pipeline::Core {
     for (const auto& [stage, runner] : executor_->runners()) {
       if (const auto change = runner.changed_parameter()) {
         return pipeline_refusal(
-            format("{} in the module of stage {} since the pipeline was constructed, which would "
-                   "neither reduce it nor list it; change values in place, or construct the "
-                   "pipeline again",
+            format("{} in the module of stage {} since the pipeline was constructed, so the "
+                   "pipeline would neither reduce its gradient nor return it from parameters(); "
+                   "change values in place, or construct the pipeline again",
                    *change, stage));
       }
     }
     if (is_training && sharded_) {
       if (const auto changed = sharded_->changed_parameter()) {
-        return pipeline_refusal(
-            format("{}; the trained parameters of sharded stages are those of the constructor: "
-                   "construct the modules and the pipeline again and load a snapshot",
-                   *changed));
+        return pipeline_refusal(format(
+            "{}; with sharded stages the parameters that require grad must stay those of the "
+            "construction: construct the modules and the pipeline again and load a snapshot",
+            *changed));
       }
     }
     if (holds_first_) {

@@ -162,7 +162,7 @@ void agree_with_replicas(const PipelineRanks& ranks, const std::vector<AgreedFie
         if (refusal) throw *refusal;
         return fields;
       },
-      "pass the same in all replicas");
+      "pass the same options in all replicas");
 }
 
 AgreedSchedule agree_on_schedule(const ProcessGroup& group,

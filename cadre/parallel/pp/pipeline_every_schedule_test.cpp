@@ -104,7 +104,7 @@ struct Batch {
 constexpr int kSteps = 2;  // the first step sends headers, the second does not
 
 struct OneProcess {
-  std::vector<Tensor> losses, outputs;  // of each step
+  std::vector<Tensor> losses, outputs;  // one entry for each step
   std::vector<Tensor> gradients;        // sums over all steps, for each stage
 };
 

@@ -233,7 +233,7 @@ void PipelineExecutor::run_leaf(const PipelineAction& action, Running& running) 
     case Kind::kReshard:
       return options_.sharded->reshard(stage);
     case Kind::kOverlap:
-      throw Error(ErrorCode::kInternal, "a step has no such action");
+      throw Error(ErrorCode::kInternal, "a step cannot run an action of this kind");
   }
 }
 

@@ -38,7 +38,7 @@ struct PipelineStep {
   bool is_training = true;
   bool has_headers = true;
   bool keeps_outputs = false;
-  int64_t outputs_batch_dim = 0;  // the dimension of the kept outputs whose size is the rows
+  int64_t outputs_batch_dim = 0;  // the dimension of the outputs that counts rows
   std::vector<std::vector<at::Tensor>> batches = {};  // only the rank of the first stage uses them
   std::vector<std::vector<at::Tensor>> targets = {};  // only the rank of the last stage uses them
   std::vector<double> weights = {};                   // weights of the microbatches' losses

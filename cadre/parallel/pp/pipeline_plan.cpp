@@ -49,8 +49,8 @@ std::optional<Error> check_shards(const std::vector<PipelineStage>& stages,
   if (!options.shards) return std::nullopt;
   if (options.replicas) {
     return pipeline_refusal(
-        "both replicas and shards are given; shards is the mesh of all ranks that hold the same "
-        "stages: one axis, or two, of which the ranks along the first hold the same");
+        "both replicas and shards are given; pass only shards, the mesh of all ranks that have the "
+        "same stages: one axis, or two, where the ranks along the first axis have the same shards");
   }
   const std::optional<DeviceMesh>& mesh = options.shards->mesh();
   if (mesh && mesh->axes().size() > 2) {

@@ -8,7 +8,6 @@
 // same calls in the same order. Lifetime: shares the parameters, which stay sharded after this
 // object is destroyed. Errors: those of shard/flat_parameters.h and buckets/sharded_gradients.h;
 // kInvalidArgument for a gradient that is not dense.
-// is not dense.
 #pragma once
 
 #include <ATen/core/Tensor.h>

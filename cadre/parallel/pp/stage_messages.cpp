@@ -40,7 +40,7 @@ void StageMessages::check_num_messages(const Layout& layout) {
   if (num_tags > std::numeric_limits<int>::max()) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("cadre::Pipeline: {} stages with {} microbatches have {} messages, of which "
-                       "each needs a tag of its own; there are {}",
+                       "each needs a tag of its own, but there are only {} tags",
                        layout.rank_of_stage.size(), layout.num_microbatches, num_tags,
                        std::numeric_limits<int>::max()));
   }

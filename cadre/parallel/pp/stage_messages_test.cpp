@@ -166,7 +166,7 @@ TEST(PipelineMessages, AWaitForAMessageEndsAtTheTimeoutOfTheStep) {
         failure_of_step(group, is_late ? [&] { group.recv(never, 1); } : std::function<void()>(),
                         is_late ? PipelineStepOptions{}
                                 : PipelineStepOptions{.timeout = std::chrono::milliseconds(300)});
-    require(!failure.empty(), "on both ranks");
+    require(!failure.empty(), "the step must fail on both ranks");
     if (is_late) return;
     require(failure.starts_with("kTimeout: "), failure);
     require(failure.find("receive of the input") != std::string::npos, failure);
@@ -185,7 +185,7 @@ TEST(PipelineMessages, AWaitForTheArgumentsEndsAtTheTimeoutOfTheStep) {
       pair.pipeline.step(tokens, targets_of(tokens), cross_entropy,
                          {.timeout = std::chrono::milliseconds(20)});
     });
-    require(!failure.empty(), "on both ranks");
+    require(!failure.empty(), "the step must fail on both ranks");
     require(group.rank() == 0 || failure.starts_with("kTimeout: "), failure);
   });
   EXPECT_TRUE(result.ok()) << result.failures();

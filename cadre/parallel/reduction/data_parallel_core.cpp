@@ -145,7 +145,7 @@ void DataParallelCore::check_parameters(std::span<const NamedTensor> parameters)
                                      "module as it is",
                                      parameters.size()));
   }
-  (void)sizes_of(trained);  // throws for a dtype that no group moves
+  (void)sizes_of(trained);  // throws for a dtype that cannot be reduced
 }
 
 void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& module,
@@ -224,23 +224,24 @@ void DataParallelCore::watch_backwards(std::span<const at::Tensor> outputs) cons
 int64_t DataParallelCore::last_num_samples() const {
   if (options_.weighting != GradientWeighting::kSamples) return 1;
   if (last_num_samples_) return *last_num_samples_;
-  throw Error(ErrorCode::kInvalidArgument,
-              format("{}: forward() is given no tensor that the "
-                     "wrapper knows, so it cannot count the samples by which ranks are weighted. "
-                     "Call set_num_samples(n) before it, or define std::vector<torch::Tensor> "
-                     "held_tensors(const YourStruct&) beside the struct that holds them, or set "
-                     "weighting = GradientWeighting::kEqual on all ranks",
-                     wrapper_.place()));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("{}: forward() is given no tensor that the wrapper can find, so it cannot count the "
+             "samples by which ranks are weighted. Call set_num_samples(n) before it, or define "
+             "std::vector<torch::Tensor> held_tensors(const YourStruct&) beside the struct that "
+             "holds them, or set weighting = GradientWeighting::kEqual on all ranks",
+             wrapper_.place()));
 }
 
 void DataParallelCore::check_unchanged() const {
   std::optional<std::string> change = watch_->change();
   if (!change) change = reducer_->lost_parameter();
   if (!change) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              format("{}: since the module was wrapped, {}, so "
-                     "gradients would not be reduced rightly. {}",
-                     wrapper_.place(), *change, options_.change_remedy));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format(
+          "{}: since the module was wrapped, {}, so gradients would not be reduced correctly. {}",
+          wrapper_.place(), *change, options_.change_remedy));
 }
 
 void DataParallelCore::set_written(std::string_view parameter) {

@@ -166,7 +166,7 @@ class Reducer {
   // The counts of the first pass in which the ranks were in different steps, which every later pass
   // reports again.
   std::optional<Attention> apart_;
-  // Outputs may outlive the wrapper: their hooks hold a weak reference to this.
+  // Outputs may outlive the wrapper, so their hooks hold a weak reference to this pointer.
   std::shared_ptr<Reducer*> self_;
   std::shared_ptr<wrap::AccumulationHooks>
       hooks_;  // the destructor removes them; hooks of outputs share the pointer

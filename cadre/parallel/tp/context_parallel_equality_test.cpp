@@ -105,7 +105,7 @@ Training train_on(const ContextCase& context_case, const Degrees& degrees, uint6
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   if (!result.ok()) return {};
-  // Ranks that divide only the sequence have the same parameters, bit for bit.
+  // Ranks with the same coordinate along "tp" have equal parameters, bit for bit.
   for (int rank = degrees.tensor; rank < num_ranks; ++rank) {
     EXPECT_TRUE(bits_of(trained[rank].parameters) ==
                 bits_of(trained[rank % degrees.tensor].parameters))

@@ -90,7 +90,7 @@ TEST(ParallelizeModule, TheNormIsThatOfOneProcess) {
                 },
                 ErrorCode::kInvalidArgument)
                     .find("shard of \"tokens.weight\"") != std::string::npos,
-            "a norm of parts");
+            "a norm over parts must be an error");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -173,7 +173,7 @@ TEST(ParallelizeModule, RefusesPlansThatDoNotFit) {
                 "a norm needs all features of a token: it is kSequence or kReplicated");
   EXPECT_EQ(refusal_of_plan(gpt, {{"tokens", ParallelStyle::kColwise}}),
             "\"tokens\" cannot be kColwise" + on_group +
-                "an embedding is divided by its vocabulary: kRowwise; or it is kSequence or "
+                "an embedding can be divided by its vocabulary only (kRowwise), or be kSequence or "
                 "kReplicated");
   EXPECT_THAT(refusal_of_plan(gpt, {{"*.dropout_1", ParallelStyle::kColwise}}),
               HasSubstr("set options.features"));

@@ -17,7 +17,6 @@
 //
 // Threads, blocking and errors: those of Communicator. Source: c10d's backend "fake", which also
 // leaves the results of reductions, broadcasts and exchanges unchanged.
-// the results of reductions, broadcasts and exchanges untouched, too.
 #pragma once
 
 #include <memory>

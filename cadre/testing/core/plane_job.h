@@ -132,7 +132,7 @@ class PlaneJob {
     const bool all_came = await(
         system, [this] { return num_listening() == num_ranks(); },
         system.deadline_in(options.patience));
-    testing::require(all_came, "all ranks listen");
+    testing::require(all_came, "not all ranks listen in time");
     {
       std::lock_guard lock(mutex_);
       if (layout_ == nullptr) layout_ = std::make_shared<const Layout>(rank_addresses_);
@@ -151,7 +151,7 @@ class PlaneJob {
     const bool is_connected = await(
         system, [&] { return plane.counters().connections >= wanted; },
         system.deadline_in(std::chrono::seconds(30)));
-    testing::require(is_connected, format("connections of rank {}: {} of {}", rank,
+    testing::require(is_connected, format("rank {} has {} of {} connections", rank,
                                           plane.counters().connections, wanted));
   }
 
@@ -168,7 +168,7 @@ class PlaneJob {
           return arrived_[std::string(where)] >= num;
         },
         system.deadline_in(std::chrono::seconds(60)));
-    testing::require(all_came, format("{} ranks come to {}", num, where));
+    testing::require(all_came, format("fewer than {} ranks have reached {}", num, where));
   }
 
  private:

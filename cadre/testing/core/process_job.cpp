@@ -95,7 +95,7 @@ FailureReport parse_report(const std::string& text) {
   FailureReport report;
   std::istringstream in(text);
   in >> report.raised.ns >> report.disturbed.ns;
-  require(in.get() == '\n', "cannot parse the report:  " + text);
+  require(in.get() == '\n', "cannot parse the report: " + text);
   report.message.assign(std::istreambuf_iterator<char>(in), {});
   return report;
 }

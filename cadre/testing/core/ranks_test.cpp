@@ -160,7 +160,7 @@ void greet_rank_zero(RankContext& context) {
     std::vector<std::unique_ptr<os::Socket>> sockets;
     while (sockets.size() + 1 < static_cast<size_t>(context.world_size)) {
       os::PollItem item{listener.get(), true};
-      require(context.system.poll(std::span(&item, 1), deadline), "nobody came");
+      require(context.system.poll(std::span(&item, 1), deadline), "no rank connected");
       if (auto socket = listener->try_accept().value_or_throw()) {
         sockets.push_back(std::move(socket));
       }

@@ -68,7 +68,8 @@ inline void await(RankContext& context, std::string_view what,
                   const std::function<bool()>& is_met) {
   const Deadline deadline = context.system.deadline_in(kGroupsBudget);
   while (!is_met()) {
-    require(!deadline.has_passed(context.system.now()), format("waited for: {}", what));
+    require(!deadline.has_passed(context.system.now()),
+            format("timed out while waiting for: {}", what));
     context.system.make_waiter()->park(context.system.deadline_in(milliseconds(1)));
   }
 }

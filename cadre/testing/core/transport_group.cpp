@@ -39,7 +39,7 @@ TransportGroup::TransportGroup(os::System& system, TransportKind kind, int world
 
 TransportGroup::~TransportGroup() = default;
 
-// Of each pair of ranks, the lower one opens the connection.
+// The lower rank of each pair opens the connection.
 void TransportGroup::connect_tcp(int world_size) {
   const Deadline deadline = system_.deadline_in(kConnectTimeout);
   std::vector<int> members;

@@ -299,8 +299,8 @@ TEST(ContextAttentionErrors, NameWhatDoesNotFit) {
         "backward of ring attention: it has no second derivative");
     const ContextParallel exchange(group, {.num_tokens = 12, .form = ContextForm::kAllToAll});
     refused([&] { context_parallel_attention(x, x, x, exchange); },
-            "kAllToAll gives each of 2 ranks as many query heads, and they do not divide 3 heads; "
-            "use ContextForm::kRing");
+            "kAllToAll gives each of 2 ranks the same number of query heads, so the number of "
+            "ranks must divide the 3 heads; use ContextForm::kRing");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -90,12 +90,11 @@ at::Tensor attention_by_heads(const at::Tensor& query, const at::Tensor& key,
   const ProcessGroup& group = context.group();
   const int64_t num_ranks = group.world_size();
   if (query.size(1) % num_ranks != 0) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        format("context_parallel_attention on rank {} of group \"{}\": kAllToAll gives each "
-               "of {} ranks as many query heads, and they do not divide {} heads; use "
-               "ContextForm::kRing, which takes any number",
-               group.rank(), group.name(), num_ranks, query.size(1)));
+    throw Error(ErrorCode::kInvalidArgument,
+                format("context_parallel_attention on rank {} of group \"{}\": kAllToAll gives "
+                       "each of {} ranks the same number of query heads, so the number of ranks "
+                       "must divide the {} heads; use ContextForm::kRing, which takes any number",
+                       group.rank(), group.name(), num_ranks, query.size(1)));
   }
   const int64_t num_repeats = std::lcm(key.size(1), num_ranks) / key.size(1);
   const auto repeated = [&](const at::Tensor& heads) {

@@ -238,7 +238,7 @@ void check_apart(const std::vector<std::shared_ptr<StageOfLayers>>& stages,
   }
 }
 
-// Lets a step throw that uses a parameter which none of this rank's stages has.
+// Makes a step throw if it uses a parameter that none of this rank's stages has.
 void refuse_use_of_others(const std::vector<std::shared_ptr<StageOfLayers>>& stages,
                           const std::vector<int>& rank_of_stage, int rank) {
   std::set<const c10::TensorImpl*> own;

@@ -31,7 +31,8 @@ TEST(SampleWeights, AForwardOfAnotherShareIsFoundAmongMoreThanOneMessageHolds) {
       std::vector<int64_t> forwards(25, 4);
       if (rank == 1) forwards[place] = 2;
       const auto weight = agree_on_weight(group, {.of_forwards = forwards});
-      require(weight && weight->weight == 0.5 && weight->is_equal_on_all, "of the first forward");
+      require(weight && weight->weight == 0.5 && weight->is_equal_on_all,
+              "the weight must be that of the first forward");
       require(weight->unlike == place, "place " + std::to_string(weight->unlike.value_or(99)));
     });
   }
@@ -42,8 +43,10 @@ TEST(SampleWeights, ManyForwardsOfTheSameSharesAreNotRefused) {
     std::vector<int64_t> forwards;
     for (int64_t i = 1; i <= 25; ++i) forwards.push_back(i * (rank == 0 ? 1 : 3));
     const auto weight = agree_on_weight(group, {.of_forwards = forwards});
-    require(weight && weight->weight == (rank == 0 ? 0.25 : 0.75), "its share");
-    require(!weight->is_equal_on_all && !weight->unlike, "the same in every forward");
+    require(weight && weight->weight == (rank == 0 ? 0.25 : 0.75),
+            "the weight must be this rank's share of the samples");
+    require(!weight->is_equal_on_all && !weight->unlike,
+            "the share must be the same in every forward");
   });
 }
 
