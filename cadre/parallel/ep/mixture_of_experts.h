@@ -52,10 +52,11 @@ struct MixtureOfExpertsOptions {
   // If true, the weights of a token's selected experts are their probabilities divided by the sum
   // of these probabilities. If false, they are the probabilities.
   bool normalize_weights = true;
-  // An expert processes at most this factor times the mean number of tokens for each expert,
-  // rounded up. Further choices of this expert are dropped: they get the weight 0, and the other
-  // weights of the token do not change. All first choices have priority over all second ones; among
-  // equal choices the tokens have priority in rank order. If nullopt, nothing is dropped.
+  // An expert processes at most this factor times the mean number of choices for each expert
+  // (tokens of all ranks * num_selected / num_experts), rounded up. Further choices of this expert
+  // are dropped: they get the weight 0, and the other weights of the token do not change. All first
+  // choices have priority over all second ones; among equal choices the tokens have priority in
+  // rank order. If nullopt, nothing is dropped.
   std::optional<double> capacity_factor = {};
   ExpertActivation activation = ExpertActivation::kGelu;
   bool bias = true;  // whether the experts have biases; the router has none

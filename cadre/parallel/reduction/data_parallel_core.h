@@ -100,7 +100,8 @@ class CADRE_EXPORT DataParallelCore {
   DataParallelCore& operator=(const DataParallelCore&) = delete;
 
   // `num_rows` is size(0) of the first argument of the forward that is a tensor with a dimension.
-  // It is 1 if no tensor has a dimension, and nullopt if the arguments have no known tensor.
+  // It is 1 if no tensor has a dimension, and nullopt if the wrapper cannot find the tensors in the
+  // arguments.
   void before_forward(bool is_training, std::optional<int64_t> num_rows);
   // `outputs` are the tensors that the forward has returned.
   void after_forward(std::span<const at::Tensor> outputs);

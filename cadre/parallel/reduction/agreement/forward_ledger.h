@@ -55,10 +55,10 @@ class ForwardLedger {
   void end_derivatives();
 
   // Returns the forwards that the running backward carries, newest first, and marks them as no
-  // longer waiting. `reached` is the forward with whose output the backward begins, or null. If it
-  // is null, the forward must be guessed: the newest one that has returned and waits. The backward
-  // may carry others, too (may_be_carried()). Under no_sync() (is_accumulated), the newest forward
-  // under no_sync() is taken.
+  // longer waiting. `reached` is the forward with whose output the backward begins, or null if it
+  // passes no known output. If it is null, the newest forward that has returned and waits is
+  // assumed to be carried, and others may be, too (may_be_carried()). In a backward under no_sync()
+  // (is_accumulated) the newest forward under no_sync() is assumed.
   struct Backward {
     bool is_accumulated;
   };
