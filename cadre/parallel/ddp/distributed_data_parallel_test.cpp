@@ -210,7 +210,7 @@ TEST_F(DistributedDataParallelTest, AStructThatSaysItsTensorsIsSeen) {
   };
   const Tensor lost = loss_of_a_wrapper_that_ends();
   EXPECT_THAT(error_of([&] { lost.backward(); }, ErrorCode::kInvalidArgument),
-              HasSubstr("wrapper is gone"));
+              HasSubstr("wrapper was destroyed"));
   DistributedDataParallel model{net, peers_.group(), options_};
   formula_->samples = 5;
   loss_of(model(Described{input(), input()}).y).backward();

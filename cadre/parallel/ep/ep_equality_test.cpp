@@ -1,9 +1,10 @@
-// Tests that training a model whose experts are divided among ranks, as threads, also with replicas
-// of the experts on other ranks, equals training it in one process with the whole batch: losses,
-// gradients and parameters of 20 steps, within the bounds of wrap_bounds.h. The bounds hold as for
-// data parallelism: ranks add the same terms in another order. The router chooses the same experts
-// as long as no two logits of a token are closer than these differences. CADRE_CASES_SEED picks the
-// share of the cases that CTest runs.
+// Tests that training a model whose experts are divided among ranks equals training it in one
+// process with the whole batch, also if further ranks have replicas of the experts. Compares the
+// losses, gradients and parameters of 20 steps within the bounds of wrap_bounds.h. Ranks are
+// threads. The bounds hold for the same reason as for data parallelism: ranks add the same terms in
+// another order. The router selects the same experts as long as the logits of a token differ by
+// more than these rounding errors. CADRE_CASES_SEED selects the subset of the cases that CTest
+// runs.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -60,14 +61,14 @@ Training train_on(const Case& test_case, const Degrees& degrees, uint64_t seed,
   const int num_ranks = degrees.dp * degrees.ep;
   std::vector<std::shared_ptr<ExpertModel>> models;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    // Only rank 0's weights are used.
+    // All ranks start with the weights of rank 0; those of the other ranks are overwritten.
     models.push_back(make_expert_model(test_case, seed + static_cast<uint64_t>(rank)));
   }
   std::vector<Training> trained(models.size());
   std::vector<testing::DividedDims> divided_dims(models.size());
   const auto result = run_groups(num_ranks, [&](const ProcessGroup& group, std::string&) {
     const auto rank = static_cast<size_t>(group.rank());
-    // The model is released before the group's system.
+    // This rank's model must be destroyed before the os::System of its group.
     const auto model = std::move(models[rank]);
     const DeviceMesh mesh(group, {{"dp", degrees.dp}, {"ep", degrees.ep}});
     const ExpertParallel experts(*model, mesh);
@@ -85,7 +86,8 @@ Training train_on(const Case& test_case, const Degrees& degrees, uint64_t seed,
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   if (!result.ok()) return {};
-  // Ranks with the same coordinate along "ep" have the same parameters.
+  // Ranks with the same coordinate along "ep" have the same experts, so all of their parameters are
+  // equal, bit for bit.
   for (int rank = degrees.ep; rank < num_ranks; ++rank) {
     EXPECT_EQ(bits_of(trained[rank].parameters), bits_of(trained[rank % degrees.ep].parameters))
         << "rank " << rank;
@@ -105,8 +107,9 @@ TEST_P(ExpertParallelEquality, EqualsOneProcessAlsoWithReplicas) {
     batches.push_back(plain->make_batch(GetParam().batch));
   }
   const Training alone = train_model(GetParam(), *plain, batches);
-  // Gradients of later steps are taken at parameters that differ within their bounds, which in
-  // float32 are much wider than the rounding errors of a gradient.
+  // In later steps the gradients are computed from parameters that already differ within their
+  // bounds. In float32 these bounds are much wider than the rounding errors of a gradient, so the
+  // bound for gradients is multiplied by 4.
   const double later_gradients = GetParam().dtype == torch::kFloat ? 4 : 1;
   Comparison worst;
   for (const Degrees degrees : {Degrees{1, 1}, Degrees{1, 2}, Degrees{1, 4}, Degrees{2, 2}}) {

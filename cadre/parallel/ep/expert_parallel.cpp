@@ -23,11 +23,12 @@ namespace {
 }
 
 struct NamedLayer {
-  std::string name;  // is empty for the module itself
+  std::string name;  // empty for the module itself
   MixtureOfExpertsImpl* layer;
 };
 
-// Returns each layer once, even if it is registered under several names.
+// Returns all mixture-of-experts layers in the module, each once, even if it is registered under
+// several names.
 std::vector<NamedLayer> layers_of(torch::nn::Module& module) {
   std::vector<NamedLayer> layers;
   const auto add = [&](const std::string& name, torch::nn::Module& each) {
@@ -67,8 +68,8 @@ void check_layer(const NamedLayer& named, const DeviceMesh& mesh, const std::str
   }
 }
 
-// Returns those fields that must be equal on all ranks. make_equal() compares names and shapes in
-// addition.
+// Returns the options that must be equal on all ranks. make_equal() compares the names and shapes
+// of parameters in addition.
 std::vector<AgreedField> fields_of(const std::vector<NamedLayer>& layers, const std::string& axis) {
   std::vector<AgreedField> fields{{"expert_axis", format("\"{}\"", axis)}};
   for (const auto& [name, layer] : layers) {
@@ -83,7 +84,8 @@ std::vector<AgreedField> fields_of(const std::vector<NamedLayer>& layers, const 
   return fields;
 }
 
-// Returns the parameters of experts, with the sizes of the whole parameters.
+// Returns the parameters of experts, which will be divided, with the sizes that they have before
+// the division.
 DividedParameters divided_by(const std::vector<NamedLayer>& layers) {
   DividedParameters divided;
   for (const auto& [name, layer] : layers) {
@@ -104,17 +106,17 @@ DividedParameters divided_by(const std::vector<NamedLayer>& layers) {
   return divided;
 }
 
-// Throws if a module other than a layer of experts has a divided parameter: it would compute with a
-// part as if it were the whole.
+// Throws if a module that is not a layer of experts also has one of the divided parameters: it
+// would use this rank's part as if it were the whole parameter.
 void check_experts_only_in_layers(torch::nn::Module& module, const DividedParameters& divided) {
   const auto check = [&](const std::string& name, const torch::nn::Module& each) {
     if (dynamic_cast<const MixtureOfExpertsImpl*>(&each) != nullptr) return;
     for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
       if (!divided.contains(parameter.value().unsafeGetTensorImpl())) continue;
-      refuse_division(format(
-          "the parameter \"{}\" of \"{}\" is also one of experts, of which this rank keeps a "
-          "part; give it a tensor of its own",
-          parameter.key(), name));
+      refuse_division(
+          format("the parameter \"{}\" of \"{}\" is also a parameter of experts, of which this "
+                 "rank keeps only a part; give the module a tensor of its own",
+                 parameter.key(), name));
     }
   };
   check("", module);
@@ -133,8 +135,8 @@ std::shared_ptr<const parallel::ExpertGroups> groups_of(const DeviceMesh& mesh,
       parallel::ExpertGroups{.tokens = tokens, .experts = experts, .members = std::move(members)});
 }
 
-// Returns whether the parameter is whole on all ranks of the axis. A ParameterShard has no entry
-// for an axis along which the parameter is not divided.
+// Returns whether the parameter is whole on all ranks of the axis. If an axis is not in the mesh of
+// the ParameterShard, the parameter is not divided along it.
 bool is_replicated_along(const MeshAxis& axis, const ParameterShard& shard) {
   const auto found = std::ranges::find(shard.mesh.axes(), axis);
   if (found == shard.mesh.axes().end()) return true;
@@ -184,7 +186,7 @@ void ExpertParallel::sum_gradients(const SumGradientsOptions& options) const {
 
 void ExpertParallel::sum_gradients(std::span<const ParameterShard> shards,
                                    const SumGradientsOptions& options) const {
-  // Throws if the axis is unknown.
+  // mesh_.size() throws if the mesh has no axis of this name.
   for (const std::string& axis : options.reduced_axes) mesh_.size(axis);
   std::map<std::vector<std::string>, std::vector<at::Tensor>> parameters_along;
   for (const ParameterShard& shard : shards) {

@@ -1,5 +1,5 @@
-// Tests the values, records and norms of a module that ExpertParallel has divided, and which
-// modules it refuses.
+// Tests the values, ParameterShards and gradient norms of a module that ExpertParallel has divided,
+// and the errors for modules that it cannot divide.
 #include "cadre/parallel/ep/expert_parallel.h"
 
 #include <gmock/gmock.h>
@@ -29,8 +29,8 @@ using testing::require_refused;
 using testing::run_groups;
 using torch::Tensor;
 
-// Runs on ranks in dp x ep. Each has a model with different weights, of which only rank 0's are
-// used.
+// Runs `body` on dp * ep ranks, as threads. The ranks' models have different initial weights, of
+// which only rank 0's are used.
 void run_with_models(const testing::Degrees& degrees,
                      const std::function<void(const DeviceMesh&, testing::ExpertModel&)>& body) {
   std::vector<std::shared_ptr<testing::ExpertModel>> models;
@@ -52,7 +52,7 @@ TEST(ExpertParallel, KeepsThisRanksExpertsOfRankZerosWeights) {
     const ExpertParallel experts(model, mesh);
     const std::vector<ParameterShard> records = experts.parameter_shards();
     const int num_divided = testing::num_divided(records, model, *plain, 1);
-    // Four parameters in each of two layers are divided.
+    // 8 divided parameters: 4 parameters of experts in each of 2 layers.
     require(num_divided == 8, "divided: " + std::to_string(num_divided));
     for (const ParameterShard& record : records) {
       require(record.placements[0].is_replicate(), "dp of " + record.name);
@@ -79,7 +79,8 @@ TEST(ExpertParallel, TheNormIsThatOfOneProcess) {
     require(torch::allclose(model.named_parameters()["head.weight"].grad(),
                             plain->named_parameters()["head.weight"].grad(), 1e-9, 1e-12),
             "clipped gradients");
-    // A norm of this rank's experts alone would differ between ranks, so it is refused.
+    // A norm over this rank's experts only would differ between ranks, so clip_grad_norm_() of
+    // plain tensors throws.
     require_refused(
         [&] {
           const std::vector<Tensor> parameters = model.parameters();
@@ -89,8 +90,8 @@ TEST(ExpertParallel, TheNormIsThatOfOneProcess) {
   });
 }
 
-// If one rank has a gradient, all ranks have one after the sum. If no rank ran a backward, no rank
-// has a gradient.
+// If one rank has a gradient of a parameter, all ranks have one after sum_gradients(). If no rank
+// ran a backward, no rank has a gradient.
 TEST(ExpertParallel, ParametersWithoutAGradientCountAsZeros) {
   run_with_models({.dp = 2, .ep = 2}, [&](const DeviceMesh& mesh, testing::ExpertModel& model) {
     const ExpertParallel experts(model, mesh);
@@ -163,8 +164,8 @@ TEST(ExpertParallel, RefusesWhatCannotBeDivided) {
   });
 }
 
-// These experts belong to another module, too: they would be divided twice, or would no longer
-// equal those of the other module.
+// Another module has these experts, too, or shares their memory. They would be divided twice, or
+// the two modules would no longer have equal weights.
 TEST(ExpertParallel, RefusesExpertsThatAnotherModuleHas) {
   struct Twins : torch::nn::Module {
     Twins() {
@@ -188,12 +189,13 @@ TEST(ExpertParallel, RefusesExpertsThatAnotherModuleHas) {
         MixtureOfExpertsOptions{.features = 2, .hidden_features = 2, .num_experts = 4});
     torch::nn::Sequential pair(layer, Probe(layer->up_weight));
     require_refused([&] { const ExpertParallel experts(*pair, mesh); },
-                    "the parameter \"weight\" of \"1\" is also one of experts");
+                    "the parameter \"weight\" of \"1\" is also a parameter of experts");
     require(layer->up_weight.size(0) == 4, "a refused module is unchanged");
   });
 }
 
-// All ranks throw the same error, and the groups stay usable.
+// If ExpertParallel fails on one rank only, all ranks throw that rank's error, and the groups stay
+// usable.
 TEST(ExpertParallel, AllRanksRefuseWhatOneRefuses) {
   run_with_models({.dp = 2, .ep = 2}, [&](const DeviceMesh& mesh, testing::ExpertModel& model) {
     const bool is_last = mesh.coordinates() == std::vector<int>{1, 1};

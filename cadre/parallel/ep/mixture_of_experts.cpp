@@ -69,10 +69,11 @@ at::Tensor activated(const at::Tensor& hidden, ExpertActivation activation) {
   return hidden;
 }
 
-// Returns the parameter of each expert; undefined tensors for a bias that the layer does not have.
+// Returns the slice of `parameter` for each expert, or undefined tensors if the layer has no such
+// parameter (a bias).
 std::vector<at::Tensor> by_expert(const at::Tensor& parameter, size_t num_experts) {
-  // The backward of unbind() stacks all gradients once. That of select() would fill a whole tensor
-  // for each expert.
+  // The backward of unbind() stacks the gradients of all experts once. That of select() would fill
+  // a tensor of the whole size for each expert.
   return parameter.defined() ? parameter.unbind(0) : std::vector<at::Tensor>(num_experts);
 }
 
@@ -83,8 +84,8 @@ at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const at::Te
 }  // namespace
 
 RouterLosses& RouterLosses::operator+=(const RouterLosses& other) {
-  // This is not in place, because the tensors belong to the graph, and the first sum may be
-  // undefined.
+  // The additions are not in place, because autograd needs the tensors, and `load_balance` and `z`
+  // are undefined at first.
   load_balance = load_balance.defined() ? load_balance + other.load_balance : other.load_balance;
   z = z.defined() ? z + other.z : other.z;
   return *this;
@@ -123,7 +124,7 @@ MixtureOfExpertsOutput MixtureOfExpertsImpl::forward(const at::Tensor& input) {
                list_of(input.sizes()), options.features));
   }
   if (!at::isFloatingType(input.scalar_type()) || !input.device().is_cpu()) {
-    refuse_mixture(format("the input is {} on {}, expected a floating-point tensor of the CPU",
+    refuse_mixture(format("the input is {} on {}, expected a floating-point tensor on the CPU",
                           c10::toString(input.scalar_type()), input.device().str()));
   }
   const at::Tensor tokens = input.reshape({-1, options.features});
@@ -138,7 +139,7 @@ MixtureOfExpertsOutput MixtureOfExpertsImpl::forward(const at::Tensor& input) {
       parallel::send_to_experts(tokens.index_select(0, plan.tokens), plan, groups_.get());
   const at::Tensor results = parallel::return_to_tokens(
       outputs_of_experts(rows, plan.rows_of_expert), plan, groups_.get());
-  // The sum is taken in the dtype of the weights, and rounded once.
+  // The sum over the experts of a token is computed in the dtype of the weights and rounded once.
   const at::Tensor weights =
       choices.weights.reshape({-1}).index_select(0, plan.choices).unsqueeze(1);
   const at::Tensor sums =
@@ -159,7 +160,8 @@ at::Tensor MixtureOfExpertsImpl::router_logits(const at::Tensor& tokens) const {
 
 RouterLosses MixtureOfExpertsImpl::losses_of(const parallel::RouterChoices& choices,
                                              const parallel::DispatchPlan& plan) const {
-  // (num_experts + 1): the sums over tokens of the probabilities and of the squares.
+  // Shape (num_experts + 1): for each expert the sum of its probabilities over the tokens, then the
+  // sum of the squared log-sum-exp of the logits.
   at::Tensor sums =
       at::cat({choices.probabilities.sum(0), choices.log_sums.square().sum(0, /*keepdim=*/true)});
   if (groups_) sums = functional::reduce_from_group(sums, groups_->tokens);
@@ -172,7 +174,8 @@ RouterLosses MixtureOfExpertsImpl::losses_of(const parallel::RouterChoices& choi
           .z = means.select(0, options.num_experts)};
 }
 
-// An expert without rows is computed, too: its gradients are zeros then, on every rank.
+// An expert without rows is computed, too, so that its parameters get gradients (zeros) on every
+// rank.
 at::Tensor MixtureOfExpertsImpl::outputs_of_experts(const at::Tensor& rows,
                                                     const std::vector<int64_t>& sizes) const {
   const std::vector<at::Tensor> parts = rows.split_with_sizes(sizes);

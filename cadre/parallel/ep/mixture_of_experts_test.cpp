@@ -1,12 +1,14 @@
-// Compares the layer, in one process and on ranks, with its definition in one process in float64:
-// output, auxiliary losses, and gradients of the input, the router and the experts.
+// Compares the layer, in one process and divided among ranks, with its definition, computed in one
+// process in float64: the output, the auxiliary losses, and the gradients of the input, the router
+// and the experts.
 //
-// Bounds, as shares of a tensor's largest value: float64 1e-12. Every number is a chain of some ten
-// sums of at most 100 terms, in another order, so it differs by some 10 * 100 * 2^-53 = 1e-13 of
-// sums of absolute values, which are at most some ten times the largest. float32 5e-4: the same
-// with 2^-24. bfloat16 5e-2: an output or a gradient has some ten roundings of 2^-9 of numbers that
-// are at most twice the largest. The choices are the same because the gaps between logits, which
-// are never bfloat16, are wider than the differences.
+// Bounds, as fractions of a tensor's largest value. float64: 1e-12. Every number is a chain of
+// about ten sums of at most 100 terms, which are added in another order. So it differs by about 10
+// * 100 * 2^-53 = 1e-13 of the sums of absolute values, which are at most about ten times the
+// largest value. float32: 5e-4, by the same argument with 2^-24. bfloat16: 5e-2. An output or a
+// gradient has about ten roundings of 2^-9 of numbers that are at most twice the largest value. The
+// selected experts are the same, because logits, which are never bfloat16, differ from each other
+// by more than the rounding errors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -39,7 +41,7 @@ using torch::Tensor;
 
 constexpr int64_t kFeatures = 6;
 constexpr int64_t kHidden = 5;
-constexpr int64_t kExperts = 12;  // the number is divisible by 1 to 4 ranks
+constexpr int64_t kExperts = 12;  // divisible by 1, 2, 3 and 4 ranks
 constexpr int64_t kTokens = 22;
 
 enum class Traffic { kMixed, kIdleExpert, kOneExpert, kIdleRank };
@@ -80,14 +82,15 @@ std::vector<Problem> all_problems() {
   return problems;
 }
 
-// The numbers have the values of the problem's dtype.
+// Returns weights whose values can be represented in the problem's dtype.
 ExpertWeights weights_of(const Problem& problem) {
   ExpertWeights weights{.router = smooth_numbers({kExperts, kFeatures}, 1) * 2,
                         .up_weight = smooth_numbers({kExperts, kHidden, kFeatures}, 2),
                         .up_bias = smooth_numbers({kExperts, kHidden}, 3),
                         .down_weight = smooth_numbers({kExperts, kFeatures, kHidden}, 4),
                         .down_bias = smooth_numbers({kExperts, kFeatures}, 5)};
-  // The first feature of every token is 1.
+  // The first feature of every token is 1, so this column of the router's weight adds a constant to
+  // each expert's logits.
   weights.router.select(1, 0).zero_();
   if (problem.traffic == Traffic::kIdleExpert) weights.router[3][0] = -9;
   if (problem.traffic == Traffic::kOneExpert) weights.router[5][0] = 7;
@@ -106,7 +109,8 @@ Tensor tokens_of(const Problem& problem) {
   return x.to(problem.dtype).to(torch::kDouble).clone().requires_grad_(true);
 }
 
-// The tokens of a rank. Ranks have unequal numbers; with `has_idle`, rank 0 of several has none.
+// The tokens of a rank. Ranks have unequal numbers of tokens. If `has_idle` is set and there are
+// several ranks, rank 0 has none.
 struct Rows {
   int64_t begin;
   int64_t size;
@@ -129,8 +133,8 @@ void require_close(const Problem& problem, const Tensor& actual, const Tensor& e
   const double bound = problem.dtype == torch::kDouble  ? 1e-12
                        : problem.dtype == torch::kFloat ? 5e-4
                                                         : 5e-2;
-  // The scale is at least 0.01, because all values of a part may be close to zero, as in gradients
-  // of experts that few tokens select.
+  // Differences are measured relative to at least 0.01, because all values of a rank's part may be
+  // close to zero, for example gradients of experts that few tokens select.
   const double largest = std::max(expected.abs().max().item<double>(), 0.01);
   const double difference = (actual.to(torch::kDouble) - expected).abs().max().item<double>();
   require(difference <= bound * largest, problem.name() + ": " + what + " differs by " +
@@ -140,7 +144,7 @@ void require_close(const Problem& problem, const Tensor& actual, const Tensor& e
 
 struct Expected {
   ExpertReference reference;
-  std::vector<Tensor> gradients;  // gradients of the tokens, the router and the experts
+  std::vector<Tensor> gradients;  // those of the tokens, the router and the experts
 };
 
 Tensor weights_of_loss() {
@@ -164,7 +168,7 @@ Expected expected_of(const Problem& problem) {
   return expected;
 }
 
-// Makes the layer. Rank 0 gives it the weights of the problem, other ranks give it other weights.
+// Makes the layer. On rank 0 it has the weights of the problem, on other ranks different weights.
 MixtureOfExperts layer_of(const Problem& problem, int rank) {
   MixtureOfExperts layer(problem.options);
   layer->to(problem.dtype);
@@ -238,8 +242,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, MixtureOfExpertsOnRanks,
                                   std::to_string(test.param.ep);
                          });
 
-// Computed by hand: two experts, capacity ceil(0.75 * 4 * 2 / 2) = 3. All four tokens select expert
-// 0 first and expert 1 second, so each expert drops the last token.
+// Computed by hand: 4 tokens, 2 experts, capacity ceil(0.75 * 4 * 2 / 2) = 3. All four tokens
+// select expert 0 first and expert 1 second, so each expert drops the last token.
 TEST(MixtureOfExperts, DropsTheLastChoicesBeyondTheCapacity) {
   MixtureOfExperts layer(MixtureOfExpertsOptions{
       .features = 2, .hidden_features = 3, .num_experts = 2, .capacity_factor = 0.75});
@@ -251,8 +255,8 @@ TEST(MixtureOfExperts, DropsTheLastChoicesBeyondTheCapacity) {
   EXPECT_FALSE(torch::equal(output.values[2], torch::zeros({2})));
 }
 
-// The first choice of a later token comes before the second choice of an earlier one. Capacity
-// ceil(0.5 * 2 * 2 / 2) = 1: token 0 prefers expert 0, token 1 expert 1.
+// The first choice of a later token has priority over the second choice of an earlier one. The
+// capacity is ceil(0.5 * 2 * 2 / 2) = 1: token 0 prefers expert 0, and token 1 prefers expert 1.
 TEST(MixtureOfExperts, FirstChoicesComeBeforeSecondOnes) {
   MixtureOfExperts layer(MixtureOfExpertsOptions{
       .features = 2, .hidden_features = 3, .num_experts = 2, .capacity_factor = 0.5});
@@ -269,7 +273,7 @@ TEST(MixtureOfExperts, FirstChoicesComeBeforeSecondOnes) {
   }
 }
 
-// Uniform probabilities make the balance loss 1, whatever the choices.
+// If all experts are equally probable, the load-balance loss is 1, whatever the router selects.
 TEST(MixtureOfExperts, ABalancedRouterHasTheLossOne) {
   MixtureOfExperts layer(
       MixtureOfExpertsOptions{.features = 2, .hidden_features = 3, .num_experts = 4});
@@ -300,7 +304,7 @@ TEST(MixtureOfExperts, AutocastLeavesTheRouterInFloat32) {
   EXPECT_EQ(layer->up_weight.grad().sizes(), layer->up_weight.sizes());
 }
 
-// A capacity that does not fit into an integer drops nothing.
+// A capacity factor so large that the capacity does not fit into an integer drops nothing.
 TEST(MixtureOfExperts, ALargeCapacityDropsNothing) {
   MixtureOfExpertsOptions options{.features = 6, .hidden_features = 3, .num_experts = 4};
   torch::manual_seed(1);
@@ -340,7 +344,8 @@ TEST(MixtureOfExperts, EqualsItsDefinitionInBfloat16) {
       Traffic::kMixed,
       torch::kBFloat16};
   const Expected expected = expected_of(problem);
-  // The router computes in float32, with differences below 1e-6.
+  // The gap must exceed the router's rounding errors, which are below 1e-6 because it computes in
+  // float32.
   EXPECT_GT(expected.reference.smallest_gap, 1e-5);
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"ep", 2}});
@@ -374,9 +379,9 @@ TEST(MixtureOfExperts, RefusesOptionsAndSizes) {
     return error_of([&] { static_cast<void>(layer(input)); }, ErrorCode::kInvalidArgument);
   };
   EXPECT_THAT(refusal_of(torch::empty({2, 4}, torch::kMeta)),
-              HasSubstr("the input is Float on meta, expected a floating-point tensor of the CPU"));
+              HasSubstr("the input is Float on meta, expected a floating-point tensor on the CPU"));
   EXPECT_THAT(refusal_of(torch::ones({2, 4}, torch::kLong)),
-              HasSubstr("the input is Long on cpu, expected a floating-point tensor of the CPU"));
+              HasSubstr("the input is Long on cpu, expected a floating-point tensor on the CPU"));
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ RouterChoices choose_experts(const at::Tensor& logits, const RouterOptions& opti
                         .log_sums = at::logsumexp(logits, 1),
                         .experts = {},
                         .weights = {}};
-  // A stable sort, because topk() may take any of equal logits. A token has few experts to sort.
+  // topk() may return any of several equal logits, so a stable sort is used. A token has few
+  // experts to sort.
   const at::Tensor order =
       std::get<1>(at::sort(logits.detach(), /*stable=*/true, /*dim=*/1, /*descending=*/true));
   choices.experts = order.narrow(1, 0, options.num_selected).contiguous();

@@ -1,7 +1,6 @@
-// The choices of a router: which experts process a token, and with which weights.
+// Computes what a router selects: which experts process a token, and with which weights.
 //
-// Threads: a pure function. Blocking: never. Lifetime: the results are new tensors.
-// Errors: none. Source: Shazeer and others, https://arxiv.org/abs/1701.06538.
+// Source: Shazeer and others, https://arxiv.org/abs/1701.06538.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,9 +11,9 @@ namespace cadre::parallel {
 
 struct RouterChoices {
   at::Tensor probabilities;  // (n, E): the softmax of the logits
-  at::Tensor log_sums;       // (n): the logarithm of the sum of the exponentials of the logits
+  at::Tensor log_sums;       // (n): the log-sum-exp of the logits
   at::Tensor experts;        // (n, k), int64: indices of the k largest logits, descending
-  at::Tensor weights;        // (n, k): probabilities of these experts, or shares of their sum
+  at::Tensor weights;        // (n, k): the probabilities of these experts, or normalized ones
 };
 
 struct RouterOptions {
@@ -22,7 +21,8 @@ struct RouterOptions {
   bool normalize_weights;
 };
 
-// Chooses experts for n tokens. logits: (n, E). Ties go to the lower index.
+// Selects k experts for each of n tokens. logits: (n, E). Among equal logits the lower index is
+// selected.
 RouterChoices choose_experts(const at::Tensor& logits, const RouterOptions& options);
 
 }  // namespace cadre::parallel

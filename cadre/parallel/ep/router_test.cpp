@@ -1,4 +1,4 @@
-// The experts that a router chooses.
+// Tests which experts the router selects for a token.
 #include "cadre/parallel/ep/router.h"
 
 #include <gtest/gtest.h>

@@ -14,7 +14,8 @@
 namespace cadre::parallel {
 namespace {
 
-// The numbers of choices, int64 (ranks, k, E): by rank, number of the choice, and expert.
+// The number of tokens that select each expert, int64 (ranks, k, E): counts[r][c][e] is the number
+// of tokens of rank r whose choice number c is expert e.
 class ChoiceCounts {
  public:
   ChoiceCounts(const at::Tensor& experts, int64_t num_experts, const ExpertGroups* groups)
@@ -49,7 +50,8 @@ class ChoiceCounts {
   at::Tensor counts_;
 };
 
-// The numbers of choices that are processed: the first ones of each rank, choice and expert.
+// The numbers of choices that are processed and not dropped. They are the first ones of each rank,
+// choice number and expert.
 struct Processed {
   std::vector<int64_t> of_ranks;  // has the shape (ranks, E)
   std::vector<int64_t> of_own;    // has the shape (k, E)
@@ -76,12 +78,13 @@ Processed processed_within(int64_t capacity, const ChoiceCounts& counts, int64_t
   return result;
 }
 
-// Fills plan.tokens and plan.choices by a counting sort. processed: this rank's, (k, E).
+// Fills plan.tokens and plan.choices by a counting sort. `processed` has this rank's numbers, (k,
+// E).
 void order_own_choices(DispatchPlan& plan, const at::Tensor& experts,
                        std::vector<int64_t> processed, int64_t num_experts) {
   const int64_t num_tokens = experts.size(0);
   const int64_t num_selected = experts.size(1);
-  std::vector<int64_t> next(static_cast<size_t>(num_experts));  // the next place for each expert
+  std::vector<int64_t> next(static_cast<size_t>(num_experts));  // the next index of each expert
   int64_t num_processed = 0;
   for (int64_t expert = 0; expert < num_experts; ++expert) {
     next[expert] = num_processed;
@@ -107,8 +110,8 @@ void order_own_choices(DispatchPlan& plan, const at::Tensor& experts,
   }
 }
 
-// Fills the fields of the exchange. Received rows are in the order of the ranks, and those of each
-// rank are ordered by expert.
+// Fills the fields that describe the all_to_all of rows. Received rows are in rank order, and those
+// of one rank are ordered by expert.
 void plan_exchange(DispatchPlan& plan, const Processed& processed, const ChoiceCounts& counts,
                    const ExpertGroups& groups) {
   const int64_t num_experts = counts.num_experts();
@@ -136,7 +139,7 @@ void plan_exchange(DispatchPlan& plan, const Processed& processed, const ChoiceC
   plan.by_rank = at::empty({total}, at::kLong);
   int64_t* const by_expert = plan.by_expert.mutable_data_ptr<int64_t>();
   int64_t* const by_rank = plan.by_rank.mutable_data_ptr<int64_t>();
-  // The next place for each expert.
+  // The next free index for each expert of this rank.
   std::vector<int64_t> next(static_cast<size_t>(experts_of_rank));
   std::exclusive_scan(plan.rows_of_expert.begin(), plan.rows_of_expert.end(), next.begin(),
                       int64_t{0});
@@ -165,7 +168,8 @@ DispatchPlan plan_dispatch(const at::Tensor& experts, const DispatchOptions& opt
   if (options.capacity_factor) {
     const double wanted = std::ceil(*options.capacity_factor * static_cast<double>(num_choices) /
                                     static_cast<double>(options.num_experts));
-    // No expert has more choices than there are; a larger number may not fit into an integer.
+    // The capacity is limited to the number of all choices, because a larger number may not fit
+    // into an integer.
     capacity = static_cast<int64_t>(std::min(wanted, static_cast<double>(num_choices)));
   }
   const Processed processed =

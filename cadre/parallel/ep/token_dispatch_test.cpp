@@ -1,4 +1,4 @@
-// The plan of a forward, as numbers of a small example.
+// Tests the plan of one forward, with the expected numbers of a small example.
 #include "cadre/parallel/ep/token_dispatch.h"
 
 #include <ATen/ops/empty.h>
@@ -25,7 +25,7 @@ std::vector<int64_t> numbers(const at::Tensor& tensor) {
   return {first, first + tensor.numel()};
 }
 
-// The plan of three tokens with two choices each, of three experts, in one process.
+// Returns the plan for three tokens that each select two of three experts, in one process.
 DispatchPlan plan_of(std::optional<double> capacity_factor) {
   const at::Tensor experts = at::tensor({0, 1, 0, 2, 1, 0}, at::kLong).view({3, 2});
   return plan_dispatch(experts, {.num_experts = 3, .capacity_factor = capacity_factor}, nullptr);
@@ -42,7 +42,7 @@ TEST(TokenDispatch, OrdersChoicesByExpertThenByChoiceThenByToken) {
 }
 
 TEST(TokenDispatch, ACapacityDropsTheLastChoicesOfAnExpert) {
-  // Six choices of three experts: the capacity is 2, then 1.
+  // Six choices, three experts: the capacity is 2 with the factor 1.0, and 1 with the factor 0.4.
   const DispatchPlan two = plan_of(1.0);
   EXPECT_THAT(numbers(two.choices), ElementsAre(0, 2, 4, 1, 3));
   EXPECT_THAT(two.rows_of_expert, ElementsAre(2, 2, 1));
@@ -62,7 +62,8 @@ TEST(TokenDispatch, WithoutATokenNothingIsProcessed) {
   EXPECT_THAT(plan.rows_of_expert, ElementsAre(0, 0, 0));
 }
 
-// Expert 0, of rank 0, has one choice of rank 0 and two of rank 1; the capacity is 2.
+// Two ranks have one expert each. Expert 0, on rank 0, is selected by one token of rank 0 and by
+// two of rank 1. The capacity is 2, so the last of these three choices is dropped.
 TEST(TokenDispatch, RowsGoToTheRankOfTheirExpertAndBack) {
   const auto result = testing::run_groups(2, [](const ProcessGroup& group) {
     const bool is_first = group.rank() == 0;

@@ -10,8 +10,9 @@
 namespace cadre {
 namespace {
 
-// Appends zeros after the last feature. By the rule of Shard all chunks are full except at the end,
-// so padded chunks in rank order are the whole tensor and then zeros.
+// Appends zeros after the last feature, so that every rank has a chunk of the full size. By the
+// rule of Shard only the last chunks are shorter, so the gathered chunks are the whole tensor
+// followed by zeros.
 at::Tensor padded_to(const at::Tensor& input, int64_t features) {
   const int64_t missing = features - input.size(-1);
   return missing == 0 ? input : at::constant_pad_nd(input, {0, missing});
@@ -26,10 +27,11 @@ at::Tensor first_features(const at::Tensor& input, int64_t features) {
 at::Tensor parts_first(const at::Tensor& input, const ProcessGroup& group) {
   const int64_t num_ranks = group.world_size();
   if (input.dim() < 2 || input.size(-2) % num_ranks != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("sequence parallelism on rank {} of group \"{}\": the sequence is dimension "
-                       "-2 of (..., T, D), and {} ranks do not divide that of {}; pad it",
-                       group.rank(), group.name(), num_ranks, list_of(input.sizes())));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("sequence parallelism on rank {} of group \"{}\": the sequence is dimension -2 of "
+               "(..., T, D), and {} ranks do not divide T of the sizes {}; pad the sequence",
+               group.rank(), group.name(), num_ranks, list_of(input.sizes())));
   }
   return input.unflatten(-2, {num_ranks, input.size(-2) / num_ranks}).movedim(-3, 0).contiguous();
 }

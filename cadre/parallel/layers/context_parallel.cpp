@@ -61,7 +61,7 @@ ContextParallel::ContextParallel(const Ranks& ranks, const ContextParallelOption
                 {"form", std::string(to_string(options.form))},
                 {"order", std::string(to_string(options.order))}};
       },
-      "pass the same on all ranks");
+      "pass the same options on all ranks");
   if (options.form == ContextForm::kRing && group.world_size() > 1) {
     messages_ = std::make_shared<const PrivateMessages>(group, "cadre::ContextParallel");
   }
@@ -109,8 +109,8 @@ at::Tensor ContextParallel::unshard(const at::Tensor& shard, int64_t dim) const 
   for (int rank = 0; rank < group_.world_size(); ++rank) {
     longest = std::max(longest, num_tokens_of(rank));
   }
-  // rows: (tokens, ...), padded with zeros after the last token, so that all ranks send equally
-  // many.
+  // Shape (tokens, ...). Ranks with fewer tokens append zeros, so that all ranks send the same
+  // number of rows.
   at::Tensor rows = shard.movedim(dim, 0);
   std::vector<int64_t> padding(static_cast<size_t>(2 * rows.dim()), 0);
   padding.back() = longest - rows.size(0);
@@ -135,7 +135,7 @@ at::Tensor ContextParallel::in_sequence_order(const at::Tensor& ranks, int64_t d
   check_tokens(*this, ranks, dim, options_.num_tokens);
   struct Part {
     TokenRun run;
-    int64_t begin;  // the place in the order of the ranks
+    int64_t begin;  // the index of the first token in rank order
   };
   std::vector<Part> parts;
   int64_t begin = 0;

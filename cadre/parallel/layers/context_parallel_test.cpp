@@ -1,5 +1,6 @@
 // Tests which tokens of a sequence each rank has, shard() and unshard(), the loss and the sum of
-// gradients over the tokens of all ranks, and which modules are refused.
+// gradients over the tokens of all ranks, and the errors for modules that cannot get a part of a
+// sequence.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -26,8 +27,8 @@ using torch::Tensor;
 
 constexpr SequenceOrder kBothOrders[] = {SequenceOrder::kContiguous, SequenceOrder::kZigzag};
 
-// The expected positions are literals. Of 4 chunks, rank 0 has chunks 0 and 3, and rank 1 has
-// chunks 1 and 2.
+// The expected positions are given as literals. Of 4 chunks, rank 0 has chunks 0 and 3, and rank 1
+// has chunks 1 and 2.
 TEST(ContextParallel, ZigzagPairsTheFirstChunkWithTheLast) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     const auto positions_of = [&](int64_t num_tokens, SequenceOrder order) {
@@ -44,8 +45,8 @@ TEST(ContextParallel, ZigzagPairsTheFirstChunkWithTheLast) {
     require(positions_of(8, SequenceOrder::kContiguous) ==
                 (is_first ? Numbers{0, 1, 2, 3} : Numbers{4, 5, 6, 7}),
             "8 tokens in order");
-    // A chunk has ceil(7 / 4) = 2 tokens, except the last, which has one. Two neighbouring chunks
-    // of a rank form one run of positions, in ascending order.
+    // 7 tokens in 4 chunks: a chunk has ceil(7 / 4) = 2 tokens, but the last has one. If a rank has
+    // two neighbouring chunks, these form one run of ascending positions.
     require(positions_of(7, SequenceOrder::kZigzag) ==
                 (is_first ? Numbers{0, 1, 6} : Numbers{2, 3, 4, 5}),
             "7 tokens");
@@ -65,8 +66,8 @@ TEST(ContextParallel, UnshardIsTheReverseOfShardAlsoForGradients) {
           const Tensor leaf = context.shard(whole, -2).requires_grad_(true);
           const Tensor again = context.unshard(leaf, 1);
           require(torch::equal(again.detach(), whole), "values");
-          // Every rank's loss is the same sum, so the gradient is world_size times that of one
-          // loss.
+          // Every rank's loss is the same, and the backward sums over the losses of all ranks, so
+          // the gradient is world_size times that of one loss.
           (again * whole).sum().backward();
           require(torch::allclose(leaf.grad(), context.shard(whole, 1) * group.world_size(), 1e-14),
                   "gradients");
@@ -112,7 +113,7 @@ TEST(ContextParallel, TheLossIsTheMeanOverTheTokensOfAllRanks) {
   }
 }
 
-// The mask of a token is the same on ranks as in one process.
+// The dropout mask of a token is the same on a rank as in one process.
 TEST(ContextParallel, DropoutOfActivationsIsThatOfOneProcess) {
   const auto stream = std::make_shared<DropoutStream>(DropoutStream{.seed = 3});
   const CounterBasedDropoutOptions options{.p = 0.4, .layer = 2, .stream = stream};
@@ -136,7 +137,7 @@ TEST(ContextParallel, RefusesWhatDoesNotFit) {
         group.rank() == 0 ? SequenceOrder::kZigzag : SequenceOrder::kContiguous;
     require_refused(
         [&] { ContextParallel(group, {.num_tokens = 8, .order = order}); },
-        "order is kZigzag on rank 0 and kContiguous on rank 1; pass the same on all ranks");
+        "order is kZigzag on rank 0 and kContiguous on rank 1; pass the same options on all ranks");
     require_refused([&] { ContextParallel(group, {.num_tokens = 8 * group.rank()}); },
                     "num_tokens is 0, expected at least 1");
     require_refused([&] { ContextParallel(group, {.num_tokens = int64_t{1} << 62}); },
@@ -191,7 +192,8 @@ TEST(ContextParallel, RefusesWhatDoesNotFit) {
   });
 }
 
-// Without this error each layer would silently combine the tokens of this rank only.
+// These layers combine tokens. Without the error each rank would silently combine its own tokens
+// only.
 TEST(ContextParallel, RefusesLayersOfLibtorchThatCombineTokens) {
   namespace nn = torch::nn;
   struct Mixed : nn::Module {
@@ -219,7 +221,7 @@ TEST(ContextParallel, RefusesLayersOfLibtorchThatCombineTokens) {
       Mixed model(other);
       require_refused([&] { set_context_parallel(model, context); },
                       "set_context_parallel: \"other\", a ");
-      // A refused module is unchanged: its attention takes whole sequences.
+      // After an error the module is unchanged: its attention still takes whole sequences.
       require(model.attention(whole).size(1) == 8, "unchanged");
       set_context_parallel(*model.attention, context);  // this module has divided sequences
     }
@@ -228,7 +230,8 @@ TEST(ContextParallel, RefusesLayersOfLibtorchThatCombineTokens) {
   });
 }
 
-// Modules differ if one rank has no attention layer, or if their options differ.
+// The ranks' modules differ in two ways: first in the options of a layer, then rank 1 alone has no
+// attention layer.
 TEST(ContextParallel, ModulesThatDifferBetweenRanksAreRefusedOnAll) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     const ContextParallel context(group, {.num_tokens = 8});
@@ -247,7 +250,8 @@ TEST(ContextParallel, ModulesThatDifferBetweenRanksAreRefusedOnAll) {
   });
 }
 
-// The program itself sends messages between neighbours of the ring, with arbitrary tags.
+// The program itself sends messages between neighbours of the ring, with arbitrary tags. Ring
+// attention must not receive them.
 TEST(ContextParallel, TheRingDoesNotTakeTheProgramsMessages) {
   torch::manual_seed(2);
   SelfAttention plain(SelfAttentionOptions{.embed_dim = 4, .num_heads = 2});

@@ -21,17 +21,17 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// All values on which a mask depends.
+// All values on which a dropout mask depends.
 struct Mask final : torch::CustomClassHolder {
   PhiloxKey key;
-  uint64_t threshold;  // an element is dropped if its random word is below this
+  uint64_t threshold;  // an element is dropped if its random word is below it
   double scale;
   int64_t first_sample;
   int64_t sample_stride;
   DropoutRegion region;
 };
 
-// Returns a different key for each step and layer.
+// Returns the generator's key, which differs for each step and layer.
 PhiloxKey key_of(const DropoutStream& stream, uint64_t layer) {
   const auto low = [](uint64_t value) { return static_cast<uint32_t>(value); };
   const auto high = [](uint64_t value) { return static_cast<uint32_t>(value >> 32); };
@@ -41,8 +41,9 @@ PhiloxKey key_of(const DropoutStream& stream, uint64_t layer) {
   return {words[0], words[1]};
 }
 
-// Drops elements of one row, which has the features of the whole row from `offset` on. Four
-// neighbouring elements share a counter, wherever the row is cut.
+// Applies dropout to `size` features of one row, beginning with the feature `offset` of the whole
+// row. Four neighbouring features of the whole row share one counter of the generator, whatever
+// part of the row is passed.
 template <typename T>
 void drop_row(const T* input, T* output, int64_t size, int64_t offset, uint32_t row,
               const Mask& mask, int64_t sample) {
@@ -71,8 +72,8 @@ void drop_row(const T* input, T* output, int64_t size, int64_t offset, uint32_t 
   }
 }
 
-// input: (B, R..., D), contiguous. The counter of a row of D features has the number of the row in
-// the sample of the whole tensor.
+// input: (B, R..., D), contiguous, a part of a whole tensor. The generator's counter for a row of D
+// features is the index of this row within its sample in the whole tensor.
 at::Tensor masked(const at::Tensor& input, const Mask& mask) {
   const at::Tensor output = at::empty_like(input);
   const std::vector<int64_t>& whole = mask.region.sizes;
@@ -102,7 +103,8 @@ at::Tensor masked(const at::Tensor& input, const Mask& mask) {
   return output;
 }
 
-// The function is linear in its input, so it is its own backward, of every order.
+// Dropout with a fixed mask is linear and its matrix is diagonal, so the function is its own
+// backward, of every order.
 struct MaskedFunction : torch::autograd::Function<MaskedFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const c10::intrusive_ptr<Mask>& mask) {
@@ -124,7 +126,7 @@ void check_probability(double p) {
   if (!(p >= 0 && p <= 1)) refuse(format("the probability {} is not between 0 and 1", p));
 }
 
-// Returns the region with all sizes given. Throws if it does not fit the input.
+// Returns the region with all sizes filled in. Throws if the region does not fit the input.
 DropoutRegion completed(DropoutRegion region, const at::Tensor& input) {
   const auto num_dims = static_cast<size_t>(input.dim() - 1);
   const std::vector<int64_t> own(input.sizes().begin() + 1, input.sizes().end());
@@ -138,12 +140,11 @@ DropoutRegion completed(DropoutRegion region, const at::Tensor& input) {
     if (i + 1 < num_dims) num_rows *= static_cast<double>(region.sizes[i]);
   }
   if (!fits) {
-    refuse(
-        format("the input {} is no part of a tensor whose samples have the sizes {} at the "
-               "offsets {}",
-               list_of(input.sizes()), list_of(region.sizes), list_of(region.offsets)));
+    refuse(format(
+        "the input {} does not fit into a tensor whose samples have the sizes {} at the offsets {}",
+        list_of(input.sizes()), list_of(region.sizes), list_of(region.offsets)));
   }
-  // The counter has 32 bits for the row, and 34 for the feature.
+  // The generator's counter has 32 bits for the row and 34 bits for the feature.
   if (num_rows > 0x1p32 || (num_dims > 0 && region.sizes.back() > int64_t{1} << 34)) {
     refuse(format("samples of the sizes {} have more than 2^32 rows or 2^34 features",
                   list_of(region.sizes)));
@@ -157,7 +158,7 @@ at::Tensor counter_based_dropout(const at::Tensor& input, double p, const Dropou
                                  uint64_t layer, const DropoutRegion& region) {
   check_probability(p);
   if (input.dim() == 0 || !at::isFloatingType(input.scalar_type()) || !input.device().is_cpu()) {
-    refuse("the input is no floating-point tensor of the CPU with at least one dimension");
+    refuse("the input must be a floating-point tensor on the CPU with at least one dimension");
   }
   if (p == 0) return input;
   const auto mask = c10::make_intrusive<Mask>();
@@ -175,7 +176,7 @@ CounterBasedDropoutImpl::CounterBasedDropoutImpl(CounterBasedDropoutOptions give
   check_options();
 }
 
-// The options are public, so that they may have changed since the construction.
+// The options are a public member, so the program may have changed them after construction.
 void CounterBasedDropoutImpl::check_options() const {
   check_probability(options.p);
   if (options.stream == nullptr) refuse("options.stream is null; all layers of a model share one");
@@ -198,7 +199,7 @@ at::Tensor CounterBasedDropoutImpl::forward(const at::Tensor& input) {
   return counter_based_dropout(input, options.p, *options.stream, options.layer, region_of(input));
 }
 
-// Each run of tokens is a region of its own.
+// Applies dropout to each run of consecutive tokens separately, as a region of the whole sequence.
 at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
                                                 const ContextParallel& sequence) const {
   DropoutRegion region = region_of(input);
@@ -213,13 +214,13 @@ at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
                list_of(input.sizes()), sequence.num_own_tokens(), sequence.options().num_tokens));
   }
   const size_t dim = region.sizes.size() - 2;
-  // The input's tokens are at [begin, end) of this rank's tokens. Under sequence parallelism these
+  // The input has the tokens [begin, end) of this rank's tokens. With sequence parallelism these
   // are only some of them.
   const int64_t begin = region.offsets[dim];
   const int64_t end = begin + input.size(-2);
   region.sizes[dim] = sequence.options().num_tokens;
   std::vector<at::Tensor> parts;
-  int64_t first = 0;  // the index of the run's first token among this rank's tokens
+  int64_t first = 0;  // the index, among this rank's tokens, of the run's first one
   for (const TokenRun& run : sequence.runs(sequence.group().rank())) {
     const int64_t from = std::max(begin, first);
     const int64_t size = std::min(end, first + run.size) - from;
@@ -234,13 +235,13 @@ at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
 
 DropoutRegion CounterBasedDropoutImpl::region_of(const at::Tensor& input) const {
   const LayerParallelism* const how = parallelism();
-  // Throws for such a layer, because each rank would apply the mask of the first features to its
-  // own part of them.
+  // Throws if the input has only a part of the features, because each rank would apply the mask of
+  // the first features to its part.
   if (options.features && !has_style(ParallelStyle::kColwise) &&
       (input.dim() == 0 || input.size(-1) != *options.features)) {
     refuse(
-        format("the input {} has not the {} features of options.features; a layer whose input is "
-               "this rank's part of them is kColwise",
+        format("the input {} does not have the {} features of options.features; a layer whose "
+               "input is this rank's part of the features must be kColwise",
                list_of(input.sizes()), *options.features));
   }
   if (how == nullptr || how->style == ParallelStyle::kReplicated) return {};

@@ -28,8 +28,8 @@ Tensor kept(const Tensor& shape_of, const DropoutStream& stream, uint64_t layer,
   return counter_based_dropout(torch::ones_like(shape_of), p, stream, layer).ne(0);
 }
 
-// The input is (B, R, D). The test computes the mask by its definition, without the loops of the
-// function under test.
+// The test computes the mask of an input (B, R, D) from the generator by definition, without the
+// loops of the function under test.
 TEST(CounterBasedDropout, TheMaskIsTheGeneratorsAtEachElement) {
   constexpr double kP = 0.4;
   const Tensor output =
@@ -90,8 +90,8 @@ TEST(CounterBasedDropout, EverythingThatAMaskDependsOnChangesIt) {
   EXPECT_FALSE(torch::equal(mask[0], mask[1]));
 }
 
-// The tensor is cut along each dimension, at places that are no multiples of the four elements of a
-// counter.
+// The tensor is cut along each dimension, at indices that are not multiples of the four elements
+// that share a counter.
 TEST(CounterBasedDropout, APartHasTheMaskOfTheWhole) {
   const Tensor whole = torch::rand({4, 3, 6, 11});
   const Tensor expected = counter_based_dropout(whole, 0.4, kStream, kLayer);
@@ -144,16 +144,16 @@ TEST(CounterBasedDropout, RefusesWhatHasNoMask) {
               HasSubstr("the probability 1.5 is not between 0 and 1"));
   EXPECT_THAT(
       refused([&] { counter_based_dropout(x, 0.5, kStream, 0, {.sizes = {10}, .offsets = {2}}); }),
-      HasSubstr("the input (2, 9) is no part of a tensor whose samples have the sizes "
-                "(10) at the offsets (2)"));
+      HasSubstr("the input (2, 9) does not fit into a tensor whose samples have the sizes (10) at "
+                "the offsets (2)"));
   EXPECT_THAT(refused([&] { counter_based_dropout(x.to(torch::kLong), 0.5, kStream, 0); }),
-              HasSubstr("no floating-point tensor"));
+              HasSubstr("floating-point tensor on the CPU"));
   EXPECT_THAT(refused([&] { CounterBasedDropout(CounterBasedDropoutOptions{.layer = 0}); }),
               HasSubstr("options.stream is null"));
 }
 
-// A plain dropout on a column-parallel output would draw the mask of other features, so it is
-// refused.
+// If the input is a rank's part of the features and the style is not kColwise, the dropout would
+// use the mask of other features, so it throws.
 TEST(CounterBasedDropout, RefusesAPartOfItsFeaturesUnlessColumnParallel) {
   const CounterBasedDropoutOptions options{
       .layer = kLayer, .stream = std::make_shared<DropoutStream>(kStream), .features = 8};
@@ -165,8 +165,8 @@ TEST(CounterBasedDropout, RefusesAPartOfItsFeaturesUnlessColumnParallel) {
             plain(torch::ones({2, 3, 4}));
           },
           ErrorCode::kInvalidArgument),
-      "counter_based_dropout: the input (2, 3, 4) has not the 8 features of options.features; "
-      "a layer whose input is this rank's part of them is kColwise");
+      "counter_based_dropout: the input (2, 3, 4) does not have the 8 features of "
+      "options.features; a layer whose input is this rank's part of the features must be kColwise");
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
     for (const auto style : {ParallelStyle::kReplicated, ParallelStyle::kSequence}) {
       CounterBasedDropout dropout(options);
@@ -177,13 +177,13 @@ TEST(CounterBasedDropout, RefusesAPartOfItsFeaturesUnlessColumnParallel) {
             dropout(torch::ones({2, 3, 4}));
           },
           ErrorCode::kInvalidArgument);
-      testing::require(message.find("has not the 8 features") != std::string::npos, message);
+      testing::require(message.find("does not have the 8 features") != std::string::npos, message);
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Only prints the time: a speed that is measured on a busy machine cannot be a condition.
+// Only prints times: a speed that is measured on a busy machine cannot be a pass criterion.
 TEST(CounterBasedDropout, TimeBesideLibtorch) {
   at::set_num_threads(1);
   const Tensor x = torch::rand({64, 128, 128});

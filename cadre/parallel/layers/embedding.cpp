@@ -17,8 +17,8 @@
 namespace cadre {
 namespace {
 
-// Every rank has the same indices. So all ranks throw for an invalid index, not only the rank that
-// would look it up.
+// Every rank has the same indices, so all ranks check all of them. Otherwise only the rank whose
+// rows include an invalid index would throw.
 void check_indices(const at::Tensor& indices, int64_t vocabulary) {
   if (indices.scalar_type() != at::kLong && indices.scalar_type() != at::kInt) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -50,14 +50,14 @@ at::Tensor EmbeddingImpl::forward(const at::Tensor& indices) {
                        options.padding_idx().value_or(-1));
 }
 
-// Each rank looks up the indices that its rows have and leaves zeros elsewhere; the sum over the
-// ranks has all of them.
+// Each rank looks up the indices that are in its part of the vocabulary and has zeros for the
+// others. The sum over the ranks then has the rows for all indices.
 at::Tensor EmbeddingImpl::rows_of(const at::Tensor& indices, const LayerParallelism& how) const {
   const Chunk chunk = chunk_of(options.num_embeddings(), how.group.world_size(), how.group.rank());
   const at::Tensor local = indices.reshape({-1}) - chunk.begin;
   const at::Tensor places = local.ge(0).logical_and(local.lt(chunk.size)).nonzero().squeeze(1);
-  // at::embedding takes -1 for no padding. torch::nn::Embedding has made a negative padding_idx
-  // positive.
+  // at::embedding takes -1 for "no padding". torch::nn::Embedding has already converted a negative
+  // padding_idx to a positive one.
   int64_t padding = options.padding_idx().value_or(-1);
   if (padding >= 0) padding -= chunk.begin;
   if (padding >= chunk.size) padding = -1;
@@ -105,7 +105,8 @@ std::optional<int64_t> EmbeddingImpl::divided_dim(std::string_view, ParallelStyl
 
 std::optional<std::string> EmbeddingImpl::problem_of(const LayerParallelism& how) const {
   if (how.style == ParallelStyle::kColwise) {
-    return "an embedding is divided by its vocabulary: kRowwise; or it is kSequence or kReplicated";
+    return "an embedding can be divided by its vocabulary only (kRowwise), or be kSequence or "
+           "kReplicated";
   }
   if (!how.input_is_parallel) {
     return "an embedding takes whole indices in every style; leave out input_is_parallel = false";

@@ -1,10 +1,11 @@
 // An embedding whose vocabulary can be divided among the ranks of a group (kRowwise), or whose
 // outputs are shards of the sequence (kSequence), such as an embedding of positions.
 //
-// Threads, lifetime, errors: tensor_parallel_layer.h. Blocking: forward() of a divided layer, and
-// its backward, communicate until the group's deadline; the constructor with a group is collective.
-// Errors: kInvalidArgument, on all ranks alike, also for an index outside of the vocabulary, and
-// for options that a divided table does not have: max_norm, scale_grad_by_freq, sparse.
+// Threads, lifetime, errors: those of tensor_parallel_layer.h. Blocking: the forward() of a divided
+// layer, and its backward, communicate until the group's deadline; a constructor with a group is
+// collective.
+// Errors: also kInvalidArgument, on all ranks, for an index outside of the vocabulary, and for
+// options that a divided table does not support: max_norm, scale_grad_by_freq, sparse.
 // Source: Megatron-LM, https://arxiv.org/abs/1909.08053.
 #pragma once
 
@@ -26,12 +27,13 @@ class CADRE_EXPORT EmbeddingImpl : public torch::nn::EmbeddingImpl, public Tenso
  public:
   using torch::nn::EmbeddingImpl::EmbeddingImpl;
 
-  // indices: (..., T), integers, the same on every rank; result: (..., T, D), whole on every rank;
-  // with sequence parallelism, and for kSequence, this rank's shard (..., T / ranks, D).
+  // indices: (..., T), integers, the same on every rank. Result: (..., T, D), whole on every rank.
+  // With sequence parallelism, and in the style kSequence, it is this rank's shard (..., T / ranks,
+  // D).
   at::Tensor forward(const at::Tensor& indices);
-  // Returns the logits of a head that is tied to the table: hidden times the transposed table.
-  // hidden: (..., D), or with sequence parallelism a shard; result: (..., V), or for kRowwise this
-  // rank's part of V, which vocab_parallel_cross_entropy() takes.
+  // Computes the logits of an output head that is tied to the table: hidden * table^T. hidden:
+  // (..., D), or with sequence parallelism this rank's shard. Result: (..., V); in the style
+  // kRowwise only this rank's part of V, the input of vocab_parallel_cross_entropy().
   at::Tensor logits(const at::Tensor& hidden) const;
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
@@ -50,8 +52,8 @@ struct VocabParallelOptions {
   bool sequence_parallel = false;
 };
 
-// An embedding that is divided from the start. Each rank draws the whole table as
-// torch::nn::Embedding does, and takes its part from the table of rank 0.
+// An embedding that is divided among the ranks at construction. Each rank draws the whole table, as
+// torch::nn::Embedding does, and then takes its part of rank 0's table.
 class CADRE_EXPORT VocabParallelEmbeddingImpl : public EmbeddingImpl {
  public:
   VocabParallelEmbeddingImpl(const torch::nn::EmbeddingOptions& options, const ProcessGroup& group,

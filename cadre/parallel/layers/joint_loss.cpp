@@ -37,8 +37,8 @@ void check_dense(const at::Tensor& parameter) {
              list_of(parameter.sizes())));
 }
 
-// Returns the fields that must be equal on all ranks, because these reduce the gradients together
-// in this order.
+// Returns the fields that must be equal on all ranks, because the ranks reduce these gradients
+// together in this order.
 std::vector<AgreedField> fields_of(const std::vector<at::Tensor>& trained) {
   std::vector<AgreedField> fields{
       {"the number of trained parameters", format("{}", trained.size())}};
@@ -66,7 +66,8 @@ at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count, const ProcessG
                                                list_of(sum.sizes())),
                        count));
   };
-  // These are the number of tokens and the number of ranks whose arguments are invalid.
+  // totals[0] is the number of tokens, and totals[1] the number of ranks whose arguments are
+  // invalid.
   const at::Tensor totals = at::zeros({2}, at::kLong);
   auto* const own = totals.mutable_data_ptr<int64_t>();
   try {

@@ -1,5 +1,5 @@
-// Tests layers, plain and divided, with inputs of unusual sizes: no rows, no tokens, one dimension
-// too few or too many. Also tests options that are out of range or differ between ranks.
+// Tests layers, undivided and divided, with inputs of unusual sizes: an empty batch, no tokens, one
+// dimension too few or too many. Also tests options that are out of range or differ between ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -30,7 +30,8 @@ using testing::require;
 using testing::require_refused;
 using torch::Tensor;
 
-// The gradients of parameters have the sizes of the layer's parameters, which may be divided.
+// Runs a forward and backward of an input with no elements. The gradients of parameters have the
+// sizes of the layer's parameters, which may be divided.
 void require_empty_pass(SelfAttentionImpl& layer, const std::vector<int64_t>& sizes) {
   const Tensor x = torch::zeros(sizes).requires_grad_();
   const Tensor output = layer.forward(x);
@@ -71,8 +72,8 @@ TEST(LayerInputs, AttentionTakesNoRowsAndNoTokens) {
   }
 }
 
-// One token is divided over 2 ranks, so one rank has no token. Batches without rows are tested,
-// too.
+// A sequence of one token is divided among 2 ranks, so one rank has no token. Empty batches are
+// tested, too.
 TEST(LayerInputs, AttentionTakesNoTokensOnARankOfASequence) {
   torch::manual_seed(1);
   SelfAttention plain(kHeads);
@@ -137,7 +138,7 @@ TEST(LayerInputs, OptionsOutOfRangeAreRefused) {
                     counter_based_dropout(torch::ones({2, 8}), 0.5, *stream, 1, far);
                   },
                   ErrorCode::kInvalidArgument),
-              HasSubstr("is no part of a tensor"));
+              HasSubstr("does not fit into a tensor"));
   // The options are a public member, so a program can change them after construction.
   CounterBasedDropout dropout(CounterBasedDropoutOptions{.layer = 1, .stream = stream});
   dropout->options.stream = nullptr;
@@ -157,7 +158,7 @@ TEST(LayerInputs, OptionsOutOfRangeAreRefused) {
               HasSubstr("dropout->stream is null"));
 }
 
-// Dividing 10 features in blocks of 4 would split a block, so it is refused.
+// 10 features in blocks of 4 cannot be divided without cutting a block.
 TEST(LayerInputs, FeaturesThatAreNoBlocksAreNotDivided) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     Linear layer(6, 10);
@@ -169,7 +170,7 @@ TEST(LayerInputs, FeaturesThatAreNoBlocksAreNotDivided) {
     LayerNorm norm(torch::nn::LayerNormOptions({4, 6}));
     require_refused(
         [&] { norm->check({.group = group, .style = ParallelStyle::kSequence}, "norm", divided); },
-        "its normalized_shape (4, 6) has more than the features of a token");
+        "its normalized_shape (4, 6) covers more dimensions than the features of a token");
   });
 }
 
@@ -202,7 +203,7 @@ TEST(LayerInputs, DividedLayersTakeTheSizesThatPlainOnesTake) {
   });
 }
 
-// The constructors with a group compare options.
+// A constructor with a group compares the options of the ranks.
 TEST(LayerInputs, OptionsThatDifferBetweenRanksAreRefusedOnAll) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     const bool is_first = group.rank() == 0;

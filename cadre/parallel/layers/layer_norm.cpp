@@ -39,8 +39,8 @@ std::string LayerNormImpl::options_text() const {
 std::optional<std::string> LayerNormImpl::problem_of(const LayerParallelism& how) const {
   if (how.style == ParallelStyle::kSequence && options.normalized_shape().size() != 1) {
     return format(
-        "its normalized_shape {} has more than the features of a token, of which other "
-        "ranks have a part",
+        "its normalized_shape {} covers more dimensions than the features of a token, and other "
+        "ranks have a part of these dimensions",
         list_of(options.normalized_shape()));
   }
   if (how.style == ParallelStyle::kSequence || how.style == ParallelStyle::kReplicated) {

@@ -1,8 +1,8 @@
-// Layer normalization, also over activations that are shards of the sequence (kSequence).
+// Layer normalization, also for activations that are shards of the sequence (kSequence).
 //
-// Threads, lifetime, errors: tensor_parallel_layer.h. Blocking: forward() never; the backward of a
-// kSequence layer sums the gradients of weight and bias over the group, until its deadline, so an
-// optimizer finds the gradients of one process.
+// Threads, lifetime, errors: those of tensor_parallel_layer.h. Blocking: forward() does not block.
+// The backward of a kSequence layer sums the gradients of weight and bias over the group, until the
+// group's deadline, so that an optimizer gets the same gradients as in one process.
 // Source: sequence parallelism, https://arxiv.org/abs/2205.05198.
 #pragma once
 

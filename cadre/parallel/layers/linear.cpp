@@ -18,7 +18,8 @@ at::Tensor LinearImpl::forward(const at::Tensor& input) {
   if (how->style == ParallelStyle::kRowwise) return row_parallel(input, *how);
   check_features(input, options.in_features());
   if (how->style == ParallelStyle::kReplicated) return torch::nn::LinearImpl::forward(input);
-  // The ranks have the gradients of their shards of the sequence, which are summed.
+  // Each rank's backward computes the gradients for its shard of the sequence; the backward of
+  // copy_to_group() sums them over the ranks.
   const at::Tensor whole_weight = functional::copy_to_group(weight, how->group);
   if (!bias.defined()) return at::linear(input, whole_weight);
   return at::linear(input, whole_weight, functional::copy_to_group(bias, how->group));

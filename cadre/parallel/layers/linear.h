@@ -1,10 +1,10 @@
 // A linear layer that can be divided among the ranks of a group: by output features (kColwise), by
 // input features (kRowwise), or not, with inputs that are shards of the sequence (kSequence).
 //
-// Threads, lifetime, errors: tensor_parallel_layer.h. Blocking: forward() of a divided layer, and
-// its backward, communicate until the group's deadline; the constructors with a group are
-// collective. Features that the ranks do not divide lie as Shard of tensor/mesh/placement.h puts
-// them.
+// Threads, lifetime, errors: those of tensor_parallel_layer.h. Blocking: the forward() of a divided
+// layer, and its backward, communicate until the group's deadline; the constructors with a group
+// are collective. If the number of features is not divisible by the ranks, they are divided by the
+// rule of Shard (tensor/mesh/placement.h).
 // Source: Megatron-LM, https://arxiv.org/abs/1909.08053.
 #pragma once
 
@@ -26,17 +26,18 @@ class CADRE_EXPORT LinearImpl : public torch::nn::LinearImpl, public TensorParal
  public:
   using torch::nn::LinearImpl::LinearImpl;
 
-  // input: (..., in_features), or the part that the style takes; result: (..., out_features), or a
-  // part.
+  // input: (..., in_features), or this rank's part of it, depending on the style. Result: (...,
+  // out_features), or this rank's part of it.
   at::Tensor forward(const at::Tensor& input);
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
-  // Divides the divided features in multiples of `size`, such as those of one head of attention.
-  // The number of blocks must be divisible by the ranks. Throws kInvalidArgument for a size below
-  // 1.
+  // Divides the features in multiples of `size` instead of single features, for example in whole
+  // attention heads. The number of blocks of this size must be divisible by the number of ranks.
+  // Throws kInvalidArgument for a size below 1.
   void set_block_size(int64_t size);
-  // Returns the first of the divided features that this rank has; 0 if none are divided.
+  // Returns the index of this rank's first feature in the divided dimension; 0 if no features are
+  // divided.
   int64_t first_divided_feature() const;
   std::string options_text() const override;
 
@@ -57,8 +58,8 @@ struct ColumnParallelOptions {
   bool sequence_parallel = false;
 };
 
-// A linear layer that is divided from the start. Each rank draws the whole weights as
-// torch::nn::Linear does, and takes its part from those of rank 0.
+// A linear layer that is divided among the ranks at construction. Each rank draws the whole
+// weights, as torch::nn::Linear does, and then takes its part of rank 0's weights.
 class CADRE_EXPORT ColumnParallelLinearImpl : public LinearImpl {
  public:
   ColumnParallelLinearImpl(const torch::nn::LinearOptions& options, const ProcessGroup& group,

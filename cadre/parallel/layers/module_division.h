@@ -1,9 +1,10 @@
 // Checks that parameters of a module can be divided among the ranks along one axis of a mesh, and
-// later makes the ParameterShards, which say what each rank has. In between the caller, such as
-// parallelize_module() or ExpertParallel, divides the parameters.
+// later makes their ParameterShards, which say which part each rank has. Between these two steps
+// the caller, such as parallelize_module() or ExpertParallel, divides the parameters.
 //
-// Threads: one. Blocking: never. Lifetime: refers to what it was made of.
-// Errors: kInvalidArgument that begins with the caller, before anything is changed.
+// Lifetime: refers to the constructor's arguments.
+// Errors: kInvalidArgument, before anything is changed. The message begins with the name of the
+// caller.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,23 +28,25 @@ class ModuleDivision {
   ModuleDivision(const torch::nn::Module& module, const DeviceMesh& mesh, std::string axis,
                  const DividedParameters& divided, std::string_view caller);
 
-  // Throws for a problem that would otherwise show only after the first parameters are divided:
-  // parameters or buffers without values, a parameter that is divided already or lies on other
-  // ranks, and memory that a divided tensor shares with another one, because a rank keeps its part
-  // in new memory.
+  // Throws for problems that would otherwise appear only after the first parameters were divided:
+  // parameters or buffers without values, a parameter that is divided already or is distributed
+  // over other ranks, and a divided tensor that shares memory with another tensor, because a rank
+  // copies its part to new memory.
   void check() const;
-  // Called after the parameters were divided. Returns their ParameterShards, and stores each
-  // division in its parameter with keep_division().
+  // Called after the parameters were divided. Returns their ParameterShards, and records in each
+  // parameter how it is divided, with keep_division().
   std::vector<ParameterShard> keep_records() const;
 
  private:
   [[noreturn]] void refuse(const std::string& problem) const;
-  // Returns the dimension of a parameter that the ranks divide; nullopt if they divide none.
+  // Returns the dimension along which the ranks divide a parameter; nullopt if the parameter stays
+  // whole.
   std::optional<int64_t> divided_dim(const at::Tensor& parameter) const;
-  // Returns the ParameterShard of a parameter, also on an axis of one rank, which keeps the
-  // parameter whole.
+  // Returns the ParameterShard of a parameter, also on an axis of one rank, where the parameter
+  // stays whole.
   ParameterShard record_of(const NamedTensor& parameter) const;
-  // Returns the ParameterShard with the axes along which the parameter was divided before.
+  // Returns the ParameterShard that also has the axes along which the parameter was divided
+  // earlier.
   ParameterShard joint_record_of(const NamedTensor& parameter) const;
   bool is_cut(const NamedTensor& parameter) const;
   void check_values(const std::vector<NamedTensor>& tensors) const;

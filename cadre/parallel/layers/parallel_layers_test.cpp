@@ -1,7 +1,7 @@
 // Compares each layer that is divided among ranks, and the loss, with the layer of torch::nn in one
-// process: output, gradients of the input and of the parameters, and gradients of gradients. The
-// ranks do not divide the numbers of features and classes evenly, so that a rank may have fewer or
-// none.
+// process: the output, the gradients of the input and of the parameters, and gradients of
+// gradients. The numbers of features and classes are not divisible by the number of ranks, so a
+// rank may have fewer of them than others, or none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -36,7 +36,7 @@ using testing::run_groups;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// Returns smooth values of the magnitude of weights.
+// Returns smooth values about as large as initial weights.
 Tensor filled(at::IntArrayRef shape, double seed) {
   const int64_t count = c10::multiply_integers(shape);
   return (torch::arange(count, torch::kDouble) * 0.7 + seed).sin().view(shape) * 0.5;
@@ -53,8 +53,8 @@ void require_close(const Tensor& actual, const Tensor& expected, const std::stri
           what);
 }
 
-// The output of a layer; the gradients of the leaves for a weighted sum of the output; and the
-// second-order gradients, which go through a backward of the backward.
+// The output of a layer; the first-order gradients of the leaves, for a weighted sum of the output;
+// and the second-order gradients, which need the backward of a backward.
 struct Derivatives {
   Tensor output;
   Tensors first;
@@ -62,13 +62,13 @@ struct Derivatives {
 };
 
 // Returns the derivatives of this rank's part of the output. `weights` are the gradients of the
-// output. `penalty` computes a number from the first gradients, summed over the ranks where these
-// are divided.
+// output. `penalty` computes from the first-order gradients the number that is differentiated
+// again; where gradients are divided, it is summed over the ranks.
 Derivatives derivatives_of(const Tensor& output, const Tensor& weights, const Tensors& leaves,
                            const std::function<Tensor(const Tensors&)>& penalty) {
   Derivatives result{.output = output.detach(), .first = {}, .second = {}};
-  // Without create_graph the hand-written backward runs; with create_graph autograd records the
-  // backward.
+  // Without create_graph the hand-written backward runs. With create_graph autograd differentiates
+  // a composition of differentiable operations instead.
   result.first = torch::autograd::grad({output}, leaves, {weights}, /*retain_graph=*/true);
   const Tensors recorded =
       torch::autograd::grad({output}, leaves, {weights}, true, /*create_graph=*/true);
@@ -163,8 +163,8 @@ TEST_P(ParallelLayers, RowParallelLinearEqualsOneProcess) {
   }
 }
 
-// If only the weight or only the input has a gradient, no rank runs a collective that others do
-// not.
+// If only the weight or only the input requires a gradient, the ranks must still run the same
+// collectives.
 TEST_P(ParallelLayers, LinearWithFrozenPartsEqualsOneProcess) {
   const LinearProblem problem;
   const Derivatives alone = linear_alone(problem);
@@ -198,7 +198,7 @@ TEST_P(ParallelLayers, AutocastComputesInItsDtype) {
   });
 }
 
-// All ranks compute the same loss from rows of a table of 11 entries. The padding row gets no
+// All ranks compute the same loss from rows of a table of 11 entries. The row padding_idx gets no
 // gradient.
 TEST_P(ParallelLayers, EmbeddingEqualsOneProcess) {
   const Tensor indices = torch::arange(24).remainder(11).view({2, 12});
@@ -260,20 +260,20 @@ TEST_P(ParallelLayers, CrossEntropyEqualsOneProcess) {
     require_close(mine.output, alone.output, "loss");
     require_close(mine.first[0], part(alone.first[0], 2, group), "gradient");
     require_close(mine.second[0], part(alone.second[0], 2, group), "second gradient");
-    // The exponentials of these logits overflow in the dtype. Then the targets are ones that the
-    // loss ignores.
+    // First, logits whose exponentials overflow in the dtype. Then, targets that the loss ignores
+    // for all tokens.
     const Tensor large =
         vocab_parallel_cross_entropy(leaf.detach() * 1e4, targets, group, {.vocabulary = 11});
     require_close(large, alone_of(logits * 1e4), "large logits");
     const Tensor none = vocab_parallel_cross_entropy(leaf.detach(), torch::full_like(targets, -100),
                                                      group, {.vocabulary = 11});
-    require(none.isnan().item<bool>(), "no token counts");
+    require(none.isnan().item<bool>(), "the mean over no tokens must be NaN");
     const Tensor leaf_of_sum = part(logits, 2, group).clone().requires_grad_(true);
     const auto sum_of = [&](const Tensor& some_targets) {
       return vocab_parallel_cross_entropy(leaf_of_sum, some_targets, group,
                                           {.vocabulary = 11, .reduction = LossReduction::kSum});
     };
-    // The loss ignores one of the 12 tokens.
+    // The loss ignores one of the 12 tokens, so the sum is 11 times the mean.
     const Derivatives sum =
         derivatives_of(sum_of(targets), weight / 11, {leaf_of_sum}, [&](const Tensors& gradients) {
           return functional::reduce_from_group(penalty(gradients), group);
@@ -303,7 +303,7 @@ TEST_P(ParallelLayers, AttentionEqualsOneProcess) {
   const Tensor input = x.clone().requires_grad_(true);
   const Tensor expected = plain(input);
   (expected * weights).sum().backward();
-  // Computes the attention by its definition, head by head.
+  // Computes attention by its definition, head by head, for comparison.
   {
     const torch::NoGradGuard no_grad;
     const Tensor heads = plain->qkv(x).view({2, 12, 12, 4, 1});
@@ -341,7 +341,7 @@ TEST_P(ParallelLayers, AttentionEqualsOneProcess) {
   });
 }
 
-// The constructors with a group give each rank its part of the values that rank 0 has drawn.
+// A constructor with a group gives each rank its part of the values that rank 0 has drawn.
 TEST_P(ParallelLayers, MegatronsLayersComputeWithOneWeight) {
   std::vector<Tensors> weights(static_cast<size_t>(GetParam()));
   std::vector<Tensors> results(weights.size());
@@ -404,7 +404,7 @@ TEST(ParallelLayersErrors, NameWhatTheRanksDoNotDivide) {
         },
         format(
             "sequence parallelism on rank {} of group \"world\": the sequence is dimension -2 of "
-            "(..., T, D), and 2 ranks do not divide that of (3, 5, 8); pad it",
+            "(..., T, D), and 2 ranks do not divide T of the sizes (3, 5, 8); pad the sequence",
             group.rank()));
     refused(
         [&] {
@@ -416,7 +416,8 @@ TEST(ParallelLayersErrors, NameWhatTheRanksDoNotDivide) {
             "max_norm, scale_grad_by_freq or sparse");
     Embedding positions(6, 4);
     layers::parallelize_new(*positions, {.group = group, .style = ParallelStyle::kSequence}, "p");
-    // Only the indices of rank 1 include one outside of the vocabulary.
+    // An index outside of the vocabulary is only in rank 1's shard of the positions, but all ranks
+    // must throw.
     refused([&] { positions(torch::arange(8)); }, "reach from 0 to 7, but the vocabulary has 6");
     refused(
         [&] {
@@ -428,8 +429,8 @@ TEST(ParallelLayersErrors, NameWhatTheRanksDoNotDivide) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Returns the time of one call in microseconds: the mean of a round of calls, for the fastest of
-// several rounds.
+// Returns the time of one call in microseconds: the mean over kCalls calls, measured several times,
+// of which the smallest mean is taken.
 double microseconds_of(const std::function<void()>& call) {
   constexpr int kCalls = 200;
   double best = 1e9;
@@ -443,7 +444,7 @@ double microseconds_of(const std::function<void()>& call) {
 }
 
 // Prints the time that a column-parallel and a row-parallel layer need in addition to their matrix
-// products and collectives. Four operations are timed: forward and backward of each.
+// products and collectives. Four operations are timed together: forward and backward of each layer.
 TEST(ParallelLayersTime, OfAnOperationBesideProductsAndCollectives) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const Tensor x = torch::rand({8, 16}).requires_grad_(true);

@@ -33,20 +33,21 @@ std::optional<at::Tensor> optional_of(const at::Tensor& bias) {
 }
 
 // Casts to the dtype in which at::linear would compute under autocast, so that forward and backward
-// have one dtype.
+// use the same dtype.
 at::Tensor as_autocast(const at::Tensor& tensor) {
   if (!tensor.defined() || !at::autocast::is_autocast_enabled(at::kCPU)) return tensor;
   return at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), tensor, at::kCPU);
 }
 
-// Returns the tensor as (rows, features).
+// Reshapes the tensor to (rows, features).
 at::Tensor as_matrix(const at::Tensor& tensor) {
   if (tensor.dim() == 2) return tensor;
   return tensor.reshape(
       {c10::multiply_integers(tensor.sizes().begin(), tensor.sizes().end() - 1), tensor.size(-1)});
 }
 
-// Returns the matrix (rows, features) with the sizes of `tensor`, which has equally many elements.
+// Reshapes the matrix (rows, features) to the sizes of `tensor`, which has the same number of
+// elements.
 at::Tensor with_sizes_of(const at::Tensor& tensor, const at::Tensor& matrix) {
   return tensor.dim() == 2 ? matrix : matrix.view(tensor.sizes());
 }
@@ -60,8 +61,9 @@ std::vector<int64_t> with_features(const at::Tensor& tensor, int64_t features) {
 
 enum Operand : size_t { kInput, kWeight, kBias, kNumOperands };
 
-// The node of both functions. A torch::autograd::Function would take more time: it keeps values by
-// name, describes all outputs again in each backward and looks for outputs that are inputs.
+// The autograd node of both functions. A torch::autograd::Function would take more time, because it
+// stores values by name, collects the metadata of all outputs in each backward and searches for
+// outputs that are inputs.
 class ParallelLinearNode : public torch::autograd::Node {
  public:
   ParallelLinearNode(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
@@ -74,15 +76,15 @@ class ParallelLinearNode : public torch::autograd::Node {
                torch::autograd::SavedVariable(bias, /*is_output=*/false)} {}
 
   variable_list apply(variable_list&& gradients) final {
-    // An undefined gradient is zero. The collectives run anyway, because the other ranks wait for
-    // this one.
+    // An undefined gradient counts as zeros. The collectives run in this case, too, because the
+    // other ranks wait for this rank.
     const at::Tensor gradient =
         gradients[0].defined() ? std::move(gradients[0]) : input_metadata(0).zeros_like();
     gradients.clear();
     return in_backward_of(function(), [&]() -> variable_list {
       const variable_list saved = unpacked();
       if (!at::GradMode::is_enabled()) {
-        // Autograd records nothing below this line.
+        // Autograd records nothing in the rest of this function.
         const at::AutoDispatchBelowADInplaceOrView below_autograd;
         return gradients_of(saved, gradient);
       }
@@ -103,7 +105,7 @@ class ParallelLinearNode : public torch::autograd::Node {
   const ProcessGroup& group() const { return group_; }
   bool is_sequence_parallel() const { return options_.sequence_parallel; }
 
-  // Adds the gradients of weight and bias, from the rows of the gradient of the output.
+  // Computes the gradients of weight and bias. `rows` is the gradient of the output as a matrix.
   void add_parameters(const at::Tensor& rows, const at::Tensor& input, const at::Tensor& bias,
                       variable_list& results) const {
     if (is_wanted(kWeight)) results[kWeight] = rows.t().mm(as_matrix(input));
@@ -112,13 +114,13 @@ class ParallelLinearNode : public torch::autograd::Node {
 
  private:
   virtual std::string_view function() const = 0;
-  // Computes the same function with differentiable operations.
+  // Computes the same function as the forward with differentiable operations, for create_graph.
   virtual at::Tensor composed(const variable_list& operands) const = 0;
   virtual variable_list gradients_of(const variable_list& saved,
                                      const at::Tensor& gradient) const = 0;
 
-  // Returns the saved tensors; after release_variables(), throws libtorch's error about a second
-  // backward.
+  // Returns the saved tensors. After release_variables() it throws libtorch's error about a second
+  // backward through the graph.
   variable_list unpacked() {
     const std::lock_guard lock(mutex_);
     variable_list tensors(kNumOperands);
@@ -240,16 +242,17 @@ at::Tensor row_output(const at::Tensor& input, const at::Tensor& weight, const a
   return bias.defined() ? output.add_(bias) : output;
 }
 
-// Throws for an operand with a tangent, which would otherwise be dropped silently.
+// Throws for an operand with a tangent of forward-mode differentiation, which would otherwise be
+// ignored silently.
 void refuse_tangent(const at::Tensor& operand, std::string_view role, std::string_view function) {
   if (!operand.defined() || !operand._fw_grad(/*level=*/0).defined()) return;
   throw Error(ErrorCode::kInvalidArgument,
               format("{}: the {} carries a tangent of forward-mode differentiation, which this "
-                     "function does not have; use backward()",
+                     "function does not support; use backward()",
                      function, role));
 }
 
-// Returns the output of `compute` for the values, with a node in the graph if autograd records.
+// Returns the output of `compute`. If autograd records, connects it to a node in the graph.
 template <typename NodeOfFunction, typename Compute>
 at::Tensor recorded(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                     const ProcessGroup& group, const ParallelLinearOptions& options,
@@ -264,8 +267,8 @@ at::Tensor recorded(const at::Tensor& input, const at::Tensor& weight, const at:
   }
   {
     const at::NoGradGuard no_grad;
-    // Without autograd the output is no view of another tensor, so the program may change it in
-    // place.
+    // Autograd does not see how the output is computed, so the output is not a view of another
+    // tensor and the program may change it in place.
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     output = compute(input, weight, bias, group, options);
   }

@@ -1,5 +1,5 @@
-// Tests how the functions with divided weights behave in autograd. parallel_layers_test.cpp
-// compares their values and gradients with one process.
+// Tests how the column-parallel and row-parallel linear functions behave in autograd.
+// parallel_layers_test.cpp compares their values and gradients with one process.
 #include "cadre/parallel/layers/parallel_linear.h"
 
 #include <ATen/ops/_make_dual.h>
@@ -38,8 +38,8 @@ INSTANTIATE_TEST_SUITE_P(Functions, ParallelLinearFunctions,
                            return given.param == column_parallel_linear ? "Column" : "Row";
                          });
 
-// To save memory a program may compute torch::relu_(layer(x)). With a bias and three dimensions,
-// the output of at::linear is a view.
+// To save memory a program may compute torch::relu_(layer(x)) in place. This must work although the
+// output of at::linear is a view if there is a bias and the input has three dimensions.
 TEST_P(ParallelLinearFunctions, TheOutputMayBeChangedInPlace) {
   expect_on_all([](const ProcessGroup& group) {
     const Tensor weight = torch::eye(3, torch::kDouble).requires_grad_(true);
@@ -52,8 +52,8 @@ TEST_P(ParallelLinearFunctions, TheOutputMayBeChangedInPlace) {
     require(torch::equal(output, values.relu()), "values");
     output.sum().backward();
     const Tensor passed = values.gt(0).to(torch::kDouble);
-    // This is the gradient of the whole input, which the column-parallel function sums over the
-    // ranks.
+    // The gradient of the whole input: the column-parallel function sums it over the 2 ranks, so it
+    // is twice as large.
     const double ranks = GetParam() == column_parallel_linear ? 2 : 1;
     require(torch::equal(input.grad(), passed * ranks), "gradient");
   });
@@ -84,7 +84,7 @@ TEST_P(ParallelLinearFunctions, ASecondBackwardNeedsTheGraph) {
 }
 
 // Applies a pair of layers twice, so that the input of the second application depends on the
-// weights. combine(x, up, down) returns the output of the pair.
+// weights, too. combine(x, up, down) returns the output of one application.
 template <typename Combine>
 Tensor applied_twice(const Tensor& x, const Tensor& up, const Tensor& down,
                      const Combine& combine) {
@@ -135,7 +135,7 @@ TEST(ParallelLinear, SharedWeightsEqualOneProcessAlsoWithCreateGraph) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// In the style kSequence each rank has a part of the tokens and the whole weight.
+// A layer in the style kSequence: each rank has a part of the tokens and the whole weight.
 TEST(ParallelLinear, OnShardsOfTheSequenceTheGradientsAreThoseOfAllTokens) {
   for (const bool has_bias : {false, true}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -171,8 +171,8 @@ TEST(ParallelLinear, OnShardsOfTheSequenceTheGradientsAreThoseOfAllTokens) {
   }
 }
 
-// The test uses one rank, because a process has only one level of forward-mode tangents in
-// libtorch.
+// This test uses one rank, because libtorch has one level of forward-mode differentiation for each
+// process, and ranks are threads.
 TEST_P(ParallelLinearFunctions, RefuseForwardModeDifferentiation) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();

@@ -1,10 +1,9 @@
-// Philox4x32-10, a counter-based random generator: a pure function from a key and a counter to 128
-// random bits. A program that numbers its draws can compute any of them without the earlier ones,
-// on any rank and in any order. Not for secrets.
+// Philox4x32-10, a counter-based random generator: a pure function that maps a key and a counter to
+// 128 random bits. If a program numbers its random draws, it can compute each draw without the
+// earlier ones, on any rank and in any order. Not suitable for cryptography.
 //
-// Threads: pure functions. Blocking: never. Errors: none. The values are the same on every
-// platform. Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC
-// 2011.
+// The values are the same on every platform. Source: Salmon, Moraes, Dror, Shaw, "Parallel Random
+// Numbers: As Easy as 1, 2, 3", SC 2011.
 #pragma once
 
 #include <array>
@@ -15,8 +14,8 @@ namespace cadre {
 using PhiloxCounter = std::array<uint32_t, 4>;
 using PhiloxKey = std::array<uint32_t, 2>;
 
-// Ten rounds; each multiplies two words of the counter and mixes in the key, which a Weyl sequence
-// changes from round to round.
+// Computes ten rounds. Each round multiplies two words of the counter and XORs the key into the
+// result; after each round a constant is added to each word of the key (a Weyl sequence).
 constexpr PhiloxCounter philox4x32(PhiloxCounter counter, PhiloxKey key) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t first = uint64_t{0xd2511f53} * counter[0];

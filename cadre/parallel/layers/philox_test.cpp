@@ -5,8 +5,8 @@
 namespace cadre {
 namespace {
 
-// These are the known answers that the authors of Random123 publish with their implementation
-// (kat_vectors).
+// The expected values are the known-answer tests (kat_vectors) that the authors of Random123
+// publish.
 TEST(Philox, GivesThePublishedAnswers) {
   EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}),
             (PhiloxCounter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));

@@ -1,9 +1,8 @@
-// The backward of a function with a hand-written backward, for the case that autograd records the
-// backward itself (create_graph): it differentiates a composition of differentiable operations that
-// computes the same function.
+// Backwards with create_graph for functions that have a hand-written backward. The hand-written
+// backward cannot be differentiated, so this one differentiates a composition of differentiable
+// operations that computes the same function.
 //
-// Threads: as backward(). Blocking: as the composition. Lifetime: keeps nothing.
-// Errors: those of the composition.
+// Blocking and errors: those of the composition.
 #pragma once
 
 #include <torch/csrc/autograd/autograd.h>
@@ -16,11 +15,12 @@
 
 namespace cadre {
 
-// inputs: as saved by the forward, so that they are connected to the graph; an undefined one and
-// one without a gradient get an undefined gradient. compose(inputs) returns the output of the
-// function. It gets aliases of the inputs, and the gradients are those of the aliases: an input may
-// depend on another one, for example where a layer is applied twice, and the paths between them
-// belong to other nodes.
+// `inputs` are the tensors that the forward has saved, so they are connected to the graph. An
+// undefined input, and one that requires no gradient, gets an undefined gradient. compose(inputs)
+// returns the output of the function. It is called with aliases of the inputs, and the gradients
+// are taken for the aliases. Otherwise, if one input depends on another one, for example where a
+// layer is applied twice, the gradients would include paths between inputs, for which other nodes
+// are responsible.
 template <typename Composition>
 torch::autograd::variable_list recorded_backward(const torch::autograd::variable_list& inputs,
                                                  const at::Tensor& gradient,
@@ -42,7 +42,7 @@ torch::autograd::variable_list recorded_backward(const torch::autograd::variable
   return gradients;
 }
 
-// Runs the body of a backward; an error then names the function.
+// Runs the body of a backward. The message of an error then begins with the name of the function.
 template <typename Body>
 torch::autograd::variable_list in_backward_of(std::string_view function, const Body& body) {
   try {

@@ -58,9 +58,9 @@ void TensorParallelLayer::check(const LayerParallelism& how, std::string_view na
         divided.try_emplace(tensor.unsafeGetTensorImpl(), divided_parameter);
     if (!is_first && known->second.dim != dim) {
       refuse(
-          format("its {} is also a parameter of another layer, whose style does not divide it "
-                 "alike; give both styles that divide one dimension, as kRowwise for an "
-                 "embedding and kColwise for a linear layer do",
+          format("its {} is also a parameter of another layer, whose style divides it in another "
+                 "way; give both layers styles that divide the same dimension, such as kRowwise "
+                 "for an embedding and kColwise for a linear layer",
                  parameter.name));
     }
   }
@@ -74,7 +74,8 @@ void TensorParallelLayer::parallelize(const LayerParallelism& how, std::string_v
   for (const NamedTensor& parameter : parameters_of_layer()) {
     at::Tensor tensor = parameter.tensor;
     const auto& [sizes, dim] = divided.at(tensor.unsafeGetTensorImpl());
-    // If the sizes differ, another layer that shares the parameter has already divided it.
+    // If the sizes differ from the whole ones, another layer that shares the parameter has already
+    // divided it.
     if (num_ranks == 1 || !dim || tensor.sizes() != at::IntArrayRef(sizes)) continue;
     const Chunk chunk = chunk_of(tensor.size(*dim), num_ranks, rank);
     tensor.set_data(tensor.detach().narrow(*dim, chunk.begin, chunk.size).clone());
@@ -114,8 +115,8 @@ void TensorParallelLayer::check_features(const at::Tensor& input, int64_t expect
 void TensorParallelLayer::refuse_copy_if_parallelized() const {
   if (computes_alone_) return;
   throw Error(ErrorCode::kInvalidArgument,
-              format("clone: \"{}\" is {} on the {} ranks of group \"{}\", and a copy of this "
-                     "rank's part would be no layer; clone the module before it is parallelized",
+              format("clone: \"{}\" is {} on the {} ranks of group \"{}\", and a copy would have "
+                     "only this rank's part; clone the module before it is parallelized",
                      name_, to_string(parallelism_->style), parallelism_->group.world_size(),
                      parallelism_->group.name()));
 }

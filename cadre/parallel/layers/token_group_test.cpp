@@ -21,7 +21,7 @@ using torch::Tensor;
 
 constexpr int64_t kClasses = 10;
 
-// Along "cp" one rank has two of six tokens and the other four, and the loss ignores one token.
+// Along "cp" one rank has two of six tokens and the other one has four; the loss ignores one token.
 // Along "tp" each rank has half of the classes.
 TEST(TokenGroup, TheLossIsTheMeanOverTheTokensOfAllRanks) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
@@ -56,7 +56,8 @@ TEST(TokenGroup, TheLossIsTheMeanOverTheTokensOfAllRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The ranks of the first part refuse their targets; those of the second one learn of it.
+// The ranks with the first part of the tokens have an invalid target. The ranks with the second
+// part must throw the same error.
 TEST(TokenGroup, ATargetThatOneRankRefusesIsAnErrorOnAll) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"cp", 2}, {"tp", 2}});

@@ -1,7 +1,5 @@
-// Recognizes layers of libtorch that combine the tokens of a sequence. A rank that has a part of
-// the sequence must not apply such a layer to its part.
-//
-// Threads: as the module. Blocking: never. Lifetime: keeps nothing. Errors: none.
+// Recognizes layers of libtorch that combine several tokens of a sequence. If ranks divide a
+// sequence, they must not apply such a layer to their parts.
 #pragma once
 
 #include <optional>
@@ -13,8 +11,9 @@ class Module;
 
 namespace cadre::layers {
 
-// Returns how the module itself, without the modules in it, combines tokens, for example "attends
-// to the tokens of its input". nullopt if it works on each token by itself, or is unknown.
+// Returns how the module combines tokens, as a clause such as "attends to the tokens of its input";
+// submodules are not considered. Returns nullopt if the module processes each token separately, or
+// is of an unknown type.
 std::optional<std::string> token_mixing_of(const torch::nn::Module& module);
 
 }  // namespace cadre::layers

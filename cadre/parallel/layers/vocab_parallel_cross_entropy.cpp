@@ -24,8 +24,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The tokens that the loss does not ignore, and those targets of them that this rank has, for N
-// tokens.
+// Stores which of N tokens the loss ignores, and, for the tokens whose target class is on this
+// rank, these targets.
 struct Targets final : torch::CustomClassHolder {
   Targets(ProcessGroup given_group, const at::Tensor& targets, const Chunk& chunk,
           const VocabParallelCrossEntropyOptions& options)
@@ -39,15 +39,14 @@ struct Targets final : torch::CustomClassHolder {
                    .squeeze(1)),
         classes(targets.index_select(0, tokens) - chunk.begin) {}
 
-  // Returns the scores of the targets that this rank has, from scores (N, V_part); 0 for other
-  // tokens.
+  // Returns from scores (N, V_part) the score of each token's target if this rank has it, else 0.
   at::Tensor of_targets(const at::Tensor& scores) const {
     const at::Tensor own = scores.index_select(0, tokens).gather(1, classes.unsqueeze(1));
     return at::zeros({scores.size(0)}, scores.options().requires_grad(false))
         .index_add(0, tokens, own.squeeze(1));
   }
 
-  // Reduces losses (N) to ().
+  // Reduces the losses (N) of the tokens to one number, shape ().
   at::Tensor reduced(const at::Tensor& losses) const {
     return over_divisor(losses.masked_fill(ignored, 0).sum());
   }
@@ -72,7 +71,7 @@ at::Tensor largest_of(const at::Tensor& scores, const ProcessGroup& group) {
   return largest;
 }
 
-// Computes the same function with differentiable operations.
+// Computes the loss with differentiable operations, for create_graph.
 at::Tensor composed_loss(const at::Tensor& scores, const at::Tensor& largest,
                          const Targets& targets) {
   const at::Tensor shifted = scores - largest.unsqueeze(1);
@@ -82,7 +81,7 @@ at::Tensor composed_loss(const at::Tensor& scores, const at::Tensor& largest,
 }
 
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
-  // scores: (N, V_part).
+  // scores: (N, V_part), this rank's classes.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             const TargetsPointer& targets) {
     const at::Tensor largest = largest_of(scores, targets->group);
@@ -110,7 +109,8 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
         results.emplace_back();
         return results;
       }
-      // The gradient of a score is (softmax - 1 for the target) times the weight of the token.
+      // The gradient of a score is (softmax - 1) for the target's class and softmax for others,
+      // times the weight of the token.
       const at::Tensor weight = targets->over_divisor(gradients[0])
                                     .expand({saved[0].size(0)})
                                     .masked_fill(targets->ignored, 0);
@@ -169,7 +169,8 @@ at::Tensor mean_over_token_group(const at::Tensor& logits, const at::Tensor& tar
     sum = vocab_parallel_cross_entropy(logits, targets, group, own);
     count = targets.ne(options.ignore_index).sum().item<int64_t>();
   } catch (const Error& error) {
-    // The ranks with other tokens wait for this one in the next call.
+    // The ranks with other tokens wait for this rank in the collective below, so the error is
+    // passed to it.
     if (error.code() != ErrorCode::kInvalidArgument || group.error()) throw;
     refusal = error;
   }

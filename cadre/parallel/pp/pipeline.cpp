@@ -24,7 +24,7 @@ namespace {
 
 using parallel::pipeline_refusal;
 
-// Cuts tensors into the rows [first, last) of each microbatch; sizes differ by one at most.
+// Divides each tensor into microbatches along its rows; the numbers of rows differ by at most one.
 std::vector<std::vector<at::Tensor>> cut(const std::vector<at::Tensor>& tensors,
                                          int num_microbatches) {
   std::vector<std::vector<at::Tensor>> microbatches(static_cast<size_t>(num_microbatches));
@@ -38,7 +38,7 @@ std::vector<std::vector<at::Tensor>> cut(const std::vector<at::Tensor>& tensors,
   return microbatches;
 }
 
-// Shards the stages in the order in which a step reduces their gradients.
+// Shards the stages. The order of the stages is that in which a step reduces their gradients.
 std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<PipelineStage>& stages,
                                                       const DeviceMesh& mesh,
                                                       const std::vector<PipelineAction>& actions) {
@@ -50,7 +50,8 @@ std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<Pipeline
   return std::make_unique<parallel::ShardedStages>(mesh, in_order);
 }
 
-// The number of words of a step that all ranks compare; words of the tied parameters follow.
+// The number of words of a step that all ranks compare. The words of the tied parameters follow
+// them.
 constexpr size_t kNumStepWords = 7;
 
 bool has_valid_timeout(const PipelineStepOptions& options) {
@@ -65,7 +66,7 @@ void check_timeout(const PipelineStepOptions& options) {
              std::chrono::duration_cast<std::chrono::milliseconds>(*options.timeout).count()));
 }
 
-// A timeout that is refused does not limit the exchange in which the ranks learn of that.
+// An invalid timeout is not used for the exchange in which the ranks compare their arguments.
 std::optional<Duration> timeout_of_agreement(const PipelineStepOptions& options) {
   return has_valid_timeout(options) ? options.timeout : std::nullopt;
 }
@@ -134,7 +135,8 @@ class Pipeline::Core {
       shares.push_back(static_cast<double>(rows) / static_cast<double>(agreed.rows));
       step.weights.push_back(static_cast<double>(rows) / static_cast<double>(agreed.total_rows));
     }
-    // Sharded stages keep the gradients of earlier steps in their shards.
+    // With sharded stages, the gradients of earlier steps are in the shards, so they need not be
+    // set aside.
     const bool sets_aside = is_training && !sharded_ && (ranks_.replicas || !ties_->is_empty());
     if (sets_aside) {
       for (auto& [stage, runner] : executor_->runners()) runner.set_gradients_aside();
@@ -153,7 +155,8 @@ class Pipeline::Core {
   }
 
  private:
-  // Marks the parameters, because their norm is not that of the model if other ranks have more.
+  // Marks the parameters, so that clip_grad_norm_() of a list of them throws: on several ranks the
+  // norm of this rank's parameters is not that of the model.
   void mark_stages(const std::vector<PipelineStage>& stages) const {
     const int num_ranks = ranks_.group.world_size();
     if (num_ranks == 1) return;
@@ -167,7 +170,7 @@ class Pipeline::Core {
     }
   }
 
-  // The facts about a step on which all ranks have agreed.
+  // The properties of a step that were compared and are equal on all ranks.
   struct Agreed {
     int64_t rows = 0;
     int64_t total_rows = 0;  // the number of rows of all replicas
@@ -177,8 +180,8 @@ class Pipeline::Core {
     uint64_t trained = 0;  // a digest of the parameters' requires_grad and dtypes
   };
 
-  // Throws, on all ranks of all replicas and while the stages are unchanged, for everything that
-  // would make the rest of the constructor fail.
+  // Checks for every error that the rest of the constructor could find, while the stages are still
+  // unchanged. Throws on all ranks of all replicas.
   void check_before_changes(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh) {
     const auto refusal = parallel::refusal_of([&] {
       records_.emplace(ranks_.group, mesh, stages, parallel::StageRecords::Form{.shards = shards_});
@@ -189,8 +192,8 @@ class Pipeline::Core {
     parallel::check_replicas(stages, ranks_);
   }
 
-  // The ranks have exchanged all errors of arguments before. So an error here may occur on this
-  // rank only; the other ranks learn of it from the aborted group.
+  // The ranks have already exchanged all errors about arguments. So an error here may occur on this
+  // rank only, and the group is aborted to inform the other ranks.
   void shard(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh) {
     try {
       sharded_ = shard_stages(stages, *shards_, schedule_.ranks[ranks_.group.rank()]);
@@ -219,7 +222,8 @@ class Pipeline::Core {
       const int64_t rows = tensor.size(0);
       if (rows != tensors[0].size(0)) {
         return pipeline_refusal(
-            format("the tensors of the {} have {} and {} rows", name, tensors[0].size(0), rows));
+            format("the tensors of the {} have {} and {} rows, but all must have the same number",
+                   name, tensors[0].size(0), rows));
       }
       if (rows < count || (rows % count != 0 && !options_.allow_uneven_microbatches)) {
         return pipeline_refusal(
@@ -243,18 +247,18 @@ class Pipeline::Core {
     for (const auto& [stage, runner] : executor_->runners()) {
       if (const auto change = runner.changed_parameter()) {
         return pipeline_refusal(
-            format("{} in the module of stage {} since the pipeline was constructed, which would "
-                   "neither reduce it nor list it; change values in place, or construct the "
-                   "pipeline again",
+            format("{} in the module of stage {} since the pipeline was constructed, so the "
+                   "pipeline would neither reduce its gradient nor return it from parameters(); "
+                   "change values in place, or construct the pipeline again",
                    *change, stage));
       }
     }
     if (is_training && sharded_) {
       if (const auto changed = sharded_->changed_parameter()) {
-        return pipeline_refusal(
-            format("{}; the trained parameters of sharded stages are those of the constructor: "
-                   "construct the modules and the pipeline again and load a snapshot",
-                   *changed));
+        return pipeline_refusal(format(
+            "{}; with sharded stages the parameters that require grad must stay those of the "
+            "construction: construct the modules and the pipeline again and load a snapshot",
+            *changed));
       }
     }
     if (holds_first_) {
@@ -269,7 +273,8 @@ class Pipeline::Core {
     return loss ? check_rows(target.tensors(), "target") : std::nullopt;
   }
 
-  // Returns a digest which, together with own_trained(), determines the shapes of all messages.
+  // Returns a digest of the batch and of this rank's trained parameters. Together with
+  // own_trained() it determines the shapes of all messages.
   uint64_t own_signature(const PipelineBatch& batch) const {
     Fnv1a hash;
     if (holds_first_) {
@@ -317,8 +322,8 @@ class Pipeline::Core {
                                     kNumStepWords + ties_->num_trained_words(), make_words,
                                     timeout_of_agreement(options)));
     });
-    // If there are replicas, the error is thrown below, because the ranks of the other replicas
-    // wait for this one.
+    // If there are replicas, the error is thrown later, because the ranks of the other replicas
+    // wait for this rank in the next collective.
     if (refusal && !ranks_.replicas) throw *refusal;
     agreed.total_rows =
         ranks_.replicas ? rows_of_replicas(is_training, agreed, refusal, options) : agreed.rows;
@@ -327,7 +332,7 @@ class Pipeline::Core {
     return agreed;
   }
 
-  // Compares the words of all ranks. The result and the errors are the same on all ranks.
+  // Compares the words of all ranks. The result, or the error, is the same on all ranks.
   Agreed compare(const std::vector<std::vector<int64_t>>& all) const {
     if (const auto other = parallel::first_unlike(all, 0)) {
       throw pipeline_refusal(
@@ -360,9 +365,8 @@ class Pipeline::Core {
             .trained = trained.value()};
   }
 
-  // Throws on all ranks of all replicas if the arguments of a rank are invalid, or if the values on
-  // which the ranks of each pipeline have agreed differ between replicas. Returns the rows of all
-  // replicas.
+  // Throws on all ranks of all replicas if the arguments of one rank are invalid, or if replicas
+  // differ in a value that must be equal. Returns the number of rows of all replicas together.
   int64_t rows_of_replicas(bool is_training, const Agreed& agreed,
                            const std::optional<Error>& refusal,
                            const PipelineStepOptions& options) const {
@@ -422,11 +426,11 @@ class Pipeline::Core {
   bool holds_first_;
   bool holds_last_;
   std::optional<DeviceMesh> shards_;                  // the mesh of the ranks that own shards
-  std::unique_ptr<parallel::ShardedStages> sharded_;  // is null if ranks have whole stages
+  std::unique_ptr<parallel::ShardedStages> sharded_;  // null if ranks have whole stages
   std::optional<parallel::PipelineExecutor> executor_;
   std::optional<parallel::StageRecords> records_;
   std::optional<parallel::TiedParameters> ties_;
-  // The signatures of the last step with headers: [0] in evaluation, [1] in training.
+  // The signatures of the last step that sent headers: [0] in evaluation, [1] in training.
   std::optional<uint64_t> known_signatures_[2];
 };
 

@@ -31,14 +31,15 @@ AgreedField field_of(const PipelineSchedule& schedule) {
                  schedule.num_microbatches, fingerprint_of(schedule))};
 }
 
-// Returns the ranks that hold the same stages, each with a batch of its own.
+// Returns the ranks that have the same stages in other pipelines, each with its own batch.
 std::optional<ProcessGroup> replicas_of(const PipelineOptions& options) {
   if (options.shards) return options.shards->group();
   return options.replicas ? std::optional(options.replicas->group()) : std::nullopt;
 }
 
-// Returns a field that must be equal on the ranks of a pipeline and of its replicas. Together with
-// the schedule it decides when stages are gathered, which all replicas do at the same time.
+// Returns a field that must be equal on the ranks of a pipeline and of its replicas: together with
+// the schedule it decides when stages are gathered, and all replicas must gather them at the same
+// time.
 AgreedField field_of_memory(const PipelineOptions& options) {
   return {"max_unsharded_stages", format("{}", options.max_unsharded_stages)};
 }
@@ -70,8 +71,8 @@ std::optional<int> first_unlike(const std::vector<std::vector<int64_t>>& words, 
 
 namespace {
 
-// Throws on all ranks of the pipeline unless each stage is held once, by the rank that the schedule
-// says.
+// Throws on all ranks of the pipeline unless exactly one rank passes each stage, the one that the
+// schedule says.
 void check_stages_match(const ProcessGroup& group, const PipelineSchedule& schedule,
                         const std::vector<PipelineStage>& stages) {
   const size_t num_stages = schedule.rank_of_stage.size();
@@ -101,8 +102,8 @@ void check_trainable(const std::vector<PipelineStage>& stages) {
   }
 }
 
-// Returns each tensor once. A tensor that two stages have is reduced once, so replicas must have it
-// in the same stages.
+// Returns each tensor once. If two stages share a tensor, it is reduced once, so the same stages
+// must share it in all replicas.
 std::vector<NamedTensor> named_parameters_of(const std::vector<PipelineStage>& stages) {
   std::vector<NamedTensor> parameters;
   std::map<const void*, std::string> first_names;
@@ -161,7 +162,7 @@ void agree_with_replicas(const PipelineRanks& ranks, const std::vector<AgreedFie
         if (refusal) throw *refusal;
         return fields;
       },
-      "pass the same in all replicas");
+      "pass the same options in all replicas");
 }
 
 AgreedSchedule agree_on_schedule(const ProcessGroup& group,
@@ -181,7 +182,7 @@ AgreedSchedule agree_on_schedule(const ProcessGroup& group,
         "pass the same options on all ranks");
     check_stages_match(group, *schedule, stages);
   });
-  // A rank whose options are invalid still makes the group, because the other replicas wait for it.
+  // Even a rank with invalid options creates the group, because the other replicas wait for it.
   PipelineRanks ranks{.group = group, .replicas = replicas_of(options)};
   std::vector<AgreedField> fields;
   if (schedule) fields = {field_of(*schedule), field_of_memory(options)};

@@ -1,10 +1,11 @@
 // Compares between the ranks of a pipeline, before they compute, the arguments of its constructor
-// and of each step. Every rank takes part in the exchange, also one whose own arguments are
-// invalid, so that an error is thrown on all ranks, also on those of the replicas, and the groups
-// stay usable. Refusals go through tensor/group/agreement.h.
+// and of each step. Every rank takes part in the exchange, even if its own arguments are invalid.
+// So all ranks, including those of the replicas, throw the same error, and the groups stay usable.
+// The exchange itself is in tensor/group/agreement.h.
 //
-// Threads: one. Blocking: collective, until the group's deadline. Errors: the error of a rank whose
-// arguments are invalid, on all ranks; kInvalidArgument for arguments that differ.
+// Threads: one thread. Blocking: collective, until the group's deadline. Errors: if the arguments
+// of a rank are invalid, all ranks throw that rank's error; if arguments differ between ranks, all
+// ranks throw kInvalidArgument.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +24,14 @@
 
 namespace cadre::parallel {
 
-// The subject of every agreement of a pipeline.
+// The name with which errors of the comparison begin.
 inline constexpr const char* kPipelineCall = "cadre::Pipeline";
 
-// Returns the kInvalidArgument error for wrong arguments of a pipeline. `what` describes the
+// Returns the kInvalidArgument error for invalid arguments of a pipeline. `what` describes the
 // mistake.
 Error pipeline_refusal(const std::string& what);
 
-// Returns the first rank whose word at `index` is not rank 0's; nullopt if there is none.
+// Returns the first rank whose words[rank][index] differs from rank 0's; nullopt if there is none.
 std::optional<int> first_unlike(const std::vector<std::vector<int64_t>>& words, size_t index);
 
 struct PipelineRanks {
@@ -38,17 +39,17 @@ struct PipelineRanks {
   std::optional<ProcessGroup> replicas = {};  // the ranks with the same stages in other pipelines
 };
 
-// Runs `check`, which may be collective, and returns its kInvalidArgument error; nullopt if it
-// throws none. An error of a failed group is thrown.
+// Runs `check`, which may be collective, and returns the kInvalidArgument error that it throws;
+// nullopt if it throws none. If the group has failed, its error is thrown instead.
 std::optional<Error> refusal_of(const std::function<void()>& check);
 
-// Throws `refusal`, an error that either all ranks of a pipeline have or none, on the ranks of all
-// its replicas. Also throws on all ranks if these fields differ between replicas.
+// If `refusal` is set, throws it on the ranks of all replicas. Either all ranks of a pipeline pass
+// such an error or none does. Also throws on all ranks if `fields` differ between replicas.
 void agree_with_replicas(const PipelineRanks& ranks, const std::vector<AgreedField>& fields,
                          const std::optional<Error>& refusal);
 
-// agree_on_schedule() throws on all ranks unless all have one schedule and options that fit each
-// other, and each stage is held once, by the rank that the schedule says.
+// Computes the schedule of a pipeline. Throws on all ranks if their schedules or options differ, or
+// if a stage is not passed by exactly the rank that the schedule says.
 struct AgreedSchedule {
   PipelineRanks ranks;
   PipelineSchedule schedule;
@@ -57,9 +58,10 @@ AgreedSchedule agree_on_schedule(const ProcessGroup& group,
                                  const std::vector<PipelineStage>& stages,
                                  const PipelineOptions& options);
 
-// Throws on all ranks of all replicas unless their stages are alike. Does nothing without replicas.
+// Throws on all ranks of all replicas if the replicas' stages have different parameters. Does
+// nothing without replicas.
 void check_replicas(const std::vector<PipelineStage>& stages, const PipelineRanks& ranks);
-// Gives all replicas the parameters of rank 0 of `replicas`. Does nothing without replicas.
+// Broadcasts the parameters of rank 0 of `replicas` to all replicas. Does nothing without replicas.
 void equalize_replicas(const std::vector<PipelineStage>& stages, const PipelineRanks& ranks);
 
 }  // namespace cadre::parallel

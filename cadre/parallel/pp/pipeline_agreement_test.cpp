@@ -1,5 +1,6 @@
-// Tests that a call ends with an error on all ranks if one rank, or one of several replicas,
-// refuses it, and that the groups stay usable. Ranks are threads: 2 stages by 2 replicas.
+// Tests that a call throws on all ranks if the arguments of one rank, or of one of several
+// replicas, are invalid, and that the groups stay usable. Ranks are threads: 2 stages (axis "pp")
+// in each of 2 replicas (axis "dp").
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -32,8 +33,8 @@ using torch::Tensor;
 
 constexpr size_t kNumRanks = 4;
 
-// Runs `body` on all ranks and returns, by rank, the error that it threw. The world must still work
-// afterwards. Rank 2 * pp + dp has the coordinate "dp" of its replica.
+// Runs `body` on all ranks and returns the error of each rank. Checks that the world still works
+// afterwards. Rank 2 * pp + dp has the coordinates pp and dp.
 std::vector<std::string> refusals(const std::function<void(const DeviceMesh&)>& body) {
   std::vector<std::string> texts(kNumRanks);
   const auto result = run_groups(kNumRanks, [&](const ProcessGroup& world) {
@@ -56,7 +57,7 @@ std::vector<PipelineStage> stages_on(const DeviceMesh& mesh) {
   return {{std::make_shared<StageNet>(stage, 2), {.stage = stage, .num_stages = 2}}};
 }
 
-// Returns stages with these parameters, which no computation uses.
+// Returns one stage for this rank with these parameters. No computation uses them.
 std::vector<PipelineStage> stages_with(const DeviceMesh& mesh,
                                        std::vector<NamedTensor> parameters) {
   return {{[](const std::vector<Tensor>& inputs) { return inputs; },
@@ -112,8 +113,8 @@ TEST(PipelineAgreement, AStageThatOneRankCannotShardEndsTheConstructorOnAll) {
   }
 }
 
-// The first pipeline has freed the values of these modules. A program must make a new module and
-// load a snapshot into it.
+// The pipeline of the first constructor has freed the values of these modules, so the second
+// constructor must throw. A program must make new modules and load a snapshot into them.
 TEST(PipelineAgreement, ModulesOfAnEarlierShardedPipelineAreRefused) {
   expect_refused("a wrapper or optimizer has sharded them already", [](const DeviceMesh& mesh) {
     const auto stages = stages_on(mesh);
@@ -138,7 +139,8 @@ TEST(PipelineTies, ParametersOfOtherShapesAreRefused) {
       });
 }
 
-// Returns this rank's part of a (4, 4) tensor, with the marks that parallelize_module() sets.
+// Returns this rank's part of a (4, 4) tensor, marked as divided in the same way as
+// parallelize_module() does.
 Tensor divided_leaf(const DeviceMesh& mesh, int64_t dim) {
   const Tensor part = dim == 0 ? leaf({2, 4}) : leaf({4, 2});
   wrap::mark_as_shard(
@@ -186,7 +188,7 @@ TEST(PipelineTies, AFrozenParameterAndATrainedOneAreRefused) {
   });
 }
 
-// A second tie would sum the gradients twice, so it is refused.
+// Tying a parameter a second time would sum its gradients twice, so it is an error.
 TEST(PipelineTies, AParameterIsTiedOnce) {
   expect_refused("is tied already; name all parameters of a tie in one call",
                  [](const DeviceMesh& mesh) {
@@ -196,8 +198,8 @@ TEST(PipelineTies, AParameterIsTiedOnce) {
                  });
 }
 
-// The norm would count this tensor's gradient in addition to that of the tied one, and an optimizer
-// would step the same memory twice.
+// The norm would count this tensor's gradient in addition to that of the tied tensor, and an
+// optimizer would update the same memory twice.
 TEST(PipelineTies, ATensorThatSharesMemoryWithATiedOneIsRefused) {
   const auto texts = refusals([](const DeviceMesh& mesh) {
     const Tensor head = leaf({3});
@@ -222,14 +224,14 @@ TEST(PipelineTies, ReplicasTieTheSameParameters) {
                  });
 }
 
-// Runs a step of a pipeline on 2 ranks, with one batch for all replicas.
+// Runs a step of a pipeline on 2 ranks. All replicas use the same batch.
 void step_once(Pipeline& pipeline, const PipelineStepOptions& options = {}) {
   const Tensor tokens = tokens_of(4, 0);
   pipeline.step(tokens, targets_of(tokens), cross_entropy, options);
 }
 
-// Replicas differ in one stage only. Without this error the ranks of the other stage would start a
-// reduction that never ends.
+// The replicas differ in one stage only. Without this error the ranks of the other stage would
+// start a reduction that never completes.
 TEST(PipelineAgreement, ReplicasTrainTheSameParameters) {
   const auto result = run_groups(kNumRanks, [&](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
@@ -248,8 +250,8 @@ TEST(PipelineAgreement, ReplicasTrainTheSameParameters) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// If two stages have one tensor, its gradient is reduced once, so replicas must have it in the same
-// stages.
+// If two stages share a tensor, its gradient is reduced once, so the same stages must share it in
+// all replicas.
 TEST(PipelineAgreement, ReplicasHaveATensorInTheSameStages) {
   expect_refused(", the same as ", [](const DeviceMesh& mesh) {
     const int stage = mesh.coordinate("pp");

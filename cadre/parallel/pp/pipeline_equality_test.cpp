@@ -1,10 +1,10 @@
-// Tests that training in a pipeline on 2 to 4 ranks, as threads, equals training in one process:
-// the losses of each step, the parameters after them and the outputs of an evaluation, in float64,
-// within 1e-10 of the largest value of each parameter. Ranks add the gradients of microbatches in
-// another order than one process adds rows, so gradients differ by a few roundings. SGD passes
-// these on linearly. AdamW divides by the size of the gradient, which amplifies the differences if
-// a gradient is small: the bound leaves room for gradients 1e-5 times smaller than their terms.
-// CADRE_CASES_SEED picks the share of the cases that CTest runs.
+// Tests that training in a pipeline on 2 to 4 ranks equals training in one process: the losses of
+// each step, the final parameters and the outputs of an evaluation, in float64, within 1e-10 of the
+// largest value of each parameter. Ranks are threads. Ranks add the gradients of microbatches in
+// another order than one process adds rows, so gradients differ by a few roundings. SGD propagates
+// these differences linearly. AdamW divides by the size of the gradient, which amplifies the
+// differences if a gradient is small: the bound allows gradients that are 1e-5 times smaller than
+// their terms. CADRE_CASES_SEED selects the subset of the cases that CTest runs.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -59,7 +59,7 @@ std::ostream& operator<<(std::ostream& out, const PipelineCase& given) {
   return out << text_of(given);
 }
 
-// Returns cases with every schedule on 2 to 4 ranks. The other properties vary between the cases.
+// Returns cases for every schedule on 2 to 4 ranks. Other properties vary between the cases.
 std::vector<PipelineCase> pipeline_cases() {
   std::vector<PipelineCase> cases;
   for (const PipelineScheduleInfo& info : pipeline_schedules()) {
@@ -69,8 +69,8 @@ std::vector<PipelineCase> pipeline_cases() {
           const PipelineScheduleOptions options{info.kind, num_ranks, num_microbatches,
                                                 stages_per_rank};
           if (!make_pipeline_schedule(options).ok()) continue;
-          // A hash chooses the properties, so that every property occurs in any subset of the
-          // cases.
+          // The other properties are chosen by a hash of the case's index, so that every subset of
+          // the cases has all of them.
           const uint64_t bits = (cases.size() * 0x9e3779b97f4a7c15) >> 32;
           cases.push_back({.schedule = options,
                            .rows = num_microbatches + static_cast<int>(bits % 5),
@@ -84,7 +84,7 @@ std::vector<PipelineCase> pipeline_cases() {
   return cases;
 }
 
-using Snapshot = std::vector<std::vector<Tensor>>;  // by stage, in the order of parameters()
+using Snapshot = std::vector<std::vector<Tensor>>;  // by stage and parameter
 
 Snapshot empty_snapshot(int num_stages) {
   return Snapshot(static_cast<size_t>(num_stages));
@@ -117,19 +117,19 @@ std::vector<Tensor> distinct(const std::vector<Tensor>& tensors) {
 struct Trained {
   std::vector<double> losses;
   Snapshot parameters;
-  Tensor logits;  // outputs of an evaluation after training
+  Tensor logits;  // the outputs of an evaluation after training
 };
 
-// Trains in one process, on whole batches.
+// Trains the model in one process, on whole batches.
 Trained train_alone(const PipelineCase& given, int num_stages, int num_replicas) {
-  at::set_num_threads(1);  // like each rank
+  at::set_num_threads(1);  // each rank uses one thread, too
   const auto stages = all_stages(num_stages);
   if (given.is_tied && num_stages > 1) stages.back()->head = stages[0]->table;
   std::vector<Tensor> parameters;
   for (const auto& stage : stages) {
     for (const Tensor& parameter : stage->parameters()) parameters.push_back(parameter);
   }
-  // The tied weight takes the place of another one, which gets no gradient.
+  // The tied weight replaces the head's own weight, which then gets no gradient.
   const auto optimizer = make_optimizer(given.uses_adamw, distinct(parameters));
   Trained trained;
   for (int step = 0; step < kNumSteps; ++step) {
@@ -154,7 +154,7 @@ Trained train_alone(const PipelineCase& given, int num_stages, int num_replicas)
   return trained;
 }
 
-// A mistake that a rank makes deliberately.
+// A mistake that a rank makes on purpose, to show that the comparison finds it.
 enum class Mistake { kNone, kSwappedMicrobatches, kNotTied };
 
 struct RankTask {
@@ -164,14 +164,14 @@ struct RankTask {
   Mistake mistake = Mistake::kNone;
 };
 
-// Exchanges the targets of the first two microbatches.
+// Swaps the targets of the first two microbatches.
 Tensor with_swapped_microbatches(const Tensor& target, int num_microbatches) {
   const int64_t rows = target.size(0) / num_microbatches;
   return torch::cat(
       {target.slice(0, rows, 2 * rows), target.slice(0, 0, rows), target.slice(0, 2 * rows)});
 }
 
-// Trains one rank, and writes its results to `trained`.
+// Trains the stages of one rank, and writes the results to `trained`.
 void train_rank(const RankTask& task, Trained& trained) {
   const PipelineCase& given = task.given;
   const ProcessGroup& group = task.group;
@@ -224,12 +224,13 @@ void train_rank(const RankTask& task, Trained& trained) {
   for (const auto& net : nets) trained.parameters[net->stage] = copies(*net);
 }
 
-// Returns the largest difference of any parameter, relative to the largest value of that parameter.
+// Returns the largest difference between two sets of parameters, relative to the largest value of
+// the parameter.
 double worst_difference(const Snapshot& trained, const Snapshot& alone) {
   double worst = 0;
   for (size_t stage = 0; stage < alone.size(); ++stage) {
     EXPECT_EQ(trained[stage].size(), alone[stage].size());
-    if (trained[stage].size() != alone[stage].size()) return 1;  // the rank has failed
+    if (trained[stage].size() != alone[stage].size()) return 1;  // the stage's rank has failed
     for (size_t i = 0; i < alone[stage].size(); ++i) {
       const Tensor difference = (trained[stage][i] - alone[stage][i]).abs().max();
       worst =
@@ -306,8 +307,8 @@ TEST(PipelineReplicas, EqualOneProcessOnTheBatchesOfAllReplicas) {
   }
 }
 
-// The optimizer steps after every second step of the pipeline. Gradients of the first step are
-// kept, and reduced once.
+// The optimizer steps after every second step of the pipeline. The gradients of the first step are
+// kept, and both are reduced only once.
 TEST(PipelineAccumulation, StepsAddToTheGradients) {
   const auto alone = all_stages(2);
   alone[1]->head = alone[0]->table;
@@ -337,7 +338,7 @@ TEST(PipelineAccumulation, StepsAddToTheGradients) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// If shapes change between steps they are announced again; otherwise they are announced once.
+// If shapes change between steps, headers are sent again; otherwise they are sent once.
 TEST(PipelineShapes, MayChangeFromStepToStep) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto net = std::make_shared<StageNet>(group.rank(), 2);
@@ -357,8 +358,8 @@ TEST(PipelineShapes, MayChangeFromStepToStep) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Messages have 2 MB, and are sent through shared memory and over TCP. The model computes x w_0 w_1
-// ..., whose gradients are known.
+// Messages of 2 MB are sent through shared memory and over TCP. The model computes x w_0 w_1 ...,
+// so its gradients are known.
 TEST(PipelineMessages, LargeOnesGoThroughEverySchedule) {
   constexpr int kRanks = 3;
   constexpr int kMicrobatches = 6;
@@ -399,8 +400,8 @@ TEST(PipelineMessages, LargeOnesGoThroughEverySchedule) {
   }
 }
 
-// With one microbatch only one stage computes at a time (naive model parallelism). The test
-// includes a group of one rank.
+// With one microbatch only one stage computes at a time (naive model parallelism). Also tests a
+// group of one rank.
 TEST(PipelineNaive, RunsWithOneMicrobatch) {
   for (const int num_ranks : {1, 3}) {
     const auto alone = all_stages(num_ranks);

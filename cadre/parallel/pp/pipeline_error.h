@@ -1,6 +1,4 @@
-// The error of a pipeline's step, with the action that this rank was running.
-//
-// Threads: a plain value. Blocking: never. Lifetime: owns its parts.
+// The error of a pipeline's step. It has the action of the schedule that this rank was running.
 #pragma once
 
 #include <utility>

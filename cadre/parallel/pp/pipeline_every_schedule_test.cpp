@@ -1,9 +1,10 @@
 // Tests every schedule on 2 to 8 ranks with 1 to 16 microbatches and 1 to 4 stages on each rank.
-// The checker accepts the schedule. When it runs, with threads as ranks, each rank computes in the
-// order that the simulator gives and keeps activations of as many microbatches, and the losses,
-// outputs and gradients of two steps are those of one process. The bound in float64 is 1e-10 of the
-// largest value of each tensor: microbatches are added in another order than rows. CADRE_CASES_SEED
-// picks the cases that CTest runs.
+// First the checker of schedules must accept the schedule. Then it runs, with threads as ranks:
+// each rank must compute in the order that the simulator of schedules predicts and keep activations
+// of the predicted number of microbatches, and the losses, outputs and gradients of two steps must
+// be those of one process. The bound in float64 is 1e-10 of the largest value of each tensor,
+// because the sums over microbatches are added in another order than sums over rows.
+// CADRE_CASES_SEED selects the cases that CTest runs.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -30,15 +31,15 @@ using torch::Tensor;
 constexpr int kRowsPerMicrobatch = 2;
 constexpr int kFeatures = 3;
 
-// Returns values in (-1/2, 1/2), which differ between offsets.
+// Returns values in (-1/2, 1/2), which depend on `offset`.
 Tensor values_of(const std::vector<int64_t>& sizes, double offset) {
   const Tensor values = torch::empty(sizes, torch::kDouble);
   return values.copy_((torch::arange(values.numel(), torch::kDouble) + offset).sin().view(sizes) /
                       2);
 }
 
-// Computes x + tanh(x weight) with a weight of its own. The second input, the numbers of the rows
-// in the batch, identifies the microbatch to which x belongs.
+// A stage that computes x + tanh(x weight). Its second input has the indices of the rows in the
+// batch, from which the stage knows to which microbatch x belongs.
 struct TracedStage {
   explicit TracedStage(int number)
       : stage(number),
@@ -46,7 +47,8 @@ struct TracedStage {
 
   Tensor forward(const Tensor& x) const { return x + torch::tanh(torch::matmul(x, weight)); }
 
-  // Adds an entry to `trace` for each computation, when it runs: "2F0", "2I0", "2W0".
+  // Appends an entry to `trace` when a computation runs, for example "2F0" for the forward of stage
+  // 2 on microbatch 0, and "2I0" and "2W0" for its input and weight gradients.
   std::vector<Tensor> traced(const std::vector<Tensor>& inputs,
                              std::vector<std::string>& trace) const {
     const int64_t microbatch = inputs[1][0].item<int64_t>() / kRowsPerMicrobatch;
@@ -56,7 +58,7 @@ struct TracedStage {
     add('F');
     const Tensor used = weight.view_as(weight);
     used.register_hook([add](const Tensor&) { add('W'); });
-    // This view is made after `used`, because autograd runs the backward of later operations first.
+    // Autograd runs the backward of later operations first, so this view is made after `used`.
     const Tensor x = inputs[0].view_as(inputs[0]);
     if (x.requires_grad()) x.register_hook([add](const Tensor&) { add('I'); });
     return {x + torch::tanh(torch::matmul(x, used)), inputs[1]};
@@ -66,8 +68,8 @@ struct TracedStage {
   Tensor weight;
 };
 
-// Returns the entries that TracedStage adds when a rank computes in the order of the simulator. The
-// batch requires no gradient, so the input pass "I" of stage 0 computes none.
+// Returns the entries that TracedStage appends if a rank computes in the order of the simulator.
+// Stage 0 has no "I" entries, because the batch requires no gradient.
 std::vector<std::string> expected_trace(const std::vector<TimedAction>& actions) {
   std::vector<std::string> trace;
   for (const TimedAction& timed : actions) {
@@ -102,8 +104,8 @@ struct Batch {
 constexpr int kSteps = 2;  // the first step sends headers, the second does not
 
 struct OneProcess {
-  std::vector<Tensor> losses, outputs;  // by step
-  std::vector<Tensor> gradients;        // gradients of all steps, by stage
+  std::vector<Tensor> losses, outputs;  // one entry for each step
+  std::vector<Tensor> gradients;        // sums over all steps, for each stage
 };
 
 OneProcess compute_in_one_process(const PipelineSchedule& schedule) {
@@ -170,8 +172,8 @@ std::string name_of(const PipelineScheduleOptions& options) {
                 *options.stages_per_rank);
 }
 
-// Picks schedules in a random order. Every n-th schedule of a regular order would miss values whose
-// period divides n.
+// Selects schedules at random. Every n-th schedule of a regular enumeration would miss properties
+// whose period divides n.
 std::vector<PipelineScheduleOptions> picked_schedules() {
   std::vector<PipelineScheduleOptions> all;
   for (const PipelineScheduleInfo& info : pipeline_schedules()) {

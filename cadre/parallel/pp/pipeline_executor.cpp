@@ -26,12 +26,12 @@ Id backward_id(int stage, int microbatch) {
   return {StageMessages::Kind::kBackward, stage, microbatch};
 }
 
-// Returns whether an evaluation runs this action of the schedule.
+// Returns whether this action of the schedule also runs in an evaluation.
 bool is_of_forward(Kind kind) {
   return kind == Kind::kForward || kind == Kind::kSendForward || kind == Kind::kRecvForward;
 }
 
-// Returns the words for an action in its error.
+// Returns the description of an action for error messages.
 std::string_view words_of(Kind kind) {
   switch (kind) {
     case Kind::kForward:
@@ -73,8 +73,8 @@ std::vector<at::Tensor> leaves_for_next_stage(const std::vector<at::Tensor>& out
   return leaves;
 }
 
-// Returns, by stage, the parameters whose gradients are complete when the stage is reduced. A
-// tensor that several stages of this rank have is reduced with the last of them.
+// Returns, for each stage, the parameters whose gradients are complete when the stage is reduced.
+// If several stages of this rank share a tensor, it is reduced with the last of them.
 std::map<int, std::vector<NamedTensor>> reduced_parameters(
     const std::vector<PipelineStage>& stages, const std::vector<PipelineAction>& actions) {
   std::map<int, std::vector<NamedTensor>> reduced;
@@ -130,8 +130,8 @@ auto PipelineExecutor::timed(int stage, Running& running, const Compute& compute
   return compute();
 }
 
-// An evaluation gathers stages itself, because the gathers and frees of the schedule are those of
-// training.
+// An evaluation does not use the gathers and frees of the schedule, because these are for training.
+// It gathers the next stages here.
 void PipelineExecutor::gather_next_forwards(size_t first) {
   const size_t count =
       std::min(static_cast<size_t>(options_.max_unsharded_stages), runners_.size());
@@ -191,8 +191,7 @@ void PipelineExecutor::fail(const PipelineAction& action, const Error& error) {
   if (action.microbatch) where += format(", microbatch {}", *action.microbatch);
   where += format(", {} ({})", words_of(action.kind), to_text(action));
   const Error named = error.with_context(where);
-  // The first failure of the group is kept: if the group has failed already, this call changes
-  // nothing.
+  // If the group has failed already, abort() changes nothing, so that the first failure is kept.
   group_.abort(named.message());
   messages_.clear();
   to_send_.clear();
@@ -234,7 +233,7 @@ void PipelineExecutor::run_leaf(const PipelineAction& action, Running& running) 
     case Kind::kReshard:
       return options_.sharded->reshard(stage);
     case Kind::kOverlap:
-      throw Error(ErrorCode::kInternal, "a step has no such action");
+      throw Error(ErrorCode::kInternal, "a step cannot run an action of this kind");
   }
 }
 

@@ -1,11 +1,11 @@
-// Runs one step of a lowered pipeline schedule on this rank: its actions in their order, with the
-// values that stages hand to each other.
+// Runs one step of a lowered pipeline schedule on this rank: executes the rank's actions in order
+// and passes values between stages.
 //
-// Threads: one. Blocking: run(), until the step is done on this rank. Lifetime: keeps the stages
-// and the group. Errors: PipelineError, which says at which action; the group is aborted then, so
-// that the step ends on all ranks, and what was kept of the step is dropped.
-// What is thrown that is no cadre::Error, such as out of a stage's forward(), becomes one
-// (tensor/group/caught_error.h). docs/decisions/0017.
+// Threads: one thread. Blocking: run(), until the step is done on this rank. Lifetime: keeps the
+// stages and the group. Errors: PipelineError, which says in which action the step failed. The
+// group is then aborted, so that the step ends on all ranks, and the state of the step is dropped.
+// An exception that is not a cadre::Error, for example from a stage's forward(), is converted to
+// one (tensor/group/caught_error.h). docs/decisions/0017.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,17 +32,18 @@
 
 namespace cadre::parallel {
 
-// The arguments of a step on one rank. Batches, targets and weights are listed by microbatch.
+// The arguments of a step on one rank. Batches, targets and weights have one entry for each
+// microbatch.
 struct PipelineStep {
   bool is_training = true;
   bool has_headers = true;
   bool keeps_outputs = false;
-  int64_t outputs_batch_dim = 0;  // the dimension of the kept outputs that counts rows
+  int64_t outputs_batch_dim = 0;  // the dimension of the outputs that counts rows
   std::vector<std::vector<at::Tensor>> batches = {};  // only the rank of the first stage uses them
   std::vector<std::vector<at::Tensor>> targets = {};  // only the rank of the last stage uses them
-  std::vector<double> weights = {};                   // the weights of the microbatches' losses
+  std::vector<double> weights = {};                   // weights of the microbatches' losses
   int64_t num_rows = 0;                               // the number of rows of the batch
-  // The limit of each message; the default is that of the group.
+  // The timeout of each message; if nullopt, that of the group.
   std::optional<Duration> timeout = {};
   const PipelineLoss* loss = nullptr;  // only the rank of the last stage uses it; may be null
 };
@@ -50,27 +51,28 @@ struct PipelineStep {
 class PipelineExecutor {
  public:
   struct Options {
-    // The ranks with the same stages in other pipelines, over which gradients are summed.
+    // The ranks that have the same stages in other pipelines; gradients are summed over them.
     std::optional<ProcessGroup> replicas = {};
-    // The parameters of the stages, if ranks own shards of them. Then there are no replicas.
+    // The sharded stages, or null if ranks have whole stages. With sharded stages there are no
+    // replicas.
     ShardedStages* sharded = nullptr;
-    // The number of stages that an evaluation with `sharded` gathers at a time. In a training step
-    // the schedule says which stages are gathered.
+    // The number of stages that an evaluation with sharded stages gathers at a time. In a training
+    // step the schedule says when stages are gathered.
     int max_unsharded_stages = 1;
     // Called before each forward and each backward of a microbatch. May be empty.
     std::function<void(const PipelineMicrobatch&)> before_microbatch = {};
   };
-  // messages: the message space of this pipeline, on its group. schedule: a lowered one. stages:
-  // the stages of this rank.
+  // `messages` is the message space of this pipeline on its group. `schedule` is a lowered
+  // schedule. `stages` are the stages of this rank.
   PipelineExecutor(const PrivateMessages& messages, PipelineSchedule schedule,
                    const std::vector<PipelineStage>& stages, Options options);
 
   struct Output {
-    std::vector<at::Tensor> losses = {};  // has one loss for each microbatch, without history
-    // The outputs of the last stage for the batch, if they are kept.
+    std::vector<at::Tensor> losses = {};  // one loss for each microbatch, detached
+    // The outputs of the last stage for the whole batch, if they are kept.
     std::vector<at::Tensor> outputs = {};
     int peak_live_microbatches = 0;            // counts a microbatch once for each stage
-    std::vector<Duration> compute_times = {};  // has one time for each stage
+    std::vector<Duration> compute_times = {};  // one time for each stage
   };
   Output run(const PipelineStep& step);
 
@@ -84,29 +86,32 @@ class PipelineExecutor {
     std::optional<JoinedOutputs> kept;
     size_t num_forwards = 0;          // the number of forwards of an evaluation that have begun
     int num_losses = 0;               // the number of losses computed so far
-    bool has_differentiable = false;  // one of these losses requires grad
+    bool has_differentiable = false;  // whether one of these losses requires grad
   };
 
   void run_action(const PipelineAction& action, Running& running);
   void run_leaf(const PipelineAction& action, Running& running);
-  // Runs `compute` and returns its result. Adds the time to that of the stage.
+  // Runs `compute` and returns its result. Adds the elapsed time to that of the stage.
   template <typename Compute>
   auto timed(int stage, Running& running, const Compute& compute);
-  // Called before an action that computes: waits for whole parameters and calls before_microbatch.
+  // Called before an action that computes. Waits until the stage's parameters are gathered, and
+  // calls before_microbatch.
   void prepare(const PipelineAction& action, Running& running);
-  // Called in an evaluation: gathers the stages of the next forwards of this rank, from `first` on.
+  // Called in an evaluation. Gathers the stages of this rank's next forwards; `first` is the index
+  // of the next forward.
   void gather_next_forwards(size_t first);
   // Throws if the last forward of a sharded stage has written to its parameters.
   void check_unwritten(int stage) const;
-  // Returns the first row of a microbatch, and the row after its last one.
+  // Returns the first row of a microbatch and the row after its last row.
   std::pair<int64_t, int64_t> rows_of(int64_t microbatch, const PipelineStep& step) const;
   void forward(const PipelineAction& action, Running& running);
   void backward(const PipelineAction& action, Running& running);
-  // Returns the roots of the backward of the last stage: its loss, if there is a loss function.
+  // Returns the tensors at which the backward of the last stage starts: the loss. The list is empty
+  // without a loss function.
   std::vector<at::Tensor> roots_of(int microbatch, const std::vector<at::Tensor>& outputs,
                                    Running& running) const;
-  // Passes tensors to the stage that needs them: directly if this rank has that stage, else in the
-  // send that follows.
+  // Passes tensors to the next stage of the data flow: directly if this rank has that stage, else
+  // with the send action that follows in the schedule.
   void hand_over(const StageMessages::Id& id, std::vector<at::Tensor> tensors);
   bool is_last(int stage) const { return stage == schedule_.num_stages() - 1; }
   [[noreturn]] void fail(const PipelineAction& action, const Error& error);
@@ -114,8 +119,8 @@ class PipelineExecutor {
   ProcessGroup group_;
   PipelineSchedule schedule_;
   Options options_;
-  std::map<int, StageRunner> runners_;  // the runners; the key is the stage
-  std::vector<int> forwards_;           // the stages of this rank's forwards, in order
+  std::map<int, StageRunner> runners_;  // the key is the stage
+  std::vector<int> forwards_;           // the stage of each forward of this rank, in order
   StageMessages messages_;
   std::map<StageMessages::Id, std::vector<at::Tensor>> to_send_;
 };

@@ -1,5 +1,5 @@
-// A step that fails on one rank ends on all of them, with the error of that rank. Ranks are
-// threads.
+// Tests that a step that fails on one rank ends on all ranks, with the error of that rank. Ranks
+// are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -69,7 +69,7 @@ TEST(PipelineFailure, AnExceptionInAForwardEndsTheStepOnAllRanks) {
   }
 }
 
-// The thrown object need not be a std::exception.
+// The thrown object is not a std::exception.
 TEST(PipelineFailure, AnythingThrownInAForwardEndsTheStepOnAllRanks) {
   std::vector<StepFailure> failures(2);
   run_groups(2, [&](const ProcessGroup& group) {
@@ -92,7 +92,7 @@ TEST(PipelineFailure, AnythingThrownInAForwardEndsTheStepOnAllRanks) {
   }
 }
 
-// backward() of one process throws in this case, too.
+// backward() in one process throws in this case, too.
 TEST(PipelineFailure, ALossWithoutAGradientIsRefused) {
   std::vector<StepFailure> failures(2);
   run_groups(2, [&](const ProcessGroup& group) {

@@ -1,7 +1,7 @@
-// Tests which gradients a step leaves, and which values they have, if a stage does not use each of
-// its parameters exactly once: a tensor in two stages of a rank, parameters that no rank uses or
-// only one replica, sparse gradients, and losses that ignore labels. Ranks are threads: one
-// pipeline of two stages on each rank, and 2 replicas.
+// Tests which parameters have gradients after a step, and with which values, if a stage does not
+// use each parameter exactly once: a tensor in two stages of a rank, parameters that no rank or
+// only one replica uses, sparse gradients, and losses that ignore labels. Ranks are threads: each
+// rank has one pipeline of two stages, and there are 2 replicas.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -48,7 +48,7 @@ PipelineStage stage_with(int stage, const std::vector<NamedTensor>& parameters) 
       {.stage = stage, .num_stages = 2}};
 }
 
-// Returns the inputs of one of the two replicas.
+// Returns the inputs of one of the two replicas, which are different.
 Tensor inputs_of(int replica) {
   return filled({kReplicaRows, kWidth}, 100 * replica + 20);
 }
@@ -64,7 +64,8 @@ void run_replicas(const std::function<void(const DeviceMesh&)>& body) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Gradients of the first of two steps are kept, and reduced once after the second.
+// The gradients of the first of two steps are kept, and both are reduced once after the second
+// step.
 TEST(PipelineGradients, ATensorInTwoStagesOfARankIsReducedOnce) {
   const Tensor alone = weight_of(1);
   for (int step = 0; step < 2; ++step) {
@@ -75,7 +76,7 @@ TEST(PipelineGradients, ATensorInTwoStagesOfARankIsReducedOnce) {
   for (const char* schedule : {"interleaved-1f1b", "looped-bfs", "zb-v"}) {
     run_replicas([&](const DeviceMesh& mesh) {
       const Tensor weight = weight_of(1);
-      // The second stage lists the tensor under two names.
+      // The second stage lists the same tensor under two names.
       Pipeline pipeline(
           {stage_with(0, {{"weight", weight}}),
            stage_with(1, {{"weight", weight}, {"again", weight}})},
@@ -89,7 +90,7 @@ TEST(PipelineGradients, ATensorInTwoStagesOfARankIsReducedOnce) {
   }
 }
 
-// The way in which the ranks of a pipeline hold its stages.
+// Whether a stage is on one rank, replicated, or sharded over the replicas.
 enum class StageForm { kAlone, kReplicas, kShards };
 
 PipelineOptions options_for(StageForm form, const DeviceMesh& mesh) {
@@ -108,8 +109,8 @@ int num_gradients(const Pipeline& pipeline, const std::string& name) {
   return count;
 }
 
-// Training in one process leaves no gradient, either; then an optimizer does not change the
-// parameter, even with weight decay.
+// Training in one process leaves no gradient for such a parameter. Then an optimizer does not
+// change it, even with weight decay.
 TEST(PipelineGradients, AParameterThatNoRankUsesHasNone) {
   for (const StageForm form : {StageForm::kAlone, StageForm::kReplicas, StageForm::kShards}) {
     for (const bool is_tied : {false, true}) {
@@ -128,8 +129,8 @@ TEST(PipelineGradients, AParameterThatNoRankUsesHasNone) {
   }
 }
 
-// Returns stages with two weights each, one for each of two paths: (x) -> (f(x, a), f(x, b)) ->
-// ..., where f is residual_layer().
+// Returns stages with two weights a and b, one for each of two separate data paths: (x) -> (f(x,
+// a), f(x, b)) -> ..., where f is residual_layer().
 std::vector<PipelineStage> stages_of_two_paths(int num_stages, int first, int last) {
   std::vector<PipelineStage> stages;
   for (int stage = first; stage <= last; ++stage) {
@@ -145,8 +146,8 @@ std::vector<PipelineStage> stages_of_two_paths(int num_stages, int first, int la
   return stages;
 }
 
-// The gradients of the other path must be undefined. With zeros, weight decay and momentum would
-// still change the weights.
+// The gradients of the unused path must be undefined. If they were zeros, weight decay and momentum
+// would still change its weights.
 void expect_gradients_of_one_path(const std::vector<PipelineStage>& stages) {
   for (const PipelineStage& stage : stages) {
     EXPECT_TRUE(stage.parameters()[0].tensor.grad().defined()) << "stage " << stage.stage();
@@ -181,7 +182,8 @@ TEST(PipelineGradients, OutputsThatTheLossDoesNotUseHaveNone) {
   }
 }
 
-// Only the second microbatch uses the other path. Its gradient must equal that of one process.
+// Only the second microbatch uses the second path. The gradient of this path must equal that of one
+// process.
 TEST(PipelineGradients, AnOutputThatOneMicrobatchUsesHasItsGradient) {
   const auto loss = [](const std::vector<Tensor>& outputs, const std::vector<Tensor>& targets) {
     const bool is_second = targets[0].sum().item<double>() > 100;
@@ -206,8 +208,7 @@ TEST(PipelineGradients, AnOutputThatOneMicrobatchUsesHasItsGradient) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// For a parameter that one replica or one stage uses, the other replica and the other stage count
-// as zeros.
+// If only one replica or one stage uses a parameter, the others contribute zeros to the sum.
 TEST(PipelineGradients, AParameterThatOneReplicaUsesHasOneOnAll) {
   const Tensor alone = weight_of(2);
   const Tensor output = residual_layer(inputs_of(0) + alone.sum(), weight_of(3));
@@ -261,11 +262,11 @@ TEST(PipelineGradients, SparseOnesAreNotReduced) {
   }
 }
 
-// The test runs the recipe of the guide: the loss is the mean over those labels of the batch that
-// are not ignored.
+// Tests the recipe of the guide for ignored labels: the loss is the mean over the labels of the
+// whole batch that are not ignored.
 TEST(PipelineGradients, IgnoredLabelsAreLeftOutOfTheMean) {
   const Tensor x = inputs_of(0);
-  // The first microbatch has only ignored labels.
+  // All labels of the first microbatch are ignored.
   const Tensor labels = torch::tensor({-100, -100, 1, 2});
   const Tensor alone = weight_of(1);
   const Tensor expected =

@@ -1,8 +1,7 @@
 // The loss of a microbatch: a function of the last stage's outputs and of the targets.
 //
-// Threads: as the function. Blocking: as the function. Lifetime: a value; it keeps the function.
-// Errors: at compile time for a function that takes neither two tensors nor two std::vectors of
-// tensors.
+// Lifetime: a value that keeps the function. Errors: a compile-time error for a function that takes
+// neither two tensors nor two std::vectors of tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,13 +18,14 @@ class PipelineLoss {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  // An empty loss, for ranks that do not hold the last stage.
+  // Makes an empty loss, for ranks that do not have the last stage.
   PipelineLoss() = default;
 
-  // function(output, target) of tensors, or function(outputs, targets) of vectors of tensors,
-  // returns the mean over the rows of the microbatch, 0-dim. A null std::function or function
-  // pointer makes an empty loss. A mean over a part of the rows, as with cross_entropy()'s
-  // ignore_index, is weighted as if it were over all of them: see the guide.
+  // `function` is function(output, target) of tensors, or function(outputs, targets) of vectors of
+  // tensors. It returns the mean over the rows of the microbatch, shape (). A null std::function or
+  // function pointer makes an empty loss. If the function returns a mean over only some of the
+  // rows, as cross_entropy() with ignore_index does, the pipeline still weights it by all rows of
+  // the microbatch; the guide says how to avoid that.
   template <typename Function>
     requires(!std::same_as<std::remove_cvref_t<Function>, PipelineLoss>)
   PipelineLoss(Function function) {  // NOLINT: implicit by design

@@ -1,6 +1,6 @@
-// Tests programs that replace the parameters of stages, or whose forward writes to them. Also tests
-// constructors that throw. Ranks are threads: each of 2 ranks has one pipeline, and the ranks are
-// replicas or own shards.
+// Tests programs that replace parameters of stages, or whose forward writes to them, and
+// constructors that throw. Ranks are threads: each of 2 ranks has its own pipeline, and the two
+// pipelines are replicas or the ranks own shards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,7 +29,7 @@ using torch::Tensor;
 
 constexpr int64_t kWidth = 3;
 
-// A table whose forward returns its rows unchanged, and may write to it.
+// An embedding table. Its forward returns the selected rows and may write to the table.
 struct Table : torch::nn::Module {
   explicit Table(std::function<void(const Tensor& weight, const Tensor& rows)> given)
       : change(std::move(given)) {
@@ -42,7 +42,7 @@ struct Table : torch::nn::Module {
     }
     return torch::embedding(weight, rows);
   }
-  // Replaces the weight, as a program does that exchanges the layer between two steps.
+  // Replaces the weight, as a program that exchanges a layer between two steps does.
   void replace() {
     parameters_.erase("weight");
     weight = register_parameter("weight", filled({6, kWidth}, 2));
@@ -76,7 +76,8 @@ std::string failure_of_step(Pipeline& pipeline, const Tensor& rows) {
   });
 }
 
-// A norm of this rank's stages alone would differ between ranks, so it is refused.
+// The norm of this rank's stages only would differ between ranks, so clip_grad_norm_() of this list
+// throws.
 TEST(PipelineParameters, ANormOfThemAloneIsRefused) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Pipeline pipeline(
@@ -104,7 +105,8 @@ TEST(PipelineParameters, AReplacedOneIsRefused) {
       Pipeline pipeline({{table, {}}}, mesh["pp"], options_for(form, mesh));
       const Tensor rows = torch::arange(4);
       EXPECT_EQ(failure_of_step(pipeline, rows), "");
-      // Only one rank replaces its table. The replicas notice it when they compare.
+      // With replicas only one rank replaces its table. The other rank throws, too, because the
+      // replicas compare their parameters.
       if (form != Form::kReplicas || mesh.coordinate("dp") == 1) table->replace();
       EXPECT_THAT(failure_of_step(pipeline, rows),
                   HasSubstr("\"weight\" was replaced by another tensor in the module of stage 0"));
@@ -129,7 +131,7 @@ TEST(PipelineParameters, AForwardThatWritesOtherValuesInEachReplicaIsRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The forward normalizes the weight in the same way on all replicas.
+// The forward normalizes the weight, with the same result on all replicas.
 TEST(PipelineParameters, AForwardThatWritesTheSameInEachReplicaIsNotRefused) {
   run_on_two([](const DeviceMesh& mesh) {
     const auto table = std::make_shared<Table>(
@@ -157,7 +159,7 @@ TEST(PipelineParameters, AForwardThatWritesToAShardedStageIsRefused) {
   }
 }
 
-// If a stage has no replicas, its forward may change the weight.
+// Without replicas a forward may change the weight of its stage.
 TEST(PipelineParameters, AForwardMayWriteToAStageOfOneRank) {
   run_on_two([](const DeviceMesh& mesh) {
     const auto table = std::make_shared<Table>(shrink);
@@ -166,7 +168,8 @@ TEST(PipelineParameters, AForwardMayWriteToAStageOfOneRank) {
   });
 }
 
-// After the error the values, sizes and memory of the parameters are unchanged on all ranks.
+// If the constructor throws, the values, sizes and memory of the parameters are unchanged on all
+// ranks.
 TEST(PipelineParameters, ARefusedConstructorLeavesThemAsTheyWere) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
@@ -188,7 +191,7 @@ TEST(PipelineParameters, ARefusedConstructorLeavesThemAsTheyWere) {
       }
       world.barrier();
     };
-    // The replicas of one stage have different parameters.
+    // The replicas of one stage have parameters of different sizes.
     for (const bool is_sharded : {false, true}) {
       const bool is_other = world.rank() == 3;
       PipelineOptions options;
@@ -200,7 +203,7 @@ TEST(PipelineParameters, ARefusedConstructorLeavesThemAsTheyWere) {
       expect_unchanged({{"weight", weight_of({is_other ? 3 : 2})}}, options, mesh["pp"],
                        "Double (2) that requires grad on rank 0 and Double (3)");
     }
-    // The axis of the shards and that of the pipeline belong to different meshes.
+    // The axis of the shards and the axis of the pipeline belong to two different meshes.
     const DeviceMesh other(world, {{"pp", 2}, {"dp", 2}});
     expect_unchanged({{"weight", weight_of({2})}}, {.shards = other["dp"]}, mesh["pp"],
                      "must come from one mesh");

@@ -43,14 +43,14 @@ std::optional<Error> check_functions(const std::vector<PipelineStage>& stages) {
   return std::nullopt;
 }
 
-// Checks PipelineOptions::shards.
+// Returns an error if PipelineOptions::shards is invalid for these stages.
 std::optional<Error> check_shards(const std::vector<PipelineStage>& stages,
                                   const PipelineOptions& options) {
   if (!options.shards) return std::nullopt;
   if (options.replicas) {
     return pipeline_refusal(
-        "both replicas and shards are given; shards is the mesh of all ranks that hold the same "
-        "stages: one axis, or two, of which the ranks along the first hold the same");
+        "both replicas and shards are given; pass only shards, the mesh of all ranks that have the "
+        "same stages: one axis, or two, where the ranks along the first axis have the same shards");
   }
   const std::optional<DeviceMesh>& mesh = options.shards->mesh();
   if (mesh && mesh->axes().size() > 2) {
@@ -75,8 +75,8 @@ std::optional<Error> check_shards(const std::vector<PipelineStage>& stages,
   return refusal_of([&] { ShardedStages::check_shardable(stages); });
 }
 
-// Returns an error for sharded modules: their values are on other ranks, and stages would not
-// exchange them.
+// Returns an error if a wrapper or optimizer has already sharded a module: its values are on other
+// ranks, and a pipeline would not gather them.
 std::optional<Error> check_values(const std::vector<PipelineStage>& stages) {
   for (const PipelineStage& stage : stages) {
     for (const NamedTensor& parameter : stage.parameters()) {

@@ -1,7 +1,7 @@
 // Makes the lowered schedule for the arguments of a pipeline.
 //
-// Threads: pure. Blocking: never. Lifetime: a value. Errors: kInvalidArgument for arguments that do
-// not fit each other, of this rank alone: the caller exchanges them before it uses the schedule.
+// Errors: kInvalidArgument for arguments that do not fit each other. The function checks this
+// rank's arguments only; the caller must exchange the error before it uses the schedule.
 #pragma once
 
 #include <string>
@@ -14,10 +14,11 @@
 
 namespace cadre::parallel {
 
-// Returns the facts about the schedule of this name. The error lists the names that there are.
+// Returns the properties of the schedule with this name. The error for an unknown name lists the
+// valid names.
 Result<PipelineScheduleInfo> schedule_of_name(const std::string& name);
 
-// stages: the stages of this rank.
+// `stages` are the stages of this rank.
 Result<PipelineSchedule> lowered_schedule(const std::vector<PipelineStage>& stages,
                                           const PipelineOptions& options, int num_ranks);
 

@@ -1,5 +1,5 @@
-// Stages, schedules and options from which no pipeline can be made are refused on all ranks. Ranks
-// are threads.
+// Tests that all ranks throw for stages, schedules and options from which no pipeline can be made.
+// Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,8 +29,7 @@ PipelineStage stage_of(int stage, int num_stages) {
           {.stage = stage, .num_stages = num_stages}};
 }
 
-// Returns the error that each of two ranks gets when it runs `body`, after which the group still
-// works.
+// Runs `body` on two ranks and returns their errors. Checks that the group still works afterwards.
 std::vector<std::string> refusals(const std::function<void(const ProcessGroup&)>& body) {
   std::vector<std::string> texts(2);
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -138,7 +137,7 @@ TEST(PipelineMisuse, AMovedFromStageIsRefused) {
       "was moved from");
 }
 
-// A null function does not count as a loss.
+// A null function pointer does not count as a loss function.
 TEST(PipelineMisuse, ANullLossIsRefused) {
   expect_refused(
       [](const ProcessGroup& group) {

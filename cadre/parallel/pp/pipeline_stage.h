@@ -1,16 +1,17 @@
-// One stage of a model that is cut for pipeline parallelism: a function of tensors with its
+// One stage of a model that is divided for pipeline parallelism: a function of tensors, with its
 // parameters.
 //
 //   cadre::PipelineStage first(std::make_shared<Encoder>(), {.stage = 0, .num_stages = 2});
 //
-// A module's forward() takes one tensor or several, or a std::vector of tensors, and returns a
-// tensor, or a tuple, pair, array, vector or optional of tensors; torch::nn::Sequential of one
-// tensor fits too. The next stage is given the returned tensors, in this order. Integer tensors may
-// be among them; they have no gradient.
+// A module's forward() takes one tensor, several tensors, or a std::vector of tensors. It returns a
+// tensor, or a tuple, pair, array, vector or optional of tensors. A torch::nn::Sequential that
+// takes one tensor is possible, too. The next stage gets the returned tensors in this order.
+// Integer tensors may be among them; they have no gradient.
 //
-// Threads: as the module. Blocking: as its forward(). Lifetime: a cheap value; it keeps the module.
-// Errors: kInvalidArgument for an empty module and for a stage number that does not exist; the
-// function throws it for another number of inputs than forward() takes.
+// Threads: as the module. Blocking: as its forward(). Lifetime: a value that is cheap to copy; it
+// keeps the module.
+// Errors: kInvalidArgument for an empty module and for a stage number that does not exist, and from
+// forward() for a wrong number of inputs.
 // Source: torch.distributed.pipelining.PipelineStage.
 #pragma once
 
@@ -40,8 +41,9 @@ namespace cadre {
 struct PipelineStageOptions {
   int stage = 0;       // the index of the stage in the whole model, from 0
   int num_stages = 1;  // the number of stages in the whole model
-  // Only the inputs of a forward are kept, and the backward computes the forward again. A backward
-  // that is split into I and W then computes the gradients of the weights in I, too.
+  // If true, only the inputs of a forward are saved, and the backward computes the forward again
+  // (activation checkpointing). If the schedule splits the backward into I (input gradients) and W
+  // (weight gradients), the weight gradients are then computed in I, too.
   bool recompute = false;
 };
 
@@ -53,8 +55,8 @@ struct StageParameter {
   friend bool operator==(const StageParameter&, const StageParameter&) = default;
 };
 
-// The rows [first_row, first_row + num_rows) of the batch given to step() or forward(), on which a
-// stage is about to compute.
+// Identifies a microbatch on whose rows a stage is about to compute: [first_row, first_row +
+// num_rows) of the batch given to step() or forward().
 struct PipelineMicrobatch {
   int stage;
   int index;
@@ -64,7 +66,7 @@ struct PipelineMicrobatch {
 
 class CADRE_EXPORT PipelineStage {
  public:
-  // Takes a std::shared_ptr to a module, or a module holder.
+  // Makes a stage from a std::shared_ptr to a module, or from a module holder.
   template <typename Holder>
     requires requires(const Holder& holder) { holder->parameters(); }
   PipelineStage(const Holder& module, const PipelineStageOptions& options)
@@ -72,7 +74,7 @@ class CADRE_EXPORT PipelineStage {
                       options) {
     module_ = module_of(module);
   }
-  // Takes any function. parameters: with the names that tie_parameters() takes.
+  // Makes a stage from any function. `parameters` have the names that tie_parameters() takes.
   PipelineStage(TensorFunction function, std::vector<NamedTensor> parameters,
                 const PipelineStageOptions& options);
 
@@ -81,12 +83,12 @@ class CADRE_EXPORT PipelineStage {
   const PipelineStageOptions& options() const { return options_; }
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
   const std::vector<at::Tensor>& buffers() const { return buffers_; }
-  // Returns null for a stage that was made from a function.
+  // Returns null if the stage was made from a function.
   const std::shared_ptr<const torch::nn::Module>& module() const { return module_; }
 
   // Returns false if the stage was moved from.
   bool has_function() const { return function_ != nullptr; }
-  // Returns the outputs for these inputs, some of which require grad.
+  // Returns the outputs for these inputs, some of which may require grad.
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) const;
 
  private:
@@ -158,7 +160,7 @@ class CADRE_EXPORT PipelineStage {
   TensorFunction function_;
   std::shared_ptr<const torch::nn::Module> module_;
   std::vector<NamedTensor> parameters_;
-  std::vector<at::Tensor> buffers_;  // the buffers that a second forward leaves unchanged
+  std::vector<at::Tensor> buffers_;  // a recomputation does not change them a second time
   PipelineStageOptions options_;
 };
 

@@ -1,4 +1,4 @@
-// What a stage is made from, and how it calls its module.
+// Tests from what a stage can be made, and how it calls its module.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -26,7 +26,7 @@ TEST(PipelineStage, RefusesWhatIsNoStage) {
               HasSubstr("there is no stage 2 of 2"));
 }
 
-// These modules have all forms of forward() that a stage may have.
+// These modules have all signatures of forward() that a stage supports.
 struct TwoTensors : torch::nn::Module {
   std::tuple<Tensor, Tensor> forward(const Tensor& a, Tensor b) { return {a + b, b}; }
 };

@@ -1,5 +1,5 @@
-// Wrong use of a pipeline is refused on all ranks before anything is computed, and the group stays
-// usable.
+// Tests that invalid calls of a pipeline throw on all ranks before anything is computed, and that
+// the group stays usable.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -83,7 +83,7 @@ TEST(PipelineMisuse, StepsAreCheckedBeforeTheyRun) {
                 }),
                 HasSubstr("\"table\" of stage 0 is Double (11, 6), but \"bias0\" of stage 1 is "
                           "Double (6)"));
-    // None of these refusals has broken the pipeline.
+    // After all of these errors the pipeline still works.
     EXPECT_EQ(failure_of([&] { pipeline.step(tokens, targets_of(tokens), cross_entropy); }), "");
   });
   EXPECT_TRUE(result.ok()) << result.failures();

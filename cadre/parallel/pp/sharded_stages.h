@@ -1,13 +1,13 @@
-// The stages of this rank whose parameters are divided among the ranks that hold the same stages:
-// each rank owns a shard of them, of their gradients and of the optimizer's state, and has whole
-// parameters while the schedule computes with a stage. A step reduces the gradients of a stage
-// once.
+// Sharded parameters of this rank's stages. The parameters of a stage are divided among the ranks
+// that have the same stage in other pipelines: each rank owns a shard of the parameters, of their
+// gradients and of the optimizer's state, and gathers whole parameters while the schedule computes
+// with a stage. A step reduces the gradients of a stage once.
 //
-// Threads: one. Blocking: the constructor, wait(), reshard() while a gather runs, finish_step(),
-// until the deadline of the groups. All ranks that hold the same stages make the same calls in the
-// same order. Lifetime: shares the parameters, which stay sharded when this is gone. Errors: those
-// of shard/flat_parameters.h and buckets/sharded_gradients.h; kInvalidArgument for a gradient that
-// is not dense.
+// Threads: one thread. Blocking: the constructor, wait(), reshard() while a gather is in flight,
+// and finish_step(), until the deadline of the groups. All ranks that have the same stages make the
+// same calls in the same order. Lifetime: shares the parameters, which stay sharded after this
+// object is destroyed. Errors: those of shard/flat_parameters.h and buckets/sharded_gradients.h;
+// kInvalidArgument for a gradient that is not dense.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,42 +31,43 @@ namespace cadre::parallel {
 
 class ShardedStages {
  public:
-  // mesh: one axis, whose ranks own shards; or two axes, where the ranks along the first one hold
-  // the same shards. stages: the stages of this rank, in the order in which a step reduces them;
-  // equal on all ranks.
+  // `mesh` has one axis, whose ranks own shards, or two axes, where the ranks along the first axis
+  // have the same shards. `stages` are the stages of this rank, in the order in which a step
+  // reduces them; they are the same on all ranks of the mesh.
   ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineStage>& stages);
-  // Throws, on this rank only and without a collective, for stages for which the constructor would
-  // throw.
+  // Throws if the constructor would throw for these stages. Checks on this rank only, without a
+  // collective.
   static void check_shardable(const std::vector<PipelineStage>& stages);
 
-  // Starts to gather the parameters of a stage.
+  // Starts to gather the parameters of a stage (all_gather).
   void unshard(int stage);
-  // Waits until the parameters are whole; gathers them if unshard() has not begun to.
+  // Waits until the parameters of a stage are gathered. If unshard() was not called before, starts
+  // the gather first.
   void wait(int stage);
-  // Frees the whole parameters; the shards remain.
+  // Frees the gathered parameters of a stage; the shards remain.
   void reshard(int stage);
   void reshard_all();
-  // Starts to gather these stages, in this order, and frees the others.
+  // Starts to gather these stages, in this order, and frees all others.
   void unshard_only(std::span<const int> stages);
 
-  // Returns a sentence about the first parameter that required grad at the construction and does
-  // not now, or the reverse, so that its gradients would not reach the shards; nullopt if there is
-  // none.
+  // Returns a sentence about the first parameter whose requires_grad has changed since
+  // construction, because its gradients would not be reduced correctly; nullopt if there is none.
   std::optional<std::string> changed_parameter() const;
   void begin_step();
-  // Starts to reduce the gradients that the step has added to the stage.
+  // Starts to reduce the stage's gradients of this step.
   void reduce(int stage);
-  // reduce() leaves out the gradient of this parameter. finish_reductions() sums the whole gradient
-  // instead, for the sum over tied stages, and finish_step() cuts it into shards.
+  // Excludes a parameter from reduce(), because the gradients of tied parameters must be summed
+  // over stages while they are whole. finish_reductions() sums its whole gradient over the ranks
+  // instead, and finish_step() keeps this rank's shard of it.
   void keep_whole(const at::Tensor& parameter) { whole_.insert(parameter.unsafeGetTensorImpl()); }
-  // Waits for the reductions, and sums the gradients of the parameters of keep_whole() over the
-  // ranks. The gradient of a parameter that no rank has used stays as it was before the step.
+  // Waits for the reductions, and sums the gradients of the keep_whole() parameters over the ranks.
+  // If no rank has used a parameter, its gradient stays as it was before the step.
   void finish_reductions();
-  // Ends the step: cuts the gradients of the parameters of keep_whole().
+  // Ends the step: keeps this rank's shards of the gradients of the keep_whole() parameters.
   void finish_step();
 
-  // Called when the program has changed the whole parameters of a stage, in the same way on all
-  // ranks.
+  // Copies the gathered parameters of a stage into the shards. Called when the program has changed
+  // the gathered parameters, in the same way on all ranks.
   void take_from_parameters(int stage);
   std::vector<ParameterShard> parameter_shards(int stage) const;
 
@@ -77,17 +78,17 @@ class ShardedStages {
     size_t place;  // the index in the flat parameters
   };
   struct Stage {
-    std::vector<std::shared_ptr<shard::FlatParameters>> flats;  // has one entry for each dtype
+    std::vector<std::shared_ptr<shard::FlatParameters>> flats;  // one entry for each dtype
     std::vector<Place> trained;
-    std::vector<Place> frozen;  // their index is not used
+    std::vector<Place> frozen;  // Place::index is not used
     size_t num_buckets = 0;
   };
 
   void add_stage(const PipelineStage& stage, const std::shared_ptr<shard::FlatBufferPool>& pool,
                  std::vector<NamedTensor>& trained);
   bool is_whole(const Place& place) const;
-  // Returns one number for each trained parameter: 1 if this rank has used it in the step; after
-  // the sum over the ranks, the number of ranks that have.
+  // Returns one number for each trained parameter: 1 if this rank has used it in the step, else 0.
+  // After the sum over the ranks it is the number of ranks that have used the parameter.
   float* num_uses() const;
 
   DeviceMesh mesh_;
@@ -96,10 +97,11 @@ class ShardedStages {
   wrap::LocatedGroup shard_;
   std::map<int, Stage> stages_;
   std::set<const void*> whole_;
-  std::unique_ptr<ShardedGradients> gradients_;  // is null if no parameter is trained
+  std::unique_ptr<ShardedGradients> gradients_;  // null if no parameter is trained
 };
 
-// Keeps the parameters of these stages whole as long as this object exists.
+// Keeps the parameters of these stages gathered as long as this object exists. `sharded` may be
+// null; then it does nothing.
 class WholeStages {
  public:
   WholeStages(ShardedStages* sharded, const std::set<int>& stages)

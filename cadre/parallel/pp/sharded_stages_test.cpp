@@ -1,4 +1,4 @@
-// Tests stages whose parameters are divided among the ranks that hold the same stages. Under every
+// Tests stages whose parameters are sharded over the ranks that have the same stages. Under every
 // schedule they train like whole replicas, which pipeline_equality_test.cpp compares with one
 // process. Gradients are sums of the same terms, so parameters differ by a few roundings at most.
 // Ranks are threads.
@@ -30,8 +30,8 @@ using torch::Tensor;
 constexpr int kMicrobatches = 4;
 constexpr int kRowsOfARank = 6;
 
-// The nets and the pipeline of one rank, and its parameters before two of them were tied, because a
-// program may make its optimizer from these.
+// The modules and the pipeline of one rank, and the parameters of the pipeline before two of them
+// were tied, because a program may have made its optimizer at that time.
 struct ShardedRank {
   std::vector<std::shared_ptr<StageNet>> nets;
   std::unique_ptr<Pipeline> pipeline;
@@ -82,7 +82,7 @@ std::vector<Tensor> trained_parameters(PipelineScheduleKind kind, bool is_sharde
       const Tensor tokens = testing::tokens_of(2 * kRowsOfARank, step)
                                 .narrow(0, mesh.coordinate("dp") * kRowsOfARank, kRowsOfARank);
       rank.pipeline->step(tokens, testing::targets_of(tokens), testing::cross_entropy);
-      // The optimizer takes one step for two steps of the pipeline.
+      // The optimizer takes one step after every two steps of the pipeline.
       if (step % 2 == 1) optimizer.step();
     }
     rank.pipeline->check_tied_parameters();
@@ -109,9 +109,10 @@ TEST(ShardedStages, TrainAsWholeOnesUnderEverySchedule) {
   }
 }
 
-// A step runs one all_gather of parameters and one reduction of gradients, whatever the number of
-// microbatches. It also runs one agreement before, and one after it about the parameters in use.
-// Between steps ranks hold only shards.
+// In a step each stage runs one all_gather of its parameters and one reduction of its gradients,
+// whatever the number of microbatches. A step also runs one collective before it, to compare
+// arguments, and one after it, to count which parameters were used. Between steps ranks keep only
+// shards.
 TEST(ShardedStages, AreGatheredAndReducedOnceInAStep) {
   const auto schedule =
       make_pipeline_schedule(
@@ -146,7 +147,7 @@ TEST(ShardedStages, AreGatheredAndReducedOnceInAStep) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// One rank's two stages on a mesh {pp: 2, dp: 2}, with 1 row in a microbatch.
+// The two stages of one rank on a mesh {pp: 2, dp: 2}, with one row in each microbatch.
 struct InterleavedRank {
   InterleavedRank(const DeviceMesh& mesh, const PipelineOptions& options,
                   const std::function<void(const StageNet&)>& before_forward) {
@@ -199,21 +200,22 @@ TEST(ShardedStages, NoMoreStagesAreWholeThanAllowed) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// If all stages fit into memory, each is gathered once, before it is needed.
+// If max_unsharded_stages covers all stages of a rank, an evaluation gathers each stage once,
+// before it is used.
 TEST(ShardedStages, AnEvaluationGathersEachStageOnceWhereAllFit) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
     const InterleavedRank rank(mesh, {.shards = mesh["dp"]}, nullptr);
     const uint64_t before = mesh.group("dp").communicator().num_collectives();
     rank.pipeline->forward(testing::tokens_of(2, 0));
-    // One of the three collectives is the agreement.
+    // 3 collectives: one to compare arguments, and a gather of each of the two stages.
     EXPECT_EQ(mesh.group("dp").communicator().num_collectives() - before, 3);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The shards hold gradients only for the parameters that were trained when the pipeline was
-// constructed.
+// The shards have room for gradients only of the parameters that required grad when the pipeline
+// was constructed.
 TEST(ShardedStages, OtherTrainedParametersAreRefused) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
@@ -223,7 +225,8 @@ TEST(ShardedStages, OtherTrainedParametersAreRefused) {
                   ::testing::AnyOf(::testing::HasSubstr(sentence),
                                    ::testing::HasSubstr("refused its arguments of a step")));
     };
-    // The rank of stage 0 changes a parameter of stage 0, and the rank of stage 1 one of stage 1.
+    // The rank of stage 0 changes requires_grad of a parameter of stage 0, and the rank of stage 1
+    // of one in stage 1. All ranks must throw.
     const bool is_first = mesh.coordinate("pp") == 0;
     const Tensor trained = rank.nets[0]->bias[0];
     if (is_first) trained.requires_grad_(false);
@@ -247,8 +250,8 @@ TEST(ShardedStages, OtherTrainedParametersAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 0 fails in a step. The next step is refused on both ranks, so no rank computes from what is
-// left of the failed step.
+// Rank 0 fails in a step. The next step throws on both ranks, so no rank computes with the
+// remaining state of the failed step.
 TEST(ShardedStages, AFailedStepIsTheLastOne) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 1}, {"dp", 2}});
@@ -274,7 +277,7 @@ TEST(ShardedStages, AFailedStepIsTheLastOne) {
   });
 }
 
-// Returns the parameters of all stages from all ranks, after two steps of SGD.
+// Trains for two steps with SGD, and returns the parameters of all stages, gathered from all ranks.
 std::vector<Tensor> trained_on(const DeviceMesh& mesh, const DeviceMesh& shards) {
   const InterleavedRank rank(mesh, {.shards = shards}, nullptr);
   torch::optim::SGD optimizer(rank.pipeline->parameters(), 0.1);

@@ -25,13 +25,13 @@ using torch::autograd::Engine;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// An owner, and the weights of which it is the only owner.
+// An owner (see the header), and the weights that only this owner uses.
 struct OwnedWeights {
   edge_list owner;    // the owner's inputs, one edge for each gradient that arrives there
   edge_list weights;  // the weights that have no other owner
 };
 
-// Classifies the nodes of a graph as the header explains.
+// Finds the owner of each weight of a graph, as defined in the header.
 class GraphParts {
  public:
   GraphParts(const edge_list& roots, const std::vector<at::Tensor>& inputs) {
@@ -49,8 +49,9 @@ class GraphParts {
       if (is_checkpoint(*node)) allow_partial_backward(*node);
       for (const Edge& edge : node->next_edges()) {
         if (!edge.is_valid() || reaches_input(edge.function.get())) continue;
-        // The backward of a checkpoint adds to the gradients of weights that are not in this graph.
-        // So it may run only once, in the input pass.
+        // The backward of an activation checkpoint adds to the gradients of weights that are not in
+        // this graph, so it must run only once, in the input pass. Therefore its weights count as
+        // having no owner.
         add_weights(edge, is_checkpoint(*node) ? nullptr : node);
       }
     }
@@ -58,9 +59,9 @@ class GraphParts {
 
   bool contains(Node* node) const { return reaches_input_.contains(node); }
 
-  // Returns the weights that have one owner, by owner.
+  // Returns the weights that have exactly one owner, grouped by owner.
   std::vector<OwnedWeights> owned() const {
-    // The key is the place of the owner, in the order of visits.
+    // The key is the position of the owner in the order in which nodes were visited.
     std::map<size_t, OwnedWeights> by_owner;
     for (const auto& [weight, owners] : owners_) {
       if (!has_one_owner(owners)) continue;
@@ -95,8 +96,8 @@ class GraphParts {
   }
   bool reaches_input(Node* node) const { return reaches_input_.at(node); }
 
-  // Visits the graph depth first. The stack of the search is a container, because graphs are deeper
-  // than the thread's stack allows.
+  // Visits the graph depth first. The path is kept in a vector instead of the thread's stack,
+  // because graphs can be too deep for recursion.
   void visit(Node* root) {
     std::vector<std::pair<Node*, size_t>> path;
     const auto enter = [&](Node* node) {
@@ -124,8 +125,9 @@ class GraphParts {
     }
   }
 
-  // Stores, for an edge to a node that reaches no input, the owner of all weights that the edge
-  // leads to. owner: null for a root, and for a checkpoint.
+  // Called for an edge to a node from which no input is reached. Records `owner` as an owner of
+  // every weight that the edge leads to. `owner` is null for a root of the graph, and for a
+  // checkpoint.
   void add_weights(const Edge& edge, Node* owner) {
     std::vector<Node*> open{edge.function.get()};
     std::unordered_set<Node*> seen(open.begin(), open.end());
@@ -142,16 +144,16 @@ class GraphParts {
   }
 
   std::unordered_set<Node*> input_nodes_;
-  std::unordered_map<Node*, bool> reaches_input_;  // has an entry for each node of the graph
-  std::vector<Node*> finished_;                    // each node after those that it leads to
+  std::unordered_map<Node*, bool> reaches_input_;  // for each node of the graph
+  std::vector<Node*> finished_;                    // in postorder
   std::unordered_map<Node*, size_t> places_;
   std::unordered_map<Node*, std::set<uint32_t>> used_inputs_;
-  // The owners of each weight, by its AccumulateGrad node.
+  // The owners of each weight. The key is the weight's AccumulateGrad node.
   std::unordered_map<Node*, std::set<Node*>> owners_;
 };
 
-// The gradients that were captured at an owner, and the weights whose gradients are computed from
-// them.
+// The gradients that the input pass has captured at an owner, and the weights whose gradients the
+// weight pass computes from them.
 struct PendingWeights {
   edge_list owner;
   variable_list gradients;
@@ -161,12 +163,12 @@ struct PendingWeights {
 }  // namespace
 
 struct StageGraph::State {
-  // Has an edge for each output; the edge is not valid if the output does not require grad.
+  // One edge for each output; the edge is invalid if the output does not require grad.
   edge_list outputs;
   std::vector<at::Tensor> inputs;  // leaves
-  // The gradients that are left for the weight pass.
+  // The captured gradients from which the weight pass starts.
   std::vector<PendingWeights> pending = {};
-  edge_list whole_roots = {};  // the roots of a backward that is left as a whole
+  edge_list whole_roots = {};  // the roots, if the weight pass runs the whole backward
   variable_list whole_gradients = {};
 
   bool has_differentiable_input() const {
@@ -174,7 +176,7 @@ struct StageGraph::State {
                                [](const at::Tensor& input) { return input.requires_grad(); });
   }
 
-  // Returns the roots of a backward and their gradients.
+  // Returns the edges at which a backward starts, and their gradients.
   std::pair<edge_list, variable_list> roots_of(const std::vector<at::Tensor>& gradients) const {
     std::pair<edge_list, variable_list> roots;
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -271,7 +273,8 @@ void StageGraph::weight_pass() {
                    /*create_graph=*/false, /*accumulate_grad=*/true);
     return;
   }
-  // Owners may share nodes that lead to weights, so each call keeps the graph.
+  // Owners may share nodes on the paths to their weights, so each call keeps the graph for the next
+  // one.
   for (const PendingWeights& pending : state_->pending) {
     engine.execute(pending.owner, pending.gradients, /*keep_graph=*/true, /*create_graph=*/false,
                    /*accumulate_grad=*/true, pending.weights);

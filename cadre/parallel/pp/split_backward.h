@@ -1,22 +1,24 @@
-// A backward in two passes: first the gradients of a stage's inputs, later those of its weights.
-// The zero-bubble schedules send the first ones early and fill the bubble with the second ones.
+// Splits a backward into two passes: the input pass computes the gradients of a stage's inputs, and
+// the weight pass computes those of its weights later. The zero-bubble schedules send the input
+// gradients early and use the bubble to compute the weight gradients.
 //
-// An *owner* is a node of the graph from which an input is reached, and along another of its edges
-// a weight without passing an input's node: the product of a linear layer, for example. The input
-// pass asks the engine for the gradients that arrive at the inputs and at the owners, so that it
-// computes no gradient of a weight. The weight pass starts at each owner with the gradient captured
-// there, and computes the gradients of this owner's weights only. One pass for all owners would be
-// wrong: a gradient that flows through one owner to another would be counted once for each path.
+// An *owner* is a graph node with one edge from which an input is reached, and another edge from
+// which a weight, but no input, is reached. An example is the matrix product of a linear layer. The
+// input pass asks the autograd engine for the gradients that arrive at the inputs and at the
+// owners, so it computes no gradients of weights. The weight pass starts at each owner with the
+// gradient captured there, and computes the gradients of this owner's weights only. One backward
+// from all owners together would be wrong: if a gradient flows through one owner to another one, it
+// would be counted once for each path.
 //
-// A weight that several owners use (a matrix used twice in one stage) cannot be separated so, and
-// gets its gradient in the input pass; the sum is right, only earlier than the schedule asks. The
-// same holds for the weights inside of an ActivationCheckpoint, and for those that its arguments
-// are computed from, because its backward computes all at once. Without an input that requires
-// grad, the weight pass is the whole backward.
+// If a weight has several owners (a matrix used twice in one stage), this is not possible, and the
+// input pass computes its gradient; the result is the same, only earlier than the schedule asks.
+// The same is true for the weights inside an ActivationCheckpoint and for weights from which its
+// arguments are computed, because the backward of a checkpoint computes all gradients at once. If
+// no input requires grad, the input pass does nothing, and the weight pass is the whole backward.
 //
-// Threads: the constructor, input_pass() and weight_pass() in one thread. Blocking: never by
-// itself. Lifetime: keeps the graph with its saved tensors until it is destroyed. Errors: those of
-// the operations' backwards. Source: torch/distributed/pipelining/_backward.py.
+// Threads: the constructor, input_pass() and weight_pass() in one thread. Lifetime: keeps the graph
+// with its saved tensors until it is destroyed. Errors: those of the operations' backwards. Source:
+// torch/distributed/pipelining/_backward.py.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +28,8 @@
 
 namespace cadre::parallel {
 
-// Keeps the graph edges of outputs, so that the values of the outputs need not be kept.
+// Keeps the graph edges of the outputs instead of the outputs, so that the memory of the outputs
+// can be freed.
 class StageGraph {
  public:
   // inputs: leaves of the graph.
@@ -35,19 +38,19 @@ class StageGraph {
   StageGraph(StageGraph&&) noexcept;
   StageGraph& operator=(StageGraph&&) noexcept;
 
-  // Runs the whole backward, which adds to the gradients of the parameters. gradients: by output;
-  // undefined for an output that has none, and ignored for one that does not require grad. Returns
-  // the gradients of the inputs, by input; undefined for an input that no gradient has reached.
-  // Called at most once, and not together with input_pass() and weight_pass().
+  // Runs the whole backward, which adds to the gradients of the parameters. `gradients` has one
+  // entry for each output: undefined if the output has no gradient, ignored if the output does not
+  // require grad. Returns one gradient for each input, undefined if no gradient has reached the
+  // input. Call it at most once, and not together with input_pass() and weight_pass().
   std::vector<at::Tensor> backward(const std::vector<at::Tensor>& gradients);
-  // Runs the input pass. Returns what backward() returns.
+  // Runs the input pass. Takes and returns the same as backward().
   std::vector<at::Tensor> input_pass(const std::vector<at::Tensor>& gradients);
-  // Runs the weight pass. Called after input_pass(), once.
+  // Runs the weight pass. Call it once, after input_pass().
   void weight_pass();
 
  private:
   struct State;
-  std::unique_ptr<State> state_;  // has types of autograd, which the header leaves out
+  std::unique_ptr<State> state_;  // hidden: it needs headers of autograd
 };
 
 }  // namespace cadre::parallel

@@ -1,6 +1,6 @@
-// Tests that the gradients of an input pass followed by a weight pass equal those of a plain
-// backward, bit for bit, on graphs with and without weights that several operations share. The
-// input pass leaves gradients of weights that only one operation uses to the weight pass.
+// Tests that an input pass followed by a weight pass gives the same gradients as a plain backward,
+// bit for bit, on graphs with and without weights that several operations share. Also tests that
+// the input pass leaves the gradients of weights with one use to the weight pass.
 #include "cadre/parallel/pp/split_backward.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using torch::Tensor;
 
 struct Graph {
   std::string name;
-  // A function (inputs, weights) -> outputs.
+  // A function (inputs, weights) -> outputs, which builds the graph.
   std::function<std::vector<Tensor>(const std::vector<Tensor>&, const std::vector<Tensor>&)> run;
   bool has_deferred_weight = true;
 };
@@ -134,7 +134,8 @@ void expect_equal(const std::vector<Tensor>& actual, const std::vector<Tensor>& 
   for (size_t i = 0; i < actual.size(); ++i) {
     ASSERT_EQ(actual[i].defined(), expected[i].defined()) << what << " " << i;
     if (!actual[i].defined()) continue;
-    // If one weight has several uses, their gradients may be added in another order.
+    // If a weight is used several times, its gradients may be added in another order, so the bits
+    // may differ.
     EXPECT_TRUE(torch::allclose(actual[i], expected[i], 1e-14, 1e-14)) << what << " " << i;
   }
 }
@@ -161,7 +162,7 @@ TEST(SplitBackward, EqualsAPlainBackward) {
   }
 }
 
-// The second microbatch adds to the gradients of the first.
+// The second microbatch adds its gradients to those of the first.
 TEST(SplitBackward, AddsToTheGradientsThatAreThere) {
   const Graph graph = graphs()[2];
   const Gradients once = plain(graph, true);

@@ -19,7 +19,8 @@ at::Tensor words_tensor() {
   return at::empty({static_cast<int64_t>(TensorHeader::kWords)}, at::kLong);
 }
 
-// Returns one byte for each tensor of a message of gradients.
+// Returns a tensor of one byte for each gradient of a message, which says whether the gradient is
+// defined.
 at::Tensor flags_tensor(const TensorHeader& header) {
   return at::zeros({static_cast<int64_t>(header.tensors.size())}, at::kByte);
 }
@@ -39,7 +40,7 @@ void StageMessages::check_num_messages(const Layout& layout) {
   if (num_tags > std::numeric_limits<int>::max()) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("cadre::Pipeline: {} stages with {} microbatches have {} messages, of which "
-                       "each needs a tag of its own; there are {}",
+                       "each needs a tag of its own, but there are only {} tags",
                        layout.rank_of_stage.size(), layout.num_microbatches, num_tags,
                        std::numeric_limits<int>::max()));
   }
@@ -161,7 +162,8 @@ std::vector<at::Tensor> StageMessages::take(const Id& id) {
       if (are_defined[i] == 0) tensors[i] = at::Tensor();
     }
   }
-  // Sets requires_grad of tensors that were received. Tensors of put() have it already.
+  // Received tensors need requires_grad to be set. Tensors that put() has passed within this rank
+  // have it already.
   if (id.kind == Kind::kForward && !node.mapped().works.empty()) {
     const TensorHeader& header = headers_.at(header_id_of(id));
     for (size_t i = 0; i < tensors.size(); ++i) {

@@ -1,26 +1,28 @@
-// Hands outputs to the next stage and gradients to the stage before: by messages if another rank
-// holds that stage, directly if this rank does.
+// Passes outputs to the next stage and gradients to the previous stage: by messages if another rank
+// has that stage, directly if this rank has it.
 //
-// The receiver has to know what comes. In a step with headers every message of a forward is
-// preceded by a header of fixed length (tensor_header.h), which both sides remember for this
-// microbatch. In a step without headers a message has the form that it had in the last step with
-// headers, and a sender whose stage returns something else throws and does not send it. Gradients
-// have the form of the outputs that require grad, so they need no header, only a message with one
-// byte for each, which says whether the gradient is defined. An output that the loss does not use
-// has no gradient, as in one process, and then neither have the parameters that only this output
-// depends on. Zeros are sent in place of such a gradient.
+// The receiver must know the dtypes and shapes in advance. In a step with headers every forward
+// message is preceded by a header of fixed length (tensor_header.h), which both ranks remember for
+// this microbatch. In a step without headers a message has the same dtypes and shapes as in the
+// last step with headers; if the sender's stage returns something else, the sender throws instead
+// of sending. Gradients have the shapes of the outputs that require grad, so they need no header.
+// They are preceded by a message with one byte for each gradient, which says whether the gradient
+// is defined: an output that the loss does not use has no gradient, and then the parameters used
+// only for this output have none either, as in one process. Zeros are sent in place of an undefined
+// gradient.
 //
-// The messages are in a space of their own (tensor/group/messages/private_messages.h), so that
-// neither the program's messages on the group nor those of another pipeline are taken for them.
+// The messages have their own message space (tensor/group/messages/private_messages.h), so they are
+// never confused with the program's messages on the group or with those of another pipeline.
 //
-// Receives from a rank are posted in the order of its sends, which is the order of the schedule
-// (ReceivePlacement::kAsSent), so that no message waits behind one that no receive expects yet.
+// Receives from a rank are posted in the order in which that rank sends, which is the order of the
+// schedule (ReceivePlacement::kAsSent). So no message has to wait behind one for which no receive
+// is posted yet.
 //
-// Threads: one. Blocking: take(), and post_receive() in a step with headers, until the group's
-// deadline or the timeout of the step; finish(). Sends do not block; a Work keeps their tensors,
-// which nothing may write meanwhile (values/stage_values.h). Lifetime: keeps the group. Errors: as
-// ProcessGroup; kCorruption for a header that is none; kInvalidArgument for an output of other
-// shapes than announced.
+// Threads: one thread. Blocking: take(), post_receive() in a step with headers, and finish(), until
+// the group's deadline or the timeout of the step. Sends do not block; a Work keeps their tensors,
+// which must not be written until the send has completed (values/stage_values.h). Lifetime: keeps
+// the group. Errors: those of ProcessGroup; kCorruption for an invalid header; kInvalidArgument for
+// an output whose shape differs from the header.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,7 +42,7 @@ namespace cadre::parallel {
 class StageMessages {
  public:
   enum class Kind { kForward, kBackward };
-  // Identifies a message; `stage` is the stage that receives it.
+  // Identifies a message by its kind, the stage that receives it, and its microbatch.
   struct Id {
     Kind kind;
     int stage;
@@ -53,25 +55,25 @@ class StageMessages {
     int num_microbatches = 1;
   };
   StageMessages(PrivateMessages messages, Layout layout);
-  // Throws if there are more messages than tags.
+  // Throws if the messages of a step need more tags than there are.
   static void check_num_messages(const Layout& layout);
 
   struct StepKind {
     bool is_training = true;
     bool has_headers = true;
-    // The limit of each message; the default is that of the group.
+    // The timeout of each message; if nullopt, that of the group.
     std::optional<Duration> timeout = {};
   };
   void begin(const StepKind& step);
 
-  // Passes tensors to another stage of this rank, without a message.
+  // Passes tensors to another stage on this rank, without a message.
   void put(const Id& id, std::vector<at::Tensor> tensors);
-  // kForward: the tensors are leaves, and the receiver learns which of them require grad.
-  // kBackward: a tensor is undefined if its input has no gradient.
+  // Sends tensors. kForward: the tensors are leaves; the header also says which of them require
+  // grad. kBackward: a tensor is undefined if the receiver's output has no gradient.
   void send(const Id& id, const std::vector<at::Tensor>& tensors);
   void post_receive(const Id& id);
-  // Waits for the message. kForward: returns leaves. kBackward: returns a gradient for each output
-  // of the stage, undefined if the output has none.
+  // Waits for the message and returns its tensors. kForward: leaves. kBackward: one gradient for
+  // each output of the stage, undefined if the output has none.
   std::vector<at::Tensor> take(const Id& id);
 
   // Waits for all sends.
@@ -83,9 +85,10 @@ class StageMessages {
   struct Arriving {
     std::vector<at::Tensor> tensors;
     std::vector<Work> works = {};
-    at::Tensor are_defined = {};  // says which gradients of another rank are defined
+    at::Tensor are_defined = {};  // one byte for each gradient: whether it is defined
   };
-  // Headers of training and of evaluation differ, because an evaluation has no gradients.
+  // Training and evaluation have different headers, because in an evaluation no tensor requires
+  // grad.
   struct HeaderId {
     bool is_training;
     int sender;
@@ -96,7 +99,8 @@ class StageMessages {
   int sender_of(const Id& id) const;
   int tag_of(const Id& id) const;
   HeaderId header_id_of(const Id& id) const;
-  // Sends the header, or checks that the receiver expects it.
+  // In a step with headers, sends the header. Otherwise checks that the tensors match the header
+  // that the receiver remembers.
   void announce(const Id& id, const std::vector<at::Tensor>& tensors);
   const TensorHeader& header_for_receive(const Id& id);
   void send_gradients(const Id& id, const std::vector<at::Tensor>& gradients);

@@ -1,5 +1,5 @@
-// Tests that messages of pipelines and of the program on one group are never mistaken for each
-// other, whatever their tags. Ranks are threads.
+// Tests that messages of several pipelines and of the program, on the same group, are never
+// confused with each other, whatever their tags are. Ranks are threads.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -26,7 +26,8 @@ using testing::targets_of;
 using testing::tokens_of;
 using torch::Tensor;
 
-// 2 stages of 4 microbatches use up to 16 tags of their own.
+// The program uses 20 tags, because 2 stages with 4 microbatches use up to 16 tags in the
+// pipeline's own message space.
 constexpr int kTags = 20;
 
 double loss_of_step(Pipeline& pipeline, int step) {
@@ -47,7 +48,8 @@ struct Pair {
   Pipeline pipeline;
 };
 
-// The program starts sends in both directions before the step, and receives the messages after it.
+// The program starts sends in both directions before the step, and receives these messages only
+// after the step.
 TEST(PipelineMessages, ThoseOfTheProgramAreNotTakenForThem) {
   double expected = 0;
   double sum_of_gradients = 0;
@@ -88,7 +90,8 @@ TEST(PipelineMessages, ThoseOfTheProgramAreNotTakenForThem) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The program starts a receive before the step. It must get the program's message.
+// The program posts a receive before the step. It must match the program's message, not one of the
+// pipeline.
 TEST(PipelineMessages, AReceiveOfTheProgramDoesNotTakeThem) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     Pair pair(group);
@@ -111,8 +114,8 @@ TEST(PipelineMessages, AReceiveOfTheProgramDoesNotTakeThem) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two pipelines on one group run their steps alternately. A third pipeline is made after one of
-// them was destroyed.
+// Two pipelines on one group run steps in turn. Later one of them is destroyed and a third one is
+// made.
 TEST(PipelineMessages, PipelinesOfOneGroupDoNotMeet) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     Pair first(group);
@@ -128,7 +131,7 @@ TEST(PipelineMessages, PipelinesOfOneGroupDoNotMeet) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A stage that calls `wait` before it computes.
+// A stage that calls `wait` before it computes, so that a test can delay it.
 struct Waiting : torch::nn::Module {
   explicit Waiting(std::function<void()> given) : wait(std::move(given)) {
     weight = register_parameter("weight", torch::ones({1}, torch::kDouble));
@@ -154,7 +157,7 @@ std::string failure_of_step(const ProcessGroup& group, const std::function<void(
   return failure_of([&] { pipeline.step(rows, rows, loss, options); });
 }
 
-// The stage of rank 0 waits for a message that never comes, until the group fails.
+// The stage of rank 0 waits for a message that is never sent, until the group fails.
 TEST(PipelineMessages, AWaitForAMessageEndsAtTheTimeoutOfTheStep) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Tensor never = torch::zeros({1});
@@ -163,7 +166,7 @@ TEST(PipelineMessages, AWaitForAMessageEndsAtTheTimeoutOfTheStep) {
         failure_of_step(group, is_late ? [&] { group.recv(never, 1); } : std::function<void()>(),
                         is_late ? PipelineStepOptions{}
                                 : PipelineStepOptions{.timeout = std::chrono::milliseconds(300)});
-    require(!failure.empty(), "on both ranks");
+    require(!failure.empty(), "the step must fail on both ranks");
     if (is_late) return;
     require(failure.starts_with("kTimeout: "), failure);
     require(failure.find("receive of the input") != std::string::npos, failure);
@@ -182,7 +185,7 @@ TEST(PipelineMessages, AWaitForTheArgumentsEndsAtTheTimeoutOfTheStep) {
       pair.pipeline.step(tokens, targets_of(tokens), cross_entropy,
                          {.timeout = std::chrono::milliseconds(20)});
     });
-    require(!failure.empty(), "on both ranks");
+    require(!failure.empty(), "the step must fail on both ranks");
     require(group.rank() == 0 || failure.starts_with("kTimeout: "), failure);
   });
   EXPECT_TRUE(result.ok()) << result.failures();

@@ -23,15 +23,16 @@ constexpr size_t kMaxNameBytes = 1 << 16;
 // An axis along which a parameter is divided.
 struct AxisDivision {
   std::string name;
-  // The axes of the mesh of all ranks; several if the axis is flattened.
+  // The names of this axis in the mesh of all ranks; several names if the axis was flattened from
+  // several.
   std::vector<std::string> whole_axes = {};
-  int64_t dim = 0;  // is the divided dimension, or kFlat
+  int64_t dim = 0;  // the divided dimension, or kFlat
 };
 constexpr int64_t kFlat = -1;
 
-// The description of a parameter that a rank sends to the others.
+// Describes one parameter to the other ranks.
 struct Description {
-  std::vector<StageParameter> names = {};  // the names, in the order of the rank's stages
+  std::vector<StageParameter> names = {};  // in the order of the rank's stages
   std::vector<int64_t> sizes = {};
   at::ScalarType dtype = at::kFloat;
   std::vector<AxisDivision> axes = {};
@@ -51,8 +52,8 @@ Description description_of(std::vector<StageParameter> names, const ParameterSha
   return text;
 }
 
-// Returns "Double (4, 4), divided along tp in dim 0". Leaves out the flat shards of the pipeline
-// itself.
+// Returns a text such as "Double (4, 4), divided along tp in dim 0". The shards that the pipeline
+// itself makes (kFlat) are omitted.
 std::string form_of(const Description& text) {
   std::string form = format("{} {}", c10::toString(text.dtype), list_of(text.sizes));
   for (const AxisDivision& axis : text.axes) {
@@ -83,7 +84,7 @@ void write(const Description& text, wire::ByteWriter& out) {
   }
 }
 
-// Calls `item` as often as write_count() says.
+// Reads a count that write_count() has written, and calls `item` that many times.
 void read_each(wire::ByteReader& in, const std::function<void()>& item) {
   for (auto count = in.integer<uint32_t>(); in.ok() && count > 0; --count) item();
 }
@@ -105,8 +106,8 @@ Description read(wire::ByteReader& in) {
   return text;
 }
 
-// Returns the descriptions that all ranks have made, indexed by rank. Throws on all ranks if the
-// stages of one rank are invalid.
+// Exchanges the descriptions of all ranks' parameters and returns them by rank. If the stages of
+// one rank are invalid, all ranks throw.
 std::vector<std::vector<Description>> exchange(
     const ProcessGroup& group, const std::function<std::vector<Description>()>& make_own) {
   const std::vector<std::string> contents = gather_texts(group, kPipelineCall, [&] {
@@ -127,7 +128,7 @@ std::vector<std::vector<Description>> exchange(
   return all;
 }
 
-// Returns `record` with the axis of the pipeline added to its axes.
+// Returns `record` with its mesh extended by the axis of the pipeline.
 ParameterShard along_pipeline(ParameterShard record, const DeviceMesh& pipeline) {
   const shard::ParameterDivision whole{record.sizes, pipeline, {Replicate()}};
   record = shard::on_joint_mesh(std::move(record), &whole);
@@ -140,7 +141,7 @@ struct OwnRecord {
   ParameterShard record;
 };
 
-// Returns each tensor of this rank's stages once, with all its names.
+// Returns one record for each tensor of this rank's stages, with all names of the tensor.
 std::vector<OwnRecord> own_records(const DeviceMesh& pipeline,
                                    const std::vector<PipelineStage>& stages,
                                    const StageRecords::Form& form) {
@@ -180,7 +181,7 @@ std::vector<OwnRecord> own_records(const DeviceMesh& pipeline,
   return records;
 }
 
-// Returns the ParameterShard of a parameter that another rank holds.
+// Returns the ParameterShard of a parameter that only another rank has; its range is empty.
 ParameterShard empty_record(const Description& text, const DeviceMesh& pipeline) {
   const at::Tensor nothing = at::empty({0}, text.dtype);
   ParameterShard record{.name = text.names.at(0).name,

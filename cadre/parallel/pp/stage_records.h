@@ -1,9 +1,11 @@
-// The ParameterShards of all stages of a pipeline, as norms and snapshots read them: the same list
-// on all ranks, with an empty range where this rank holds other stages.
+// The list of ParameterShards of all stages of a pipeline, which norms and snapshots use. The list
+// is the same on all ranks; if another rank has the stage, the range of the ParameterShard is
+// empty.
 //
-// Threads: one. Blocking: the constructor, a collective of the pipeline's group; the rest never.
-// Lifetime: shares the parameters; keeps the meshes. Errors: kInvalidArgument, on all ranks, for a
-// parameter whose axes cannot be joined with the pipeline's or with those of the shards.
+// Threads: one thread. Blocking: the constructor is a collective of the pipeline's group. Lifetime:
+// shares the parameters; keeps the meshes. Errors: kInvalidArgument, on all ranks, if the axes that
+// divide a parameter do not belong to one mesh with the pipeline's axis or with those of the
+// shards.
 #pragma once
 
 #include <cstddef>
@@ -21,40 +23,39 @@ namespace cadre::parallel {
 
 class StageRecords {
  public:
-  // The way in which ranks hold the stages.
+  // Whether ranks have whole stages or shards of them.
   struct Form {
-    // The mesh whose ranks own shards; nullopt if every rank has whole stages.
+    // The mesh of the ranks that own shards; nullopt if every rank has whole stages.
     std::optional<DeviceMesh> shards = {};
-    // Null before the stages are sharded. Then the ParameterShards describe the whole stages, and
-    // the constructor makes the same checks as afterwards.
+    // Null before the stages are sharded. The ParameterShards then describe whole stages, and the
+    // constructor makes the same checks as after the sharding.
     const ShardedStages* sharded = nullptr;
   };
-  // mesh: the pipeline's axis.
+  // `mesh` has one axis, that of the pipeline.
   StageRecords(const ProcessGroup& group, const DeviceMesh& mesh,
                const std::vector<PipelineStage>& stages, const Form& form);
 
-  // Returns the ParameterShards of all stages, those of each stage in its order. A tensor with
-  // several names on a rank is listed once, under the first of them.
+  // Returns the ParameterShards of all stages, in the order of the stages and of their parameters.
+  // If a tensor has several names on a rank, it is listed once, under the first name.
   std::vector<ParameterShard> all() const;
-  // Returns the tensors that this rank holds, for optimizers.
+  // Returns the tensors that this rank has, for an optimizer.
   std::vector<at::Tensor> values() const;
-  // Ties these parameters, under the name of the first. If a rank has several tensors of the tied
-  // parameter, the further ones stay in the list as copies, with that name.
+  // Ties these parameters: the list then has them as one parameter with the name of the first. If a
+  // rank has several tensors of the tie, the others stay in the list as copies with that name.
   void tie(const std::vector<StageParameter>& parameters);
-  // Returns why these parameters cannot be tied: a sentence about two whose sizes, dtypes or
-  // divisions differ, the same on all ranks; nullopt if they can. Names that no stage has are
-  // ignored.
+  // If these parameters cannot be tied, returns a sentence about two of them whose sizes, dtypes or
+  // divisions differ, the same on all ranks; else nullopt. Names that no stage has are ignored.
   std::optional<std::string> difference(const std::vector<StageParameter>& parameters) const;
 
  private:
   struct Entry {
     int stage;
-    // The names of the tensor in the modules of its rank's stages.
+    // The names of the tensor in the modules of the stages on its rank.
     std::vector<StageParameter> names;
-    std::string form;  // a text of sizes, dtype and division, which is equal for tied parameters
+    std::string form;  // sizes, dtype and division as text; equal for tied parameters
     ParameterShard record;
-    int holder;    // the rank that holds it
-    bool is_held;  // whether this rank holds it
+    int holder;    // the rank that has the parameter
+    bool is_held;  // whether this rank has it
   };
 
   // Returns the index of the parameter in entries_, or entries_.size() if no stage has it.

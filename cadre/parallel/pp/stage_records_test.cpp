@@ -1,5 +1,5 @@
-// Tests the list of a pipeline's parameters: each tensor is listed once, and a tied tensor counts
-// once in a norm, whatever names it has in the stages.
+// Tests the list of a pipeline's parameters: each tensor is listed once, and tied parameters count
+// once in a norm, whatever names they have in the stages.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -62,7 +62,7 @@ TEST(StageRecords, ATiedTensorWithTwoNamesInAStageCountsOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Stages 1 and 3 of rank 1 have one tensor. The list contains it under its name in stage 1.
+// Stages 1 and 3, both on rank 1, have the same tensor. It is listed under its name in stage 1.
 TEST(StageRecords, ATiedTensorOfTwoStagesOfARankCountsOnce) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Tensor shared = leaf(3);
@@ -80,7 +80,7 @@ TEST(StageRecords, ATiedTensorOfTwoStagesOfARankCountsOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The rank has two tensors with one name; the second is a copy.
+// Rank 0 has the two tied tensors, which are listed with the same name; the second one is a copy.
 TEST(StageRecords, TwoTiedTensorsOfARankHaveOneName) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     std::vector<PipelineStage> stages;

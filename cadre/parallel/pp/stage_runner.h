@@ -1,10 +1,10 @@
-// Computes the actions of one stage on this rank, and keeps of each microbatch what its backward
-// needs, from its forward to the backward or weight gradient that ends its use.
+// Runs the computations of one stage on this rank. It keeps the graph of each microbatch from the
+// forward until the backward, or the weight gradient that ends a split backward.
 //
-// Threads: one. Blocking: as the stage's forward(); reduce_grad(), finish_reduction() and
+// Threads: one thread. Blocking: as the stage's forward(); reduce_grad(), finish_reduction() and
 // check_replicas_equal() as ProcessGroup. Lifetime: keeps the stage. Errors: those of the stage and
-// of autograd; kInvalidArgument for a gradient to reduce that is not dense, and for a forward that
-// writes to parameters.
+// of autograd; kInvalidArgument if a gradient to reduce is not dense, and if a forward has written
+// different values to the parameters of replicas.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,57 +24,58 @@
 
 namespace cadre::parallel {
 
-// Throws kInvalidArgument for a sparse gradient, which no reduction supports.
+// Throws kInvalidArgument if the gradient is sparse, because reductions need dense gradients.
 void check_dense_gradient(const NamedTensor& parameter);
 
 class StageRunner {
  public:
-  // reduced: the parameters whose gradients reduce_grad() sums, each once. They are the parameters
-  // of the stage without those that a later reduction of this rank sums.
+  // `reduced` are the parameters whose gradients reduce_grad() sums, each once: the parameters of
+  // the stage, except those that this rank reduces later together with another stage.
   StageRunner(PipelineStage stage, std::vector<NamedTensor> reduced)
       : stage_(std::move(stage)), reduced_(std::move(reduced)), writes_(stage_.parameters()) {
     if (stage_.module()) list_.emplace(stage_.module());
   }
 
   const PipelineStage& stage() const { return stage_; }
-  // Returns a sentence about the first parameter of the module that was added, removed or replaced
-  // since the construction, so that the pipeline's list of parameters is no longer right; nullopt
-  // if there is none.
+  // If a parameter of the module was added, removed or replaced since construction, returns a
+  // clause about the first such parameter, because the pipeline's list of parameters is then wrong;
+  // else nullopt.
   std::optional<std::string> changed_parameter() const {
     return list_ ? list_->change_of_list() : std::nullopt;
   }
-  // Returns the name of a parameter to which the last forward() has written; nullopt if there is
-  // none.
+  // Returns the name of a parameter to which the last forward() has written; nullopt if it has
+  // written to none.
   std::optional<std::string> written_parameter() const;
 
-  // inputs: leaves; the stage is given them in a form that it may change in place. Returns the
-  // outputs. While gradients are recorded, keeps the graph of `roots_of(outputs)`, for which
-  // backward() and input_grad() take gradients.
+  // Runs the forward. `inputs` are leaves; the stage gets them in a form that it may change in
+  // place. Returns the outputs. If autograd records, keeps the graph of the tensors that
+  // roots_of(outputs) returns; backward() and input_grad() take the gradients of these tensors.
   using Roots = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& outputs)>;
   std::vector<at::Tensor> forward(int microbatch, const std::vector<at::Tensor>& inputs,
                                   const Roots& roots_of);
 
-  // These functions turn gradients of the outputs into gradients of the inputs: see StageGraph.
+  // These functions compute the gradients of the inputs from those of the roots, see StageGraph.
   std::vector<at::Tensor> backward(int microbatch, const std::vector<at::Tensor>& gradients);
   std::vector<at::Tensor> input_grad(int microbatch, const std::vector<at::Tensor>& gradients);
   void weight_grad(int microbatch);
 
-  // Puts the gradients of earlier steps aside, so that only those of this step are reduced.
+  // Sets the gradients of earlier steps aside, so that only the gradients of this step are reduced.
   void set_gradients_aside();
-  // Starts to sum the gradients over `replicas`. This rank adds zeros for a parameter without a
-  // gradient.
+  // Starts to sum the gradients over `replicas` (all_reduce). A parameter without a gradient on
+  // this rank counts as zeros.
   void reduce_grad(const ProcessGroup& replicas);
-  // Waits for the sums. Parameters that no replica has used then have no gradient, as in one
+  // Waits for the sums. A parameter that no replica has used has no gradient afterwards, as in one
   // process.
   void finish_reduction();
   // Called after finish_reduction(). If a forward of any replica has written to parameters since
-  // the last call, throws on all replicas unless they have the same values.
+  // the last call, compares the parameters of all replicas, and throws on all of them if the values
+  // differ.
   void check_replicas_equal(const ProcessGroup& replicas);
-  // Adds the gradients that were set aside.
+  // Adds the gradients that set_gradients_aside() has set aside.
   void add_gradients_set_aside();
 
   int num_live_microbatches() const { return static_cast<int>(live_.size()); }
-  // Drops all microbatches and pending reductions, after a failure.
+  // Drops the graphs of all microbatches and pending reductions, after a failure.
   void clear();
 
  private:
@@ -82,12 +83,13 @@ class StageRunner {
   std::vector<NamedTensor> reduced_;
   std::optional<wrap::ParameterWatch> list_;  // watches the module's parameters
   wrap::WriteWatch writes_;
-  // A forward of this rank has written to parameters since the last comparison.
+  // Whether a forward of this rank has written to parameters since the last comparison of replicas.
   bool has_written_ = false;
-  std::map<int, StageGraph> live_;  // the graphs; the key is the microbatch
-  std::vector<at::Tensor> aside_;   // has one gradient for each parameter
-  // A running reduction: its parameters, and the numbers of replicas that have used each of them
-  // and, as the last element, of replicas that have written to parameters.
+  std::map<int, StageGraph> live_;  // the key is the microbatch
+  std::vector<at::Tensor> aside_;   // one gradient for each parameter
+  // A reduction in flight: its gradients, and a tensor with the number of replicas that have used
+  // each parameter and, as the last element, the number of replicas that have written to
+  // parameters.
   std::vector<at::Tensor> reducing_;
   at::Tensor num_uses_;
   std::optional<Work> reduction_;

@@ -33,7 +33,8 @@ Result<TensorHeader::Entry> decode_entry(std::span<const int64_t> words) {
   }
   if (entry.requires_grad && !can_require_grad(entry.dtype)) {
     return corrupt(
-        format("asks for the gradient of a tensor of {}", to_string(static_cast<DType>(dtype))));
+        format("says that a tensor of {} requires grad, which is not possible for this dtype",
+               to_string(static_cast<DType>(dtype))));
   }
   if (dim < 0 || dim > static_cast<int64_t>(TensorHeader::kMaxDims)) {
     return corrupt(format("has a tensor of {} dimensions; at most {} are allowed", dim,
@@ -67,7 +68,7 @@ Result<TensorHeader> TensorHeader::of(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined()) return refused("an undefined tensor");
     if (!to_dtype(tensor.scalar_type())) {
-      return refused(format("a tensor of {}, which no group sends",
+      return refused(format("a tensor of {}, a dtype that cannot be sent",
                             std::string_view(c10::toString(tensor.scalar_type()))));
     }
     if (tensor.dim() > static_cast<int64_t>(kMaxDims)) {

@@ -1,9 +1,9 @@
-// Describes the tensors that a stage will send to the next one: dtypes, sizes and which of them
-// require a gradient, as a fixed count of numbers.
+// Describes the tensors that a stage will send to the next stage: their dtypes, their sizes and
+// which of them require grad, as a fixed number of integers.
 //
-// Threads: plain values and pure functions. Blocking: never. Lifetime: owns its parts.
-// Errors: kInvalidArgument for tensors that a header cannot describe; kCorruption for numbers that
-// describe no tensors. What a header may ask a receiver to allocate is bounded by kMaxBytes.
+// Errors: kInvalidArgument for tensors that a header cannot describe; kCorruption for integers that
+// are not a valid header. kMaxBytes limits the memory that a received header can make the receiver
+// allocate.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,7 +29,8 @@ struct TensorHeader {
   static constexpr size_t kMaxTensors = 16;
   static constexpr size_t kMaxDims = 8;
   static constexpr int64_t kMaxBytes = int64_t{1} << 40;
-  // Magic number and number of tensors; then dtype, requires_grad, dim and sizes of each tensor.
+  // A header has a magic number and the number of tensors, then for each tensor its dtype,
+  // requires_grad, number of dimensions and sizes.
   static constexpr size_t kWords = 2 + kMaxTensors * (3 + kMaxDims);
 
   std::vector<Entry> tensors;
@@ -38,9 +39,9 @@ struct TensorHeader {
   static Result<TensorHeader> decode(std::span<const int64_t> words);
   std::vector<int64_t> encode() const;
 
-  // Returns new tensors, not initialized.
+  // Returns new uninitialized tensors as described.
   std::vector<at::Tensor> allocate() const;
-  // Returns "(8, 3) float32, (8) int64", for error messages.
+  // Returns a text such as "(8, 3) float32, (8) int64", for error messages.
   std::string text() const;
 
   friend bool operator==(const TensorHeader&, const TensorHeader&) = default;

@@ -1,5 +1,5 @@
-// Tests that a header can describe any list of tensors that stages exchange, and that invalid
-// numbers are refused before memory is allocated for them.
+// Tests that a header can describe every list of tensors that stages can exchange, and that an
+// invalid header is rejected before memory is allocated for it.
 #include "cadre/parallel/pp/tensor_header.h"
 
 #include <gtest/gtest.h>
@@ -43,10 +43,10 @@ TEST(TensorHeader, RefusesNumbersThatDescribeNoTensors) {
            {1, 17},
            {2, -1},  // an invalid dtype of the first tensor
            {2, 1000},
-           {3, 2},   // requires_grad
-           {4, -1},  // dim
+           {3, 2},   // requires_grad is neither 0 nor 1
+           {4, -1},  // a negative number of dimensions
            {4, 9},
-           {5, -2},  // size
+           {5, -2},  // a negative size
            {5, kHuge},
            {6, int64_t{1} << 41},
            {14, 1},  // an integer tensor cannot require grad

@@ -14,7 +14,8 @@
 namespace cadre::parallel {
 namespace {
 
-// The state of a tied parameter on a rank: not held, frozen or trained.
+// The state of a tied parameter on a rank: the rank does not have it, it is frozen, or it is
+// trained.
 constexpr int64_t kNotHeld = -1;
 constexpr int64_t kFrozen = 0;
 constexpr int64_t kTrained = 1;
@@ -28,7 +29,7 @@ int64_t trained_word(const std::vector<at::Tensor>& own) {
   return static_cast<size_t>(num_trained) == own.size() ? kTrained : kMixed;
 }
 
-// words: the words of all ranks. `text`: names the tied parameters in the error.
+// `words` are the words of all ranks. `text` names the tied parameters in the error.
 void check_trained_alike(const std::vector<std::vector<int64_t>>& words, size_t index,
                          const std::string& text) {
   std::set<int64_t> kinds;
@@ -101,7 +102,7 @@ std::optional<Error> TiedParameters::find_holders(const std::vector<StageParamet
 }
 
 std::optional<StageParameter> TiedParameters::sharer_of_memory(const NamedTensor& parameter) const {
-  // Only the pipeline uses the memory of sharded stages.
+  // For sharded stages only the pipeline uses the memory of parameters, so sharing is no problem.
   if (stages_.sharded != nullptr || parameter.tensor.numel() == 0) return std::nullopt;
   for (const PipelineStage& stage : stages_.own) {
     for (const NamedTensor& other : stage.parameters()) {

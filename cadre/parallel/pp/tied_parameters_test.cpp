@@ -1,4 +1,4 @@
-// Parameters that stages of several ranks share. Ranks are threads.
+// Tests tied parameters, which stages of several ranks share. Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -35,7 +35,8 @@ TEST(PipelineMisuse, TiedParametersThatDriftApartAreFound) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 has two of three tied tensors: its optimizer gets both.
+// Rank 1 has two of three tied tensors. Both must be in parameters(), so that its optimizer updates
+// both.
 TEST(PipelineTies, EveryTiedTensorOfARankIsInItsParameters) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     std::vector<std::shared_ptr<StageNet>> nets;

@@ -31,21 +31,23 @@ namespace cadre::reduction {
 
 namespace {
 
-// The parts of a step, with the texts of LocatedGroup::Place.
+// These texts tell in an error where in a step a rank was (LocatedGroup::Place). {} is the number
+// of the forward.
 constexpr std::string_view kInForward = "its forward {}, which begins with rank 0's buffers";
 constexpr std::string_view kInBackward = "the backward() after its forward {}";
 constexpr std::string_view kInMean = "mean_over_ranks() after its forward {}";
 
-// The position of a forward in the message of mean_over_ranks(). In practice no backward has it, so
-// this message is never mistaken for a bucket of the same size.
+// The position that the message of mean_over_ranks() has in place of a forward's position. In
+// practice no backward has this position, so the message is never mistaken for a bucket of the same
+// size.
 constexpr StepPosition kPlaceOfMean{.num_older = 7, .num_newer = 0, .places = 0xff};
 
 std::string name_of(const torch::nn::Module* module) {
   return module == nullptr ? "null" : module->name();
 }
 
-// Returns a number that is equal on all ranks and differs between the wrappers of a group. It
-// counts the operations of the group, which the ranks compare.
+// Returns a number that is equal on all ranks and differs between the wrappers of a group: the
+// number of collectives that the group has run so far. The ranks compare this number.
 uint32_t number_of(const ProcessGroup& group) {
   return static_cast<uint32_t>(group.communicator().num_collectives() % kGotOtherBuffers);
 }
@@ -77,7 +79,7 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
 }
 
 // Called before the first collective that changes anything. Deferred parameters are materialized
-// inside of it, because that may fail on one rank, too.
+// inside this check, because that may fail on one rank only, and then all ranks must throw.
 void DataParallelCore::agree(const torch::nn::Module* module) const {
   const AgreementSubject subject(wrapper_.name);
   const auto make_fields = [&] {
@@ -143,7 +145,7 @@ void DataParallelCore::check_parameters(std::span<const NamedTensor> parameters)
                                      "module as it is",
                                      parameters.size()));
   }
-  (void)sizes_of(trained);  // throws for a dtype that no group moves
+  (void)sizes_of(trained);  // throws for a dtype that cannot be reduced
 }
 
 void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& module,
@@ -158,7 +160,8 @@ void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& mod
     return parameter.tensor.requires_grad();
   });
   std::unique_ptr<GradientStorage> storage = make_storage(std::move(trained), group_);
-  // The watch begins only now, because a storage may give parameters new memory.
+  // The watch begins only here, because the storage may have given the parameters new memory
+  // before.
   watch_ = std::make_unique<wrap::ParameterWatch>(module);
   buffers_ = std::make_unique<BufferBroadcast>(buffers, group_, wrapper_.number);
   replicas_ = std::make_unique<ReplicaWatch>(std::move(parameters), options_.values,
@@ -190,17 +193,17 @@ void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> n
   replicas_->begin_forward();
 }
 
-// If rank 0 has sent the buffers of another wrapper, all ranks throw in the next pass. If this rank
-// threw alone, the others would wait for it.
+// If rank 0 has sent the buffers of another wrapper, this rank only notes it, and all ranks throw
+// in the next pass. If this rank threw here, the others would wait for it.
 void DataParallelCore::broadcast_buffers() {
   if (!buffers_->run()) reducer_->set_got_other_buffers();
 }
 
 void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
   if (replicas_) replicas_->end_forward();
-  // Uses the grad mode at the beginning of the forward, because forward() may have changed it.
+  // The grad mode was recorded when the forward began, because forward() may have changed it since.
   if (!std::exchange(is_recorded_, false)) return;
-  // The number is reset only here, because a forward that throws may be called again.
+  // The number is not reset earlier, because a forward that throws may be called again.
   num_samples_.reset();
   watch_backwards(outputs);
   if (reducer_) reducer_->watch(outputs);
@@ -221,23 +224,24 @@ void DataParallelCore::watch_backwards(std::span<const at::Tensor> outputs) cons
 int64_t DataParallelCore::last_num_samples() const {
   if (options_.weighting != GradientWeighting::kSamples) return 1;
   if (last_num_samples_) return *last_num_samples_;
-  throw Error(ErrorCode::kInvalidArgument,
-              format("{}: forward() is given no tensor that the "
-                     "wrapper knows, so it cannot count the samples by which ranks are weighted. "
-                     "Call set_num_samples(n) before it, or define std::vector<torch::Tensor> "
-                     "held_tensors(const YourStruct&) beside the struct that holds them, or set "
-                     "weighting = GradientWeighting::kEqual on all ranks",
-                     wrapper_.place()));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("{}: forward() is given no tensor that the wrapper can find, so it cannot count the "
+             "samples by which ranks are weighted. Call set_num_samples(n) before it, or define "
+             "std::vector<torch::Tensor> held_tensors(const YourStruct&) beside the struct that "
+             "holds them, or set weighting = GradientWeighting::kEqual on all ranks",
+             wrapper_.place()));
 }
 
 void DataParallelCore::check_unchanged() const {
   std::optional<std::string> change = watch_->change();
   if (!change) change = reducer_->lost_parameter();
   if (!change) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              format("{}: since the module was wrapped, {}, so "
-                     "gradients would not be reduced rightly. {}",
-                     wrapper_.place(), *change, options_.change_remedy));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format(
+          "{}: since the module was wrapped, {}, so gradients would not be reduced correctly. {}",
+          wrapper_.place(), *change, options_.change_remedy));
 }
 
 void DataParallelCore::set_written(std::string_view parameter) {
@@ -287,12 +291,12 @@ double DataParallelCore::mean_over_ranks(double value) {
   group_.all_reduce(sums, ReduceOp::kSum);
   group_.enter({kInBackward, num_forwards_});
   if (trailer_needs_attention(trailer)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("{}: the ranks are in "
-                       "mean_over_ranks() of different wrappers (this rank in that of the one made "
-                       "at #{}), or some in backward(). All ranks call it at the same place, for "
-                       "the same wrapper",
-                       wrapper_.place_with_module(), wrapper_.number));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("{}: the ranks are in mean_over_ranks() of different wrappers (on this rank, of the "
+               "one that was made when the group had run {} collectives), or some ranks are in "
+               "backward(). All ranks call it at the same place, for the same wrapper",
+               wrapper_.place_with_module(), wrapper_.number));
   }
   if (values[1] == 0) refuse_no_samples(wrapper_);
   return values[0] / values[1];

@@ -2,9 +2,9 @@
 // type. DistributedDataParallel and FullyShardedDataParallel use it.
 //
 // Threads: forward, backward and every method from one thread.
-// Blocking: the constructor and, with buffers to broadcast, before_forward() are collective.
+// Blocking: the constructor is collective, and so is before_forward() if it broadcasts buffers.
 // Lifetime: keeps the module and the group alive. Errors: cadre::Error.
-// In a world of one it may hold no hooks and no storage, and then copies nothing.
+// In a group of one rank it may have no hooks and no gradient storage; then it copies nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -48,7 +48,7 @@ struct DataParallelOptions {
   // The name with which errors begin: "DistributedDataParallel". Static text, because the calls
   // that the wrapper issues on its group refer to it and may outlive the wrapper.
   const char* wrapper;
-  std::string component;  // the name in its log lines, such as "ddp"
+  std::string component;  // the component in log lines, such as "ddp"
   GradientWeighting weighting = GradientWeighting::kSamples;
   // Copies rank 0's buffers to all ranks before each synchronized forward in training mode.
   bool broadcast_buffers = true;
@@ -57,40 +57,41 @@ struct DataParallelOptions {
   bool broadcast_parameters = true;
   // Names of parameters that are neither broadcast nor reduced.
   std::vector<std::string> ignored = {};
-  // The core leaves gradients unchanged and installs no hook in a world of one.
+  // If true, in a group of one rank the core leaves gradients unchanged and installs no hook.
   bool is_idle_alone = true;
-  // A sentence that says how the program may change the parameters of a wrapped module. It is
-  // quoted by the error that reports a change.
+  // A sentence that says how the program may change the parameters of a wrapped module. The error
+  // that reports such a change ends with it.
   std::string change_remedy =
       "Wrap the module again after the change, on all ranks, once this wrapper is destroyed, and "
       "give its parameters to a new optimizer";
-  // Called at the start of each forward, also without grad and in a world of one. May be empty.
+  // Called at the start of each forward, also without grad and in a group of one rank. May be
+  // empty.
   std::function<void()> before_forward = {};
   ParameterValues values = ParameterValues::kUnwatched;
-  // Makes the error that all ranks throw after set_written(); the wrapper's place is put in front
-  // of it. ranks: the ranks that have written.
+  // Makes the error that all ranks throw after set_written(). The name and rank of the wrapper are
+  // put in front of its message. `ranks` names the ranks that have written.
   std::function<Error(const std::string& parameter, const std::string& ranks)> written_error = {};
-  // Returns the fields of this rank that must be equal on all ranks besides `weighting` and
-  // `broadcast_buffers`. Called once, in the constructor. If it throws on one rank, all ranks
-  // throw.
+  // Returns further options of this rank that must be equal on all ranks, as `weighting` and
+  // `broadcast_buffers` must be. Called once, in the constructor. If it throws on one rank, all
+  // ranks throw.
   std::function<std::vector<AgreedField>()> agreed = {};
 };
 
 // Makes the storage of the gradients, after the parameters have been broadcast. `trained` are the
-// parameters that require grad. `group` is the group of all ranks, which adds to an error where in
-// the step this rank was. Collective.
+// parameters that require grad. `group` is the process group; errors thrown through it say in which
+// part of a step this rank was. Collective.
 using MakeGradientStorage = std::function<std::unique_ptr<GradientStorage>(
     std::vector<NamedTensor> trained, const wrap::LocatedGroup& group)>;
 
-// Throws the error for a wrapper that was used after the program had moved from it.
+// Throws the error for the use of a wrapper from which the program has moved.
 [[noreturn]] CADRE_EXPORT void refuse_moved_from();
 
 class CADRE_EXPORT DataParallelCore {
  public:
-  // Checks that options and replicas match, then copies rank 0's parameters and buffers to all.
+  // Checks that options and replicas match, then broadcasts rank 0's parameters and buffers.
   // Parameters registered under two names count once. Throws kInvalidArgument, the same on all
   // ranks and before anything is changed, for a null module, a parameter that another wrapper
-  // reduces or that no group can reduce, and options that differ.
+  // reduces or whose dtype cannot be reduced, and options that differ between ranks.
   DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
                    const ProcessGroup& group, DataParallelOptions options,
                    const MakeGradientStorage& make_storage);
@@ -99,14 +100,15 @@ class CADRE_EXPORT DataParallelCore {
   DataParallelCore& operator=(const DataParallelCore&) = delete;
 
   // `num_rows` is size(0) of the first argument of the forward that is a tensor with a dimension.
-  // It is 1 if no tensor has one, and nullopt if that cannot be known.
+  // It is 1 if no tensor has a dimension, and nullopt if the wrapper cannot find the tensors in the
+  // arguments.
   void before_forward(bool is_training, std::optional<int64_t> num_rows);
   // `outputs` are the tensors that the forward has returned.
   void after_forward(std::span<const at::Tensor> outputs);
 
-  // Called when forward() of this rank has written to the parameter of this name. Then the next
-  // pass throws on all ranks (DataParallelOptions::written_error), and so does a running pass that
-  // has not started all of its reductions. For wrappers that watch their parameters themselves
+  // Called when forward() of this rank has written to the parameter `parameter`. Then the running
+  // pass, if it has not yet issued all of its reductions, or else the next one throws on all ranks
+  // (DataParallelOptions::written_error). Used by wrappers that check their parameters themselves
   // (ParameterValues::kUnwatched).
   void set_written(std::string_view parameter);
   void set_num_samples(int64_t count);
@@ -116,9 +118,9 @@ class CADRE_EXPORT DataParallelCore {
   double mean_over_ranks(double value);
   // Adds a call at the start of each forward, after DataParallelOptions::before_forward.
   void call_before_forward(std::function<void()> call);
-  // Registers `call`. From the next forward on, it is called at the start of each backward through
-  // an output of a forward, before any gradient inside that forward is computed. This is so under
-  // no_sync() and in a world of one, too.
+  // Registers `call`. From the next forward on, `call` runs at the start of each backward through
+  // an output of a forward, before any gradient inside that forward is computed, even under
+  // no_sync() and in a group of one rank.
   void call_before_backward(std::function<void()> call);
   // See GradientStorage::zero_grad().
   void zero_grad(bool set_to_none);
@@ -140,11 +142,11 @@ class CADRE_EXPORT DataParallelCore {
   Wrapper wrapper_;
   const DataParallelOptions options_;
   std::vector<std::function<void()>> calls_before_forward_;
-  // Only this object owns the list. Hooks of outputs, which may outlive the core, have weak
-  // references to it.
+  // Only this object owns the list. The hooks of outputs may outlive the core, so they hold weak
+  // references to the list.
   std::shared_ptr<std::vector<std::function<void()>>> calls_before_backward_ =
       std::make_shared<std::vector<std::function<void()>>>();
-  // These four members are null in a world of one if is_idle_alone is set.
+  // These four members are null in a group of one rank if is_idle_alone is set.
   std::unique_ptr<BufferBroadcast> buffers_;
   std::unique_ptr<wrap::ParameterWatch> watch_;
   std::unique_ptr<ReplicaWatch> replicas_;
@@ -152,7 +154,7 @@ class CADRE_EXPORT DataParallelCore {
   bool has_forward_ = false;
   int64_t num_forwards_ = 0;                     // counts the synchronized forwards with grad
   int num_no_sync_ = 0;                          // the number of no_sync() guards that exist now
-  bool is_recorded_ = false;                     // grad mode was on when the forward began
+  bool is_recorded_ = false;                     // whether grad mode was on when the forward began
   std::optional<int64_t> num_samples_;           // set_num_samples() sets it for the next forward
   std::optional<int64_t> last_num_samples_ = 0;  // the number of samples of the last forward
 };

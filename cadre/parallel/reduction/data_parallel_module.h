@@ -1,10 +1,9 @@
 // The part of every wrapper that averages gradients in a backward: it calls the module and passes
 // the module's inputs and outputs to DataParallelCore.
 //
-// Threads, blocking, errors: as DataParallelCore. Lifetime: shares the module and the core.
-// Parameters keep the names that they have in the module. A wrapper does not notice
-// torch::autograd::grad, which reduces nothing; hooks of your own see this rank's gradient, before
-// it is reduced.
+// Threads, blocking, errors: those of DataParallelCore. Lifetime: shares the module and the core.
+// Parameters keep the names that they have in the module. torch::autograd::grad() reduces nothing.
+// Hooks that the program registers see this rank's gradient before it is reduced.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,8 +23,8 @@ namespace cadre {
 template <typename M>
 class DataParallelModule;
 
-// While this object exists, backward() adds to this rank's gradients and reduces nothing; the next
-// backward() after that reduces the sum.
+// While this object exists, backward() adds to this rank's gradients and reduces nothing. The first
+// backward() after its destruction reduces the sum.
 class [[nodiscard]] NoSync {
  public:
   ~NoSync() {
@@ -41,17 +40,16 @@ class [[nodiscard]] NoSync {
     core_->enter_no_sync();
   }
 
-  // Is shared because the guard may outlive the wrapper.
+  // A shared pointer, because the guard may outlive the wrapper.
   std::shared_ptr<reduction::DataParallelCore> core_;
 };
 
-// A class that holds a module M, such as the classes that TORCH_MODULE(Net) makes, or
-// torch::nn::Sequential.
+// A class that holds a module M: a class made by TORCH_MODULE(Net), or torch::nn::Sequential.
 template <typename Holder>
 concept ModuleHolder = requires { typename Holder::ContainedType; };
 
-// M: a torch::nn::Module with a forward() of any arguments. What forward() returns must let the
-// wrapper see its tensors: a tensor, or tuples, pairs, ranges, maps and optionals of such; for a
+// M is a torch::nn::Module with a forward() of any arguments. The wrapper must find the tensors in
+// what forward() returns: a tensor, or tuples, pairs, ranges, maps and optionals of tensors. For a
 // struct of your own see tensor/hooks/output_tensors.h.
 template <typename M>
 class DataParallelModule {
@@ -80,8 +78,8 @@ class DataParallelModule {
     }
   }
 
-  // Return the wrapped module, for model->named_parameters() or model->zero_grad(). Call
-  // model->to(...) before wrapping only.
+  // These return the wrapped module, for example for model->named_parameters(). Call model->to(...)
+  // only before wrapping.
   M* operator->() const { return module().get(); }
   const std::shared_ptr<M>& module() const {
     if (module_ == nullptr) reduction::refuse_moved_from();
@@ -89,8 +87,8 @@ class DataParallelModule {
   }
 
   std::vector<at::Tensor> parameters() const { return module()->parameters(); }
-  // Clears the gradients of the parameters and of this rank's shards of them. After
-  // module()->zero_grad() the gradients of shards are cleared when the next backward begins.
+  // Clears the gradients of the parameters and of this rank's shards of them. module()->zero_grad()
+  // does not know the shards; their gradients are then cleared when the next backward begins.
   void zero_grad(bool set_to_none = true) {
     core().zero_grad(set_to_none);
     module_->zero_grad(set_to_none);
@@ -103,31 +101,31 @@ class DataParallelModule {
     return NoSync(core_);
   }
 
-  // Sets the number of samples that the next forward with grad has on this rank, if that is not
-  // size(0) of its first tensor; a forward that throws does not use it up. Needs
+  // Sets the number of samples of this rank's next forward with grad, if that is not size(0) of its
+  // first tensor. A forward that throws leaves the number for the next one. Needs
   // GradientWeighting::kSamples. The loss must be the mean over these samples. Under no_sync() the
-  // counts of the forwards that a backward goes through add up, until the gradients are reduced or
-  // cleared; what is reduced must be the mean over all samples counted.
+  // counts of the forwards that have a backward add up until the gradients are reduced or cleared;
+  // the accumulated gradients must be those of the mean over all samples counted.
   void set_num_samples(int64_t count) { core().set_num_samples(count); }
 
-  // Returns the mean over the samples of all ranks of `value`, which is this rank's mean over the
-  // samples of its last forward: the loss of a step, for example. It ignores ranks without samples,
-  // whose mean is NaN, and throws kInvalidArgument on all ranks if no rank has a sample.
-  // Collective.
+  // `value` is this rank's mean over the samples of its last forward, such as the loss. Returns the
+  // mean over the samples of all ranks. Ignores ranks without samples, whose mean is NaN, and
+  // throws kInvalidArgument on all ranks if no rank has a sample. Collective.
   double mean_over_ranks(const at::Tensor& value) {
     return core().mean_over_ranks(value.item<double>());
   }
 
-  // Reduces the gradients that no_sync() backwards have accumulated, and gradients that the program
-  // has assigned or changed itself, without a further backward. Collective.
+  // Reduces, without a further backward, the gradients that backwards under no_sync() have
+  // accumulated, and gradients that the program has assigned or changed. Collective.
   void reduce_gradients() { core().reduce_gradients(); }
 
-  // Returns the order of reduction that was learned in the first step, for a snapshot; nullopt
-  // before that, and if nothing is reduced. Pass it to the option `layout` on resume.
+  // Returns the order in which gradients are reduced, which the first step has learned, for a
+  // snapshot. Returns nullopt before that, and if nothing is reduced. On resume, pass it to the
+  // option `layout`.
   std::optional<BucketLayout> learned_layout() const { return core().learned_layout(); }
 
  protected:
-  DataParallelModule() = default;  // serves wrappers whose constructor throws
+  DataParallelModule() = default;  // for wrappers whose constructor throws
   DataParallelModule(std::shared_ptr<M> module, std::shared_ptr<reduction::DataParallelCore> core)
       : module_(std::move(module)), core_(std::move(core)) {}
   ~DataParallelModule() = default;

@@ -56,8 +56,8 @@ std::optional<std::string> Reducer::lost_parameter() const {
   const std::optional<size_t> lost = hooks_->first_lost();
   if (!lost) return std::nullopt;
   return format(
-      "\"{}\" was moved to another dtype or device and back, or loaded by torch::load(), "
-      "which replaces what autograd knows of it (cadre::load() and copy_() do not)",
+      "\"{}\" was moved to another dtype or device and back, or loaded by torch::load(), which "
+      "replaces its autograd metadata and so removes its hook (cadre::load() and copy_() do not)",
       names_[*lost]);
 }
 
@@ -113,7 +113,7 @@ void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
 }
 
 // Adds a forward whose output is only in the graph of a nested backward. When the pass began, it
-// was not known that the forward belongs to the pass.
+// was not yet known that this forward belongs to it.
 void Reducer::join_late(const std::shared_ptr<Forward>& forward) {
   for (const CarriedForward& late : ledger_.take(forward.get(), {.is_accumulated = false})) {
     pass_.newest_forward = std::max(pass_.newest_forward, late.number);
@@ -172,7 +172,7 @@ void Reducer::begin_backward(const Forward* reached, std::optional<size_t> just_
 void Reducer::begin_pass(std::vector<CarriedForward> carried) {
   ++num_steps_;
   pass_ = Pass{};
-  // If the pass carries no forward, all waiting forwards count as older.
+  // If no forward belongs to the pass, all waiting forwards count as older.
   pass_.newest_forward = carried.empty() ? ledger_.last_number() + 1 : carried[0].number;
   if (!carried.empty() && !carried[0].is_certain) {
     std::ranges::copy(ledger_.may_be_carried(), std::back_inserter(carried));
@@ -193,7 +193,8 @@ void Reducer::begin_pass(std::vector<CarriedForward> carried) {
   } else {
     pass_.weight = equal_weight(group_);
   }
-  // If all weights are equal, the sum is divided once, instead of scaling each gradient before it.
+  // If the weights of all ranks are equal, the sum is divided once, which saves scaling each
+  // gradient before the reduction.
   const bool is_equal = pass_.weight.is_equal_on_all;
   const bool is_mean = is_equal && weighting_ != GradientWeighting::kSum;
   storage_->begin_pass({.factor = is_equal ? 1.0 : pass_.weight.weight,
@@ -233,8 +234,8 @@ bool Reducer::is_frozen(size_t parameter) const {
   return !parameters_[parameter].requires_grad();
 }
 
-// Returns whether the pass takes the parameter's gradient. A backward leaves a gradient that it has
-// not reached, and that the program has assigned, to the program; reduce_now() reduces it.
+// Returns whether the pass reduces the parameter's gradient. If the program has assigned a gradient
+// and the backward has not reached it, the backward does not reduce it; reduce_now() does.
 bool Reducer::contributes(size_t parameter) const {
   if (local_.contribute(parameter)) return true;
   return !pass_.is_backward && !is_frozen(parameter) && local_.is_changed(parameter);
@@ -286,7 +287,8 @@ void Reducer::launch_all_but_last() {
     }
   }
   while (storage_->num_launched() < storage_->num_early_buckets()) storage_->launch_next();
-  // This is read after the launches, which check whether the program has written to parameters.
+  // The suspicion is read only after the launches, because these check whether the program has
+  // written to parameters.
   if (replicas_.suspicion() != 0) has_news = true;
   write_trailer(storage_->trailer(), trailer_word(has_news));
 }
@@ -336,8 +338,8 @@ void Reducer::settle(const Attention& attention) {
   }
 }
 
-// Completes the last pass if this rank left it by an exception, and throws if the ranks were in
-// different steps: abandon_pass() did not wait for the other ranks.
+// If this rank left the last pass by an exception, abandon_pass() did not wait for the other ranks.
+// This waits for them, and throws if the ranks were in different steps.
 void Reducer::settle_last_pass() {
   storage_->settle_abandoned();
   if (const auto wait = std::exchange(wait_for_abandoned_, nullptr)) wait();
@@ -347,8 +349,8 @@ void Reducer::settle_last_pass() {
   forgive_left_behind(newest_abandoned_forward_);
 }
 
-// Once the ranks have been in different steps, every later pass throws, too: equal step numbers
-// would not prove that the ranks are in the same step again.
+// Once the ranks have been in different steps, every later pass throws, too: even if their step
+// numbers are equal again, the steps need not be.
 void Reducer::check_ranks_are_in_one_step(const Attention& attention) {
   if (!attention.ranks_are_in_one_step()) apart_ = attention;
   attention.check_ranks_are_in_one_step(num_steps_);
@@ -363,8 +365,8 @@ void Reducer::forgive_left_behind(int64_t newest_forward) {
   log_left_behind_once();
 }
 
-// Logs forwards that were left without a backward. All ranks left out the same number, but these
-// may belong to different steps.
+// Logs that forwards were left without a backward. All ranks left out the same number of forwards,
+// but perhaps in different steps.
 void Reducer::log_left_behind_once() {
   if (left_behind_are_logged_ || group_.rank() != 0) return;
   const ForwardLedger::Lost lost = ledger_.lost();
@@ -388,7 +390,7 @@ std::vector<std::vector<int>> Reducer::exchanged() const {
   return shared_ranks(groups, group_);
 }
 
-// Throws if a parameter is frozen on some ranks: only the other ranks would update it. All ranks
+// Throws if a parameter is frozen on some ranks only: the other ranks would update it. All ranks
 // have the same counts, so all of them gather the flags and throw.
 void Reducer::check_frozen_on_all_or_none(const Attention& attention) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -429,20 +431,20 @@ void Reducer::log_unused_once(const Attention& attention) {
              unused.size(), names, flags.size(1) > num_named ? "; ..." : ""));
 }
 
-// Called when this rank leaves the pass, in which the other ranks wait for it. Issues the remaining
-// operations without waiting for them; the trailer says that this rank gave up. In a group
-// that has failed these operations throw, and the next call throws the group's error.
+// Called when this rank leaves a pass by an exception while the other ranks wait for it. Issues the
+// remaining operations without waiting for them; the trailer says that this rank gave up. In a
+// group that has failed these operations throw, and the next call throws the group's error.
 void Reducer::abandon_pass() noexcept {
   pass_.is_active = false;
   try {
-    // The memory must not change once its reduction was issued.
+    // The memory of the trailer must not change once its reduction was issued.
     if (!storage_->is_last_launched()) {
       write_trailer(storage_->trailer(), trailer_word(/*has_news=*/true));
     }
     storage_->abandon();
     const Attention news = attention(/*gave_up=*/true);
     wait_for_abandoned_ = group_.all_reduce_async(news.counts(), ReduceOp::kSum);
-    ledger_.end_pass(pass_.newest_forward);  // it has ended for the others, too
+    ledger_.end_pass(pass_.newest_forward);  // the pass has ended on the other ranks, too
     abandoned_ = news;
     newest_abandoned_forward_ = pass_.newest_forward;
   } catch (...) {  // the group has failed, and the next call throws its error

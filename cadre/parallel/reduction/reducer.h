@@ -1,10 +1,11 @@
-// Averages gradients over replicas while a backward computes them. It decides when a gradient is
-// reduced and with which weight; the GradientStorage decides where it is kept.
+// Averages gradients over replicas while a backward computes them. The Reducer decides when a
+// gradient is reduced and with which weight; the GradientStorage decides in which memory it is
+// kept.
 //
 // Threads: one backward at a time; forward, backward and every method from one thread.
-// Blocking: the end of a backward that synchronizes, until the group's deadline; reduce_now() and
-// the end of the first backward are collective beyond the reduction.
-// Lifetime: hooks are removed by the destructor; gradients stay.
+// Blocking: a backward that synchronizes waits at its end, until the group's deadline. reduce_now()
+// is collective, and so is the end of the first backward, for more than the reduction.
+// Lifetime: the destructor removes the hooks; gradients stay.
 // Errors: cadre::Error, thrown out of backward().
 //
 // One pass, from the first event of a backward to its end:
@@ -52,45 +53,46 @@ namespace cadre::reduction {
 class Reducer {
  public:
   // Reduces the gradients of the storage's parameters, which are the same on all ranks of the
-  // group. `replicas` watches the parameters of the module, and must outlive this object.
+  // group. `replicas` checks whether the parameters are equal on all ranks, and must outlive this
+  // object.
   Reducer(std::unique_ptr<GradientStorage> storage, wrap::LocatedGroup group, Wrapper wrapper,
           GradientWeighting weighting, ReplicaWatch& replicas);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // Called before each forward with grad. A pass weights this rank by the samples of the forwards
-  // whose outputs its backward reaches, plus the samples of the backwards without sync since the
-  // last pass.
+  // Called before each forward with grad. In a pass this rank is weighted by the samples of the
+  // forwards whose outputs the backward reaches, plus the samples of the backwards under no_sync()
+  // since the last pass.
   void begin_forward(int64_t num_samples);
   // Called after that forward, with the tensors that it returned.
   void watch(std::span<const at::Tensor> outputs);
-  // Called when a forward on this rank got the buffers of another wrapper: the next pass is then an
-  // error on all ranks.
+  // Called when a forward on this rank received the buffers of another wrapper: then the next pass
+  // throws on all ranks.
   void set_got_other_buffers() { got_other_buffers_ = true; }
-  // While sync is off, gradients accumulate on this rank.
+  // If sync is off (no_sync()), gradients accumulate on this rank and are not reduced.
   void set_sync(bool on) { sync_ = on; }
-  // Reduces the gradients outside of a backward: those that backwards without sync have
-  // accumulated, and those that the program has assigned or changed since the last reduction.
+  // Reduces gradients outside of a backward: those accumulated under no_sync(), and those that the
+  // program has assigned or changed since the last reduction.
   void reduce_now();
   // See GradientStorage::zero_grad().
   void zero_grad(bool set_to_none) { storage_->zero_grad(set_to_none); }
   std::optional<BucketLayout> learned_layout() const;
-  // Returns a sentence about the first parameter whose hook autograd no longer calls; nullopt if
-  // there is none.
+  // If autograd no longer calls the hook of some parameter, returns a clause that says why for the
+  // first such parameter; else nullopt.
   std::optional<std::string> lost_parameter() const;
 
  private:
   struct Pass {
     bool is_active = false;
-    bool is_backward = false;                      // is false in reduce_now()
+    bool is_backward = false;                      // false in reduce_now()
     std::vector<std::shared_ptr<Forward>> passed;  // the forwards whose outputs are in the graph
     int backward = 0;                              // the number of the backward in this process
-    int64_t newest_forward = 0;    // the number of the newest forward that is carried
-    std::vector<int64_t> samples;  // the sample counts of the forwards that need one weight
+    int64_t newest_forward = 0;                    // the number of the newest forward of this pass
+    std::vector<int64_t> samples;  // the sample count of each forward; one weight must fit all
     int64_t num_samples = 0;       // the samples by which this rank is weighted
-    // The ranks of the differentiable collectives that backwards under no_sync() have run, with one
-    // entry for each group.
+    // The differentiable collectives that backwards under no_sync() have run: the ranks of each
+    // group in which one ran.
     std::vector<std::vector<int>> collectives;
     SampleWeight weight;            // the weight of this rank
     std::vector<bool> fired;        // says for each parameter whether its hook has run
@@ -104,28 +106,29 @@ class Reducer {
   void on_gradient(size_t parameter);
   void begin_pass(std::vector<CarriedForward> carried);
   // `reached` is the forward with whose output the backward begins. It is null if the backward
-  // begins with the gradient of `just_touched`.
+  // reaches a parameter's gradient first; that parameter is `just_touched`.
   void begin_backward(const Forward* reached, std::optional<size_t> just_touched);
   void join_late(const std::shared_ptr<Forward>& forward);
   void place_gradient(size_t parameter);
   void launch_complete_buckets();
   void finish_pass();
   void launch_all_but_last();
-  // Returns whether a parameter that the backward has not reached still has a gradient to reduce.
+  // Returns whether the pass reduces the parameter's gradient although the backward has not reached
+  // the parameter.
   bool contributes(size_t parameter) const;
   bool is_frozen(size_t parameter) const;
   Attention attention(bool gave_up) const;
   void settle(const Attention& attention);
   void settle_last_pass();
-  // Throws if the ranks are in different steps; then every later pass throws, too.
+  // Throws if the ranks are in different steps. After that, every later pass throws, too.
   void check_ranks_are_in_one_step(const Attention& attention);
   void forgive_left_behind(int64_t newest_forward);
   void log_left_behind_once();
-  // Returns the ranks, in this group, of the differentiable collectives in the backwards whose
-  // gradients the pass reduces. Only groups that share several ranks with this one count, because
-  // these ranks may have unequal weights. Empty if all weights are equal.
+  // Returns the differentiable collectives that ran in the backwards of this pass, each as the list
+  // of its ranks in this group. Only groups that share several ranks with this one are listed,
+  // because only then can the ranks have unequal weights. Empty if all weights are equal.
   std::vector<std::vector<int>> exchanged() const;
-  // The number of the wrapper as the ranks compare it, with kGotOtherBuffers.
+  // The number of the wrapper that the ranks compare, with the bit kGotOtherBuffers if it is set.
   uint32_t wrapper_number() const;
   TrailerWord trailer_word(bool has_news) const;
   void check_frozen_on_all_or_none(const Attention& attention);
@@ -137,35 +140,36 @@ class Reducer {
   std::vector<at::Tensor> parameters_;  // the parameters of the storage
   std::vector<std::string> names_;
   wrap::LocatedGroup group_;
-  // The hooks of outputs share it; they may outlive this object and then name the wrapper in an
-  // error.
+  // Hooks of outputs share this pointer, because they may outlive this object and then name the
+  // wrapper in an error.
   std::shared_ptr<const Wrapper> wrapper_;
   bool got_other_buffers_ = false;
   GradientWeighting weighting_;
   bool unused_are_logged_ = false;
   bool left_behind_are_logged_ = false;
-  // The number of forwards that the first pass left behind. A program that trains two models
-  // alternately leaves the same number behind in each step.
+  // The number of forwards that had no backward before the first pass. A program that trains two
+  // models alternately leaves the same number in each step.
   std::optional<int32_t> usual_left_behind_;
   bool sync_ = true;
   ForwardLedger ledger_;
-  std::shared_ptr<Forward> forward_;  // is set from begin_forward() to watch()
-  int64_t num_steps_ = 0;             // counts passes, and forwards that all ranks left behind
+  std::shared_ptr<Forward> forward_;  // set between begin_forward() and watch()
+  int64_t num_steps_ = 0;  // the number of passes, plus forwards that all ranks left behind
   int num_unreduced_forwards_ = 0;
   ReplicaWatch& replicas_;
   LocalGradients local_;
   Pass pass_;
-  // The counts that this rank sent in a pass that it left by an exception; after the wait, the sums
-  // over all ranks.
+  // Set if this rank has left a pass by an exception. It has the counts that this rank sent; after
+  // the wait, their sums over all ranks.
   std::optional<Attention> abandoned_;
   std::function<void()> wait_for_abandoned_;
   int64_t newest_abandoned_forward_ = 0;
-  // The counts of the pass in which the ranks were not in one step.
+  // The counts of the first pass in which the ranks were in different steps, which every later pass
+  // reports again.
   std::optional<Attention> apart_;
-  // Outputs may outlive the wrapper: their hooks hold a weak reference to this.
+  // Outputs may outlive the wrapper, so their hooks hold a weak reference to this pointer.
   std::shared_ptr<Reducer*> self_;
   std::shared_ptr<wrap::AccumulationHooks>
-      hooks_;  // the destructor removes them; the hooks of such outputs share them
+      hooks_;  // the destructor removes them; hooks of outputs share the pointer
 };
 
 }  // namespace cadre::reduction

@@ -1,9 +1,10 @@
-// Tests that training a GPT whose sequences are divided among ranks, as threads, also together with
-// a division of its layers, equals training it in one process: losses, gradients and parameters of
-// 20 steps, within the bounds of wrap_bounds.h. In one process the attention is that of libtorch,
-// or the formula if it has dropout, and the loss is libtorch's cross_entropy. The bounds hold as
-// for tensor parallelism: ranks add the same terms in another order. CADRE_CASES_SEED picks the
-// share of the cases that CTest runs.
+// Tests that training a GPT whose sequences are divided among ranks equals training it in one
+// process, also if the ranks divide its layers in addition. Compares the losses, gradients and
+// parameters of 20 steps within the bounds of wrap_bounds.h. Ranks are threads. In one process the
+// attention is libtorch's, or is computed by its formula if it has dropout, and the loss is
+// libtorch's cross_entropy. The bounds hold for the same reason as for tensor parallelism: ranks
+// add the same terms in another order. CADRE_CASES_SEED selects the subset of the cases that CTest
+// runs.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -104,7 +105,7 @@ Training train_on(const ContextCase& context_case, const Degrees& degrees, uint6
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   if (!result.ok()) return {};
-  // The ranks that divide a sequence have the same parameters.
+  // Ranks with the same coordinate along "tp" have equal parameters, bit for bit.
   for (int rank = degrees.tensor; rank < num_ranks; ++rank) {
     EXPECT_TRUE(bits_of(trained[rank].parameters) ==
                 bits_of(trained[rank % degrees.tensor].parameters))
@@ -126,7 +127,7 @@ TEST_P(ContextParallelEquality, EqualsOneProcessAlsoWithTensorParallelism) {
     batches.push_back(plain->make_batch(trained.batch));
   }
   const Training alone = train_shared(trained, *plain, batches);
-  // tp_equality_test.cpp explains this factor.
+  // The comment at the same variable in tp_equality_test.cpp explains this factor.
   const double later_gradients = trained.dtype == torch::kFloat ? 4 : 1;
   for (const Degrees degrees :
        {Degrees{1, 1}, Degrees{2, 1}, Degrees{3, 1}, Degrees{4, 1}, Degrees{2, 2}}) {

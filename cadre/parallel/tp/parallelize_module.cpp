@@ -21,10 +21,10 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, format("parallelize_module: {}", problem));
 }
 
-// Returns whether the name matches the pattern. On a mismatch only the last star takes another
-// character. Earlier stars need not: the text between two stars has matched as early as it can, and
-// if it has a dot, it can match in one place only. So the time is at most the product of the
-// lengths.
+// Returns whether the name matches the pattern. On a mismatch only the last star is extended by one
+// more character. Earlier stars need no extension: the text between two stars has matched at the
+// first possible place, and if that text has a dot, it can match at one place only. So the time is
+// at most the product of the two lengths.
 bool matches(std::string_view pattern, std::string_view name) {
   size_t at = 0;  // the next character of the pattern
   // The next character of the name; the name before it matches the pattern before `at`.
@@ -75,7 +75,7 @@ class Planner {
   }
 
   const std::vector<PlannedLayer>& layers() const { return layers_; }
-  // The fields of each of Cadre's layers that must be equal on all ranks.
+  // Returns one field for each layer of Cadre, with the options that must be equal on all ranks.
   const std::vector<AgreedField>& fields() const { return fields_; }
 
  private:
@@ -98,7 +98,8 @@ class Planner {
     const PlanEntry* const entry = entry_of(name);
     auto* const layer = dynamic_cast<TensorParallelLayer*>(&module);
     if (layer == nullptr) {
-      // SelfAttention is a layer of this kind: the plan names the layers inside of it.
+      // A ContextParallelLayer such as SelfAttention is not in the plan itself, because the plan
+      // names the layers inside of it. Its options must be equal, too.
       const auto* const other = dynamic_cast<const ContextParallelLayer*>(&module);
       if (other != nullptr) fields_.push_back({format("\"{}\"", name), other->options_text()});
     }
@@ -161,8 +162,8 @@ class Planner {
   std::vector<AgreedField> fields_;
 };
 
-// Throws if a module that is no layer of Cadre's has a divided parameter: it would compute with a
-// part as if it were the whole.
+// Throws if a module that is not a layer of Cadre has one of the divided parameters: it would use
+// this rank's part as if it were the whole parameter.
 void check_divided_only_in_layers(const torch::nn::Module& module,
                                   const DividedParameters& divided) {
   const auto check = [&](const std::string& name, const torch::nn::Module& each) {

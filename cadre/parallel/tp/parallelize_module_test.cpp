@@ -1,5 +1,5 @@
-// Tests the values, records and norms of a module that parallelize_module() has divided, and which
-// modules it refuses.
+// Tests the values, ParameterShards and gradient norms of a module that parallelize_module() has
+// divided, and the errors for modules and plans that it cannot divide.
 #include "cadre/parallel/tp/parallelize_module.h"
 
 #include <gmock/gmock.h>
@@ -39,8 +39,8 @@ using torch::Tensor;
 
 const Case kGpt{"gpt_tied_sequence", "sgd", 4};
 
-// Each rank gets its parts of the values that one process has drawn, under the plain names, and a
-// ParameterShard for each of them.
+// Each rank gets its parts of the initial values that one process has drawn, under the names of the
+// undivided module, and a ParameterShard for each parameter.
 TEST(ParallelizeModule, KeepsThisRanksPartsOfRankZerosWeights) {
   const auto plain = make_divided_model(kGpt, 1);
   std::vector<std::shared_ptr<testing::DividedModel>> models;
@@ -52,8 +52,8 @@ TEST(ParallelizeModule, KeepsThisRanksPartsOfRankZerosWeights) {
     const DeviceMesh mesh(group, {{"tp", 3}});
     const std::vector<ParameterShard> records = parallelize_module(model, mesh, model.plan());
     const int num_divided = testing::num_divided(records, model, *plain, 0);
-    // The divided parameters are `tokens`, and in each of two blocks the weights and biases of qkv,
-    // output and up, and down.weight.
+    // 11 divided parameters: `tokens`, and in each of two blocks the weights of qkv and output,
+    // which have no bias, the weight and bias of up, and the weight of down.
     require(num_divided == 11, "divided: " + std::to_string(num_divided));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -81,7 +81,8 @@ TEST(ParallelizeModule, TheNormIsThatOfOneProcess) {
     const Tensor whole = plain->named_parameters()["norm.weight"].grad();
     require(torch::allclose(model.named_parameters()["norm.weight"].grad(), whole, 1e-9, 1e-12),
             "clipped gradients");
-    // A norm of this rank's parts alone would differ between ranks, so it is refused.
+    // A norm over this rank's parts only would differ between ranks, so clip_grad_norm_() of plain
+    // tensors throws.
     require(error_of(
                 [&] {
                   const std::vector<Tensor> parameters = model.parameters();
@@ -89,7 +90,7 @@ TEST(ParallelizeModule, TheNormIsThatOfOneProcess) {
                 },
                 ErrorCode::kInvalidArgument)
                     .find("shard of \"tokens.weight\"") != std::string::npos,
-            "a norm of parts");
+            "a norm over parts must be an error");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -135,7 +136,7 @@ TEST(ParallelizeModule, RefusesPlansThatDoNotFit) {
             "parallelize_module: the pattern \"blocks.*\" (kColwise) matches none of the 5 modules "
             "in the module; their names are \"first\" \"second\" \"third\" \"fourth\"");
   DividedGpt gpt(GptKind{});
-  // In a pattern, a star matches no dot.
+  // A star in a pattern does not match a dot, so "*qkv" does not match a name with dots.
   EXPECT_THAT(refusal_of_plan(gpt, {{"*qkv", ParallelStyle::kColwise}}), HasSubstr("matches none"));
   EXPECT_EQ(
       refusal_of_plan(gpt,
@@ -172,7 +173,7 @@ TEST(ParallelizeModule, RefusesPlansThatDoNotFit) {
                 "a norm needs all features of a token: it is kSequence or kReplicated");
   EXPECT_EQ(refusal_of_plan(gpt, {{"tokens", ParallelStyle::kColwise}}),
             "\"tokens\" cannot be kColwise" + on_group +
-                "an embedding is divided by its vocabulary: kRowwise; or it is kSequence or "
+                "an embedding can be divided by its vocabulary only (kRowwise), or be kSequence or "
                 "kReplicated");
   EXPECT_THAT(refusal_of_plan(gpt, {{"*.dropout_1", ParallelStyle::kColwise}}),
               HasSubstr("set options.features"));
@@ -231,7 +232,7 @@ TEST(ParallelizeModule, RefusesAnAxisTooManyAndPlansThatDiffer) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two layers share one tensor, which is divided only once.
+// Two layers share one tensor, which must be divided only once.
 TEST(ParallelizeModule, AWeightOfTwoLayersIsDividedOnce) {
   struct Tied : torch::nn::Module {
     Tied() {
@@ -260,7 +261,8 @@ TEST(ParallelizeModule, AWeightOfTwoLayersIsDividedOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Matching a pattern with many stars takes a time of at most the product of the lengths.
+// The time for a pattern with many stars must be at most the product of the two lengths, not
+// exponential.
 TEST(ParallelizeModule, AStarMatchesAnyTextWithoutDots) {
   const std::string name = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab";
   struct Outer : torch::nn::Module {
@@ -296,7 +298,8 @@ TEST(ParallelizeModule, AStarMatchesAnyTextWithoutDots) {
   }
 }
 
-// All ranks throw the same error, and the group stays usable.
+// If parallelize_module() fails on one rank only, all ranks throw that rank's error, and the group
+// stays usable.
 TEST(ParallelizeModule, AllRanksRefuseWhatOneRefuses) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto refused = [](const auto& call, const std::string& sentence) {
@@ -333,8 +336,8 @@ TEST(ParallelizeModule, AllRanksRefuseWhatOneRefuses) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// These options do not show in the weights; without the comparison each rank would compute another
-// function.
+// These options (eps, is_causal, the seed of dropout) change no weight, so only a comparison of the
+// options finds that the ranks would compute different functions.
 TEST(ParallelizeModule, OptionsThatDifferBetweenRanksAreRefusedOnAll) {
   struct Model : torch::nn::Module {
     Model(double eps, bool is_causal, uint64_t seed) {
@@ -372,7 +375,8 @@ TEST(ParallelizeModule, OptionsThatDifferBetweenRanksAreRefusedOnAll) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The header recommends this for a parameter that is applied to a part of the features.
+// parallelize_module.h recommends copy_to_group() for a parameter that is applied to this rank's
+// part of the features.
 TEST(ParallelizeModule, CopyToGroupSumsTheGradientOfAParameterBetweenDividedLayers) {
   struct Scaled : torch::nn::Module {
     Scaled() {

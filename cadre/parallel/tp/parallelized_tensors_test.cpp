@@ -1,5 +1,5 @@
-// Parameters and buffers that parallelize_module() cannot divide, because another module has them,
-// another tensor has their memory, or they have no values.
+// Tests the errors for parameters and buffers that parallelize_module() cannot divide: another
+// module has them, too, another tensor shares their memory, or they have no values.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -23,7 +23,8 @@ using testing::refusal_of_plan;
 using testing::run_groups;
 using torch::Tensor;
 
-// The other module would compute with this rank's part as if it were the whole table.
+// If the table were divided, the other module would use this rank's part as if it were the whole
+// table.
 TEST(ParallelizedTensors, RefusesADividedWeightThatAnotherModuleHas) {
   struct Head : torch::nn::Module {
     explicit Head(const Tensor& table) { weight = register_parameter("kernel", table); }
@@ -54,7 +55,8 @@ TEST(ParallelizedTensors, RefusesADividedWeightThatAnotherModuleHas) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Each rank would keep its part in separate memory, so the two tensors would no longer be equal.
+// If the weight were divided, each rank would copy its part to new memory, and the two tensors
+// would no longer be equal.
 TEST(ParallelizedTensors, RefusesAWeightWhoseMemoryAnotherTensorHas) {
   struct Tied : torch::nn::Module {
     Tied() {
@@ -70,7 +72,7 @@ TEST(ParallelizedTensors, RefusesAWeightWhoseMemoryAnotherTensorHas) {
                   model, {{"table", ParallelStyle::kRowwise}, {"head", ParallelStyle::kColwise}}),
               HasSubstr("parallelize_module: \"table.weight\" and \"head.weight\" share memory"));
   EXPECT_FALSE(model.table->is_parallelized());
-  // Both tensors are whole on every rank, so they stay equal.
+  // If both tensors stay whole on every rank, they stay equal, so there is no error.
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Tied whole;
     parallelize_module(whole, DeviceMesh(group, {{"tp", 2}}),
@@ -79,7 +81,8 @@ TEST(ParallelizedTensors, RefusesAWeightWhoseMemoryAnotherTensorHas) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A tensor of another size may lie in the same memory, between the two that overlap.
+// The overlap is found even if a third, smaller tensor lies between the starts of the two tensors
+// that overlap.
 TEST(ParallelizedTensors, RefusesAWeightWithinABufferThatHasASmallerOneBeforeIt) {
   struct Model : torch::nn::Module {
     Model() {
@@ -95,7 +98,7 @@ TEST(ParallelizedTensors, RefusesAWeightWithinABufferThatHasASmallerOneBeforeIt)
               HasSubstr("parallelize_module: \"head.weight\" and \"all\" share memory"));
 }
 
-// The parameters of a deferred module are on the meta device, too.
+// Deferred modules also have their parameters on the meta device.
 TEST(ParallelizedTensors, RefusesTensorsOnTheMetaDevice) {
   struct Model : torch::nn::Module {
     explicit Model(bool is_parameter) {

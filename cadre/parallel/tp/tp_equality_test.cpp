@@ -1,9 +1,10 @@
-// Tests that training a module that is divided on 1 to 4 ranks, as threads, equals training it in
-// one process: the same losses and gradients in the first step, and the same parameters after 20
-// steps, within the bounds of wrap_bounds.h, put together from the ranks' parts. In one process the
-// loss is libtorch's cross_entropy. The bounds hold as for data parallelism: ranks add the same
-// terms in another order, here the products of a sum over features, and each layer passes on a
-// difference of a few roundings. CADRE_CASES_SEED picks the share of the cases that CTest runs.
+// Tests that training a module that is divided among 1 to 4 ranks equals training it in one
+// process: the same losses and gradients in the first step, and the same parameters after 20 steps,
+// when the ranks' parts are put together, within the bounds of wrap_bounds.h. Ranks are threads. In
+// one process the loss is libtorch's cross_entropy. The bounds hold for the same reason as for data
+// parallelism: ranks add the same terms in another order, here the products of a sum over features,
+// and each layer propagates a difference of a few roundings. CADRE_CASES_SEED selects the subset of
+// the cases that CTest runs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -61,7 +62,7 @@ Training train_divided(const Case& test_case, uint64_t seed, int num_ranks,
                        const std::vector<Tensor>& batches) {
   std::vector<std::shared_ptr<DividedModel>> models;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    // Only rank 0's weights are used.
+    // All ranks start with the weights of rank 0; those of the other ranks are overwritten.
     models.push_back(make_divided_model(test_case, seed + static_cast<uint64_t>(rank)));
   }
   std::vector<Training> trained(models.size());
@@ -92,8 +93,9 @@ TEST_P(TensorParallelEquality, EqualsOneProcessOnEveryNumberOfRanks) {
   std::vector<Tensor> batches;
   for (int step = 0; step < kSteps; ++step) batches.push_back(plain->make_batch(GetParam().batch));
   const Training alone = train_model(GetParam(), *plain, batches);
-  // Gradients of later steps are taken at parameters that differ within their bounds, which in
-  // float32 are much wider than the rounding errors of a gradient.
+  // In later steps the gradients are computed from parameters that already differ within their
+  // bounds. In float32 these bounds are much wider than the rounding errors of a gradient, so the
+  // bound for gradients is multiplied by 4.
   const double later_gradients = GetParam().dtype == torch::kFloat ? 4 : 1;
   Comparison worst;
   for (const int num_ranks : {1, 2, 3, 4}) {

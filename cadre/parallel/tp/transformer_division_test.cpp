@@ -1,6 +1,6 @@
-// A GPT of transformer layers that ranks divide by tensor_parallel_plan(), also by sequences, has
-// the loss and the gradients of one process. Ranks are threads. The vocabulary is odd, so that the
-// ranks have chunks of different sizes.
+// Tests that a GPT of transformer layers has the loss and the gradients of one process if ranks
+// divide its layers by tensor_parallel_plan(), and also if they divide its sequences in addition.
+// Ranks are threads. The vocabulary is odd, so that the ranks have chunks of different sizes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -40,7 +40,7 @@ torch::nn::Sequential make_gpt(bool is_tied) {
   for (int i = 0; i < kOptions.num_blocks; ++i) gpt->push_back(TransformerBlock(kOptions));
   gpt->push_back(is_tied ? TransformerHead(embedding) : TransformerHead(kOptions));
   gpt->to(torch::kDouble);
-  const torch::NoGradGuard no_grad;  // values of a size at which all terms count
+  const torch::NoGradGuard no_grad;  // large enough values, so that no term is negligible
   for (Tensor& parameter : gpt->parameters()) parameter.normal_().mul_(0.4);
   return gpt;
 }
@@ -53,7 +53,7 @@ struct Division {
   const char* name;
   bool is_tied;
   bool is_sequence_parallel;
-  int context_ranks;  // ranks that divide sequences; two ranks divide the layers
+  int context_ranks;  // the ranks that divide sequences; always 2 divide the layers
 };
 
 class TransformerDivision : public ::testing::TestWithParam<Division> {};
@@ -71,7 +71,7 @@ TEST_P(TransformerDivision, HasTheLossAndTheGradientsOfOneProcess) {
   std::vector<torch::nn::Sequential> models;
   for (int rank = 0; rank < num_ranks; ++rank) models.push_back(make_gpt(division.is_tied));
   const auto result = run_groups(num_ranks, [&](const ProcessGroup& world) {
-    // The model is released before the group's system.
+    // This rank's model must be destroyed before the os::System of its group.
     torch::nn::Sequential gpt = std::exchange(models[static_cast<size_t>(world.rank())], nullptr);
     const DeviceMesh mesh(world, {{"cp", division.context_ranks}, {"tp", 2}});
     const auto records = parallelize_module(
@@ -101,8 +101,8 @@ TEST_P(TransformerDivision, HasTheLossAndTheGradientsOfOneProcess) {
       }
       require(torch::allclose(record.values.grad(), part, 1e-9, 1e-12), record.name);
     }
-    // The divided parameters are the table and an output weight, and in each block weight and bias
-    // of qkv and up, and the weights of output and down.
+    // The divided parameters are the embedding table, the weight of an untied head, and in each of
+    // two blocks the weights and biases of qkv and up, and the weights of output and down: 2 * 6.
     require(num_divided == (division.is_tied ? 13 : 14), std::to_string(num_divided));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -116,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Divisions, TransformerDivision,
                                            Division{"tied_context", true, false, 2}),
                          [](const auto& division) { return std::string(division.param.name); });
 
-// The names are those in the module, at any depth, so that the plan fits it without patterns.
+// The plan has the full names of the layers, at any depth, so it needs no patterns with stars.
 TEST(TensorParallelPlan, NamesTheLayersOfEachPlannedModule) {
   TransformerBlock block(kOptions);
   torch::nn::Sequential blocks;

@@ -1,7 +1,8 @@
 // Runs the `cadre` command for tests, and finds processes and files that it leaves behind.
 //
-// Threads: one. Blocking: every wait until a deadline of kPatience; a test that reaches it fails.
-// Lifetime: the destructor kills the command, whose guardian then kills the workers.
+// Threads: one thread. Blocking: every wait ends after kPatience at the latest; then the test
+// fails. Lifetime: the destructor kills the command; then the command's guardian process kills the
+// workers.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +34,7 @@ inline constexpr Duration kPatience = std::chrono::seconds(60);
 inline constexpr std::string_view kMarkerName = "CADRE_TEST_MARKER";
 
 struct CommandResult {
-  int exit_code = -1;  // the exit code as a shell reports it; -1 if the command did not end in time
+  int exit_code = -1;  // as a shell reports it; -1 if the command did not end in time
   std::string output;
   std::string error;
 };
@@ -42,9 +43,9 @@ class CadreCommand {
  public:
   struct Options {
     std::vector<std::pair<std::string, std::string>> environment = {};
-    bool reads_output = true;  // false: the test stops reading, as a slow reader of a pipe does
-    // A script for sh that executes the command as "$@". A test uses it to set limits or
-    // redirections.
+    bool reads_output = true;  // false: the test does not read the pipe of the output
+    // A script for sh that runs the command as "$@", with which a test can set limits or
+    // redirections. If empty, the command is started directly.
     std::string shell = "";
   };
 
@@ -57,7 +58,8 @@ class CadreCommand {
     system_->random_bytes(random);
     for (const std::byte byte : random) marker_ += cadre::format("{:02x}", int(byte));
     environment.set(kMarkerName, marker_);
-    // A worker may be a test of this program, which CTest runs in several shards.
+    // A worker may be another test of this test program. It must not use the sharding variables
+    // that CTest may have set for the program.
     environment.set("GTEST_TOTAL_SHARDS", "1");
     environment.set("GTEST_SHARD_INDEX", "0");
     for (const auto& [name, value] : options.environment) environment.set(name, value);
@@ -78,10 +80,10 @@ class CadreCommand {
   int pid() const { return process_->pid(); }
   void send(int signal) { ::kill(process_->pid(), signal); }
   void start_reading() { reads_output_ = true; }
-  // Returns the output that was read until the last wait.
+  // Returns the output and errors that had been read when the last wait ended.
   const CommandResult& seen() const { return result_; }
 
-  // Waits until `text` was written to either stream.
+  // Waits until `text` was written to stdout or stderr. Returns false after kPatience.
   bool wait_for(std::string_view text) {
     return step_until([&] {
       return result_.output.find(text) != std::string::npos ||
@@ -89,7 +91,7 @@ class CadreCommand {
     });
   }
 
-  // Waits until the command and its output have ended.
+  // Waits until the command has ended and its output was read completely.
   CommandResult wait() {
     step_until([&] {
       if (const auto status = process_->try_wait()) result_.exit_code = status->shell_code();
@@ -98,8 +100,8 @@ class CadreCommand {
     return result_;
   }
 
-  // Returns the processes with this command's marker in their environment, except those of the test
-  // itself.
+  // Returns the processes that have this command's marker in their environment: the command and all
+  // processes that it has started.
   std::vector<int> marked_processes() const {
     std::vector<int> pids;
     const std::string wanted = std::string(kMarkerName) + "=" + marker_;
@@ -114,7 +116,7 @@ class CadreCommand {
     }
     return pids;
   }
-  // Returns whether all marked processes end before the deadline.
+  // Returns whether all marked processes end within kPatience.
   bool leaves_nothing() {
     return step_until([&] {
       process_->try_wait();
@@ -159,19 +161,19 @@ class CadreCommand {
   bool error_ended_ = false;
 };
 
-// Runs `cadre` with these words until it ends.
+// Runs `cadre` with these arguments until it ends.
 inline CommandResult run_cadre(std::vector<std::string> words,
                                std::vector<std::pair<std::string, std::string>> environment = {}) {
   return CadreCommand(std::move(words), {.environment = std::move(environment)}).wait();
 }
 
-// Returns the words of `cadre run --nproc-per-node N sh -c SCRIPT`.
+// Returns the arguments for `cadre run --nproc-per-node N sh -c SCRIPT`.
 inline std::vector<std::string> shell_job(int num_workers, std::string script) {
   return {"run", "--nproc-per-node", cadre::format("{}", num_workers), "sh",
           "-c",  std::move(script)};
 }
 
-// Replaces numbers that differ between runs, and the host's name, by # and HOST.
+// Replaces pids, durations and the host's name in `text`, which differ between runs, by # and HOST.
 inline std::string masked(std::string text) {
   text = std::regex_replace(text, std::regex("pid [0-9]+"), "pid #");
   text = std::regex_replace(text, std::regex("after [0-9.]+ s"), "after # s");

@@ -15,14 +15,14 @@ uint64_t part(const CollectiveCall& call, int from, int to) {
   return is_uneven && call.parts ? call.parts(from, to) : call.count;
 }
 
-// Returns the number of elements of each rank's part, by rank.
+// Returns the number of elements in each rank's part.
 std::vector<uint64_t> parts_of_ranks(const CollectiveCall& call) {
   std::vector<uint64_t> parts;
   for (int rank = 0; rank < call.world_size; ++rank) parts.push_back(part(call, rank, 0));
   return parts;
 }
 
-// Returns the number of elements that `rank` sends, by receiver.
+// Returns the number of elements that `rank` sends to each rank.
 std::vector<uint64_t> sent_by(const CollectiveCall& call, int rank) {
   std::vector<uint64_t> parts;
   for (int to = 0; to < call.world_size; ++to) parts.push_back(part(call, rank, to));
@@ -39,7 +39,7 @@ uint64_t sum_of(std::span<const uint64_t> parts) {
   return std::accumulate(parts.begin(), parts.end(), uint64_t{0});
 }
 
-// Returns the index of the first element of the rank's part.
+// Returns the index of the first element of the rank's part in the concatenation of all parts.
 uint64_t begin_of(std::span<const uint64_t> parts, int rank) {
   return sum_of(parts.first(static_cast<size_t>(rank)));
 }

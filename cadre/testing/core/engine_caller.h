@@ -1,8 +1,8 @@
-// Calls an engine as the Communicator does, one call at a time, for tests of one engine without a
-// group.
+// Calls an engine directly, one collective at a time, in the way in which a Communicator does, for
+// tests of an engine without a group.
 //
-// Threads: one rank each; progress() from any. Blocking: every operation, until its deadline.
-// Lifetime: borrows the System. Errors: the Status of the engine.
+// Threads: one thread for each rank; progress() from any thread. Blocking: every operation, until
+// its deadline. Lifetime: borrows the System. Errors: the Status that the engine returns.
 #pragma once
 
 #include <chrono>
@@ -27,7 +27,7 @@ class EngineCaller {
   EngineCaller& operator=(const EngineCaller&) = delete;
 
   virtual Backend& engine() = 0;
-  // The progress of the last operation; all operations share this object.
+  // The progress of the last operation. All operations use this object.
   OpProgress& progress() { return progress_; }
   void set_patience(Duration patience) { patience_ = patience; }
 
@@ -37,7 +37,7 @@ class EngineCaller {
   Status broadcast(Bytes data, Rank root) {
     return run(Collective::broadcast(data, DType::kUint8, root));
   }
-  // `out` may be empty on other ranks than the root.
+  // `out` may be empty on ranks other than the root.
   Status reduce(ConstBytes in, Bytes out, ReduceKind kind, Rank root) {
     return run(Collective::reduce(in, out, kind.dtype, kind.op, root));
   }
@@ -54,7 +54,7 @@ class EngineCaller {
     return run(Collective::all_to_all_v(in, out, DType::kUint8, {sizes.sent, sizes.received}));
   }
   Status barrier() { return run(Collective::barrier()); }
-  // Passes the collectives to the engine in one call.
+  // Passes several collectives to the engine in one call.
   Status submit(std::span<Collective> collectives) {
     std::vector<Fingerprint> fingerprints;
     for (Collective& collective : collectives) {
@@ -72,7 +72,7 @@ class EngineCaller {
                 collectives)
         .status();
   }
-  // Skips a number, as an operation does that fails before it is announced.
+  // Skips an operation number. An operation that fails before the engine gets it does the same.
   void skip_number() { ++number_; }
 
  protected:

@@ -1,8 +1,7 @@
-// Holds one rank's NetEngine with its counter of operations, and makes elements of every dtype, for
-// tests.
+// One rank's NetEngine and its counter of operations, for tests; and elements of any dtype.
 //
-// Threads: one rank each. Blocking: every operation, until its deadline. Lifetime: borrows the
-// System and the Transport.
+// Threads: one thread for each rank. Blocking: every operation, until its deadline. Lifetime:
+// borrows the System and the Transport.
 #pragma once
 
 #include <vector>
@@ -13,7 +12,7 @@
 
 namespace cadre {
 
-inline constexpr int kMaxRanks = 9;  // largest world size of a group in one process
+inline constexpr int kMaxRanks = 9;  // the largest world size in these tests
 
 class EngineRank final : public EngineCaller {
  public:
@@ -34,8 +33,8 @@ class EngineRank final : public EngineCaller {
   NetEngine engine_;
 };
 
-// Appends a number as an element of the dtype. The dtype must be able to represent it; only float16
-// and bfloat16 round.
+// Appends a number, converted to the dtype. Only float16 and bfloat16 may round it; in other dtypes
+// it must be representable.
 inline void append_element(std::vector<std::byte>& bytes, DType dtype, double value) {
   bytes.resize(bytes.size() + size_of(dtype));
   testing::write_number(bytes, bytes.size() / size_of(dtype) - 1, dtype, value);

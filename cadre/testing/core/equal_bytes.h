@@ -1,7 +1,5 @@
-// Returns whether two buffers have the same bytes. Uses memcmp, because std::equal would need a
-// call of ThreadSanitizer for each byte.
-//
-// Threads: a pure function. Blocking: never.
+// Returns whether two buffers have the same bytes. Uses memcmp, because with std::equal
+// ThreadSanitizer would instrument the access to each byte, which is slow.
 #pragma once
 
 #include <cstring>

@@ -1,7 +1,6 @@
-// Computes the bytes that gather, scatter and all_to_all must move. The value of a byte identifies
-// its source. The tests of both engines use them as expected results.
-//
-// Threads: pure functions over values. Blocking: never.
+// Computes the expected results of gather, scatter and all_to_all, for the tests of the net engine
+// and of the host engine. The value of each byte depends on the sender, the receiver and the index,
+// so that misplaced bytes are found.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +32,7 @@ inline SizeMatrix even_sizes(int world_size, uint64_t size) {
   return SizeMatrix(num_ranks, std::vector<uint64_t>(num_ranks, size));
 }
 
-// Returns sizes below `limit`, about a third of which are 0.
+// Returns random sizes below `limit`, about a third of which are 0.
 inline SizeMatrix random_sizes(int world_size, uint64_t limit, uint64_t seed) {
   Random random(seed);
   SizeMatrix sizes = even_sizes(world_size, 0);
@@ -66,15 +65,16 @@ inline std::vector<std::byte> exchange_output(const SizeMatrix& sizes, int rank)
   return bytes;
 }
 
-// Returns the bytes that `rank` sends in a gather, or that the root sends to `rank` in a scatter
-// (then from == root).
+// Returns the part that rank `from` sends to rank `to` in a gather (where `to` is the root) or in a
+// scatter (where `from` is the root).
 inline std::vector<std::byte> part_between(int from, int to, size_t size) {
   std::vector<std::byte> bytes;
   append_part(bytes, from, to, size);
   return bytes;
 }
 
-// Returns the root's buffer of a gather (every rank's part for the root) or of a scatter.
+// gathered() returns the root's output of a gather, and to_be_scattered() the root's input of a
+// scatter.
 inline std::vector<std::byte> gathered(int world_size, int root, size_t size) {
   std::vector<std::byte> bytes;
   for (int rank = 0; rank < world_size; ++rank) append_part(bytes, rank, root, size);

@@ -1,8 +1,8 @@
-// A blocking engine for tests. It moves bytes between fake peers, and a test can count, drop,
-// change, delay or fail any collective in one function.
+// A blocking engine for tests. It exchanges bytes with fake peers, and a test can count, drop,
+// change, delay or fail any collective in one function (on_call).
 //
-// Threads: those of Backend; FakeCalls from any. Blocking: as long as its peers and on_call block.
-// Lifetime: shares its peers and its FakeCalls with the test. Errors: those of the peers and of
+// Threads: those of Backend; FakeCalls from any thread. Blocking: as long as the peers and on_call
+// block. Lifetime: shares the peers and FakeCalls with the test. Errors: those of the peers and of
 // on_call. For tests only.
 #pragma once
 
@@ -24,20 +24,21 @@ namespace cadre::testing {
 struct FakeCall {
   const Rank rank;        // the rank that calls the collective
   const uint64_t number;  // counts the group's collectives from 1
-  const OpKind called;    // kAllocate, if the collective serves an allocation
-  Collective collective;  // on_call may change it before it passes it on
-  // Runs `collective`, as it is at the time of this call, on the peers.
+  const OpKind called;    // kAllocate if an allocation of symmetric memory runs the collective
+  Collective collective;  // on_call may change it before it calls pass_on()
+  // Runs `collective` with the peers, including the changes that on_call has made to it.
   std::function<Status()> pass_on;
 };
 
-// Holds the on_call function of a test, and a log of the calls. The engines of several ranks may
-// share it.
+// Has the on_call function of a test, and a log of the calls. The engines of several ranks may
+// share one object.
 class FakeCalls {
  public:
   using OnCall = std::function<Status(FakeCall& call)>;
 
   FakeCalls() = default;
-  // `on_call` runs in place of each collective. It passes the collective on unless it drops it:
+  // `on_call` is called instead of each collective. It runs the collective by call.pass_on(), or
+  // drops it:
   //   count   ++n; return call.pass_on();
   //   drop    return {};
   //   change  call.collective.reduction = ReduceOp::kSum; return call.pass_on();
@@ -45,13 +46,13 @@ class FakeCalls {
   //   fail    return Error(...);
   explicit FakeCalls(OnCall on_call) : on_call_(std::move(on_call)) {}
 
-  // Sets the function that runs in place of each later collective. REQUIRES: the groups have no
-  // pending operations.
+  // Sets the on_call function for all later collectives. REQUIRES: the groups have no pending
+  // operations.
   void set_on_call(OnCall on_call) { on_call_ = std::move(on_call); }
-  // Returns, for example, "all_reduce(sum, float32 x 12)", in the order of the calls.
+  // Returns the calls in order, as texts such as "all_reduce(sum, float32 x 12)".
   std::vector<std::string> log() const;
   void clear_log();
-  // Runs one collective of a fake engine.
+  // Called by the engines: runs one collective through on_call.
   Status run(FakePeers& peers, const FakeRank& self, const OpContext& op,
              const Collective& collective);
 
@@ -74,7 +75,7 @@ class FakeBackend final : public Backend {
   const std::shared_ptr<FakeCalls> calls_;
 };
 
-// Returns a value for CommunicatorOptions::backend.
+// Returns a factory of fake engines, for CommunicatorOptions::backend.
 BackendFactory fake_backend(std::shared_ptr<FakePeers> peers,
                             std::shared_ptr<FakeCalls> calls = std::make_shared<FakeCalls>());
 

@@ -1,4 +1,5 @@
-// Tests a Communicator whose engine the program has chosen, and the functions of the fake engine.
+// Tests a Communicator whose engine is supplied by the program (CommunicatorOptions::backend), and
+// the functions of the fake engine.
 #include "cadre/testing/core/fake_backend.h"
 
 #include <gmock/gmock.h>
@@ -82,9 +83,9 @@ TEST(FakeBackendTest, GroupsThatAreSplitOffHaveEnginesOfTheSameFactory) {
     const int color = group.rank().value % 2;
     const auto half = split(group, {.color = color, .name = format("half {}", color)},
                             group.system().deadline_in(kPatience));
-    require(half->backend_name() == "fake", "the part has another engine");
+    require(half->backend_name() == "fake", "the new group has another engine");
     const float sum = sum_over(*half, static_cast<float>(group.rank().value));
-    require(sum == (color == 0 ? 2 : 4), "the sum of the part is wrong");
+    require(sum == (color == 0 ? 2 : 4), "the sum of the new group is wrong");
     half->close(group.system().deadline_in(kPatience));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -168,7 +169,7 @@ TEST(FakeBackendTest, WhatAnEngineDoesNotSupportIsRefusedBeforeItIsNumbered) {
     on_device.device = {DeviceType::kCuda, 0};
     expect(on_device, "the buffers are on cuda:0");
     require(group.num_collectives() == 0, "a refused collective was numbered");
-    require(sum_over(group, 1) == 2, "the group does not go on");
+    require(sum_over(group, 1) == 2, "the group is unusable after the errors");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   EXPECT_EQ(calls->log().size(), 2u);
@@ -198,8 +199,8 @@ TEST(FakeBackendTest, ARankThatDoesNotComeIsNamedByATimeout) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Returns an on_call function that runs `what` for one collective of one rank and passes the others
-// on.
+// Returns an on_call function that calls `what` for one collective of one rank, and pass_on() for
+// all other collectives.
 FakeCalls::OnCall on(Rank rank, uint64_t number, const FakeCalls::OnCall& what) {
   return [=](FakeCall& call) {
     return call.rank == rank && call.number == number ? what(call) : call.pass_on();
@@ -221,10 +222,10 @@ TEST(FakeBackendTest, AnyCollectiveCanBeCountedDroppedChangedOrDelayed) {
   const auto options = options_with(fake_backend(std::make_shared<RanksInProcess>(), calls));
   const auto result = run_group(2, options, [](Communicator& group) {
     const auto value = static_cast<float>(group.rank().value + 1);
-    require(sum_over(group, value) == 3, "number 1 was changed");
-    require(sum_over(group, value) == value, "number 2 was not dropped");
-    require(sum_over(group, value) == 2, "number 3 was not changed");
-    require(sum_over(group, value) == 3, "number 4 was not passed on");
+    require(sum_over(group, value) == 3, "collective 1 was changed");
+    require(sum_over(group, value) == value, "collective 2 was not dropped");
+    require(sum_over(group, value) == 2, "collective 3 was not changed");
+    require(sum_over(group, value) == 3, "collective 4 was not passed on");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   EXPECT_EQ(num_calls, 8);
@@ -236,7 +237,7 @@ TEST(FakeBackendTest, AFailedCollectiveIsTheFailureOfTheGroup) {
   }));
   const auto options = options_with(fake_backend(std::make_shared<RanksInProcess>(), calls));
   const auto result = run_group(2, options, [](Communicator& group) {
-    require(sum_over(group, 1) == 2, "number 1 was changed");
+    require(sum_over(group, 1) == 2, "collective 1 was changed");
     static_cast<void>(sum_over(group, 1));
   });
   for (const RankOutcome& rank : result.ranks) {

@@ -15,15 +15,16 @@
 namespace cadre::testing {
 namespace {
 
-// Writes as much of `from` as fits, and zeros behind it. The two may be the same memory.
+// Copies as much of `from` as fits into `out`, and fills the rest of `out` with zeros. Both may be
+// the same memory.
 void fill(Bytes out, ConstBytes from) {
   const size_t size = std::min(out.size(), from.size());
   if (size > 0) std::memmove(out.data(), from.data(), size);
   std::ranges::fill(out.subspan(size), std::byte{0});
 }
 
-// Returns the part of `whole` that belongs to a rank. counts: the elements of each rank's part;
-// empty if the parts have equal sizes.
+// Returns a rank's part of `whole`. `counts` has the number of elements in each rank's part; empty
+// if all parts have the same size.
 template <typename Span>
 Span part_of(Span whole, const std::vector<uint64_t>& counts, DType dtype, size_t rank,
              size_t world_size) {
@@ -86,8 +87,8 @@ class Placeholders final : public Backend {
     }
   }
 
-  // This rank's input may be its part of the output, so it is put into its place before the other
-  // places are filled, which do not overlap it.
+  // This rank's input may be its own part of the output (in place). So it is first copied to its
+  // place; the other parts, which do not overlap it, are filled afterwards.
   void gather(const Collective& c) const {
     if (c.out.empty()) return;
     const Bytes own = part_of(c.out, c.splits.output, c.dtype, rank_, world_size_);

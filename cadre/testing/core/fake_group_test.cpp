@@ -1,5 +1,5 @@
-// Tests the groups that are installed for dry runs: what each collective gives, and what is
-// refused.
+// Tests the groups for dry runs, which are installed with the library: the result of each
+// collective, and which calls throw.
 #include "cadre/testing/core/fake_group.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +33,7 @@ Bytes writable(Ints& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-// Rank 1 of 3, whose output is full of nines before each call.
+// Makes the group of rank 1 of 3. Before each call the output is filled with nines.
 class FakeGroupTest : public ::testing::Test {
  protected:
   Ints output_of(size_t size, const std::function<void(Bytes out)>& call) {
@@ -72,7 +72,8 @@ TEST_F(FakeGroupTest, ReductionsGiveTheOwnInput) {
   const Bytes in_place = std::as_writable_bytes(std::span(&value, 1));
   group_->all_reduce(in_place, in_place, DType::kFloat32, Reduction::premul_sum(3));
   EXPECT_EQ(value, 6);
-  // The root gets its input, other ranks keep what they have.
+  // With rank 0 as the root the output of this rank is unchanged; with rank 1 as the root it is
+  // this rank's input.
   for (const Rank root : {Rank(0), Rank(1)}) {
     const Ints out = output_of(2, [&](Bytes bytes) {
       group_->reduce(bytes_of(two_), bytes, DType::kInt32, ReduceOp::kSum, root);
@@ -103,7 +104,8 @@ TEST_F(FakeGroupTest, ExchangesGiveWhatTheRankSends) {
   EXPECT_THAT(
       output_of(6, [&](Bytes out) { group_->all_to_all(bytes_of(six_), out, DType::kInt32); }),
       ElementsAre(1, 2, 3, 4, 5, 6));
-  // This rank sends one, two and three elements, and two are to come from each rank.
+  // This rank sends one, two and three elements to the ranks, and expects two elements from each
+  // rank.
   EXPECT_THAT(output_of(6,
                         [&](Bytes out) {
                           group_->all_to_all_v(bytes_of(six_), out, DType::kInt32,

@@ -18,8 +18,8 @@ bool is_floating(DType dtype) {
          dtype == DType::kFloat64;
 }
 
-// Returns a copy, because a rank's output may be its input. For PREMUL_SUM the copy is multiplied
-// by the factor.
+// Returns a copy of the input, because a rank's output may be the same memory. For PREMUL_SUM the
+// copy is multiplied by the factor.
 Buffer input_of(const Collective& c) {
   Buffer in(c.in.begin(), c.in.end());
   if (c.reduction.factor()) {
@@ -76,7 +76,7 @@ void compute_collective(std::span<const Collective* const> calls) {
   const auto root = static_cast<size_t>(first.root.value);
   std::vector<Buffer> inputs;
   for (const Collective* call : calls) inputs.push_back(input_of(*call));
-  Buffer result;  // the result of one rank, or the results of all ranks one after the other
+  Buffer result;  // one rank's result, or the results of all ranks concatenated
   bool is_in_parts = false;
   switch (first.kind) {
     case OpKind::kAllToAll:
@@ -139,7 +139,8 @@ Status RanksInProcess::run(const FakeRank& self, const OpContext& op, const Coll
   return status;
 }
 
-// The last rank that arrives computes the results of all ranks, while the others wait.
+// The last rank that calls computes the results of all ranks, while the others wait in their calls
+// and lend their buffers.
 void RanksInProcess::arrive(PendingCall& pending, const FakeRank& self) {
   const Arrival& own = pending.arrivals[static_cast<size_t>(self.rank.value)];
   std::vector<const Collective*> calls;
@@ -172,7 +173,7 @@ void RanksInProcess::arrive(PendingCall& pending, const FakeRank& self) {
   }
 }
 
-// Returns the result of a call that has ended, or whose ranks mismatch.
+// Returns the Status of a call that has completed, or an error if the ranks' calls mismatch.
 Status RanksInProcess::result_of(const PendingCall& pending, const FakeRank& self,
                                  const OpContext& op) {
   if (pending.is_done) return pending.parts ? pending.parts->check(op) : Status();
@@ -186,7 +187,8 @@ Status RanksInProcess::result_of(const PendingCall& pending, const FakeRank& sel
                         OpDescriptor::from_fingerprint(op.fingerprint()).to_string(), op.number,
                         peer, OpDescriptor::from_fingerprint(*theirs).to_string()));
   }
-  return Error(ErrorCode::kInternal, "fake engine: a mismatch without a rank that differs");
+  return Error(ErrorCode::kInternal,
+               "fake engine: the fingerprints mismatch, but no rank's fingerprint differs");
 }
 
 Status RanksInProcess::wait(const FakeRank& self, const OpContext& op, const PendingCall& pending,
@@ -205,7 +207,9 @@ Status RanksInProcess::wait(const FakeRank& self, const OpContext& op, const Pen
       return Error(ErrorCode::kAborted, "fake engine: the group's Interrupt was raised");
     }
     if (op.deadline.has_passed(self.system.now())) {
-      return Error(ErrorCode::kTimeout, format("fake engine: rank {} did not come", missing));
+      return Error(
+          ErrorCode::kTimeout,
+          format("fake engine: rank {} did not call the collective before the deadline", missing));
     }
     waiter.park(op.deadline.earlier(self.system.deadline_in(os::System::kMaxNap)));
   }

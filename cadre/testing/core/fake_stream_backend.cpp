@@ -11,7 +11,7 @@
 namespace cadre::testing {
 namespace {
 
-// The longest time of one wait. Every change of state ends the wait earlier.
+// The timeout of one wait in a loop. A change of state wakes the waiting thread earlier.
 constexpr Duration kLookAgain = std::chrono::seconds(60);
 
 }  // namespace
@@ -110,8 +110,8 @@ Capabilities FakeStreamBackend::capabilities() const {
   return can;
 }
 
-// If a result is in host memory, the callers wait for the operation. Otherwise only their streams
-// do.
+// If a result is in host memory, the callers wait until the operation has completed. Otherwise only
+// their streams wait for it.
 Completion FakeStreamBackend::make_completion(std::span<const Collective> collectives,
                                               const std::shared_ptr<FakeEvent>& end) {
   const bool is_on_host = std::ranges::any_of(
@@ -122,7 +122,8 @@ Completion FakeStreamBackend::make_completion(std::span<const Collective> collec
       static_cast<FakeStream*>(stream)->wait_event(end);
       return {};
     }
-    // The default stream of the fake device is the calling thread itself, so the caller waits here.
+    // The default stream of the fake device is the calling thread itself, so this thread waits
+    // here.
     while (!end->wait(self_.system.deadline_in(kLookAgain))) {
     }
     return {};
@@ -136,7 +137,7 @@ Completion FakeStreamBackend::submit(const OpContext& op, std::span<const Collec
   }
   const auto end = std::make_shared<FakeEvent>(self_.system);
   const Completion completion = make_completion(collectives, end);
-  // Copies the arguments of submit(), because they may end before the operation runs.
+  // Copies of the arguments of submit(), because these may be destroyed before the operation runs.
   struct Call {
     uint64_t number;
     std::vector<Fingerprint> fingerprints;

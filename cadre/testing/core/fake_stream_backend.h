@@ -1,12 +1,12 @@
-// A stream-ordered engine for tests, on a fake device whose memory is host memory: submit()
-// enqueues on a stream that a thread executes, and the Completion is done later. It cannot be
-// aborted.
+// A stream-ordered engine for tests, as NCCL is one. Its fake device uses host memory: submit()
+// enqueues the operation on a stream, a thread executes the stream, and the Completion completes
+// later. The engine cannot be aborted.
 //
-// Threads: FakeStream from any; FakeStreamBackend those of Backend. Blocking:
-// FakeStream::synchronize(), and the destructors, until everything enqueued has run; submit()
-// never. Lifetime: a FakeStream is a Collective::stream and must outlive the operations with which
-// it is used. Errors: those of FakeBackend, at the end of the Completion. For tests only. Source:
-// CUDA's streams and events, NCCL's use of them.
+// Threads: FakeStream from any thread; FakeStreamBackend those of Backend. Blocking:
+// FakeStream::synchronize() and the destructors, until everything enqueued has run; submit() does
+// not block. Lifetime: a FakeStream is used as a Collective::stream and must outlive the operations
+// on it. Errors: those of FakeBackend, when the Completion completes. For tests only. Source:
+// CUDA's streams and events, and how NCCL uses them.
 #pragma once
 
 #include <deque>
@@ -24,13 +24,13 @@
 
 namespace cadre::testing {
 
-// A flag that is set once and waited for by several threads.
+// A flag that is set once. Several threads can wait for it.
 class FakeEvent {
  public:
   explicit FakeEvent(os::System& system) : system_(system) {}
   void set();
   bool is_set() const;
-  // Returns false at the deadline.
+  // Waits until the flag is set. Returns false at the deadline.
   bool wait(Deadline deadline);
 
  private:
@@ -40,7 +40,7 @@ class FakeEvent {
   std::vector<os::Waiter*> waiting_;
 };
 
-// Runs the enqueued functions in order, in a thread of its own.
+// Runs the enqueued functions in order, in its own thread.
 class FakeStream {
  public:
   explicit FakeStream(os::System& system);
@@ -49,11 +49,11 @@ class FakeStream {
   FakeStream& operator=(const FakeStream&) = delete;
 
   void enqueue(std::function<void()> task);
-  // Makes everything that is enqueued later run after the event.
+  // Lets all functions that are enqueued later wait for the event.
   void wait_event(std::shared_ptr<FakeEvent> event);
-  // Returns an event that is set when everything enqueued until now has run.
+  // Returns an event that is set when everything enqueued so far has run.
   std::shared_ptr<FakeEvent> record_event();
-  // Waits until everything enqueued until now has run; returns false at the deadline.
+  // Waits until everything enqueued so far has run. Returns false at the deadline.
   bool synchronize(Deadline deadline) { return record_event()->wait(deadline); }
 
  private:
@@ -82,16 +82,16 @@ class FakeStreamBackend final : public Backend {
   const FakeRank self_;
   const std::shared_ptr<FakePeers> peers_;
   const std::shared_ptr<FakeCalls> calls_;
-  FakeStream stream_;  // last, because its thread uses the other members
+  FakeStream stream_;  // the last member, because its thread uses the others
 };
 
-// Returns a value for CommunicatorOptions::backend.
+// Returns a factory of these engines, for CommunicatorOptions::backend.
 BackendFactory fake_stream_backend(
     std::shared_ptr<FakePeers> peers,
     std::shared_ptr<FakeCalls> calls = std::make_shared<FakeCalls>());
 
-// Returns this process's System, which is never destroyed. An engine that cannot be aborted (see
-// Backend) uses its group's System until the process ends, also after the group has left the
+// Returns a System of this process that is never destroyed. An engine that cannot be aborted (see
+// Backend) uses its group's System until the process ends, even after the group has abandoned the
 // engine.
 os::System& process_system();
 

@@ -1,5 +1,6 @@
-// Tests a stream-ordered engine alone and behind a Communicator: the operations that it enqueues
-// begin after the caller's stream, complete later, and order streams after them.
+// Tests a stream-ordered engine alone and as the engine of a Communicator: its operations start
+// after the work on the caller's stream, complete later, and other streams can be made to wait for
+// them.
 #include "cadre/testing/core/fake_stream_backend.h"
 
 #include <gmock/gmock.h>
@@ -25,13 +26,14 @@ using ::testing::HasSubstr;
 
 constexpr Duration kStreamPatience = std::chrono::seconds(20);
 
-// Tests rank 0 of two ranks. The other rank's input is twice that of rank 0.
+// Tests rank 0 of two ranks. FormulaPeers computes the other rank's input, which is twice that of
+// rank 0.
 class FakeStreamBackendTest : public ::testing::Test {
  protected:
   Deadline soon() { return system_.deadline_in(kStreamPatience); }
 
-  // These calls do not use `this`: if a group has abandoned its engine, the engine may run a call
-  // after the test has ended.
+  // The on_call function must not use `this`: a group may abandon its engine, which then runs the
+  // call after the test has ended.
   std::shared_ptr<FakeCalls> make_gated_calls(Status status = {}) {
     return std::make_shared<FakeCalls>(
         [gate = gate_, &system = system_, status](FakeCall& call) -> Status {
@@ -77,12 +79,12 @@ class FakeStreamBackendTest : public ::testing::Test {
     }
     EXPECT_TRUE(is_met());
   }
-  // Waits until the engine has begun its first collective.
+  // Waits until the engine has started its first collective.
   void await_begin(const FakeCalls& calls) {
     await([&] { return !calls.log().empty(); });
   }
-  // Returns the status of a completion. The completion must not end before the test allows the call
-  // to run.
+  // Waits until an operation has completed, and returns its status. The test must set gate_ before,
+  // because the call waits for it.
   Status wait_for(const Completion& completion) {
     FakeEvent end(system_);
     Status status;
@@ -224,7 +226,7 @@ TEST_F(FakeStreamBackendTest, AnErrorThatCompletesLaterIsTheFailureOfTheGroup) {
   EXPECT_THAT(failure, HasSubstr("the device is gone"));
   EXPECT_THAT(failure, HasSubstr("all_reduce"));
   EXPECT_THAT(failure, HasSubstr("#1"));
-  // Waits for the failure of the group, which comes before that of its operations.
+  // Waits for the failure of the group, which is set before the operations fail.
   await([&] { return work.error().has_value(); });
   EXPECT_THAT(work.error()->message(), HasSubstr("the device is gone"));
   group->close(soon());
@@ -232,8 +234,8 @@ TEST_F(FakeStreamBackendTest, AnErrorThatCompletesLaterIsTheFailureOfTheGroup) {
 
 constexpr const char* kEndProcess = "end the process instead of calling rejoin()";
 
-// This engine cannot abort. So the waits end when the group fails, but the memory is kept until the
-// engine has ended the operation.
+// This engine cannot be aborted. When the group fails, wait() throws at once, but the memory of the
+// operation is kept until the engine has completed it.
 TEST_F(FakeStreamBackendTest, AFailureEndsTheWaitsAndKeepsTheMemoryUntilTheEngineIsDone) {
   const auto calls = make_gated_calls();
   const auto group = make_group(calls);
@@ -255,11 +257,12 @@ TEST_F(FakeStreamBackendTest, AFailureEndsTheWaitsAndKeepsTheMemoryUntilTheEngin
   await([&] { return memory.expired(); });
 }
 
-// One thread ends both calls, so a callback that waits must not block it.
+// A callback of the first call waits for the second call. One thread ends both calls, so the
+// callback must not block this thread.
 TEST_F(FakeStreamBackendTest, ACallbackWaitsForAnotherCallThatAFailureEnds) {
   const auto calls = make_gated_calls();
   const auto group = make_group(calls);
-  static float value = 1;  // static, because the engine may write it after the test has ended
+  static float value = 1;  // static: the engine may write it after the test
   const Work first = group->issue(sum(value));
   const Work second = group->issue(sum(value));
   std::string failure_of_second;
@@ -277,7 +280,7 @@ TEST_F(FakeStreamBackendTest, ACallbackWaitsForAnotherCallThatAFailureEnds) {
 
 TEST_F(FakeStreamBackendTest, ACallThatTheEngineDoesNotEndFailsAtItsDeadline) {
   const auto group = make_group(make_gated_calls());
-  static float value = 1;  // static, because the engine may write it after the test has ended
+  static float value = 1;  // static: the engine may write it after the test
   const Deadline deadline = system_.deadline_in(std::chrono::milliseconds(50));
   const std::string failure = failure_of([&] { group->run(sum(value), {.deadline = deadline}); });
   EXPECT_THAT(failure, HasSubstr("all_reduce #1"));
@@ -287,7 +290,8 @@ TEST_F(FakeStreamBackendTest, ACallThatTheEngineDoesNotEndFailsAtItsDeadline) {
   group->close(soon());
 }
 
-// The engine must not get this call: it would write to the buffer after the call has thrown.
+// If no thread can be started to watch the deadline of a call, the engine must not get the call: it
+// would write to the buffer after the call has thrown.
 TEST_F(FakeStreamBackendTest, ACallThatCannotBeWatchedIsNotSubmitted) {
   struct NoWatch final : ForwardingSystem {
     using ForwardingSystem::ForwardingSystem;
@@ -303,16 +307,16 @@ TEST_F(FakeStreamBackendTest, ACallThatCannotBeWatchedIsNotSubmitted) {
   const auto run = [&] { group->run(sum(value)); };
   EXPECT_EQ(failed_fields_of(run), "kUnavailable culprit=0 operation=all_reduce#1");
   group->close(soon());
-  group.reset();  // Without the group, the engine would still run the enqueued operation.
+  group.reset();  // The engine would run an enqueued operation after this.
   EXPECT_EQ(value, 1);
   EXPECT_THAT(calls->log(), ElementsAre());
 }
 
-// The watch thread ends the enqueued operations at close(), long before their own deadline.
+// At close() the watch thread ends the enqueued operations, long before their own deadline.
 TEST_F(FakeStreamBackendTest, CloseEndsACallThatTheEngineDoesNotEnd) {
   const auto calls = make_gated_calls();
   const auto group = make_group(calls);
-  static float value = 1;  // static, because the engine may write it after the test has ended
+  static float value = 1;  // static: the engine may write it after the test
   const Work work = group->issue(sum(value), {.deadline = soon()});
   await_begin(*calls);
   const TimePoint begin = system_.now();
@@ -322,8 +326,8 @@ TEST_F(FakeStreamBackendTest, CloseEndsACallThatTheEngineDoesNotEnd) {
   gate_->set();
 }
 
-// If the destructor waited for the engine, it would wait for a lost rank. The test runs in a
-// process of its own, because the group leaves its engine running.
+// If the destructor waited for the engine, it would wait for a lost rank without end. The test runs
+// in its own process, because the group leaves its engine running.
 TEST_F(FakeStreamBackendTest, AGroupIsDestroyedWhileItsEngineCannotEnd) {
   const auto result = run_ranks_as_processes(1, [this](RankContext& context) {
     const auto calls = make_gated_calls();

@@ -1,7 +1,7 @@
-// Simulates a full disk: while this object exists, the kernel does not let any file of this process
-// grow beyond a size.
+// Simulates a full disk: while this object exists, no file of this process can grow beyond a size
+// (RLIMIT_FSIZE).
 //
-// Threads: affects the whole process; make and destroy it in one thread. Blocking: never.
+// Threads: affects the whole process; construct and destroy it in one thread.
 #pragma once
 
 #include <signal.h>

@@ -1,6 +1,7 @@
-// A FileSystem that forwards every call to another one. Tests override the calls that they change.
+// A FileSystem that forwards every call to the native file system. Tests override the calls that
+// they change.
 //
-// Threads: those of os::FileSystem. Blocking: that of the file system to which it forwards.
+// Threads and blocking: those of the native file system.
 #pragma once
 
 #include <memory>

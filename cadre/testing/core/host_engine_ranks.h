@@ -1,8 +1,7 @@
-// Holds one rank of a host group for tests of the host engine: its engine and its counter of
-// operations.
+// One rank of a host group, for tests of the host engine: its engine and its counter of operations.
 //
-// Threads: one rank each. Blocking: every operation, until its deadline. Lifetime: borrows the
-// System. Errors: the Status of the engine.
+// Threads: one thread for each rank. Blocking: every operation, until its deadline. Lifetime:
+// borrows the System. Errors: the Status that the engine returns.
 #pragma once
 
 #include <chrono>
@@ -30,13 +29,13 @@ inline const std::vector<std::byte>& of(const testing::Inputs& inputs, Rank rank
 }
 
 struct TestMemoryOptions {
-  size_t slice_bytes = 0;             // symmetric memory per rank
-  std::vector<size_t> num_free = {};  // number of bytes that each rank can commit; empty: no limit
+  size_t slice_bytes = 0;             // the size of each rank's symmetric memory
+  std::vector<size_t> num_free = {};  // how many bytes each rank can commit; empty: no limit
 };
 
-// The memory of a group of ranks: a block for each rank, and symmetric memory. There is one more
-// slot for the test itself. It keeps the blocks mapped, so that a test can read them after the
-// engines have ended.
+// The shared memory of a group of ranks: a block of the arena for each rank, and symmetric memory.
+// The test itself has an additional slot and keeps the blocks mapped, so that it can read them
+// after the engines were destroyed.
 class TestMemory {
  public:
   explicit TestMemory(int num_ranks, const TestMemoryOptions& options = {})
@@ -55,7 +54,7 @@ class TestMemory {
     }
   }
 
-  // Returns the setup for the engine of the rank; called once for each rank.
+  // Returns the setup for the engine of the rank. Call it once for each rank.
   HostEngineSetup setup_of(Rank rank) {
     const auto index = static_cast<size_t>(rank.value);
     return {.memory = memories_[index],
@@ -75,7 +74,8 @@ class TestMemory {
     }
     return host::Arena(std::move(blocks));
   }
-  // Returns whether no large operation has written to the staging memory.
+  // Returns whether the staging memory still has only zeros, that is, whether no large operation
+  // has used it.
   bool is_staging_untouched() const {
     const host::Arena all = arena();
     const std::vector<std::byte> zeros(host::kChunkBytes);

@@ -1,7 +1,7 @@
-// Makes the shared memory of the ranks of one host for tests: one HostMemory for each slot.
+// Makes the shared memory of the ranks of one host for tests: one HostMemory for each slot (rank).
 //
-// Threads: any. Blocking: never. Lifetime: made before the ranks start, so that threads share the
-// mapping and forked processes inherit it. Errors: throws.
+// Lifetime: call it before the ranks start, so that threads share the mapping and forked processes
+// inherit it. Errors: throws.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@
 
 namespace cadre::testing {
 
-// `num_free` is the number of bytes that each slot can commit; empty: no limit except the
-// machine's.
+// `num_free` has the number of bytes that each slot can commit. If it is empty, only the machine
+// limits them.
 inline std::vector<std::shared_ptr<HostMemory>> make_host_memories(
     os::System& system, const HostMemoryLayout& layout, const std::vector<size_t>& num_free = {}) {
   const std::shared_ptr<os::SharedMemory> segment =

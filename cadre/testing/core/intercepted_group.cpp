@@ -9,14 +9,14 @@
 namespace cadre::testing {
 namespace {
 
-// Peers that a real engine of the group reaches.
+// Peers that are reached through the group's real engine.
 class PeersOfEngine final : public FakePeers {
  public:
   explicit PeersOfEngine(std::unique_ptr<Backend> engine) : engine_(std::move(engine)) {}
 
   void restrict(Capabilities& can) const override { can = engine_->capabilities(); }
   Status run(const FakeRank&, const OpContext& op, const Collective& collective) override {
-    // A native engine, which blocks, so the status is final.
+    // The group's engine is a blocking one, so the status is final when submit() returns.
     return engine_->submit(op, {&collective, 1}).status();
   }
 
@@ -31,7 +31,7 @@ void intercept(Communicator& group, std::shared_ptr<FakeCalls> calls) {
     throw Error(ErrorCode::kInvalidArgument, "intercept: the group has run operations already");
   }
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
-  // A world of one never calls its FormulaPeers, because it has no other rank.
+  // In a group of one rank the FormulaPeers are never called, because there is no other rank.
   std::shared_ptr<FakePeers> peers = std::make_shared<FormulaPeers>();
   if (impl.engine != nullptr) peers = std::make_shared<PeersOfEngine>(std::move(impl.engine));
   impl.engine = std::make_unique<FakeBackend>(FakeRank{.group = group.name(),
@@ -40,7 +40,7 @@ void intercept(Communicator& group, std::shared_ptr<FakeCalls> calls) {
                                                        .system = impl.system,
                                                        .interrupt = nullptr},
                                               std::move(peers), std::move(calls));
-  // The following parts of the group still use the former engine.
+  // The queue and the symmetric heap still refer to the previous engine, so they are made again.
   const bool has_memory = impl.capabilities.shares_memory;
   impl.queue->close();
   impl.heap = std::make_unique<SymmetricHeap>(SymmetricHeap::Parts{

@@ -1,8 +1,9 @@
-// Changes a real group so that a test can count, drop, change, delay or fail its collectives on
-// their way to the engine. The group keeps its own engine and the memory that its ranks share.
+// Inserts a fake engine in front of a real group's engine, so that a test can count, drop, change,
+// delay or fail collectives before the engine gets them. The group keeps its engine and the memory
+// that its ranks share.
 //
-// Threads, blocking: call intercept() like a constructor of the group. Lifetime: the group shares
-// `calls`. Errors: those of the engine and of FakeCalls. For tests only.
+// Threads, blocking: call intercept() on all ranks, as a constructor of the group. Lifetime: the
+// group shares `calls`. Errors: those of the engine and of FakeCalls. For tests only.
 #pragma once
 
 #include <memory>
@@ -12,8 +13,8 @@
 
 namespace cadre::testing {
 
-// REQUIRES: no operation was issued in the group. The calls contain an allocation of symmetric
-// memory as the barrier or the all_gather that it makes.
+// REQUIRES: no operation was issued in the group. `calls` also gets the barrier or all_gather that
+// an allocation of symmetric memory runs.
 void intercept(Communicator& group, std::shared_ptr<FakeCalls> calls);
 
 }  // namespace cadre::testing

@@ -24,8 +24,8 @@ int num_entries(const char* folder) {
   return count;
 }
 
-// Returns the parent of a process, from /proc/PID/stat: "pid (name) state ppid ...". The name may
-// contain any character, so the fields are counted from the last parenthesis. Returns 0 if the
+// Returns the pid of a process's parent, from /proc/PID/stat: "pid (name) state ppid ...". The name
+// may contain any character, so the fields are counted from the last parenthesis. Returns 0 if the
 // process has ended.
 int parent_of(const fs::path& process) {
   std::ifstream stat(process / "stat");
@@ -56,8 +56,8 @@ int count_segments() {
   return count;
 }
 
-// ThreadSanitizer starts a thread of its own when a process starts its first thread. That thread
-// must not be counted as one that a test leaked.
+// ThreadSanitizer starts a background thread when a process starts its first thread. That thread
+// must not be counted as one that a test has leaked, so it is made to start here.
 void let_sanitizer_start_its_thread() {
 #ifdef __SANITIZE_THREAD__
   std::thread([] {}).join();
@@ -97,7 +97,7 @@ std::string leftovers_since(const Resources& before) {
 }
 
 int64_t committed_shared_bytes() {
-  // Bytes by inode, because a segment may be open more than once.
+  // The key is the inode, so that a segment that is open twice counts once.
   std::map<ino_t, int64_t> segments;
   for (const fs::directory_entry& entry : fs::directory_iterator("/proc/self/fd")) {
     std::error_code failure;

@@ -1,6 +1,6 @@
-// Counts the resources that a process holds, so that a test can show that it leaks none.
+// Counts the resources of a process, so that a test can show that it leaks none.
 //
-// Threads: any. Blocking: leftovers_since() for at most half a second, because the kernel takes a
+// Threads: any. Blocking: leftovers_since() for at most half a second, because the kernel needs a
 // moment to remove a thread that was joined.
 #pragma once
 
@@ -18,12 +18,12 @@ struct Resources {
 
 Resources count_resources();
 
-// Returns, for example, "2 more descriptors, 1 more thread than before"; an empty text if nothing
-// was left.
+// Returns the resources that the process has in addition to `before`, such as "2 more descriptors;
+// 1 more threads; "; an empty text if there are none.
 std::string leftovers_since(const Resources& before);
 
 // Returns how many bytes the kernel has allocated for the shared segments that this process has
-// open, whichever process wrote to them.
+// open, including bytes that other processes have written.
 int64_t committed_shared_bytes();
 
 }  // namespace cadre::testing

@@ -1,6 +1,6 @@
-// The TcpLinks of one process in a test. It listens, accepts in a thread of its own, and opens
-// connections on first use. The side that opens a connection sends its rank first, without
-// authentication.
+// The TcpLinks of one process, for tests. Listens, accepts connections in its own thread, and opens
+// connections on first use. In place of the authenticated handshake of the library, the side that
+// opens a connection sends its rank first.
 //
 // Threads: all methods from any thread. Blocking: the destructor joins the thread. Lifetime: the
 // System must outlive it. Errors: the constructor throws if it cannot listen.
@@ -18,7 +18,7 @@
 
 namespace cadre::testing {
 
-// Moves one byte in one direction. It replaces the greeting of a connection.
+// Sends or receives one byte. Two such transfers replace the handshake of a connection.
 inline Status move_greeting(os::System& system, os::Socket& socket, std::byte& value,
                             bool is_sender, Deadline deadline) {
   while (true) {
@@ -35,7 +35,7 @@ inline Status move_greeting(os::System& system, os::Socket& socket, std::byte& v
 
 class LinkedProcess {
  public:
-  // Returns the address at which a rank listens. It is called when a connection is opened.
+  // Returns the address at which a rank listens. Called when a connection to that rank is opened.
   using AddressOf = std::function<os::Address(int rank)>;
 
   LinkedProcess(os::System& system, const TcpLinksOptions& options, const os::Address& listen_at,
@@ -44,7 +44,7 @@ class LinkedProcess {
 
   TcpLinks& links() { return *links_; }
   os::Address address() const { return listener_->address(); }
-  // Returns how many connections this process has opened.
+  // Returns how many connections this process has opened itself.
   int num_dialed() const { return num_dialed_.load(); }
 
  private:
@@ -58,7 +58,7 @@ class LinkedProcess {
   const std::unique_ptr<os::Listener> listener_;
   const std::unique_ptr<os::Event> stop_;
   std::atomic<int> num_dialed_{0};
-  // Shared with the transports that are opened on the links.
+  // Shared with the transports that use the links.
   const std::shared_ptr<TcpLinks> links_;
   const std::unique_ptr<os::Thread> acceptor_;
 };
@@ -81,8 +81,7 @@ inline LinkedProcess::~LinkedProcess() {
 
 inline Result<std::unique_ptr<os::Socket>> LinkedProcess::dial(int peer, Deadline deadline) {
   auto socket = system_.connect(address_of_(peer), deadline);
-  // The error is kTimeout, which the caller retries, because in a test a peer that does not listen
-  // yet will do so soon.
+  // Returns kTimeout, which the caller retries: if a peer does not listen yet, it will do so soon.
   if (!socket.ok()) return Error(ErrorCode::kTimeout, socket.error().message());
   auto greeting = static_cast<std::byte>(rank_);
   CADRE_RETURN_IF_ERROR(move_greeting(system_, **socket, greeting, true, deadline));

@@ -1,9 +1,9 @@
-// Limits the memory of processes of a test by a cgroup. If they exceed its limit, the kernel writes
-// pages back to files or drops pages of files, or it kills one of the processes with SIGKILL.
+// Limits the memory of processes of a test by a cgroup. If they need more, the kernel reclaims
+// pages of files (writes them back or drops them), or it kills one of the processes with SIGKILL.
 //
-// Threads: one owner. Blocking: the destructor for a moment, until the kernel has released the
-// processes that were in the cgroup. Lifetime: the destructor removes the cgroup. Errors: reason()
-// says why there is no cgroup: no right to make one, or no memory controller.
+// Threads: one owner. Blocking: the destructor waits until the kernel has released the processes
+// that were in the cgroup, 2 s at most. Lifetime: the destructor removes the cgroup. Errors: if
+// is_there() is false, reason() says why: no permission to make a cgroup, or no memory controller.
 #pragma once
 
 #include <sys/stat.h>
@@ -22,7 +22,8 @@ namespace cadre::testing {
 
 class MemoryCgroup {
  public:
-  // Makes a cgroup below that of this process. name: unique among the cgroups of this process.
+  // Makes a cgroup inside that of this process. `name` must be unique among the cgroups of this
+  // process.
   MemoryCgroup(const std::string& name, size_t num_bytes) {
     std::ifstream own("/proc/self/cgroup");
     for (std::string line; std::getline(own, line);) {
@@ -53,11 +54,11 @@ class MemoryCgroup {
 
   bool is_there() const { return is_there_; }
   const std::string& reason() const { return reason_; }
-  // Moves the calling process into the cgroup, where it stays.
+  // Moves the calling process into the cgroup permanently.
   void enter() const {
     require(write("cgroup.procs", format("{}", ::getpid())), "cannot enter " + path_);
   }
-  // Returns the peak use of memory that the kernel reports.
+  // Returns the peak memory usage that the kernel reports, in bytes.
   std::string peak() const {
     for (const char* name : {"memory.max_usage_in_bytes", "memory.peak"}) {
       std::string text;

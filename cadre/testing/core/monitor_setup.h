@@ -1,6 +1,5 @@
-// The setup of a Monitor for tests of a group without a status page and without a record.
-//
-// Threads: any. Blocking: never.
+// Makes the setup of a Monitor for tests: a group without a shared status page and without a flight
+// record.
 #pragma once
 
 #include <memory>
@@ -11,7 +10,7 @@
 
 namespace cadre::testing {
 
-// The setup of rank 0 in a group of all ranks.
+// Returns the setup of rank 0 in a group of all ranks.
 inline MonitorSetup setup_of(int world_size, ControlPlane* plane) {
   const auto num_ranks = static_cast<size_t>(world_size);
   return {.roster = {"world", 0,

@@ -29,7 +29,7 @@ void require_call(bool succeeded, const char* what) {
   throw Error(ErrorCode::kInternal, format("{}: {}", what, std::strerror(errno)));
 }
 
-// Mounts a file with the content over `target`, for this process only.
+// Mounts a file with this content over `target`, visible to this process only.
 void cover(const std::string& target, const std::string& content) {
   std::string path = std::filesystem::temp_directory_path() / "cadre-hosts-XXXXXX";
   const os::Fd fd(::mkstemp(path.data()));
@@ -54,7 +54,8 @@ std::string Namespaces::obstacle() {
 }
 
 Namespaces::Namespaces(int num_hosts) : num_hosts_(num_hosts) {
-  // Counts all objects of this process, because names of network namespaces belong to the machine.
+  // Counts the objects of this process, to make their names different: names of network namespaces
+  // are shared by the whole machine.
   static int count = 0;
   prefix_ = format("cadre-{}-{}-", ::getpid(), count++);
   for (int host = 0; host < num_hosts; ++host) {
@@ -65,8 +66,8 @@ Namespaces::Namespaces(int num_hosts) : num_hosts_(num_hosts) {
 
 Namespaces::~Namespaces() {
   for (int host = 0; host < num_hosts_; ++host) {
-    // The constructor may have failed before it made this namespace. Then the deletion fails, which
-    // is ignored.
+    // If the constructor has failed before it made this namespace, the deletion fails, which is
+    // ignored.
     const int status =
         std::system(format("ip netns delete {} >/dev/null 2>&1", name_of(host)).c_str());
     static_cast<void>(status);

@@ -1,7 +1,7 @@
-// Simulates several hosts on one machine: network namespaces that are joined by links. Each has its
-// own host name and /etc/hosts, and no DNS.
+// Simulates several hosts on one machine by network namespaces that are connected by virtual links.
+// Each simulated host has its own host name and /etc/hosts, and no DNS.
 //
-// Threads: call from a process with no other thread. Blocking: for the time of a few commands.
+// Threads: call it from a process with no other thread. Blocking: while a few commands run.
 // Lifetime: the destructor removes the namespaces and everything in them. Errors: throws
 // Error(kInternal) with the command that failed.
 #pragma once
@@ -13,7 +13,7 @@ namespace cadre::testing {
 
 class Namespaces {
  public:
-  // Returns why this process may not make namespaces; an empty text if it may.
+  // Returns why this process is not allowed to make network namespaces; an empty text if it is.
   static std::string obstacle();
 
   explicit Namespaces(int num_hosts);
@@ -25,15 +25,15 @@ class Namespaces {
     int host = 0;
     std::string address;  // includes the prefix length: "10.77.0.1/24"
   };
-  // Makes a link between two hosts; its ends are called "to<other host>".
+  // Makes a link between two hosts. The network interface on each side is called "to<other host>".
   void link(const End& a, const End& b);
-  // Runs `ip` with these arguments on a host.
+  // Runs the command `ip` with these arguments for a host.
   void ip(int host, const std::string& arguments);
-  // Makes a host route packets for others.
+  // Enables IP forwarding on a host.
   void forward(int host);
 
-  // Moves this process to a host, which is called "node<host>". The host resolves only the names in
-  // `hosts`, which has the format of /etc/hosts.
+  // Moves this process to a host, which is called "node<host>". The process can resolve only the
+  // names in `hosts`, which has the format of /etc/hosts.
   void enter(int host, const std::string& hosts = "") const;
 
  private:

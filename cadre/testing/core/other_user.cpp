@@ -20,11 +20,12 @@ namespace {
 constexpr int kPatienceMs = 2000;
 constexpr unsigned kChildSeconds = 5;
 
-// Runs the child. It was forked from a process with threads, so it makes only system calls.
+// The code of the child process. It was forked from a process with threads, so it makes only system
+// calls.
 [[noreturn]] void run_child(const os::SocketAddress& target, const std::string& bytes, int output) {
   ::alarm(kChildSeconds);
-  // These are direct system calls, because glibc's functions would signal threads that do not exist
-  // in the child.
+  // The system calls are made directly, because glibc's functions would signal the threads of the
+  // parent, which do not exist in the child.
   ::syscall(SYS_setresgid, kOtherUser, kOtherUser, kOtherUser);
   if (::syscall(SYS_setresuid, kOtherUser, kOtherUser, kOtherUser) != 0) ::_exit(2);
   const int socket = ::socket(target.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -18,7 +18,7 @@ std::string run_disabled_test(const std::string& name,
   for (const std::string& variable : environment) variables.push_back(variable.c_str());
   variables.push_back(nullptr);
   const pid_t child = ::fork();
-  if (child < 0) return "no process for it";
+  if (child < 0) return "fork() failed";
   if (child == 0) {
     ::alarm(60);
     ::execve("/proc/self/exe", const_cast<char* const*>(arguments),

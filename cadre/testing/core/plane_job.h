@@ -1,6 +1,6 @@
-// Runs a job of control planes for tests: ranks that connect to each other, and groups that record
-// the events that they get. The ranks are threads, for which hosts exist only in the addresses, or
-// run in the simulator.
+// Runs the control planes of a job for tests: ranks that connect to each other, and groups that
+// record the events that they receive. The ranks are threads, whose hosts are only names in their
+// addresses, or ranks of the simulator.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +46,7 @@ class RecordedGroup final : public GroupEvents {
     std::lock_guard lock(mutex_);
     return losses_;
   }
-  // Returns the lost ranks of all reports in ascending order, with repetitions.
+  // Returns the lost ranks of all reports in ascending order, with duplicates.
   std::vector<int> lost() const {
     std::vector<int> ranks;
     for (const LossReport& loss : losses()) ranks.push_back(loss.rank);
@@ -72,7 +72,7 @@ class RecordedGroup final : public GroupEvents {
   std::vector<GroupFailure> failures_;
 };
 
-// Evaluates the condition every millisecond; returns false at the deadline.
+// Evaluates the condition every millisecond until it is true. Returns false at the deadline.
 inline bool await(os::System& system, const std::function<bool()>& is_met, Deadline deadline) {
   while (!is_met()) {
     if (deadline.has_passed(system.now())) return false;
@@ -86,7 +86,7 @@ inline void sleep_until(os::System& system, Duration since_start) {
   while (!until.has_passed(system.now())) system.make_waiter()->park(until);
 }
 
-// The object that the ranks of one job share.
+// The state that all ranks of one job share.
 class PlaneJob {
  public:
   struct Options {
@@ -94,11 +94,11 @@ class PlaneJob {
     std::function<std::vector<GroupActivity>(int)> last_activities = {};
     std::function<void(int, std::unique_ptr<os::Socket>)> on_data_connection = {};
     std::vector<std::unique_ptr<os::Pollable>> processes = {};
-    Duration patience = std::chrono::seconds(30);  // how long to wait until all ranks listen
+    Duration patience = std::chrono::seconds(30);  // the timeout of the wait until all ranks listen
   };
 
-  // Returns the host at which a rank listens: loopback for threads, the address of its host in the
-  // simulator.
+  // Returns the address at which the ranks of a host listen: the loopback address for threads, the
+  // simulated host's address in the simulator.
   using ListenHost = std::function<std::string(int host)>;
   PlaneJob(const std::vector<int>& ranks_per_host, ListenHost listen_host)
       : listen_host_(std::move(listen_host)) {
@@ -118,8 +118,8 @@ class PlaneJob {
   int num_ranks() const { return static_cast<int>(rank_addresses_.size()); }
   int host_of(int rank) const { return host_of_[static_cast<size_t>(rank)]; }
 
-  // Opens a plane, and returns it when all ranks listen. The planes then open their connections
-  // themselves.
+  // Makes the control plane of a rank. Blocks until all ranks listen; after that the planes connect
+  // to each other by themselves.
   std::unique_ptr<ControlPlane> open(os::System& system, int rank, Options options) {
     ControlPlane::Setup setup;
     setup.rank = rank;
@@ -132,7 +132,7 @@ class PlaneJob {
     const bool all_came = await(
         system, [this] { return num_listening() == num_ranks(); },
         system.deadline_in(options.patience));
-    testing::require(all_came, "all ranks listen");
+    testing::require(all_came, "not all ranks listen in time");
     {
       std::lock_guard lock(mutex_);
       if (layout_ == nullptr) layout_ = std::make_shared<const Layout>(rank_addresses_);
@@ -144,18 +144,18 @@ class PlaneJob {
     return open(system, rank, Options());
   }
 
-  // Waits until a plane has the connections that its topology requires at the start.
+  // Waits until the rank's plane has all connections that its topology requires at the start.
   void await_connected(os::System& system, const ControlPlane& plane, int rank) const {
     const size_t wanted =
         neighbours(*layout_, std::vector<bool>(rank_addresses_.size(), true), rank).size();
     const bool is_connected = await(
         system, [&] { return plane.counters().connections >= wanted; },
         system.deadline_in(std::chrono::seconds(30)));
-    testing::require(is_connected, format("connections of rank {}: {} of {}", rank,
+    testing::require(is_connected, format("rank {} has {} of {} connections", rank,
                                           plane.counters().connections, wanted));
   }
 
-  // A barrier: returns when `num` ranks have called it with this name.
+  // A barrier: returns when `num` ranks have called it with the same name `where`.
   void meet(os::System& system, int num, std::string_view where) {
     {
       std::lock_guard lock(mutex_);
@@ -168,7 +168,7 @@ class PlaneJob {
           return arrived_[std::string(where)] >= num;
         },
         system.deadline_in(std::chrono::seconds(60)));
-    testing::require(all_came, format("{} ranks come to {}", num, where));
+    testing::require(all_came, format("fewer than {} ranks have reached {}", num, where));
   }
 
  private:

@@ -22,7 +22,8 @@ namespace {
 constexpr char kToken[] = "token of the test";
 constexpr Duration kConnectTime = std::chrono::seconds(20);
 
-// A pipe whose write end every rank holds until it ends. No rank writes to it.
+// A pipe whose write end every rank keeps open until it ends. No rank writes to it, so its read end
+// reports end-of-file when the last rank has ended.
 struct LifeLine {
   os::Fd reading_end;
   os::Fd writing_end;
@@ -94,7 +95,7 @@ FailureReport parse_report(const std::string& text) {
   FailureReport report;
   std::istringstream in(text);
   in >> report.raised.ns >> report.disturbed.ns;
-  require(in.get() == '\n', "a report: " + text);
+  require(in.get() == '\n', "cannot parse the report: " + text);
   report.message.assign(std::istreambuf_iterator<char>(in), {});
   return report;
 }

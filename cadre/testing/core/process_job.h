@@ -1,7 +1,7 @@
-// Runs a job for tests with real processes: the ranks, and one more process that serves their
-// store, so that any rank may be killed. The store process ends when the last rank has ended.
+// Runs a job with real processes for tests: the ranks, and one more process that serves their
+// store, so that a test may kill any rank. The store's process ends when the last rank has ended.
 //
-// Threads: call from a process with no other thread. Blocking: until all have ended.
+// Threads: call it from a process with no other thread. Blocking: until all processes have ended.
 #pragma once
 
 #include <functional>
@@ -21,32 +21,33 @@ struct JobOptions {
 
 using JobMain = std::function<void(RankContext&, const Membership&)>;
 
-// Returns the outcomes of the ranks, without that of the store's process.
+// Runs the job and returns the outcomes of the ranks, without that of the store's process.
 RanksResult run_job(const JobOptions& options, const JobMain& rank_main);
 
 std::unique_ptr<Communicator> connect(RankContext& context, const Membership& membership,
                                       const CommunicatorOptions& options,
                                       Duration budget = std::chrono::seconds(20));
 
-// Sleeps.
+// Sleeps for the given time.
 void nap(os::System& system, Duration duration);
 
-// The report of a rank that survived a failure. Its times are on the clock that all processes of a
-// host share.
+// What a rank that survived a failure reports. The times are of the monotonic clock, which all
+// processes of a host share.
 struct FailureReport {
   TimePoint raised;     // when the rank got the error
-  TimePoint disturbed;  // when this rank sent the signal, if it is the rank that did
+  TimePoint disturbed;  // when this rank sent the signal, if it was this rank
   std::string message;  // "kCode: message"
 };
 std::string to_text(const FailureReport& report);
 FailureReport parse_report(const std::string& text);
 
-// Replaces pids, host names, durations, operation numbers and phases in a message by fixed words.
+// Replaces pids, host names, durations, operation numbers and phases of operations in a message by
+// fixed words, so that tests can compare it.
 std::string mask(std::string text);
 
-// Shortens "rank 1 of group "world" (world rank 2, " to "rank 1 (", as in a message of a group of
-// all ranks. first_world_rank is the world rank of the group's rank 0; those of its other ranks
-// follow it. A different world rank is not removed.
+// Shortens "rank 1 of group "world" (world rank 2, " to "rank 1 (", the form in messages of a group
+// of all ranks. first_world_rank is the world rank of the group's rank 0; the world ranks of the
+// others must follow it. If a world rank is a different one, it is not removed.
 std::string without_world_ranks(std::string text, int first_world_rank);
 
 }  // namespace cadre::testing

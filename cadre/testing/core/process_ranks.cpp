@@ -1,7 +1,7 @@
 #include "cadre/testing/core/process_ranks.h"
 
-// Each rank writes its outcome into a pipe and ends; the parent reads until all pipes have ended,
-// kills what is left at the deadline, and reaps every child.
+// Each rank writes its outcome into a pipe and exits. The parent reads all pipes to the end, kills
+// the processes that still run at the deadline, and reaps every child.
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
@@ -41,12 +41,14 @@ void write_all(int fd, std::string_view text) {
   }
 }
 
-// The child writes to the pipe: the length of the failure in decimal, a newline, the failure, the
-// output. If a process was killed, there is no newline in the pipe.
+// The code of the child process. It writes to the pipe the length of the failure's text in decimal,
+// a newline, the failure, and the output. If the process was killed before, the pipe has no
+// newline.
 [[noreturn]] void run_child(os::Fd out, pid_t parent, int rank, int world_size,
                             const os::Address& rendezvous_address, const RankMain& rank_main) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // The parent may have ended before prctl() was called; then nothing would ever kill this process.
+  // The parent may have ended before prctl() was called; then the kernel will never kill this
+  // process.
   if (::getppid() != parent) ::_exit(1);
   std::string output;
   const std::string failure = failure_of([&] {
@@ -65,7 +67,7 @@ struct Child {
   std::string received;
 };
 
-// Returns false if the pipe has ended.
+// Reads some bytes. Returns false at the end of the pipe.
 bool read_some(Child& child) {
   char buffer[4096];
   const ssize_t got = ::read(child.pipe.get(), buffer, sizeof(buffer));
@@ -136,7 +138,7 @@ class Children {
     RanksResult result;
     for (Child& child : children_) {
       bool was_late = false;
-      // The pipes are read one after the other. Meanwhile each of the others can buffer 64 KiB.
+      // The pipes are read one after the other. A pipe that is not being read can buffer 64 KiB.
       while (!was_late) {
         if (!os::poll_one(child.pipe.get(), POLLIN, deadline)) {
           was_late = true;

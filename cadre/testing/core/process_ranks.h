@@ -1,9 +1,9 @@
-// Runs one function as several ranks, each a forked process.
+// Runs one function as several ranks, each in a forked process.
 //
-// Threads: call from a process with no other thread, because fork would not copy the others.
+// Threads: call it from a process with no other thread, because fork() does not copy other threads.
 // Blocking: until all ranks have ended, or until the time limit. Lifetime: every process is reaped.
 // Errors: see ranks.h. A rank function must report a wrong result by throwing (require()), because
-// an EXPECT of a forked child never reaches the parent.
+// a failed EXPECT in a forked child is not reported to the parent.
 #pragma once
 
 #include <chrono>
@@ -16,15 +16,15 @@
 namespace cadre::testing {
 
 struct ProcessOptions {
-  // Ranks that have not ended after this time are killed and fail.
+  // Ranks that still run after this time are killed and count as failed.
   Duration time_limit = std::chrono::seconds(30);
-  // Called once when all ranks run, with their pids in rank order. It may kill or stop some of
-  // them.
+  // Called once when all ranks run, with their pids in rank order. A test may kill or stop some of
+  // them here.
   std::function<void(std::span<const int> pids)> disturb;
 };
 
-// Each rank is a forked process with its own native System. A rank ends without running destructors
-// of the parent's objects or exit handlers.
+// Each rank is a forked process with its own native System. When the rank ends, destructors of the
+// parent's objects and exit handlers do not run.
 RanksResult run_ranks_as_processes(int world_size, const RankMain& rank_main,
                                    const ProcessOptions& options = {});
 

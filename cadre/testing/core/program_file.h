@@ -1,7 +1,9 @@
-// A file that reuses the numbers of descriptors that the program has closed by mistake. A later
-// write of Cadre to such a number would then damage the file.
+// Simulates a faulty program that closes descriptors of Cadre and opens a file of its own, which
+// gets the same descriptor number. If Cadre then wrote to this number, it would damage the
+// program's file.
 //
-// Threads: one. Lifetime: the numbers stay open until the process ends or they are closed.
+// Threads: one thread. Lifetime: the descriptors stay open until the process ends or they are
+// closed.
 #pragma once
 
 #include <fcntl.h>
@@ -16,9 +18,9 @@
 
 namespace cadre::testing {
 
-// Closes a descriptor of Cadre, as a faulty program may do. It makes the system call directly,
-// because ThreadSanitizer would report that another thread still uses the descriptor, which is the
-// purpose here.
+// Closes a descriptor of Cadre, as a faulty program may do. Makes the system call directly, because
+// ThreadSanitizer would report the close as a race with a thread that still uses the descriptor,
+// which is intended here.
 inline void close_from_outside(int number) {
   ::syscall(SYS_close, number);
 }
@@ -29,19 +31,19 @@ class ProgramFile {
     std::ofstream(path_) << content();
   }
 
-  // Closes the descriptor, and opens the file under the same number.
+  // Closes the descriptor `number`, and opens the file under this number.
   void take_number(int number) const {
     const int fd = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
     ::syscall(SYS_dup3, fd, number, O_CLOEXEC);
     ::close(fd);
   }
-  // Returns whether the bytes and the size are unchanged.
+  // Returns whether the content of the file is unchanged.
   bool is_intact() const {
     std::ifstream file(path_);
     return std::string(std::istreambuf_iterator<char>(file), {}) == content();
   }
-  // Returns whether the number still refers to the file, and nothing was read or written through
-  // it.
+  // Returns whether the number still refers to the file, and whether its offset is still 0, that
+  // is, nothing was read or written through it.
   static bool is_open(int number) { return ::lseek(number, 0, SEEK_CUR) == 0; }
 
  private:
@@ -50,7 +52,7 @@ class ProgramFile {
   std::string path_;
 };
 
-// Returns the numbers of all descriptors of this process.
+// Returns the numbers of all open descriptors of this process.
 inline std::set<int> open_descriptors() {
   std::set<int> numbers;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

@@ -24,8 +24,9 @@ std::string RanksResult::failures() const {
 
 RanksResult run_ranks_as_threads(int world_size, const RankMain& rank_main) {
   if (world_size < 1) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("a run of {} ranks runs nothing; give at least 1", world_size));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("cannot run {} ranks; the number of ranks must be at least 1", world_size));
   }
   const std::unique_ptr<os::System> system = os::make_native_system();
   const os::Address rendezvous_address = make_rendezvous_address(*system);

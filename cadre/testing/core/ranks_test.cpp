@@ -33,7 +33,7 @@ TEST(ThreadRanks, ReturnOutputsAndFailuresByRank) {
   EXPECT_EQ(leftovers_since(before), "");
 }
 
-// A test whose number of ranks was computed wrongly must not pass.
+// If a test computes a wrong number of ranks, 0 or less, it must not pass.
 TEST(ThreadRanks, WithoutARankAreRefused) {
   for (const int world_size : {0, -1}) {
     EXPECT_EQ(failed_fields_of([&] {
@@ -71,7 +71,7 @@ TEST(ThreadRanks, ConnectAGroup) {
   }
 }
 
-// The others do not wait until their deadline.
+// When rank 1 throws, the other ranks fail at once instead of waiting until their deadline.
 TEST(ThreadRanks, ThatThrowEndTheOthers) {
   const auto system = os::make_native_system();
   const TimePoint begin = system->now();
@@ -151,7 +151,8 @@ TEST(Leftovers, NameWhatIsHeld) {
   thread->join();
 }
 
-// Checks that rank 0 can listen at the rendezvous address, whether ranks are threads or processes.
+// Lets all ranks connect to rank 0 at the rendezvous address, to check that rank 0 can listen
+// there, with threads and with processes.
 void greet_rank_zero(RankContext& context) {
   const Deadline deadline = context.system.deadline_in(seconds(10));
   if (context.rank == 0) {
@@ -159,7 +160,7 @@ void greet_rank_zero(RankContext& context) {
     std::vector<std::unique_ptr<os::Socket>> sockets;
     while (sockets.size() + 1 < static_cast<size_t>(context.world_size)) {
       os::PollItem item{listener.get(), true};
-      require(context.system.poll(std::span(&item, 1), deadline), "nobody came");
+      require(context.system.poll(std::span(&item, 1), deadline), "no rank connected");
       if (auto socket = listener->try_accept().value_or_throw()) {
         sockets.push_back(std::move(socket));
       }

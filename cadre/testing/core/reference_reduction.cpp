@@ -11,15 +11,15 @@
 namespace cadre::testing {
 namespace {
 
-// A 16-bit floating-point type, represented by the list of its non-negative numbers.
+// A 16-bit floating-point type, implemented as a table of all of its non-negative numbers.
 class Half {
  public:
   explicit Half(int num_mantissa_bits) {
     const int num_exponent_bits = 15 - num_mantissa_bits;
     const int bias = (1 << (num_exponent_bits - 1)) - 1;
     const int infinite = ((1 << num_exponent_bits) - 1) << num_mantissa_bits;
-    // The list also contains, at the code of infinity, the number that would follow the largest
-    // finite one, because rounding must compare with it.
+    // At the code of infinity the table has the number that would follow the largest finite one,
+    // because rounding to infinity must compare with it.
     for (int code = 0; code <= infinite; ++code) {
       const int exponent = code >> num_mantissa_bits;
       const int hidden = exponent == 0 ? 0 : 1 << num_mantissa_bits;
@@ -39,7 +39,7 @@ class Half {
   }
 
   // Returns the code of the nearest number, by exact distance. Of two equally near numbers it
-  // chooses the one with the even code.
+  // chooses the one with the even code (round to nearest even).
   uint16_t encode(float value) const {
     if (std::isnan(value)) return quiet_nan_;
     const double magnitude = std::abs(static_cast<double>(value));
@@ -73,7 +73,7 @@ T fold_two_floats(T total, T next, ReduceOp op) {
   return op == ReduceOp::kProduct ? total * next : total + next;
 }
 
-// `value(r)` is the element of input r.
+// value(r) returns the element of rank r's input.
 template <typename T, typename Value>
 T fold_floats(size_t num_inputs, ReduceOp op, const Value& value) {
   T total = value(0);
@@ -135,7 +135,7 @@ void reduce_integers(const Inputs& inputs, ReduceOp op, std::vector<std::byte>& 
   }
 }
 
-// Counts the true values: AND requires all, OR requires any, and XOR an odd number.
+// Counts the inputs that are true: AND requires all, OR at least one, XOR an odd number.
 void reduce_bools(const Inputs& inputs, ReduceOp op, std::vector<std::byte>& out) {
   for (size_t i = 0; i < out.size(); ++i) {
     const auto is_true = [i](const auto& input) { return input[i] != std::byte{0}; };
@@ -150,7 +150,7 @@ void reduce_bools(const Inputs& inputs, ReduceOp op, std::vector<std::byte>& out
 }
 
 double random_number(DType dtype, Random& random) {
-  // The exponents of float16 range from -24 to 15.
+  // Exponents of two are chosen at random; those of float16 have a smaller range.
   const int num_exponents = dtype == DType::kFloat16 ? 24 : 40;
   const auto exponent = static_cast<int>(random.below(static_cast<uint64_t>(num_exponents)));
   return std::ldexp(random.unit() - 0.5, exponent - num_exponents / 2);
@@ -279,7 +279,7 @@ std::vector<ReduceKind> all_reduce_kinds() {
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
     for (int op = 0; op < kNumReduceOps; ++op) {
       const ReduceKind kind{static_cast<DType>(dtype), static_cast<ReduceOp>(op)};
-      if (kind.op == ReduceOp::kPremulSum) continue;  // an engine gets it as SUM
+      if (kind.op == ReduceOp::kPremulSum) continue;  // engines get PREMUL_SUM as SUM
       if (is_supported(kind.dtype, kind.op)) kinds.push_back(kind);
     }
   }

@@ -1,8 +1,8 @@
-// Shared memory of which only a given number of bytes can be reserved, as on a host without free
-// memory.
+// Shared memory of which only a given number of bytes can be reserved, as on a host that has run
+// out of memory.
 //
-// Threads: one. Blocking: never. Lifetime: shares the inner memory. Errors: reserve() returns
-// kUnavailable if too little is left.
+// Threads: one thread. Lifetime: shares the inner memory. Errors: reserve() returns kUnavailable if
+// too little is left.
 #pragma once
 
 #include <memory>

@@ -1,7 +1,5 @@
-// Enumerates the pipelines with which schedules are tested: every schedule on 2 to 8 ranks with 1
-// to 16 microbatches and 1 to 4 stages on each rank.
-//
-// Threads: one. Blocking: never.
+// Enumerates the pipelines with which pipeline schedules are tested: every schedule on 2 to 8 ranks
+// with 1 to 16 microbatches and 1 to 4 stages on each rank.
 #pragma once
 
 #include <functional>
@@ -18,7 +16,8 @@ inline std::string text_of(const PipelineScheduleOptions& options) {
                        options.stages_per_rank.value_or(0));
 }
 
-// Calls `body` with each pipeline that the schedule does not refuse; returns their number.
+// Calls `body` with each pipeline that the schedule supports. Returns the number of these
+// pipelines.
 inline int for_each_pipeline(
     const std::function<void(const PipelineScheduleOptions&, const PipelineSchedule&)>& body) {
   int count = 0;
@@ -39,7 +38,7 @@ inline int for_each_pipeline(
   return count;
 }
 
-// REQUIRES: the schedule does not refuse the options.
+// Returns a schedule. REQUIRES: the schedule supports these numbers.
 inline PipelineSchedule make(PipelineScheduleKind kind, int num_ranks, int num_microbatches) {
   return make_pipeline_schedule(
              {.kind = kind, .num_ranks = num_ranks, .num_microbatches = num_microbatches})

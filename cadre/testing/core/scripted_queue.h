@@ -1,4 +1,5 @@
-// An OperationQueue whose runner is scripted by a test.
+// A fixture with an OperationQueue whose operations are executed by a function of the test (the
+// script).
 //
 // Threads: those of OperationQueue. Blocking: the destructor, until the queue is closed. For tests
 // only.
@@ -41,7 +42,8 @@ inline Completion out_of_memory_at_first(const Operation& operation) {
   return Status();
 }
 
-// Returns an operation of barriers. Tests recognize the barriers by the addresses of their streams.
+// Returns an operation of barriers. Each barrier has a different stream address, by which tests
+// recognize it.
 inline Operation barrier_operation(size_t num_collectives = 1) {
   // Static, because an Operation borrows its collectives, and the queue keeps the Operation.
   static std::array<Collective, 3> collectives;
@@ -81,7 +83,8 @@ class OperationQueueTest : public ::testing::Test {
   std::shared_ptr<OperationQueue> queue_;
 };
 
-// Returns a future that is set when the operation ends, with its error if it has one.
+// Returns a future that becomes ready when the operation completes; get() throws the operation's
+// error, if it has one.
 inline std::future<void> future_of(const Work& work) {
   const auto promise = std::make_shared<std::promise<void>>();
   work.on_completed([promise](const std::optional<Error>& error) {

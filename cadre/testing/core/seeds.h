@@ -1,6 +1,4 @@
-// Returns the seeds of randomised tests.
-//
-// Threads: any. Blocking: never.
+// The seeds of randomized tests, and which subset of large tables of cases a run tests.
 #pragma once
 
 #include <cstdint>
@@ -8,25 +6,26 @@
 
 namespace cadre::testing {
 
-// Returns 1, 2, ... count; or only the seed in the environment variable CADRE_TEST_SEED, to replay
-// a failure (each such test names its seed if it fails).
+// Returns 1, 2, ... count. If the environment variable CADRE_TEST_SEED is set, returns only this
+// seed, to replay a failure (each randomized test prints its seed if it fails).
 std::vector<uint64_t> test_seeds(int count);
 
-// Returns test_seeds(200) for runs of the simulator; CADRE_SIM_SEEDS sets another count.
+// Returns test_seeds(200) for runs of the simulator. CADRE_SIM_SEEDS sets another count.
 std::vector<uint64_t> simulator_seeds();
-// Returns the largest number of ranks in a simulated run: CADRE_SIM_MAX_RANKS, which must be at
-// least 2; by default 4.
+// Returns the largest number of ranks in a simulated run: the environment variable
+// CADRE_SIM_MAX_RANKS, which must be at least 2; by default 4.
 int max_simulated_ranks();
 
-// Returns the seed by which a test with too many cases picks those of this run: the environment
-// variable CADRE_CASES_SEED, or 1. .ci/run derives it from the commit and prints it.
+// Returns the seed by which tests with too many cases select the cases of this run: the environment
+// variable CADRE_CASES_SEED; by default 1. .ci/run derives it from the commit and prints it.
 uint64_t cases_seed();
 
-// Returns n if one in n cases runs: the environment variable CADRE_CASES_ONE_IN, which must be at
-// least 1; by default 1, with which all cases run.
+// Returns n if each run tests one in n cases: the environment variable CADRE_CASES_ONE_IN, which
+// must be at least 1; by default 1, so that all cases run.
 uint64_t cases_one_in();
 
-// Returns one in cases_one_in() of `cases`, which cases_seed() picks.
+// Returns every n-th case, where n is cases_one_in(). cases_seed() selects with which case it
+// begins.
 template <typename Case>
 std::vector<Case> share_of(const std::vector<Case>& cases) {
   std::vector<Case> share;

@@ -1,7 +1,7 @@
 // A socket that accepts all bytes that are sent and never receives any. Tests override the calls
-// that they use.
+// that they need.
 //
-// Threads: one at a time. Blocking: never. For tests only.
+// Threads: one at a time. For tests only.
 #pragma once
 
 #include <memory>

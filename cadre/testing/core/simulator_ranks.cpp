@@ -35,8 +35,8 @@ SimulatedRanksResult run_ranks_in_simulator(uint64_t seed, sim::SimOptions optio
                                   : os::Address{os::Address::Kind::kTcp, "node0", kRendezvousPort};
   sim::Simulator simulator(seed, std::move(options));
   require(simulator.num_ranks() == world_size,
-          cadre::format("the hosts have {} ranks, the world has {}", simulator.num_ranks(),
-                        world_size));
+          cadre::format("options.ranks_per_host has {} ranks in total, but world_size is {}",
+                        simulator.num_ranks(), world_size));
   const bool has_hosts = num_hosts > 1;
   const auto store = std::make_shared<HashStore>(simulator.system(0));
   SimulatedRanksResult result;

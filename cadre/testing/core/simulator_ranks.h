@@ -1,8 +1,8 @@
-// Runs one function as several ranks of a simulation.
+// Runs one function as several ranks in the simulator.
 //
-// Threads: call from one thread. Blocking: in real time, for as long as the ranks compute. Errors:
-// see ranks.h. The failure of a rank that was killed or stopped is "killed" or "stopped". If a
-// simulation does not end by itself (deadlock), every rank fails.
+// Threads: call it from one thread. Blocking: the real time in which the ranks compute; simulated
+// waits take no time. Errors: see ranks.h. The failure of a rank that was killed or stopped is
+// "killed" or "stopped". If a simulation cannot continue (deadlock), every rank fails.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@
 
 namespace cadre::testing {
 
-// failures() names the ranks that were killed or stopped, too.
+// failures() also lists ranks that were killed or stopped.
 struct SimulatedRanksResult : RanksResult {
   sim::SimResult sim;
 };
 
-// All ranks are on one host unless options.ranks_per_host says otherwise. On one host they meet at
-// a unix address, else at a TCP address of host 0.
+// All ranks are on one host unless options.ranks_per_host says otherwise. The rendezvous address is
+// a unix socket if there is one host, else a TCP address of host 0.
 CADRE_EXPORT SimulatedRanksResult run_ranks_in_simulator(uint64_t seed, sim::SimOptions options,
                                                          int world_size, const RankMain& rank_main);
 

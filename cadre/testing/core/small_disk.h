@@ -1,7 +1,8 @@
-// Mounts a file system of a given size, so that a test can fill it.
+// Mounts a file system (tmpfs) of a given size, so that a test can fill it.
 //
-// Threads: one owner. Blocking: never. Lifetime: its files are lost when the last one is closed.
-// Errors: is_there() is false if this process may not mount a file system.
+// Threads: one owner. Lifetime: the destructor unmounts the file system; its files are lost when
+// the last one is closed. Errors: is_there() is false if this process has no permission to mount a
+// file system.
 #pragma once
 
 #include <sys/mount.h>

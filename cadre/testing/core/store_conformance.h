@@ -1,8 +1,7 @@
-// The fixture of the conformance tests of every Store, and the kinds of stores with which it is
-// instantiated.
+// The fixture of the conformance tests that every Store must pass, and a harness for each kind of
+// store with which the tests are instantiated.
 //
-// Threads: one, and those of run_together(). Blocking: for the time of the test. Lifetime: that of
-// the test.
+// Threads: one, and those of run_together().
 #pragma once
 
 #include <gmock/gmock.h>
@@ -25,11 +24,11 @@ namespace cadre {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A store that several ranks open.
+// Makes handles of one store, as several ranks would.
 class StoreHarness {
  public:
   virtual ~StoreHarness() = default;
-  // Returns a handle, as a rank would open it. All handles see the same keys.
+  // Opens the store once more, as a further rank would. All handles see the same keys.
   virtual std::shared_ptr<Store> open() = 0;
 };
 
@@ -53,7 +52,7 @@ class PrefixHarness final : public StoreHarness {
   std::shared_ptr<Store> store_;
 };
 
-// A store server in this process. Every handle is a separate client.
+// A store server in this process. Every handle is a separate client of it.
 class TcpHarness final : public StoreHarness {
  public:
   TcpHarness(os::System& system, StoreProtocol protocol) : system_(system), protocol_(protocol) {
@@ -71,7 +70,7 @@ class TcpHarness final : public StoreHarness {
   std::unique_ptr<TcpStoreServer> server_;
 };
 
-// A store in one file. Every handle opens the file anew.
+// A store in one file. Every handle opens the file separately.
 class FileHarness final : public StoreHarness {
  public:
   explicit FileHarness(os::System& system) : system_(system) {}
@@ -100,7 +99,7 @@ class StoreConformance : public ::testing::TestWithParam<StoreKind> {
   Deadline soon() { return system_->deadline_in(seconds(20)); }
   Deadline at_once() { return system_->deadline_in(milliseconds(50)); }
 
-  // Runs the bodies at the same time and joins them.
+  // Calls each body in its own thread, all at the same time, and joins the threads.
   void run_together(std::vector<std::function<void()>> bodies) {
     std::vector<std::unique_ptr<os::Thread>> threads;
     for (auto& body : bodies) threads.push_back(system_->spawn("store_test", std::move(body)));

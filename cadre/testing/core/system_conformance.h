@@ -1,7 +1,8 @@
-// Conformance tests of os::System, which each implementation instantiates.
+// Conformance tests that every implementation of os::System must pass.
 //
 // Include this header in one test file of the implementation, with INSTANTIATE_TEST_SUITE_P over a
-// SystemWorld. Bodies run inside SystemWorld::run: the simulator must know their threads.
+// SystemWorld. The bodies of the tests run inside SystemWorld::run, because the simulator must know
+// their threads.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -63,7 +64,7 @@ class SystemConformance : public ::testing::TestWithParam<SystemWorld> {
   static os::Address tcp(const std::string& host = "127.0.0.1") {
     return {os::Address::Kind::kTcp, host, 0};
   }
-  // Returns one address of each kind of socket.
+  // Returns one address of each kind: TCP over IPv4, over IPv6 and by name, and a unix socket.
   static std::vector<os::Address> addresses(os::System& system) {
     return {tcp(), tcp("::1"), tcp("localhost"), make_rendezvous_address(system)};
   }
@@ -87,7 +88,7 @@ class SystemConformance : public ::testing::TestWithParam<SystemWorld> {
       if (got == 0) require(wait_readable(system, socket), "never readable");
     }
   }
-  // Reads until the stream fails, and returns that error.
+  // Reads until the connection fails, and returns the error.
   static Error end_of(os::System& system, os::Socket& socket) {
     std::array<std::byte, 256> buffer{};
     for (;;) {
@@ -193,7 +194,8 @@ TEST_P(SystemConformance, WaitOnAWordEndsAtTheDeadline) {
   });
 }
 
-// A caller must notice its abort flag although no thread changes the word on which it waits.
+// wait_while() must return from time to time even if no thread changes the word, so that the caller
+// can check its abort flag.
 TEST_P(SystemConformance, WaitOnAWordNaps) {
   run([](os::System& system) {
     os::WaitWord word;
@@ -330,7 +332,8 @@ TEST_P(SystemConformance, AFullStreamTakesNothingUntilItIsRead) {
       const Pair pair = connect_pair(system, address);
       const std::vector<std::byte> block = pattern(64 << 10);
       size_t total = 0;
-      // The kernel may move bytes to the other end meanwhile, so the stream may accept more bytes.
+      // Between two sends the kernel may deliver bytes to the other end, so the stream can accept
+      // more bytes.
       size_t sent = 0;
       do {
         sent = pair.client->try_send(block).value_or_throw();
@@ -407,7 +410,7 @@ TEST_P(SystemConformance, NobodyListeningIsUnavailable) {
       const auto refused = system.connect(gone, system.deadline_in(kLong));
       ASSERT_FALSE(refused.ok());
       EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable) << refused.error().message();
-      // The name can be used again.
+      // After the listener was destroyed, its address can be used again.
       EXPECT_TRUE(system.listen(gone).ok());
     }
   });
@@ -451,7 +454,7 @@ TEST_P(SystemConformance, SegmentsPassOverUnixSocketsAndShareOneMapping) {
     auto sent = system.create_segment(8192).value_or_throw();
     sent->bytes()[4000] = std::byte{42};
     EXPECT_EQ(pair.server->try_recv_segment().value_or_throw(), nullptr);
-    // Bytes before and after the segment keep their order relative to it.
+    // The order of bytes and segments is kept: three bytes, the segment, then five bytes.
     send_all(system, *pair.client, pattern(3));
     EXPECT_TRUE(pair.client->try_send_segment(*sent).value_or_throw());
     send_all(system, *pair.client, pattern(5));

@@ -1,7 +1,7 @@
-// The fixture of the tests of the store over sockets: a server, its log, and connections on which a
-// test sends arbitrary bytes.
+// The fixture of the tests of the TCP store: a server, its log, and connections on which a test
+// sends arbitrary bytes.
 //
-// Threads: one; the log from any. Blocking: for the time of the test. Lifetime: the test's.
+// Threads: one thread; the log from any.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ class CollectingLog final : public LogSink {
   std::string text_;
 };
 
-// Returns the first bytes of a connection from a rank that runs `build`.
+// Returns the first message of a client that runs the build `build` of Cadre.
 inline std::string hello_of_build(const std::string& build) {
   return std::string(
       wire::as_text(wire::encode({.verb = wire::StoreVerb::kHello,
@@ -58,8 +58,8 @@ class TcpStoreTest : public ::testing::Test {
     return TcpStore::connect(*system_, {.address = server.address(), .token = token}, soon());
   }
 
-  // Connects without a greeting, sends `bytes`, and returns the bytes that it receives until the
-  // server closes the connection.
+  // Connects without the client's handshake, sends `bytes`, and returns the bytes that are received
+  // until the server closes the connection.
   std::string say(const TcpStoreServer& server, ConstBytes bytes) {
     auto socket = system_->connect(server.address(), soon()).value_or_throw();
     const Deadline deadline = soon();
@@ -76,8 +76,9 @@ class TcpStoreTest : public ::testing::Test {
       heard += wire::as_text(ConstBytes(buffer).first(*received));
       os::PollItem item{.target = socket.get(), .want_read = true, .want_write = !bytes.empty()};
       if (!system_->poll(std::span(&item, 1), deadline)) {
-        ADD_FAILURE() << "the server kept a stranger's connection; heard " << heard.size()
-                      << " bytes";
+        ADD_FAILURE()
+            << "the server did not close a connection without a valid handshake; received "
+            << heard.size() << " bytes";
         return heard;
       }
     }

@@ -1,6 +1,6 @@
-// The fixture of the tests of TcpLinks, and functions that send and receive bytes.
+// The fixture of the tests of TcpLinks, with functions that send and receive bytes.
 //
-// Threads: one owner. Blocking: for 20 s at most. For tests only.
+// Threads: one owner. Blocking: 20 s at most. For tests only.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ struct Transfer {
   Bytes in;
 };
 
-// Moves all bytes in both directions at once.
+// Sends and receives all bytes of the transfer, both directions at the same time.
 inline Status transfer(Transport& transport, Transfer what, Deadline deadline) {
   Channel& channel = transport.channel(what.peer);
   while (!what.out.empty() || !what.in.empty()) {
@@ -57,8 +57,8 @@ class TcpLinksTest : public ::testing::Test {
     transfer(transport, {peer, {}, bytes}, soon()).value_or_throw();
     return bytes;
   }
-  // Sends until the channel has accepted no byte for a while. Returns the number of bytes that it
-  // accepted.
+  // Sends until the channel accepts no more bytes for 60 ms (back-pressure). Returns the number of
+  // bytes that it has accepted.
   size_t send_until_full(Transport& transport, Rank peer) {
     const std::vector<std::byte> piece(1 << 20);
     size_t total = 0;

@@ -1,6 +1,6 @@
-// Makes a folder for one test. The destructor removes it with everything in it.
+// Makes a folder for one test. The destructor deletes it with all of its files.
 //
-// Threads: one owner. Blocking: for the time of the disk.
+// Threads: one owner. Blocking: disk access.
 #pragma once
 
 #include <filesystem>
@@ -13,14 +13,14 @@ namespace cadre::testing {
 
 class TemporaryFolder {
  public:
-  // Throws Error(kUnavailable) if no folder can be made.
+  // Throws Error(kUnavailable) if the folder cannot be made.
   TemporaryFolder()
       : folder_(os::TemporaryFolder::make(std::filesystem::temp_directory_path(), "cadre-test-")
                     .value_or_throw()),
         path_(folder_->path()) {}
 
   const std::filesystem::path& path() const { return path_; }
-  // Returns the path of a file in the folder.
+  // Returns the path of the file `name` in the folder.
   std::string file(const std::string& name) const { return path_ / name; }
 
  private:

@@ -1,7 +1,7 @@
-// The fixture of the tests of groups: ranks on threads of one native System, over shared memory and
-// over TCP, with a store of their own.
+// The fixture of the tests of groups: each test runs over shared memory and over TCP. The ranks are
+// threads with one native System and a store of their own.
 //
-// Threads: run() makes one for each rank. Blocking: until all ranks have ended.
+// Threads: run() starts one for each rank. Blocking: until all ranks have ended.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -68,19 +68,21 @@ inline void await(RankContext& context, std::string_view what,
                   const std::function<bool()>& is_met) {
   const Deadline deadline = context.system.deadline_in(kGroupsBudget);
   while (!is_met()) {
-    require(!deadline.has_passed(context.system.now()), format("waited for: {}", what));
+    require(!deadline.has_passed(context.system.now()),
+            format("timed out while waiting for: {}", what));
     context.system.make_waiter()->park(context.system.deadline_in(milliseconds(1)));
   }
 }
 
-// Waits for the event that the rank has left the group in an orderly way.
+// Waits until this rank is informed that `rank` has left the group in an orderly way (close()).
 inline void await_leave(RankContext& context, const Communicator& group, Rank rank) {
   await(context, "a leave", [&] {
     return monitor_of(group).peers()[static_cast<size_t>(rank.value)].left_after.has_value();
   });
 }
 
-// Returns the offset of the next allocation in this rank's slice of the host memory.
+// Returns the offset, in this rank's slice of the host memory, at which the next allocation would
+// begin.
 inline size_t next_offset(const Communicator& world) {
   HostMemory& memory = *CommunicatorParts::impl_of(world).fabric->host_memory();
   return memory.allocate({.num_bytes = 1}).value_or_throw().place().offset;

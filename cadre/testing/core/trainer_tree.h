@@ -1,6 +1,6 @@
-// The fixture of the tests of commands that start the trainer.
+// The fixture of the tests of `cadre` commands that start the trainer program.
 //
-// Threads: one. Blocking: until the command has ended. For tests only.
+// Blocking: until the command has ended. For tests only.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,8 @@
 
 namespace cadre::cli {
 
-// An installed tree whose trainer is a shell script, or which contains no trainer.
+// An installation folder with the `cadre` command. make_trainer() adds a shell script as its
+// trainer; without it the folder has no trainer.
 class TrainerTree : public ::testing::Test {
  protected:
   TrainerTree() {
@@ -26,8 +27,8 @@ class TrainerTree : public ::testing::Test {
     std::ofstream(config_) << "";
   }
 
-  // Runs the copied command as a worker of the built command, whose prefix "[0] " is part of the
-  // output.
+  // Runs the copied command as a worker of the `cadre` command that was built, so the output has
+  // the worker's prefix "[0] ".
   CommandResult run(const std::vector<std::string>& words) const {
     std::vector<std::string> all{"run", folder_ + "/bin/cadre"};
     all.insert(all.end(), words.begin(), words.end());

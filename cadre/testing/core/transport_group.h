@@ -1,9 +1,9 @@
-// Connects all transports of one group in one process, for tests and benches of the code that uses
-// transports.
+// Connects the transports of all ranks of a group in one process, for tests and benches of code
+// that uses transports.
 //
-// Threads: of(rank) belongs to the thread that acts as that rank; run() starts one for each.
-// Blocking: the constructor connects; run() until all ranks have ended. Lifetime: nothing is left
-// behind. Errors: the constructor throws; run() returns errors as text.
+// Threads: of(rank) may be used only by the thread that acts as that rank; run() starts one thread
+// for each rank. Blocking: the constructor connects; run() waits until all ranks have ended.
+// Errors: the constructor throws; run() returns errors as text.
 #pragma once
 
 #include <functional>
@@ -36,14 +36,14 @@ class TransportGroup {
   os::Interrupt& interrupt_of(Rank rank) const {
     return *interrupts_[static_cast<size_t>(rank.value)];
   }
-  // Returns the rank's TCP links, on which a further group between the ranks can be opened. TCP
+  // Returns the rank's TCP links, on which another group of the same ranks can be opened. For TCP
   // only.
   TcpLinks& links_of(Rank rank) const { return *links_[static_cast<size_t>(rank.value)]; }
-  // Closes all channels of the rank, as a rank that ends in an orderly way does.
+  // Closes all channels of the rank, as at the orderly end of a rank.
   void close(Rank rank) { transports_[static_cast<size_t>(rank.value)].reset(); }
 
-  // Runs the body as every rank, each in a thread of its own. Returns the errors of the ranks, one
-  // a line; an empty text if all returned.
+  // Runs the body as every rank, each in its own thread. Returns the errors of the ranks, one in
+  // each line; an empty text if all returned.
   std::string run(const std::function<void(Transport&)>& body) const;
 
  private:
@@ -53,7 +53,7 @@ class TransportGroup {
 
   os::System& system_;
   std::vector<std::unique_ptr<os::Interrupt>> interrupts_;
-  // Shared with the transports; empty over shared memory.
+  // Shared with the transports. Empty if the transports use shared memory.
   std::vector<std::shared_ptr<TcpLinks>> links_;
   std::vector<std::unique_ptr<Transport>> transports_;
 };

@@ -26,7 +26,7 @@ at::Tensor keys_of(const at::Tensor& block, const ScoreTile& tile, at::ScalarTyp
   return block.narrow(2, tile.first_key, tile.num_keys).to(dtype);
 }
 
-// Returns a product of folded rows as (B, H_kv, G, rows, width).
+// Reverses folded(): returns a product for the rows of a tile as (B, H_kv, G, rows, width).
 at::Tensor unfolded(const at::Tensor& product, const ScoreTile& tile) {
   return product.unflatten(2, {-1, tile.num_rows});
 }
@@ -47,7 +47,7 @@ std::vector<ScoreTile> TileScores::tiles_of(const KeyValueBlock& block) const {
       int64_t first_key = 0;
       for (const TokenRun& key_run : block.runs) {
         TokenRun keys = key_run;
-        // Keys after the last row are masked for all rows.
+        // With a causal mask, keys after the last row of the tile are masked for all of its rows.
         if (rows_.options.is_causal) {
           keys.size = std::clamp<int64_t>(rows.begin + rows.size - keys.begin, 0, keys.size);
         }
@@ -117,7 +117,8 @@ void AttentionForward::add(const ScoreTile& tile, const at::Tensor& key, const a
   at::Tensor weights = scores_.scores(key, tile);
   at::Tensor largest = rows_of(largest_, tile);
   const at::Tensor largest_now = at::maximum(largest, weights.amax(-1, /*keepdim=*/true));
-  // Before the first key of a row, exp(-inf - 0) gives 0, while exp(-inf - -inf) would give NaN.
+  // If a row has seen no key yet, its largest score is -inf; the base 0 gives exp(-inf - 0) = 0,
+  // while exp(-inf - -inf) would be NaN.
   const at::Tensor base = largest_now.masked_fill(largest_now.eq(-kInfinity), 0);
   weights.sub_(base).exp_();
   const at::Tensor rescaling = (largest - base).exp_();
@@ -142,8 +143,9 @@ AttentionBackward::AttentionBackward(const QueryRows& rows, const Result& result
       row_products_((gradient_ * scores_.grouped(result.output)).sum(-1, /*keepdim=*/true)),
       query_gradient_(at::zeros_like(scores_.grouped(rows.query))) {}
 
-// With weights p, dropped weights q = mask p and the gradient g of the output:
-//   dv = q' g, dp = mask (g v'), ds = p (dp - sum(g output)), dquery = ds key, dkey = ds' query.
+// Let p be the attention weights, q = mask * p the weights after dropout, g the gradient of the
+// output, and ' the transpose. Then dv = q' g, dp = mask * (g v'), ds = p * (dp - sum(g * output)),
+// dquery = ds key, dkey = ds' query.
 AttentionBackward::KeyValueGradient AttentionBackward::add(const KeyValueBlock& block) {
   const at::ScalarType dtype = scores_.sum_dtype();
   KeyValueGradient gradient{

@@ -1,18 +1,20 @@
-// Attention of some query rows to keys and values that come block by block, and its backward.
+// Computes attention of some query rows to keys and values that are added block by block (online
+// softmax), and its backward.
 //
-// Forward, for each row and over the blocks so far: m, the largest score; l, the sum of
-// exp(score - m); a, the sum of exp(score - m) value. A block with a larger score multiplies l and
-// a by exp(old m - new m) before it is added. The result is a / l, and m + log l is kept. The
-// backward computes the weights of a block again as exp(score - (m + log l)), so no weights are
-// stored, and needs of the other blocks only the sum of gradient times output for each row.
+// The forward keeps for each row, over the blocks added so far: m, the largest score; l, the sum of
+// exp(score - m); a, the sum of exp(score - m) * value. If a block has a larger score, l and a are
+// multiplied by exp(old m - new m) before the block is added. The output is a / l, and m + log l is
+// saved. The backward computes the weights of a block again as exp(score - (m + log l)), so no
+// weights are stored. Apart from the block, it needs only the sum of gradient times output for each
+// row.
 //
 // Sums are kept in float32 for bfloat16 and float16, else in the dtype of the query. Scores are
-// computed for kTileRows query rows at a time; those that the causal mask leaves out are computed
-// only in the block on the diagonal. A row without any key in a block, because all of its scores
-// are minus infinity, adds zero.
+// computed for kTileRows query rows at a time. Scores that the causal mask excludes are not
+// computed, except in tiles on the diagonal. A row whose scores in a block are all minus infinity
+// adds zero.
 //
-// Threads: one at a time. Blocking: never. Lifetime: owns what it keeps. Errors: none of its own.
-// Autograd does not record it. Where tokens are in the sequence is given by their runs.
+// Threads: one thread at a time. Autograd does not record these computations. The positions of
+// tokens in the sequence are given as runs of consecutive tokens.
 // Source: online softmax, https://arxiv.org/abs/1805.02867; FlashAttention,
 // https://arxiv.org/abs/2205.14135; blockwise over ranks, https://arxiv.org/abs/2310.01889.
 #pragma once
@@ -33,7 +35,7 @@ struct KeyValueBlock {
   std::vector<TokenRun> runs;  // the positions of the tokens
 };
 
-// The query rows and options, which forward and backward have in common.
+// The query rows and options that forward and backward share.
 struct QueryRows {
   at::Tensor query;            // has the shape (B, H, tokens, D)
   std::vector<TokenRun> runs;  // the positions of the tokens
@@ -42,9 +44,9 @@ struct QueryRows {
   AttentionOptions options;
 };
 
-// Rows and keys whose scores are computed together.
+// The range of query rows and of keys whose scores are computed together.
 struct ScoreTile {
-  // Is an index among the query rows; first_key is an index among the keys of the block.
+  // first_row is an index among the query rows, and first_key an index among the keys of the block.
   int64_t first_row;
   int64_t first_key;
   int64_t num_rows;
@@ -53,18 +55,19 @@ struct ScoreTile {
   TokenRun keys;
 };
 
-// Computes the scores of tiles, and keeps the scaled query rows for them.
+// Computes the scores of tiles. Keeps the query rows, already multiplied by the scale.
 class TileScores {
  public:
   explicit TileScores(const QueryRows& rows);
 
   std::vector<ScoreTile> tiles_of(const KeyValueBlock& block) const;
-  // Returns (B, H, tokens, width) as (B, H_kv, G, tokens, width), where G = H / H_kv, in the dtype
-  // of the sums.
+  // Reshapes (B, H, tokens, width) to (B, H_kv, G, tokens, width), where G = H / H_kv, and casts to
+  // the dtype of the sums.
   at::Tensor grouped(const at::Tensor& heads) const;
-  // Returns the rows of a tile of a grouped tensor as (B, H_kv, G * rows, width).
+  // Returns the rows of a tile of a grouped tensor, reshaped to (B, H_kv, G * rows, width).
   static at::Tensor folded(const at::Tensor& grouped, const ScoreTile& tile);
-  // Returns (B, H_kv, G, rows, keys), minus infinity where the mask leaves a key out.
+  // Returns the scores (B, H_kv, G, rows, keys), which are minus infinity where the mask excludes a
+  // key.
   at::Tensor scores(const at::Tensor& keys, const ScoreTile& tile) const;
   at::Tensor scaled_query(const ScoreTile& tile) const { return folded(query_, tile); }
   at::Tensor dropped(const at::Tensor& weights, const ScoreTile& tile) const;
@@ -82,8 +85,8 @@ class AttentionForward {
   AttentionForward(const QueryRows& rows, int64_t value_dim);
 
   void add(const KeyValueBlock& block);
-  // Return the output (B, H, tokens, D_v) and the log_sum_exp (B, H_kv, G, tokens, 1), in the dtype
-  // of the sums. Call them when all blocks have been added.
+  // These return the output (B, H, tokens, D_v) and the log-sum-exp (B, H_kv, G, tokens, 1), in the
+  // dtype of the sums. Call them when all blocks have been added.
   at::Tensor output() const;
   at::Tensor log_sum_exp() const;
 
@@ -96,7 +99,8 @@ class AttentionForward {
 
 class AttentionBackward {
  public:
-  // output, gradient: (B, H, tokens, D_v); log_sum_exp: the result of the forward.
+  // output, gradient: (B, H, tokens, D_v). log_sum_exp: the result of
+  // AttentionForward::log_sum_exp().
   struct Result {
     at::Tensor output, log_sum_exp, gradient;
   };
@@ -105,10 +109,10 @@ class AttentionBackward {
   struct KeyValueGradient {
     at::Tensor key, value;  // both have the shapes of the block's tensors and the dtype of the sums
   };
-  // Returns the block's gradient from these rows alone.
+  // Returns the gradients of the block's key and value that come from these query rows.
   KeyValueGradient add(const KeyValueBlock& block);
-  // Returns the gradient of shape (B, H, tokens, D), in the dtype of the sums. Call it when all
-  // blocks have been added.
+  // Returns the gradient of the query, (B, H, tokens, D), in the dtype of the sums. Call it when
+  // all blocks have been added.
   at::Tensor query_gradient() const;
 
  private:

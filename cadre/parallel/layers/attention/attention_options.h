@@ -1,7 +1,4 @@
-// Options of an attention.
-//
-// Threads: a plain value. Blocking: never. Lifetime: shares the stream of the dropout.
-// Errors: none.
+// The options of scaled dot-product attention. Copies share the dropout stream.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +14,9 @@ struct AttentionOptions {
   std::optional<double> scale = {};
   // Dropout on the attention weights (B, heads, T, T).
   std::optional<CounterBasedDropoutOptions> dropout = {};
-  // The first query head of this call, and the number of query heads of the model. Dropout uses
-  // both if the ranks divide the model's heads. 0 means that this call has all heads.
+  // The index, in the model, of the first query head of this call, and the number of query heads of
+  // the model. Dropout needs both if the ranks divide the model's heads. num_heads = 0 means that
+  // this call has all heads.
   int64_t first_head = 0;
   int64_t num_heads = 0;
 };

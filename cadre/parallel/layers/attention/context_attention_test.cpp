@@ -1,11 +1,12 @@
-// Compares attention over a sequence that is divided among ranks, in every form and order, with the
-// formula in float64 in one process: the output, and the gradients of query, key and value.
+// Compares attention over a sequence that is divided among ranks, in every form (ring, all_to_all)
+// and order (contiguous, zigzag), with the formula in float64 in one process: the output, and the
+// gradients of query, key and value.
 //
-// Bounds, as shares of the tensor's largest value. float64: 1e-12; a result is a sum of some 30
-// products and 30 weights, each with a few roundings of 2^-53, and the largest value is of the size
-// of its terms. float32: 1e-5, by the same argument with 2^-24. bfloat16: 2^-6; the inputs are the
-// reference's, sums are in float32, and output and gradients are rounded to 8 bits, of which the
-// backward computes once more.
+// Bounds, as fractions of the tensor's largest value. float64: 1e-12. A result is a sum of about 30
+// products and 30 weights, each with a few roundings of 2^-53, and the largest value is about as
+// large as its terms. float32: 1e-5, by the same argument with 2^-24. bfloat16: 2^-6. The inputs
+// equal those of the reference, sums are in float32, and the output and the gradients are rounded
+// to 8 bits; the backward uses the rounded output.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -35,7 +36,7 @@ using Tensors = std::vector<Tensor>;
 constexpr ContextForm kForms[] = {ContextForm::kRing, ContextForm::kAllToAll};
 constexpr SequenceOrder kOrders[] = {SequenceOrder::kContiguous, SequenceOrder::kZigzag};
 
-// Returns numbers between -1 and 1 without a regular pattern.
+// Returns numbers between -1 and 1 in an irregular sequence.
 Tensor irregular(at::IntArrayRef shape, double seed) {
   const int64_t count = c10::multiply_integers(shape);
   return (torch::arange(count, torch::kDouble).square() * 0.37 + seed).sin().view(shape);
@@ -52,8 +53,8 @@ struct Problem {
   std::optional<double> scale = {};
   std::optional<CounterBasedDropoutOptions> dropout = {};
 
-  // Returns query, key, value, and the factors of the outputs in the loss, rounded to the dtype, as
-  // float64.
+  // Returns query, key, value, and the weights of the outputs in the loss. All are rounded to the
+  // problem's dtype and returned as float64.
   Tensors tensors() const {
     return {rounded({2, num_heads, num_tokens, head_dim}, 1),
             rounded({2, num_key_value_heads, num_tokens, head_dim}, 2),
@@ -78,7 +79,7 @@ struct Problem {
   }
 };
 
-// Returns the output, and the gradients of query, key and value.
+// Returns the expected output, and the expected gradients of query, key and value.
 Tensors by_formula(const Problem& problem, const Tensors& tensors) {
   const auto leaf = [&](size_t i) { return tensors[i].clone().requires_grad_(true); };
   const Tensors leaves = {leaf(0), leaf(1), leaf(2)};
@@ -103,7 +104,8 @@ Tensors by_formula(const Problem& problem, const Tensors& tensors) {
   return results;
 }
 
-// Returns this rank's part of the output and of the gradients.
+// Computes with the tokens of this rank. Returns this rank's part of the output and of the
+// gradients.
 Tensors on_ranks(const Problem& problem, const Tensors& tensors, const ContextParallel& context) {
   const auto leaf = [&](size_t i) {
     return context.shard(tensors[i], 2).to(problem.dtype).requires_grad_(true);
@@ -117,8 +119,8 @@ Tensors on_ranks(const Problem& problem, const Tensors& tensors, const ContextPa
   }
   const Tensor output =
       context_parallel_attention(leaves[0], leaves[1], leaves[2], context, own.options());
-  // The backward must drop the same weights as its forward, although the step counter has changed
-  // since.
+  // The backward must drop the same weights as its forward, even if the program has changed the
+  // stream's step in the meantime.
   if (stream) ++stream->step;
   Tensors results =
       torch::autograd::grad({output}, leaves, {context.shard(tensors[3], 2).to(problem.dtype)});
@@ -140,7 +142,7 @@ void require_equal(const Problem& problem, const Tensors& expected, const Tensor
     const Tensor difference = (actual[i].to(torch::kDouble) - part).abs();
     if (part.numel() == 0) continue;
     const double allowed = bound * expected[i].abs().max().item<double>();
-    // For NaN this comparison is false, so the test fails.
+    // The comparison is false for NaN, so the test fails then, too.
     require(difference.max().item<double>() <= allowed,
             what + ": differs by " + std::to_string(difference.max().item<double>() / allowed) +
                 " bounds");
@@ -149,7 +151,7 @@ void require_equal(const Problem& problem, const Tensors& expected, const Tensor
 
 class ContextAttention : public ::testing::TestWithParam<int> {
  protected:
-  // Checks both forms and orders.
+  // Checks the problems in both forms and both orders.
   void expect_formula(const std::vector<Problem>& problems) {
     std::vector<Tensors> tensors;
     for (const Problem& problem : problems) tensors.push_back(problem.tensors());
@@ -178,9 +180,9 @@ class ContextAttention : public ::testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, ContextAttention, ::testing::Values(1, 2, 3, 4));
 
-// The numbers of tokens are: divisible by the ranks; not divisible; and so few that chunks are
-// empty. 5 tokens in 8 chunks leave three chunks empty, and 2 tokens on 4 ranks in contiguous order
-// leave two ranks without tokens.
+// Three numbers of tokens: one that is divisible by the ranks; one that is not; and one so small
+// that chunks are empty. 5 tokens in 8 chunks leave three chunks empty, and 2 tokens on 4 ranks in
+// contiguous order leave two ranks without tokens.
 TEST_P(ContextAttention, EqualsTheFormulaForEveryNumberOfTokens) {
   std::vector<Problem> problems;
   for (const bool is_causal : {true, false}) {
@@ -210,7 +212,8 @@ TEST_P(ContextAttention, EqualsTheFormulaInLowerPrecision) {
                   {.is_causal = false, .dtype = torch::kBFloat16}});
 }
 
-// On two ranks in contiguous order a shard has more rows than one block of the computation.
+// On two ranks in contiguous order each shard has 260 rows, more than the kTileRows that are
+// computed at a time.
 TEST_P(ContextAttention, EqualsTheFormulaForLongShards) {
   expect_formula({{.num_tokens = 520, .num_key_value_heads = 1, .head_dim = 2, .value_dim = 2}});
 }
@@ -222,9 +225,10 @@ TEST_P(ContextAttention, DropsTheElementsThatOneProcessDrops) {
                   {.num_tokens = 13, .is_causal = false, .dropout = dropout}});
 }
 
-// Scores up to 10^4, whose exponentials overflow. Two keys at a time are equal, so that weights are
-// halves and gradients are not zero. The rounding of a score is the relative error of its
-// exponential: 10^4 roundings of a number, some for each of the 5 products, on both sides.
+// Scores are as large as 10^4, so their exponentials overflow. Pairs of keys are equal, so that
+// weights are 1/2 and gradients are not zero. The absolute rounding error of a score becomes the
+// relative error of its exponential: 10^4 roundings, times a few for each of the 5 products, in the
+// result and in the reference.
 TEST_P(ContextAttention, LargeScoresGiveTheFormula) {
   for (const auto dtype : {torch::kDouble, torch::kFloat}) {
     const Problem problem{.num_tokens = 24, .dtype = dtype, .scale = 4e3};
@@ -236,8 +240,8 @@ TEST_P(ContextAttention, LargeScoresGiveTheFormula) {
   }
 }
 
-// The keys of the second half of the tokens have scores of minus infinity in float32: for the
-// queries of that half, the first block that they see has no key for them.
+// The keys of the second half of the tokens have scores of minus infinity in float32. So the
+// queries of that half meet no key in the first block that they process, which is their own.
 TEST_P(ContextAttention, ARowWithoutAnyKeyInABlockGivesTheFormula) {
   const Problem problem{.is_causal = false, .dtype = torch::kFloat};
   Tensors tensors = problem.tensors();
@@ -246,8 +250,8 @@ TEST_P(ContextAttention, ARowWithoutAnyKeyInABlockGivesTheFormula) {
   expect_formula({problem}, {tensors}, std::nullopt);
 }
 
-// The order of additions is determined by the ranks and never by the order in which messages
-// arrive.
+// The order of additions depends on the ranks only, and not on the order in which messages arrive,
+// so two runs give equal bits.
 TEST_P(ContextAttention, TwoRunsGiveEqualBits) {
   const Problem problem{.num_tokens = 13, .dtype = torch::kFloat};
   const Tensors tensors = problem.tensors();
@@ -295,8 +299,8 @@ TEST(ContextAttentionErrors, NameWhatDoesNotFit) {
         "backward of ring attention: it has no second derivative");
     const ContextParallel exchange(group, {.num_tokens = 12, .form = ContextForm::kAllToAll});
     refused([&] { context_parallel_attention(x, x, x, exchange); },
-            "kAllToAll gives each of 2 ranks as many query heads, and they do not divide 3 heads; "
-            "use ContextForm::kRing");
+            "kAllToAll gives each of 2 ranks the same number of query heads, so the number of "
+            "ranks must divide the 3 heads; use ContextForm::kRing");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -20,18 +20,18 @@ int64_t part_numel(const at::Tensor& part) {
   return part.size(0) * part.size(1) * part.size(3);
 }
 
-// Returns the heads of each rank, one rank behind the other: (ranks, elements).
+// Returns the heads ordered by the rank that will compute them: (ranks, elements of each rank).
 at::Tensor by_rank(const at::Tensor& heads, int num_ranks) {
   return heads.unflatten(1, {num_ranks, heads.size(1) / num_ranks}).movedim(1, 0).flatten(1);
 }
 
-// Turns tensors (B, H, tokens of this rank, D) into (B, H / ranks, tokens of all ranks, D), by one
-// exchange.
+// Converts tensors (B, H, tokens of this rank, D) to (B, H / ranks, tokens of all ranks, D) by one
+// all_to_all.
 Tensors tokens_for_heads(const Tensors& tensors, const ContextParallel& context) {
   const ProcessGroup& group = context.group();
   const int num_ranks = group.world_size();
   Tensors by_ranks;
-  int64_t numel_of_a_token = 0;  // the number of elements that each rank gets of a token
+  int64_t numel_of_a_token = 0;  // the number of elements of one token that each rank gets
   for (const at::Tensor& tensor : tensors) {
     by_ranks.push_back(by_rank(tensor, num_ranks));
     numel_of_a_token += part_numel(tensor) / num_ranks;
@@ -61,7 +61,7 @@ Tensors tokens_for_heads(const Tensors& tensors, const ContextParallel& context)
   return results;
 }
 
-// The reverse of tokens_for_heads(), for one tensor.
+// The inverse of tokens_for_heads(), for one tensor.
 at::Tensor heads_for_tokens(const at::Tensor& tensor, const ContextParallel& context) {
   const int num_ranks = context.group().world_size();
   const at::Tensor ordered = context.in_rank_order(tensor, 2);
@@ -90,12 +90,11 @@ at::Tensor attention_by_heads(const at::Tensor& query, const at::Tensor& key,
   const ProcessGroup& group = context.group();
   const int64_t num_ranks = group.world_size();
   if (query.size(1) % num_ranks != 0) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        format("context_parallel_attention on rank {} of group \"{}\": kAllToAll gives each "
-               "of {} ranks as many query heads, and they do not divide {} heads; use "
-               "ContextForm::kRing, which takes any number",
-               group.rank(), group.name(), num_ranks, query.size(1)));
+    throw Error(ErrorCode::kInvalidArgument,
+                format("context_parallel_attention on rank {} of group \"{}\": kAllToAll gives "
+                       "each of {} ranks the same number of query heads, so the number of ranks "
+                       "must divide the {} heads; use ContextForm::kRing, which takes any number",
+                       group.rank(), group.name(), num_ranks, query.size(1)));
   }
   const int64_t num_repeats = std::lcm(key.size(1), num_ranks) / key.size(1);
   const auto repeated = [&](const at::Tensor& heads) {

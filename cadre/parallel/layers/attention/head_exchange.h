@@ -1,12 +1,13 @@
-// Attention over a divided sequence in which the ranks exchange tokens for heads: each computes
-// some heads for all tokens, and sends the results back.
+// Attention over a divided sequence by all_to_all: each rank exchanges its tokens for heads,
+// computes some heads for all tokens, and sends the results back.
 //
-// Threads, blocking, lifetime, errors: as tensor/group/backward/differentiable.h; kInvalidArgument
-// for query heads that the ranks do not divide. Key and value heads that they do not divide are
-// repeated until they do. The backward runs the exchanges in reverse; it has a backward of every
-// order that the attention of libtorch has.
-// Cost of a rank with n ranks: (n - 1) / n of its queries, keys, values and results are sent, and
-// their gradients in backward.
+// Threads, blocking, lifetime, errors: those of tensor/group/backward/differentiable.h. Also
+// kInvalidArgument if the number of ranks does not divide the number of query heads. If it does not
+// divide the number of key and value heads, these are repeated until it does. The backward runs the
+// same exchanges in reverse. It supports gradients of any order, as far as libtorch's attention
+// does.
+// Cost for each of n ranks: a rank sends (n - 1) / n of its queries, keys, values and results, and
+// in backward of their gradients.
 // Source: DeepSpeed Ulysses, https://arxiv.org/abs/2309.14509.
 #pragma once
 

@@ -13,7 +13,8 @@
 namespace cadre {
 namespace {
 
-// Uses counter-based dropout, because libtorch's attention draws from the generator of the process.
+// Applies counter-based dropout. libtorch's attention would draw from the generator of the process
+// instead.
 at::Tensor attention_with_dropout(const at::Tensor& query, const at::Tensor& key,
                                   const at::Tensor& value, const AttentionOptions& options) {
   const int64_t group_size = query.size(1) / key.size(1);

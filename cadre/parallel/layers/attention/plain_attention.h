@@ -1,8 +1,7 @@
-// Scaled dot-product attention in one process, with dropout by a counter-based generator. The forms
-// of context parallelism give the same results.
+// Scaled dot-product attention in one process, with dropout by a counter-based generator. The ring
+// and all_to_all forms of context parallelism give the same results.
 //
-// Threads, blocking, lifetime: none of its own. Errors: those of libtorch and of
-// counter_based_dropout.h.
+// Errors: those of libtorch and of counter_based_dropout.h.
 // Source: at::scaled_dot_product_attention; grouped queries, https://arxiv.org/abs/2305.13245.
 #pragma once
 
@@ -21,8 +20,9 @@ namespace cadre {
 at::Tensor plain_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                            const AttentionOptions& options);
 
-// drop_weights() applies this part of the mask of the attention weights. weights: (B, H, rows,
-// keys), from `first_row` and `first_key` on, of an attention of num_tokens queries and keys.
+// Applies to a part of the attention weights the corresponding part of the dropout mask. weights:
+// (B, H, rows, keys), a part of the (num_tokens x num_tokens) weights that begins at the query
+// first_row and the key first_key.
 struct WeightsRegion {
   int64_t num_tokens;
   int64_t first_row = 0;
@@ -31,7 +31,7 @@ struct WeightsRegion {
 at::Tensor drop_weights(const at::Tensor& weights, const AttentionOptions& options,
                         const WeightsRegion& region);
 
-// Throws kInvalidArgument for a dropout without a stream. caller: begins the message.
+// Throws kInvalidArgument for a dropout without a stream. The message begins with `caller`.
 void check_dropout(const std::optional<CounterBasedDropoutOptions>& dropout,
                    std::string_view caller);
 

@@ -22,16 +22,16 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Tags of the messages between neighbours.
+// Tags of the messages between neighbours in the ring.
 constexpr int kBlockTag = 0;
 constexpr int kGradientTag = 1;
 
-// Returns a key and a value in one tensor (numbers), as they are sent.
+// Returns a key and a value as one flat tensor ("numbers"), which is sent as one message.
 at::Tensor packed(const at::Tensor& key, const at::Tensor& value) {
   return at::cat({key.reshape({-1}), value.reshape({-1})});
 }
 
-// The messages between neighbours, and the shapes of their tensors.
+// Sends and receives the messages between neighbours, and knows the shapes of their tensors.
 class Ring {
  public:
   Ring(ContextParallel context, const at::Tensor& key, const at::Tensor& value)
@@ -42,7 +42,7 @@ class Ring {
         value_dim_(value.size(-1)) {}
 
   int size() const { return context_.group().world_size(); }
-  // Returns the rank whose tokens are in the block that this rank has in a step.
+  // Returns the rank that owns the tokens of the block that this rank has in the given step.
   int source(int step) const { return (context_.group().rank() + size() - step) % size(); }
 
   KeyValueBlock block(const at::Tensor& numbers, int step) const {
@@ -55,7 +55,7 @@ class Ring {
             .runs = context_.runs(source(step))};
   }
 
-  // Returns an uninitialized tensor for the numbers of the block that this rank has in a step.
+  // Returns an uninitialized tensor to receive the block that this rank has in the given step.
   at::Tensor empty(int step, const at::TensorOptions& options) const {
     return at::empty(
         {batch_ * heads_ * context_.num_tokens_of(source(step)) * (key_dim_ + value_dim_)},
@@ -97,7 +97,7 @@ struct Call final : torch::CustomClassHolder {
 };
 using CallPointer = c10::intrusive_ptr<Call>;
 
-// The sums are in a chosen dtype also under autocast.
+// Disables autocast in a scope, so that sums keep the dtype that this file has chosen for them.
 class WithoutAutocast {
  private:
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
@@ -198,8 +198,8 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
   }
 };
 
-// The backward drops the same weights as its forward, even if the program changes the stream
-// meanwhile.
+// Copies the stream into the options, so that the backward drops the same weights as the forward
+// even if the program changes its stream in between.
 AttentionOptions with_own_stream(const AttentionOptions& options) {
   AttentionOptions own = options;
   if (own.dropout) {

@@ -1,17 +1,18 @@
-// Attention over a divided sequence in which keys and values travel around the ring of ranks, and
-// in backward once more, with their gradients.
+// Attention over a divided sequence in which blocks of keys and values are passed around the ring
+// of ranks. In the backward they are passed around again, together with their gradients.
 //
-// In each of n steps a rank sends the block that it has to the next rank and receives the one of
-// the rank before, while it computes with the one that it has. In backward the gradient of a block
-// follows it one step later, and reaches the rank of its tokens in a last step.
+// In each of n steps a rank sends its current block to the next rank and receives a block from the
+// previous rank, while it computes with its current block. In backward the gradient of a block
+// follows the block one step later. After a last step it is on the rank that owns the block's
+// tokens.
 //
 // Threads: as ProcessGroup; the backward runs in the thread that called backward().
 // Blocking: until the group's deadline, in forward and in backward, which run on all ranks.
-// Lifetime: the graph keeps the group, query, key, value, output and one number for each row.
-// Errors: what backward() throws begins with "backward of ring attention"; kInvalidArgument for a
+// Lifetime: the graph keeps the group, query, key, value, output and the log-sum-exp of each row.
+// Errors: errors in backward() begin with "backward of ring attention"; kInvalidArgument for a
 // backward with create_graph.
-// Cost of a rank with n ranks: messages of the bytes of its keys and values, n - 1 in forward and
-// n - 1 in backward, and n of their gradients, in float32 for bfloat16 and float16.
+// Cost for each of n ranks: messages of the size of its keys and values, n - 1 in forward and n - 1
+// in backward, and n messages with their gradients, in float32 for bfloat16 and float16.
 // Source: https://arxiv.org/abs/2310.01889.
 #pragma once
 

@@ -28,7 +28,7 @@ int64_t head_dim(const SelfAttentionOptions& options) {
   return options.embed_dim / options.num_heads;
 }
 
-// Query heads for each key and value head.
+// Returns the number of query heads that share one key and value head.
 int64_t group_size(const SelfAttentionOptions& options) {
   return options.num_heads / options.num_key_value_heads;
 }
@@ -55,14 +55,15 @@ at::Tensor SelfAttentionImpl::forward(const at::Tensor& input) {
                        list_of(input.sizes()), options.embed_dim));
   }
   const int64_t size = group_size(options);
-  // heads: (B, T, key and value heads of this rank, query heads of each and two, head_dim)
+  // Shape (B, T, key and value heads of this rank, query heads of each plus 2, head_dim), where the
+  // 2 are the key and the value.
   const at::Tensor features = qkv->forward(input);
   const int64_t num_groups = features.size(2) / ((size + 2) * head_dim(options));
   const at::Tensor heads = features.unflatten(2, {num_groups, size + 2, head_dim(options)});
   const int64_t num_tokens = heads.size(1);
   const auto head = [&](int64_t index) { return heads.select(3, index).transpose(1, 2); };
   const at::Tensor query =
-      // Has the shape (B, heads, T, head_dim).
+      // Shape (B, heads, T, head_dim).
       heads.narrow(3, 0, size).flatten(2, 3).transpose(1, 2);
   const at::Tensor result = attend(query, head(size), head(size + 1));
   return output->forward(result.transpose(1, 2).reshape(

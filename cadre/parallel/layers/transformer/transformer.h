@@ -1,17 +1,18 @@
-// The layers of a transformer as GPT-2 has it: embeddings of tokens and positions, pre-norm blocks
-// of attention and MLP, and a head with a norm of its own. They go into a torch::nn::Sequential or
-// into modules of the program.
+// The layers of a GPT-2 transformer: embeddings of tokens and positions, pre-norm blocks of
+// attention and MLP, and a head with a final norm. They can be used in a torch::nn::Sequential or
+// in modules of the program.
 //
-// Ranks can divide each of them: their matrices, by parallelize_module() with
-// tensor_parallel_plan(), their sequences, by set_context_parallel(), their parameters, where
-// ShardUnit<TransformerBlockImpl> is a unit, and a Sequential of them, by pipeline_of().
+// The layers support all forms of parallelism: parallelize_module() with tensor_parallel_plan()
+// divides their matrices, set_context_parallel() divides sequences, a
+// ShardUnit<TransformerBlockImpl> shards the parameters of a block, and pipeline_of() divides a
+// Sequential of them into stages.
 //
-// Initial values are GPT-2's: normal with a standard deviation of 0.02, which is divided by
-// sqrt(2 * num_blocks) for the projections into the residual stream; biases are 0.
+// Initial values are those of GPT-2: normal with a standard deviation of 0.02, divided by sqrt(2 *
+// num_blocks) for the projections whose outputs are added to the residual stream; biases are 0.
 //
-// Threads, lifetime: tensor_parallel_layer.h. Blocking: never, unless they are divided; then as
-// their layers. Errors: cadre::Error, kInvalidArgument for options or inputs that do not fit.
-// Dropout: there is none; a model with dropout has blocks of its own, of CounterBasedDropout.
+// Threads, lifetime: those of tensor_parallel_layer.h. Blocking: only if they are divided, as their
+// layers. Errors: cadre::Error, kInvalidArgument for invalid options or inputs.
+// There is no dropout; a model with dropout needs blocks of its own with CounterBasedDropout.
 // Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
 #pragma once
 
@@ -33,7 +34,7 @@
 
 namespace cadre {
 
-// The sizes of a model; all of its layers are given the same. Numbers are at least 1.
+// The sizes of a model. All layers of the model get the same options. Numbers are at least 1.
 struct TransformerOptions {
   int64_t vocabulary;
   int64_t context;  // the largest number of tokens in a sequence
@@ -42,9 +43,9 @@ struct TransformerOptions {
   int64_t num_blocks;  // the number of blocks in the whole model
   // The number of heads of keys and values, which divides num_heads; 0 means num_heads.
   int64_t num_key_value_heads = 0;
-  // The features of the MLP between its two layers; 0 means 4 * embed_dim.
+  // The number of features between the two layers of the MLP; 0 means 4 * embed_dim.
   int64_t mlp_dim = 0;
-  // A block keeps only its input, and computes its activations again in the backward
+  // If true, a block saves only its input, and its backward computes the activations again
   // (tensor/hooks/activations/activation_checkpoint.h).
   bool recompute = false;
 };
@@ -55,10 +56,11 @@ class CADRE_EXPORT TransformerEmbeddingImpl : public torch::nn::Module,
  public:
   explicit TransformerEmbeddingImpl(const TransformerOptions& options);
 
-  // indices: (B, T), int64 or int32, 1 <= T <= context, of whole sequences, also with context and
-  // sequence parallelism. Result: (B, T, embed_dim), where T counts the tokens of this rank.
+  // indices: (B, T), int64 or int32, 1 <= T <= context. Every rank passes whole sequences, even
+  // with context or sequence parallelism. Result: (B, T, embed_dim), where T is the number of this
+  // rank's tokens.
   at::Tensor forward(const at::Tensor& indices);
-  // Divides `tokens` by rows.
+  // The plan divides the layer `tokens` by rows, that is, by the vocabulary.
   std::vector<PlanEntry> plan(const TensorParallelPlanOptions& options) const override;
 
   TransformerOptions options;
@@ -71,9 +73,10 @@ class CADRE_EXPORT TransformerBlockImpl : public torch::nn::Module, public Plann
  public:
   explicit TransformerBlockImpl(const TransformerOptions& options);
 
-  // x, result: (B, T, embed_dim), where T counts the tokens of this rank.
+  // x, result: (B, T, embed_dim), where T is the number of this rank's tokens.
   at::Tensor forward(const at::Tensor& x);
-  // Divides `up` by output features and `down` by input features; the attention has its own plan.
+  // The plan divides `up` by output features and `down` by input features. The attention has its
+  // own plan.
   std::vector<PlanEntry> plan(const TensorParallelPlanOptions& options) const override;
 
   TransformerOptions options;
@@ -86,32 +89,32 @@ class CADRE_EXPORT TransformerBlockImpl : public torch::nn::Module, public Plann
 };
 TORCH_MODULE(TransformerBlock);
 
-// Computes logits: a norm, then a product with the transposed table of a TransformerEmbedding (a
-// tied head), or with a weight of its own, "output". A tied head does not register the table, so
-// that parameters() of a model has it once, as one of the embedding.
+// Computes the logits: a norm, then a product with the transposed table of a TransformerEmbedding
+// (a tied head) or with its own weight, "output". A tied head does not register the table, so
+// parameters() of a model lists the table once, as a parameter of the embedding.
 class CADRE_EXPORT TransformerHeadImpl : public torch::nn::Module,
                                          public PlannedModule,
                                          public SharingModule {
  public:
   explicit TransformerHeadImpl(const TransformerOptions& options);
-  // Makes the head of a model with this embedding, to which it is tied.
+  // Makes a head that is tied to the table of `embedding`.
   explicit TransformerHeadImpl(const TransformerEmbedding& embedding);
 
-  // x: (B, T, embed_dim), where T counts the tokens of this rank. Result: (B, T, vocabulary); with
-  // tensor parallelism this rank's part of the vocabulary, for the whole sequence, which
-  // vocab_parallel_cross_entropy() takes.
+  // x: (B, T, embed_dim), where T is the number of this rank's tokens. Result: (B, T, vocabulary).
+  // With tensor parallelism the result has this rank's part of the vocabulary, for the whole
+  // sequence, as vocab_parallel_cross_entropy() takes it.
   at::Tensor forward(const at::Tensor& x);
-  // Divides `output` by output features.
+  // The plan divides `output` by output features, that is, by the vocabulary.
   std::vector<PlanEntry> plan(const TensorParallelPlanOptions& options) const override;
-  // Returns `tokens` of the embedding.
+  // Returns the layer `tokens` of the embedding, whose table the head uses.
   std::shared_ptr<torch::nn::Module> shared_module() const override;
 
   TransformerOptions options;
   LayerNorm norm{nullptr};
-  Linear output{nullptr};  // is null in a tied head
+  Linear output{nullptr};  // null in a tied head
 
  private:
-  Embedding tokens_{nullptr};  // is null in a head with its own weight
+  Embedding tokens_{nullptr};  // null in a head with its own weight
 };
 TORCH_MODULE(TransformerHead);
 

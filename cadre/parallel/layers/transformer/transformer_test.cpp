@@ -1,4 +1,4 @@
-// The layers of a transformer in one process, against functions of libtorch.
+// Compares the layers of a transformer, in one process, with functions of libtorch.
 #include "cadre/parallel/layers/transformer/transformer.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ using torch::Tensor;
 constexpr TransformerOptions kOptions{
     .vocabulary = 7, .context = 6, .embed_dim = 8, .num_heads = 4, .num_blocks = 2};
 
-// Makes the module double, with parameters that are different from each other.
+// Converts the module to float64 and gives each parameter different random values.
 void randomize(torch::nn::Module& module) {
   const torch::NoGradGuard no_grad;
   module.to(torch::kDouble);
@@ -86,7 +86,7 @@ TEST(Transformer, AHeadOfItsOwnHasAWeight) {
   EXPECT_TRUE(torch::allclose(head(x), expected, 1e-11, 1e-12));
 }
 
-// A relative error of the standard deviation of n numbers is 1 / sqrt(2 n), here at most 1.6%.
+// The standard deviation of n numbers has a relative error of 1 / sqrt(2 n), here at most 1.6%.
 TEST(Transformer, TheInitialValuesAreThoseOfGpt2) {
   torch::manual_seed(3);
   constexpr TransformerOptions kWide{

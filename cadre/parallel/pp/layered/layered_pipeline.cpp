@@ -28,7 +28,8 @@ namespace {
 
 using parallel::pipeline_refusal;
 
-// Consecutive layers of the model, under their names, and what they share with other stages.
+// One stage: consecutive layers of the model, under their names, and the modules that they share
+// with other stages.
 class StageOfLayers : public torch::nn::Module {
  public:
   void add(const std::string& name, const torch::nn::AnyModule& layer) {
@@ -36,8 +37,8 @@ class StageOfLayers : public torch::nn::Module {
     register_module(name, layer.ptr());
   }
 
-  // Registers the modules that the layers use and that no layer of this stage has, so that their
-  // parameters are parameters of this stage.
+  // Registers modules that layers of this stage use but that are layers of other stages, so that
+  // their parameters become parameters of this stage, too.
   void add_shared_modules() {
     std::set<const torch::nn::Module*> present;
     for (const auto& module : modules(/*include_self=*/false)) present.insert(module.get());
@@ -57,8 +58,8 @@ class StageOfLayers : public torch::nn::Module {
     return x;
   }
 
-  // Lets a backward throw that reaches this parameter, which only another rank has, as long as this
-  // stage exists. Does not keep the parameter.
+  // As long as this stage exists, a backward that reaches this parameter throws, because only
+  // another rank has and trains it. Does not keep the parameter alive.
   void refuse_use_of(const NamedTensor& parameter, int stage) {
     if (!parameter.tensor.requires_grad() || is_deferred(parameter.tensor)) return;
     const unsigned hook = parameter.tensor.register_hook(
@@ -90,8 +91,8 @@ class StageOfLayers : public torch::nn::Module {
       refused_;
 };
 
-// Returns the rank of each stage. Throws for a schedule of unknown name. The constructor of
-// Pipeline throws for a number of stages that the schedule does not have.
+// Returns the rank of each stage. Throws for an unknown name of a schedule. The constructor of
+// Pipeline throws if the schedule does not support this number of stages.
 std::vector<int> ranks_of_stages(const PipelineOptions& options, const StageDivision& division,
                                  int64_t num_layers, int num_ranks) {
   if (const auto* const schedule = std::get_if<PipelineSchedule>(&options.schedule)) {
@@ -159,7 +160,7 @@ std::vector<std::shared_ptr<StageOfLayers>> layers_of_stages(
   return stages;
 }
 
-// Returns the parameters of each tensor that several stages have, in the order of the stages.
+// Returns, for each tensor that several stages have, its parameters in the order of the stages.
 std::vector<std::vector<StageParameter>> ties_of(
     const std::vector<std::shared_ptr<StageOfLayers>>& stages) {
   std::map<const c10::TensorImpl*, size_t> index_of;
@@ -176,9 +177,10 @@ std::vector<std::vector<StageParameter>> ties_of(
   return holders;
 }
 
-// The memory of a parameter. Deferred tensors have no address, but storages.
+// The memory range of a parameter. A deferred tensor has no address, so its storage object
+// identifies its memory.
 struct ParameterMemory {
-  const void* storage;  // null for an address
+  const void* storage;  // null if `begin` is an address
   uintptr_t begin;
   uintptr_t end;
   int stage;
@@ -192,7 +194,7 @@ ParameterMemory memory_of(const NamedTensor& parameter, int stage) {
   const auto item = static_cast<uintptr_t>(tensor.element_size());
   const uintptr_t begin = is_deferred ? static_cast<uintptr_t>(tensor.storage_offset()) * item
                                       : reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-  uintptr_t last = 0;  // the element that lies behind all others
+  uintptr_t last = 0;  // the offset of the tensor's last element in memory
   for (int64_t i = 0; i < tensor.dim(); ++i) {
     last += static_cast<uintptr_t>((tensor.size(i) - 1) * tensor.stride(i));
   }
@@ -204,8 +206,8 @@ ParameterMemory memory_of(const NamedTensor& parameter, int stage) {
           .tensor = tensor.unsafeGetTensorImpl()};
 }
 
-// Throws for two parameters on different ranks that share memory in the whole model. They are two
-// tensors with two gradients, and on their ranks they would be two weights.
+// Throws if two parameters on different ranks share memory in the whole model. They are two tensors
+// with two gradients; in the pipeline they would become two independent weights.
 void check_apart(const std::vector<std::shared_ptr<StageOfLayers>>& stages,
                  const std::vector<int>& rank_of_stage) {
   std::vector<ParameterMemory> memories;
@@ -236,7 +238,7 @@ void check_apart(const std::vector<std::shared_ptr<StageOfLayers>>& stages,
   }
 }
 
-// Refuses the parameters that none of this rank's stages has.
+// Makes a step throw if it uses a parameter that none of this rank's stages has.
 void refuse_use_of_others(const std::vector<std::shared_ptr<StageOfLayers>>& stages,
                           const std::vector<int>& rank_of_stage, int rank) {
   std::set<const c10::TensorImpl*> own;

@@ -1,5 +1,5 @@
-// A pipeline that is made of the layers of a whole model has the losses and gradients of the model
-// in one process, with what its stages share. Ranks are threads.
+// Tests that a pipeline made from the layers of a whole model has the losses and gradients of the
+// model in one process, also for parameters that its stages share. Ranks are threads.
 #include "cadre/parallel/pp/layered/layered_pipeline.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ constexpr TransformerOptions kOptions{
     .vocabulary = 7, .context = 4, .embed_dim = 8, .num_heads = 2, .num_blocks = 4};
 constexpr int kNumMicrobatches = 4;
 
-// Returns six layers. The head has the weight of the embedding.
+// Returns a GPT of six layers. The head uses the weight of the embedding (a tied head).
 torch::nn::Sequential make_gpt() {
   torch::manual_seed(1);
   const TransformerEmbedding embedding(kOptions);
@@ -37,15 +37,16 @@ torch::nn::Sequential make_gpt() {
   return gpt;
 }
 
-// The models of the ranks, which are constructed one after the other, because they draw from one
-// generator.
+// Constructs the models of all ranks one after the other, because the ranks are threads and draw
+// from the same random generator.
 std::vector<torch::nn::Sequential> make_gpts(int num_ranks) {
   std::vector<torch::nn::Sequential> models;
   for (int rank = 0; rank < num_ranks; ++rank) models.push_back(make_gpt());
   return models;
 }
 
-// Takes a rank's model, so that it is released before the group's system.
+// Takes a rank's model out of the list, because it must be destroyed before the os::System of its
+// group.
 torch::nn::Sequential taken(std::vector<torch::nn::Sequential>& models, const ProcessGroup& group) {
   return std::exchange(models[static_cast<size_t>(group.rank())], nullptr);
 }
@@ -61,16 +62,17 @@ Tensor loss_of(const Tensor& logits, const Tensor& targets) {
 struct LayeredCase {
   std::string schedule;
   std::vector<int64_t> layers_per_stage;
-  // The numbers of parameters of the ranks; the table is one on each rank that has it.
+  // The number of parameters on each rank. The tied table counts once on each rank that has it.
   std::vector<size_t> num_parameters;
 };
 
-// Each block has 12 parameters, the embedding 2, the head 2 and, on another rank, the table.
+// A block has 12 parameters, the embedding 2 (the table and the positions), and the head 2, plus
+// the table if the embedding is on another rank.
 std::vector<LayeredCase> layered_cases() {
   return {{"1f1b", {}, {2 + 24, 24 + 3}},
           {"1f1b", {1, 5}, {2, 48 + 3}},
           {"gpipe", {5, 1}, {2 + 48, 3}},
-          // Rank 0 has the first stage and the last one, so it has the table once.
+          // In zb-v rank 0 has the first stage and the last one, so its table counts once.
           {"zb-v", {2, 1, 1, 2}, {2 + 12 + 12 + 2, 24}},
           {"interleaved-1f1b", {}, {2 + 12 + 12, 24 + 3}}};
 }
@@ -92,7 +94,7 @@ TEST(LayeredPipeline, HasTheLossAndTheGradientsOfOneProcess) {
       const size_t num_parameters = pipeline.parameters().size();
       require(num_parameters == layered.num_parameters[static_cast<size_t>(group.rank())],
               "parameters: " + std::to_string(num_parameters));
-      // The gradients of two steps are added, as one process would.
+      // The gradients of two steps add up, as in one process.
       for (int step = 0; step < 2; ++step) {
         const auto output = pipeline.step(tokens, targets, loss_of, {.broadcast_losses = true});
         require(torch::allclose(output.loss, expected, 1e-12, 1e-14), "the loss");
@@ -126,7 +128,8 @@ TEST(LayeredPipeline, OneRankHasTheWholeModelAsOneStage) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A weight that two layers of the program have registered is tied like that of a SharingModule.
+// A weight that two layers of the program have registered is tied, as the weight of a SharingModule
+// is.
 TEST(LayeredPipeline, ATensorThatLayersOfTwoStagesRegisterIsTied) {
   auto make_model = [] {
     torch::nn::Linear layer(torch::nn::LinearOptions(3, 3).bias(false));
@@ -152,7 +155,7 @@ TEST(LayeredPipeline, ATensorThatLayersOfTwoStagesRegisterIsTied) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Blocks that recompute, in stages that recompute, under schedules that divide the backward.
+// Tests blocks with recompute in stages with recompute, under schedules that split the backward.
 TEST(LayeredPipeline, BlocksOfStagesMayBothRecompute) {
   const Tensor tokens = tokens_of(0);
   const Tensor targets = tokens_of(1);
@@ -182,7 +185,7 @@ TEST(LayeredPipeline, BlocksOfStagesMayBothRecompute) {
   }
 }
 
-// They would be one weight in the model and two in the pipeline.
+// The two tensors would be one weight in the model and two in the pipeline.
 TEST(LayeredPipeline, TensorsOfTwoRanksThatShareMemoryAreRefused) {
   const auto make_model = [] {
     const torch::nn::Linear first(2, 2);
@@ -202,20 +205,21 @@ TEST(LayeredPipeline, TensorsOfTwoRanksThatShareMemoryAreRefused) {
                   std::string::npos,
               failure);
       const ProcessGroup alone = *group.split({.color = group.rank()});
-      pipeline_of(*model, alone, {.schedule = "looped-bfs"});  // one rank has both
+      pipeline_of(*model, alone, {.schedule = "looped-bfs"});  // one rank has both tensors
     });
     EXPECT_TRUE(result.ok()) << is_deferred << "\n" << result.failures();
   }
 }
 
-// Multiplies by a weight that another layer has registered.
+// A layer that multiplies by a weight that another layer has registered.
 struct Borrower : torch::nn::Module {
   explicit Borrower(Tensor given) : weight(std::move(given)) {}
   Tensor forward(const Tensor& x) { return x.matmul(weight); }
   Tensor weight;
 };
 
-// The rank of the second layer would compute with a copy that nothing trains.
+// Without the error the second layer's rank would compute with a copy of the weight that is never
+// updated.
 TEST(LayeredPipeline, AWeightThatALayerUsesWithoutRegisteringItIsNoticed) {
   const Tensor x = torch::ones({2, 2});
   const auto square = [](const Tensor& output, const Tensor& target) {
@@ -226,7 +230,7 @@ TEST(LayeredPipeline, AWeightThatALayerUsesWithoutRegisteringItIsNoticed) {
     torch::nn::Sequential model(layer, torch::nn::Tanh(), Borrower(layer->weight),
                                 torch::nn::Linear(2, 2));
     {
-      // The rank of the borrower has the weight, too.
+      // In this division the borrower is on the same rank as the weight, so there is no error.
       Pipeline pipeline = pipeline_of(*model, group, {}, {.layers_per_stage = {3, 1}});
       pipeline.step(x, x, square);
     }
@@ -237,7 +241,7 @@ TEST(LayeredPipeline, AWeightThatALayerUsesWithoutRegisteringItIsNoticed) {
           failure.find("uses \"0.weight\" of stage 0, which another rank has") != std::string::npos,
           failure);
     }
-    model->forward(x).sum().backward();  // without the pipeline the model is plain again
+    model->forward(x).sum().backward();  // after the pipeline is gone, the model has no hooks
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -259,8 +263,8 @@ TEST(LayeredPipeline, OnlyTheStagesOfTheRankAreMaterialized) {
         require(torch::equal(own, parameter.value()), parameter.key());
       }
     }
-    // The layers of the other rank: rank 0 lacks two blocks and the norm of the head, rank 1 lacks
-    // the table of positions and two blocks.
+    // The layers of the other rank stay deferred: on rank 0 two blocks and the norm of the head (26
+    // parameters), on rank 1 the table of positions and two blocks (25 parameters).
     require(num_deferred == (group.rank() == 0 ? 26 : 25), std::to_string(num_deferred));
   });
   EXPECT_TRUE(result.ok()) << result.failures();

@@ -24,7 +24,7 @@ std::string form_of(const at::Tensor& tensor) {
   return format("{} {}", c10::toString(tensor.scalar_type()), list_of(tensor.sizes()));
 }
 
-// Returns whether the tensors differ at most in the number of rows.
+// Returns whether the tensors have equal dtypes and sizes, except perhaps the number of rows.
 bool have_one_form(const at::Tensor& a, const at::Tensor& b, int64_t batch_dim) {
   if (a.scalar_type() != b.scalar_type() || a.dim() != b.dim()) return false;
   const int64_t rows = batch_dim < 0 ? batch_dim + a.dim() : batch_dim;

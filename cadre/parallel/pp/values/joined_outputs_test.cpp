@@ -1,4 +1,4 @@
-// The outputs and losses that a step returns. Ranks are threads.
+// Tests the outputs and losses that a step returns. Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -21,9 +21,10 @@ using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
 constexpr int kMicrobatches = 3;
-constexpr int64_t kRows = 2;  // rows per microbatch
+constexpr int64_t kRows = 2;  // the number of rows of each microbatch
 
-// Outputs are (T, B, D), as from torch::nn::TransformerEncoder: rows are along dimension 1.
+// Outputs have the shape (T, B, D), as those of torch::nn::TransformerEncoder, so their rows are
+// along dimension 1.
 TEST(PipelineValues, OutputsAreJoinedAlongTheirRows) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const PipelineStage stage(
@@ -40,13 +41,14 @@ TEST(PipelineValues, OutputsAreJoinedAlongTheirRows) {
     }
     EXPECT_EQ(failure_of([&] { pipeline.forward(x, {}, {}, {}); }), "");
     const std::string refusal = failure_of([&] { pipeline.forward(x); });
-    if (group.rank() == 0) return;  // has sent its outputs, and gets the error in its next call
+    if (group.rank() == 0) return;  // rank 0 gets the error only in its next call
     EXPECT_THAT(refusal, HasSubstr("output 0 of microbatch 0 has the sizes (5, 2, 3), whose "
                                    "dimension 0 does not count the 2 rows of the microbatch"));
   });
 }
 
-// The last stage returns a counter, and a running loss.
+// The last stage returns the same buffers in each microbatch: a counter, and a running loss. The
+// results must be copies.
 TEST(PipelineValues, OutputsAndLossesAreThoseOfTheirMicrobatch) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const Tensor counts = torch::zeros({kRows});

@@ -25,14 +25,15 @@ class StageInputNode final : public torch::autograd::Node {
   std::string name() const final { return "cadre::PipelineStageInput"; }
 };
 
-// Returns another tensor over the same memory, which is no view for autograd.
+// Returns another tensor with the same memory that autograd does not treat as a view.
 at::Tensor alias_of(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return at::alias(tensor);
 }
 
-// Memory that libtorch has not allocated, such as that of from_blob(), belongs to the program.
+// Returns whether `tensor` is the only reference to its memory. Memory that libtorch has not
+// allocated, such as that of from_blob(), belongs to the program, so the result is false for it.
 bool is_held_once(const at::Tensor& tensor) {
   return tensor.has_storage() && tensor.use_count() == 1 && tensor.storage().use_count() == 1 &&
          tensor.storage().resizable();

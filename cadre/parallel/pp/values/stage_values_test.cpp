@@ -1,6 +1,7 @@
-// A stage hands over the values that its result had when it returned, whatever this stage and the
-// next one do with the memory: buffers that change in place, inputs that are returned or changed in
-// place, views of parameters, one tensor twice. The reference is one process.
+// Tests that the next stage gets the values that a result had when the stage returned it, whatever
+// both stages do with the memory later: buffers that change in place, inputs that are returned or
+// changed in place, views of parameters, one tensor returned twice. The results are compared with
+// one process.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -24,13 +25,13 @@ using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
 constexpr int kMicrobatches = 3;
-constexpr int64_t kRows = 2;  // rows per microbatch
+constexpr int64_t kRows = 2;  // the number of rows of each microbatch
 
 Tensor mean_square(const Tensor& output, const Tensor& target) {
   return torch::mse_loss(output, target);
 }
 
-// A model of two stages. Each run makes a new one.
+// The functions and weights of a model of two stages. Each run makes new ones.
 struct Model {
   TensorFunction first, second;
   std::vector<NamedTensor> of_first, of_second;
@@ -46,8 +47,7 @@ Tensor weight_of(double offset, int64_t width = 3) {
   return filled({width, width}, offset).requires_grad_();
 }
 
-// The function of the first or the second stage, which gets the weights of that stage as its second
-// argument.
+// The function of the first or the second stage. Its second argument is the weight of that stage.
 using StageFunction = std::function<Tensors(const Tensors&, const Tensor&)>;
 Model model_of(const StageFunction& first, const StageFunction& second, int64_t width = 3) {
   const Tensor a = weight_of(1, width);
@@ -58,7 +58,8 @@ Model model_of(const StageFunction& first, const StageFunction& second, int64_t 
           .of_second = {{"b", b}}};
 }
 
-// Returns a stage that keeps a running mean of its inputs, in a buffer of `width` numbers.
+// Returns a stage that keeps a running mean of its inputs in a buffer of `width` numbers, and
+// returns what `returned` makes of the buffer.
 StageFunction with_memory(int64_t width, const std::function<Tensor(const Tensor&)>& returned) {
   const Tensor memory = torch::zeros({1, width}, torch::kDouble);
   return [=](const Tensors& x, const Tensor& w) -> Tensors {
@@ -78,8 +79,8 @@ std::vector<Values> changing_values() {
   const auto itself = [](const Tensor& memory) { return memory; };
   return {
       {"a buffer", [=] { return model_of(with_memory(3, itself), sum_of_both); }},
-      // The buffer is larger than what a connection can hold, so the send blocks until the receiver
-      // reads.
+      // The buffer is larger than what a connection can buffer, so the send is still in flight when
+      // the stage changes the buffer.
       {"a large buffer", [=] { return model_of(with_memory(300, itself), sum_of_both, 300); }, 300},
       {"a view of a buffer",
        [] {
@@ -103,7 +104,8 @@ std::vector<Values> changing_values() {
   };
 }
 
-// Returns cases in which values share memory, or the next stage changes them in place.
+// Returns cases in which returned values share memory, or in which the next stage changes them in
+// place.
 std::vector<Values> shared_values() {
   return {
       {"a view of a parameter",
@@ -187,8 +189,8 @@ void add_gradients(const std::vector<NamedTensor>& parameters, Outcome& outcome)
   for (const auto& [name, tensor] : parameters) outcome.gradients[name] = tensor.grad();
 }
 
-// Runs the model in one process, microbatch by microbatch. Each microbatch has its own copy of the
-// values that change.
+// Runs the model in one process, one microbatch after the other. Values that change later are
+// copied for each microbatch.
 Outcome alone(const Values& values) {
   const Model model = values.make();
   Outcome outcome;
@@ -215,7 +217,7 @@ void expect_equal(const Outcome& actual, const Outcome& expected, const std::str
   }
 }
 
-// All forwards run before the backwards, so that the returned values are kept as long as possible.
+// All forwards run before the backwards, so that returned values stay in use as long as possible.
 TEST(PipelineValues, AreThoseOfTheReturnOnOneRank) {
   for (const Values& values : all_values()) {
     const Outcome expected = alone(values);
@@ -262,7 +264,8 @@ TEST(PipelineValues, AreThoseOfTheReturnOnTwoRanks) {
   }
 }
 
-// The memory of a sharded stage is freed before the next stage computes.
+// The memory of a sharded stage's parameters is freed before the next stage computes, so the view
+// must have been copied.
 TEST(PipelineValues, AViewOfAShardedParameterIsThatOfTheForward) {
   const Values values{"a view of a sharded parameter", shared_values()[0].make};
   const Outcome expected = alone(values);

@@ -89,13 +89,13 @@ void Attention::refuse_other_wrapper(Rank rank) const {
   };
   throw Error(
       ErrorCode::kInvalidArgument,
-      format("{}: the ranks are in the backward() of different "
-             "wrappers, or in forwards of different wrappers before it, so it would average the "
-             "gradients of different models: rank 0 is in that of the wrapper made at {} and rank "
-             "{} in that of the one made at {} (the number of the group's operations before its "
-             "construction; that of {} on this rank is #{}). A step that one rank leaves out must "
-             "be left out on all ranks or on none, and all ranks use their wrappers in one order. "
-             "To continue, bring all ranks to the same step and wrap the modules again",
+      format("{}: the ranks run backward() of different wrappers, or ran forwards of different "
+             "wrappers before it, so this backward() would average the gradients of different "
+             "models: rank 0 is in that of the wrapper made at {} and rank {} in that of the one "
+             "made at {} (#n: the group had run n collectives before its construction; on this "
+             "rank {} is #{}). A step that one rank leaves out must be left out on all ranks or on "
+             "none, and all ranks use their wrappers in one order. To continue, bring all ranks to "
+             "the same step and wrap the modules again",
              here_->place_with_module(), made_at(0), rank, made_at(rank), here_->module,
              here_->number));
 }
@@ -106,7 +106,7 @@ void Attention::refuse_other_step(Rank rank, int64_t step) const {
   refuse_unlike_backward(
       format("the ranks are in different steps, so this backward() would average gradients of "
              "different steps: rank 0 is in step {} and rank {} in step {}; {} and {} forwards "
-             "there had no backward()",
+             "on these ranks had no backward()",
              step + of_0, rank, step + of_rank, of_0, of_rank),
       "A step that one rank leaves out (a loss that is NaN, an exception in the forward or the "
       "loss) must be left out on all ranks or on none: agree with an all_reduce of a flag before "
@@ -117,8 +117,8 @@ void Attention::refuse_other_part(Rank rank) const {
   const int32_t of_0 = position(0).num_newer;
   refuse_unlike_backward(
       format("the ranks have different parts of a step in this backward(), so it would average "
-             "gradients of different forwards: it leaves waiting {} newer forward{} on rank 0 and "
-             "{} on rank {}",
+             "gradients of different forwards: after it, {} newer forward{} on rank 0 and {} on "
+             "rank {} still have no backward()",
              of_0, of_0 == 1 ? "" : "s", position(rank).num_newer, rank),
       "A loss that one rank leaves out must be left out on all ranks or on none, and all ranks "
       "call backward() through the same forwards. A forward that is not trained runs under "

@@ -1,8 +1,10 @@
-// The counts, by parameter and by rank, that the ranks sum if the trailer of a pass says that one
-// of them has something to report.
+// Counts that the ranks add up with an all_reduce when a pass (one reduction of all gradients)
+// ends. Some are kept for each parameter, the others for each rank. They are exchanged only if the
+// trailer of the pass (agreement/trailer.h) shows that some rank has something to report.
 //
-// Threads: one. Blocking: gather_flags() is collective; the caller reduces counts(). Lifetime: a
-// value that shares its tensor. Errors: kInvalidArgument and kAborted, the same on all ranks.
+// Blocking: gather_flags() is collective; the caller runs the all_reduce of counts(). Lifetime:
+// copies share the tensor of the counts. Errors: kInvalidArgument and kAborted, the same on all
+// ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,16 +22,17 @@
 
 namespace cadre::reduction {
 
-// Returns "rank 2", "ranks 0, 2" or "all ranks": the ranks whose flag in `column` has the value.
-// flags: (world_size, n) uint8.
+// Returns "rank 2", "ranks 0, 2" or "all ranks": the ranks r with flags[r][column] == value.
+// `flags` has the shape (world_size, n) and dtype uint8.
 std::string ranks_text(const at::Tensor& flags, int64_t column, uint8_t value);
 
-// Gathers the flags of all ranks: (world_size, own.size()) uint8. Collective.
+// Gathers the flags of all ranks. Returns a uint8 tensor of shape (world_size, own.size()).
+// Collective.
 at::Tensor gather_flags(const std::vector<uint8_t>& own, const wrap::LocatedGroup& group);
 
 class Attention {
  public:
-  // `here`: the wrapper on this rank.
+  // `here` describes the wrapper whose pass runs on this rank, and has this rank's number.
   Attention(size_t num_parameters, std::shared_ptr<const Wrapper> here, int world_size);
 
   // Returns the counts, of shape (2 * num_parameters + kNumOfRank * world_size) and dtype int32.
@@ -62,28 +65,28 @@ class Attention {
   int num_users(size_t parameter) const { return values()[parameter]; }
   int num_frozen(size_t parameter) const { return values()[num_parameters_ + parameter]; }
   bool gave_up(Rank rank) const { return of_rank(kGaveUp, rank) != 0; }
-  // Returns the reasons for which the rank's parameters may differ from those of other ranks
-  // (ReplicaWatch).
+  // Returns a bit set of reasons why the rank's parameters may differ from those of other ranks
+  // (see ReplicaWatch).
   uint32_t suspicion(Rank rank) const { return static_cast<uint32_t>(of_rank(kSuspicion, rank)); }
   bool some_have_suspicion(uint32_t reasons) const;
   bool num_writes_differ() const { return differs(kNumWrites); }
   bool samples_differ() const { return differs(kSamples); }
   bool replicas_may_differ() const;
-  // Returns whether a rank has run a differentiable collective whose ranks may have unequal
-  // weights.
+  // Returns whether some rank has run a differentiable collective (cadre::functional) among ranks
+  // that may have unequal sample weights.
   bool some_have_exchanged() const;
   StepPosition position(Rank rank) const {
     return {.num_older = of_rank(kOlder, rank),
             .num_newer = of_rank(kNewer, rank),
             .places = of_rank(kPlaces, rank)};
   }
-  // Returns the number of the wrapper to which the rank's pass belongs.
+  // Returns the number of the wrapper whose gradients the rank reduces in this pass.
   uint32_t wrapper(Rank rank) const { return static_cast<uint32_t>(of_rank(kWrapper, rank)); }
   // Returns whether all ranks are in the same step of the same wrapper.
   bool ranks_are_in_one_step() const;
 
-  // Throws if the ranks are in different steps. `step` is the number of the current step on a rank
-  // on which every forward had its backward.
+  // Throws if the ranks are in different steps. `step` is the number that the current step has on a
+  // rank where every forward had a backward; each forward without one adds 1.
   void check_ranks_are_in_one_step(int64_t step) const;
   void check_no_rank_gave_up() const;
 
@@ -93,7 +96,7 @@ class Attention {
   [[noreturn]] void refuse_other_part(Rank rank) const;
   [[noreturn]] void refuse_other_places(Rank rank) const;
   [[noreturn]] void refuse_unlike_backward(std::string_view what, std::string_view rule) const;
-  // The counts by rank, each world_size elements.
+  // The kinds of counts that are kept for each rank; each kind has world_size elements.
   enum OfRank : size_t {
     kGaveUp,
     kSuspicion,

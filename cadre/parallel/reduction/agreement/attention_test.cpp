@@ -1,4 +1,5 @@
-// What the counts of three ranks say, which are added up here as a reduction would do it.
+// Tests what the counts of three ranks show. The test adds the counts up itself, as an all_reduce
+// would.
 #include "cadre/parallel/reduction/agreement/attention.h"
 
 #include <ATen/ops/tensor.h>
@@ -34,7 +35,7 @@ class AttentionTest : public ::testing::Test {
     }
   }
 
-  // Returns rank 0's object after the reduction.
+  // Adds the counts of ranks 1 and 2 to those of rank 0, and returns rank 0's object.
   const Attention& reduced() {
     for (int rank = 1; rank < kRanks; ++rank) ranks_[0].counts().add_(ranks_[rank].counts());
     return ranks_[0];
@@ -85,7 +86,7 @@ TEST_F(AttentionTest, RanksInDifferentPartsOfAStepAreToldSo) {
   ranks_[1].set_position({.num_newer = 2});
   ranks_[2].set_position({.num_newer = 2});
   EXPECT_THAT(cadre::testing::failure_of([&] { reduced().check_ranks_are_in_one_step(7); }),
-              HasSubstr("it leaves waiting 0 newer forwards on rank 0 and 2 on rank 1"));
+              HasSubstr("after it, 0 newer forwards on rank 0 and 2 on rank 1 still have"));
 }
 
 TEST_F(AttentionTest, AnotherWrapperComesBeforeAnotherStep) {

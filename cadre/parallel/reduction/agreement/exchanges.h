@@ -1,10 +1,9 @@
-// Differentiable collectives in a pass whose ranks have unequal weights. Such a collective adds
-// gradients of other ranks before the wrapper multiplies the gradients of parameters by the weight
-// of this rank, so the result is the gradient of the weighted mean only where the ranks of the
-// collective have equal weights.
+// Checks differentiable collectives (cadre::functional) that ran in a backward whose ranks are
+// weighted by unequal numbers of samples. Such a collective adds gradients of other ranks before
+// the wrapper multiplies this rank's gradients by the rank's weight. So the result is the gradient
+// of the weighted mean only if the ranks of the collective have equal weights.
 //
-// Threads: one. Blocking: check_equal_samples() is collective. Errors: kInvalidArgument, the same
-// on all ranks.
+// Blocking: check_equal_samples() is collective. Errors: kInvalidArgument, the same on all ranks.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +15,15 @@
 
 namespace cadre::reduction {
 
-// groups: the global ranks of collectives, by group. Returns the ranks that these have in `group`,
-// for each group that shares at least two ranks with it.
+// `groups` lists the global ranks of each process group in which a collective ran. For each of
+// these groups that shares at least two ranks with `group`, returns the shared ranks as ranks of
+// `group`.
 std::vector<std::vector<int>> shared_ranks(std::span<const std::vector<int>> groups,
                                            const wrap::LocatedGroup& group);
 
-// Throws if the ranks of a collective have unequal numbers of samples. exchanged: the ranks, in
-// `group`, of each collective that this rank has run. All ranks of `group` call this if one of them
-// has run such a collective.
+// Throws if ranks that took part in the same collective have unequal numbers of samples.
+// `exchanged` lists, for each collective that this rank has run, its ranks within `group`. If one
+// rank of `group` has run such a collective, all ranks of `group` call this function.
 void check_equal_samples(std::span<const std::vector<int>> exchanged, int64_t num_samples,
                          const Wrapper& here, const wrap::LocatedGroup& group);
 

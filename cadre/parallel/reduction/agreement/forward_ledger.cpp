@@ -9,8 +9,9 @@ namespace cadre::reduction {
 
 namespace {
 
-// A backward may pass through a derivative after the outputs of its forward were destroyed. The end
-// of the derivative cannot be observed, so its entry is kept for this number of forwards.
+// A derivative here is a call of autograd::grad(create_graph=true). A backward may pass through its
+// graph even after the outputs of the forward were destroyed. The end of that graph's life cannot
+// be observed, so the entry of the forward is kept for this number of further forwards.
 constexpr int64_t kNumForwardsAfterADerivative = 100;
 
 constexpr uint64_t kOpen = std::numeric_limits<uint64_t>::max();
@@ -49,7 +50,8 @@ void ForwardLedger::set_passed(int64_t number) {
 void ForwardLedger::begin_derivative(int64_t number) {
   Entry* entry = find(number);
   if (entry == nullptr) return;
-  // A backward that passes several outputs begins one derivative, at the first of them.
+  // If one backward passes several outputs of a forward, the derivative begins at the first of
+  // them.
   if (!entry->derivatives.empty() && entry->derivatives.back().end == kOpen) return;
   entry->derivatives.push_back({.first = wrap::next_sequence(), .end = kOpen});
 }

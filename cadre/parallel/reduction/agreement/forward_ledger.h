@@ -1,13 +1,13 @@
-// Records which forwards of a rank a backward has carried, that is, whose gradients it has
-// computed. Forwards that no backward has carried show that a rank left out a step, or a part of
-// one.
+// Records which forwards of a rank have had a backward. In this file, a backward "carries" the
+// forwards whose gradients it computes. Forwards that no backward has carried show that a rank left
+// out a step, or a part of one.
 //
-// Threads: one; take() inside a backward. Blocking: never. Lifetime: keeps no graph. Errors: none.
+// Threads: one thread; take() is called inside a backward. Lifetime: keeps no autograd graph.
 // A step is what one synchronized backward reduces: any number of forwards. A forward waits until a
-// backward carries it. One that is older than those of a pass and still waits was left behind: by
-// an exception in the forward or in the loss, or by a program that skipped its backward. Ranks that
-// have different numbers of forwards waiting are not in the same step. Forwards under no_sync() do
-// not count for that, because ranks may accumulate as many as they like.
+// backward carries it. If a forward still waits and is older than the forwards of a pass, it was
+// left behind: forward() or the loss threw an exception, or the program skipped the backward. Ranks
+// on which different numbers of forwards wait are not in the same step. Forwards under no_sync()
+// are not counted here, because each rank may accumulate as many as it likes.
 #pragma once
 
 #include <cstdint>
@@ -19,19 +19,20 @@
 
 namespace cadre::reduction {
 
-// The state that the hooks of a forward's outputs share. It is destroyed with their graph.
+// The state that the autograd hooks of a forward's outputs share. It is destroyed with the graph of
+// these outputs.
 struct Forward {
-  int64_t number = 0;       // is counted from 1
-  bool is_reduced = false;  // a backward through it was reduced; a second one is a mistake
+  int64_t number = 0;       // the first forward has 1
+  bool is_reduced = false;  // its gradients were reduced, so a second backward is an error
   std::vector<wrap::GraphNode> outputs = {};
 };
 
-// A forward whose gradients a backward computes.
+// A forward whose gradients a backward computes (a carried forward).
 struct CarriedForward {
   int64_t number;
-  int64_t num_samples;              // is 0 if the samples are in the accumulation already
-  std::shared_ptr<Forward> passed;  // null unless the backward passes through its outputs
-  bool is_certain = true;  // if false, it is assumed, because the backward passes no known forward
+  int64_t num_samples;              // 0 if the samples were counted under no_sync() already
+  std::shared_ptr<Forward> passed;  // null if the backward does not pass through its outputs
+  bool is_certain = true;           // false: a guess, because the backward passes no known output
 };
 
 class ForwardLedger {
@@ -41,74 +42,79 @@ class ForwardLedger {
     bool is_synchronized;  // the forward was not under no_sync()
   };
   std::shared_ptr<Forward> enter(const Entering& entering);
-  // Called when the forward has returned, so that its outputs exist.
+  // Called when the forward has returned, so its outputs exist from now on.
   void set_returned(int64_t number);
-  // Called when a backward has passed through the forward's outputs and computes no gradient of a
-  // parameter here, because its `inputs` belong to another model. So the forward was not left
-  // behind.
+  // Called when a backward has passed through the forward's outputs but computes no gradient of a
+  // parameter of this wrapper, because the `inputs` argument of backward() names tensors of another
+  // model. So the forward was not left behind.
   void set_passed(int64_t number);
-  // Called when autograd::grad(create_graph=true) passes through the forward's outputs. The results
-  // that it computes until end_derivatives() have a graph that leads to the parameters without
-  // these outputs.
+  // Called when autograd::grad(create_graph=true) passes through the forward's outputs. Tensors
+  // that autograd computes between this call and end_derivatives() have a graph that reaches the
+  // parameters without passing these outputs.
   void begin_derivative(int64_t number);
   void end_derivatives();
 
-  // Returns the forwards that the running backward carries, newest first; these wait no longer.
-  // `reached`: the forward whose output begins the backward, or null. A backward that passes no
-  // known forward carries the newest one that has returned and waits, and may carry others
-  // (may_be_carried()); if it only accumulates, it carries the newest one under no_sync().
+  // Returns the forwards that the running backward carries, newest first, and marks them as no
+  // longer waiting. `reached` is the forward with whose output the backward begins, or null if it
+  // passes no known output. If it is null, the newest forward that has returned and waits is
+  // assumed to be carried, and others may be, too (may_be_carried()). In a backward under no_sync()
+  // (is_accumulated) the newest forward under no_sync() is assumed.
   struct Backward {
     bool is_accumulated;
   };
   std::vector<CarriedForward> take(const Forward* reached, const Backward& backward);
-  // Returns the forwards that have returned and wait, newest first.
+  // Returns the forwards that have returned and that no backward has carried, newest first.
   std::vector<CarriedForward> may_be_carried() const;
 
-  // The accumulation (samples of backwards under no_sync()) now has the samples of the forward.
+  // Called when the forward's samples were added to the accumulated ones, that is, to the samples
+  // of backwards under no_sync() since the last reduction.
   void set_accumulated(int64_t number);
   void begin_accumulation() { ++accumulation_; }
 
   int64_t last_number() const { return last_number_; }
-  // Returns the position in a pass whose newest forward has this number.
+  // Returns how many forwards wait before and after the forward `newest`, the newest one of a pass.
   StepPosition position(int64_t newest) const;
-  // Forgives the waiting forwards before `number`, which all ranks have left behind: later steps do
-  // not count them again.
+  // Marks the waiting forwards before `number` as forgiven: all ranks have left the same number of
+  // them behind, so later steps do not count them again.
   struct Forgiving {
     int64_t step;  // the number of the pass's step
-    // The program leaves the same number of forwards behind in each step, so they are not lost.
+    // True if the program leaves the same number of forwards behind in each step, as one that
+    // trains two models alternately does. Then these forwards are not reported as lost.
     bool is_usual;
   };
   void forgive_before(int64_t number, const Forgiving& forgiving);
-  // The forgiven forwards that are lost: their graph is destroyed, so that no backward can carry
-  // them any more. One with a graph is not lost, because a later backward may carry it. Valid until
-  // the next enter(), which drops their entries.
+  // Returns the forgiven forwards that are lost: their graph is destroyed, so no backward can carry
+  // them any more. A forward whose graph exists is not lost. The result is valid until the next
+  // enter(), which removes their entries.
   struct Lost {
     int32_t count = 0;
     int64_t step = 0;  // the step in which the first of them was forgiven
   };
   Lost lost() const;
-  // Called when a pass whose newest forward has this number has ended. Places are counted anew.
+  // Called when a pass has ended whose newest forward has the number `newest`. Numbers the places
+  // of later forwards from 0 again.
   void end_pass(int64_t newest);
 
  private:
   enum class State : uint8_t { kWaiting, kForgiven, kTaken };
   struct Derivative {
-    uint64_t first;  // the sequence numbers of its nodes are [first, end)
+    uint64_t first;  // autograd gave its nodes the sequence numbers [first, end)
     uint64_t end;
   };
   struct Entry {
     int64_t number;
     int64_t num_samples;
     bool is_synchronized;
-    // The index among the synchronized forwards that were entered, or were waiting, since the last
-    // pass.
+    // The index of this forward among the synchronized forwards that began since the last pass, or
+    // that waited when it ended.
     int32_t place;
     std::weak_ptr<Forward> forward;
     bool has_returned = false;
     bool is_passed = false;
-    int64_t forgiven_in = 0;  // the step in which it was forgiven
+    int64_t forgiven_in = 0;  // the number of the step in which it was forgiven
     State state = State::kWaiting;
-    // The number of the accumulation that has its samples; 0 if there is none.
+    // The number of the accumulation (the backwards under no_sync() between two reductions) that
+    // counts the samples of this forward; 0 if none does.
     int64_t accumulation = 0;
     std::vector<Derivative> derivatives = {};
   };

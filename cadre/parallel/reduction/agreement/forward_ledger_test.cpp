@@ -1,4 +1,4 @@
-// Tests which forwards wait for a backward, and their positions in the step.
+// Tests which forwards wait for a backward, and the positions in the step that ranks compare.
 #include "cadre/parallel/reduction/agreement/forward_ledger.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,8 @@ TEST(ForwardLedger, PlacesOfForwardsThatWaitAreCountedAnewAfterAPass) {
   EXPECT_EQ(ledger.position(1).places, 0b111);
   EXPECT_EQ(ledger.take(forwards[0].get(), {.is_accumulated = false}).size(), 1);
   ledger.end_pass(1);
-  // The second and third forward of one step have the first two places of the next step.
+  // Three forwards ran in one step, and the pass took the first one. The second and third still
+  // wait and have places 0 and 1 in the next step.
   const StepPosition position = ledger.position(2);
   EXPECT_EQ(position.num_older, 0);
   EXPECT_EQ(position.num_newer, 2);

@@ -1,11 +1,12 @@
-// The gradients that this rank alone has accumulated since the last reduction, and the number of
-// samples of which they are the mean.
+// The gradients that this rank has accumulated since the last reduction, and the number of samples
+// over which they are the mean.
 //
-// Threads: one. Blocking: never. Lifetime: shares the parameters; the ledger outlives this, and
-// this outlives each backward that it accumulates. Errors: none.
-// Samples belong to gradients: when the program has cleared the gradients (undefined, or zeros),
-// their samples are gone, too. Zeros are looked for only in gradients that the program has
-// assigned, or changed in place, since the last accumulation, so an ordinary step reads no element.
+// Threads: one thread. Lifetime: shares the parameters; the ledger outlives this object, and this
+// object outlives each backward under no_sync().
+// Samples are counted together with gradients: when the program clears the gradients (makes them
+// undefined or zero), the count of their samples is reset, too. Only gradients that the program has
+// assigned, or changed in place, since the last accumulation are searched for zeros, so an ordinary
+// step reads no element.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +23,7 @@ namespace cadre::reduction {
 
 class LocalGradients {
  public:
-  // `on_accumulated` is called at the end of each backward that accumulates.
+  // `on_accumulated` is called at the end of each backward under no_sync().
   LocalGradients(std::vector<at::Tensor> parameters, ForwardLedger& ledger,
                  std::function<void()> on_accumulated);
 
@@ -35,24 +36,25 @@ class LocalGradients {
   // last accumulation or reduction.
   bool is_changed(size_t parameter) const;
 
-  // Called in a backward under no_sync(), at each output and gradient. When the backward ends, the
-  // samples of the forwards that it carries are counted. `reached` is the forward whose output the
-  // backward passes, or null.
+  // Called in a backward under no_sync(), once for each output and gradient that it reaches. When
+  // the backward ends, the samples of its forwards are counted. `reached` is the forward whose
+  // output the backward passes, or null.
   void accumulate(const Forward* reached, std::optional<size_t> just_touched);
-  // Forgets the samples if the program has cleared the gradients to which they belong.
-  // `just_touched` is a parameter to whose gradient the running backward has added, so that the
-  // gradient does not show whether it was cleared.
+  // Resets the count of samples if the program has cleared the gradients to which they belong.
+  // `just_touched` is a parameter to whose gradient the running backward has already added, so this
+  // gradient does not show whether the program had cleared it.
   void forget_if_cleared(std::optional<size_t> just_touched);
-  // Returns the samples for a pass, and begins the next accumulation.
+  // Returns the number of accumulated samples for a pass, and counts from 0 again.
   int64_t take_samples();
-  // Returns the ranks of the differentiable collectives in the accumulated backwards, by group.
+  // Returns the differentiable collectives that ran in the accumulated backwards: the ranks of each
+  // group in which one ran.
   std::vector<std::vector<int>> take_collectives() { return std::exchange(collectives_, {}); }
   // Called when all gradients were reduced.
   void set_reduced();
 
  private:
-  // The last known state of a gradient. It does not keep the tensor alive, but while it exists no
-  // other tensor gets the same address.
+  // The last known state of a gradient. The weak pointer does not keep the tensor alive, but it
+  // prevents that another tensor gets the same address.
   struct Seen {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     uint32_t version;

@@ -1,4 +1,4 @@
-// Tests the counts of samples whose gradients this rank has accumulated without reduction.
+// Tests how this rank counts the samples of gradients that were accumulated but not yet reduced.
 #include "cadre/parallel/reduction/agreement/local_gradients.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,8 @@ namespace {
 
 class LocalGradientsTest : public ::testing::Test {
  protected:
-  // Runs a forward of num_samples that uses the parameters with these indices, and its backward.
+  // Runs a forward with num_samples samples that uses the parameters with the indices `used`, and
+  // its backward.
   void train(const std::vector<size_t>& used, int64_t num_samples) {
     const auto forward = ledger_.enter({.num_samples = num_samples, .is_synchronized = false});
     at::Tensor loss = torch::zeros({});
@@ -41,7 +42,9 @@ TEST_F(LocalGradientsTest, SamplesAddUpOverBackwards) {
   EXPECT_EQ(local_.take_samples(), 7);
 }
 
-// After gradients were cleared, only those to which a backward has added since then count.
+// After the program has cleared the gradients, the samples are kept as long as every gradient to
+// which a backward has added since then is nonzero. Gradients of unused parameters stay cleared and
+// do not reset the count.
 TEST_F(LocalGradientsTest, AParameterThatIsUnusedSinceTheGradientsWereClearedForgetsNothing) {
   train({0, 1}, 3);
   for (at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor();

@@ -8,7 +8,7 @@ namespace cadre::reduction {
 void refuse_lost_wrapper(const Wrapper& wrapper) {
   throw Error(ErrorCode::kInvalidArgument,
               format("{}: backward() through a forward whose wrapper "
-                     "is gone, so the gradients would be those of this rank alone. Keep the "
+                     "was destroyed, so the gradients would be those of this rank alone. Keep the "
                      "{} until backward() has returned",
                      wrapper.place(), wrapper.name));
 }
@@ -54,13 +54,14 @@ void refuse_repeated_gradient(const Wrapper& wrapper, const std::string& paramet
 
 void refuse_unlike_shares(const Wrapper& wrapper, std::span<const int64_t> of_forwards,
                           int64_t num_samples) {
-  throw Error(ErrorCode::kInvalidArgument,
-              format("{}: one backward() through forwards of {} and "
-                     "{} samples, of which this rank has different shares, so one weight cannot "
-                     "serve both. Give each a backward() of its own, or every rank the same share "
-                     "of each and of what it accumulated; or hold no_sync() during this backward "
-                     "and call reduce_gradients() after it, which adds up the samples of all",
-                     wrapper.place(), of_forwards.empty() ? 0 : of_forwards[0], num_samples));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("{}: one backward() through forwards of {} and {} samples. This rank's share of the "
+             "samples of all ranks differs between them, so one weight cannot serve both. Call "
+             "backward() for each forward alone, or give every rank the same share of the samples "
+             "of each forward and of the accumulated ones; or hold no_sync() during this backward "
+             "and call reduce_gradients() after it, which adds up the samples of all",
+             wrapper.place(), of_forwards.empty() ? 0 : of_forwards[0], num_samples));
 }
 
 void refuse_exchange(const Wrapper& wrapper, const std::string& ranks,

@@ -16,7 +16,7 @@ namespace {
 
 enum Reason : uint32_t { kWrittenByForward = 1, kLoneStep = 2, kUnlike = 4 };
 
-// Returns the ranks that have the reason, as text.
+// Returns, as text, the ranks whose suspicion has the bit `reason`.
 std::string ranks_with(const Attention& attention, uint32_t reason, int world_size) {
   const at::Tensor flags = at::zeros({world_size, 1}, at::kByte);
   for (int rank = 0; rank < world_size; ++rank) {
@@ -25,7 +25,7 @@ std::string ranks_with(const Attention& attention, uint32_t reason, int world_si
   return ranks_text(flags, 0, 1);
 }
 
-// Returns why the values of a parameter differ between ranks, and the remedy.
+// Returns the probable reason why the values of a parameter differ between ranks, and the remedy.
 std::string reason_of(const Attention& attention, bool is_written, int world_size) {
   if (attention.some_have_suspicion(kLoneStep)) {
     return format(
@@ -48,9 +48,9 @@ std::string reason_of(const Attention& attention, bool is_written, int world_siz
            "rank: change parameters on all ranks, and give such an optimizer the mean over ranks, "
            "so that all ranks do the same";
   }
-  return "the program has changed the parameters in another way on these ranks, for example "
-         "through data() on one of them only, or by an optimizer with other options: do the same "
-         "on all ranks";
+  return "the program has changed the parameters differently on these ranks, for example through "
+         "data() on one of them only, or by an optimizer with different options: make the same "
+         "changes on all ranks";
 }
 
 }  // namespace
@@ -83,7 +83,8 @@ void ReplicaWatch::take_samples() {
 
 void ReplicaWatch::begin_forward() {
   if (values_ == ParameterValues::kUnwatched) return;
-  // The last forward ended by an exception. Its writes to whole parameters count like others.
+  // If the last forward ended by an exception, end_forward() was not called, so it is called now:
+  // writes of that forward to whole parameters count, too.
   if (std::exchange(is_in_forward_, false) && values_ == ParameterValues::kWhole) {
     is_in_forward_ = true;
     end_forward();
@@ -117,8 +118,8 @@ uint32_t ReplicaWatch::suspicion() const {
          (is_unlike_ ? kUnlike : 0U);
 }
 
-// Counts the writes to sharded parameters, too: after a gather they are whole, and the program may
-// write to them.
+// Writes to sharded parameters are counted, too: after a gather the parameters are whole, and the
+// program may write to them.
 uint8_t ReplicaWatch::num_writes() const {
   if (values_ == ParameterValues::kUnwatched) return 0;
   return static_cast<uint8_t>(watch_.num_writes() - last_num_writes_);
@@ -170,7 +171,7 @@ void ReplicaWatch::check(const Attention& attention, const Wrapper& here,
   std::vector<at::Tensor> compared;
   for (const size_t place : places) compared.push_back(parameters[place].tensor);
   if (const auto unlike = wrap::first_unlike(compared, group)) {
-    is_unlike_ = true;  // until the values are equal again, each pass compares them
+    is_unlike_ = true;  // each later pass compares the values until they are equal again
     const size_t place = places[unlike->place];
     const bool is_written = std::ranges::find(written, place) != written.end();
     throw Error(

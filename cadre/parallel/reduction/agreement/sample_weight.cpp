@@ -9,8 +9,8 @@
 namespace cadre::reduction {
 namespace {
 
-// The indices of the first message. Most passes carry few forwards; a second message follows if
-// some rank has more.
+// The indices of the elements of the first message. Most passes have few forwards; if a rank has
+// more than fit, a second message follows.
 enum Place : size_t {
   kOwn,
   kSquareOfOwn,
@@ -23,7 +23,8 @@ enum Place : size_t {
 constexpr size_t kNumForwards = 10;
 static_assert((kFirstForward + kNumForwards) * sizeof(int64_t) == kSampleMessageBytes);
 
-// The most samples on each rank for which the sum of the squares fits into 64 bits.
+// The largest number of samples of one rank for which the sum of the squares over all ranks fits
+// into 64 bits.
 constexpr int64_t kMaxSquared = int64_t{1} << 20;
 
 std::vector<int64_t> summed(const wrap::LocatedGroup& group, std::span<const int64_t> own,
@@ -34,15 +35,16 @@ std::vector<int64_t> summed(const wrap::LocatedGroup& group, std::span<const int
   return {sums.const_data_ptr<int64_t>(), sums.const_data_ptr<int64_t>() + size};
 }
 
-// The numbers of all ranks are equal if and only if the mean of their squares equals the square of
-// their mean.
+// Uses that the numbers of all ranks are equal if and only if the mean of their squares equals the
+// square of their mean.
 bool are_equal_on_all(std::span<const int64_t> sums, int64_t world_size) {
   const int64_t mean = sums[kOwn] / world_size;
   return sums[kIsTooLargeToSquare] == 0 && sums[kOwn] % world_size == 0 &&
          sums[kSquareOfOwn] == mean * mean * world_size;
 }
 
-// Returns whether a / b == c / d, without a product that could overflow; 0 of 0 equals any share.
+// Returns whether a / b == c / d, without a product that could overflow. If a denominator is 0, the
+// shares count as equal.
 bool are_equal_shares(int64_t a, int64_t b, int64_t c, int64_t d) {
   if (b == 0 || d == 0) return true;
   const int64_t left = std::gcd(a, b);
@@ -80,7 +82,7 @@ std::optional<SampleWeight> agree_on_weight(const wrap::LocatedGroup& group,
     sums.insert(sums.end(), rest.begin(), rest.end());
   }
   if (sums[kOwn] == 0) {
-    // No rank carries a forward: the program has set the gradients itself.
+    // No rank has a forward in this pass: the program has set the gradients itself.
     if (sums[kNumCarried] == 0) return equal_weight(group);
     return std::nullopt;
   }

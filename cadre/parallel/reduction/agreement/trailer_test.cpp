@@ -1,5 +1,5 @@
-// Tests the words that ranks write into the trailer, and what each rank concludes from their sum or
-// mean.
+// Tests what ranks write into the trailer, and what each rank concludes from the sum or the mean of
+// the ranks' trailers.
 #include "cadre/parallel/reduction/agreement/trailer.h"
 
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kManyRanks = 1000;
 
-// Returns whether the sum needs attention if rank 0 writes `of_0` and all other ranks write
-// `of_others`.
+// Returns whether the sum of the trailers shows a difference if rank 0 writes `of_0` and all other
+// ranks write `of_others`.
 bool trailer_tells(at::ScalarType dtype, double factor, const TrailerWord& of_0,
                    const TrailerWord& of_others) {
   const at::Tensor sum = torch::zeros({kTrailerNumel}, dtype);
@@ -39,7 +39,7 @@ TEST(Trailer, TellsOneRankFromManyInEveryDtype) {
       EXPECT_TRUE(trailer_tells(dtype, factor, {7, {1, 0, 2}}, {7, {0, 1, 2}})) << dtype;
       EXPECT_TRUE(trailer_tells(dtype, factor, {7, {2, 0, 3}}, {7, {2, 0, 6}})) << dtype;
       EXPECT_TRUE(trailer_tells(dtype, factor, {7, {1, 0, 256}}, {7, {1, 0, 256}}))
-          << "no room: the counts decide";
+          << "256 does not fit into the trailer, so the ranks must exchange counts";
       EXPECT_TRUE(trailer_tells(dtype, factor, {6}, {7})) << dtype;
       EXPECT_TRUE(trailer_tells(dtype, factor, {7}, {.wrapper = 7, .num_writes = 128})) << dtype;
       EXPECT_FALSE(trailer_tells(dtype, factor, {.wrapper = 7, .num_writes = 255},

@@ -1,6 +1,4 @@
-// Identifies, in errors and log lines, the wrapper of a model and its rank.
-//
-// Threads: plain values. Blocking: never. Errors: none.
+// Identifies a wrapper of a model, and its rank, in errors and log lines.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +8,21 @@
 
 namespace cadre::reduction {
 
-// The form of the values of a wrapper's parameters between two forwards.
+// Where the values of a wrapper's parameters are between two forwards.
 enum class ParameterValues : uint8_t {
-  kWhole,      // every rank has all values
-  kSharded,    // each rank has shards of the trained parameters, from which they are gathered
-  kUnwatched,  // the wrapper watches its parameters itself
+  kWhole,      // every rank has all values of all parameters
+  kSharded,    // each rank has shards; a forward gathers the whole parameters
+  kUnwatched,  // the wrapper itself checks whether its parameters are changed
 };
 
 struct Wrapper {
-  const char* name;       // is static text such as "DistributedDataParallel"
-  std::string component;  // the name in its log lines, such as "ddp"
-  std::string module;     // "Net"
+  const char* name;       // static text such as "DistributedDataParallel"
+  std::string component;  // the component in log lines, such as "ddp"
+  std::string module;     // the name of the module's class, such as "Net"
   int rank;
-  uint32_t number = 0;  // is equal on all ranks, and different for each wrapper of a group
+  uint32_t number = 0;  // equal on all ranks, different for each wrapper of a group
 
-  // Returns "DistributedDataParallel, rank 2", with which its errors begin.
+  // Returns the beginning of the wrapper's errors: "DistributedDataParallel, rank 2".
   std::string place() const;
   // Returns "DistributedDataParallel of Net, rank 2", for errors about several wrappers.
   std::string place_with_module() const;
