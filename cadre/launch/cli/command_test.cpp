@@ -33,7 +33,8 @@ TEST(Command, ShowsHelpAndVersion) {
   EXPECT_EQ(run_cadre({}).exit_code, 2);
 }
 
-// If the disk is full or the descriptor is closed, the output is lost. The exit code must say so.
+// The output is lost if the disk is full or the descriptor is closed. The exit code must then be an
+// error.
 TEST(Command, NoticesThatItsOutputIsLost) {
   const std::vector<std::vector<std::string>> commands{{"info"},
                                                        {"info", "--json"},
@@ -159,7 +160,8 @@ TEST(Train, LooksForTheConfigurationBeforeAnythingStarts) {
   }
 }
 
-// An installed Cadre without the trainer does not contain make, so its error names another remedy.
+// Returns the end of the error if the trainer does not exist. Its remedy depends on whether this
+// build has libtorch.
 std::string missing_trainer() {
   return built_with_torch() ? "only a part of Cadre was built or installed; install all of it"
                             : "this build has no libtorch; run `make build`";

@@ -1,4 +1,5 @@
-// Tests signals to `cadre run`, and SIGKILL of it: no process or file may be left.
+// Tests how `cadre run` ends when it gets a signal, SIGKILL included: no process or file of the job
+// may be left.
 #include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
 
@@ -52,7 +53,7 @@ TEST(RunDeath, TwoInterruptsKillAtOnce) {
       command.wait_for("SIGINT: asked 2 workers to stop, for at most 30 s; Ctrl-C again "
                        "kills them at once"));
   const auto system = os::make_native_system();
-  // The pause is longer than kSameKeyPress.
+  // The pause is longer than kSameKeyPress, so that the next SIGINT counts as a second Ctrl-C.
   system->poll({}, system->deadline_in(std::chrono::milliseconds(150)));
   command.send(SIGINT);
   const auto result = command.wait();

@@ -64,7 +64,8 @@ TEST(RunInherited, WorkersBlockNothing) {
   EXPECT_EQ(mask_in(run_under("exec env --block-signal", shell_job(1, kPrintBlocked)).output), 0U);
 }
 
-// Except for the stop signals and SIGCHLD, workers ignore the same signals as under a shell.
+// Workers ignore the signals that the launcher's parent ignored, as if a shell had started them.
+// The signals that stop a job and SIGCHLD are exceptions.
 TEST(RunInherited, WorkersIgnoreWhatTheLauncherWasStartedWithIgnored) {
   // Resets the signals that this test itself ignores.
   const std::string defaults = "exec env --default-signal ";
@@ -194,8 +195,8 @@ std::vector<std::string> group_job() {
           "--gtest_filter=RunInheritedWorker.ConnectsAGroup"};
 }
 
-// The launcher simulates mpirun and srun: the workers get the variables of these, and not those of
-// cadre run.
+// Each worker removes the variables of cadre run and sets those of mpirun or srun, to simulate a
+// start by them.
 TEST(RunInherited, RanksConnectByTheVariablesOfMpirunAndSrun) {
   for (const std::string variables :
        {"OMPI_COMM_WORLD_RANK=$RANK OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=$RANK",
@@ -216,7 +217,7 @@ TEST(RunInherited, RanksConnectByTheVariablesOfMpirunAndSrun) {
   }
 }
 
-// The limit is smaller than the shared segment would be if it held the memory of all ranks.
+// The file size limit is smaller than a shared segment with the memory of all ranks would be.
 TEST(RunInherited, UnderALimitOfFilesRanksConnect) {
   const auto result = run_under("ulimit -f 1000000; exec", group_job());
   EXPECT_EQ(result.exit_code, 0) << result.output << result.error;

@@ -63,7 +63,8 @@ TEST(RunOutput, LosesNothingOfAFlood) {
   constexpr int kLines = 200000;
   const auto result = run_cadre(shell_job(2, cadre::format("seq 1 {}", kLines)));
   EXPECT_EQ(result.exit_code, 0);
-  // The next number of each rank, because the lines of a rank come in order.
+  // The number that the next line of each rank must have: the launcher keeps the order of a rank's
+  // lines.
   std::map<std::string, int> next;
   for (const std::string& line : lines_of(result.output)) {
     const std::string prefix = line.substr(0, 4);

@@ -18,7 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMaxVersionFileBytes = 64 << 10;
-// The torch of the build. The folder is empty if it was in the source tree, which may be removed.
+// The folder and version of the torch with which Cadre was built. The folder is empty if it was
+// inside the source tree, which may be removed later.
 constexpr std::string_view kBuiltWithFolder = CADRE_LIBTORCH_DIR;
 constexpr std::string_view kBuiltWithVersion = CADRE_LIBTORCH_VERSION;
 constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
@@ -99,7 +100,7 @@ std::optional<TorchInstallation> find_torch(const os::Environment& environment) 
     if (auto torch = read_torch(named)) return torch;
     return torch_below(named);
   }
-  // If the working directory was removed, there is no path.
+  // current_path() fails if the working directory was removed.
   std::error_code failure;
   const fs::path here = fs::current_path(failure);
   if (!failure) {
@@ -119,7 +120,7 @@ Result<std::optional<std::string>> trainer_library_path(const std::string& train
     const std::string inherited = environment.get_or("LD_LIBRARY_PATH", "");
     return std::optional(torch->folder + "/lib" + (inherited.empty() ? "" : ":" + inherited));
   }
-  // The wanted version is empty if the build had no torch.
+  // `wanted`, the version of the build's torch, is empty if Cadre was built without torch.
   const std::string needed = wanted.empty() ? "torch" : cadre::format("torch {}", wanted);
   const std::string found = torch ? cadre::format(
                                         "{} has torch {}; set CADRE_TORCH to a torch "

@@ -44,7 +44,8 @@ constexpr std::array kRefused{
                 "out and choose device LOCAL_RANK in the program"},
 };
 
-// Keys of --rdzv-conf that concern waiting for other hosts.
+// Keys of --rdzv-conf that control how long a host waits for others. They have no effect on one
+// host, so any value is accepted.
 constexpr std::array<std::string_view, 8> kVacuousKeys{
     "timeout",       "read_timeout",      "join_timeout",        "last_call_timeout",
     "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"};

@@ -16,7 +16,7 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 constexpr int kNumRanks = 3;
-// The rank for which the others wait.
+// The rank that does not call the all_reduce in which the others wait.
 constexpr int kIdler = 2;
 
 // The test below starts this test as its workers. If it is run directly, the group has one rank.

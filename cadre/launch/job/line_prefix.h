@@ -19,8 +19,8 @@ struct PrefixValues {
   int restart_count = 0;
 };
 
-// Replaces ${rank}, ${local_rank}, ${role_name}, ${host} and ${restart_count}; the values are not
-// searched again.
+// Replaces ${rank}, ${local_rank}, ${role_name}, ${host} and ${restart_count}. A placeholder inside
+// a value is not replaced.
 std::string line_prefix(std::string_view pattern, const PrefixValues& values);
 
 // Returns the prefix in a colour of the rank that is readable on light and on dark terminals.

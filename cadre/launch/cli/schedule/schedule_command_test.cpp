@@ -124,7 +124,7 @@ TEST(ScheduleCommand, RefusesWhatMakesNoSense) {
         "--forward-ms", "1"},
        "give --layer-ms or --forward-ms: both say how long forwards take"},
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--csv", "-", "--json", "-"},
-       "--csv - and --json -: standard output is for one of them"},
+       "--csv - and --json -: only one of them can use standard output"},
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--lower", "late"},
        "--lower late: expected before-use or as-sent"},
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--message-ms", "-1"},

@@ -33,11 +33,11 @@ constexpr std::array kScheduleOptions{OptionSpec{"--name", "NAME"},
                                       OptionSpec{"--max-live", "N"},
                                       OptionSpec{"--list", ""},
                                       OptionSpec{"--help", "", 'h'}};
-// The number of stages that PyTorch unshards at most, so that both lower a schedule in the same
-// way.
+// The number of stages that PyTorch keeps unsharded at most. With the same limit, `cadre schedule`
+// lowers a schedule to the same actions as PyTorch.
 constexpr int kPyTorchUnshardedStages = 3;
-// The times range from a nanosecond to 30 years: sums of the times of all actions are finite, and
-// no picture of a step has a time that its scale cannot distinguish from 0.
+// A time is 0 or between a nanosecond and 30 years. The upper limit keeps sums over all actions
+// finite; the lower one keeps every time distinguishable from 0 in the picture of a step.
 constexpr double kShortestMs = 1e-6;
 constexpr double kLongestMs = 1e12;
 constexpr std::string_view kExpectedMs = "expected milliseconds, 0 or from 1e-6 to 1e12";
@@ -216,7 +216,7 @@ Result<ScheduleOptions> parse_schedule_options(Words words) {
   if (const GivenOption* csv = parsed->find("--csv")) options.csv_output = csv->value;
   if (const GivenOption* json = parsed->find("--json")) options.json_output = json->value;
   if (options.csv_output == "-" && options.json_output == "-") {
-    return wrong_words("--csv - and --json -: standard output is for one of them");
+    return wrong_words("--csv - and --json -: only one of them can use standard output");
   }
   return options;
 }

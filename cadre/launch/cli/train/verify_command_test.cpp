@@ -42,8 +42,8 @@ TEST(Verify, RefusesWhatMakesNoSense) {
   }
 }
 
-// The path is checked before the processes start. Otherwise the table of a long comparison could be
-// lost at the end.
+// An output path must be checked before the processes start. Otherwise the table of a long
+// comparison could be lost at the end.
 TEST(Verify, AReportThatCannotBeWrittenIsRefusedFirst) {
   const cadre::testing::TemporaryFolder folder;
   const std::string path = folder.path();
@@ -100,7 +100,8 @@ TEST_F(VerifyTree, AMissingFileIsFoundAmongTheInstalledExamples) {
       << unknown.error;
 }
 
-// Exit code 1 means a deviation. Other failures of the trainer have other codes.
+// Each pair is the trainer's exit code and the expected one of `cadre verify`. Only a deviation (4)
+// becomes 1.
 TEST_F(VerifyTree, ExitCodesTellADeviationFromAFailure) {
   for (const auto& [trainer, command] :
        std::vector<std::pair<int, int>>{{0, 0}, {4, 1}, {2, 2}, {3, 3}, {1, 3}, {77, 77}}) {
@@ -109,8 +110,8 @@ TEST_F(VerifyTree, ExitCodesTellADeviationFromAFailure) {
   }
 }
 
-// If the trainer's ranks have reported a failure together, the launcher does not report the ranks
-// again.
+// With the exit codes 2, 3 and 4 the trainer says that it has reported the failure itself. The
+// launcher must then not print its own report about the failed rank.
 TEST_F(VerifyTree, OnlyAFailureThatTheTrainerHasNotReportedIsReported) {
   for (const auto& [code, is_reported] :
        std::vector<std::pair<int, bool>>{{2, true}, {3, true}, {4, true}, {5, false}}) {
