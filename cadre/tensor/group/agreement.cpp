@@ -18,16 +18,16 @@
 namespace cadre {
 namespace {
 
-// The message that every rank sends first. Its mark and subject distinguish it from the message of
-// a rank that runs another all_gather of this size.
+// The data of the all_gather with which every agreement begins. Its mark and subject show whether
+// all ranks are in the same agreement, or one of them runs another all_gather of this size.
 struct Announcement {
   static constexpr uint64_t kMark = 0x6361647265'616772;  // "cadreagr"
   static constexpr int64_t kNoError = -1;
 
   uint64_t mark = kMark;
-  int64_t code = kNoError;  // the code of the error
-  uint64_t length = 0;      // the size of the text, or of the message of the error
-  uint64_t digest = 0;      // the digest of the text
+  int64_t code = kNoError;  // the ErrorCode, or kNoError
+  uint64_t length = 0;      // the size of the text or of the error message
+  uint64_t digest = 0;      // the hash of that text or message
   std::array<char, 96> subject = {};
 
   std::string_view subject_text() const {
@@ -48,8 +48,8 @@ const std::string& payload_of(const Result<std::string>& outcome) {
   return outcome.ok() ? *outcome : outcome.error().message();
 }
 
-// The exchange of one agreement: first the announcements, then texts, if a rank has an error or the
-// caller needs them.
+// The collectives of one agreement: an all_gather of the announcements, and then, only if a rank
+// has an error or the caller needs the texts, collectives that exchange these texts.
 class AgreementExchange {
  public:
   AgreementExchange(const ProcessGroup& group, const AgreementSubject& subject,
@@ -62,7 +62,7 @@ class AgreementExchange {
   int world_size() const { return static_cast<int>(announcements_.size()); }
   const Announcement& of(int rank) const { return announcements_[static_cast<size_t>(rank)]; }
 
-  // Returns the first rank whose text differs from that of rank 0.
+  // Returns the lowest rank whose text differs from that of rank 0; nullopt if all are equal.
   std::optional<int> first_unlike() const {
     for (int rank = 1; rank < world_size(); ++rank) {
       if (of(rank).digest != of(0).digest || of(rank).length != of(0).length) return rank;
@@ -222,7 +222,8 @@ std::optional<Error> common_refusal(std::span<const ProcessGroup> groups,
   } catch (...) {
     problem = caught_error();
   }
-  // If a rank of an earlier group has thrown, this rank reports that in the groups that follow.
+  // An error that a rank of one group has thrown becomes this rank's error in the following groups,
+  // so that it reaches the ranks of all groups.
   for (const ProcessGroup& group : groups) {
     const auto refusal = common_refusal(group, subject, [&problem] {
       if (problem) throw *problem;

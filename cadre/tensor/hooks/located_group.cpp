@@ -14,9 +14,9 @@
 namespace cadre::wrap {
 namespace {
 
-// Returns a tensor over the same values that autograd does not watch: a wrapper exchanges the
-// values of parameters, which require grad, and fills again the memory of gathered parameters whose
-// values a graph has saved.
+// Returns a tensor over the same memory that autograd does not track. A wrapper needs it to write
+// to parameters, which require grad, and to gathered parameters that a graph has saved for
+// backward.
 at::Tensor written(const at::Tensor& tensor) {
   return tensor.variable_data();
 }
@@ -36,7 +36,7 @@ struct LocatedGroup::Location {
 
  private:
   std::mutex mutex_;
-  std::vector<Work> running_;  // may contain works that have ended
+  std::vector<Work> running_;  // some of them may have ended
 };
 
 LocatedGroup::Location::~Location() {
@@ -45,8 +45,8 @@ LocatedGroup::Location::~Location() {
     const Deadline deadline = running_.back().deadline_in(kDefaultCloseTimeout);
     for (const Work& work : running_) work.wait(deadline);
   } catch (...) {
-    // Either the group has failed, or another rank has not called the operation. In the second case
-    // the group fails when it is destroyed.
+    // The wait throws if the group has failed or another rank has not called the operation. In the
+    // second case the destructor of the group makes the group fail.
   }
 }
 
@@ -76,8 +76,8 @@ auto LocatedGroup::run(Operation operation) const {
   try {
     return operation();
   } catch (const Error& error) {
-    // The error has a reporter only if the ranks called different operations, not if this rank's
-    // own arguments are invalid.
+    // Only an error because the ranks called different operations has a `reporter`. An error for an
+    // invalid argument of this rank has none and is passed on unchanged.
     if (!location_->owner || error.code() != ErrorCode::kInvalidArgument ||
         !error.details().reporter) {
       throw;

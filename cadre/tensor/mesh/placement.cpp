@@ -16,7 +16,8 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, problem);
 }
 
-// Returns whether one list may contain both reductions. Sums and means commute with each other.
+// Returns whether one list of placements may contain Partials of both reductions. Sum and mean may
+// be combined, because they commute.
 bool may_meet(ReduceOp a, ReduceOp b) {
   const auto is_linear = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
   return a == b || (is_linear(a) && is_linear(b));

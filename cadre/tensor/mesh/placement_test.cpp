@@ -1,4 +1,4 @@
-// local_box() refuses sizes and coordinates that no tensor on the mesh has.
+// Tests that local_box() throws for negative sizes and for coordinates outside of the mesh.
 #include "cadre/tensor/mesh/placement.h"
 
 #include <gmock/gmock.h>

@@ -22,7 +22,8 @@ std::string shape_of(const at::Tensor& tensor) {
 
 namespace {
 
-// Returns the remedy for a tensor that could be used after `conversion`.
+// Returns the end of an error message for a tensor that is accepted after `conversion`, such as
+// "contiguous()".
 std::string instead_of(std::string_view role, std::string_view conversion) {
   if (role == kInput) return format("pass input.{}", conversion);
   const std::string_view name = role == kOutput ? "output" : "tensor";
@@ -32,8 +33,8 @@ std::string instead_of(std::string_view role, std::string_view conversion) {
       name, conversion);
 }
 
-// Checks that two tensors share memory only as the engines allow it: the small one is this rank's
-// slice of the large one.
+// Checks that the two tensors share no memory, or that the small one is exactly this rank's slice
+// of the large one, which the engines allow.
 void check_aliasing(const Communicator& communicator, std::string_view operation,
                     const at::Tensor& large, const at::Tensor& small) {
   const auto* whole = static_cast<const std::byte*>(large.const_data_ptr());
@@ -49,8 +50,8 @@ void check_aliasing(const Communicator& communicator, std::string_view operation
              shape_of(small), communicator.rank(), shape_of(large)));
 }
 
-// Throws where torch's in-place operations throw: for a leaf that requires grad, or a view of one,
-// while grad mode is on.
+// Throws where torch's in-place operations would: while grad mode is on, for a leaf that requires
+// grad or a view of one.
 void check_may_change(const Communicator& communicator, std::string_view operation,
                       std::string_view role, const at::Tensor& tensor) {
   if (!at::GradMode::is_enabled() || !tensor.requires_grad()) return;
@@ -148,7 +149,7 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
                   format("{} {} is on {}; this group exchanges CPU tensors: {}", role,
                          shape_of(tensor), tensor.device().str(), instead_of(role, "cpu()")));
   }
-  // The memory of a negated view holds the values with the opposite sign.
+  // A negated view is refused, because its memory holds the values with the opposite sign.
   if (tensor.is_neg()) {
     refuse_tensor(communicator, operation,
                   format("{} {} is a negated view; {}", role, shape_of(tensor),

@@ -1,4 +1,4 @@
-// Lists of tensors that cannot take part in a collective are refused before anything is sent.
+// Tests that tensors which cannot take part in a collective are refused before any data is sent.
 // Ranks are threads.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -73,7 +73,8 @@ TEST(ProcessGroup, ListsThatCannotTakePartAreRefusedBeforeAnythingIsSent) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Without the refusal, each output would hold the value that was written last.
+// If this were allowed, all outputs that share memory would hold only the value that was written
+// last.
 TEST(ProcessGroup, ListsOfOutputsThatShareMemoryAreRefused) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto expect = [&](const std::function<void()>& call) {
@@ -94,7 +95,7 @@ TEST(ProcessGroup, ListsOfOutputsThatShareMemoryAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The columns of a matrix have gaps and lie in each other's extent.
+// The outputs are the columns of one matrix: their memory interleaves, but they share no element.
 TEST(ProcessGroup, ListsOfInterleavedOutputsAreFilled) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Tensor matrix = torch::zeros({3, 2});

@@ -10,7 +10,8 @@ namespace cadre {
 namespace {
 
 // The innermost scope of this thread; null outside of any scope. It is thread-local, because the
-// module's forward(), which runs in the scope, uses groups that it got elsewhere before.
+// module's forward() that runs in the scope already holds its groups, so a scope cannot be passed
+// to them.
 thread_local const WorldOfOneScope* innermost = nullptr;
 
 }  // namespace
