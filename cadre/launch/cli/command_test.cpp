@@ -131,7 +131,7 @@ TEST(Info, SaysTheSameAsTableAndAsJson) {
 TEST(Info, SaysWhereItLookedForTorchInVain) {
   const auto result = run_cadre({"info"}, {{"CADRE_TORCH", "/no/such/torch"}});
   EXPECT_NE(
-      result.output.find("not found: CADRE_TORCH=/no/such/torch has none; set CADRE_TORCH to "),
+      result.output.find("not found: CADRE_TORCH=/no/such/torch has no torch; set CADRE_TORCH to "),
       std::string::npos)
       << result.output;
 }
@@ -205,7 +205,7 @@ TEST_F(TrainerTree, PassesThePlanOfAllProcessesToOne) {
   EXPECT_EQ(result.output, "[0] 0 of 1: " + config_ + " run.steps=3 --plan=4 --json=a.json\n");
   const auto refused = run({"train", config_, "--json", "a.json"});
   EXPECT_EQ(refused.exit_code, kUsageExitCode);
-  EXPECT_NE(refused.error.find("--json a.json is for --plan"), std::string::npos) << refused.error;
+  EXPECT_NE(refused.error.find("--json a.json needs --plan"), std::string::npos) << refused.error;
 }
 
 TEST_F(TrainerTree, SaysHowToGetAMissingTrainer) {

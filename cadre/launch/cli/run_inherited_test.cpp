@@ -88,9 +88,9 @@ TEST(RunInherited, ItsOutputAtTheLimitOfFilesIsAnErrorWithTheReason) {
   const auto result =
       run_under("ulimit -f 1; exec >" + folder.file("out") + "; exec", shell_job(2, "seq 1 5000"));
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_EQ(result.error,
-            "cadre: standard output: write: File too large (errno 27); what follows on it is "
-            "lost\n");
+  EXPECT_EQ(
+      result.error,
+      "cadre: standard output: write: File too large (errno 27); further output on it is lost\n");
   EXPECT_EQ(std::filesystem::file_size(folder.file("out")), 512U);
   const auto help =
       run_under("ulimit -f 1; exec >" + folder.file("help") + "; exec", {"run", "--help"});

@@ -321,7 +321,7 @@ Result<int> num_workers_of(const GivenOption& given, const os::MachineInfo& mach
   if (text == "gpu") {
     if (machine.num_gpus > 0) return machine.num_gpus;
     return Error(ErrorCode::kInvalidArgument,
-                 given.text() + ": this machine has no GPU; say auto or a number");
+                 given.text() + ": this machine has no GPU; pass auto or a number");
   }
   const auto count = parse_integer(text);
   if (!count || *count < 1 || *count > kMaxWorkers) {

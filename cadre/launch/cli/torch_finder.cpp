@@ -138,8 +138,8 @@ std::string explain_missing_torch(const os::Environment& environment) {
   return cadre::format(
       "{}; set CADRE_TORCH to a torch folder, a virtual environment or a Python "
       "that has torch{}{}",
-      named.empty() ? "there is none in .venv of this folder nor beside python3"
-                    : cadre::format("CADRE_TORCH={} has none", named),
+      named.empty() ? "there is no torch in .venv of the working directory or beside python3"
+                    : cadre::format("CADRE_TORCH={} has no torch", named),
       wanted.empty() ? "" : " ", wanted);
 }
 

@@ -86,11 +86,12 @@ Status check_rendezvous_settings(const GivenOption& given) {
     const size_t equals = std::min(setting.find('='), setting.size());
     const std::string_view key = setting.substr(0, equals);
     if (is_true_on_one_host(key, setting.substr(std::min(equals + 1, setting.size())))) continue;
-    return Error(ErrorCode::kInvalidArgument,
-                 cadre::format(
-                     "{}: \"{}\" is no setting, or is only for a rendezvous of several hosts; this "
-                     "launcher has one host and serves the store itself, so leave the setting out",
-                     given.text(), setting));
+    return Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format(
+            "{}: \"{}\" is no setting of --rdzv-conf, or is one for several hosts only; this "
+            "launcher has one host and serves the store itself, so leave the setting out",
+            given.text(), setting));
   }
   return {};
 }

@@ -351,7 +351,7 @@ void JobRun::say_stopped() {
 void JobRun::say_lost_output() {
   if (has_said_lost_output_ || !output_.failure()) return;
   has_said_lost_output_ = true;
-  say(cadre::format("standard output: {}; what follows on it is lost",
+  say(cadre::format("standard output: {}; further output on it is lost",
                     output_.failure()->message()));
 }
 

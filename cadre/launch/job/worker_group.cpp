@@ -171,7 +171,7 @@ const WorkerGroup::Worker& WorkerGroup::worker(Rank rank) const {
   const auto found =
       std::ranges::find_if(workers_, [&](const auto& worker) { return worker->rank == rank; });
   if (found == workers_.end()) {
-    throw Error(ErrorCode::kInternal, cadre::format("rank {} is not of this group", rank));
+    throw Error(ErrorCode::kInternal, cadre::format("rank {} is not in this group", rank));
   }
   return **found;
 }

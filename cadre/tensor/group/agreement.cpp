@@ -142,11 +142,11 @@ class AgreementExchange {
                                            : std::string("in another operation");
     };
     if (of(rank).mark == of(0).mark && of(rank).subject == of(0).subject) return;
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        format("{} on group \"{}\": rank 0 is {} and rank {} is {}; make these calls on all ranks "
-               "of the group, in the same order",
-               subject_.call, group_.name(), text(of(0)), rank, text(of(rank))))
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{} on group \"{}\": the ranks are in different calls: rank 0 is {} and "
+                       "rank {} is {}; make these calls on all ranks "
+                       "of the group, in the same order",
+                       subject_.call, group_.name(), text(of(0)), rank, text(of(rank))))
         .with_culprit(Rank(rank));
   }
 
@@ -197,8 +197,9 @@ std::string first_difference(const std::string& zero, const std::string& other, 
     return format("{} is {} on rank 0 and {} on rank {}", in_a->name, in_a->value, in_b->value,
                   other_rank);
   }
-  return format("rank 0 has {} where rank {} has {}", has_a ? in_a->name : "nothing more",
-                other_rank, has_b ? in_b->name : "nothing more");
+  return format("the ranks compare different values: rank 0 has {} where rank {} has {}",
+                has_a ? in_a->name : "nothing more", other_rank,
+                has_b ? in_b->name : "nothing more");
 }
 
 }  // namespace

@@ -162,7 +162,8 @@ TEST(AgreementTest, NamesTheFieldThatDiffers) {
       "the same options on all ranks";
   EXPECT_THAT(compare(5, false), ElementsAre(seeds, seeds, seeds));
   const std::string more =
-      "kInvalidArgument 1: DataLoader on group \"world\": rank 0 has nothing more where rank 1 has "
+      "kInvalidArgument 1: DataLoader on group \"world\": the ranks compare different values: rank "
+      "0 has nothing more where rank 1 has "
       "split; pass the same options on all ranks";
   EXPECT_THAT(compare(1, true), ElementsAre(more, more, more));
 }
@@ -187,9 +188,9 @@ TEST(AgreementTest, RanksInAgreementsOfDifferentCallsAreToldSo) {
   const auto thrown = thrown_on_ranks(2, [](const ProcessGroup& group) {
     check_on_all_ranks(group, group.rank() == 0 ? "DataLoader" : "DeviceMesh", [] {});
   });
-  EXPECT_THAT(thrown[0],
-              HasSubstr("kInvalidArgument 1: DataLoader on group \"world\": rank 0 is in "
-                        "DataLoader and rank 1 is in DeviceMesh; make these calls"));
+  EXPECT_THAT(thrown[0], HasSubstr("kInvalidArgument 1: DataLoader on group \"world\": the ranks "
+                                   "are in different calls: rank 0 is in "
+                                   "DataLoader and rank 1 is in DeviceMesh; make these calls"));
   EXPECT_THAT(thrown[1], HasSubstr("rank 0 is in DataLoader and rank 1 is in DeviceMesh"));
 }
 

@@ -57,8 +57,8 @@ void check_even(const Communicator& communicator, std::string_view call, std::st
   std::string shapes;
   for (const at::Tensor& tensor : tensors) shapes += shape_of(tensor) + " ";
   refuse_tensor(communicator, call,
-                format("{}s of the list differ in size: {}; all ranks exchange as many elements in "
-                       "this operation, pad them or use all_to_all",
+                format("{}s of the list differ in size: {}; in this operation all must have the "
+                       "same number of elements, so pad them or use all_to_all",
                        role, shapes));
 }
 

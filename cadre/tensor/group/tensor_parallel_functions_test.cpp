@@ -300,7 +300,7 @@ std::vector<RefusedCall> refused_calls() {
        [](const Tensor& x, const ProcessGroup& group) {
          return functional::all_to_all(x, group, {.output_split_sizes = {-1, 3}});
        },
-       "the output (3, 2) cannot give -1 rows where 3 are left"},
+       "the output (3, 2) has a split of -1 rows, but 3 rows are left"},
       {"nothing", Tensor(),
        [](const Tensor& x, const ProcessGroup& group) {
          return functional::copy_to_group(x, group);

@@ -84,13 +84,13 @@ auto LocatedGroup::run(Operation operation) const {
     }
     const Owner& owner = *location_->owner;
     const Place& place = location_->place;
-    throw error.with_context(
-        format("{} of {}, rank {}, in {}: the ranks are not at the same place "
-               "of the same step. One of them left out a forward, a backward() or another call "
-               "that all ranks make (an exception that was caught, a step on some ranks only), or "
-               "made one more, or alone wrote to its shards, which are gathered again then. Leave "
-               "out a step on all ranks or on none. The operations that met",
-               owner.wrapper, owner.module, rank(), format(place.text, place.number)));
+    throw error.with_context(format(
+        "{} of {}, rank {}, in {}: the ranks are not at the same place "
+        "of the same step. One of them has left out or repeated a forward, a backward() "
+        "or another call that all ranks make (for example after it caught an exception), or "
+        "it alone has written to its shards, so that it gathers them again. Leave out a step "
+        "on all ranks or on none. The operations that did not match",
+        owner.wrapper, owner.module, rank(), format(place.text, place.number)));
   }
 }
 

@@ -282,8 +282,8 @@ DeviceMesh DeviceMesh::joined_with(const DeviceMesh& other) const {
         parts.push_back(part);
       } else if (known->axis != part.axis || known->steps != part.steps) {
         refuse(
-            format("joined_with {}: axis \"{}\" has ranks of axis \"{}\"; use axes of the mesh, or "
-                   "the same flattened one",
+            format("joined_with {}: axis \"{}\" overlaps axis \"{}\"; use axes of the mesh, or the "
+                   "same flattened axis in both",
                    other.to_string(), part.axis.name, known->axis.name));
       }
     }

@@ -173,14 +173,12 @@ TEST(DeviceMesh, SlicesJoinInTheOrderOfTheirMesh) {
     require(joined.whole().to_string() == mesh.to_string(), joined.whole().to_string());
     const DeviceMesh flat = mesh.flatten({"x", "z"}, "all");
     require(flat["all"].joined_with(mesh["w"]).to_string() == "{all: 4, w: 2}", "flattened");
-    EXPECT_THAT(
-        failure_of([&] { flat["all"].joined_with(mesh["z"]); }),
-        HasSubstr(
-            "joined_with {z: 2}: axis \"z\" has ranks of axis \"all\"; use axes of the mesh, or "
-            "the same flattened one"));
+    EXPECT_THAT(failure_of([&] { flat["all"].joined_with(mesh["z"]); }),
+                HasSubstr("joined_with {z: 2}: axis \"z\" overlaps axis \"all\"; use axes of the "
+                          "mesh, or the same flattened axis in both"));
     const DeviceMesh unlike = mesh.flatten({"x", "w"}, "all");
     EXPECT_THAT(failure_of([&] { flat["all"].joined_with(unlike["all"]); }),
-                HasSubstr("joined_with {all: 4}: axis \"all\" has ranks of axis \"all\""));
+                HasSubstr("joined_with {all: 4}: axis \"all\" overlaps axis \"all\""));
     const DeviceMesh apart = mesh.slice({"y", "w"}).flatten({"y", "w"}, "all");
     EXPECT_THAT(failure_of([&] { flat["all"].joined_with(apart); }),
                 HasSubstr("joined_with {all: 2}: both have an axis \"all\", along which different "

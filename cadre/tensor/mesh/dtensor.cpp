@@ -82,8 +82,9 @@ void check_part(const DeviceMesh& mesh, const at::Tensor& local, std::span<const
   if (std::ranges::equal(local.sizes(), box.sizes)) return;
   refuse_dtensor(
       mesh, "from_local",
-      format("the local tensor is {}, but of a tensor {} with {} the rank at {} holds {}; pass "
-             "that part, or the sizes of the whole tensor that it is a part of",
+      format("the local tensor has sizes {}, but of a tensor of sizes {} with placements {} the "
+             "rank at coordinates {} holds sizes {}; pass that part, or the sizes of the whole "
+             "tensor to which it belongs",
              list_of(local.sizes()), list_of(sizes), cadre::to_string(placements),
              list_of(std::vector<int64_t>(mesh.coordinates().begin(), mesh.coordinates().end())),
              list_of(box.sizes)));

@@ -288,8 +288,8 @@ TEST(DTensor, WrongUsesGiveSentences) {
         [&] {
           (void)DTensor::from_local(full, mesh, {Shard(0), Replicate()}, {4, 2});
         },
-        "the local tensor is (4, 2), but of a tensor (4, 2) with [Shard(0), Replicate()] the "
-        "rank at (");
+        "the local tensor has sizes (4, 2), but of a tensor of sizes (4, 2) with placements "
+        "[Shard(0), Replicate()] the rank at coordinates (");
     expect(
         [&] {
           (void)DTensor::from_local(full, mesh, {Shard(0), Replicate()}, {-8, 2});
@@ -329,7 +329,8 @@ TEST(DTensor, ARefusalOfOneRankIsThrownOnAll) {
   EXPECT_THAT(on_ranks([&](const DeviceMesh& mesh, bool is_wrong) {
                 (void)DTensor::from_local(counted({is_wrong ? 3 : 2}), mesh, rows, {4});
               }),
-              ::testing::AllOf(::testing::HasSubstr("the local tensor is (3), but of a tensor (4)"),
+              ::testing::AllOf(::testing::HasSubstr(
+                                   "the local tensor has sizes (3), but of a tensor of sizes (4)"),
                                ::testing::HasSubstr("on rank 2 of 4")));
   EXPECT_THAT(on_ranks([&](const DeviceMesh& mesh, bool is_wrong) {
                 (void)DTensor::from_local(is_wrong ? Tensor() : counted({2}), mesh, rows, {4});

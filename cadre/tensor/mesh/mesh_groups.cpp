@@ -51,8 +51,8 @@ void MeshGroups::await(const Slot& slot, const std::string& name) {
   while (!is_filled(slot)) {
     if (waiter->park(deadline) || is_filled(slot)) continue;
     throw Error(ErrorCode::kTimeout,
-                format("rank {}: another thread has not made the group of mesh axis \"{}\" before "
-                       "the deadline; see its error",
+                format("rank {}: another thread has not finished creating the group of mesh axis "
+                       "\"{}\" before the deadline; see the error of that thread",
                        world_.rank(), name));
   }
 }

@@ -91,8 +91,7 @@ int64_t Box::numel() const {
 Box local_box(std::span<const int64_t> sizes, std::span<const int> mesh_shape,
               std::span<const int> coordinates, std::span<const Placement> placements) {
   if (std::ranges::any_of(sizes, [](int64_t size) { return size < 0; })) {
-    refuse_placements(
-        format("{} are not the sizes of a tensor; pass sizes from 0", list_of(sizes)));
+    refuse_placements(format("{} are not the sizes of a tensor; pass sizes >= 0", list_of(sizes)));
   }
   const auto num_dims = static_cast<int64_t>(sizes.size());
   const std::vector<Placement> checked = normalized(placements, mesh_shape.size(), num_dims);

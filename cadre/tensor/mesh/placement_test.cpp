@@ -22,7 +22,7 @@ TEST(LocalBox, RefusesSizesThatNoTensorHas) {
   EXPECT_THAT(failure_of([&] {
                 (void)local_box(std::vector<int64_t>{-5, 4}, shape, coordinates, placements);
               }),
-              ::testing::HasSubstr("(-5, 4) are not the sizes of a tensor; pass sizes from 0"));
+              ::testing::HasSubstr("(-5, 4) are not the sizes of a tensor; pass sizes >= 0"));
 }
 
 TEST(LocalBox, RefusesCoordinatesThatTheMeshHasNot) {

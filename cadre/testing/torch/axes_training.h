@@ -43,7 +43,7 @@
 namespace cadre::testing {
 
 inline constexpr int64_t kAxesRows = 8;
-// This norm is so small that every step clips its gradients.
+// The maximum norm for clipping. It is so small that every step clips its gradients.
 inline constexpr double kAxesMaxNorm = 0.25;
 inline constexpr RouterLossWeights kAxesRouterWeights{.load_balance = 0.1, .z = 0.02};
 
@@ -71,17 +71,18 @@ inline std::ostream& operator<<(std::ostream& out, const Layout& layout) {
   return out << layout.name;
 }
 
-// Mistakes that a program makes deliberately, on all ranks.
+// Deliberate mistakes of a training program, made on all ranks. The tests must detect each of them
+// as a deviation.
 enum class AxesMistake {
   kNone,
-  kNoSumOverTp,  // the gradients of a norm on shards of the sequence are not summed
-  kNoSumOverDp,  // the model has no data-parallel wrapper, or the pipeline no replicas
-  kUntied,       // each copy of a tied weight keeps its own gradient
+  kNoSumOverTp,  // layer norms on sequence shards: no sum of gradients
+  kNoSumOverDp,  // no data-parallel wrapper; a pipeline without replicas
+  kUntied,       // the copies of a tied weight do not sum their gradients
   kSwappedMicrobatches,
-  kCountedTwice,  // the norm sums over all ranks of tp, also for parameters that are not divided
+  kCountedTwice,  // the norm adds replicated parameters once for each rank of tp
 };
 
-// The results of all ranks together, for all steps.
+// The results of all steps, assembled from all ranks, with the gradient norms.
 struct AxesTraining {
   Training training;
   std::vector<double> norms;
@@ -215,7 +216,7 @@ class AxesRank final : public verify::SteppedTraining {
   std::vector<std::string> data_axes() const {
     return axes_among({"dp", "dp_replicate", "dp_shard"});
   }
-  // Returns the axes along which a wrapper reduces gradients.
+  // Returns the axes along which the wrapper already reduces gradients; empty without a wrapper.
   std::vector<std::string> reduced_axes() const {
     return ddp_ || fsdp_ ? data_axes() : std::vector<std::string>();
   }
@@ -331,8 +332,8 @@ class AxesRank final : public verify::SteppedTraining {
     return parameters_of(*parts_[0]);
   }
 
-  // Returns the loss of this rank's rows, or of its tokens of these rows if the sequence is
-  // divided.
+  // Returns the loss of this rank's rows. If the sequence is divided (context parallelism), it is
+  // the loss of this rank's tokens in these rows.
   Tensor loss_of(const Tensor& logits, const Tensor& whole_targets) const {
     const Tensor targets = context_ ? context_->shard(whole_targets, 1) : whole_targets;
     const Tensor mean =
@@ -362,7 +363,7 @@ class AxesRank final : public verify::SteppedTraining {
     return result.loss;
   }
 
-  // Sums those gradients that no wrapper sums.
+  // Sums the gradients that no wrapper reduces, over the ranks of expert or context parallelism.
   void sum_gradients() {
     if (experts_) {
       experts_->sum_gradients(gradient_records(), {.reduced_axes = reduced_axes()});

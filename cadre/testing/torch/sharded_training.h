@@ -27,14 +27,14 @@
 
 namespace cadre::testing {
 
-// A way to place parameters, gradients and optimizer state, which a training combines with the
-// other options.
+// A data-parallel strategy with its options: how parameters, gradients and optimizer state are
+// placed on the ranks.
 struct Strategy {
   std::string name;
   DataStrategy sharding;
   FullyShardedDataParallelOptions fsdp = {};
   int num_replicas = 1;   // for kHsdp: the number of ranks that own the same shards
-  bool has_units = true;  // is used by kFsdp and kHsdp; if false, all parameters belong to the root
+  bool has_units = true;  // for kFsdp and kHsdp; false: all parameters belong to the root
   // Whether the ranks can map each other's memory. If not, mapped shards are gathered.
   bool shares_memory = true;
 
@@ -84,7 +84,7 @@ inline std::vector<Strategy> all_strategies(int world_size) {
 
 // The way in which the rows of a step are divided among ranks and backwards.
 enum class Division : uint8_t {
-  kWhole,   // each rank runs one forward and backward over its share
+  kWhole,   // each rank runs one forward and backward over its rows
   kEmpty,   // the same, but in each step a different rank has no rows
   kNoSync,  // two backwards; the first, or in some steps both, run under no_sync()
   kSynced,  // two backwards, both of which reduce
@@ -115,19 +115,20 @@ inline std::ostream& operator<<(std::ostream& out, const ShardedCase& test_case)
              << (test_case.is_fused ? "_fused" : "_libtorch");
 }
 
-// Trainings for which this returns the same text must have equal bits; an empty text promises
-// nothing.
+// Returns the name of a class: trainings in the same class must have bitwise equal results. ""
+// means that no such equality is promised.
 inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_case) {
-  // With replicas of shards each gradient is reduced along each of two axes, which adds in another
-  // order. libtorch's optimizers round the last elements of a slice differently.
+  // With hsdp each gradient is reduced along two axes one after the other, which changes the order
+  // of additions. libtorch's optimizers round the last elements of a slice differently.
   if (strategy.num_replicas > 1 || !test_case.is_fused) return "";
   if (test_case.division != Division::kSynced) return "all";
-  // Sharded gradients add up means, while replicated gradients average the sum again: see
+  // If both backwards of a step reduce, sharded gradients accumulate the reduced means, while
+  // replicated gradients are averaged again with the first mean in them: see
   // docs/guide/parallel/data-parallel.md.
   return strategy.sharding <= DataStrategy::kZero1 ? "replicated" : "sharded";
 }
 
-// Changes the group that carries gradients and parameters, for example to make it slow.
+// Changes the group in which gradients and parameters are exchanged, for example to make it slow.
 using Disturbance = std::function<void(const FakeGroup& group)>;
 
 // Returns the rows of one rank in one part of a step's batch.
@@ -228,7 +229,7 @@ struct ShardedProgram {
   VerifyOptions options;
 };
 
-// Calls `call` with the type of the optimizer and with its options.
+// Calls `call` with the optimizer class of the test case, as a template argument, and its options.
 template <typename Call>
 auto with_optimizer(const ShardedCase& test_case, const Call& call) {
   if (test_case.training.optimizer == "sgd") {

@@ -1,4 +1,4 @@
-// The language models and the tokens of the tests of models.
+// Makes small language models of the trainer, and tokens for them, for the tests of models.
 #pragma once
 
 #include <torch/types.h>

@@ -106,7 +106,7 @@ TEST(ScheduleCommand, RefusesWhatMakesNoSense) {
       {{"--name", "1f1b", "--ranks", "0", "--microbatches", "2"},
        "--ranks 0: expected a number from 1 on"},
       {{"--from", "x.csv", "--virtual", "2"}, "--virtual 2: the file of --from has it already"},
-      {{"1f1b"}, "\"1f1b\" is no option; a schedule is named by --name"},
+      {{"1f1b"}, "\"1f1b\" is not an option; name a schedule with --name"},
       {{"--name", "dualpipe-v", "--ranks", "4", "--microbatches", "7"},
        "dualpipe-v: 7 microbatches for 8 stages (4 ranks with 2 each); it needs at least as many "
        "microbatches as stages"},
@@ -117,7 +117,8 @@ TEST(ScheduleCommand, RefusesWhatMakesNoSense) {
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--layer-ms", "1,4e307"},
        "--layer-ms 1,4e307: expected milliseconds, 0 or from 1e-6 to 1e12, separated by commas"},
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--forward-ms", "1,1,1"},
-       "--forward-ms has 3 times; the schedule has 2 stages, so give 1 or 2"},
+       "--forward-ms has 3 times but the schedule has 2 stages; give one time for all stages or 2 "
+       "times"},
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--layer-ms", "1"},
        "--layer-ms: 1 layers for 2 stages; each stage needs at least one layer"},
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--layer-ms", "1,1",

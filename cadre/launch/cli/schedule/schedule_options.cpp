@@ -188,8 +188,9 @@ Result<std::vector<double>> for_each_stage(std::string_view name, std::vector<do
   if (times.size() == 1) times.resize(num_stages, times.front());
   if (times.size() == num_stages) return times;
   return Error(ErrorCode::kInvalidArgument,
-               cadre::format("{} has {} times; the schedule has {} stages, so give 1 or {}", name,
-                             times.size(), num_stages, num_stages));
+               cadre::format("{} has {} times but the schedule has {} stages; give one time for "
+                             "all stages or {} times",
+                             name, times.size(), num_stages, num_stages));
 }
 
 std::vector<double> scaled(std::vector<double> times, double factor) {
@@ -207,7 +208,7 @@ Result<ScheduleOptions> parse_schedule_options(Words words) {
                           .wants_list = parsed->find("--list") != nullptr};
   if (options.wants_help || options.wants_list) return options;
   if (!parsed->others.empty()) {
-    return wrong_words(cadre::format("\"{}\" is no option; a schedule is named by --name",
+    return wrong_words(cadre::format("\"{}\" is not an option; name a schedule with --name",
                                      parsed->others.front()));
   }
   CADRE_RETURN_IF_ERROR(take_input(*parsed, options));

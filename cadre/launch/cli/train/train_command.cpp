@@ -82,7 +82,7 @@ int train_command(Words words, const os::Inherited& inherited) {
   const GivenOption* const json = parsed->find("--json");
   if (json != nullptr && parsed->find("--plan") == nullptr) {
     return fail(kTrainCommand,
-                cadre::format("{} is for --plan; add --plan, or leave it out", json->text()),
+                cadre::format("{} needs --plan; add --plan, or leave it out", json->text()),
                 kUsageExitCode);
   }
   if (const Status checked = check_output_file(json); !checked.ok()) {

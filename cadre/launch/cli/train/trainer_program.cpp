@@ -30,7 +30,7 @@ Result<std::filesystem::path> path_in_prefix(std::string_view part) {
   return std::filesystem::path(*self).parent_path().parent_path() / part;
 }
 
-// Returns "; that of this installation is PATH" if an example configuration with this file name is
+// Returns "; the installed example is PATH" if an example configuration with this file name is
 // installed; otherwise "".
 std::string installed_example(const std::string& path) {
   const auto folder = path_in_prefix("share/cadre/examples");
@@ -38,7 +38,7 @@ std::string installed_example(const std::string& path) {
   const std::filesystem::path example = *folder / std::filesystem::path(path).filename();
   std::error_code failure;
   if (!std::filesystem::is_regular_file(example, failure)) return "";
-  return cadre::format("; that of this installation is {}", example.string());
+  return cadre::format("; the installed example is {}", example.string());
 }
 
 }  // namespace

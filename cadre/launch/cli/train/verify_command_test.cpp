@@ -53,7 +53,7 @@ TEST(Verify, AReportThatCannotBeWrittenIsRefusedFirst) {
       {path, "--json " + path + ": that is a folder; expected the name of a file"},
       {path + "/new/", "--json " + path + "/new/: that is a folder; expected the name of a file"},
       {path + "/no/x",
-       "--json " + path + "/no/x: the folder " + path + "/no does not exist; make it first"},
+       "--json " + path + "/no/x: the folder " + path + "/no does not exist; create it first"},
       {path + "/pipe", "--json " + path +
                            "/pipe: that is a pipe, a socket or a device; expected the name of a "
                            "file"}};
@@ -89,9 +89,9 @@ TEST_F(VerifyTree, AMissingFileIsFoundAmongTheInstalledExamples) {
   std::ofstream(examples + "/gpt.toml") << "";
   const auto known = run({"train", "elsewhere/gpt.toml"});
   EXPECT_EQ(known.exit_code, 2);
-  EXPECT_NE(known.error.find("there is no configuration file \"elsewhere/gpt.toml\"; that of this "
-                             "installation is " +
-                             examples + "/gpt.toml\n"),
+  EXPECT_NE(known.error.find(
+                "there is no configuration file \"elsewhere/gpt.toml\"; the installed example is " +
+                examples + "/gpt.toml\n"),
             std::string::npos)
       << known.error;
   const auto unknown = run({"verify", "elsewhere/other.toml"});

@@ -26,7 +26,7 @@ WorldOfOneScope::~WorldOfOneScope() {
 void WorldOfOneScope::check(const Communicator& group, std::string_view call) {
   if (innermost == nullptr || group.world_size() == 1) return;
   throw Error(ErrorCode::kInvalidArgument,
-              format("{}: group \"{}\" has {} ranks, but this computation is that of a world of "
+              format("{}: group \"{}\" has {} ranks, but this thread must compute as in a world of "
                      "one process: {}",
                      call, group.name(), group.world_size(), innermost->remedy_));
 }
