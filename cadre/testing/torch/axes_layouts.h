@@ -30,8 +30,9 @@ inline std::vector<Layout> axes_layouts() {
        .axes = {{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}},
        .sharding = kHsdp,
        .kind = kUntied},
-      // The vocabulary and the hidden features are not divisible by 3 ranks, so the tensor-parallel
-      // parts have different sizes.
+      // The vocabulary and the hidden features are not divisible by 3 ranks, so the flat buffers of
+      // tensor-parallel ranks have different sizes, and the shards of a replicated parameter are
+      // cut at different elements.
       {.name = "zero1_x_tp_uneven",
        .axes = {{"dp", 2}, {"tp", 3}},
        .sharding = kZero1,

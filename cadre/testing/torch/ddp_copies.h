@@ -71,8 +71,8 @@ struct Zoo : nn::Module {
 
 using Wrapped = DistributedDataParallel<Zoo>;
 
-// Returns whether the gradient is defined and readable. Access to a gradient that was reduced to
-// its owner throws.
+// Returns whether the gradient is defined and readable. A wrapper may leave a gradient whose memory
+// must not be read; const_data_ptr() throws for it.
 inline bool has_values(const Tensor& gradient) {
   if (!gradient.defined()) return false;
   try {

@@ -65,7 +65,7 @@ class DdpPeers : public PeersFormula {
   }
   void reduce_samples(const Tensor& tensor) const {
     const Tensor peers = samples ? at::full_like(tensor, *samples) : tensor * (world_size() - 1);
-    if (samples) peers.narrow(0, 1, 2).zero_();  // fields of sample_weight.cpp other than samples
+    if (samples) peers.narrow(0, 1, 2).zero_();  // not numbers of samples: sample_weight.cpp
     tensor.add_(peers);
   }
 };

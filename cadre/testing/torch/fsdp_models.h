@@ -107,8 +107,8 @@ struct GptOfUnits : Model {
 };
 using UnitGpt = GptOfUnits<PlainShardUnit>;
 
-// Sets deterministic parameter values. Random values would differ between runs, because the threads
-// of the ranks share the random generator of the process.
+// Sets deterministic parameter values. Random values would differ between ranks and runs, because
+// the threads of the ranks share the random generator of the process.
 inline void set_values(nn::Module& module) {
   const torch::NoGradGuard no_grad;
   double phase = 0;

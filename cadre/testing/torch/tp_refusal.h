@@ -16,8 +16,8 @@
 
 namespace cadre::testing {
 
-// Calls parallelize_module() with the plan, returns its error, and checks that the module is
-// unchanged.
+// Calls parallelize_module() with the plan, which must throw kInvalidArgument, and returns the
+// error.
 inline std::string refusal_of_plan(torch::nn::Module& module, const std::vector<PlanEntry>& plan) {
   std::string message;
   const auto result = run_groups(1, [&](const ProcessGroup& group) {
