@@ -14,7 +14,7 @@
 namespace cadre::cli {
 
 inline constexpr int kUsageExitCode = 2;
-inline constexpr int kNotExecutableExitCode = 126;  // is the exit code that shells use for this
+inline constexpr int kNotExecutableExitCode = 126;  // the code of shells for this
 inline constexpr int kNotFoundExitCode = 127;
 
 using Words = std::span<const std::string>;

@@ -27,7 +27,8 @@ bool all_are_up(CadreCommand& command) {
 TEST(RunDeath, KillOfTheCommandLeavesNothing) {
   CadreCommand command(shell_job(2, kStubbornFamily));
   ASSERT_TRUE(all_are_up(command));
-  // These are the guardian, the supervisor, 2 workers and their 2 children.
+  // The expected 6 processes are the launcher's guardian and supervisor, 2 workers and their 2
+  // children.
   ASSERT_GE(command.marked_processes().size(), 6U);
   command.send(SIGKILL);
   EXPECT_TRUE(command.leaves_nothing());

@@ -21,7 +21,7 @@ CommandResult run_under(const std::string& shell, std::vector<std::string> words
   return CadreCommand(std::move(words), {.shell = shell + " \"$@\""}).wait();
 }
 
-// These commands print a worker's signal masks, without the signals that glibc reserves.
+// Shell commands that print the masks of ignored and of blocked signals of a worker.
 constexpr const char* kPrintIgnored = "sed -nE 's/^SigIgn:[[:space:]]*/0x/p' /proc/self/status";
 constexpr const char* kPrintBlocked = "sed -nE 's/^SigBlk:[[:space:]]*/0x/p' /proc/self/status";
 
@@ -175,7 +175,8 @@ TEST(RunInherited, ATmpdirThatIsNoneIsNamed) {
   }
 }
 
-// The tests below start this test as their workers. If it is run directly, the group has one rank.
+// This test is the program of the workers that tests below start with `cadre run`. If it is run
+// directly, the group has one rank.
 TEST(RunInheritedWorker, ConnectsAGroup) {
   const auto system = os::make_native_system();
   const auto world = connect_from_environment(*system, {}, system->deadline_in(kPatience));
@@ -195,8 +196,8 @@ std::vector<std::string> group_job() {
           "--gtest_filter=RunInheritedWorker.ConnectsAGroup"};
 }
 
-// Each worker removes the variables of cadre run and sets those of mpirun or srun, to simulate a
-// start by them.
+// Simulates a start by mpirun or srun: each worker removes the variables of `cadre run` and sets
+// those of mpirun or srun.
 TEST(RunInherited, RanksConnectByTheVariablesOfMpirunAndSrun) {
   for (const std::string variables :
        {"OMPI_COMM_WORLD_RANK=$RANK OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=$RANK",

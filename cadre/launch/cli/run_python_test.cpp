@@ -149,8 +149,8 @@ TEST_F(RunPython, LeavesItsFailureAsTorchelasticReadsIt) {
   EXPECT_NE(result.output.find("\n  no such layer\n"), std::string::npos) << result.output;
 }
 
-// The test includes flags of later versions of torch: each must be accepted, or refused with a
-// reason.
+// Reads the flags from the installed torch, which may be newer than Cadre: each flag must be
+// accepted, or refused with a reason.
 TEST(RunOptions, KnowEveryFlagOfTorchrun) {
   std::ifstream file(CADRE_LIBTORCH_DIR "/distributed/run.py");
   const std::string source((std::istreambuf_iterator<char>(file)), {});

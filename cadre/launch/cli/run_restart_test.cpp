@@ -219,7 +219,7 @@ TEST(RunRestart, ForkedWorkersStopAndEndLikeOthers) {
   }
 }
 
-// Rank 1 fails when it gets SIGUSR1. Rank 0 says that it was asked to stop, and goes on.
+// Rank 1 fails when it gets SIGUSR1. Rank 0 prints "asked" when it gets SIGTERM, and does not end.
 TEST(RunRestart, ASignalWhileWorkersAreStoppedEndsTheJob) {
   CadreCommand command(restarted_shells(
       3, 2,
@@ -231,7 +231,7 @@ TEST(RunRestart, ASignalWhileWorkersAreStoppedEndsTheJob) {
   command.send(SIGTERM);
   ASSERT_TRUE(command.wait_for("cadre: SIGTERM: the workers are not started again\n"));
   const auto system = os::make_native_system();
-  // Two signals within 100 ms count as one.
+  // The pause is needed because two signals within 100 ms count as one.
   system->poll({}, system->deadline_in(std::chrono::milliseconds(150)));
   command.send(SIGINT);
   const auto result = command.wait();

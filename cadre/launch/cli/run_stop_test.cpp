@@ -1,4 +1,5 @@
-// Tests stop signals at any instant of `cadre run`, and processes that are stopped and continued.
+// Tests signals that arrive at any instant of `cadre run`, and workers that are stopped (SIGSTOP)
+// and continued (SIGCONT).
 #include <gmock/gmock.h>
 
 #include <filesystem>

@@ -7,7 +7,8 @@
 namespace cadre::cli {
 namespace {
 
-// The tests below start this test as their workers. If it is run directly, the group has one rank.
+// This test is the program of the workers that tests below start with `cadre run`. If it is run
+// directly, the group has one rank.
 TEST(RunStoreWorker, MeetsItsPeers) {
   const auto system = os::make_native_system();
   const Deadline deadline = system->deadline_in(kPatience);

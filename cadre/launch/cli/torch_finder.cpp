@@ -81,7 +81,7 @@ bool finds_libtorch(const std::string& program) {
   const auto system = os::make_native_system();
   const auto libraries = os::program_output({"env", "LD_TRACE_LOADED_OBJECTS=1", program},
                                             system->deadline_in(std::chrono::seconds(10)));
-  if (!libraries.ok()) return true;  // unknown; the program's own error will say more
+  if (!libraries.ok()) return true;  // unknown; the program reports its own error
   std::istringstream lines(*libraries);
   for (std::string line; std::getline(lines, line);) {
     const bool is_torch =

@@ -27,8 +27,8 @@ class Attempt {
   enum class Phase {
     kRunning,
     kLingering,  // the workers have ended; processes that they started may still end
-    kStopping,   // SIGTERM was sent to everything
-    kKilling     // everything is being killed
+    kStopping,   // the stop signal was sent; the processes have time to end
+    kKilling     // SIGKILL is being sent to every process of the attempt
   };
 
   // `stop_grace`: the time between the first signal to a worker and SIGKILL.

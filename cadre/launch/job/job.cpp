@@ -102,7 +102,8 @@ class JobRun {
   os::System& system_;
   const JobSpec& spec_;
   os::Pollable& guardian_gone_;
-  // Must be constructed before every member that starts a thread.
+  // Blocks signals in its constructor, so it must be constructed before any member that starts a
+  // thread, which inherits the mask.
   os::SignalListener signals_;
   BufferedOutput output_{os::OutputStream::Target::kStandardOutput};
   const std::unique_ptr<BufferedOutput> own_error_ =

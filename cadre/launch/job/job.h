@@ -24,7 +24,8 @@
 namespace cadre::launch {
 
 struct JobSpec {
-  std::string executable;  // the path of the file that is executed
+  // The path of the program that each worker executes.
+  std::string executable;
   // The argv of a worker, in which "${local_rank}" is replaced by the worker's local rank.
   std::vector<std::string> arguments;
   // The environment of the workers, to which torchrun's variables are added.
@@ -35,7 +36,8 @@ struct JobSpec {
   std::string role = "default";
   uint16_t store_port = 0;  // 0 means a free port
   LogLevel log_level = LogLevel::kWarning;
-  std::string folder;  // for the workers' error files; it exists, and only its owner has access
+  // The folder for the workers' error files. It must exist, and only its owner may have access.
+  std::string folder;
   // The text before each line; line_prefix.h lists what is replaced in it.
   std::string prefix_template = "[${rank}] ";
   bool colour_prefix = false;

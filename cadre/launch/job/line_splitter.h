@@ -55,7 +55,7 @@ class LineSplitter {
   void pass_on(std::string_view bytes, bool ends_line, const Emit& emit);
 
   const Returns returns_;
-  std::string partial_;   // the part of the line that is not passed on yet
+  std::string partial_;   // the part of the line that was not passed on yet
   bool is_open_ = false;  // a part of the line was passed on
   bool rewrites_itself_ = false;
   bool has_new_progress_ = false;

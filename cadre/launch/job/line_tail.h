@@ -63,7 +63,7 @@ class LineTail {
   struct Line {
     std::string text;
     const BufferedOutput* shown_on;
-    uint64_t line_number;  // the number of the line on that output
+    uint64_t line_number;  // the number of the line on `shown_on`
   };
 
   void end_line(const BufferedOutput& shown_on) {

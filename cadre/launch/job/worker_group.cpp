@@ -142,9 +142,9 @@ void WorkerGroup::collect_exits() {
                       .was_asked_to_stop = worker->was_asked_to_stop,
                       .stopped_by = worker->was_asked_to_stop ? worker->stopped_by : 0});
   }
-  // Of several exits that were noticed together, those by a signal come first, because they are the
-  // likely cause: when a worker crashes, its peers notice the broken connection and exit within the
-  // same millisecond.
+  // Exits by a signal are sorted before other exits that were noticed at the same time, because
+  // they are the likely cause: when a worker crashes, its peers notice the broken connection and
+  // exit within the same millisecond.
   std::stable_sort(exits_.begin() + static_cast<std::ptrdiff_t>(before), exits_.end(),
                    [](const WorkerExit& a, const WorkerExit& b) {
                      return (a.status.signal != 0) > (b.status.signal != 0);

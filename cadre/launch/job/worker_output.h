@@ -53,8 +53,8 @@ class WorkerOutput {
     BufferedOutput* sink;
     LineSplitter splitter;
     TimePoint last_fed{};
-    bool has_claimed = false;  // this lane has claimed the output for its current line
-    bool is_overdue = false;   // the pending part of the current line was shown
+    bool has_claimed = false;  // true while the output is claimed for the current line
+    bool is_overdue = false;   // the current line was shown before its end
     bool has_ended = false;
   };
   Lane& lane(Stream stream) { return stream == Stream::kOutput ? output_ : error_; }

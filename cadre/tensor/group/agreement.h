@@ -41,7 +41,7 @@ struct AgreementSubject {
 };
 
 struct CommonRefusal {
-  Error error;  // has the code and the message of `rank`
+  Error error;  // the error code and message of `rank`
   int rank;     // the lowest rank whose check has thrown
   int num_refusing;
 };
@@ -54,9 +54,9 @@ CADRE_EXPORT std::optional<CommonRefusal> common_refusal(const ProcessGroup& gro
                                                          const AgreementSubject& subject,
                                                          const std::function<void()>& check);
 
-// Does the same over several groups, such as those along the axes of a mesh, one after the other.
-// If a rank of any group throws, all ranks of all groups return its error. If there are no groups,
-// returns the error of this rank. All ranks pass the groups in the same order.
+// Runs `check` and exchanges its error over several groups, such as those along the axes of a mesh,
+// one after the other. If a rank of any group throws, all ranks of all groups return its error. If
+// there are no groups, returns the error of this rank. All ranks pass the groups in the same order.
 CADRE_EXPORT std::optional<Error> common_refusal(std::span<const ProcessGroup> groups,
                                                  const AgreementSubject& subject,
                                                  const std::function<void()>& check);

@@ -11,7 +11,7 @@
 namespace cadre {
 
 struct FileMemory::Block {
-  std::shared_ptr<FileMemory> owner;  // shared by the blocks of all its tensors
+  std::shared_ptr<FileMemory> owner;  // the FileMemory, kept alive by each of its tensors
   os::ScratchMemory memory;
 };
 

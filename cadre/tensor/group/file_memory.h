@@ -51,7 +51,7 @@ class CADRE_EXPORT FileMemory : public std::enable_shared_from_this<FileMemory> 
   struct Block;
   static void release(void* block);
 
-  std::shared_ptr<os::ScratchArena> arena_;  // shared with the blocks
+  std::shared_ptr<os::ScratchArena> arena_;  // the file; shared with the tensors' memory
   std::atomic<int64_t> used_bytes_ = 0;
 };
 

@@ -159,7 +159,7 @@ class CADRE_EXPORT ProcessGroup {
   // is usable. Same as Communicator::error().
   std::optional<Error> error() const;
 
-  // These operations work in place. tensor: any shape. The blocking calls pack a non-contiguous
+  // The operations below work in place. tensor: any shape. The blocking calls pack a non-contiguous
   // tensor and copy it back; the asynchronous ones throw for it, because they could not copy it
   // back. The memory of an asynchronous call is kept until it is done, even if the tensor is
   // resized or gets other memory meanwhile.

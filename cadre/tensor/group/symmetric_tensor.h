@@ -82,9 +82,9 @@ class CADRE_EXPORT SymmetricTensor {
   Deadline deadline_of_wait(std::string_view call, const WaitSignalOptions& options) const;
 
   ProcessGroup group_;
-  std::shared_ptr<SymmetricBuffer> buffer_;  // shared with the tensors
+  std::shared_ptr<SymmetricBuffer> buffer_;  // kept alive also by the tensors that use it
   at::Tensor local_;
-  at::Tensor whole_;  // is undefined unless has_whole()
+  at::Tensor whole_;  // undefined unless has_whole()
 };
 
 }  // namespace cadre

@@ -80,7 +80,7 @@ TEST(SymmetricTensor, RefusalsAndTimeouts) {
     const std::string failure = failure_of([&] {
       if (group.rank() == 0)
         return tensor.wait_signal(1, 0, {.timeout = std::chrono::milliseconds(20)});
-      group.recv(tensor.local(), 0);  // ends when the group ends
+      group.recv(tensor.local(), 0);  // throws when the group fails
     });
     require(group.rank() == 1 || failure.starts_with("kTimeout: "), failure);
     require(!failure.empty(), "on both ranks");

@@ -346,7 +346,7 @@ TEST(ProcessGroup, TimeoutsOfWaitsAndOfCalls) {
     require(torch::equal(sum, torch::full({2}, 2.0)), "the sum of both");
     const std::string failure = failure_of([&] {
       if (group.rank() == 0) return group.barrier({.timeout = kShort});
-      group.recv(sum, 0);  // ends when the group ends
+      group.recv(sum, 0);  // throws when the group fails
     });
     require(failure.starts_with(group.rank() == 0 ? "kTimeout: barrier #2" : "k"), failure);
   });

@@ -71,11 +71,12 @@ class CADRE_EXPORT LocatedGroup {
   // output: (world_size * n) for input (n), both contiguous. The input may be this rank's part of
   // the output, elements [rank * n, (rank + 1) * n), and may not share memory with it otherwise.
   void all_gather(const at::Tensor& output, const at::Tensor& input) const;
-  // Same, but asynchronous: the returned function waits, as that of all_reduce_async().
+  // Starts an all_gather. The returned function waits for the result and throws its error; the
+  // operation runs whether or not it is called.
   std::function<void()> all_gather_async(const at::Tensor& output, const at::Tensor& input) const;
   // output: (n) for input (world_size * n), both contiguous. The output may be this rank's part of
   // the input, and may not share memory with it otherwise; the rest of the input does not change.
-  // The returned function is like that of all_reduce_async().
+  // The returned function waits for the result and throws its error.
   std::function<void()> reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
                                              ReduceOp op) const;
 

@@ -67,7 +67,7 @@ consteval bool tensors_are_known() {
   } else if constexpr (RangeLike<T>) {
     using Element = std::remove_cvref_t<decltype(*std::declval<const T&>().begin())>;
     if constexpr (std::is_same_v<Element, T>)
-      return false;  // a path is a range of paths
+      return false;  // a std::filesystem::path is a range of paths
     else
       return tensors_are_known<Element>();
   } else {

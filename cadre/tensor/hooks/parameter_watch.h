@@ -33,7 +33,8 @@ class CADRE_EXPORT ParameterWatch {
   // Returns the first difference from the parameters at construction, such as "\"fc.bias\" was
   // added"; nullopt if there is none. Changed values and newly frozen parameters do not count.
   std::optional<std::string> change() const;
-  // Does the same, but only for parameters that were added, removed or replaced.
+  // Returns the first parameter that was added, removed or replaced, as a sentence; nullopt if
+  // there is none.
   std::optional<std::string> change_of_list() const;
 
  private:

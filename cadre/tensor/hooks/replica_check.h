@@ -35,9 +35,10 @@ void check_replicas_match(const char* wrapper, const ReplicaTensors& tensors,
 // values counts as changed in place: the backward of a graph that has saved it throws.
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group);
 
-// Does the same, but `moves_version(i)` decides whether a change of tensors[i] counts as a change
-// in place. The function is called when the tensors before i have their values, so it may read
-// them. A tensor that already has the right values is not written.
+// Gives all ranks the root's values. `moves_version(i)` decides whether a change of tensors[i]
+// counts as a change in place, which increments its version counter. The function is called when
+// the tensors before i have their values, so it may read them. A tensor that already has the right
+// values is not written.
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group,
                        const std::function<bool(size_t)>& moves_version);
 

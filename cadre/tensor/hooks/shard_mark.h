@@ -24,12 +24,15 @@ struct ParameterDivision;  // parallel/shard/division/parameter_division.h
 namespace cadre::wrap {
 
 struct ShardMark {
-  std::string parameter;  // the name in the plain module
+  // The name of the parameter in the plain module, without a wrapper.
+  std::string parameter;
   // The owner of the shard, for example "in bucket 0 of DistributedDataParallel".
   std::string owner;
   int rank = 0;
-  int num_ranks = 1;  // the number of ranks that have the shards of the parameter
-  uint64_t part = 0;  // the result of part_of(), which is equal for shards of the same elements
+  // The number of ranks among which the parameter is divided.
+  int num_ranks = 1;
+  // The result of part_of(). It is equal for shards that have the same elements of a parameter.
+  uint64_t part = 0;
   // True if the parameter is used for the samples of several ranks at once, so that these ranks
   // have one joint loss, the mean over all their samples.
   bool has_joint_loss = false;

@@ -33,8 +33,10 @@ struct DataRanksOptions {
 };
 
 struct CADRE_EXPORT DataRanks {
-  int rank = 0;  // the part of a batch that this rank has
-  int size = 1;  // the number of parts
+  // The index of this rank's part of a batch.
+  int rank = 0;
+  // The number of parts into which a batch is divided.
+  int size = 1;
   // The ranks with different parts, in the order of the parts. If nullopt, all ranks have the same
   // rows.
   std::optional<ProcessGroup> group = {};

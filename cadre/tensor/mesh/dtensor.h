@@ -34,9 +34,10 @@
 namespace cadre {
 
 struct RedistributeOptions {
-  // Whether the result requires grad; must be equal on all ranks of the mesh. By default it does if
-  // the local tensor of any rank does. To determine that, the ranks run an all_reduce of one byte
-  // along each axis that changes, but not if grad mode is off or the dtype has no gradient.
+  // Whether the result requires grad; must be equal on all ranks of the mesh. By default it
+  // requires grad if the local tensor of any rank does. To determine that, the ranks run an
+  // all_reduce of one byte along each axis that changes, but not if grad mode is off or the dtype
+  // has no gradient.
   std::optional<bool> requires_grad = {};
 };
 

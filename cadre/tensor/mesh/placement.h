@@ -47,7 +47,7 @@ class CADRE_EXPORT Placement {
   Placement(Partial partial) : kind_(partial) {}        // NOLINT: implicit
 
   bool is_replicate() const { return std::holds_alternative<Replicate>(kind_); }
-  // These return null for a placement of another kind.
+  // shard() and partial() return null for a placement of another kind.
   const Shard* shard() const { return std::get_if<Shard>(&kind_); }
   const Partial* partial() const { return std::get_if<Partial>(&kind_); }
 

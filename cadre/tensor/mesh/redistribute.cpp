@@ -195,7 +195,7 @@ void Passage::exchange() {
   }
 }
 
-// Returns the members of the group of these axes, by rank.
+// Returns the ranks of the group along these axes, each with its box before and after the exchange.
 std::vector<Passage::Member> Passage::members_of(const std::vector<size_t>& axes) const {
   int count = 1;
   for (const size_t axis : axes) count *= now_.axis_size(axis);

@@ -34,7 +34,8 @@ struct Redistribution {
 // is no view. Not recorded by autograd. Every rank must call it, even if its part is empty.
 at::Tensor redistribute_values(const Redistribution& move, const at::Tensor& local);
 
-// Does the same through autograd. requires_grad: RedistributeOptions::requires_grad.
+// Redistributes like redistribute_values(), but recorded by autograd. requires_grad: see
+// RedistributeOptions::requires_grad.
 at::Tensor redistribute_through_autograd(const Redistribution& move, const at::Tensor& local,
                                          std::optional<bool> requires_grad);
 

@@ -179,7 +179,8 @@ TEST(DTensorAutograd, AMeanThatStaysDoesNotScaleTheGradient) {
   }));
 }
 
-// A redistribution would drop the tangent, so it refuses one.
+// A redistribution does not support the tangent of forward-mode differentiation. It must throw and
+// not drop the tangent silently.
 TEST(DTensorAutograd, ForwardModeIsRefused) {
   const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();
   const testing::RanksResult result = run_groups(2, [&](const ProcessGroup& world) {

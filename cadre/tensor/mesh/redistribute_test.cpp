@@ -59,7 +59,8 @@ struct Trial {
   std::vector<int64_t> sizes;
   Placements from;
   Placements to;
-  Tensor operands;  // the operands of all ranks in the placements `from`
+  // The operands of all ranks in the placements `from`.
+  Tensor operands;
   // The coefficients of the linear loss. If undefined, only the forward is tested.
   Tensor weights = {};
   std::vector<Tensor> results = {};

@@ -53,8 +53,10 @@ CADRE_EXPORT at::Tensor in_order_of(const at::Tensor& parameter, const at::Tenso
 
 // The arguments of one kernel call. Entry i of every list belongs to the same parameter.
 struct FusedBatch {
-  std::vector<at::Tensor> parameters;  // the kernel updates them in place
-  std::vector<at::Tensor> gradients;   // read only
+  // The kernel updates the parameters in place.
+  std::vector<at::Tensor> parameters;
+  // The kernel only reads the gradients.
+  std::vector<at::Tensor> gradients;
   // One list for each kind of state of the optimizer, such as exp_avg. The kernel updates them in
   // place.
   std::vector<std::vector<at::Tensor>> states;
@@ -65,7 +67,8 @@ struct FusedBatch {
 // vectors, but not for the last few elements of a tensor, so the rounding of an element depends on
 // where its tensor ends.
 enum class TailRounding {
-  kByKernel,  // like at::_fused_adamw_ and the other kernels of libtorch
+  // As libtorch's kernels (at::_fused_adamw_ and others) compute them.
+  kByKernel,
   // All elements are computed as in whole vectors, so the bits of an element do not depend on the
   // slice or tensor that contains it. Each tensor whose size is no multiple of 64 bytes costs some
   // microseconds.

@@ -15,7 +15,8 @@
 namespace cadre {
 
 struct ParameterState {
-  std::string parameter;  // the name of the parameter in the plain module
+  // The name of the parameter in the plain module, without a wrapper.
+  std::string parameter;
   // In ZeroRedundancyOptimizer's state_dict() the tensors have the sizes of the parameter. In the
   // state for a snapshot they have the sizes of this rank's shard (ParameterShard::values).
   std::vector<NamedTensor> tensors = {};

@@ -118,7 +118,7 @@ class RuleStep {
       : optimizer_(optimizer), names_(names) {}
 
   void run() {
-    size_t index = 0;  // counts through all groups
+    size_t index = 0;  // index of the parameter, counted through all groups
     for (size_t i = 0; i < optimizer_.param_groups().size(); ++i) {
       const OptimizerParamGroup& group = optimizer_.param_groups()[i];
       const Options& options = checked_options<Rule>(group, i);

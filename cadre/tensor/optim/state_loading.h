@@ -30,7 +30,7 @@ namespace cadre::optim_state {
 // Identifies a parameter in error messages. The name may be empty.
 struct Place {
   std::string_view optimizer;
-  size_t index = 0;  // counts through all groups
+  size_t index = 0;  // index of the parameter, counted through all groups
   std::string_view name;
 };
 

@@ -114,7 +114,8 @@ struct AxesGpt : nn::Module {
   int num_stages;
   std::shared_ptr<DropoutStream> stream = std::make_shared<DropoutStream>();
   std::optional<ContextParallel> context;
-  RouterLosses router_losses;  // the auxiliary losses of the last forward
+  // The router's auxiliary losses of the last forward.
+  RouterLosses router_losses;
   // Hooks that run before the blocks in forward, and after them in backward. A test sets them to
   // make a rank fail or wait there.
   std::function<void()> in_forward, in_backward;

@@ -56,8 +56,8 @@ class DdpPeers : public PeersFormula {
       return;
     }
     tensor.mul_(world_size());
-    // These elements are vectors with one entry for each rank (numbers of samples, of writes, and
-    // others). All entries get this rank's value.
+    // Parts of the message that are vectors with one entry for each rank, such as the numbers of
+    // samples and of writes. All entries get this rank's value.
     for (const int64_t place : {1, 2, 3, 4, 5, 6, 8}) {
       const Tensor of_ranks = tensor.narrow(0, -place * world_size(), world_size());
       of_ranks.fill_(of_ranks[0] / world_size());

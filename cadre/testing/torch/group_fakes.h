@@ -240,7 +240,7 @@ class FakeGroup {
 
   std::shared_ptr<FakeCalls> calls_ = std::make_shared<FakeCalls>();
   std::shared_ptr<Communicator> communicator_;
-  Lone* lone_ = nullptr;  // owned together with the group
+  Lone* lone_ = nullptr;  // owned by communicator_; null for a real group
 };
 
 }  // namespace cadre::testing

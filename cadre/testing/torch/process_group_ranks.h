@@ -53,7 +53,7 @@ inline RanksResult run_groups(int world_size, const GroupMain& body,
       world_size, [&](RankContext& context) { run_group_of_rank(context, body, options); });
 }
 
-// Does the same for a body that writes no output.
+// Runs a body without output on all ranks as threads of this process.
 inline RanksResult run_groups(int world_size, const std::function<void(const ProcessGroup&)>& body,
                               const RunGroupsOptions& options = {}) {
   return run_groups(

@@ -33,8 +33,11 @@ struct Strategy {
   std::string name;
   DataStrategy sharding;
   FullyShardedDataParallelOptions fsdp = {};
-  int num_replicas = 1;   // for kHsdp: the number of ranks that own the same shards
-  bool has_units = true;  // for kFsdp and kHsdp; false: all parameters belong to the root
+  // For kHsdp: the number of ranks that own the same shard.
+  int num_replicas = 1;
+  // For kFsdp and kHsdp: whether the model is divided into units. If not, all parameters belong to
+  // the root.
+  bool has_units = true;
   // Whether the ranks can map each other's memory. If not, mapped shards are gathered.
   bool shares_memory = true;
 
@@ -85,7 +88,7 @@ inline std::vector<Strategy> all_strategies(int world_size) {
 // The way in which the rows of a step are divided among ranks and backwards.
 enum class Division : uint8_t {
   kWhole,   // each rank runs one forward and backward over its rows
-  kEmpty,   // the same, but in each step a different rank has no rows
+  kEmpty,   // like kWhole, but in each step a different rank has no rows
   kNoSync,  // two backwards; the first, or in some steps both, run under no_sync()
   kSynced,  // two backwards, both of which reduce
 };

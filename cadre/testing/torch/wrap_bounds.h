@@ -198,7 +198,8 @@ struct Comparison {
   double first_gradients = 0;
   double gradients = 0;  // the largest ratio of all steps
   double parameters = 0;
-  double losses = 0;  // 0 unless the training reports the losses of all ranks
+  // The largest ratio of all losses; 0 unless the training reports the losses of all ranks.
+  double losses = 0;
   // The largest difference of a parameter, relative to the largest value of its tensor and not to a
   // bound.
   double relative = 0;
@@ -225,8 +226,8 @@ inline Comparison compare(const Case& test_case, const Training& trained, const 
   return result;
 }
 
-// Does the same as compare(), and also compares the losses, if the training reports those of all
-// ranks.
+// Compares gradients and parameters like compare(), and also the losses. For trainings that report
+// the loss over all ranks.
 inline Comparison compare_with_losses(const Case& test_case, const Training& trained,
                                       const Training& alone) {
   Comparison result = compare(test_case, trained, alone);

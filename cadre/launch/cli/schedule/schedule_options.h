@@ -20,7 +20,8 @@ namespace cadre::cli {
 
 inline constexpr std::string_view kScheduleCommand = "cadre schedule";
 
-// Each list has one value for all stages, or one for each stage; it is empty if not given.
+// The times of the stages of a pipeline. Each list has one value for all stages, or one for each
+// stage; it is empty if the option was not given.
 struct StageTimes {
   std::vector<double> forward_ms;
   std::vector<double> backward_ms;
