@@ -1,4 +1,5 @@
-// Tests `--nproc-per-node auto | gpu | cpu`, for descriptions of machines and on this machine.
+// Tests `--nproc-per-node auto | gpu | cpu`, for made-up machines with and without GPUs, and on
+// this machine.
 #include <gmock/gmock.h>
 
 #include "cadre/launch/cli/run_options.h"

@@ -90,8 +90,8 @@ TEST(RunOutput, ASleepingReaderBoundsMemoryAndHidesNoDeath) {
   const auto system = os::make_native_system();
   system->poll({}, system->deadline_in(std::chrono::milliseconds(800)));
   for (const int pid : command.marked_processes()) {
-    // A process needs about 10 MB, and more with a sanitizer. Without a limit it would need a
-    // gigabyte.
+    // Each launcher process needs about 10 MB, and more with a sanitizer. If the launcher's output
+    // buffer had no limit, it would need a gigabyte.
     EXPECT_LT(resident_bytes(pid), 200U << 20) << "process " << pid;
   }
   EXPECT_EQ(command.wait().exit_code, 7);

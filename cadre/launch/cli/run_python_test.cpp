@@ -71,7 +71,8 @@ TEST_F(RunPython, ShowsThePythonTracebackOnceAndTheReportRefersToIt) {
 }
 
 #ifdef CADRE_LIBTORCH_DIR
-// Returns PREFIX/bin/python3 for PREFIX/lib/python3.X/site-packages/torch.
+// Returns the Python that has the torch of this build: PREFIX/bin/python3 for
+// PREFIX/lib/python3.X/site-packages/torch.
 std::string python_with_torch() {
   const std::string python = CADRE_LIBTORCH_DIR "/../../../../bin/python3";
   return std::filesystem::exists(python) ? python : "python3";

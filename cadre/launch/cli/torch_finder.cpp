@@ -48,7 +48,8 @@ std::optional<TorchInstallation> read_torch(const fs::path& folder) {
   return TorchInstallation{.folder = folder.string(), .version = version};
 }
 
-// Looks below PREFIX/lib/python3.X: in site-packages, or in Debian's dist-packages.
+// Searches for torch below PREFIX/lib/python3.X: in site-packages, and in dist-packages, which
+// Debian uses.
 std::optional<TorchInstallation> torch_below(const fs::path& prefix) {
   for (const char* libraries : {"lib", "local/lib"}) {
     std::error_code failure;
@@ -68,7 +69,8 @@ std::string_view minor_version(std::string_view version) {
   return version.substr(0, version.find('.', version.find('.') + 1));
 }
 
-// Looks below PREFIX of PREFIX/bin/python, which may be given without its folder.
+// Searches for the torch of a Python: below PREFIX if the Python is PREFIX/bin/python. `name` may
+// be given without a folder; then it is searched in PATH.
 std::optional<TorchInstallation> torch_of_python(const std::string& name,
                                                  const os::Environment& environment) {
   const auto python = os::find_executable(name, environment.get_or("PATH", kDefaultPath));

@@ -162,7 +162,8 @@ void Attempt::say_unkillable() {
 }
 
 void Attempt::finish_output() {
-  // A process that could not be killed keeps its pipe open.
+  // If a process could not be killed, the wait is short, because such a process keeps its pipe
+  // open.
   const Deadline ended = system_.deadline_in(unkillable_.empty() ? kOutputTimeout : kLinger);
   while (!group_.output_has_ended() && !ended.has_passed(system_.now())) group_.step({}, ended);
   group_.finish_output();

@@ -57,7 +57,7 @@ Status write_error_file(const std::string& path, const JobFailure& failure) {
     const os::ExitStatus& status = failure.first.status;
     root["message"]["errorCode"] = status.signal != 0 ? -status.signal : status.shell_code();
   }
-  // Workers' lines may contain any bytes.
+  // Bytes that are not UTF-8 are replaced, because workers' lines may contain any bytes.
   const std::string text = root.dump(-1, ' ', false, Json::error_handler_t::replace);
   return os::replace_file(path, std::as_bytes(std::span(text)));
 }

@@ -11,7 +11,8 @@
 
 namespace cadre::launch {
 
-// On one host the local rank and the global rank are equal.
+// The values that replace the placeholders. There is one rank for both ${rank} and ${local_rank},
+// which are equal on one host.
 struct PrefixValues {
   Rank rank;
   std::string role;

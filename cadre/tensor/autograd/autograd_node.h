@@ -14,7 +14,7 @@
 
 namespace cadre {
 
-// std::shared_ptr<Node> up to torch 2.12, c10::intrusive_ptr<Node> from 2.13 on.
+// The type is std::shared_ptr<Node> up to torch 2.12 and c10::intrusive_ptr<Node> from 2.13 on.
 using NodePointer = std::remove_cvref_t<decltype(std::declval<at::Tensor>().grad_fn())>;
 
 // `Pointer` is a template parameter so that only the `if constexpr` branch for the present version

@@ -15,8 +15,8 @@ namespace cadre {
 // before it returns.
 Work finish_after(Work operation, std::function<void()> finish);
 
-// Returns a work that ends when all have ended. It fails with the first error in the order of the
-// list.
+// Returns a work that ends when all `works` have ended. It fails with the first error in the order
+// of the list.
 Work all_of(std::vector<Work> works);
 
 }  // namespace cadre

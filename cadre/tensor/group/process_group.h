@@ -189,14 +189,14 @@ class CADRE_EXPORT ProcessGroup {
                       const ReduceScatterOptions& options = {}) const;
   Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
                             const ReduceScatterOptions& options = {}) const;
-  // On the root the shapes are those of all_gather. Other ranks ignore output; pass an undefined
-  // tensor there.
+  // Stores the inputs of all ranks in the root's output, with the shapes of all_gather. Other ranks
+  // ignore output; pass an undefined tensor there.
   void gather(const at::Tensor& output, const at::Tensor& input,
               const GatherOptions& options = {}) const;
   Work gather_async(const at::Tensor& output, const at::Tensor& input,
                     const GatherOptions& options = {}) const;
-  // On the root input.numel() == world_size * output.numel(). Other ranks ignore input; pass an
-  // undefined tensor there.
+  // Gives each rank its part of the root's input. On the root input.numel() == world_size *
+  // output.numel(). Other ranks ignore input; pass an undefined tensor there.
   void scatter(const at::Tensor& output, const at::Tensor& input,
                const ScatterOptions& options = {}) const;
   Work scatter_async(const at::Tensor& output, const at::Tensor& input,
@@ -340,9 +340,10 @@ struct InitOptions {
   // The address at which the processes find each other: "tcp://HOST:PORT" of rank 0, "file:///PATH"
   // on one host, or "env://", which is the default: MASTER_ADDR and MASTER_PORT.
   std::string init_method = {};
-  // The engine. "host" is shared memory, or an error if a rank is on another host; "net" is TCP,
-  // also on one host. An empty text and "gloo" (PyTorch's name for collectives on CPUs) mean "host"
-  // if all ranks share a host, else "net". Other names are an error. All ranks pass the same.
+  // The backend that moves and reduces data. "host" is shared memory, or an error if a rank is on
+  // another host; "net" is TCP, also on one host. An empty text and "gloo" (PyTorch's name for
+  // collectives on CPUs) mean "host" if all ranks share a host, else "net". Other names are an
+  // error. All ranks pass the same.
   std::string backend = {};
   // The default timeout of an operation, counted from its start: of collectives, messages and waits
   // for signals, in the world and in groups that are split from it.

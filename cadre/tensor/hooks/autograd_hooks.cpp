@@ -17,7 +17,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// std::shared_ptr<Node> up to torch 2.12, c10::intrusive_ptr<Node> from 2.13 on.
+// The type is std::shared_ptr<Node> up to torch 2.12 and c10::intrusive_ptr<Node> from 2.13 on.
 using NodePointer = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
 
 class PostHook final : public torch::autograd::FunctionPostHook {

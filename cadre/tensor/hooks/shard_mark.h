@@ -49,11 +49,11 @@ struct ShardMark {
 CADRE_EXPORT uint64_t part_of(const at::Tensor& parameter, int64_t first_element);
 
 CADRE_EXPORT void mark_as_shard(const at::Tensor& tensor, ShardMark mark);
-// Returns the mark; null for any other tensor, also for an undefined one.
+// Returns the shard mark of a tensor; null for a tensor without one and for an undefined tensor.
 CADRE_EXPORT const ShardMark* shard_mark_of(const at::Tensor& tensor);
 
-// Marks a parameter of the stages that this rank of a pipeline of `num_ranks` holds. A tensor may
-// have both marks.
+// The mark of a parameter that belongs to a pipeline stage of this rank. A tensor may have a
+// ShardMark, too.
 struct StageMark {
   std::string parameter;  // the name in the module of the stage
   int stage = 0;

@@ -41,8 +41,8 @@ CADRE_EXPORT std::string text_of(const torch::optim::OptimizerOptions& options);
 // torch::optim.
 CADRE_EXPORT bool has_whole_text(const torch::optim::OptimizerOptions& options);
 
-// Returns the names of the state tensors without which these options cannot continue, such as
-// "exp_avg". Empty for a type that is not torch::optim's.
+// Returns the names of the state tensors that an optimizer with these options needs to continue,
+// such as "exp_avg". Empty for a type that is not torch::optim's.
 CADRE_EXPORT std::vector<std::string> needed_state_of(
     const torch::optim::OptimizerOptions& options);
 

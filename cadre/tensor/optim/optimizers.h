@@ -43,7 +43,8 @@ namespace cadre {
 
 // The type of module.named_parameters().
 using NamedParameters = torch::OrderedDict<std::string, at::Tensor>;
-// A parameter's name by its TensorImpl, which is also the key of an optimizer's state.
+// Maps the TensorImpl of a parameter, which is also the key of an optimizer's state, to the
+// parameter's name.
 using ParameterNames = std::unordered_map<const void*, std::string>;
 
 class CADRE_EXPORT AdamW : public torch::optim::AdamW {

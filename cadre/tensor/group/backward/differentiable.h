@@ -38,16 +38,18 @@ namespace cadre::functional {
 // do, like that of at::amax; it is NaN if the result is NaN.
 CADRE_EXPORT at::Tensor all_reduce(const at::Tensor& input, const ProcessGroup& group,
                                    const AllReduceOptions& options = {});
-// input: (n, ...), of one shape on all ranks, or (); result: (world_size * n, ...), or
-// (world_size).
+// Concatenates the inputs of all ranks along dimension 0. input: (n, ...) or (), of one shape on
+// all ranks; result: (world_size * n, ...) or (world_size).
 CADRE_EXPORT at::Tensor all_gather(const at::Tensor& input, const ProcessGroup& group,
                                    const AllGatherOptions& options = {});
-// input: (world_size * n, ...); result: (n, ...). SUM, AVG and PREMUL_SUM have a backward; the
-// others throw while gradients are recorded.
+// Reduces the inputs of all ranks and returns part `rank` of the result. input: (world_size * n,
+// ...); result: (n, ...). SUM, AVG and PREMUL_SUM have a backward; the others throw while gradients
+// are recorded.
 CADRE_EXPORT at::Tensor reduce_scatter(const at::Tensor& input, const ProcessGroup& group,
                                        const ReduceScatterOptions& options = {});
-// input: (n, ...); result: (m, ...), where the splits add up to n and m. If splits are given for
-// one side only, the other side is divided evenly; without output splits m is n.
+// Sends rows of the input to each rank. input: (n, ...); result: (m, ...), where the splits add up
+// to n and m. If splits are given for one side only, the other side is divided evenly; without
+// output splits m is n.
 CADRE_EXPORT at::Tensor all_to_all(const at::Tensor& input, const ProcessGroup& group,
                                    const AllToAllOptions& options = {});
 // The result is the root's input. On other ranks only the input's shape and dtype are used; its
