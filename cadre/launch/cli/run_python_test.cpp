@@ -103,7 +103,7 @@ TEST_F(RunPython, RunsUnmodifiedPyTorchWithGloo) {
   EXPECT_NE(result.output.find("[1] rank 1 of 2 sum [1, 3, 5, 7]\n"), std::string::npos);
 }
 
-// In the first attempt, rank 1 kills itself before the import of PyTorch, which would take seconds.
+// Rank 1 kills itself in the first attempt, before the import of PyTorch, which would take seconds.
 constexpr const char* kRestartedScript = R"(
 import os, signal, time
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

@@ -189,8 +189,8 @@ bool has_one_thread_at_start() {
 
 TEST(RunRestart, WorkersThatPreparedItAreForked) {
   for (int num_shells = 0; num_shells < 2; ++num_shells) {
-    // With one shell, a script executes the program. It must be executed again in the restart,
-    // because a fork of the program would skip what the script does before.
+    // The second case starts the program by a shell script. The restart must execute the script
+    // again, because a fork of the program would skip what the script does before.
     std::vector<std::string> words{"--nproc-per-node", "3"};
     if (num_shells == 1) words.insert(words.end(), {"sh", "-c", "exec \"$@\"", "sh"});
     const auto result = run_workers(words, "PreparesRestarts");

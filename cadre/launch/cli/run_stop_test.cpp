@@ -103,7 +103,7 @@ TEST(RunStop, WhatWasContinuedInTimeIsNoCause) {
 }
 
 TEST(RunStop, CtrlZStopsTheWholeJobAndContinuingContinuesIt) {
-  // After "up" the shells start no further process, because a shell that waits in vfork() for a
+  // The shells start no further process after "up", because a shell that waits in vfork() for a
   // stopped child has the state D instead of T. The job ends only after the `sleep` processes that
   // the shells have started.
   CadreCommand command({"run", "--nproc-per-node", "2", "--shutdown-timeout", "1", "sh", "-c",

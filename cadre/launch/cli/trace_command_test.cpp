@@ -66,7 +66,7 @@ TEST(TraceCommand, TheTimeOfALiveHangGoesOn) {
   FlightIdentity writer{"world", host.name, 0, 2, host.pid, 0, process_start_of(host.pid)};
   ASSERT_NE(writer.process_start, 0U);
   EXPECT_THAT(text_of_hang(writer), ContainsRegex("was still in it after [1-5][0-9] s"));
-  // In the cases below the trace must not claim that the rank is alive: the writer of the record is
+  // The trace must not claim in the cases below that the rank is alive: the writer of the record is
   // an earlier process with the same pid, or is on another host, or did not record its start time.
   const auto dead = HasSubstr("was in it when its record ends");
   FlightIdentity reused = writer;

@@ -80,7 +80,7 @@ TEST(LazyTensors, MayBeInputsOfTheDifferentiableCollectives) {
         require(torch::equal(lazy.detach(), plain.detach()), function.name + " of " + form.name);
         require(!lazy.is_neg() && !lazy._is_zerotensor(), function.name + " of " + form.name);
       }
-      // In this case the input of forward is lazy, too.
+      // The input of forward is lazy in this case, too.
       const Tensor input = numbers(group.rank()).requires_grad_(true);
       function.call(at::_neg_view(input), group).sum().backward();
       const Tensor truth = numbers(group.rank()).requires_grad_(true);

@@ -58,7 +58,7 @@ TEST(MovedHandles, ASymmetricTensorRefusesEveryCall) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// After a failure of the group, peer() and the other calls throw. Tensors that they returned before
+// peer() and the other calls throw after a failure of the group. Tensors that they returned before
 // remain readable.
 TEST(SymmetricTensor, OfAFailedGroupThrowsTheFirstFailure) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {

@@ -120,8 +120,8 @@ TEST(ProcessGroup, MemoryOfAnOperationInFlightIsNotFreed) {
   }
 }
 
-// For an input the error recommends a temporary copy. For an output a temporary copy would lose the
-// result.
+// The error for an unsupported input recommends a temporary copy. The error for an output must not,
+// because the result would be lost in the copy.
 TEST(ProcessGroup, ItsRemediesKeepTheResult) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const auto expect = [](const std::function<void()>& call, const std::string& remedy) {

@@ -220,7 +220,7 @@ TEST(Functional, TheGraphKeepsTheGroup) {
     }
     y.sum().backward();
     require(torch::equal(x.grad(), torch::full({2}, 2.0, torch::kDouble)), "gradient");
-    // After close(), the backward must throw.
+    // The backward must throw after close().
     const auto pair = group.split({.color = 0, .name = "pair"});
     y = functional::all_gather(x, *pair);
     pair->close();

@@ -48,8 +48,8 @@ void expect_all(const Tensor& tensor, double value) {
   EXPECT_TRUE(torch::equal(tensor, torch::full_like(tensor, value))) << tensor;
 }
 
-// In formula_of_four() only rank 0 exists. The fake group computes the contributions of ranks 1, 2
-// and 3 as 2, 3 and 4 times rank 0's values.
+// Only rank 0 exists in a group of formula_of_four(). The fake group computes the contributions of
+// ranks 1, 2 and 3 as 2, 3 and 4 times rank 0's values.
 TEST(FakeGroup, AFormulaIsTheOtherRanks) {
   const FakeGroup fake(formula_of_four());
   EXPECT_EQ(fake.group().world_size(), 4);

@@ -42,7 +42,7 @@ class CADRE_EXPORT LocatedGroup {
     int64_t number = 0;
   };
 
-  // Without an owner, errors of the group are passed on unchanged.
+  // Errors of the group are passed on unchanged if there is no owner.
   LocatedGroup(const ProcessGroup& group);  // NOLINT(google-explicit-constructor): adds nothing yet
   LocatedGroup(const ProcessGroup& group, Owner owner);
 

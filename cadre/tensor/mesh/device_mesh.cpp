@@ -83,7 +83,7 @@ uint64_t number_of_mesh(const ProcessGroup& world, const std::vector<MeshAxis>& 
   Communicator& communicator = world.communicator();
   const uint64_t number = communicator.num_collectives() + 1;
   if (world.world_size() == 1) {
-    // In a world of one the comparison below runs no collective. This all_gather increments the
+    // The comparison below runs no collective in a world of one. This all_gather increments the
     // number of collectives instead, so that the next mesh gets another number.
     std::byte none{};
     communicator.all_gather(std::span(&none, 1), std::span(&none, 1), DType::kUint8,

@@ -105,8 +105,9 @@ TEST(DTensor, CommunicatesOnlyWhatItMust) {
   }));
 }
 
-// With unequal chunks on 4 ranks the padding may cost more than another collective, so the
-// collective that moves the fewest elements is used. A tensor without elements needs no collective.
+// The chunks on 4 ranks are unequal, and padding them may cost more than another collective. The
+// collective that moves the fewest elements must be used. A tensor without elements needs no
+// collective.
 TEST(DTensor, ChoosesTheCollectiveByThePadding) {
   require_ok(run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 4}});
@@ -172,7 +173,7 @@ TEST(DTensor, TrainsThroughSeveralRedistributions) {
     const Tensor expected_x = x.clone().requires_grad_(true);
     loss_of(torch::matmul(expected_x, expected_weight)).backward();
 
-    // In the column-parallel product, rank 0 has two columns of y and rank 1 has one. The only row
+    // Rank 0 has two columns of y in the column-parallel product, and rank 1 has one. The only row
     // is on rank 0 after the redistribution.
     const DTensor split = DTensor::distribute(weight, mesh, {Shard(1)});
     split.local().requires_grad_(true);

@@ -152,8 +152,8 @@ void Passage::reduce_scatter(size_t axis, size_t dim) {
   const int num_ranks = now_.axis_size(axis);
   const int64_t size = tensor_.size(d);
   const int64_t chunk = full_chunk(size, num_ranks);
-  // With much padding an all_reduce of the unpadded tensor is cheaper. It moves as many elements as
-  // two reduce_scatters.
+  // An all_reduce moves as many elements as two reduce_scatters, but needs no padding, so it is
+  // cheaper if there would be much padding.
   if (tensor_.numel() == 0 || chunk * num_ranks > 2 * size) {
     all_reduce(axis);
     cut(dim, axis);

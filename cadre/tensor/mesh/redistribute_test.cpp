@@ -305,8 +305,8 @@ TEST(LocalBox, IsTheChunkThatTorchCuts) {
       }
     }
   }
-  // On 4 ranks, 7 elements are divided into chunks of 2, 2, 2 and 1, and 5 elements into chunks of
-  // 2, 2, 1 and 0.
+  // 7 elements are divided among 4 ranks into chunks of 2, 2, 2 and 1, and 5 elements into chunks
+  // of 2, 2, 1 and 0.
   const std::vector<int64_t> five = {5};
   const std::vector<int> four = {4};
   const Placements rows = {Shard(0)};

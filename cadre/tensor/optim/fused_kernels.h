@@ -67,7 +67,7 @@ struct FusedBatch {
 // vectors, but not for the last few elements of a tensor, so the rounding of an element depends on
 // where its tensor ends.
 enum class TailRounding {
-  // As libtorch's kernels (at::_fused_adamw_ and others) compute them.
+  // The rounding of libtorch's kernels (at::_fused_adamw_ and others).
   kByKernel,
   // All elements are computed as in whole vectors, so the bits of an element do not depend on the
   // slice or tensor that contains it. Each tensor whose size is no multiple of 64 bytes costs some

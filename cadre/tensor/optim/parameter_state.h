@@ -17,8 +17,8 @@ namespace cadre {
 struct ParameterState {
   // The name of the parameter in the plain module, without a wrapper.
   std::string parameter;
-  // In ZeroRedundancyOptimizer's state_dict() the tensors have the sizes of the parameter. In the
-  // state for a snapshot they have the sizes of this rank's shard (ParameterShard::values).
+  // The tensors have the sizes of the parameter in ZeroRedundancyOptimizer's state_dict(), and the
+  // sizes of this rank's shard (ParameterShard::values) in the state for a snapshot.
   std::vector<NamedTensor> tensors = {};
   // 0-dim tensors that are equal on all ranks, such as "step" of int64.
   std::vector<NamedTensor> scalars = {};

@@ -256,7 +256,7 @@ class RuleStep {
   torch::optim::Optimizer& optimizer_;
   const ParameterNames& names_;
   std::map<int64_t, at::Tensor> step_tensors_;
-  // For parameters without state: the options of the group that will create the state.
+  // The options of the group that will create the state, for each parameter without state.
   std::unordered_map<const void*, const Options*> makers_;
   // The states that this step has created and no kernel has used yet, with the options of the
   // creating group.

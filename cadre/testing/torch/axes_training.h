@@ -120,8 +120,8 @@ inline AxesTraining train_axes_alone(const Case& test_case, AxesGpt& model,
   return result;
 }
 
-// One rank of a layout, which trains on `batches`. The constructor makes the members in the order
-// in which they are declared.
+// One rank that trains on `batches` in a layout: divides the model, wraps it (or makes a pipeline)
+// and makes the optimizer.
 class AxesRank final : public verify::SteppedTraining {
  public:
   AxesRank(const Layout& layout, const Case& test_case, const ProcessGroup& world,
@@ -144,7 +144,8 @@ class AxesRank final : public verify::SteppedTraining {
     make_optimizer_for(test_case);
   }
 
-  // Leaves clipped gradients.
+  // Runs forward and backward and clips the gradients, which remain set. Returns the mean loss over
+  // all rows.
   double backward(int64_t step) override {
     optimizer_->zero_grad();
     for (const auto& part : parts_) {
@@ -167,7 +168,7 @@ class AxesRank final : public verify::SteppedTraining {
     return shard::gather_values(records());
   }
 
-  // Returns whole parameters, in the order of the plain module.
+  // Gathers and returns the whole parameters, in the order of the plain module.
   Snapshot whole_parameters() { return in_order(names_, parameters()); }
 
   AxesTraining train() {
@@ -186,8 +187,8 @@ class AxesRank final : public verify::SteppedTraining {
   SnapshotParts parts() { return parts_of(records()); }
   // Returns the optimizer that holds the state of the parameters in records().
   torch::optim::Optimizer& optimizer() { return zero_local_ ? zero_local_() : *optimizer_; }
-  // Sets functions that run in the forward and the backward of this rank's first stage, and before
-  // the gradients are clipped.
+  // Sets hooks: in_forward and in_backward of this rank's first stage, and before_clip, which runs
+  // before the gradients are clipped.
   void disturb(std::function<void()> in_forward, std::function<void()> in_backward,
                std::function<void()> before_clip) {
     parts_[0]->in_forward = std::move(in_forward);

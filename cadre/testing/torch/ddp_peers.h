@@ -75,8 +75,8 @@ class DdpTest : public ::testing::Test {
   std::shared_ptr<Net> net_ = std::make_shared<Net>();
   std::shared_ptr<DdpPeers> formula_ = std::make_shared<DdpPeers>(kWorld);
   FakeGroup peers_{formula_};
-  // With this cap each parameter of more than 64 bytes gets a bucket of its own, so there are at
-  // least two buckets.
+  // The cap gives each parameter of more than 64 bytes a bucket of its own, so there are at least
+  // two buckets.
   DistributedDataParallelOptions options_{.bucket_caps = {.first_bytes = 64, .bytes = 64}};
 
   DistributedDataParallel<Net> wrap() { return {net_, peers_.group(), options_}; }

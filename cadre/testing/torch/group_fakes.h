@@ -157,9 +157,10 @@ class FakeGroup {
     call.pass_on();
   }
 
-  // With a formula, operations run in the callers' waits only. This call starts the group's
-  // progress thread, so that operations run for which nobody waits, such as those of a pass that an
-  // exception has ended; a wrapper's destructor needs them to end. Has no effect for a real group.
+  // Operations of a group with a formula run in the callers' waits only. This call starts the
+  // group's progress thread, so that operations run for which nobody waits, such as those of a pass
+  // that an exception has ended; a wrapper's destructor needs them to end. Has no effect for a real
+  // group.
   void begin_threads() const {
     if (lone_ != nullptr) lone_->system.begin_threads();
   }

@@ -16,7 +16,7 @@
 
 namespace cadre::testing {
 
-// For each parameter, the dimension along which it is divided; nullopt: it is not divided.
+// The dimension along which each parameter is divided; nullopt if it is not divided.
 using DividedDims = std::vector<std::optional<int64_t>>;
 
 // Concatenates the ranks' parts of each parameter along its dimension. Parameters that are not

@@ -1,5 +1,6 @@
-// Trains the models of wrap_models.h on ranks under every wrapper, and with every way to divide a
-// batch among ranks and backwards. The trainings are those of cadre/train/verify.
+// Trains the models of wrap_models.h on several ranks under each data-parallel strategy, and with
+// each way to divide a batch among ranks and backwards. The trainings are those of
+// cadre/train/verify.
 //
 // Threads: one for each rank. Blocking: collective, until the group's deadline. Errors: those of
 // the wrappers. For tests only.
@@ -33,10 +34,10 @@ struct Strategy {
   std::string name;
   DataStrategy sharding;
   FullyShardedDataParallelOptions fsdp = {};
-  // For kHsdp: the number of ranks that own the same shard.
+  // The number of ranks that own the same shard. Used by kHsdp.
   int num_replicas = 1;
-  // For kFsdp and kHsdp: whether the model is divided into units. If not, all parameters belong to
-  // the root.
+  // Whether the model is divided into units. If not, all parameters belong to the root. Used by
+  // kFsdp and kHsdp.
   bool has_units = true;
   // Whether the ranks can map each other's memory. If not, mapped shards are gathered.
   bool shares_memory = true;
@@ -121,7 +122,7 @@ inline std::ostream& operator<<(std::ostream& out, const ShardedCase& test_case)
 // Returns the name of a class: trainings in the same class must have bitwise equal results. ""
 // means that no such equality is promised.
 inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_case) {
-  // With hsdp each gradient is reduced along two axes one after the other, which changes the order
+  // Each gradient is reduced along two axes one after the other with hsdp, which changes the order
   // of additions. libtorch's optimizers round the last elements of a slice differently.
   if (strategy.num_replicas > 1 || !test_case.is_fused) return "";
   if (test_case.division != Division::kSynced) return "all";
@@ -134,7 +135,7 @@ inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_
 // Changes the group in which gradients and parameters are exchanged, for example to make it slow.
 using Disturbance = std::function<void(const FakeGroup& group)>;
 
-// Returns the rows of one rank in one part of a step's batch.
+// Returns the rows of this rank in one part of a step's batch.
 inline FlatRange rows_of(const ShardedCase& test_case, int64_t step, const FlatRange& part,
                          const ProcessGroup& group) {
   verify::RowsPart own{.index = group.rank(), .count = group.world_size()};
@@ -147,14 +148,16 @@ inline FlatRange rows_of(const ShardedCase& test_case, int64_t step, const FlatR
   return verify::rows_of_part(part, own);
 }
 
-// Returns the backwards of one rank in a step whose loss is the mean over `num_rows` rows.
+// Returns which rows this rank uses in each backward of a step. The loss of the step is the mean
+// over `num_rows` rows of all ranks.
 inline verify::PlannedStep plan_of(const ShardedCase& test_case, int64_t step, int64_t num_rows,
                                    const ProcessGroup& group) {
   const bool is_local = test_case.division == Division::kNoSync;
   const bool is_synced = test_case.division == Division::kSynced;
   std::vector<FlatRange> parts = {{0, num_rows}};
   if (is_local || is_synced) parts = {{0, num_rows / 2}, {num_rows / 2, num_rows}};
-  // All backwards that reduce in one step need the same share of the rows.
+  // Whether every rank has the same number of rows in both backwards. If not, a step with no_sync()
+  // reduces only once, at its end.
   const bool is_even = num_rows % (2 * group.world_size()) == 0;
   verify::PlannedStep plan{.is_reduced_at_end = is_local && (!is_even || step % 2 == 1)};
   int64_t num_own = 0;
@@ -181,8 +184,8 @@ inline ProcessGroup disturbed(const ProcessGroup& group, const Disturbance& dist
   return fake.group();
 }
 
-// The program of a verification (see verify/verify_program.h) that trains a given model with an
-// optimizer of type O.
+// A program for the trainings of cadre/train/verify (see verify_program.h): trains the given model
+// with an optimizer of type O.
 template <typename O, typename Defaults>
 struct ShardedProgram {
   using Module = Model;
@@ -205,7 +208,7 @@ struct ShardedProgram {
     return plan_of(test_case, step, num_rows, world);
   }
 
-  // The caps are small, so that each model has several buckets.
+  // The bucket caps are small, so that each model has several buckets.
   DistributedDataParallelOptions ddp_options(const StrategyCase& given) const {
     DistributedDataParallelOptions ddp{
         .bucket_caps = {.first_bytes = 64 * element_bytes(), .bytes = 256 * element_bytes()}};
@@ -243,7 +246,7 @@ auto with_optimizer(const ShardedCase& test_case, const Call& call) {
                             : call(std::type_identity<torch::optim::AdamW>(), adamw_options());
 }
 
-// Trains on one rank. All ranks call it, each with its own module.
+// Trains on this rank under the strategy. All ranks call it, each with its own module.
 inline Training train_under(const Strategy& strategy, const ShardedCase& test_case,
                             const std::vector<Tensor>& batches, const ProcessGroup& group,
                             const std::shared_ptr<Model>& module, const Disturbance& disturb = {}) {

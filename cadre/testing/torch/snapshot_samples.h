@@ -92,7 +92,7 @@ inline std::vector<Box> boxes_of(const World& world, int rank, const Sample& sam
     case Division::kUneven: {
       const int num_first = world.size / 2;
       if (rank < num_first) return flat(num_first, rank);
-      // In the second replica each shard except the last is three elements longer than in an even
+      // Each shard of the second replica, except the last, is three elements longer than in an even
       // division.
       const int64_t length = whole.numel() / (world.size - num_first) + 3;
       const bool is_last = rank == world.size - 1;

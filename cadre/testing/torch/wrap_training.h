@@ -124,7 +124,7 @@ inline std::string bits_of(const Snapshot& tensors) {
   return bits;
 }
 
-// Returns copies of the tensors of these names, in their order.
+// Returns copies of the tensors with these names, in the order of `names`.
 inline Snapshot in_order(const std::vector<std::string>& names,
                          const std::vector<NamedTensor>& named) {
   std::vector<Tensor> tensors;
@@ -136,7 +136,8 @@ inline Snapshot in_order(const std::vector<std::string>& names,
   return copies_of(tensors);
 }
 
-// Runs num_steps steps. Tensors are in the order of `names`, the parameters of the plain module.
+// Trains for num_steps steps. The tensors of the result are in the order of `names`, the parameters
+// of the plain module.
 inline Training train_in_steps(verify::SteppedTraining& stepped,
                                const std::vector<std::string>& names, size_t num_steps) {
   Training training;
@@ -150,7 +151,7 @@ inline Training train_in_steps(verify::SteppedTraining& stepped,
   return training;
 }
 
-// Returns the names of distinct parameters, in their order.
+// Returns the names of the module's parameters, each (also a tied one) once.
 inline std::vector<std::string> parameter_names_of(const nn::Module& module) {
   std::vector<std::string> names;
   for (const NamedTensor& parameter : distinct_parameters(module)) names.push_back(parameter.name);

@@ -110,7 +110,7 @@ TEST_F(VerifyTree, ExitCodesTellADeviationFromAFailure) {
   }
 }
 
-// With the exit codes 2, 3 and 4 the trainer says that it has reported the failure itself. The
+// The exit codes 2, 3 and 4 of the trainer mean that it has reported the failure itself. The
 // launcher must then not print its own report about the failed rank.
 TEST_F(VerifyTree, OnlyAFailureThatTheTrainerHasNotReportedIsReported) {
   for (const auto& [code, is_reported] :

@@ -115,7 +115,7 @@ at::Tensor checked_input(const ProcessGroup& group, std::string_view operation,
                          const at::Tensor& input) {
   const at::Tensor checked = input.defined() ? with_values_in_memory(input) : input;
   check_tensor(group.communicator(), operation, kInput, checked);
-  // Without this check, the tangent of forward-mode differentiation would be dropped silently.
+  // The tangent of forward-mode differentiation would be dropped silently without this check.
   if (!carries_tangent(checked)) return checked;
   refuse_tensor(group.communicator(), operation,
                 format("the input {} carries a tangent of forward-mode differentiation, which the "
@@ -198,8 +198,8 @@ at::Tensor extremum_backward(const at::Tensor& gradient, const at::Tensor& holds
   const at::Tensor part = holds.to(gradient.scalar_type());
   const at::Tensor sums = all_reduce(at::stack({gradient, part}), group);
   const at::Tensor num_holders = sums.select(0, 1);
-  // at::where() instead of a product with `part`, because infinity * 0 is NaN. No rank holds an
-  // element whose result is NaN, so its gradient is NaN on all ranks.
+  // The gradient is selected with at::where() and not multiplied by `part`, because infinity * 0 is
+  // NaN. No rank holds an element whose result is NaN, so its gradient is NaN on all ranks.
   const at::Tensor elsewhere =
       at::zeros_like(part).masked_fill(num_holders.eq(0), std::numeric_limits<double>::quiet_NaN());
   return at::where(holds, sums.select(0, 0) / num_holders, elsewhere);
