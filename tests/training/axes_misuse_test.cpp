@@ -40,7 +40,7 @@ TEST(AxesMisuse, AWrapperOnAMeshOfItsOwnIsRefused) {
                           "ranks"));
     const DeviceMesh flat = mesh.flatten({"dp", "tp"}, "all");
     EXPECT_THAT(failure_of([&] { FullyShardedDataParallel model(part, flat); }),
-                HasSubstr("has ranks of axis"));
+                HasSubstr("overlaps axis"));
     const DistributedDataParallelOptions sharded{.gradients = GradientPlacement::kSharded};
     EXPECT_THAT(failure_of([&] { DistributedDataParallel model(part, world, sharded); }),
                 HasSubstr("in a group of ranks that hold the same shards of its parameters"));

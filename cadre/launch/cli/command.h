@@ -14,12 +14,13 @@
 namespace cadre::cli {
 
 inline constexpr int kUsageExitCode = 2;
-inline constexpr int kNotExecutableExitCode = 126;  // is the exit code that shells use for this
+inline constexpr int kNotExecutableExitCode = 126;  // the code of shells for this
 inline constexpr int kNotFoundExitCode = 127;
 
 using Words = std::span<const std::string>;
 
-// The commands that start processes give them the original values of `inherited`.
+// `inherited` has the ignored signals and the limits with which this process was started. Commands
+// that start other processes restore them there.
 int run_command(Words words, const os::Inherited& inherited);
 int train_command(Words words, const os::Inherited& inherited);
 int verify_command(Words words, const os::Inherited& inherited);

@@ -33,7 +33,8 @@ TEST(Command, ShowsHelpAndVersion) {
   EXPECT_EQ(run_cadre({}).exit_code, 2);
 }
 
-// If the disk is full or the descriptor is closed, the output is lost. The exit code must say so.
+// The output is lost if the disk is full or the descriptor is closed. The exit code must then be an
+// error.
 TEST(Command, NoticesThatItsOutputIsLost) {
   const std::vector<std::vector<std::string>> commands{{"info"},
                                                        {"info", "--json"},
@@ -130,7 +131,7 @@ TEST(Info, SaysTheSameAsTableAndAsJson) {
 TEST(Info, SaysWhereItLookedForTorchInVain) {
   const auto result = run_cadre({"info"}, {{"CADRE_TORCH", "/no/such/torch"}});
   EXPECT_NE(
-      result.output.find("not found: CADRE_TORCH=/no/such/torch has none; set CADRE_TORCH to "),
+      result.output.find("not found: CADRE_TORCH=/no/such/torch has no torch; set CADRE_TORCH to "),
       std::string::npos)
       << result.output;
 }
@@ -159,7 +160,8 @@ TEST(Train, LooksForTheConfigurationBeforeAnythingStarts) {
   }
 }
 
-// An installed Cadre without the trainer does not contain make, so its error names another remedy.
+// Returns the end of the error if the trainer does not exist. Its remedy depends on whether this
+// build has libtorch.
 std::string missing_trainer() {
   return built_with_torch() ? "only a part of Cadre was built or installed; install all of it"
                             : "this build has no libtorch; run `make build`";
@@ -203,7 +205,7 @@ TEST_F(TrainerTree, PassesThePlanOfAllProcessesToOne) {
   EXPECT_EQ(result.output, "[0] 0 of 1: " + config_ + " run.steps=3 --plan=4 --json=a.json\n");
   const auto refused = run({"train", config_, "--json", "a.json"});
   EXPECT_EQ(refused.exit_code, kUsageExitCode);
-  EXPECT_NE(refused.error.find("--json a.json is for --plan"), std::string::npos) << refused.error;
+  EXPECT_NE(refused.error.find("--json a.json needs --plan"), std::string::npos) << refused.error;
 }
 
 TEST_F(TrainerTree, SaysHowToGetAMissingTrainer) {

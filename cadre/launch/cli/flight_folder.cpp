@@ -17,7 +17,7 @@ constexpr const char* kVariable = "CADRE_FLIGHT_RECORDS";
 constexpr std::string_view kRank = "rank";
 constexpr std::string_view kJob = "-job";
 
-// Accepts names such as "rank1-job2".
+// Returns whether the name has the form rankR-jobN, such as "rank1-job2".
 bool is_nested_name(std::string_view name) {
   const size_t dash = name.find(kJob);
   return name.starts_with(kRank) && dash != std::string_view::npos &&
@@ -31,8 +31,8 @@ bool is_worker(const os::Environment& environment) {
   return environment.get("RANK") && environment.get("TORCHELASTIC_RUN_ID");
 }
 
-// Another job of this rank may choose a name at the same time: the process that creates the folder
-// gets the name.
+// Creates the folder rankR-jobN with the lowest free N. The creation is atomic, so two jobs that
+// this rank starts at the same time get different numbers.
 fs::path make_nested_folder(const fs::path& folder, const std::string& rank,
                             std::error_code& failure) {
   for (int number = 1;; ++number) {
@@ -72,7 +72,7 @@ std::vector<std::string> nested_flight_folders(const std::string& folder) {
   for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end;
        entry.increment(failure)) {
     const std::string path = entry->path().string();
-    // A link may lead out of the folder, or form a cycle.
+    // Symbolic links are skipped, because they may lead out of the folder or form a cycle.
     if (!is_nested_name(entry->path().filename().string()) || entry->is_symlink(failure) ||
         !entry->is_directory(failure)) {
       continue;

@@ -21,7 +21,8 @@ int launch_job(std::string_view command, launch::JobSpec spec,
     return fail(command, prepared.error().message(), 1);
   }
   os::hold_forwarded_signals();
-  // Created before the fork into guardian and supervisor, so that whichever survives removes it.
+  // The folder is created before the fork into guardian and supervisor, so that the survivor
+  // removes it if the other one is killed.
   const auto folder =
       os::TemporaryFolder::make(spec.environment.get_or("TMPDIR", "/tmp"), "cadre-run-");
   if (!folder.ok()) return fail(command, folder.error().message(), 1);
@@ -30,7 +31,8 @@ int launch_job(std::string_view command, launch::JobSpec spec,
     return os::run_guarded([&](os::Pollable& guardian_gone) {
       const auto system = os::make_native_system();
       const auto exit_code = launch::run_job(*system, spec, guardian_gone);
-      // Called in this process, because the guardian returns its exit code.
+      // `meaning` is called in this process, the supervisor, because the guardian exits with its
+      // exit code.
       if (exit_code.ok()) return meaning ? meaning(*exit_code) : *exit_code;
       const Error& error = exit_code.error();
       return fail(command, error.message(),

@@ -1,4 +1,5 @@
-// Runs a job under the guardian, for `cadre run`, `cadre train` and `cadre verify`.
+// Runs a job for `cadre run`, `cadre train` and `cadre verify`. A second process, the guardian,
+// kills the whole job if the launcher is killed.
 //
 // Threads: the main thread, before any other was started. Blocking: as long as the job runs.
 // Errors: reported on standard error as one sentence; 126 or 127 if the program cannot be started,

@@ -1,4 +1,5 @@
-// Tests `--nproc-per-node auto | gpu | cpu`, for descriptions of machines and on this machine.
+// Tests `--nproc-per-node auto | gpu | cpu`, for made-up machines with and without GPUs, and on
+// this machine.
 #include <gmock/gmock.h>
 
 #include "cadre/launch/cli/run_options.h"
@@ -22,7 +23,7 @@ TEST(NumWorkers, AreAsManyAsGpusOrCores) {
   EXPECT_EQ(workers("auto", without), "12");
   EXPECT_EQ(workers("cpu", without), "12");
   EXPECT_EQ(workers("gpu", without),
-            "--nproc-per-node gpu: this machine has no GPU; say auto or a number");
+            "--nproc-per-node gpu: this machine has no GPU; pass auto or a number");
 }
 
 TEST(NumWorkers, RefuseWhatIsNoNumberOfThem) {
@@ -45,7 +46,7 @@ TEST(NumWorkers, OnOneCoreCpuIsOneWorker) {
       run_cadre({"run", "--nproc-per-node=gpu", "true"}, {{"CUDA_VISIBLE_DEVICES", ""}});
   EXPECT_EQ(none.exit_code, 2);
   EXPECT_EQ(none.error,
-            "cadre run: --nproc-per-node gpu: this machine has no GPU; say auto or a number\n");
+            "cadre run: --nproc-per-node gpu: this machine has no GPU; pass auto or a number\n");
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace cadre::cli {
 namespace {
 
 constexpr std::string_view kNumberOfProcesses = "--nproc-per-node";
-// mpirun writes -n 4 or -np 4.
+// The number of processes is -n 4 or -np 4 in mpirun.
 constexpr std::string_view kNumberOfMpirun = "-n";
 
 std::string with_dashes(std::string name) {
@@ -78,7 +78,7 @@ class WordParser {
                  cadre::format("{} is ambiguous: it may be {}", spelling, names));
   }
 
-  // Takes "-m", "-t 3" or "-t3".
+  // Parses a short option with or without a value: "-m", "-t 3" or "-t3".
   Status take_letter(const std::string& word) {
     const auto spec = std::ranges::find(known_, word[1], &OptionSpec::letter);
     if (spec == known_.end()) return unknown(word);

@@ -20,7 +20,8 @@ namespace cadre::cli {
 
 // An option that a command knows.
 struct OptionSpec {
-  std::string_view name;  // "--nproc-per-node"
+  // The name with its dashes, such as "--nproc-per-node".
+  std::string_view name;
   // The placeholder of the value in the help, such as "N"; empty if there is no value.
   std::string_view value;
   char letter = 0;  // the short form of the option, such as 'm' for -m

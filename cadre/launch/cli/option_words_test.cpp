@@ -1,4 +1,5 @@
-// The rules of argparse by which a command line is divided.
+// Tests that a command line is split into options and other words by the rules of Python's
+// argparse.
 #include "cadre/launch/cli/option_words.h"
 
 #include <gtest/gtest.h>

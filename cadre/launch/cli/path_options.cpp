@@ -36,10 +36,10 @@ Status check_output_file(const GivenOption* given) {
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   if (!fs::is_directory(folder, unknown)) {
     return refuse(*given,
-                  cadre::format("the folder {} does not exist; make it first", folder.string()));
+                  cadre::format("the folder {} does not exist; create it first", folder.string()));
   }
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
-    return refuse(*given, cadre::format("this user may make no file in {}", folder.string()));
+    return refuse(*given, cadre::format("this user may not create files in {}", folder.string()));
   }
   return {};
 }

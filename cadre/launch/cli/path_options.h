@@ -1,8 +1,8 @@
-// Checks options whose value is a path that a command or its workers write, before anything runs:
-// the report of a long job must not be lost at its end because of a mistyped name.
+// Checks the options whose value is an output path. Commands do this before they start any worker,
+// because a mistyped path must not lose the report of a long job at its end.
 //
-// Threads: any. Blocking: for the time of the file system. Errors: kInvalidArgument with the
-// option.
+// Threads: any. Blocking: for the time of the file system. Errors: kInvalidArgument, whose message
+// names the option.
 #pragma once
 
 #include "cadre/core/base/error.h"

@@ -50,7 +50,7 @@ TEST_F(PathOptionsTest, WhatIsNoFileIsRefusedWithTheOption) {
       "--out " + pipe + ": that is a pipe, a socket or a device; expected the name of a file");
   EXPECT_EQ(said_of_file(folder_.file("none/file")), "--out " + folder_.file("none/file") +
                                                          ": the folder " + folder_.file("none") +
-                                                         " does not exist; make it first");
+                                                         " does not exist; create it first");
 }
 
 TEST_F(PathOptionsTest, AFolderMayBeMissingAndIsNoFile) {

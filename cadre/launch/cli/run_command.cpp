@@ -1,4 +1,5 @@
-// `cadre run`: turns its command line into a JobSpec.
+// Implements `cadre run`: converts its command line to a JobSpec, the description of a job, and
+// runs the job.
 #include <filesystem>
 #include <optional>
 #include <system_error>

@@ -1,4 +1,5 @@
-// Tests signals to `cadre run`, and SIGKILL of it: no process or file may be left.
+// Tests how `cadre run` ends when it gets a signal, SIGKILL included: no process or file of the job
+// may be left.
 #include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
 
@@ -26,7 +27,8 @@ bool all_are_up(CadreCommand& command) {
 TEST(RunDeath, KillOfTheCommandLeavesNothing) {
   CadreCommand command(shell_job(2, kStubbornFamily));
   ASSERT_TRUE(all_are_up(command));
-  // These are the guardian, the supervisor, 2 workers and their 2 children.
+  // The expected 6 processes are the launcher's guardian and supervisor, 2 workers and their 2
+  // children.
   ASSERT_GE(command.marked_processes().size(), 6U);
   command.send(SIGKILL);
   EXPECT_TRUE(command.leaves_nothing());
@@ -52,7 +54,7 @@ TEST(RunDeath, TwoInterruptsKillAtOnce) {
       command.wait_for("SIGINT: asked 2 workers to stop, for at most 30 s; Ctrl-C again "
                        "kills them at once"));
   const auto system = os::make_native_system();
-  // The pause is longer than kSameKeyPress.
+  // The pause is longer than kSameKeyPress, so that the next SIGINT counts as a second Ctrl-C.
   system->poll({}, system->deadline_in(std::chrono::milliseconds(150)));
   command.send(SIGINT);
   const auto result = command.wait();

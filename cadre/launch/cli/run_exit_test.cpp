@@ -176,7 +176,7 @@ TEST_F(RunUnstartable, OfANameInThisFolderSaysTheLastRemedyFirst) {
     return CadreCommand({"run", name}, {.shell = "cd " + folder_ + "; exec \"$@\""}).wait();
   };
   std::filesystem::create_directory(folder_ + "/package");
-  // Renamed, because util-linux contains a program "script".
+  // The file is renamed, because PATH may contain the program "script" of util-linux.
   std::filesystem::rename(folder_ + "/script", folder_ + "/own-script");
   const auto folder = run_here("package");
   EXPECT_EQ(folder.exit_code, 126);

@@ -77,9 +77,9 @@ level of the library's log on stderr.
 )";
 
 constexpr size_t kHelpWidth = 100;
-constexpr std::string_view kIndent = "     ";  // precedes the space of each line's first word
+constexpr std::string_view kIndent = "     ";  // each line begins with this, a space and a word
 
-// Returns indented lines of whole words.
+// Returns the sentence wrapped into indented lines.
 std::string wrapped(std::string_view sentence) {
   std::string text;
   std::string line(kIndent);

@@ -21,7 +21,7 @@ CommandResult run_under(const std::string& shell, std::vector<std::string> words
   return CadreCommand(std::move(words), {.shell = shell + " \"$@\""}).wait();
 }
 
-// These commands print a worker's signal masks, without the signals that glibc reserves.
+// Shell commands that print the masks of ignored and of blocked signals of a worker.
 constexpr const char* kPrintIgnored = "sed -nE 's/^SigIgn:[[:space:]]*/0x/p' /proc/self/status";
 constexpr const char* kPrintBlocked = "sed -nE 's/^SigBlk:[[:space:]]*/0x/p' /proc/self/status";
 
@@ -64,7 +64,8 @@ TEST(RunInherited, WorkersBlockNothing) {
   EXPECT_EQ(mask_in(run_under("exec env --block-signal", shell_job(1, kPrintBlocked)).output), 0U);
 }
 
-// Except for the stop signals and SIGCHLD, workers ignore the same signals as under a shell.
+// Workers ignore the signals that the launcher's parent ignored, as if a shell had started them.
+// The signals that stop a job and SIGCHLD are exceptions.
 TEST(RunInherited, WorkersIgnoreWhatTheLauncherWasStartedWithIgnored) {
   // Resets the signals that this test itself ignores.
   const std::string defaults = "exec env --default-signal ";
@@ -87,9 +88,9 @@ TEST(RunInherited, ItsOutputAtTheLimitOfFilesIsAnErrorWithTheReason) {
   const auto result =
       run_under("ulimit -f 1; exec >" + folder.file("out") + "; exec", shell_job(2, "seq 1 5000"));
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_EQ(result.error,
-            "cadre: standard output: write: File too large (errno 27); what follows on it is "
-            "lost\n");
+  EXPECT_EQ(
+      result.error,
+      "cadre: standard output: write: File too large (errno 27); further output on it is lost\n");
   EXPECT_EQ(std::filesystem::file_size(folder.file("out")), 512U);
   const auto help =
       run_under("ulimit -f 1; exec >" + folder.file("help") + "; exec", {"run", "--help"});
@@ -174,7 +175,8 @@ TEST(RunInherited, ATmpdirThatIsNoneIsNamed) {
   }
 }
 
-// The tests below start this test as their workers. If it is run directly, the group has one rank.
+// This test is the program of the workers that tests below start with `cadre run`. If it is run
+// directly, the group has one rank.
 TEST(RunInheritedWorker, ConnectsAGroup) {
   const auto system = os::make_native_system();
   const auto world = connect_from_environment(*system, {}, system->deadline_in(kPatience));
@@ -194,8 +196,8 @@ std::vector<std::string> group_job() {
           "--gtest_filter=RunInheritedWorker.ConnectsAGroup"};
 }
 
-// The launcher simulates mpirun and srun: the workers get the variables of these, and not those of
-// cadre run.
+// Simulates a start by mpirun or srun: each worker removes the variables of `cadre run` and sets
+// those of mpirun or srun.
 TEST(RunInherited, RanksConnectByTheVariablesOfMpirunAndSrun) {
   for (const std::string variables :
        {"OMPI_COMM_WORLD_RANK=$RANK OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=$RANK",
@@ -216,7 +218,7 @@ TEST(RunInherited, RanksConnectByTheVariablesOfMpirunAndSrun) {
   }
 }
 
-// The limit is smaller than the shared segment would be if it held the memory of all ranks.
+// The file size limit is smaller than a shared segment with the memory of all ranks would be.
 TEST(RunInherited, UnderALimitOfFilesRanksConnect) {
   const auto result = run_under("ulimit -f 1000000; exec", group_job());
   EXPECT_EQ(result.exit_code, 0) << result.output << result.error;

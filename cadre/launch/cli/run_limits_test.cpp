@@ -1,4 +1,4 @@
-// Tests `cadre run` with few descriptors.
+// Tests `cadre run` under a low limit on open file descriptors.
 #include <sys/resource.h>
 
 #include "cadre/testing/core/cadre_command.h"

@@ -143,8 +143,8 @@ TEST(RunLines, OutputThatCannotBeWrittenIsNamedAndAnError) {
       CadreCommand(shell_job(2, "echo hello"), {.shell = "exec \"$@\" >/dev/full"}).wait();
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(result.error,
-            "cadre: standard output: write: No space left on device (errno 28); what follows on it "
-            "is lost\n");
+            "cadre: standard output: write: No space left on device (errno 28); further output on "
+            "it is lost\n");
   const auto both =
       CadreCommand(shell_job(2, "echo hello"), {.shell = "exec \"$@\" >/dev/full 2>&1"}).wait();
   EXPECT_EQ(both.exit_code, 1);

@@ -95,7 +95,7 @@ Status check_backend(const GivenOption& given, RunOptions&) {
                "other service: leave it out");
 }
 
-// Takes "node0", "node0:29400", "[::1]:29400" or "::1".
+// Parses the value of --rdzv-endpoint: "node0", "node0:29400", "[::1]:29400" or "::1".
 Status take_endpoint(const GivenOption& given, RunOptions& options) {
   std::string host = given.value;
   std::string port = "0";
@@ -227,8 +227,7 @@ std::vector<OptionSpec> options_with_variables() {
 }
 
 // Returns the options from environment variables. An empty variable counts as unset, and the value
-// of a switch is 0 or 1. The PET_ variable of the shutdown timeout takes precedence over the older
-// variable.
+// of a switch is 0 or 1. PET_SHUTDOWN_TIMEOUT takes precedence over TORCH_ELASTIC_SHUTDOWN_TIMEOUT.
 Result<std::vector<GivenOption>> read_variables(const os::Environment& environment,
                                                 std::vector<std::string>& warnings) {
   std::vector<GivenOption> given;
@@ -256,8 +255,8 @@ Result<std::vector<GivenOption>> read_variables(const os::Environment& environme
   return given;
 }
 
-// Adds the remedy if a value that a variable has set is invalid, because it cannot be removed from
-// the command line.
+// If an invalid value came from an environment variable, adds to the error how to override or unset
+// it, because the user finds no such option on the command line.
 Status with_remedy(const GivenOption& given, Status applied) {
   if (applied.ok() || given.spelling.starts_with('-')) return applied;
   return Error(applied.error().code(),
@@ -267,7 +266,7 @@ Status with_remedy(const GivenOption& given, Status applied) {
 }
 
 Status apply_all(const ParsedWords& parsed, RunOptions& options) {
-  // torchrun's --standalone replaces some options.
+  // --standalone overrides three other options, as in torchrun.
   const bool is_standalone = parsed.find("--standalone") != nullptr;
   for (const AcceptedFlag& flag : kAccepted) {
     const GivenOption* given = parsed.find(flag.option.name);
@@ -322,7 +321,7 @@ Result<int> num_workers_of(const GivenOption& given, const os::MachineInfo& mach
   if (text == "gpu") {
     if (machine.num_gpus > 0) return machine.num_gpus;
     return Error(ErrorCode::kInvalidArgument,
-                 given.text() + ": this machine has no GPU; say auto or a number");
+                 given.text() + ": this machine has no GPU; pass auto or a number");
   }
   const auto count = parse_integer(text);
   if (!count || *count < 1 || *count > kMaxWorkers) {

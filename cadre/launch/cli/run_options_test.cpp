@@ -159,7 +159,7 @@ TEST(RunOptions, TakesHostAndPortOfAnEndpoint) {
       EXPECT_EQ(options->store_port, port) << text;
     }
   }
-  // As in torchrun, --rdzv-endpoint takes precedence over --master-port.
+  // --rdzv-endpoint takes precedence over --master-port, as in torchrun.
   EXPECT_EQ(parse({"--rdzv-endpoint", "localhost:2", "--master-port", "1"})->store_port, 2);
   EXPECT_EQ(parse({"--rdzv-endpoint", "localhost:0", "--master-port", "1"})->store_port, 1);
   EXPECT_EQ(refusal_of({"--rdzv-endpoint", "localhost:http"}),

@@ -63,7 +63,8 @@ TEST(RunOutput, LosesNothingOfAFlood) {
   constexpr int kLines = 200000;
   const auto result = run_cadre(shell_job(2, cadre::format("seq 1 {}", kLines)));
   EXPECT_EQ(result.exit_code, 0);
-  // The next number of each rank, because the lines of a rank come in order.
+  // The number that the next line of each rank must have: the launcher keeps the order of a rank's
+  // lines.
   std::map<std::string, int> next;
   for (const std::string& line : lines_of(result.output)) {
     const std::string prefix = line.substr(0, 4);
@@ -89,8 +90,8 @@ TEST(RunOutput, ASleepingReaderBoundsMemoryAndHidesNoDeath) {
   const auto system = os::make_native_system();
   system->poll({}, system->deadline_in(std::chrono::milliseconds(800)));
   for (const int pid : command.marked_processes()) {
-    // A process needs about 10 MB, and more with a sanitizer. Without a limit it would need a
-    // gigabyte.
+    // Each launcher process needs about 10 MB, and more with a sanitizer. If the launcher's output
+    // buffer had no limit, it would need a gigabyte.
     EXPECT_LT(resident_bytes(pid), 200U << 20) << "process " << pid;
   }
   EXPECT_EQ(command.wait().exit_code, 7);
@@ -151,7 +152,8 @@ TEST(RunOutput, SharesTheCoresWhenTheUserDoesNot) {
   }
 }
 
-// The tests below start this test as their workers. If it is run directly, the group has one rank.
+// This test is the program of the workers that tests below start with `cadre run`. If it is run
+// directly, the group has one rank.
 TEST(RunOutputWorker, ConnectsAGroup) {
   const auto system = os::make_native_system();
   const auto world = connect_from_environment(*system, {}, system->deadline_in(kPatience));

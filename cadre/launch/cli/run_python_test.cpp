@@ -71,7 +71,8 @@ TEST_F(RunPython, ShowsThePythonTracebackOnceAndTheReportRefersToIt) {
 }
 
 #ifdef CADRE_LIBTORCH_DIR
-// Returns PREFIX/bin/python3 for PREFIX/lib/python3.X/site-packages/torch.
+// Returns the Python that has the torch of this build: PREFIX/bin/python3 for
+// PREFIX/lib/python3.X/site-packages/torch.
 std::string python_with_torch() {
   const std::string python = CADRE_LIBTORCH_DIR "/../../../../bin/python3";
   return std::filesystem::exists(python) ? python : "python3";
@@ -102,7 +103,7 @@ TEST_F(RunPython, RunsUnmodifiedPyTorchWithGloo) {
   EXPECT_NE(result.output.find("[1] rank 1 of 2 sum [1, 3, 5, 7]\n"), std::string::npos);
 }
 
-// The first attempt ends before it loads PyTorch, which takes seconds.
+// Rank 1 kills itself in the first attempt, before the import of PyTorch, which would take seconds.
 constexpr const char* kRestartedScript = R"(
 import os, signal, time
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -149,8 +150,8 @@ TEST_F(RunPython, LeavesItsFailureAsTorchelasticReadsIt) {
   EXPECT_NE(result.output.find("\n  no such layer\n"), std::string::npos) << result.output;
 }
 
-// The test includes flags of later versions of torch: each must be accepted, or refused with a
-// reason.
+// Reads the flags from the installed torch, which may be newer than Cadre: each flag must be
+// accepted, or refused with a reason.
 TEST(RunOptions, KnowEveryFlagOfTorchrun) {
   std::ifstream file(CADRE_LIBTORCH_DIR "/distributed/run.py");
   const std::string source((std::istreambuf_iterator<char>(file)), {});

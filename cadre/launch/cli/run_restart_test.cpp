@@ -1,4 +1,5 @@
-// `cadre run --max-restarts`: failed workers are started again, and what ends a job instead.
+// Tests `cadre run --max-restarts`: after which failures all workers are started again, and what
+// ends the job instead.
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <unistd.h>
@@ -108,8 +109,8 @@ TEST(RunRestart, WhatAnAttemptLeftRunningEndsBeforeTheNextOne) {
   EXPECT_TRUE(command.leaves_nothing());
 }
 
-// The tests of RunRestartWorker are the workers of the tests below; when they are run directly,
-// they do nothing.
+// The tests named RunRestartWorker are programs that the tests below start as workers. They do
+// nothing when they are run directly.
 TEST(RunRestartWorker, FindsNoKeyOfAnEarlierAttempt) {
   const auto system = os::make_native_system();
   const Deadline deadline = system->deadline_in(kPatience);
@@ -134,7 +135,8 @@ TEST(RunRestartWorker, ConnectsAGroup) {
   world->close(system->deadline_in(kPatience));
 }
 
-// Rank 2 is killed in the first attempt. Later ones wait for a signal if CADRE_TEST_WAITS is set.
+// Rank 2 kills itself in the first attempt. In later attempts all ranks wait for a signal if
+// CADRE_TEST_WAITS is set.
 TEST(RunRestartWorker, PreparesRestarts) {
   const int executed = ::getpid();
   prepare_restart();
@@ -160,7 +162,7 @@ CommandResult run_workers(std::vector<std::string> options, const std::string& t
   return run_cadre(restarted_job(1, std::move(options)));
 }
 
-// The store of each attempt listens at the port that was asked for.
+// The store of each attempt must listen on the port of --master-port.
 TEST(RunRestart, EachAttemptHasAStoreOfItsOwn) {
   const auto system = os::make_native_system();
   auto free_port = system->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
@@ -178,7 +180,8 @@ TEST(RunRestart, RanksConnectAgainAfterOneWasKilled) {
   EXPECT_THAT(result.error, HasSubstr("succeeded after 1 restart"));
 }
 
-// ThreadSanitizer gives every program a thread of its own.
+// Returns false under ThreadSanitizer, which starts a background thread in every program. A process
+// with several threads is not forked.
 bool has_one_thread_at_start() {
   const std::filesystem::directory_iterator threads("/proc/self/task");
   return std::distance(begin(threads), end(threads)) == 1;
@@ -186,7 +189,8 @@ bool has_one_thread_at_start() {
 
 TEST(RunRestart, WorkersThatPreparedItAreForked) {
   for (int num_shells = 0; num_shells < 2; ++num_shells) {
-    // What a script sets before it executes the program would be lost by a fork.
+    // The second case starts the program by a shell script. The restart must execute the script
+    // again, because a fork of the program would skip what the script does before.
     std::vector<std::string> words{"--nproc-per-node", "3"};
     if (num_shells == 1) words.insert(words.end(), {"sh", "-c", "exec \"$@\"", "sh"});
     const auto result = run_workers(words, "PreparesRestarts");
@@ -215,7 +219,7 @@ TEST(RunRestart, ForkedWorkersStopAndEndLikeOthers) {
   }
 }
 
-// Rank 1 fails when it gets SIGUSR1. Rank 0 says that it was asked to stop, and goes on.
+// Rank 1 fails when it gets SIGUSR1. Rank 0 prints "asked" when it gets SIGTERM, and does not end.
 TEST(RunRestart, ASignalWhileWorkersAreStoppedEndsTheJob) {
   CadreCommand command(restarted_shells(
       3, 2,
@@ -227,7 +231,7 @@ TEST(RunRestart, ASignalWhileWorkersAreStoppedEndsTheJob) {
   command.send(SIGTERM);
   ASSERT_TRUE(command.wait_for("cadre: SIGTERM: the workers are not started again\n"));
   const auto system = os::make_native_system();
-  // Two signals within 100 ms count as one.
+  // The pause is needed because two signals within 100 ms count as one.
   system->poll({}, system->deadline_in(std::chrono::milliseconds(150)));
   command.send(SIGINT);
   const auto result = command.wait();
@@ -268,7 +272,8 @@ TEST(RunRestart, KillOfTheCommandBetweenTwoAttemptsLeavesNothing) {
   EXPECT_TRUE(command.leaves_nothing());
 }
 
-// A launcher that is a worker leaves only the failure that ended its job.
+// A `cadre run` that is itself a worker writes only the failure that ended its job to its caller's
+// error file, and not those that led to restarts.
 TEST(RunRestart, LeavesItsCallerOnlyTheLastFailure) {
   const std::string inner =
       cadre::testing::build_path("bin/cadre") +

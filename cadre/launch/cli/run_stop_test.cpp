@@ -1,4 +1,5 @@
-// Tests stop signals at any instant of `cadre run`, and processes that are stopped and continued.
+// Tests signals that arrive at any instant of `cadre run`, and workers that are stopped (SIGSTOP)
+// and continued (SIGCONT).
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -46,8 +47,8 @@ std::vector<std::string> left_behind_in(const std::filesystem::path& folder) {
   return names;
 }
 
-// The signal may arrive before the workers start, between two steps of their start, or after their
-// end.
+// The signal to `cadre run` may arrive before the workers start, while they are being started, or
+// after they have ended.
 TEST(RunStop, ASignalAtAnyInstantLeavesNoFileAndNoPuzzle) {
   const cadre::testing::TemporaryFolder temporary;
   const auto system = os::make_native_system();
@@ -102,9 +103,9 @@ TEST(RunStop, WhatWasContinuedInTimeIsNoCause) {
 }
 
 TEST(RunStop, CtrlZStopsTheWholeJobAndContinuingContinuesIt) {
-  // After that the shells start no process: a shell that waits in vfork() for a stopped child has
-  // the state D instead of T. At the end the job waits for the processes that the shells have
-  // started.
+  // The shells start no further process after "up", because a shell that waits in vfork() for a
+  // stopped child has the state D instead of T. The job ends only after the `sleep` processes that
+  // the shells have started.
   CadreCommand command({"run", "--nproc-per-node", "2", "--shutdown-timeout", "1", "sh", "-c",
                         "setsid sleep 1000 & echo up $$ below $!; wait"});
   ASSERT_TRUE(command.wait_for("[0] up") && command.wait_for("[1] up"));
@@ -128,7 +129,8 @@ TEST(RunStop, CtrlZStopsTheWholeJobAndContinuingContinuesIt) {
   EXPECT_TRUE(command.leaves_nothing());
 }
 
-// The shutdown timeout is longer than the test's deadline, unless the test needs it to expire.
+// The tests below set a shutdown timeout that is longer than their own deadline, unless it must
+// expire.
 TEST(RunStop, WhatAFailedWorkerLeftRunningIsAskedToStop) {
   CadreCommand command({"run", "--shutdown-timeout", "1000", "sh", "-c",
                         "sleep 1000 & setsid sleep 1000 & echo started; exit 3"});

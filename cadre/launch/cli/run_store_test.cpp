@@ -7,7 +7,8 @@
 namespace cadre::cli {
 namespace {
 
-// The tests below start this test as their workers. If it is run directly, the group has one rank.
+// This test is the program of the workers that tests below start with `cadre run`. If it is run
+// directly, the group has one rank.
 TEST(RunStoreWorker, MeetsItsPeers) {
   const auto system = os::make_native_system();
   const Deadline deadline = system->deadline_in(kPatience);
@@ -45,8 +46,8 @@ TEST(RunStore, RefusesAWorkerWithAnotherToken) {
   EXPECT_NE(result.output.find("token"), std::string::npos) << result.output;
 }
 
-// A job whose worker connects to the store and sends bytes of another protocol. It ends when the
-// store has closed the connection.
+// Returns the command of a job whose worker connects to the store and sends bytes of another
+// protocol. The worker ends when the store has closed the connection.
 std::vector<std::string> stranger_job() {
   return {"run", "bash", "-c",
           "exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT; echo rubbish >&3; cat <&3"};
@@ -70,7 +71,8 @@ TEST(RunStore, OfManyStrangersAFewAreNamedAndTheOthersCounted) {
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_NE(result.error.find(" store dropped peer="), std::string::npos) << result.error;
   EXPECT_NE(result.error.find("more lines like these\n"), std::string::npos) << result.error;
-  // The limit allows five lines for each interval that the job takes on a busy machine.
+  // The log keeps about five such lines in each interval. The limit leaves room for several
+  // intervals, because the job is slow on a busy machine.
   EXPECT_LT(std::ranges::count(result.error, '\n'), 25) << result.error;
 }
 

@@ -18,7 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMaxVersionFileBytes = 64 << 10;
-// The torch of the build. The folder is empty if it was in the source tree, which may be removed.
+// The folder and version of the torch with which Cadre was built. The folder is empty if it was
+// inside the source tree, which may be removed later.
 constexpr std::string_view kBuiltWithFolder = CADRE_LIBTORCH_DIR;
 constexpr std::string_view kBuiltWithVersion = CADRE_LIBTORCH_VERSION;
 constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
@@ -47,7 +48,8 @@ std::optional<TorchInstallation> read_torch(const fs::path& folder) {
   return TorchInstallation{.folder = folder.string(), .version = version};
 }
 
-// Looks below PREFIX/lib/python3.X: in site-packages, or in Debian's dist-packages.
+// Searches for torch below PREFIX/lib/python3.X: in site-packages, and in dist-packages, which
+// Debian uses.
 std::optional<TorchInstallation> torch_below(const fs::path& prefix) {
   for (const char* libraries : {"lib", "local/lib"}) {
     std::error_code failure;
@@ -67,7 +69,8 @@ std::string_view minor_version(std::string_view version) {
   return version.substr(0, version.find('.', version.find('.') + 1));
 }
 
-// Looks below PREFIX of PREFIX/bin/python, which may be given without its folder.
+// Searches for the torch of a Python: below PREFIX if the Python is PREFIX/bin/python. `name` may
+// be given without a folder; then it is searched in PATH.
 std::optional<TorchInstallation> torch_of_python(const std::string& name,
                                                  const os::Environment& environment) {
   const auto python = os::find_executable(name, environment.get_or("PATH", kDefaultPath));
@@ -80,7 +83,7 @@ bool finds_libtorch(const std::string& program) {
   const auto system = os::make_native_system();
   const auto libraries = os::program_output({"env", "LD_TRACE_LOADED_OBJECTS=1", program},
                                             system->deadline_in(std::chrono::seconds(10)));
-  if (!libraries.ok()) return true;  // unknown; the program's own error will say more
+  if (!libraries.ok()) return true;  // unknown; the program reports its own error
   std::istringstream lines(*libraries);
   for (std::string line; std::getline(lines, line);) {
     const bool is_torch =
@@ -99,7 +102,7 @@ std::optional<TorchInstallation> find_torch(const os::Environment& environment) 
     if (auto torch = read_torch(named)) return torch;
     return torch_below(named);
   }
-  // If the working directory was removed, there is no path.
+  // current_path() fails if the working directory was removed.
   std::error_code failure;
   const fs::path here = fs::current_path(failure);
   if (!failure) {
@@ -119,7 +122,7 @@ Result<std::optional<std::string>> trainer_library_path(const std::string& train
     const std::string inherited = environment.get_or("LD_LIBRARY_PATH", "");
     return std::optional(torch->folder + "/lib" + (inherited.empty() ? "" : ":" + inherited));
   }
-  // The wanted version is empty if the build had no torch.
+  // `wanted`, the version of the build's torch, is empty if Cadre was built without torch.
   const std::string needed = wanted.empty() ? "torch" : cadre::format("torch {}", wanted);
   const std::string found = torch ? cadre::format(
                                         "{} has torch {}; set CADRE_TORCH to a torch "
@@ -137,8 +140,8 @@ std::string explain_missing_torch(const os::Environment& environment) {
   return cadre::format(
       "{}; set CADRE_TORCH to a torch folder, a virtual environment or a Python "
       "that has torch{}{}",
-      named.empty() ? "there is none in .venv of this folder nor beside python3"
-                    : cadre::format("CADRE_TORCH={} has none", named),
+      named.empty() ? "there is no torch in .venv of the working directory or beside python3"
+                    : cadre::format("CADRE_TORCH={} has no torch", named),
       wanted.empty() ? "" : " ", wanted);
 }
 

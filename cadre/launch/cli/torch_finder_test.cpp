@@ -126,11 +126,12 @@ TEST_F(TorchFinder, TrainNamesTheVariableWhenTheTrainerHasNoLibtorch) {
   };
   const auto nothing = train_with(folder_ + "/lib");
   EXPECT_EQ(nothing.exit_code, 127);
-  EXPECT_THAT(nothing.error, AllOf(HasSubstr("[0] cadre train: the trainer needs the libraries of "
-                                             "torch"),
-                                   HasSubstr("and CADRE_TORCH=" + folder_ +
-                                             "/lib has none; set CADRE_TORCH to a torch folder, "
-                                             "a virtual environment or a Python that has torch")));
+  EXPECT_THAT(nothing.error,
+              AllOf(HasSubstr("[0] cadre train: the trainer needs the libraries of "
+                              "torch"),
+                    HasSubstr("and CADRE_TORCH=" + folder_ +
+                              "/lib has no torch; set CADRE_TORCH to a torch folder, "
+                              "a virtual environment or a Python that has torch")));
   const auto help = run_cadre({"run", folder_ + "/bin/cadre", "train", "--help"},
                               {{"CADRE_TORCH", folder_ + "/lib"}});
   EXPECT_EQ(help.exit_code, 0) << help.error;

@@ -44,7 +44,8 @@ constexpr std::array kRefused{
                 "out and choose device LOCAL_RANK in the program"},
 };
 
-// Keys of --rdzv-conf that concern waiting for other hosts.
+// Keys of --rdzv-conf that control how long a host waits for others. They have no effect on one
+// host, so any value is accepted.
 constexpr std::array<std::string_view, 8> kVacuousKeys{
     "timeout",       "read_timeout",      "join_timeout",        "last_call_timeout",
     "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"};
@@ -85,11 +86,12 @@ Status check_rendezvous_settings(const GivenOption& given) {
     const size_t equals = std::min(setting.find('='), setting.size());
     const std::string_view key = setting.substr(0, equals);
     if (is_true_on_one_host(key, setting.substr(std::min(equals + 1, setting.size())))) continue;
-    return Error(ErrorCode::kInvalidArgument,
-                 cadre::format(
-                     "{}: \"{}\" is no setting, or is only for a rendezvous of several hosts; this "
-                     "launcher has one host and serves the store itself, so leave the setting out",
-                     given.text(), setting));
+    return Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format(
+            "{}: \"{}\" is no setting of --rdzv-conf, or is one for several hosts only; this "
+            "launcher has one host and serves the store itself, so leave the setting out",
+            given.text(), setting));
   }
   return {};
 }

@@ -15,7 +15,7 @@ namespace cadre::cli {
 
 struct RefusedFlag {
   OptionSpec option;
-  // The value without effect, which is accepted; an empty value is accepted, too.
+  // The value that has no effect in torchrun either. It is accepted, and so is an empty value.
   std::string_view harmless;
   std::string_view reason;  // says why the flag is not supported; follows a colon
 };

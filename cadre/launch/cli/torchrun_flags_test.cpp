@@ -29,7 +29,7 @@ TEST_F(TorchrunFlagsTest, ARefusedFlagIsAcceptedWithTheValueThatHasNoEffect) {
   EXPECT_EQ(said(check_refused_flag(given("--event-log-handler", "null"))), "accepted");
   EXPECT_THAT(said(check_refused_flag(given("--tee", "1"))), StartsWith("--tee 1: workers'"));
   EXPECT_THAT(said(check_refused_flag(given("--log-dir", "0"))), StartsWith("--log-dir 0: "));
-  // A flag without a value has no such value.
+  // A switch takes no value, so it has none that makes it harmless and is always an error.
   GivenOption without_value = given("--virtual-local-rank", "");
   without_value.is_switch = true;
   EXPECT_THAT(said(check_refused_flag(without_value)), StartsWith("--virtual-local-rank: "));

@@ -42,7 +42,7 @@ Options
   --help     this text
 )";
 constexpr std::string_view kSuffix = ".flight";
-// A record has 128 KiB; the limit leaves room for other capacities.
+// A flight record has 128 KiB by default. The limit allows larger ones.
 constexpr size_t kMaxRecordBytes = 64 << 20;
 
 struct TraceOptions {
@@ -78,7 +78,7 @@ Result<TraceOptions> parse_options(Words words) {
 
 // The records of one job.
 struct JobFiles {
-  // Is set for a job that a worker started (flight_folder.h); else empty.
+  // The subfolder of a job that a worker started (flight_folder.h); empty for any other job.
   std::string nested_folder;
   std::vector<std::string> files;
 };
@@ -110,8 +110,8 @@ Error no_records_in(const std::string& folder) {
                     folder, found));
 }
 
-// Returns the given files, and the files *.flight of given folders, as one job; then each job that
-// one of its workers started.
+// Returns first one job with all given files and all files *.flight of the given folders, and then
+// each job that one of its workers started.
 Result<std::vector<JobFiles>> find_jobs(const std::vector<std::string>& paths) {
   std::vector<JobFiles> jobs(1);
   for (const std::string& path : paths) {
@@ -142,8 +142,8 @@ Result<std::vector<JobFiles>> find_jobs(const std::vector<std::string>& paths) {
   return jobs;
 }
 
-// Reads the time after the record, so that nothing in the record is later. Does not open pipes,
-// because they may never end.
+// Reads the clock after the record, so that no operation in the record is later than `alive_at`.
+// Opens regular files only, because reading a pipe may block indefinitely.
 Result<FlightRecord> read_record(const std::string& path) {
   std::error_code failure;
   if (!std::filesystem::is_regular_file(path, failure)) {
@@ -171,8 +171,8 @@ std::vector<FlightRecord> read_records(const std::vector<std::string>& files, in
   return records;
 }
 
-// Adds the number of the job in its folder and the folder of a nested job, which distinguish the
-// groups of several jobs.
+// Appends the traces of one job. Each gets the number of the job and the subfolder of a nested job,
+// because groups of different jobs may have the same name.
 void append_json(const JobFiles& files, size_t number, const std::vector<GroupTrace>& traces,
                  nlohmann::ordered_json& json) {
   for (auto& group : nlohmann::ordered_json::parse(to_json(traces))) {

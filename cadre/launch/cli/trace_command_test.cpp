@@ -66,8 +66,8 @@ TEST(TraceCommand, TheTimeOfALiveHangGoesOn) {
   FlightIdentity writer{"world", host.name, 0, 2, host.pid, 0, process_start_of(host.pid)};
   ASSERT_NE(writer.process_start, 0U);
   EXPECT_THAT(text_of_hang(writer), ContainsRegex("was still in it after [1-5][0-9] s"));
-  // In these cases no rank is known to be alive: the writer is an earlier process with this pid, is
-  // on another host, or did not record its start.
+  // The trace must not claim in the cases below that the rank is alive: the writer of the record is
+  // an earlier process with the same pid, or is on another host, or did not record its start time.
   const auto dead = HasSubstr("was in it when its record ends");
   FlightIdentity reused = writer;
   --reused.process_start;
@@ -111,7 +111,7 @@ TEST(TraceCommand, ShowsAJobThatAWorkerStartedOnItsOwn) {
   const std::string nested = folder.file("rank1-job2");
   std::filesystem::create_directories(nested + "/rank0-job1");
   std::filesystem::create_directories(folder.file("other"));
-  write_records(folder.file("other"));  // records of another program, which must not be read
+  write_records(folder.file("other"));  // other records, which must not be read
   write_records(nested + "/rank0-job1");
   const auto inner = run_cadre({"trace", folder.path()});
   EXPECT_EQ(inner.exit_code, 0) << inner.error;
@@ -130,7 +130,7 @@ TEST(TraceCommand, SaysWhichRecordsAreOfAnEarlierJob) {
   write_records(folder.path());
   FlightIdentity earlier{"world", "node0", 2, 3, 4000, 0};
   earlier.connection = 5;
-  earlier.made_at_s = -1;  // earlier than the others, whose time is unknown
+  earlier.made_at_s = -1;  // earlier than the other job, whose time is unknown (0)
   const auto recorder =
       FlightRecorder::create(folder.file("world-round0-rank2.flight"), earlier).value_or_throw();
   const auto result = run_cadre({"trace", folder.path()});
@@ -150,7 +150,7 @@ TEST(TraceCommand, TakesOnlyRegularFilesForRecords) {
   const cadre::testing::TemporaryFolder folder;
   write_records(folder.path());
   ASSERT_EQ(::mkfifo(folder.file("pipe.flight").c_str(), 0600), 0);
-  // Must not block, although no process writes to the pipe.
+  // The command must not block on the pipe, to which no process writes.
   const auto result = run_cadre({"trace", folder.path()});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.error, HasSubstr("pipe.flight: is not a regular file"));

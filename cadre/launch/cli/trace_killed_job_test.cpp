@@ -16,10 +16,11 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 constexpr int kNumRanks = 3;
-// The rank for which the others wait.
+// The rank that does not call the all_reduce in which the others wait.
 constexpr int kIdler = 2;
 
-// The test below starts this test as its workers. If it is run directly, the group has one rank.
+// This test is the program of the workers that the test below starts with `cadre run`. If it is run
+// directly, the group has one rank.
 TEST(TraceKilledJobWorker, Sums) {
   const auto system = os::make_native_system();
   const auto group = connect_from_environment(*system, {}, system->deadline_in(kPatience));

@@ -14,14 +14,15 @@
 namespace cadre::launch {
 namespace {
 
-// The time in which processes that workers left running may end by themselves (as Python's do).
+// The time in which processes that ended workers left running may end by themselves, as the helper
+// processes of Python do.
 constexpr Duration kLinger = std::chrono::milliseconds(500);
-// The time that they have after SIGTERM.
+// The time between SIGTERM and SIGKILL for such processes.
 constexpr Duration kLeftoverGrace = std::chrono::seconds(5);
 constexpr Duration kKillTimeout = std::chrono::seconds(5);
 constexpr Duration kOutputTimeout = std::chrono::seconds(5);
 constexpr Duration kTick = std::chrono::seconds(1);
-// The interval of killing, which finds processes that were forked meanwhile.
+// SIGKILL is repeated at this interval to reach processes that were forked meanwhile.
 constexpr Duration kKillTick = std::chrono::milliseconds(20);
 
 std::string names_of(std::span<const os::Descendant> processes) {
@@ -60,8 +61,8 @@ void Attempt::ask_to_stop(int signal) {
   say_waiting_at_ = system_.deadline_in(kTick);
 }
 
-// Processes that workers left running are stopped last, because workers may need them until they
-// have ended.
+// Stops the processes that workers left running only after all workers have ended, because a worker
+// may need them until then.
 void Attempt::wait_for_stop() {
   if (phase_deadline_.has_passed(system_.now())) return kill_outlived();
   if (group_.all_ended()) {
@@ -71,7 +72,7 @@ void Attempt::wait_for_stop() {
   if (say_waiting_at_.has_passed(system_.now())) say_waiting();
 }
 
-// If stopping takes long, says which rank failed and which processes have not ended.
+// Logs which rank failed and which processes have not ended, if stopping takes long.
 void Attempt::say_waiting() {
   const auto failure = group_.first_failure();
   const std::vector<int> ranks = group_.running_ranks();
@@ -127,7 +128,7 @@ void Attempt::advance() {
   if (phase_ == Phase::kRunning) {
     if (group_.first_failure()) {
       ask_to_stop(SIGTERM);
-      wait_for_stop();  // called here, because no event may wake the loop in time
+      wait_for_stop();  // now, because no event may wake the loop
     } else if (group_.all_ended()) {
       enter(Phase::kLingering, kLinger);
     }
@@ -161,7 +162,8 @@ void Attempt::say_unkillable() {
 }
 
 void Attempt::finish_output() {
-  // A process that could not be killed keeps its pipe open.
+  // If a process could not be killed, the wait is short, because such a process keeps its pipe
+  // open.
   const Deadline ended = system_.deadline_in(unkillable_.empty() ? kOutputTimeout : kLinger);
   while (!group_.output_has_ended() && !ended.has_passed(system_.now())) group_.step({}, ended);
   group_.finish_output();

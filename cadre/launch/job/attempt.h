@@ -2,8 +2,8 @@
 // left. A job has more than one attempt if failed workers are started again.
 //
 // Threads: one, that of the WorkerGroup. Blocking: finish_output() for a few seconds at most. The
-// owner's loop calls WorkerGroup::step(), at next_due() at the latest, then advance(), until
-// is_over(). Lifetime: the outputs outlive it. What happens is said on the error output.
+// owner's loop calls WorkerGroup::step() with next_due() as its deadline, then advance(), until
+// is_over(). Lifetime: the outputs outlive the Attempt. Progress is reported on the error output.
 #pragma once
 
 #include <chrono>
@@ -23,12 +23,12 @@ namespace cadre::launch {
 
 class Attempt {
  public:
-  // All phases except the first end after a time.
+  // Each phase except kRunning has a time limit.
   enum class Phase {
     kRunning,
-    kLingering,  // the workers have ended; their other processes may end by themselves
-    kStopping,   // SIGTERM was sent to everything
-    kKilling     // everything is being killed
+    kLingering,  // the workers have ended; processes that they started may still end
+    kStopping,   // the stop signal was sent; the processes have time to end
+    kKilling     // SIGKILL is being sent to every process of the attempt
   };
 
   // `stop_grace`: the time between the first signal to a worker and SIGKILL.
@@ -39,9 +39,11 @@ class Attempt {
 
   // Returns the time at which advance() must be called even without an event.
   Deadline next_due() const;
-  // Enters the next phase when it is due. A failed worker leads from kRunning to kStopping.
+  // Enters the next phase if its time has come. The failure of a worker leads from kRunning to
+  // kStopping.
   void advance();
-  // Asks the workers to stop, and then what they left running.
+  // Sends the signal to the workers. When they have ended, sends SIGTERM to the processes that they
+  // left running.
   void ask_to_stop(int signal);
   void kill_all();
   // Returns whether no process is left, except those that could not be killed.
@@ -53,7 +55,8 @@ class Attempt {
   std::span<const os::Descendant> unkillable() const { return unkillable_; }
   void say_unkillable();
 
-  // Ranks that had to be killed, because they had not ended within grace(), "30 s of SIGTERM".
+  // The ranks that were killed because they had not ended in time. grace() is that time as text,
+  // such as "30 s of SIGTERM".
   std::span<const int> outlived() const { return outlived_; }
   const std::string& grace() const { return grace_; }
 
@@ -77,7 +80,7 @@ class Attempt {
   Deadline phase_deadline_;
   std::vector<os::Descendant> unkillable_;
 
-  // State of the phase kStopping, until outlived_.
+  // The members up to outlived_ are the state of the phase kStopping.
   std::string grace_;
   Deadline say_waiting_at_;
   bool has_said_ranks_ = false;

@@ -17,7 +17,8 @@ void BufferedOutput::append_piece(const void* writer, std::string_view prefix,
                                   const LinePiece& piece) {
   const bool goes_on = !piece.starts_line && line_writer_ != nullptr && line_writer_ == writer;
   if (!goes_on) {
-    // This is the newline of a line that another writer's line has already ended.
+    // The piece is only the newline of an unfinished line. Another writer's line has already ended
+    // that line.
     if (!piece.starts_line && piece.bytes.empty()) return;
     if (!is_at_line_start_) pending_.push_back('\n');
     pending_.append(prefix);

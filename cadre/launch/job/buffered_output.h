@@ -3,9 +3,9 @@
 // Threads: one owner. Blocking: only drain(), until its Deadline. If the reader of the output is
 // slower than the workers, the buffer fills, and the launcher stops reading from the workers. Then
 // their pipes fill and they block, as if they wrote to that reader directly, while the launcher
-// continues to watch them. A line may arrive in pieces. A line of another writer ends it, unless
-// its writer has claimed the output: all writers check is_claimed_by_other() before they read from
-// their worker.
+// continues to watch them. A line may arrive in pieces. If another writer appends a line between
+// two pieces, the unfinished line is ended first. To prevent that, a writer claims the output: all
+// writers check is_claimed_by_other() before they read from their worker.
 #pragma once
 
 #include <cstddef>
@@ -33,9 +33,9 @@ class BufferedOutput {
   void append_line(std::string_view prefix, std::string_view line) {
     append_piece(nullptr, prefix, {.bytes = line});
   }
-  // Continues the writer's line if that is the last one; otherwise begins a line.
+  // Continues the last line if it is an unfinished line of `writer`; otherwise begins a new line.
   void append_piece(const void* writer, std::string_view prefix, const LinePiece& piece);
-  // Until that time no other writer may append.
+  // Reserves the output: no other writer may append before `until`, or before release().
   void claim(const void* writer, TimePoint until);
   void release(const void* writer);
   bool is_claimed_by_other(const void* writer, TimePoint now) const {
@@ -50,7 +50,7 @@ class BufferedOutput {
   bool is_empty() const { return pending_.size() == offset_; }
   bool is_full() const { return pending_.size() - offset_ >= kMaxPendingBytes; }
   bool is_at_line_start() const { return is_at_line_start_; }
-  uint64_t num_lines() const { return num_lines_; }  // Returns the number of lines appended so far.
+  uint64_t num_lines() const { return num_lines_; }  // the lines appended so far
   const std::optional<Error>& failure() const { return stream_.failure(); }
   bool is_terminal() const { return stream_.is_terminal(); }
   os::Pollable& pollable() { return stream_; }

@@ -1,4 +1,5 @@
-// Lines of several writers, which are only counted: nothing is written without flush().
+// Tests how lines of several writers are separated. The tests count the lines in the buffer;
+// without flush() none is written.
 #include "cadre/launch/job/buffered_output.h"
 
 #include <gtest/gtest.h>

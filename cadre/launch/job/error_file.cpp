@@ -15,7 +15,8 @@ using Json = nlohmann::json;
 
 constexpr int kMaxDepth = 16;  // limits the nesting of a worker's JSON file
 
-// torchelastic accepts a string, or an object with a timestamp.
+// Returns whether torchelastic can read the error file: "message" must be a string, or an object
+// with a timestamp.
 bool is_complete(const Json& root) {
   if (!root.is_object() || !root.contains("message")) return false;
   const Json& message = root["message"];
@@ -45,17 +46,18 @@ Json describe(const JobFailure& failure) {
 Status write_error_file(const std::string& path, const JobFailure& failure) {
   Json root;
   if (const auto content = os::read_file(failure.worker_file, kMaxErrorFileBytes); content.ok()) {
-    // Deeper values are dropped, because serializing recurses for each level.
+    // Values that are nested deeper are dropped, because dump() recurses for each level and could
+    // exhaust the stack.
     const auto is_kept = [](int depth, Json::parse_event_t, Json&) { return depth <= kMaxDepth; };
     root = Json::parse(*content, is_kept, /*allow_exceptions=*/false);
   }
   if (!is_complete(root)) root = describe(failure);
   if (root["message"].is_object()) {
-    // A signal is negative, as in Python's subprocess.
+    // The error code of a signal is its negative number, as in Python's subprocess.
     const os::ExitStatus& status = failure.first.status;
     root["message"]["errorCode"] = status.signal != 0 ? -status.signal : status.shell_code();
   }
-  // Workers' lines may contain any bytes.
+  // Bytes that are not UTF-8 are replaced, because workers' lines may contain any bytes.
   const std::string text = root.dump(-1, ' ', false, Json::error_handler_t::replace);
   return os::replace_file(path, std::as_bytes(std::span(text)));
 }

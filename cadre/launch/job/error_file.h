@@ -15,7 +15,7 @@
 
 namespace cadre::launch {
 
-// The largest number of bytes that are read of a worker's file.
+// A worker's error file is read up to this size.
 inline constexpr size_t kMaxErrorFileBytes = 1 << 20;
 
 struct JobFailure {
@@ -28,8 +28,8 @@ struct JobFailure {
 };
 
 // Writes {"message": {"message": ..., "errorCode": ..., "extraInfo": {"timestamp": ...}}}. If the
-// worker has a file of its own, writes that with the error code added; otherwise the exit status,
-// with the last lines of output in place of the traceback.
+// worker has written an error file, copies it and adds the error code. Otherwise the message is the
+// exit status, and the worker's last lines of output replace the traceback.
 Status write_error_file(const std::string& path, const JobFailure& failure);
 
 }  // namespace cadre::launch

@@ -65,7 +65,7 @@ TEST_F(ErrorFile, CompletesWhatTheReaderCouldNotRead) {
   }
 }
 
-// Serializing a value recurses for each level of nesting, so deep values are left out.
+// Deeply nested values are left out, because serializing recurses for each level of nesting.
 TEST_F(ErrorFile, LeavesOutWhatIsNestedWithoutEnd) {
   constexpr size_t kDepth = 400'000;
   const auto root = after(R"({"message": "x", "timestamp": 5, "deep": )" +

@@ -11,9 +11,8 @@ namespace {
 std::string killed_meaning(uint64_t num_oom_kills) {
   if (num_oom_kills > 0) {
     return cadre::format(
-        "killed, most likely for want of memory: the kernel killed {} process{} of this machine "
-        "for "
-        "that during the job. Use a smaller batch or fewer workers",
+        "killed, most likely because memory ran out: the kernel killed {} process{} of this "
+        "machine for that reason during the job. Use a smaller batch or fewer workers",
         num_oom_kills, num_oom_kills == 1 ? "" : "es");
   }
   return "killed from outside: by someone's kill -9, a batch system's limit, or a container's "

@@ -10,11 +10,12 @@
 
 namespace cadre::launch {
 
-// The exit codes of `cadre train` when its ranks have reported a common failure in one sentence: an
-// invalid configuration, or any other failure. A report about ranks would add nothing.
+// The exit codes of `cadre train` if its ranks have printed a common error: 2 for an invalid
+// configuration, 3 for any other failure. The launcher then prints no report about ranks.
 inline constexpr int kReportedUsageExitCode = 2;
 inline constexpr int kReportedFailureExitCode = 3;
-// The exit code of `cadre verify` if a strategy deviates.
+// The exit code of the trainer in `cadre verify` if a strategy's results deviate from those of one
+// process.
 inline constexpr int kReportedDeviationExitCode = 4;
 
 // Returns "exit code 3" or "signal 11 (SIGSEGV)".

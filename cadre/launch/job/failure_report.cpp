@@ -39,7 +39,8 @@ std::string last_lines_text(const FailureReport& report) {
   return text;
 }
 
-// A stopped worker does not answer, so a worker that waits for it often fails first.
+// Names the workers that a signal had stopped. They may be the cause: a worker that waits for a
+// stopped one often fails first, with a timeout.
 std::string stopped_text(const FailureReport& report) {
   std::vector<int> ranks;
   int signal = 0;
@@ -124,8 +125,8 @@ std::string exception_in(const std::string& error_file) {
   const auto content = os::read_file(error_file, kMaxErrorFileBytes);
   if (!content.ok()) return "";
   const auto json = nlohmann::json::parse(*content, nullptr, /*allow_exceptions=*/false);
-  // Returns the inner text of {"message": {"message": "ValueError: ...", "extraInfo": {...}}}; it
-  // may also be given directly.
+  // Returns "ValueError: ..." of {"message": {"message": "ValueError: ...", "extraInfo": {...}}} or
+  // of {"message": "ValueError: ..."}.
   if (!json.is_object() || !json.contains("message")) return "";
   const auto& message = json["message"];
   if (message.is_string()) return message.get<std::string>();

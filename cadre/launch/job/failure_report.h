@@ -1,8 +1,8 @@
 // The report at the end of the output of a failed job.
 //
-// Threads: a pure function. Blocking: never. Order: the last lines of the worker that failed first,
-// its rank and the reason, one line about all others, and workers that a signal had stopped, which
-// may be the cause. The most important lines are last, where the cursor of the terminal is.
+// Threads: a pure function. Order: the last output lines of the worker that failed first, its rank
+// and the reason, one line about the other workers, and the workers that a signal had stopped,
+// which may be the cause. The most important lines are last, where the cursor of the terminal is.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct FailureReport {
   std::string host;
   std::string exception;  // the exception in the error file of the worker; may be empty
   std::deque<std::string> last_lines;
-  // The number of the last lines that were just shown and are not repeated.
+  // The number of these lines that the terminal has just shown. The report does not repeat them.
   size_t num_lines_just_shown = 0;
   int num_workers = 1;
   std::span<const WorkerExit> exits;  // the exits of all workers, the failed one included

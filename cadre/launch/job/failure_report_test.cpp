@@ -26,23 +26,22 @@ TEST(FailureReport, SaysWhoWhereAndWhy) {
   const std::vector exits{worker_exit(3, {.signal = SIGKILL}), worker_exit(0, {.code = 0}, true),
                           worker_exit(1, {.signal = SIGTERM}, true),
                           worker_exit(2, {.code = 1}, true), worker_exit(4, {.code = 0})};
-  EXPECT_EQ(
-      to_text({.failure = exits[0],
-               .host = "node7",
-               .exception = "OutOfMemory: 40 GB\n\x1b[31m",
-               .last_lines = {"step 10", "\x1b[31mred\x07"},
-               .num_workers = 5,
-               .exits = exits,
-               .num_oom_kills = 1}),
-      "cadre: the last 2 lines of rank 3:\n"
-      "    step 10\n"
-      "    \\x1b[31mred\\x07\n"
-      "cadre: rank 3 of 5 failed with signal 9 (SIGKILL) on node7, pid 1003, after 12.3 s\n"
-      "  meaning: killed, most likely for want of memory: the kernel killed 1 process of this "
-      "machine for that during the job. Use a smaller batch or fewer workers\n"
-      "  exception: OutOfMemory: 40 GB\\x0a\\x1b[31m\n"
-      "  others: rank 2: ended by exit code 1; rank 4: had succeeded; ranks 0-1: "
-      "stopped by cadre because rank 3 failed");
+  EXPECT_EQ(to_text({.failure = exits[0],
+                     .host = "node7",
+                     .exception = "OutOfMemory: 40 GB\n\x1b[31m",
+                     .last_lines = {"step 10", "\x1b[31mred\x07"},
+                     .num_workers = 5,
+                     .exits = exits,
+                     .num_oom_kills = 1}),
+            "cadre: the last 2 lines of rank 3:\n"
+            "    step 10\n"
+            "    \\x1b[31mred\\x07\n"
+            "cadre: rank 3 of 5 failed with signal 9 (SIGKILL) on node7, pid 1003, after 12.3 s\n"
+            "  meaning: killed, most likely because memory ran out: the kernel killed 1 process of "
+            "this machine for that reason during the job. Use a smaller batch or fewer workers\n"
+            "  exception: OutOfMemory: 40 GB\\x0a\\x1b[31m\n"
+            "  others: rank 2: ended by exit code 1; rank 4: had succeeded; ranks 0-1: "
+            "stopped by cadre because rank 3 failed");
 }
 
 TEST(FailureReport, RefersToLinesThatWereJustShown) {

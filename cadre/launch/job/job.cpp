@@ -38,10 +38,11 @@ constexpr std::array kSignals{SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGUSR1,
 constexpr Duration kSameKeyPress = std::chrono::milliseconds(100);
 constexpr Duration kDrainTimeout = std::chrono::seconds(5);
 constexpr Duration kSuspendedTick = std::chrono::seconds(1);
-// A pidfd and a connection to the store, besides one or two pipes.
+// Each worker needs a pidfd and a connection to the store. Its one or two pipes are counted
+// separately.
 constexpr uint64_t kDescriptorsPerWorker = 2;
-// The launcher's own descriptors: outputs, signals, the store's listener, and those used while it
-// starts a worker.
+// The launcher's own descriptors: its outputs, the signal descriptor, the store's listener, and
+// those that are open only while it starts a worker.
 constexpr uint64_t kOwnDescriptors = 24;
 constexpr size_t kTokenBytes = 16;
 constexpr size_t kRunIdBytes = 4;
@@ -54,7 +55,7 @@ std::string random_hex(os::System& system, size_t num_bytes) {
   return text;
 }
 
-// Returns whether the worker returned one of these codes.
+// Returns whether the worker exited, not by a signal, with one of these codes.
 bool is_among(std::span<const int> codes, const os::ExitStatus& status) {
   return status.is_known && status.signal == 0 &&
          std::ranges::find(codes, status.code) != codes.end();
@@ -101,7 +102,8 @@ class JobRun {
   os::System& system_;
   const JobSpec& spec_;
   os::Pollable& guardian_gone_;
-  // Must be constructed before every member that starts a thread.
+  // Blocks signals in its constructor, so it must be constructed before any member that starts a
+  // thread, which inherits the mask.
   os::SignalListener signals_;
   BufferedOutput output_{os::OutputStream::Target::kStandardOutput};
   const std::unique_ptr<BufferedOutput> own_error_ =
@@ -112,15 +114,15 @@ class JobRun {
   QueuedLog log_;
   JobIdentity identity_;
   os::SoftLimits worker_limits_;
-  std::unique_ptr<TcpStoreServer> store_;        // that of the present attempt
+  std::unique_ptr<TcpStoreServer> store_;        // the store of the current attempt
   std::unique_ptr<os::ForkServer> fork_server_;  // null unless workers may be forked
   std::optional<Attempt> attempt_;
   uint64_t num_memory_kills_before_ = 0;
 
   RestartPolicy restarts_;
-  std::vector<WorkerExit> failures_;  // those after which the workers were started again
+  std::vector<WorkerExit> failures_;  // the failures that led to restarts
   bool is_between_attempts_ = false;
-  bool is_restart_called_off_ = false;  // by stop_signal_
+  bool is_restart_called_off_ = false;  // stop_signal_ came before the restart
   int stop_signal_ = 0;                 // the first signal that stopped the job; 0 if none did
   TimePoint last_stop_signal_;
   bool guardian_is_gone_ = false;
@@ -140,7 +142,8 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
   std::vector<WorkerSpec> specs;
   for (int rank = 0; rank < spec_.num_workers; ++rank) {
     os::Environment environment = worker_environment(spec_.environment, identity, rank);
-    // A launcher that is itself a worker may have inherited the variable of the outer job.
+    // The variable is set to "" for workers that do not fork: a launcher that is itself a worker
+    // may have inherited the value of the outer job.
     const bool may_fork = rank == 0 && fork_server_ && !fork_server_->template_pid();
     if (may_fork || environment.get(os::ForkServer::kVariable)) {
       environment.set(os::ForkServer::kVariable, may_fork ? fork_server_->path() : "");
@@ -188,9 +191,9 @@ void JobRun::identify() {
                .max_restarts = spec_.max_restarts};
 }
 
-// Each attempt has a store of its own, so that it finds no key of an earlier one.
+// Opens a new store for each attempt, so that it contains no keys of an earlier attempt.
 Status JobRun::open_store() {
-  store_.reset();  // before another one listens at the same port
+  store_.reset();  // the next one may use the same port
   TcpStoreServerOptions options{.token = identity_.token, .log = &log_};
   options.address.port = spec_.store_port;
   auto store = TcpStoreServer::start(system_, options);
@@ -263,7 +266,8 @@ void JobRun::step(Deadline wake) {
   take_signals();
 }
 
-// The arguments of forked workers are those of rank 0. Without a fork server, all are executed.
+// Forked workers have rank 0's arguments, so there is no fork server if the arguments contain the
+// rank. Without it, all workers are executed.
 void JobRun::open_fork_server() {
   const bool names_rank = std::ranges::any_of(spec_.arguments, [](const std::string& argument) {
     return with_local_rank(argument, 0) != argument;
@@ -280,14 +284,15 @@ void JobRun::accept_template() {
 }
 
 // Returns whether the workers are started again when the present attempt, which has failed, is
-// over. A process that could not be killed may use what new workers need (a device, a file).
+// over. A process that could not be killed prevents the restart, because it may hold a device or
+// file that new workers need.
 bool JobRun::will_restart() {
   const auto failure = attempt_->group().first_failure();
   return failure && restarts_.has_restart_left() && stop_signal_ == 0 && !guardian_is_gone_ &&
          attempt_->unkillable().empty() && !is_among(spec_.final_exit_codes, failure->status);
 }
 
-// Returns false if the job ends instead.
+// Returns false if a signal or the guardian's end calls the restart off.
 bool JobRun::wait_to_restart(Duration lifetime) {
   const Duration delay = restarts_.next_delay(lifetime);
   const int num_workers = attempt_->group().size();
@@ -309,7 +314,8 @@ bool JobRun::wait_to_restart(Duration lifetime) {
   return stop_signal_ == 0 && !guardian_is_gone_;
 }
 
-// If the reader of the output is slow, lines stay in the log, whose size is limited.
+// Prints the log lines of the store. If the reader of the output is slow, the lines stay in the
+// log, whose size is limited.
 void JobRun::show_log() {
   if (error_.is_full()) return;
   for (const std::string& line : log_.take()) say(line);
@@ -325,7 +331,7 @@ void JobRun::take_signals() {
     } else if (*signal == SIGCONT) {
       attempt_->group().resume();
     } else if (*signal == SIGUSR1 || *signal == SIGUSR2) {
-      // Batch systems announce the time limit with these signals.
+      // Batch systems announce that the job's time limit is near with SIGUSR1 or SIGUSR2.
       attempt_->group().forward_signal(*signal);
     } else {
       on_stop_signal(*signal);
@@ -342,11 +348,11 @@ void JobRun::say_stopped() {
   }
 }
 
-// The loss is reported once, and the job continues.
+// Reports once that standard output cannot be written. The job continues.
 void JobRun::say_lost_output() {
   if (has_said_lost_output_ || !output_.failure()) return;
   has_said_lost_output_ = true;
-  say(cadre::format("standard output: {}; what follows on it is lost",
+  say(cadre::format("standard output: {}; further output on it is lost",
                     output_.failure()->message()));
 }
 
@@ -395,7 +401,8 @@ int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
   return attempt_->unkillable().empty() && !output_.failure() && !error_.failure() ? 0 : 1;
 }
 
-// Writes the error file if this launcher is itself a worker of torchrun or of another launcher.
+// Writes the failure to TORCHELASTIC_ERROR_FILE if this launcher is itself a worker of torchrun or
+// of another launcher.
 void JobRun::leave_for_caller(const WorkerExit& failure) {
   const std::string path = spec_.environment.get_or("TORCHELASTIC_ERROR_FILE", "");
   if (path.empty()) return;
@@ -411,7 +418,8 @@ void JobRun::leave_for_caller(const WorkerExit& failure) {
   }
 }
 
-// Appends the report, after standard output was written or `drained` has passed.
+// Prints the report of the failure. Waits before it until standard output is written or `drained`
+// has passed.
 void JobRun::report(const WorkerExit& failure, Deadline drained) {
   if (is_among(spec_.reported_exit_codes, failure.status)) return;
   // The terminal may show an unfinished progress line of rank 0.

@@ -24,29 +24,31 @@
 namespace cadre::launch {
 
 struct JobSpec {
-  std::string executable;  // the path of the file that is executed
+  // The path of the program that each worker executes.
+  std::string executable;
   // The argv of a worker, in which "${local_rank}" is replaced by the worker's local rank.
   std::vector<std::string> arguments;
   // The environment of the workers, to which torchrun's variables are added.
   os::Environment environment;
-  os::Inherited inherited;  // the launcher has inherited these; workers get the original values
+  os::Inherited inherited;  // settings of the launcher's parent, which are restored for the workers
   int num_workers = 1;
   std::string run_id;  // if empty, the launcher makes a random id
   std::string role = "default";
   uint16_t store_port = 0;  // 0 means a free port
   LogLevel log_level = LogLevel::kWarning;
-  std::string folder;  // for the workers' error files; it exists, and only its owner has access
+  // The folder for the workers' error files. It must exist, and only its owner may have access.
+  std::string folder;
   // The text before each line; line_prefix.h lists what is replaced in it.
   std::string prefix_template = "[${rank}] ";
   bool colour_prefix = false;
   // The output of rank 0 is passed on unchanged, so that it can rewrite lines in place.
   bool is_rank0_raw = false;
-  // Exit codes of workers that have explained their failure themselves. The launcher then prints no
-  // report.
+  // Exit codes with which a worker says that it has printed the reason of its failure itself. The
+  // launcher then prints no report.
   std::vector<int> reported_exit_codes;
   // How often all workers are started again after one of them has failed.
   int max_restarts = 0;
-  // Exit codes of workers that would be the same after a restart: the job ends.
+  // Exit codes of failures that a restart would only repeat. They end the job without a restart.
   std::vector<int> final_exit_codes;
   // The time between the first signal to a worker and SIGKILL.
   Duration stop_grace = std::chrono::seconds(30);

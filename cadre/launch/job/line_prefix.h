@@ -11,7 +11,8 @@
 
 namespace cadre::launch {
 
-// On one host the local rank and the global rank are equal.
+// The values that replace the placeholders. There is one rank for both ${rank} and ${local_rank},
+// which are equal on one host.
 struct PrefixValues {
   Rank rank;
   std::string role;
@@ -19,8 +20,8 @@ struct PrefixValues {
   int restart_count = 0;
 };
 
-// Replaces ${rank}, ${local_rank}, ${role_name}, ${host} and ${restart_count}; the values are not
-// searched again.
+// Replaces ${rank}, ${local_rank}, ${role_name}, ${host} and ${restart_count}. A placeholder inside
+// a value is not replaced.
 std::string line_prefix(std::string_view pattern, const PrefixValues& values);
 
 // Returns the prefix in a colour of the rank that is readable on light and on dark terminals.

@@ -12,7 +12,8 @@ std::string_view visible_part(std::string_view line) {
 
 void LineSplitter::pass_on(std::string_view bytes, bool ends_line, const Emit& emit) {
   const std::string_view shown = returns_ == Returns::kKept ? bytes : visible_part(bytes);
-  // If a line restarts after a piece of it was passed on, that piece stays as a separate line.
+  // If a carriage return restarts a line after a piece of it was passed on, that piece remains as a
+  // line of its own.
   emit({.bytes = shown,
         .starts_line = !is_open_ || rewrites_itself_,
         .ends_line = ends_line,
@@ -28,7 +29,7 @@ void LineSplitter::feed(std::string_view bytes, const Emit& emit) {
     const size_t newline = bytes.find('\n');
     if (newline == std::string_view::npos) return keep(bytes, emit);
     if (!is_in_line() && newline <= kMaxPieceBytes) {
-      pass_on(bytes.substr(0, newline), true, emit);  // the common case copies nothing
+      pass_on(bytes.substr(0, newline), true, emit);  // the common case: no copy
     } else {
       keep(bytes.substr(0, newline), emit);
       pass_on(partial_, true, emit);

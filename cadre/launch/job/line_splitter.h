@@ -20,7 +20,7 @@ struct LinePiece {
   std::string_view bytes;
   bool starts_line = true;
   bool ends_line = true;
-  bool was_shown = false;  // the last take_progress() has returned the whole line
+  bool was_shown = false;  // take_progress() has already returned it
   friend bool operator==(const LinePiece&, const LinePiece&) = default;
 };
 
@@ -55,8 +55,8 @@ class LineSplitter {
   void pass_on(std::string_view bytes, bool ends_line, const Emit& emit);
 
   const Returns returns_;
-  std::string partial_;   // the part of the line that is not passed on yet
-  bool is_open_ = false;  // a piece of the line was passed on
+  std::string partial_;   // the part of the line that was not passed on yet
+  bool is_open_ = false;  // a part of the line was passed on
   bool rewrites_itself_ = false;
   bool has_new_progress_ = false;
   std::string shown_progress_;  // the text of the current line that take_progress() returned last

@@ -12,8 +12,8 @@ namespace {
 using Lines = std::vector<std::string>;
 using Returns = LineSplitter::Returns;
 
-// Collects the lines that a reader sees. A piece that starts a line ends an unfinished line before
-// it.
+// Collects the lines that a reader sees. A piece that starts a line also ends an unfinished line
+// before it.
 class SplitLines {
  public:
   explicit SplitLines(Returns returns = Returns::kKept) : splitter_(returns) {}
@@ -88,7 +88,7 @@ TEST(LineSplitter, TellsProgressOnceForEachChange) {
   SplitLines lines(Returns::kRewriteTheLine);
   LineSplitter& splitter = lines.splitter();
   lines.feed("loading");
-  // The line has not been rewritten in place yet.
+  // There is no progress before the first carriage return rewrites the line.
   EXPECT_EQ(splitter.take_progress(), std::nullopt);
   lines.feed("\r10%");
   EXPECT_EQ(splitter.take_progress(), "10%");
@@ -105,11 +105,11 @@ TEST(LineSplitter, TellsWhenTheEndOfALineWasShownAsProgress) {
   };
   splitter.feed("\r5/6\r6/6", emit);
   EXPECT_EQ(splitter.take_progress(), "6/6");
-  splitter.feed("\n", emit);       // shown
-  splitter.feed("\r6/6\n", emit);  // this is another line, whose progress was not shown
+  splitter.feed("\n", emit);       // was shown as progress
+  splitter.feed("\r6/6\n", emit);  // a new line, not shown before
   splitter.feed("\r5/6", emit);
   EXPECT_EQ(splitter.take_progress(), "5/6");
-  splitter.feed("\r6/6\n", emit);  // the text has changed since it was shown
+  splitter.feed("\r6/6\n", emit);  // 5/6 was shown, but not 6/6
   splitter.feed("\r6/6", emit);
   EXPECT_EQ(splitter.take_progress(), "6/6");
   splitter.finish(emit);
@@ -133,7 +133,7 @@ TEST(LineSplitter, WhatWasFlushedStaysWhenTheLineStartsAnew) {
   lines.feed("10%");
   lines.flush();
   lines.feed("\r20%");
-  lines.flush();  // a line that rewrites itself counts as progress
+  lines.flush();  // passes nothing on: a rewritten line is progress
   EXPECT_EQ(lines.lines(), (Lines{"10%"}));
   EXPECT_EQ(lines.splitter().take_progress(), "20%");
   lines.feed("\r30%\n");
@@ -167,7 +167,7 @@ TEST(LineSplitter, DoesNotDependOnHowTheBytesArrive) {
 
 class LineTailTest : public ::testing::Test {
  protected:
-  // Writes a line of a worker whose output is shown on `output`.
+  // Writes a line of the worker, adds it to the tail and shows it on `output`.
   void write(BufferedOutput& output, const std::string& line) {
     output.append_line("", line);
     tail_.add({.bytes = line}, output);

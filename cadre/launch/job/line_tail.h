@@ -1,7 +1,7 @@
 // The last lines that a worker wrote, kept for the report of its failure.
 //
 // Threads: one owner. Blocking: never. Memory: about kMaxLines times kMaxLineBytes.
-// Lifetime: the outputs on which lines were shown are only compared by address.
+// Lifetime: pointers to the outputs on which lines were shown are compared, never dereferenced.
 #pragma once
 
 #include <algorithm>
@@ -21,11 +21,12 @@ class LineTail {
  public:
   static constexpr size_t kMaxLines = 30;
   static constexpr size_t kMaxLineBytes = 2000;
-  // A shown line is not repeated if at most this many lines of other ranks follow it.
+  // The report does not repeat a line that is still in sight: at most this many lines of other
+  // ranks were shown after it.
   static constexpr uint64_t kNearLines = 10;
 
-  // Adds a piece that was just passed to `shown_on`. Of a line that is rewritten in place, the last
-  // text is kept.
+  // Adds a piece that was just shown on `shown_on`. For a line that carriage returns rewrite in
+  // place, only the last text is kept.
   void add(const LinePiece& piece, const BufferedOutput& shown_on) {
     line_.append(piece.bytes);
     const std::string_view visible = visible_part(line_);
@@ -46,8 +47,8 @@ class LineTail {
     return texts;
   }
 
-  // Returns the number of last lines that `output` shows with at most kNearLines lines of other
-  // ranks after them.
+  // Returns how many of the last lines are still in sight on `output`: at most kNearLines lines of
+  // other ranks were shown after them.
   size_t num_just_shown(const BufferedOutput& output) const {
     size_t num_shown = 0;
     for (size_t count = 1; count <= lines_.size(); ++count) {
@@ -62,7 +63,7 @@ class LineTail {
   struct Line {
     std::string text;
     const BufferedOutput* shown_on;
-    uint64_t line_number;  // the number of the line on that output
+    uint64_t line_number;  // the number of the line on `shown_on`
   };
 
   void end_line(const BufferedOutput& shown_on) {

@@ -51,7 +51,7 @@ std::vector<std::string> QueuedLog::take_last() {
 }
 
 std::vector<std::string> QueuedLog::take_counted(TimePoint until) {
-  event_->clear();  // before the lines are read: a later line makes it readable again
+  event_->clear();  // cleared first: a line that is written later sets it again
   std::vector<std::string> lines;
   const std::lock_guard lock(mutex_);
   count_dropped(until);

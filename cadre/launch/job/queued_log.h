@@ -1,11 +1,12 @@
 // Queues log lines of the job's store for the launcher's loop, which shows them, so that the
-// writing thread never waits for the reader of the launcher's output. If there are many lines of
-// one kind, a few and a count are kept. Lines are of one kind if level, component and the first
-// word of the message are equal.
+// writing thread never waits for the reader of the launcher's output. Of many lines of one kind
+// only the first few are kept, and the others are counted. Lines are of one kind if level,
+// component and the first word of the message are equal.
 //
-// Threads: write() from any; the rest from the owner's. Blocking: never. Lifetime: the System
-// outlives it, and it outlives its writers. Errors: none; lines beyond kMaxLinesOfAKind in a
-// kInterval, and lines that the owner does not take in time, are dropped and counted.
+// Threads: write() from any; the other methods from the owner's. Blocking: never. Lifetime: the
+// System outlives it, and it outlives its writers. Lines beyond kMaxLinesOfAKind in one kInterval
+// are dropped and counted, and so are lines for which the queue has no room because the owner has
+// not taken the earlier ones.
 #pragma once
 
 #include <chrono>
@@ -40,7 +41,8 @@ class QueuedLog final : public LogSink {
   // of dropped lines of past intervals: "warning 2026-11-21T10:04:21.042Z store dropped: 1995 more
   // lines like these".
   std::vector<std::string> take();
-  // Does the same as take(), with the counts of the present interval. Called at the end of the job.
+  // Does the same as take() and adds the counts of the present interval. The launcher calls it at
+  // the end of the job.
   std::vector<std::string> take_last();
 
  private:
@@ -49,7 +51,8 @@ class QueuedLog final : public LogSink {
     size_t num_lines = 0;    // the number of lines in this interval
     size_t num_dropped = 0;  // the number of lines that were dropped in this interval
   };
-  // Adds lines with the counts of intervals that end at `until` or earlier.
+  // Appends a line with the number of dropped lines for each kind whose interval ends at `until` or
+  // earlier.
   void count_dropped(TimePoint until);
   std::vector<std::string> take_counted(TimePoint until);
 
@@ -58,7 +61,7 @@ class QueuedLog final : public LogSink {
   const std::unique_ptr<os::Event> event_;
   std::mutex mutex_;
   std::vector<std::string> lines_;
-  // The kinds by level, and by component together with first word.
+  // The key is the level with the text "component first-word".
   std::map<std::pair<std::string, std::string>, Kind> kinds_;
 };
 

@@ -2,8 +2,8 @@
 // failures that led to restarts.
 //
 // Threads: plain values. Blocking: never. Source: torchrun's --max-restarts. torchrun restarts
-// without a delay; here attempts that fail soon, one after the other, are delayed, so that a
-// program which fails in its first lines does not use a machine for itself.
+// without a delay; here several short attempts in a row are delayed by an exponential backoff, so
+// that a program that fails in its first lines does not keep the machine busy.
 #pragma once
 
 #include <chrono>
@@ -18,9 +18,10 @@ namespace cadre::launch {
 
 class RestartPolicy {
  public:
-  // A failure before this time counts as one that comes soon.
+  // An attempt is short if its worker failed before this time.
   static constexpr Duration kShortLifetime = std::chrono::seconds(10);
-  // The delay after the second of several such failures; it doubles up to kMaxDelay.
+  // The delay after the second short attempt in a row. It doubles with each further one, up to
+  // kMaxDelay.
   static constexpr Duration kFirstDelay = std::chrono::milliseconds(100);
   static constexpr Duration kMaxDelay = std::chrono::seconds(5);
 
@@ -37,11 +38,12 @@ class RestartPolicy {
  private:
   int max_restarts_;
   int num_restarts_ = 0;
-  Duration delay_{};  // delay of the next restart if the failure comes soon
+  Duration delay_{};  // the delay of the next restart after a short attempt
 };
 
-// Returns one line: "rank 0: signal 9 (SIGKILL) after 12.3 s; rank 2: exit code 3 after 0.1 s". Of
-// many failures the last ones are listed, after the number of the others.
+// Returns one line: "rank 0: signal 9 (SIGKILL) after 12.3 s; rank 2: exit code 3 after 0.1 s". If
+// there are many failures, lists the last ones and begins with the number of the others: "12 not
+// listed; rank 0: ...".
 std::string failures_text(std::span<const WorkerExit> failures);
 
 }  // namespace cadre::launch

@@ -18,7 +18,8 @@ os::Environment worker_environment(const os::Environment& inherited, const JobId
   os::Environment environment = inherited;
   const std::string rank_text = cadre::format("{}", rank);
   const std::string size_text = cadre::format("{}", job.num_workers);
-  // With one host and one role the local rank, the role's rank and the global rank are equal.
+  // The local rank, the role's rank and the global rank are equal, because there is one host and
+  // one role.
   for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK"}) environment.set(name, rank_text);
   for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"}) {
     environment.set(name, size_text);

@@ -16,7 +16,7 @@
 
 namespace cadre::launch {
 
-// What all workers of a job on one host have in common.
+// The properties of a job that all its workers share.
 struct JobIdentity {
   int num_workers = 1;
   std::string run_id;
@@ -41,7 +41,7 @@ os::Environment worker_environment(const os::Environment& inherited, const JobId
 
 // Returns the signals that a worker ignores: like under a shell, those that the launcher ignored at
 // its start (SIGHUP under nohup). Exceptions are the signals with which the launcher stops workers,
-// and SIGCHLD, without whose default a program gets no exit status of its children.
+// and SIGCHLD: a process that ignores it gets no exit status of its children.
 std::vector<int> signals_ignored_by_workers(std::span<const int> ignored);
 
 // Makes glibc's malloc keep freed memory, in huge pages. This saves system calls and TLB misses in

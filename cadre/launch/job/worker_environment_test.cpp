@@ -21,7 +21,7 @@ TEST(WorkerEnvironment, KeepsWhatTheUserSet) {
   inherited.set("OMP_NUM_THREADS", "5");
   inherited.set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3");
   inherited.set("LD_LIBRARY_PATH", "/opt/lib");
-  inherited.set("RANK", "77");  // as if an outer job had set it
+  inherited.set("RANK", "77");  // the variable of an outer job
   const auto environment = worker_environment(inherited, {.num_workers = 2, .num_cores = 8}, 1);
   EXPECT_EQ(environment.get("OMP_NUM_THREADS"), "5");
   EXPECT_EQ(environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"), "3");

@@ -16,7 +16,7 @@ using Stream = WorkerOutput::Stream;
 
 constexpr size_t kChunkBytes = 64 << 10;
 constexpr Duration kProgressPeriod = std::chrono::seconds(1);
-// One iteration suffices unless processes are being started.
+// suspend() needs one round, and further rounds only while processes fork.
 constexpr int kMaxSuspendRounds = 100;
 
 Result<std::unique_ptr<os::Process>> start_process(const os::ProcessOptions& options,
@@ -39,7 +39,7 @@ struct WorkerGroup::Worker {
   bool error_is_open = true;
   bool has_ended = false;
   bool was_asked_to_stop = false;
-  int stopped_by = 0;  // the value at the last check
+  int stopped_by = 0;  // the stop signal at the last check; 0: none
 
   void pump(Bytes buffer, TimePoint now) {
     output_is_open =
@@ -142,8 +142,9 @@ void WorkerGroup::collect_exits() {
                       .was_asked_to_stop = worker->was_asked_to_stop,
                       .stopped_by = worker->was_asked_to_stop ? worker->stopped_by : 0});
   }
-  // If several exits were noticed together, one by a signal is the more likely cause: when a worker
-  // crashes, its peers notice a broken connection and exit within the same millisecond.
+  // Exits by a signal are sorted before other exits that were noticed at the same time, because
+  // they are the likely cause: when a worker crashes, its peers notice the broken connection and
+  // exit within the same millisecond.
   std::stable_sort(exits_.begin() + static_cast<std::ptrdiff_t>(before), exits_.end(),
                    [](const WorkerExit& a, const WorkerExit& b) {
                      return (a.status.signal != 0) > (b.status.signal != 0);
@@ -170,7 +171,7 @@ const WorkerGroup::Worker& WorkerGroup::worker(Rank rank) const {
   const auto found =
       std::ranges::find_if(workers_, [&](const auto& worker) { return worker->rank == rank; });
   if (found == workers_.end()) {
-    throw Error(ErrorCode::kInternal, cadre::format("rank {} is not of this group", rank));
+    throw Error(ErrorCode::kInternal, cadre::format("rank {} is not in this group", rank));
   }
   return **found;
 }
@@ -190,8 +191,8 @@ void WorkerGroup::forward_signal(int signal) {
 }
 
 void WorkerGroup::ask_to_stop(int signal) {
-  // Workers that have ended by now were not stopped by the launcher. A worker in state T may be the
-  // cause of the failure.
+  // Exits up to now are recorded first, because the launcher did not cause them. A worker that a
+  // signal has stopped (state T) is recorded too, because it may be the cause of the failure.
   collect_exits();
   for (const auto& worker : workers_) {
     if (worker->has_ended) continue;
@@ -218,7 +219,8 @@ void WorkerGroup::ask_leftovers_to_stop() {
 
 void WorkerGroup::suspend() {
   is_suspended_ = true;
-  // A process that was started while the list was read is in the next list.
+  // Repeats until no new process is found: one that was forked while the list was read appears in
+  // the next list.
   std::vector<os::Descendant> stopped;
   for (int round = 0; round < kMaxSuspendRounds; ++round) {
     std::vector<os::Descendant> running = descendants();

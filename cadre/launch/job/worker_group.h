@@ -4,8 +4,8 @@
 // subreaper (core/os/proc/guardian.h), so that processes which workers left running can be found.
 // Blocking: start() takes milliseconds for each worker; step() waits until its Deadline. Lifetime:
 // the destructor kills workers that still run. The outputs outlive the WorkerGroup. Errors: start()
-// returns those of os::Process, with the rank; then no worker runs. The owner decides when to stop
-// the group (job.h).
+// returns those of os::Process, with the rank, after it has killed the workers that it had started.
+// The owner (job.h) decides when to stop the group.
 #pragma once
 
 #include <memory>
@@ -29,7 +29,7 @@ struct WorkerSpec {
   Rank rank;
   os::ProcessOptions process;
   WorkerOutputOptions output;
-  os::ForkServer* fork_server = nullptr;  // forks the worker if it can; null: it is executed
+  os::ForkServer* fork_server = nullptr;  // forks the worker if possible; null: executes it
 };
 
 // Describes how a worker ended.
@@ -39,7 +39,7 @@ struct WorkerExit {
   os::ExitStatus status;
   Duration lifetime{};
   bool was_asked_to_stop = false;  // the launcher had signalled the worker
-  int stopped_by = 0;              // the signal that had stopped the worker by then; 0: none
+  int stopped_by = 0;              // the signal that had stopped it before; 0: none
 };
 
 // A worker that a signal has stopped.
@@ -59,8 +59,8 @@ class WorkerGroup {
 
   Status start(std::span<const WorkerSpec> specs);
 
-  // Leaves out a process that is no part of the workers' work, from now on: it is neither signalled
-  // nor waited for.
+  // Excludes a process from descendants() from now on, so that it is neither signalled nor waited
+  // for. The template of the fork server is such a process.
   void spare(int pid) { spared_ = {pid}; }
   std::vector<os::Descendant> descendants() const { return os::list_descendants(spared_); }
   bool has_children() const { return os::has_children(spared_); }
@@ -80,8 +80,8 @@ class WorkerGroup {
   const LineTail& tail(Rank rank) const;
   int pid(Rank rank) const;
 
-  // Signals the running workers, but not the processes that they started: such signals (SIGUSR1)
-  // end a process without a handler.
+  // Sends the signal (SIGUSR1 or SIGUSR2) to the running workers only, because it would kill
+  // processes of theirs that have no handler for it.
   void forward_signal(int signal);
   // Stops all descendants of this process, as for Ctrl-Z, until resume().
   void suspend();
@@ -90,7 +90,7 @@ class WorkerGroup {
   // Returns the workers that were stopped since the last call, other than by suspend().
   std::vector<StoppedWorker> take_stopped();
   // Signals the process groups of the running workers, and continues stopped ones so that they
-  // receive the signal. Later exits do not count as failures.
+  // receive the signal. Workers that exit afterwards do not count as failed.
   void ask_to_stop(int signal);
   // Sends SIGTERM once to each process that the workers left running, except to process groups that
   // ask_to_stop() has signalled, because many programs treat a second signal as a request to end at
@@ -101,7 +101,7 @@ class WorkerGroup {
 
   // Returns whether all pipes have ended, so that there is no more output.
   bool output_has_ended() const;
-  // Ends lines that have no newline. Called last.
+  // Adds the missing newline to unfinished last lines. Must be the last call.
   void finish_output();
 
  private:
@@ -120,7 +120,7 @@ class WorkerGroup {
   BufferedOutput& error_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<WorkerExit> exits_;
-  std::vector<std::byte> buffer_;  // is a member because the stack may be small
+  std::vector<std::byte> buffer_;  // not on the stack, which may be small
   std::vector<os::Descendant> asked_leftovers_;
   std::vector<int> spared_;
   TimePoint last_progress_;

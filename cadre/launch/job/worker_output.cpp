@@ -66,7 +66,8 @@ void WorkerOutput::show_progress(TimePoint now) {
 void WorkerOutput::show_unfinished(TimePoint now) {
   for (Lane* target : {&output_, &error_}) {
     if (!target->splitter.is_in_line() || target->is_overdue) continue;
-    // The worker may be waiting for room in the output.
+    // While the output is full, the idle time does not count, because the worker may be blocked on
+    // its pipe.
     if (target->sink->is_full()) target->last_fed = now;
     if (now - target->last_fed < kIdle) continue;
     target->sink->release(target);

@@ -1,9 +1,10 @@
 // Passes the two output streams of one worker to the launcher's output.
 //
-// Threads: one owner. Blocking: never. Lifetime: the two outputs outlive it. If both outputs of the
-// launcher are the same, the worker has one pipe, Stream::kOutput. An unfinished line is shown if
-// it has not grown for kIdle. A line that is too long for the buffer claims the output for at most
-// kClaim, so that lines of other workers wait for its end.
+// Threads: one owner. Blocking: never. Lifetime: the launcher's two outputs outlive the
+// WorkerOutput. If both outputs of the launcher are the same, the worker has one pipe,
+// Stream::kOutput. An unfinished line is shown if it has not grown for kIdle. A line that is too
+// long for the buffer is shown in pieces. It claims the output for at most kClaim, so that lines of
+// other workers are not mixed into it.
 #pragma once
 
 #include <chrono>
@@ -36,7 +37,7 @@ class WorkerOutput {
   bool pump(Stream stream, os::PipeReader& from, Bytes buffer, TimePoint now);
   // Returns whether pump() would read.
   bool has_room(Stream stream, TimePoint now) const { return may_write(lane(stream), now); }
-  // Shows the present text of progress bars, which do not end their line for a long time.
+  // Shows the present text of progress bars, which rewrite one line without ending it.
   void show_progress(TimePoint now);
   // Shows lines that have not grown for kIdle.
   void show_unfinished(TimePoint now);
@@ -52,8 +53,8 @@ class WorkerOutput {
     BufferedOutput* sink;
     LineSplitter splitter;
     TimePoint last_fed{};
-    bool has_claimed = false;  // this lane has claimed the output for its current line
-    bool is_overdue = false;   // the pending part of the current line was shown
+    bool has_claimed = false;  // true while the output is claimed for the current line
+    bool is_overdue = false;   // the current line was shown before its end
     bool has_ended = false;
   };
   Lane& lane(Stream stream) { return stream == Stream::kOutput ? output_ : error_; }

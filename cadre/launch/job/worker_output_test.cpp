@@ -1,5 +1,5 @@
-// When a line of a worker is shown, and which lines wait for it. Nothing is written: the outputs
-// are not flushed.
+// Tests when a line of a worker is shown, and which lines of other workers wait until it has ended.
+// The tests inspect the buffers and flush none of them.
 #include "cadre/launch/job/worker_output.h"
 
 #include <gtest/gtest.h>
@@ -20,13 +20,14 @@ using Stream = WorkerOutput::Stream;
 
 constexpr TimePoint kNow{1'000'000'000};
 
-// A worker's pipe, and what passes its lines on.
+// A worker's output pipe with the WorkerOutput that passes its lines on.
 class Worker {
  public:
   Worker(std::string prefix, BufferedOutput& output, BufferedOutput& error)
       : Worker(os::make_pipe().value_or_throw(), std::move(prefix), output, error) {}
 
-  // Writes text as the worker and passes it on. Returns false at the end of the stream.
+  // Writes the text to the worker's pipe and pumps it to the output. Returns false at the end of
+  // the stream.
   bool say(std::string_view text, TimePoint now) {
     EXPECT_EQ(::write(writer_.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
     return pump(now);
@@ -83,7 +84,7 @@ TEST_F(WorkerOutputTest, TheEndOfTheStreamEndsTheLine) {
 }
 
 TEST_F(WorkerOutputTest, ALineThatIsTooLongForAPieceKeepsOthersOutForFiveSeconds) {
-  // A pipe has room for 64 KiB.
+  // The line is written in two parts, because a pipe has room for 64 KiB only.
   EXPECT_TRUE(worker_.say(std::string(LineSplitter::kMaxPieceBytes - 1, 'x'), kNow));
   EXPECT_TRUE(other_.lines().has_room(Stream::kOutput, kNow));
   EXPECT_TRUE(worker_.say(std::string(100, 'x'), kNow));

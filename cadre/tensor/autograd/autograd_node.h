@@ -1,4 +1,5 @@
-// Creates nodes of libtorch's graph, whose pointers differ between its versions.
+// Creates nodes of libtorch's autograd graph, whose smart pointer type differs between the versions
+// of libtorch.
 //
 // Threads: any. Blocking: never. Lifetime: the graph owns the node. Errors: those of the node's
 // constructor.
@@ -13,10 +14,11 @@
 
 namespace cadre {
 
-// std::shared_ptr<Node> up to torch 2.12, c10::intrusive_ptr<Node> from 2.13 on.
+// The type is std::shared_ptr<Node> up to torch 2.12 and c10::intrusive_ptr<Node> from 2.13 on.
 using NodePointer = std::remove_cvref_t<decltype(std::declval<at::Tensor>().grad_fn())>;
 
-// `Pointer` is a parameter so that the branch of the other version of torch is not compiled.
+// `Pointer` is a template parameter so that only the `if constexpr` branch for the present version
+// of torch is compiled.
 template <typename Node, typename Pointer = NodePointer, typename... Arguments>
 Pointer make_node(Arguments&&... arguments) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {

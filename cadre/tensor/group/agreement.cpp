@@ -18,16 +18,16 @@
 namespace cadre {
 namespace {
 
-// The message that every rank sends first. Its mark and subject distinguish it from the message of
-// a rank that runs another all_gather of this size.
+// The data of the all_gather with which every agreement begins. Its mark and subject show whether
+// all ranks are in the same agreement, or one of them runs another all_gather of this size.
 struct Announcement {
   static constexpr uint64_t kMark = 0x6361647265'616772;  // "cadreagr"
   static constexpr int64_t kNoError = -1;
 
   uint64_t mark = kMark;
-  int64_t code = kNoError;  // the code of the error
-  uint64_t length = 0;      // the size of the text, or of the message of the error
-  uint64_t digest = 0;      // the digest of the text
+  int64_t code = kNoError;  // the ErrorCode, or kNoError
+  uint64_t length = 0;      // the size of the text or of the error message
+  uint64_t digest = 0;      // the hash of that text or message
   std::array<char, 96> subject = {};
 
   std::string_view subject_text() const {
@@ -48,8 +48,8 @@ const std::string& payload_of(const Result<std::string>& outcome) {
   return outcome.ok() ? *outcome : outcome.error().message();
 }
 
-// The exchange of one agreement: first the announcements, then texts, if a rank has an error or the
-// caller needs them.
+// The collectives of one agreement: an all_gather of the announcements, and then, only if a rank
+// has an error or the caller needs the texts, collectives that exchange these texts.
 class AgreementExchange {
  public:
   AgreementExchange(const ProcessGroup& group, const AgreementSubject& subject,
@@ -62,7 +62,7 @@ class AgreementExchange {
   int world_size() const { return static_cast<int>(announcements_.size()); }
   const Announcement& of(int rank) const { return announcements_[static_cast<size_t>(rank)]; }
 
-  // Returns the first rank whose text differs from that of rank 0.
+  // Returns the lowest rank whose text differs from that of rank 0; nullopt if all are equal.
   std::optional<int> first_unlike() const {
     for (int rank = 1; rank < world_size(); ++rank) {
       if (of(rank).digest != of(0).digest || of(rank).length != of(0).length) return rank;
@@ -142,11 +142,11 @@ class AgreementExchange {
                                            : std::string("in another operation");
     };
     if (of(rank).mark == of(0).mark && of(rank).subject == of(0).subject) return;
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        format("{} on group \"{}\": rank 0 is {} and rank {} is {}; make these calls on all ranks "
-               "of the group, in the same order",
-               subject_.call, group_.name(), text(of(0)), rank, text(of(rank))))
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{} on group \"{}\": the ranks are in different calls: rank 0 is {} and "
+                       "rank {} is {}; make these calls on all ranks "
+                       "of the group, in the same order",
+                       subject_.call, group_.name(), text(of(0)), rank, text(of(rank))))
         .with_culprit(Rank(rank));
   }
 
@@ -197,8 +197,9 @@ std::string first_difference(const std::string& zero, const std::string& other, 
     return format("{} is {} on rank 0 and {} on rank {}", in_a->name, in_a->value, in_b->value,
                   other_rank);
   }
-  return format("rank 0 has {} where rank {} has {}", has_a ? in_a->name : "nothing more",
-                other_rank, has_b ? in_b->name : "nothing more");
+  return format("the ranks compare different values: rank 0 has {} where rank {} has {}",
+                has_a ? in_a->name : "nothing more", other_rank,
+                has_b ? in_b->name : "nothing more");
 }
 
 }  // namespace
@@ -222,7 +223,8 @@ std::optional<Error> common_refusal(std::span<const ProcessGroup> groups,
   } catch (...) {
     problem = caught_error();
   }
-  // If a rank of an earlier group has thrown, this rank reports that in the groups that follow.
+  // An error that a rank of one group has thrown becomes this rank's error in the following groups,
+  // so that it reaches the ranks of all groups.
   for (const ProcessGroup& group : groups) {
     const auto refusal = common_refusal(group, subject, [&problem] {
       if (problem) throw *problem;

@@ -1,10 +1,11 @@
 // Agreement among the ranks of a group before an operation that must begin on all of them or on
 // none: an error of one rank is thrown on all ranks, and values that must be equal are compared.
-// Every constructor and every call that can throw on one rank alone goes through it before its
-// first collective, and before it changes anything.
+// Every constructor and every call that could throw on one rank only runs such an agreement before
+// its first collective and before it changes any state. Otherwise the other ranks would wait in the
+// collective for the rank that has thrown.
 //
-// A call costs one all_gather of 128 bytes for each rank if no rank refuses and no value differs. A
-// group of one rank exchanges nothing.
+// An agreement costs one all_gather of 128 bytes for each rank if no rank throws and no value
+// differs. A group of one rank exchanges nothing.
 //
 // Threads: as ProcessGroup. Blocking: collective; returns when the slowest rank has called it, or
 // fails after the call's timeout. Errors: the same on all ranks, with the rank at fault as culprit;
@@ -28,19 +29,19 @@
 
 namespace cadre {
 
-// The call of the program for which the ranks agree.
+// The call of the program that needs the agreement.
 struct AgreementSubject {
   AgreementSubject(const char* call_name)  // NOLINT(google-explicit-constructor): a name suffices
       : call(call_name) {}
   AgreementSubject(std::string_view call_name, Duration longest)
       : call(call_name), timeout(longest) {}
 
-  std::string_view call;  // is static text, such as "DataLoader" or "cadre::Pipeline"
+  std::string_view call;                 // static text, such as "DataLoader" or "cadre::Pipeline"
   std::optional<Duration> timeout = {};  // if nullopt, the group's timeout is used
 };
 
 struct CommonRefusal {
-  Error error;  // has the code and the message of `rank`
+  Error error;  // the error code and message of `rank`
   int rank;     // the lowest rank whose check has thrown
   int num_refusing;
 };
@@ -53,16 +54,16 @@ CADRE_EXPORT std::optional<CommonRefusal> common_refusal(const ProcessGroup& gro
                                                          const AgreementSubject& subject,
                                                          const std::function<void()>& check);
 
-// Does the same over several groups, such as those along the axes of a mesh, one after the other.
-// An error of any rank of any group is the result on all ranks. If there are no groups, returns the
-// error of this rank. All ranks pass the groups in the same order.
+// Runs `check` and exchanges its error over several groups, such as those along the axes of a mesh,
+// one after the other. If a rank of any group throws, all ranks of all groups return its error. If
+// there are no groups, returns the error of this rank. All ranks pass the groups in the same order.
 CADRE_EXPORT std::optional<Error> common_refusal(std::span<const ProcessGroup> groups,
                                                  const AgreementSubject& subject,
                                                  const std::function<void()>& check);
 
 // Runs `check` on every rank. If it throws on one or more ranks, throws the error of the lowest of
-// them, on all ranks. If it did not throw on all, the ranks run different programs, and the message
-// names that lowest rank.
+// them, on all ranks. If it threw on some ranks only, the message also names that lowest rank,
+// because the ranks may run different programs.
 CADRE_EXPORT void check_on_all_ranks(const ProcessGroup& group, const AgreementSubject& subject,
                                      const std::function<void()>& check);
 
@@ -71,11 +72,11 @@ CADRE_EXPORT std::vector<Result<std::string>> gather_outcomes(
     const ProcessGroup& group, const AgreementSubject& subject,
     const std::function<std::string()>& make_text);
 
-// Returns the words of each rank, indexed by rank. Throws the error of a rank as
-// check_on_all_ranks() does. Costs one all_gather if no rank has an error, so it is for exchanges
-// of every step; it does not notice that some ranks are in another call. make_words: returns
-// `num_words` words, a number that is the same on all ranks, and calls no collective. timeout: the
-// limit of the all_gather; default: the group's.
+// Returns the integers ("words") of each rank, indexed by rank. Throws the error of a rank as
+// check_on_all_ranks() does. Costs one all_gather if no rank has an error, so it is cheap enough
+// for every training step. It does not detect that some ranks are in another call. make_words:
+// returns `num_words` integers, as many on all ranks, and calls no collective. timeout: the limit
+// of the all_gather; default: the group's.
 CADRE_EXPORT std::vector<std::vector<int64_t>> gather_words(
     const ProcessGroup& group, const AgreementSubject& subject, size_t num_words,
     const std::function<std::vector<int64_t>()>& make_words, std::optional<Duration> timeout = {});
@@ -86,8 +87,7 @@ CADRE_EXPORT std::vector<std::string> gather_texts(const ProcessGroup& group,
                                                    const AgreementSubject& subject,
                                                    const std::function<std::string()>& make_text);
 
-// A value that must be equal on all ranks: a name for messages, and a text that determines the
-// value.
+// A value that must be equal on all ranks, given as a name for error messages and as a text.
 struct AgreedField {
   std::string name;
   std::string value;

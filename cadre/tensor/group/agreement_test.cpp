@@ -1,5 +1,5 @@
-// Tests that an agreement throws the error of one rank on all ranks, compares fields, and leaves
-// the group usable.
+// Tests check_on_all_ranks() and related functions: an error of one rank is thrown on all ranks,
+// fields that differ between ranks are found, and the group stays usable.
 #include "cadre/tensor/group/agreement.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using testing::run_groups;
 
 // Runs the body on every rank and returns the error of each rank as "kCode culprit: message".
-// Checks that the group still works afterwards.
+// Checks with an all_reduce that the group still works afterwards.
 std::vector<std::string> thrown_on_ranks(int world_size,
                                          const std::function<void(const ProcessGroup&)>& body) {
   const testing::RanksResult result =
@@ -98,7 +98,7 @@ TEST(AgreementTest, OneRankAloneThrowsTheSameError) {
 TEST(AgreementTest, GathersTextsOfAnyLength) {
   const testing::RanksResult result = run_groups(3, [](const ProcessGroup& group,
                                                        std::string& out) {
-    // The ranks' texts have these lengths.
+    // The length of each rank's text.
     const std::vector<size_t> lengths = {2000, 0, 1};
     const auto texts = gather_texts(group, "texts", [&] {
       return std::string(lengths[static_cast<size_t>(group.rank())],
@@ -162,7 +162,8 @@ TEST(AgreementTest, NamesTheFieldThatDiffers) {
       "the same options on all ranks";
   EXPECT_THAT(compare(5, false), ElementsAre(seeds, seeds, seeds));
   const std::string more =
-      "kInvalidArgument 1: DataLoader on group \"world\": rank 0 has nothing more where rank 1 has "
+      "kInvalidArgument 1: DataLoader on group \"world\": the ranks compare different values: rank "
+      "0 has nothing more where rank 1 has "
       "split; pass the same options on all ranks";
   EXPECT_THAT(compare(1, true), ElementsAre(more, more, more));
 }
@@ -187,16 +188,16 @@ TEST(AgreementTest, RanksInAgreementsOfDifferentCallsAreToldSo) {
   const auto thrown = thrown_on_ranks(2, [](const ProcessGroup& group) {
     check_on_all_ranks(group, group.rank() == 0 ? "DataLoader" : "DeviceMesh", [] {});
   });
-  EXPECT_THAT(thrown[0],
-              HasSubstr("kInvalidArgument 1: DataLoader on group \"world\": rank 0 is in "
-                        "DataLoader and rank 1 is in DeviceMesh; make these calls"));
+  EXPECT_THAT(thrown[0], HasSubstr("kInvalidArgument 1: DataLoader on group \"world\": the ranks "
+                                   "are in different calls: rank 0 is in "
+                                   "DataLoader and rank 1 is in DeviceMesh; make these calls"));
   EXPECT_THAT(thrown[1], HasSubstr("rank 0 is in DataLoader and rank 1 is in DeviceMesh"));
 }
 
 TEST(AgreementTest, WaitsForTheTimeoutOfTheCall) {
   const testing::RanksResult result = run_groups(2, [](const ProcessGroup& group) {
     if (group.rank() == 1) {
-      // Rank 1 makes no call until the deadline of rank 0 has made the group fail.
+      // Rank 1 does not join the agreement. It waits until rank 0's timeout has failed the group.
       while (!group.error()) {
         at::ones({1});
       }

@@ -1,4 +1,4 @@
-// The exception that a catch block has caught, whatever its type, as a cadre::Error.
+// Converts the exception that a catch block has caught, whatever its type, to a cadre::Error.
 //
 // Threads: any; call only inside a catch block. Lifetime: the result is a value.
 #pragma once

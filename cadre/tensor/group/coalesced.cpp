@@ -14,7 +14,7 @@
 namespace cadre {
 namespace {
 
-// The operations of one call, checked but not issued, with the tensors that they work on.
+// The operations of one coalesced call, checked but not issued yet, and the memory that they use.
 struct Coalesced {
   std::vector<Collective> collectives;
   std::vector<std::shared_ptr<const void>> kept;
@@ -47,7 +47,8 @@ void check_same_length(const GroupCall& call, const std::vector<at::Tensor>& out
                        inputs.size()));
 }
 
-// Checks the pairs of an all_gather or, with a reduction, of a reduce_scatter.
+// Checks the pairs (outputs[i], inputs[i]): for a reduce_scatter if `op` is given, otherwise for an
+// all_gather.
 Coalesced checked_pairs(const GroupCall& call, const std::vector<at::Tensor>& outputs,
                         const std::vector<at::Tensor>& inputs, std::optional<Reduction> op) {
   check_same_length(call, outputs, inputs);

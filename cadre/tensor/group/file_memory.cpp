@@ -11,7 +11,7 @@
 namespace cadre {
 
 struct FileMemory::Block {
-  std::shared_ptr<FileMemory> owner;  // the blocks of all its tensors share it
+  std::shared_ptr<FileMemory> owner;  // the FileMemory, kept alive by each of its tensors
   os::ScratchMemory memory;
 };
 
@@ -53,7 +53,7 @@ at::Tensor FileMemory::zeros(int64_t numel, at::ScalarType dtype) {
 
 std::shared_ptr<FileMemory> FileMemory::of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  // The accessors with checks would throw for a tensor whose memory is guarded.
+  // The checked accessors would throw for a tensor whose memory is guarded against access.
   const c10::DataPtr& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   const auto* const block = data.cast_context<Block>(&release);
   return block == nullptr ? nullptr : block->owner;

@@ -1,9 +1,10 @@
 // Tensors whose memory is in a file on disk, so that together they may be larger than the machine's
-// memory. What belongs to such a tensor is put into the same file: beside.h.
+// memory. beside.h puts related tensors, such as optimizer state, into the same file.
 //
-// Threads: any. Blocking: for the time of the disk. Lifetime: tensors keep the file open. It has no
-// name, so it is gone when the process has ended. Errors: cadre::Error with kUnavailable for a
-// missing folder and a full disk; disk space is reserved before memory is handed out.
+// Threads: any. Blocking: for the time of the disk. Lifetime: tensors keep the file open. The file
+// has no name, so the system removes it when the process ends. Errors: cadre::Error with
+// kUnavailable for a missing folder and a full disk; disk space is reserved before memory is handed
+// out.
 // Source: parameter offload of ZeRO-Infinity, arXiv:2104.07857, with the page cache in place of
 // buffers of its own.
 #pragma once
@@ -30,13 +31,13 @@ class CADRE_EXPORT FileMemory : public std::enable_shared_from_this<FileMemory> 
   };
 
  public:
-  // `folder` is on a disk. A folder in memory (tmpfs) saves no memory.
+  // `folder` should be on a disk: a file in tmpfs occupies memory.
   static std::shared_ptr<FileMemory> open(const std::string& folder);
   FileMemory(Key, std::shared_ptr<os::ScratchArena> arena) : arena_(std::move(arena)) {}
 
-  // Returns the bytes that a tensor of num_bytes occupies: whole pages.
+  // Returns num_bytes rounded up to whole pages, which is what a tensor occupies in the file.
   static int64_t in_pages(int64_t num_bytes);
-  // Reserves disk space for tensors that will be made.
+  // Reserves disk space for tensors that zeros() will create.
   void reserve(int64_t num_bytes);
   // Returns zeros of shape (numel). If numel is 0, no memory is allocated.
   at::Tensor zeros(int64_t numel, at::ScalarType dtype);
@@ -50,7 +51,7 @@ class CADRE_EXPORT FileMemory : public std::enable_shared_from_this<FileMemory> 
   struct Block;
   static void release(void* block);
 
-  std::shared_ptr<os::ScratchArena> arena_;  // the blocks share it
+  std::shared_ptr<os::ScratchArena> arena_;  // the file; shared with the tensors' memory
   std::atomic<int64_t> used_bytes_ = 0;
 };
 

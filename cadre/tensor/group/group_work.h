@@ -1,4 +1,5 @@
-// Works of a group that represent more than one operation of its Communicator.
+// Creates Works (handles of asynchronous operations) that add a step to one operation of a
+// Communicator, or combine several.
 //
 // Threads, blocking, lifetime, errors: as Work.
 #pragma once
@@ -10,12 +11,12 @@
 
 namespace cadre {
 
-// Returns a work that ends with the operation. The first wait() that sees it succeed calls `finish`
+// Returns a work that ends with the operation. The first wait() on it that succeeds calls `finish`
 // before it returns.
 Work finish_after(Work operation, std::function<void()> finish);
 
-// Returns a work that ends when all have ended. It fails with the first error in the order of the
-// list.
+// Returns a work that ends when all `works` have ended. It fails with the first error in the order
+// of the list.
 Work all_of(std::vector<Work> works);
 
 }  // namespace cadre

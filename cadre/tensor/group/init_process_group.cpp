@@ -15,7 +15,7 @@ namespace cadre {
 
 namespace {
 
-// The objects that a launched process owns, in the order in which they are made; they are destroyed
+// The objects that a process of a job owns, in the order of their construction. They are destroyed
 // in reverse.
 struct Job {
   std::unique_ptr<os::System> system;

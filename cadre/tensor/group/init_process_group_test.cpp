@@ -1,4 +1,4 @@
-// The world of a program, with and without a launcher.
+// Tests init_process_group() with and without a launcher.
 #include "cadre/tensor/group/process_group.h"
 
 #include <gmock/gmock.h>

@@ -52,7 +52,8 @@ std::vector<Function> functions() {
        [](const Tensor& x, const ProcessGroup& g) { return gather_from_group(x, g, {.dim = 0}); }}};
 }
 
-// A function that makes a lazy tensor, and one that makes the same values in memory.
+// A kind of lazy tensor: a function that makes one, and a function that makes a plain tensor with
+// the same values.
 struct Form {
   std::string name;
   std::function<Tensor(const Tensor&)> lazy;
@@ -79,7 +80,7 @@ TEST(LazyTensors, MayBeInputsOfTheDifferentiableCollectives) {
         require(torch::equal(lazy.detach(), plain.detach()), function.name + " of " + form.name);
         require(!lazy.is_neg() && !lazy._is_zerotensor(), function.name + " of " + form.name);
       }
-      // Here the input of the graph is lazy, too.
+      // The input of forward is lazy in this case, too.
       const Tensor input = numbers(group.rank()).requires_grad_(true);
       function.call(at::_neg_view(input), group).sum().backward();
       const Tensor truth = numbers(group.rank()).requires_grad_(true);
@@ -106,7 +107,8 @@ TEST(LazyTensors, MayBeGradientsOfTheDifferentiableCollectives) {
                 function.name + " of " + form.name);
       }
     }
-    // Complex operators use a real tensor that was gathered. Their derivatives are negated views.
+    // The gathered real tensor is used by complex operators, whose derivatives are negated views.
+    // So all_gather's backward gets a lazy gradient.
     const Tensor input = torch::ones({4}, torch::kDouble).requires_grad_(true);
     const Tensor all = functional::all_gather(input, group);
     const Tensor ones = torch::ones_like(all);
@@ -132,7 +134,8 @@ TEST(LazyTensors, AreRefusedByTheCollectivesOfTheGroup) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// In float16 the sum of two large gradients would be infinite.
+// The gradient is infinite, as the sum of two large gradients in float16 may be. The rank that does
+// not hold the extremum must get 0, not infinity * 0 = NaN.
 TEST(LazyTensors, AnInfiniteGradientOfAnExtremumIsZeroElsewhere) {
   const double infinity = std::numeric_limits<double>::infinity();
   const auto result = run_groups(2, [&](const ProcessGroup& group) {

@@ -1,5 +1,5 @@
-// Work that one rank does for all ranks, or before them: downloads, files that every rank reads,
-// lines of a log.
+// Runs work on one rank for all ranks, or on one rank before the others: downloads, files that
+// every rank reads, log lines.
 //
 //   cadre::on_main_rank(world, [&] { download(folder); });
 //   const auto data = cadre::main_rank_first(world, [&] { return load_or_convert(folder); },
@@ -8,10 +8,10 @@
 // The main rank is rank 0 of the group. With of_each_node each host has one, the lowest rank of the
 // group there, for work on the hosts' own disks.
 //
-// Threads: as ProcessGroup. Blocking: collective; all ranks of the group call the same in the same
-// order. The ranks that wait do so at most for the timeout, which is longer than that of a
-// collective. Errors: what `work` throws on one rank, of any type, is thrown as cadre::Error on all
-// ranks, with the rank, and the group stays usable; errors of the group.
+// Threads: as ProcessGroup. Blocking: collective; all ranks of the group make the same calls in the
+// same order. A rank waits at most for the timeout of the options, whose default is longer than
+// that of a collective. Errors: what `work` throws on one rank, of any type, is thrown as
+// cadre::Error on all ranks, with the rank, and the group stays usable; errors of the group.
 // REQUIRES: `work` contains no collective of the group.
 // Source: main_process_first() and on_main_process() of Hugging Face Accelerate.
 #pragma once
@@ -29,20 +29,21 @@ namespace cadre {
 
 struct MainRankOptions {
   bool of_each_node = false;
-  // The limit for the work of the main rank, and again for that of the others.
+  // The time limit for the work of the main rank. The other ranks then have the same limit for
+  // their own work.
   Duration timeout = kDefaultMainRankTimeout;
 };
 
 // Returns whether this rank is a main rank. No communication.
 CADRE_EXPORT bool is_main_rank(const ProcessGroup& group, const MainRankOptions& options = {});
 
-// Runs `work` on the main rank. Returns on all ranks when it has ended.
+// Runs `work` on the main rank. Returns on all ranks when the work has ended.
 CADRE_EXPORT void on_main_rank(const ProcessGroup& group, const std::function<void()>& work,
                                const MainRankOptions& options = {});
 
-// Runs `work` on the main rank, then on all others at the same time, which can read the files that
-// it has written. Returns when all have ended. main_rank_first() returns on each rank what its own
-// `work` has returned.
+// Runs `work` on the main rank and then on all other ranks at the same time, so that they can read
+// the files that the main rank has written. Returns when all ranks have ended it. main_rank_first()
+// returns on each rank what `work` has returned there.
 CADRE_EXPORT void run_main_rank_first(const ProcessGroup& group, const std::function<void()>& work,
                                       const MainRankOptions& options = {});
 template <typename Work>

@@ -51,8 +51,7 @@ TEST(MainRank, OfEachNodeIsTheLowestRankOfTheGroupOnTheHost) {
   EXPECT_EQ(num_runs, 2);
 }
 
-// One rank throws: first the main rank, which runs before the others, and then one of the other
-// ranks.
+// `work` throws on rank 0, the main rank, in the first round, and on rank 2 in the second one.
 TEST(MainRank, ThrowsAnErrorOnAllRanksAndTheGroupStaysUsable) {
   const auto result = run_groups(3, [&](const ProcessGroup& group, std::string& output) {
     for (const int failing : {0, 2}) {

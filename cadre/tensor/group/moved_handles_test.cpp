@@ -1,4 +1,4 @@
-// Tests that handles that were moved from, and null handles, refuse every call with a clear error.
+// Tests that every call on a moved-from or null handle throws a clear error.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -58,8 +58,8 @@ TEST(MovedHandles, ASymmetricTensorRefusesEveryCall) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The failure of a group ends every access to the tensors of other ranks, except through tensors
-// that were taken before.
+// peer() and the other calls throw after a failure of the group. Tensors that they returned before
+// remain readable.
 TEST(SymmetricTensor, OfAFailedGroupThrowsTheFirstFailure) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto parts = SymmetricTensor::allocate(group, 1024, torch::kFloat, {.with_whole = true});

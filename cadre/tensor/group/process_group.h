@@ -1,20 +1,22 @@
-// A group of ranks that exchange tensors: checks, the dtype map, and lifetime over a Communicator.
+// A group of ranks that exchange tensors. It adds to a Communicator, which exchanges bytes, the
+// checks of tensors, the mapping of dtypes and the lifetime of tensor memory.
 //
 // Threads: as Communicator; it has no thread, socket or lock of its own. Blocking: the operations
 // without `_async`. Lifetime: a cheap value over shared state; a Work keeps its tensors alive.
 // Errors: cadre::Error. An invalid argument on this rank (kInvalidArgument: an unsupported tensor,
 // a timeout that is not positive) leaves the group usable on all ranks, because nothing has been
-// issued: repeat the call with valid arguments. A failure ends the group; shapes or dtypes that
-// differ between ranks are a failure, too (kInvalidArgument on all of them). error() tells the two
-// apart. Every call of a handle that was moved from throws. Tensors: CPU, dense; every dtype of
-// core/base/types.h; any shape, also 0-dim and empty. docs/guide/reference/reductions.md says which
-// operations a dtype supports, and what they compute. Ranks are group ranks. Autograd does not
-// record these operations (backward/differentiable.h has operations that it records). But a tensor
-// to which a call writes counts as changed in place: its version counter moves when the call is
-// made, so that a backward that needs the earlier values throws. While gradients are recorded, a
-// leaf that requires grad, or a view of one, is refused, as by torch's in-place operations. Source:
-// c10d::ProcessGroup, and its TORCH_DISTRIBUTED_DEBUG=DETAIL for the comparison of the ranks'
-// calls. Guide: docs/guide/reference/groups-and-messages.md and errors.md.
+// issued: repeat the call with valid arguments. A failure makes the group unusable. Shapes or
+// dtypes that differ between ranks are a failure, too (kInvalidArgument on all of them). error()
+// returns nullopt after an invalid argument and the error after a failure. Every call on a
+// moved-from handle throws. Tensors: CPU, dense; every dtype of core/base/types.h; any shape, also
+// 0-dim and empty. docs/guide/reference/reductions.md says which operations a dtype supports, and
+// what they compute. Ranks are group ranks. Autograd does not record these operations; those of
+// backward/differentiable.h it does. But a tensor to which a call writes counts as changed in
+// place: the call increments its version counter, so that a backward that needs the earlier values
+// throws. While gradients are recorded, a leaf that requires grad, or a view of one, is refused, as
+// by torch's in-place operations. Source: c10d::ProcessGroup, and its
+// TORCH_DISTRIBUTED_DEBUG=DETAIL for the comparison of the ranks' calls. Guide:
+// docs/guide/reference/groups-and-messages.md and errors.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -78,7 +80,7 @@ struct AllToAllOptions {
   std::vector<int64_t> input_split_sizes = {};   // the number of rows that go to each rank
   std::optional<Duration> timeout = {};
 };
-// The tensors of the lists give the sizes.
+// There are no split sizes, because the tensors of the lists give them.
 struct AllToAllListOptions {
   std::optional<Duration> timeout = {};
 };
@@ -108,7 +110,7 @@ struct BatchOptions {
 };
 
 // The fields mean the same as in SplitOptions and StoreGroupOptions of core/comm/groups/split.h.
-// timeout: the limit until all ranks that must make the call have made it.
+// timeout: the time limit within which all ranks that must make the call have to make it.
 struct SplitGroupOptions {
   std::optional<int> color = {};
   int key = 0;
@@ -126,8 +128,8 @@ struct NewGroupOverStoreOptions {
 };
 
 struct RejoinOptions {
-  // The time limit for ranks that are not known to be lost. The group continues without ranks that
-  // have not joined by then.
+  // How long to wait for ranks that are not known to be lost. The group continues without the ranks
+  // that have not joined by then.
   Duration timeout = kDefaultConnectTimeout;
   Duration connect_timeout = kDefaultConnectTimeout;
 };
@@ -149,15 +151,15 @@ class CADRE_EXPORT ProcessGroup {
   int local_world_size() const;
   int node_rank() const;
   int num_nodes() const;
-  // Returns the name of this rank's host, as errors have it.
+  // Returns the name of this rank's host, as it appears in error messages.
   std::string host() const;
   const std::string& name() const;
   Communicator& communicator() const;
-  // Returns the failure of the group, which every later call throws; nullopt while the group is
-  // usable. Does the same as Communicator::error().
+  // Returns the first failure of the group, which every later call throws; nullopt while the group
+  // is usable. Same as Communicator::error().
   std::optional<Error> error() const;
 
-  // These operations work in place. tensor: any shape. The blocking calls pack a non-contiguous
+  // The operations below work in place. tensor: any shape. The blocking calls pack a non-contiguous
   // tensor and copy it back; the asynchronous ones throw for it, because they could not copy it
   // back. The memory of an asynchronous call is kept until it is done, even if the tensor is
   // resized or gets other memory meanwhile.
@@ -165,15 +167,15 @@ class CADRE_EXPORT ProcessGroup {
   Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
   void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {}) const;
   Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options = {}) const;
-  // The root's tensor becomes the reduction, with the bits of all_reduce; the tensors of the other
-  // ranks keep their content.
+  // The result is stored in the root's tensor and is bitwise equal to that of all_reduce. The
+  // tensors of the other ranks do not change.
   void reduce(const at::Tensor& tensor, const ReduceOptions& options = {}) const;
   Work reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {}) const;
 
-  // A verb has one name, for tensors and for lists; c10d has separate names for the flat forms:
-  // all_gather_into_tensor, reduce_scatter_tensor and all_to_all_single.
+  // Each operation has one name for its flat form (one tensor) and its list form. c10d has other
+  // names for the flat forms: all_gather_into_tensor, reduce_scatter_tensor and all_to_all_single.
   //
-  // Flat forms: the parts of the ranks lie one behind the other in one tensor. Both tensors are
+  // Flat forms: one tensor contains the parts of all ranks in rank order. Both tensors are
   // contiguous; the smaller one may be this rank's part of the larger one.
   //
   // output: (world_size * n, ...) or (world_size, n, ...) for input (n, ...); output.numel() ==
@@ -187,14 +189,14 @@ class CADRE_EXPORT ProcessGroup {
                       const ReduceScatterOptions& options = {}) const;
   Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
                             const ReduceScatterOptions& options = {}) const;
-  // On the root the shapes are those of all_gather. Other ranks ignore output; pass an undefined
-  // tensor there.
+  // Stores the inputs of all ranks in the root's output, with the shapes of all_gather. Other ranks
+  // ignore output; pass an undefined tensor there.
   void gather(const at::Tensor& output, const at::Tensor& input,
               const GatherOptions& options = {}) const;
   Work gather_async(const at::Tensor& output, const at::Tensor& input,
                     const GatherOptions& options = {}) const;
-  // On the root input.numel() == world_size * output.numel(). Other ranks ignore input; pass an
-  // undefined tensor there.
+  // Gives each rank its part of the root's input. On the root input.numel() == world_size *
+  // output.numel(). Other ranks ignore input; pass an undefined tensor there.
   void scatter(const at::Tensor& output, const at::Tensor& input,
                const ScatterOptions& options = {}) const;
   Work scatter_async(const at::Tensor& output, const at::Tensor& input,
@@ -212,10 +214,9 @@ class CADRE_EXPORT ProcessGroup {
   // is copied once more than by the flat forms. The outputs of an asynchronous call hold the result
   // when wait() has returned, not before.
   //
-  // The tensors of two ranks may differ in shape: outputs[r] has as many elements as the input of
-  // rank r. Each rank passes the sizes of all ranks' inputs in this way; if a rank passes others,
-  // the call fails on all ranks. The outputs do not overlap; outputs[r] has a shape of the caller's
-  // choice.
+  // The inputs of two ranks may differ in size: outputs[r] must have as many elements as the input
+  // of rank r, in any shape. So each rank knows the sizes of all inputs; if the ranks' lists differ
+  // in them, the call fails on all ranks. The outputs do not overlap.
   void all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                   const AllGatherOptions& options = {}) const;
   Work all_gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
@@ -237,20 +238,21 @@ class CADRE_EXPORT ProcessGroup {
                const ScatterOptions& options = {}) const;
   Work scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                      const ScatterOptions& options = {}) const;
-  // Sends inputs[r] to rank r and receives outputs[r] from it. Sizes are free and are compared in
-  // the same way as in the flat form.
+  // Sends inputs[r] to rank r and receives outputs[r] from it. The sizes may differ between ranks.
+  // As in the flat form, the call fails on all ranks if a sender and its receiver expect different
+  // sizes.
   void all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                   const AllToAllListOptions& options = {}) const;
   Work all_to_all_async(const std::vector<at::Tensor>& outputs,
                         const std::vector<at::Tensor>& inputs,
                         const AllToAllListOptions& options = {}) const;
 
-  // Run several operations in one call and under one Work, in the order of the list, which is the
-  // same on all ranks; lists of different lengths fail with kInvalidArgument on all ranks before
-  // data moves. All tensors are checked before the first operation is issued. The rules for tensors
-  // are those of the operation in its asynchronous form; dtypes may differ between entries; no
-  // tensor of an entry overlaps one of another entry; the list is not empty. The Work's error is
-  // that of the first entry that failed.
+  // These run several operations in one call with one Work. The operations run in the order of the
+  // list, which must be the same on all ranks. If the lists differ in length, the call fails with
+  // kInvalidArgument on all ranks before any data is moved. All tensors are checked before the
+  // first operation is issued. The tensors follow the rules of the operation's asynchronous form.
+  // dtypes may differ between entries, tensors of different entries must not overlap, and the list
+  // must not be empty. The Work's error is that of the first entry that failed.
   void all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
                             const AllReduceOptions& options = {}) const;
   Work all_reduce_coalesced_async(const std::vector<at::Tensor>& tensors,
@@ -268,12 +270,13 @@ class CADRE_EXPORT ProcessGroup {
                                       const std::vector<at::Tensor>& inputs,
                                       const ReduceScatterOptions& options = {}) const;
 
-  // If a rank does not call barrier(), the error of the ranks that wait names it, as c10d's
-  // monitored_barrier does.
+  // If a rank does not call barrier(), the timeout error of the other ranks names that rank, as in
+  // c10d's monitored_barrier.
   void barrier(const BarrierOptions& options = {}) const;
   Work barrier_async(const BarrierOptions& options = {}) const;
 
-  // Messages. A sent tensor may have any layout; a received tensor follows the rules of all_reduce.
+  // Point-to-point messages. A tensor to send may have any layout; a tensor to receive into follows
+  // the rules of all_reduce.
   void send(const at::Tensor& tensor, int destination, const MessageOptions& options = {}) const;
   Work send_async(const at::Tensor& tensor, int destination,
                   const MessageOptions& options = {}) const;
@@ -283,30 +286,31 @@ class CADRE_EXPORT ProcessGroup {
   // recv without a source.
   int recv_from_any(const at::Tensor& tensor, const MessageOptions& options = {}) const;
   // Starts all messages at once, so that no order of sends and receives in the list can deadlock.
-  // All are checked before the first is issued; received tensors are contiguous. An empty list
-  // issues nothing and succeeds at once, so that a rank without a neighbour needs no case of its
-  // own. Source: c10d's batch_isend_irecv.
+  // All messages are checked before the first one is issued; tensors to receive into must be
+  // contiguous. An empty list succeeds at once, so that a rank without a neighbour needs no special
+  // case. Source: c10d's batch_isend_irecv.
   void batch_send_recv(const std::vector<P2POp>& ops, const BatchOptions& options = {}) const;
   Work batch_send_recv_async(const std::vector<P2POp>& ops, const BatchOptions& options = {}) const;
 
-  // Create subgroups; every rank of this group calls them in the order of its operations. A rank
-  // that is in no subgroup (in split: without a color, or with a negative one) gets nullopt. See
-  // core/comm/groups/split.h.
+  // These create subgroups. They are collectives: every rank of this group calls them, in the same
+  // order as its other operations. A rank that is in no subgroup (in split: no color or a negative
+  // one) gets nullopt. See core/comm/groups/split.h.
   std::optional<ProcessGroup> split(const SplitGroupOptions& options) const;
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks,
                                         const NewGroupOptions& options = {}) const;
-  // Creates a subgroup with a call of its members only; the other ranks do not call it.
+  // Creates a subgroup; only its members make this call.
   ProcessGroup new_group_over_store(const std::vector<int>& ranks,
                                     const NewGroupOverStoreOptions& options) const;
-  // Closes this group, which fails on all ranks if it has not failed yet, and connects a new group
-  // of the ranks that are left, which all make this call and keep their order. An operation that
-  // has ended on this rank, a barrier too, may still run on another rank: there it may throw
-  // kAborted, and that rank calls rejoin() as after any failure. Does the same as rejoin_group() in
-  // core/comm/groups/rejoin_group.h.
+  // Closes this group and connects a new group of the remaining ranks, which must all make this
+  // call and keep their order. If this group has not failed yet, it fails now on all ranks. An
+  // operation that has ended on this rank, even a barrier, may still run on another rank. It may
+  // throw kAborted there, and that rank then calls rejoin() as after any failure. Does the same as
+  // rejoin_group() in core/comm/groups/rejoin_group.h.
   ProcessGroup rejoin(const RejoinOptions& options = {}) const;
-  // Convert between ranks of this group and ranks of the world: all ranks of this group, in its
-  // order; one of them; and the reverse, nullopt for a rank of the world that is not in this group.
-  // Source: c10d's get_process_group_ranks, get_global_rank and get_group_rank.
+  // These convert between ranks of this group and ranks of the world: global_ranks() returns the
+  // global ranks of all members in group order, global_rank() that of one member, and group_rank()
+  // the rank in this group, or nullopt for a global rank that is not a member. Source: c10d's
+  // get_process_group_ranks, get_global_rank and get_group_rank.
   std::vector<int> global_ranks() const;
   int global_rank(int group_rank) const;
   std::optional<int> group_rank(int global_rank) const;
@@ -315,9 +319,9 @@ class CADRE_EXPORT ProcessGroup {
   // blocks, and may be called from any thread, for example by a thread of the program that watches
   // for failures. Does the same as Communicator::abort().
   void abort(const std::string& reason) const;
-  // Waits up to `timeout` for pending operations, then leaves the group. Operations that are
-  // pending after that time are aborted: their Work::wait() throws kAborted, on all ranks; close()
-  // does not. It throws kInvalidArgument for a timeout that is not positive, and if the last
+  // Waits up to `timeout` for pending operations, then leaves the group. Operations that are still
+  // pending then are aborted: their Work::wait() throws kAborted on all ranks, but close() itself
+  // does not. close() throws kInvalidArgument for a timeout that is not positive, or if the last
   // collectives of the ranks differed. Does the same as Communicator::close().
   void close(Duration timeout = kDefaultCloseTimeout) const;
 
@@ -327,7 +331,8 @@ class CADRE_EXPORT ProcessGroup {
   std::shared_ptr<Communicator> communicator_;
 };
 
-// Both timeouts must be positive. A field that is not set is taken from the environment.
+// The options of init_process_group(). A field that is not set is taken from the environment or has
+// its default. Both timeouts must be positive.
 struct InitOptions {
   // The rank of this process and the number of processes: give both, or neither.
   std::optional<int> rank = {};
@@ -335,12 +340,13 @@ struct InitOptions {
   // The address at which the processes find each other: "tcp://HOST:PORT" of rank 0, "file:///PATH"
   // on one host, or "env://", which is the default: MASTER_ADDR and MASTER_PORT.
   std::string init_method = {};
-  // The engine. "host" is shared memory, or an error if a rank is on another host; "net" is TCP,
-  // also on one host. An empty text and "gloo" (PyTorch's name for collectives on CPUs) mean "host"
-  // if all ranks share a host, else "net". Other names are an error. All ranks pass the same.
+  // The backend that moves and reduces data. "host" is shared memory, or an error if a rank is on
+  // another host; "net" is TCP, also on one host. An empty text and "gloo" (PyTorch's name for
+  // collectives on CPUs) mean "host" if all ranks share a host, else "net". Other names are an
+  // error. All ranks pass the same.
   std::string backend = {};
-  // The limit of each operation without a timeout of its own, from its start: of collectives,
-  // messages and waits for signals, in the world and in the groups that are split from it.
+  // The default timeout of an operation, counted from its start: of collectives, messages and waits
+  // for signals, in the world and in groups that are split from it.
   Duration timeout = kDefaultOperationTimeout;
   // The limit of init_process_group(): all ranks must have joined and connected by then. split(),
   // new_group() and rejoin() have timeouts of their own.

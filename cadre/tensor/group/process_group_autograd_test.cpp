@@ -1,4 +1,5 @@
-// Tests the effects of the operations on autograd: version counters, and the errors for leaves.
+// Tests how the operations interact with autograd: they increment the version counters of tensors
+// that they write, and refuse to write to leaves that require grad.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -18,7 +19,7 @@ using testing::require;
 using testing::run_groups;
 using torch::Tensor;
 
-// A call on two ranks that writes to `tensor`, of sizes (2, 4).
+// A call on two ranks that writes to a tensor of shape (2, 4).
 struct Write {
   const char* name;
   std::function<void(const ProcessGroup&, const Tensor& tensor)> run;
@@ -72,8 +73,8 @@ std::vector<Write> all_writes() {
   };
 }
 
-// reduce() needs the same root on all ranks, so it is left out here. Only its error is tested
-// together with the others.
+// reduce() is left out here, because its entry in all_writes() makes each rank the root, and the
+// roots must be equal in a call that runs. Its error is tested below.
 TEST(ProcessGroupAutograd, ABackwardThatNeedsTheValuesOfBeforeThrows) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     for (const Write& write : all_writes()) {
@@ -135,7 +136,8 @@ TEST(ProcessGroupAutograd, ALeafThatRequiresGradIsRefusedOutsideNoGradGuard) {
                 std::string(write.name) + ": " + failure);
       }
       if (std::string_view(write.name) == "recv_from_any") {
-        // Receives the messages that the peer has sent in its two refused calls.
+        // The peer's send was not refused, only the recv was: receives the two messages that the
+        // peer has sent.
         group.recv(torch::empty({2, 4}), 1 - group.rank());
         group.recv(torch::empty({2, 4}), 1 - group.rank());
       }

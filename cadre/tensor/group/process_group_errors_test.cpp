@@ -66,7 +66,8 @@ Tensor row() {
   return torch::ones({2});
 }
 
-// Returns all calls that are implemented by an operation with another name.
+// Returns calls of ProcessGroup whose underlying operation has another name, such as all_gather of
+// lists. The error must have the name of the call.
 std::vector<NamedCall> calls_by_name() {
   using Tensors = std::vector<Tensor>;
   return {
@@ -168,7 +169,8 @@ TEST(ProcessGroupErrors, ATimeoutOfAWaitLeavesTheOperationAndTheGroupUsable) {
   });
 }
 
-// Only rank 0 refuses an argument. It then makes the call for which rank 1 waits.
+// Only rank 0 passes an invalid argument and gets an error. It then makes the valid call in which
+// rank 1 waits.
 TEST(ProcessGroupErrors, ARefusedArgumentLeavesTheGroupUsableOnAllRanks) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     if (group.rank() == 0) {
@@ -221,7 +223,8 @@ std::string fields_of_all_gather(const ProcessGroup& group, Duration timeout) {
   return testing::failed_fields_of([&] { group.all_gather(parts, row(), {.timeout = timeout}); });
 }
 
-// A rank refuses a call and does not repeat it. The errors of the ranks that wait for it name it.
+// Rank 1 gets an error for an invalid argument and does not repeat the call. The timeout errors of
+// the ranks that wait for it must name rank 1.
 TEST(ProcessGroupErrors, ARankThatRefusesAndCallsNothingIsTheCulpritOfTheOthersTimeouts) {
   expect_on_ranks(3, [](const ProcessGroup& group) {
     if (group.rank() == 1) {
@@ -386,8 +389,8 @@ TEST(ProcessGroupErrors, CoalescedListsRefuseTensorsThatOverlapAndNoTensors) {
     require_refused(
         group, "all_reduce_coalesced", [](const auto& g) { g.all_reduce_coalesced({}); },
         "the list of tensors is empty");
-    // Tensors may be adjacent parts of one tensor, and an input may be this rank's slice of its own
-    // output.
+    // These calls are valid: tensors may be adjacent parts of one tensor, and an input may be this
+    // rank's slice of its own output.
     group.all_reduce_coalesced({part(0, 4), part(4, 8), part(8, 12)});
     group.all_gather_coalesced({part(0, 4), part(4, 8)}, {part(at, at + 2), part(4 + at, 6 + at)});
   });
@@ -405,8 +408,8 @@ TEST(ProcessGroupErrors, ANegativeColorIsInNoGroup) {
   });
 }
 
-// Waits for a plain operation, for one of a list and for several messages. Rank 1 takes part only
-// after the callback was set.
+// Waits for an all_reduce, for an operation on a list and for a batch of messages. Rank 1 takes
+// part only after rank 0 has set the callback.
 TEST(ProcessGroupErrors, AWaitThrowsTheExceptionOfACallback) {
   struct UsersOwn {};
   const std::vector<std::function<Work(const ProcessGroup&)>> forms = {

@@ -1,5 +1,6 @@
-// Tests properties of a group other than its results: rank and backend, the lifetime of memory in
-// use, and whether the remedies that its errors name keep the result.
+// Tests properties of a group other than the results of its operations: rank and backend, the
+// lifetime of memory in flight, and that a program which follows the advice of an error message
+// gets the result.
 #include <ATen/native/Resize.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -87,7 +88,8 @@ Tensor watched_ones() {
   return torch::empty({0}).set_(storage, 0, {100}, {1}).fill_(1);
 }
 
-// Rank 1 starts the operation after rank 0 has released its tensors.
+// Rank 0 starts an all_reduce and then takes the memory away from its tensor in several ways. Rank
+// 1 joins the all_reduce only afterwards.
 TEST(ProcessGroup, MemoryOfAnOperationInFlightIsNotFreed) {
   const std::vector<std::pair<const char*, std::function<void(Tensor&)>>> ways = {
       {"emptied", [](Tensor& t) { t.storage().unsafeGetStorageImpl()->set_data_ptr({}); }},
@@ -118,8 +120,8 @@ TEST(ProcessGroup, MemoryOfAnOperationInFlightIsNotFreed) {
   }
 }
 
-// For an input the error recommends a temporary copy. For an output a temporary copy would lose the
-// result.
+// The error for an unsupported input recommends a temporary copy. The error for an output must not,
+// because the result would be lost in the copy.
 TEST(ProcessGroup, ItsRemediesKeepTheResult) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const auto expect = [](const std::function<void()>& call, const std::string& remedy) {

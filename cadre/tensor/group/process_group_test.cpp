@@ -1,4 +1,5 @@
-// Compares each operation with its formula, and each error with its text. Ranks are threads.
+// Tests that each operation computes what its definition says, and that each error has its text.
+// Ranks are threads.
 #include "cadre/tensor/group/process_group.h"
 
 #include <gtest/gtest.h>
@@ -295,8 +296,8 @@ TEST(ProcessGroup, SplitsThatDisagreeAreExplainedOnAllRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The shapes have the same number of elements, so only a comparison of shapes can find the
-// difference.
+// The shapes of the ranks differ but have the same number of elements, so only a comparison of
+// shapes can detect the error.
 TEST(ProcessGroup, ShapesThatDisagreeAreExplainedOnAllRanks) {
   struct Call {
     const char* name;

@@ -1,11 +1,11 @@
-// A log of the program whose lines have the rank, and to which one rank writes for all.
+// A log for the program. Each line contains the rank, and by default only rank 0 writes.
 //
 //   cadre::RankLog log(world, {.component = "train"});
 //   log.info("loss 0.31");   // from rank 0: "info 2026-11-21T10:00:00.123Z rank=0 train loss 0.31"
 //
 // Lines go to the group's log: standard error with level, time and rank, unless
-// CommunicatorOptions::log says otherwise. CADRE_LOG says which levels are written; without it,
-// warnings and errors.
+// CommunicatorOptions::log says otherwise. CADRE_LOG sets the lowest level that is written; the
+// default is warning.
 //
 // Threads: any. Blocking: for the time of a write; no communication. Lifetime: a value; keeps the
 // group. Errors: none. Source: get_logger() of Hugging Face Accelerate.
@@ -40,7 +40,7 @@ class CADRE_EXPORT RankLog {
   void info(std::string_view message) const { write(LogLevel::kInfo, message); }
   void warning(std::string_view message) const { write(LogLevel::kWarning, message); }
   void error(std::string_view message) const { write(LogLevel::kError, message); }
-  // message: each line of it becomes a line of the log.
+  // message: may have several lines, each of which becomes a line of the log.
   void write(LogLevel level, std::string_view message) const;
   // Returns whether this rank writes.
   bool is_writing() const { return is_writing_; }

@@ -1,4 +1,5 @@
-// The ranks that were chosen write whole lines, with their rank, to the sink of the log.
+// Tests that exactly the chosen ranks write, and that each line of a message reaches the log's sink
+// with the rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

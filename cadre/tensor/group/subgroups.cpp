@@ -12,7 +12,8 @@
 
 namespace cadre {
 
-// The child keeps the parent's handle alive, which owns the objects that the child borrows.
+// Returns the handle of a subgroup. It keeps the parent's handle alive, which owns objects that the
+// subgroup borrows.
 std::optional<ProcessGroup> ProcessGroup::child(std::unique_ptr<Communicator> communicator) const {
   if (!communicator) return std::nullopt;
   struct Family {
@@ -90,7 +91,7 @@ std::string ProcessGroup::host() const {
 
 ProcessGroup ProcessGroup::rejoin(const RejoinOptions& options) const {
   Communicator& group = group_behind(communicator_, "rejoin");
-  // Both are checked before this group is closed.
+  // Throws for an invalid timeout before this group is closed.
   static_cast<void>(deadline_of(group, "rejoin", options.timeout));
   static_cast<void>(deadline_of(group, "rejoin", options.connect_timeout));
   return *child(

@@ -1,4 +1,4 @@
-// Groups that are made of the ranks of another group. Ranks are threads.
+// Tests groups that consist of some ranks of another group. Ranks are threads.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -35,7 +35,7 @@ TEST(ProcessGroup, SurvivorsRejoin) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Three ranks are on the first host and one is on the second, in virtual time.
+// The simulator has three ranks on the first host and one on the second.
 TEST(ProcessGroup, KnowsOnWhichHostsItsRanksRun) {
   sim::Simulator simulator(1, {.ranks_per_host = {3, 1}});
   const auto store = std::make_shared<HashStore>(simulator.system(0));
@@ -66,7 +66,7 @@ TEST(ProcessGroup, KnowsOnWhichHostsItsRanksRun) {
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
-// Rank 1 does not make the call.
+// Rank 1 is not a member and does not make the call.
 TEST(ProcessGroup, IsMadeByItsMembersAlone) {
   const auto result = run_groups(3, [](const ProcessGroup& world) {
     const NewGroupOverStoreOptions options{

@@ -15,21 +15,22 @@ namespace {
 
 constexpr const char* kAllocate = "SymmetricTensor::allocate";
 
-// Returns the memory of all ranks side by side, or an empty span if this rank cannot map it.
+// Maps the memory of all ranks to consecutive addresses. Returns an empty span if this rank cannot
+// do that.
 Bytes try_map(SymmetricBuffer& buffer, int world_size) {
   if (world_size == 1) return buffer.local();
   if (!buffer.shares_memory()) return {};
   try {
     const ConstBytes all = buffer.view();
-    // The owner of a part writes to it through the view, too.
+    // The view is const, but this rank may write to its own part of it.
     return {const_cast<std::byte*>(all.data()), all.size()};
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnavailable) throw;
-    return {};  // addresses or mappings have run out
+    return {};  // no address space or mappings left
   }
 }
 
-// Returns whether every rank passes true.
+// Returns whether `own` is true on every rank. Collective.
 bool all_agree(const ProcessGroup& group, bool own) {
   int32_t flag = own ? 1 : 0;
   const Bytes bytes = std::as_writable_bytes(std::span(&flag, 1));

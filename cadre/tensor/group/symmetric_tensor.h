@@ -1,16 +1,16 @@
-// A tensor of the same size on every rank of a group, in memory that the ranks of a host share:
-// each rank reads and writes the others' tensors in place, and signals to the others. Collectives
-// on local() need no copy into a staging area.
+// A symmetric tensor: every rank of a group has a tensor of the same size in memory that the ranks
+// of a host share, reads and writes the tensors of other ranks in place, and sends signals to them.
+// Collectives on local() need no copy into a staging buffer.
 //
 // Threads: as ProcessGroup. Blocking: allocate(), a collective, wait_signal() and wait_for_peers().
 // Lifetime: a value over shared state; its tensors keep the memory, even after the group is closed.
 // Errors: those of the group; kInvalidArgument for another rank if shares_memory() is false, for
-// whole() if has_whole() is false, and after this object was moved from. After the first failure of
-// the group peer(), whole(), the signals and the waits throw it. local() then keeps its content, as
-// SymmetricBuffer says; tensors of peers and of whole() that were taken before stay valid, but
-// their values are undefined. Operations or signals must order the accesses of the ranks: what was
-// written before a signal is seen after the wait for it. Source: SymmetricBuffer, which has the
-// same in bytes; NVSHMEM; torch.distributed._symmetric_memory. Guide:
+// whole() if has_whole() is false, and after this object was moved from. After a failure of the
+// group, peer(), whole(), the signals and the waits throw it. local() keeps its content; tensors
+// that peer() and whole() have returned before stay valid, but their values are undefined. The
+// program must order the accesses of different ranks with operations or signals: data that was
+// written before a signal is visible after the wait for that signal. Source: SymmetricBuffer, the
+// same for bytes; NVSHMEM; torch.distributed._symmetric_memory. Guide:
 // docs/guide/reference/groups-and-messages.md.
 #pragma once
 
@@ -31,8 +31,8 @@
 namespace cadre {
 
 struct SymmetricTensorOptions {
-  // The tensors of all ranks are also mapped side by side, as whole(). The tensor of a rank then
-  // fills whole pages of SymmetricTensor::kPageBytes.
+  // Also maps the tensors of all ranks to consecutive addresses, for whole(). The size of a rank's
+  // tensor must then be a multiple of SymmetricTensor::kPageBytes.
   bool with_whole = false;
 };
 
@@ -45,31 +45,32 @@ class CADRE_EXPORT SymmetricTensor {
   static constexpr int64_t kPageBytes = 4096;
 
   // `numel` is the number of elements of each rank's tensor, at least 1. All ranks pass the same
-  // arguments. The memory is zeroed; over TCP and in a world of one it is plain memory.
+  // arguments. The memory is zeroed. It is not shared if the ranks communicate over TCP, or in a
+  // world of one.
   static SymmetricTensor allocate(const ProcessGroup& group, int64_t numel, at::ScalarType dtype,
                                   const SymmetricTensorOptions& options = {});
 
   // Returns this rank's tensor, (numel), which has a storage of its own.
   const at::Tensor& local() const;
-  // Returns whether this rank reaches the tensors of the other ranks; false over TCP and in a world
-  // of one.
+  // Returns whether this rank can access the tensors of the other ranks. False over TCP and in a
+  // world of one.
   bool shares_memory() const;
   // Returns the tensor of `rank`, (numel); `rank` may be this rank.
   at::Tensor peer(int rank) const;
-  // Returns whether the tensors of all ranks are mapped side by side, as with_whole asked: if the
-  // ranks share memory, and each of them could map it. Equal on all ranks; true in a world of one.
+  // Returns whether whole() is available: with_whole was set, the ranks share memory, and each of
+  // them could map the tensors to consecutive addresses. Equal on all ranks.
   bool has_whole() const;
   // Returns the tensors of all ranks in rank order, (world_size * numel). A rank that writes to it
   // writes to its own part only.
   const at::Tensor& whole() const;
-  // Sends one more signal to a rank, which may be this rank. slot: below
-  // SymmetricBuffer::kNumSignals. Never blocks.
+  // Sends a signal to a rank, which may be this rank. Each slot, a number below
+  // SymmetricBuffer::kNumSignals, counts its own signals. Never blocks.
   void signal(int rank, uint32_t slot) const;
-  // Consumes one signal from a rank, and waits for it if there is none yet. A timeout is a failure
-  // of the group and names the rank.
+  // Consumes one signal from a rank; waits if none has arrived. A timeout makes the group fail, and
+  // its error names the rank.
   void wait_signal(int rank, uint32_t slot, const WaitSignalOptions& options = {}) const;
-  // These send one signal to each other rank, and take one from each. The timeout is for all waits
-  // together.
+  // signal_peers() sends one signal to each other rank, and wait_for_peers() consumes one from
+  // each. The timeout is the limit of all these waits together.
   void signal_peers(uint32_t slot) const;
   void wait_for_peers(uint32_t slot, const WaitSignalOptions& options = {}) const;
 
@@ -81,9 +82,9 @@ class CADRE_EXPORT SymmetricTensor {
   Deadline deadline_of_wait(std::string_view call, const WaitSignalOptions& options) const;
 
   ProcessGroup group_;
-  std::shared_ptr<SymmetricBuffer> buffer_;  // the tensors share it
+  std::shared_ptr<SymmetricBuffer> buffer_;  // kept alive also by the tensors that use it
   at::Tensor local_;
-  at::Tensor whole_;  // is undefined unless has_whole()
+  at::Tensor whole_;  // undefined unless has_whole()
 };
 
 }  // namespace cadre

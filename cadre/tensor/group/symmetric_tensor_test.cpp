@@ -80,7 +80,7 @@ TEST(SymmetricTensor, RefusalsAndTimeouts) {
     const std::string failure = failure_of([&] {
       if (group.rank() == 0)
         return tensor.wait_signal(1, 0, {.timeout = std::chrono::milliseconds(20)});
-      group.recv(tensor.local(), 0);  // ends when the group ends
+      group.recv(tensor.local(), 0);  // throws when the group fails
     });
     require(group.rank() == 1 || failure.starts_with("kTimeout: "), failure);
     require(!failure.empty(), "on both ranks");
@@ -112,7 +112,7 @@ TEST(SymmetricTensor, WhatAnOwnerWritesAllReadInTheWhole) {
       }
       parts->signal(group.rank(), 4);
       parts->wait_signal(group.rank(), 4);  // a rank may signal itself
-      group.barrier();                      // waits before a rank leaves
+      group.barrier();                      // no rank leaves before all are here
       parts.reset();
       require(own[5].item<double>() == 200 + group.rank(), "the tensors keep the memory");
     });

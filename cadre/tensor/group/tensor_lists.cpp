@@ -1,6 +1,7 @@
 // The operations of a ProcessGroup on lists of tensors, one for each rank.
 //
-// The lists are packed into one tensor behind each other, on which the flat collective runs.
+// The tensors of a list are copied one behind the other into one packed tensor, on which the flat
+// collective runs.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -20,7 +21,8 @@
 namespace cadre {
 namespace {
 
-// A collective on packed tensors; `finish` copies the result to the tensors of the caller.
+// A collective on packed tensors. When it is done, `finish` copies the result to the caller's
+// tensors.
 struct PackedCall {
   Collective collective;
   at::Tensor in = {};
@@ -55,8 +57,8 @@ void check_even(const Communicator& communicator, std::string_view call, std::st
   std::string shapes;
   for (const at::Tensor& tensor : tensors) shapes += shape_of(tensor) + " ";
   refuse_tensor(communicator, call,
-                format("{}s of the list differ in size: {}; all ranks exchange as many elements in "
-                       "this operation, pad them or use all_to_all",
+                format("{}s of the list differ in size: {}; in this operation all must have the "
+                       "same number of elements, so pad them or use all_to_all",
                        role, shapes));
 }
 
@@ -70,7 +72,7 @@ at::Tensor packed(const std::vector<at::Tensor>& tensors) {
   return at::cat(flat);
 }
 
-// Returns the memory that the collective writes in place of the outputs.
+// Returns a packed tensor with room for all outputs, and marks the outputs as changed.
 at::Tensor room_for(const std::vector<at::Tensor>& outputs) {
   int64_t numel = 0;
   for (const at::Tensor& output : outputs) {
@@ -101,8 +103,8 @@ void write_to(PackedCall& call, const at::Tensor& output) {
   call.collective.out = bytes_of(call.out);
 }
 
-// Returns whether the parts have one shape. If not, they may still have one size, and the ranks
-// compare the size alone.
+// Returns whether the tensors have one shape, which the ranks then compare. If not, they compare
+// only the number of elements.
 bool have_one_shape(const std::vector<at::Tensor>& tensors) {
   return std::ranges::all_of(
       tensors, [&](const at::Tensor& t) { return t.sizes() == tensors.front().sizes(); });

@@ -1,5 +1,5 @@
-// The list forms, the coalesced forms and the batches against plain formulas, and their refusals.
-// Ranks are threads.
+// Tests the operations on lists, the coalesced operations and the batches of messages: their
+// results, and the errors for invalid arguments. Ranks are threads.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -37,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(ProcessGroup, ListsOnRanks,
                                            std::tuple(3, TransportChoice::kTcp)));
 
 // Returns the rows that rank `from` sends to rank `to`: (rows, 2), in memory that is not
-// contiguous. Some parts are empty.
+// contiguous. For some pairs of ranks there are no rows.
 Tensor brought(int from, int to, int64_t rows, at::ScalarType type = torch::kFloat) {
   return (torch::arange(rows * 2, torch::kLong).view({2, rows}) % 5 + from + 2 * to).to(type).t();
 }
@@ -77,7 +77,7 @@ TEST_P(ListsOnRanks, AllGatherOfUnevenAndEvenLists) {
   });
 }
 
-// Parts may differ in shape even if their sizes are equal.
+// Tensors of a list may differ in shape even if they have the same number of elements.
 TEST(ProcessGroupListsTest, PartsMayDifferInShape) {
   const auto result = testing::run_groups(2, [](const ProcessGroup& group) {
     const auto shape_of = [](int rank) {
@@ -131,8 +131,8 @@ TEST_P(ListsOnRanks, ReduceScatterOfUnevenAndEvenListsOfEveryDType) {
           }
           const Tensor output = empty_like_rows(rows(group.rank()), type);
           group.reduce_scatter(output, inputs, {.op = op});
-          // Values are at most 13^4, which is exact in every dtype except those of 8 and 16 bits.
-          // These saturate or round.
+          // Products are at most 13^4. Every dtype represents them exactly, except those of 8 and
+          // 16 bits, which saturate or round and are compared for max and min only.
           const Tensor exact = reduced(op, torch::stack(stacked).to(torch::kDouble));
           const bool is_narrow = at::elementSize(type) < 4 && type != torch::kBool;
           if (!is_narrow || op == ReduceOp::kMax || op == ReduceOp::kMin) {
@@ -148,7 +148,8 @@ TEST_P(ListsOnRanks, ReduceScatterOfUnevenAndEvenListsOfEveryDType) {
   });
 }
 
-// Each part must have the bits of an all_reduce, in the order of additions of either engine.
+// The sum of float16 values must be accumulated in float32 and rounded once, as in all_reduce: 2048
+// + 1 + 1 would stay 2048 in float16.
 TEST_P(ListsOnRanks, AnUnevenReduceScatterOfHalvesIsRoundedOnce) {
   expect_on_all([](const ProcessGroup& group) {
     Tensors inputs;
@@ -250,7 +251,8 @@ TEST_P(ListsOnRanks, CoalescedCallsAreTheCallsOneByOne) {
   });
 }
 
-// Large messages wait for their receives. So these calls would deadlock if each of them blocked.
+// The messages are large, so a blocking send waits for its receive. All ranks send before they
+// receive, which would deadlock with blocking calls.
 TEST_P(ListsOnRanks, ABatchOfSendsBeforeReceives) {
   expect_on_all([](const ProcessGroup& group) {
     const int n = group.world_size();
@@ -291,7 +293,7 @@ TEST_P(ListsOnRanks, ReceivesFromAnyRankAndABarrierInTheBackground) {
   });
 }
 
-// Each rank waits for an operation that the other does not call.
+// Each rank waits for an operation that the other rank does not call.
 TEST(ProcessGroup, ACloseAtItsDeadlineAbortsWhatIsPending) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     if (group.rank() == 1) {
@@ -324,8 +326,8 @@ TEST(ProcessGroup, UnevenListsThatDisagreeAreExplainedOnAllRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 is late. If a wait with its own timeout expires, the operation goes on; if the timeout of
-// a call expires, the group fails.
+// Rank 1 is late. If the timeout of a wait() expires, the operation continues; if the timeout of
+// the operation itself expires, the group fails.
 TEST(ProcessGroup, TimeoutsOfWaitsAndOfCalls) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     constexpr auto kShort = std::chrono::milliseconds(20);
@@ -344,7 +346,7 @@ TEST(ProcessGroup, TimeoutsOfWaitsAndOfCalls) {
     require(torch::equal(sum, torch::full({2}, 2.0)), "the sum of both");
     const std::string failure = failure_of([&] {
       if (group.rank() == 0) return group.barrier({.timeout = kShort});
-      group.recv(sum, 0);  // ends when the group ends
+      group.recv(sum, 0);  // throws when the group fails
     });
     require(failure.starts_with(group.rank() == 0 ? "kTimeout: barrier #2" : "k"), failure);
   });

@@ -29,7 +29,7 @@ using testing::run_groups;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// Returns smooth values with the magnitude of weights.
+// Returns deterministic values of the magnitude of weights, from a smooth function of the index.
 Tensor filled(at::IntArrayRef shape, double seed) {
   const int64_t count = c10::multiply_integers(shape);
   return (torch::arange(count, torch::kDouble) * 0.7 + seed).sin().view(shape) * 0.5;
@@ -49,7 +49,7 @@ struct Mlp {
     for (Tensor& tensor : all) tensor.requires_grad_(true);
     return all;
   }
-  // Returns the part of one rank: rows of the first weight and columns of the second.
+  // Returns one rank's shard of the MLP: rows of the first weight and columns of the second.
   static Mlp part(int rank, int world_size) {
     const int64_t size = 12 / world_size;
     Mlp mlp;
@@ -72,13 +72,13 @@ Tensor loss_in_one(const Mlp& mlp) {
   return mean_square(torch::linear(hidden(mlp.x, mlp), mlp.w2) + mlp.b2);
 }
 
-// Computes the loss with a column-parallel layer and a row-parallel layer.
+// Computes the loss of the sharded MLP: a column-parallel layer, then a row-parallel layer.
 Tensor loss_on_ranks(const Mlp& mlp, const ProcessGroup& group) {
   const Tensor h = hidden(functional::copy_to_group(mlp.x, group), mlp);
   return mean_square(functional::reduce_from_group(torch::linear(h, mlp.w2), group) + mlp.b2);
 }
 
-// Returns this rank's parts of the gradients of the whole MLP, divided like the weights.
+// Returns this rank's shards of the gradients of the whole MLP.
 Tensors parts_of(const Tensors& gradients, int rank, int world_size) {
   const int64_t size = 12 / world_size;
   Tensors parts = gradients;
@@ -123,8 +123,8 @@ TEST_P(TensorParallel, AnMlpEqualsOneProcess) {
   });
 }
 
-// The backward of f is g, and that of g is f. So a penalty on the gradient of the input has the
-// right gradients, too.
+// The backward of f is g and the backward of g is f, so a second backward works too: a loss that
+// contains the norm of the input's gradient must have the right gradients.
 TEST_P(TensorParallel, AGradientPenaltyEqualsOneProcess) {
   const auto penalty = [](const Tensor& loss, const Tensor& x) {
     return torch::autograd::grad({loss}, {x}, {}, true, true)[0].square().sum();
@@ -182,7 +182,7 @@ TEST_P(TensorParallel, CopyToGroupCommunicatesOnlyForAGradient) {
     const Tensor y = functional::copy_to_group(x, group);
     require(y.is_alias_of(x), "a copy");
     require(group.communicator().num_collectives() == before, "forward");
-    // Each rank contributes a different part of the gradient.
+    // Each rank contributes a different gradient. The backward must sum them.
     (y * (group.rank() + 1)).sum().backward();
     const int n = group.world_size();
     require(torch::equal(x.grad(), torch::full({3}, n * (n + 1) / 2.0, torch::kDouble)), "sum");
@@ -190,8 +190,8 @@ TEST_P(TensorParallel, CopyToGroupCommunicatesOnlyForAGradient) {
   });
 }
 
-// If the result of copy_to_group() or its input were changed in place, the backward would drop out
-// of the graph. So autograd refuses the change.
+// If the result of copy_to_group() or its input were changed in place, autograd would lose the
+// backward of the function. So autograd must throw at the change.
 TEST(Functional, CopyToGroupIsNotChangedInPlace) {
   constexpr auto kSentence = "You can fix this by cloning the output of the custom Function";
   const auto result = run_groups(1, [](const ProcessGroup& group) {
@@ -220,7 +220,7 @@ TEST(Functional, TheGraphKeepsTheGroup) {
     }
     y.sum().backward();
     require(torch::equal(x.grad(), torch::full({2}, 2.0, torch::kDouble)), "gradient");
-    // A group that was closed cannot be used again.
+    // The backward must throw after close().
     const auto pair = group.split({.color = 0, .name = "pair"});
     y = functional::all_gather(x, *pair);
     pair->close();
@@ -232,8 +232,9 @@ TEST(Functional, TheGraphKeepsTheGroup) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Megatron's functions differentiate one loss that all ranks compute. The other functions
-// differentiate the sum of the ranks' losses.
+// Megatron's functions (copy_to_group and others) differentiate one loss that all ranks compute.
+// The other functions (all_gather and others) differentiate the sum of the ranks' losses. So their
+// gradients differ by the factor world_size.
 TEST(Functional, TheTwoMeaningsDifferByTheWorldSize) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     const Tensor x = torch::ones({2}, torch::kDouble).requires_grad_(true);
@@ -299,7 +300,7 @@ std::vector<RefusedCall> refused_calls() {
        [](const Tensor& x, const ProcessGroup& group) {
          return functional::all_to_all(x, group, {.output_split_sizes = {-1, 3}});
        },
-       "the output (3, 2) cannot give -1 rows where 3 are left"},
+       "the output (3, 2) has a split of -1 rows, but 3 rows are left"},
       {"nothing", Tensor(),
        [](const Tensor& x, const ProcessGroup& group) {
          return functional::copy_to_group(x, group);
@@ -311,7 +312,7 @@ std::vector<RefusedCall> refused_calls() {
   };
 }
 
-// Every rank refuses before anything is sent, so the group stays usable.
+// Every rank throws before any data is sent, so the group stays usable.
 TEST(Functional, WhatHasNoBackwardIsRefused) {
   const std::vector<RefusedCall> cases = refused_calls();
   const Tensor ones = torch::ones({4, 2}, torch::kDouble);
@@ -346,8 +347,8 @@ TEST(Functional, ATangentIsRefusedInsteadOfLost) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The extremum saves a mask for its backward. Like that of any operator, its backward can run only
-// once.
+// all_reduce with MAX saves a mask for its backward. The backward frees it, so a second backward
+// throws, as for any operator of PyTorch.
 TEST(Functional, WhatIsSavedIsFreedByBackward) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Tensor x = torch::ones({2}, torch::kDouble).requires_grad_(true);
@@ -359,8 +360,8 @@ TEST(Functional, WhatIsSavedIsFreedByBackward) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 does not use its result, and calls another operation instead of the backward. The error
-// names both calls.
+// Rank 1 calls another operation instead of the backward of its all_gather. The error must name
+// both operations.
 TEST(Functional, ARankThatLeavesOutABackwardIsNamed) {
   std::vector<std::string> failures(2);
   run_groups(2, [&](const ProcessGroup& group) {
@@ -376,7 +377,8 @@ TEST(Functional, ARankThatLeavesOutABackwardIsNamed) {
   EXPECT_THAT(failures[1], AllOf(HasSubstr("barrier #2"), HasSubstr("reduce_scatter")));
 }
 
-// Rank 1 leaves out the backward and calls nothing. The timeout names the operation and the rank.
+// Rank 1 leaves out the backward and calls no other operation. The timeout error must name the
+// operation and the rank.
 TEST(Functional, ARankThatLeavesOutABackwardIsNamedAtTheDeadline) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);

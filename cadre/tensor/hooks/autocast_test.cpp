@@ -32,8 +32,8 @@ TEST(Autocast, LowersProductsInItsScopeAlone) {
   EXPECT_EQ(dtype_of_product(), torch::kFloat);
 }
 
-// Without clear_cache(), the second scope would use the cast of the earlier values that the first
-// scope has made.
+// The second scope must cast the parameter again. Without clear_cache() it would use the cached
+// cast of the earlier values.
 TEST(Autocast, SeesNewValuesOfAParameterInTheNextScope) {
   const Tensor weight = torch::full({1, 1}, 2.0F).requires_grad_();
   const auto output = [&] {

@@ -17,7 +17,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// std::shared_ptr<Node> up to torch 2.12, c10::intrusive_ptr<Node> from 2.13 on.
+// The type is std::shared_ptr<Node> up to torch 2.12 and c10::intrusive_ptr<Node> from 2.13 on.
 using NodePointer = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
 
 class PostHook final : public torch::autograd::FunctionPostHook {
@@ -25,8 +25,8 @@ class PostHook final : public torch::autograd::FunctionPostHook {
   explicit PostHook(std::function<void()> on_gradient) : on_gradient_(std::move(on_gradient)) {}
 
   variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
-    // A custom Function may return an undefined gradient for a leaf; then the leaf's gradient has
-    // not changed.
+    // The hook is not called for an undefined gradient, which a custom Function may return for a
+    // leaf: the leaf's gradient has not changed.
     if (!inputs.empty() && inputs[0].defined()) on_gradient_();
     return outputs;
   }
@@ -35,8 +35,8 @@ class PostHook final : public torch::autograd::FunctionPostHook {
   std::function<void()> on_gradient_;
 };
 
-// The engine's callback owns this object. If the backward ends by an exception, the engine destroys
-// the callback without running it.
+// Calls on_end, or on_failure in its destructor: the engine's callback owns this object, and if the
+// backward ends by an exception the engine destroys the callback without running it.
 struct EndOfBackward {
   std::function<void()> on_end;
   std::function<void()> on_failure;
@@ -49,7 +49,8 @@ struct EndOfBackward {
 
 }  // namespace
 
-// Keeps the accumulator alive: the tensor has only a weak reference to it, and the hook is in it.
+// A hook on the gradient accumulator of a parameter. The object keeps the accumulator alive,
+// because the tensor has only a weak reference to it.
 struct AccumulationHooks::Installed {
   at::Tensor parameter;
   NodePointer accumulator;
@@ -67,7 +68,8 @@ AccumulationHooks::AccumulationHooks(std::span<const at::Tensor> parameters,
       installed_.push_back({parameters[i], std::move(accumulator), key});
     }
   } catch (...) {
-    // If the constructor throws, no destructor runs, and a hook would call a destroyed object.
+    // If a constructor throws, the destructor does not run. Without remove(), the hooks would call
+    // a destroyed object.
     remove();
     throw;
   }
@@ -154,7 +156,7 @@ void at_end_of_backward(std::function<void()> on_end, std::function<void()> on_f
 void release_failed_backward() {
   if (torch::autograd::get_current_graph_task_id() != -1) return;
   const at::AutoGradMode grad_mode(true);
-  at::zeros({}).requires_grad_(true).alias().backward();  // a backward empties the queue first
+  at::zeros({}).requires_grad_(true).alias().backward();  // its start empties the queue
 }
 
 bool current_backward_creates_graph() {

@@ -24,14 +24,14 @@ struct Node;
 
 namespace cadre::wrap {
 
-// The node of a graph that made a tensor. It does not keep the graph alive: another node may get
-// the same address, but not the same sequence number.
+// Identifies the autograd node (grad_fn) of a tensor without keeping the graph alive. A later node
+// may get the same address, but never the same sequence number.
 struct GraphNode {
   torch::autograd::Node* address;
   uint64_t sequence;
 };
 
-// Calls `on_gradient(i)` each time a backward has added to the gradient of parameters[i]: once in a
+// Calls `on_gradient(i)` after a backward has added to the gradient of parameters[i]: once in each
 // backward, however often the parameter was used, and not if the gradient is undefined.
 class AccumulationHooks {
  public:
@@ -44,7 +44,7 @@ class AccumulationHooks {
 
   void remove();
 
-  // Returns whether an AccumulationHooks receives the gradients of this leaf now.
+  // Returns whether any AccumulationHooks has a hook on this leaf now.
   static bool has_hook(const at::Tensor& parameter);
 
   // Returns whether the backward that runs in this thread reaches a parameter. False for
@@ -52,8 +52,8 @@ class AccumulationHooks {
   // after remove().
   bool current_backward_reaches_a_parameter() const;
 
-  // Returns the index of a parameter whose gradients no longer reach these hooks, because a change
-  // of its dtype or device has given it another accumulator.
+  // Returns the index of the first parameter whose hook is lost: a change of its dtype or device
+  // has given it a new gradient accumulator without the hook.
   std::optional<size_t> first_lost() const;
 
  private:
@@ -64,20 +64,20 @@ class AccumulationHooks {
 
 // Calls `on_start` when a backward is about to pass through `output`, before it computes a gradient
 // of the tensors from which the output was made. Returns the node that the backward passes through;
-// nullopt for a leaf or a tensor that does not require grad. A leaf outlives the forward, so its
-// hook would also run in backwards of other forwards.
+// nullopt for a leaf or a tensor that does not require grad. A leaf gets no hook: it outlives the
+// forward, so the hook would also run in backwards of other forwards.
 std::optional<GraphNode> at_start_of_backward(const at::Tensor& output,
                                               std::function<void()> on_start);
 
-// Returns the number of the next node. Nodes are numbered in the order in which a thread makes
-// them.
+// Returns the sequence number that the next node of this thread will get. A thread numbers its
+// nodes in the order of their creation.
 uint64_t next_sequence();
 // Returns the sequence numbers of the nodes in the backward that runs in this thread, ascending.
 std::vector<uint64_t> sequences_of_current_backward();
 
 // Returns whether the backward that runs in this thread passes through the node, now or later.
-// False for the node that it starts from if there is only one; the hook of that node runs before
-// all others.
+// False for the node from which the backward starts, if there is only one; that node's hook runs
+// before all others.
 bool current_backward_passes(const GraphNode& node);
 
 // REQUIRES: a backward runs in this thread. `on_end` runs at the end of that backward, after all
@@ -85,10 +85,10 @@ bool current_backward_passes(const GraphNode& node);
 // instead; it must not throw.
 void at_end_of_backward(std::function<void()> on_end, std::function<void()> on_failure);
 
-// Called after a backward of this thread has thrown: releases the nodes that it has not reached.
-// Until the thread's next backward, libtorch keeps the nodes that were ready to run in a queue of
-// the thread, and with them the tensors and the process groups of their graph. Does nothing during
-// a backward.
+// Must be called after a backward of this thread has thrown: releases the graph nodes that the
+// backward has not reached. Until the thread's next backward, libtorch keeps the nodes that were
+// ready to run in a queue of the thread, and with them the tensors and the process groups of their
+// graph. Does nothing during a backward.
 CADRE_EXPORT void release_failed_backward();
 
 // Returns whether the backward that runs in this thread was called with create_graph=true.

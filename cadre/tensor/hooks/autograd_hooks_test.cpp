@@ -1,4 +1,5 @@
-// Tests how libtorch's C++ autograd treats hooks and callbacks, as decision 0003 states it.
+// Tests the behaviour of hooks and callbacks in libtorch's C++ autograd on which the wrappers rely
+// (docs/decisions/0003).
 #include "cadre/tensor/hooks/autograd_hooks.h"
 
 #include <algorithm>
@@ -56,8 +57,8 @@ TEST(AccumulationHooks, AreRemovedByTheDestructor) {
   EXPECT_EQ(fired, 0);
 }
 
-// A backward runs the node of the newest output first. At that time it is known which other nodes
-// the backward will run.
+// A backward runs the node of the newest output first. Its hook must be able to tell which other
+// outputs the backward will pass.
 TEST(GraphNodes, ABackwardTellsAtItsStartWhichItPasses) {
   const Tensor x = torch::ones({2}, kDouble).requires_grad_(true);
   const Tensor w = torch::ones({2}, kDouble).requires_grad_(true);
@@ -156,8 +157,9 @@ TEST(EndOfBackward, FailureIsToldBeforeTheExceptionArrives) {
   EXPECT_EQ(events, (std::vector<std::string>{"failure", "caught"}));
 }
 
-// The failing node is made after the branches beside it, or before them. The engine runs the latest
-// node first. So if the failing node runs first, others are still waiting in the engine.
+// The failing node is created after the other branches of the graph or before them. The engine runs
+// the newest node first. So if the failing node runs first, other nodes are still in the engine's
+// queue, which keeps the graph alive.
 TEST(FailedBackward, ItsGraphIsKeptUntilItIsReleased) {
   for (const bool fails_first : {true, false}) {
     Tensor x = torch::ones({2}, kDouble).requires_grad_(true);

@@ -1,6 +1,6 @@
-// The signature of a module's forward(), for classes that derive from the module and add something
-// around it: Derived<M> has a forward() with the parameters of M::forward(), so that it can replace
-// an M in torch::nn::Sequential, AnyModule and holders.
+// Deduces the signature of a module's forward(). A class template that derives from a module M uses
+// it to declare a forward() with the same parameters, so that it can replace M in
+// torch::nn::Sequential, AnyModule and module holders.
 //
 // Threads: types. Blocking: never. Errors: at compile time.
 #pragma once

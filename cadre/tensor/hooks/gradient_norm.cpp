@@ -24,7 +24,8 @@ namespace {
 // PyTorch adds this number to avoid a division by a norm of zero.
 constexpr double kNormEpsilon = 1e-6;
 
-// Throws for a gradient for which mul_() would throw, before any gradient is scaled.
+// Throws for a gradient that mul_() could not scale. All gradients are checked before the first one
+// is scaled.
 void check_can_be_scaled(const at::Tensor& gradient, size_t index, size_t num_parameters) {
   std::string problem;
   if (gradient.is_inference() && !c10::InferenceMode::is_enabled()) {
@@ -44,7 +45,8 @@ void check_can_be_scaled(const at::Tensor& gradient, size_t index, size_t num_pa
       format("clip_grad_norm_: {}; assign its clone() to the parameter's mutable_grad()", problem));
 }
 
-// The foreach functions do not take views with a pending conjugation or negation.
+// Returns whether the tensor is a view with a pending conjugation or negation, which at::_foreach
+// functions do not support.
 bool is_lazy(const at::Tensor& tensor) {
   return tensor.is_conj() || tensor.is_neg();
 }
@@ -70,8 +72,8 @@ std::vector<at::Tensor> gradients_of(std::span<const at::Tensor> parameters) {
     check_can_be_scaled(gradient, i, parameters.size());
     // The norm of an empty tensor is 0, but libtorch has no maximum of an empty tensor.
     if (gradient.numel() == 0) continue;
-    // A zero tensor without memory cannot be scaled, and scaling by a norm of NaN turns zeros into
-    // NaN.
+    // A zero tensor without memory cannot be scaled in place, so it is replaced by real zeros. They
+    // must be scaled too: a norm that is NaN turns them into NaN.
     if (gradient._is_zerotensor()) parameters[i].mutable_grad() = gradient.clone();
     gradients.push_back(gradient);
   }

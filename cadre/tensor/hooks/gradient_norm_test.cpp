@@ -99,8 +99,8 @@ TEST(ClipGradNorm, IsTheFormulaForEveryP) {
   }
 }
 
-// In float32 the sum of this many squares has an error of 9e-5. The elements fill several blocks,
-// of which the last one is short.
+// A float32 sum of this many squares would have an error of 9e-5. The elements fill several blocks
+// of the summation, the last one only in part.
 TEST(ClipGradNorm, IsExactForLargeGradients) {
   torch::manual_seed(2);
   const Tensors parameters = {with_gradient(torch::randn({2048, 2047}))};
@@ -163,8 +163,8 @@ TEST(ClipGradNorm, ATiedParameterCountsOnce) {
       << "scaled once";
 }
 
-// The values are 1,000 times 1 + 2^-7. None of their p-norms can be represented in bfloat16 or
-// float16, except the maximum.
+// Each gradient has 1,000 elements of 1 + 2^-7. Except for the maximum norm, none of their p-norms
+// is representable in bfloat16 or float16, so rounding it would be detected.
 TEST(ClipGradNorm, LowPrecisionIsSummedInFloat64) {
   for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
     const Tensors parameters = {with_gradient(torch::full({1000}, 1.0078125, dtype)),
@@ -247,8 +247,8 @@ TEST(ClipGradNorm, LazyGradientsAreReadAndScaled) {
   EXPECT_GT(clip_grad_norm_(Tensors{leaf}, 0.1, {.error_if_nonfinite = true}), 0.1);
 }
 
-// A gradient whose elements share memory cannot be scaled in place. It is refused before the
-// gradients that come before it are scaled.
+// A gradient whose elements share memory cannot be scaled in place. The error must come before any
+// gradient is scaled, also those earlier in the list.
 TEST(ClipGradNorm, GradientsThatCannotBeScaledAreRefusedFirst) {
   const Tensor good = with_gradient(torch::full({3}, 5.0));
   const Tensor expanded = with_gradient(torch::zeros({4}));

@@ -1,5 +1,5 @@
-// Tests the fake groups of the tests of wrappers: they pass collectives on unchanged, and a test
-// can drop, change, delay or fail any single collective.
+// Tests FakeGroup, the group that tests of wrappers use: it passes collectives on unchanged by
+// default, and a test can drop, change, delay or fail any single collective.
 #include "cadre/testing/torch/group_fakes.h"
 
 #include <gmock/gmock.h>
@@ -48,7 +48,8 @@ void expect_all(const Tensor& tensor, double value) {
   EXPECT_TRUE(torch::equal(tensor, torch::full_like(tensor, value))) << tensor;
 }
 
-// The four ranks have 1, 2, 3 and 4 times the values of rank 0.
+// Only rank 0 exists in a group of formula_of_four(). The fake group computes the contributions of
+// ranks 1, 2 and 3 as 2, 3 and 4 times rank 0's values.
 TEST(FakeGroup, AFormulaIsTheOtherRanks) {
   const FakeGroup fake(formula_of_four());
   EXPECT_EQ(fake.group().world_size(), 4);
@@ -77,7 +78,8 @@ TEST(FakeGroup, AFormulaReducesInTheWait) {
   expect_all(tensor, 10);
 }
 
-// Rank 0 has 0, 1, 2, ..., and the other ranks have two, three and four times these values.
+// Rank 0 passes 0, 1, 2, ... to the reduce_scatter; the other ranks' values are 2, 3 and 4 times
+// these. The result must appear only in wait().
 TEST(FakeGroup, AFormulaGathersAndScattersInTheWait) {
   const FakeGroup fake(formula_of_four());
   const ProcessGroup group = fake.group();
@@ -190,9 +192,9 @@ TEST(FakeGroup, ARealGroupKeepsTheMemoryThatItsRanksShare) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The real group, the located group and the fake group give the same result. Each rank has the
-// values rank + 1 and 10 (rank + 1). The parts are separate tensors, or this rank's part is a slice
-// of the whole.
+// A real group, a LocatedGroup and a FakeGroup around the real one must give the same results. Each
+// rank has the values rank + 1 and 10 (rank + 1). Input and output are separate tensors, or the
+// smaller one is this rank's slice of the larger one.
 TEST(FakeGroup, GathersAndScattersOfARealGroup) {
   for (const int world_size : {1, 2, 3}) {
     const auto result = testing::run_groups(world_size, [&](const ProcessGroup& group) {
@@ -224,8 +226,8 @@ TEST(FakeGroup, GathersAndScattersOfARealGroup) {
   }
 }
 
-// The error of a mismatch names the steps of the ranks, also if an asynchronous call throws it in
-// its wait.
+// The error for a mismatch of collectives must name the step of this rank, also if the wait of an
+// asynchronous call throws it.
 TEST(FakeGroup, AMismatchOfAnAsynchronousCallIsLocated) {
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
     const wrap::LocatedGroup located(group, {.wrapper = "Wrapper", .module = "Net"});

@@ -14,9 +14,9 @@
 namespace cadre::wrap {
 namespace {
 
-// Returns a tensor over the same values that autograd does not watch: a wrapper exchanges the
-// values of parameters, which require grad, and fills again the memory of gathered parameters whose
-// values a graph has saved.
+// Returns a tensor over the same memory that autograd does not track. A wrapper needs it to write
+// to parameters, which require grad, and to gathered parameters that a graph has saved for
+// backward.
 at::Tensor written(const at::Tensor& tensor) {
   return tensor.variable_data();
 }
@@ -36,7 +36,7 @@ struct LocatedGroup::Location {
 
  private:
   std::mutex mutex_;
-  std::vector<Work> running_;  // may contain works that have ended
+  std::vector<Work> running_;  // some of them may have ended
 };
 
 LocatedGroup::Location::~Location() {
@@ -45,8 +45,8 @@ LocatedGroup::Location::~Location() {
     const Deadline deadline = running_.back().deadline_in(kDefaultCloseTimeout);
     for (const Work& work : running_) work.wait(deadline);
   } catch (...) {
-    // Either the group has failed, or another rank has not called the operation. In the second case
-    // the group fails when it is destroyed.
+    // The wait throws if the group has failed or another rank has not called the operation. In the
+    // second case the destructor of the group makes the group fail.
   }
 }
 
@@ -76,21 +76,21 @@ auto LocatedGroup::run(Operation operation) const {
   try {
     return operation();
   } catch (const Error& error) {
-    // The error has a reporter only if the ranks called different operations, not if this rank's
-    // own arguments are invalid.
+    // Only an error because the ranks called different operations has a `reporter`. An error for an
+    // invalid argument of this rank has none and is passed on unchanged.
     if (!location_->owner || error.code() != ErrorCode::kInvalidArgument ||
         !error.details().reporter) {
       throw;
     }
     const Owner& owner = *location_->owner;
     const Place& place = location_->place;
-    throw error.with_context(
-        format("{} of {}, rank {}, in {}: the ranks are not at the same place "
-               "of the same step. One of them left out a forward, a backward() or another call "
-               "that all ranks make (an exception that was caught, a step on some ranks only), or "
-               "made one more, or alone wrote to its shards, which are gathered again then. Leave "
-               "out a step on all ranks or on none. The operations that met",
-               owner.wrapper, owner.module, rank(), format(place.text, place.number)));
+    throw error.with_context(format(
+        "{} of {}, rank {}, in {}: the ranks are not at the same place "
+        "of the same step. One of them has left out or repeated a forward, a backward() "
+        "or another call that all ranks make (for example after it caught an exception), or "
+        "it alone has written to its shards, so that it gathers them again. Leave out a step "
+        "on all ranks or on none. The operations that did not match",
+        owner.wrapper, owner.module, rank(), format(place.text, place.number)));
   }
 }
 

@@ -16,7 +16,8 @@ using testing::run_groups;
 using torch::Tensor;
 using namespace std::chrono_literals;
 
-// Rank 0 destroys its copies while an operation is pending that rank 1 has not started yet.
+// Rank 0 destroys all its copies of the LocatedGroup while an operation is in flight that rank 1
+// has not started yet. The destructor must wait for the operation.
 TEST(LocatedGroup, TheLastCopyWaitsForWhatRuns) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const Tensor sum = torch::ones({4});

@@ -1,8 +1,8 @@
 // Replaces the tensors among the arguments and in the result of a module's forward().
 //
 // Threads: pure functions. Blocking: never. Errors: those of the function.
-// Tensors are replaced, also those in tuples, pairs, arrays, vectors, maps and optionals. Anything
-// else, such as a struct of your own, is passed on unchanged.
+// Replaces tensors, also inside tuples, pairs, arrays, vectors, maps and optionals. Values of other
+// types, such as a struct of the program, are passed on unchanged.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -63,8 +63,9 @@ void replace_tensors(T& value, Function&& function) {
   }
 }
 
-// Returns what to pass on instead of an argument of type Given: a copy with other tensors. If the
-// type can hold no tensor, or the callee takes a mutable reference, returns the argument itself.
+// Returns the argument to pass to a function whose parameter has the type Given: a copy of `value`
+// with replaced tensors. Returns `value` itself if its type holds no tensor or Given is a mutable
+// reference.
 template <typename Given, typename Function>
 decltype(auto) with_tensors(std::remove_reference_t<Given>& value, Function&& function) {
   constexpr bool kIsMutableReference =

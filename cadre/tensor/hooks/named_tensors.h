@@ -1,4 +1,5 @@
-// The parameters and buffers of a module by name, each tensor once, and what modules share.
+// Lists the parameters and buffers of a module by name, each tensor once, and finds a module that
+// another one shares.
 //
 // Threads: as the module. Blocking: never. Lifetime: shares the tensors. Errors: none.
 #pragma once

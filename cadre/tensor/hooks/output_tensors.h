@@ -1,7 +1,7 @@
 // Finds the tensors among the arguments and in the result of a module's forward().
 //
-// Threads: pure functions. Blocking: never. Errors: none; tensors_are_known<T>() says at compile
-// time whether every part of a T is of a known type.
+// Threads: pure functions. Blocking: never. tensors_are_known<T>() says at compile time whether all
+// tensors in a T can be found, because T consists of known types only.
 // Known types are tensors, numbers, strings, and tuples, pairs, arrays, ranges, maps and optionals
 // of known types. A struct of your own is known if a function held_tensors(const YourStruct&) is
 // declared beside it that returns its tensors as a std::vector<torch::Tensor>.
@@ -67,7 +67,7 @@ consteval bool tensors_are_known() {
   } else if constexpr (RangeLike<T>) {
     using Element = std::remove_cvref_t<decltype(*std::declval<const T&>().begin())>;
     if constexpr (std::is_same_v<Element, T>)
-      return false;  // a path is a range of paths
+      return false;  // a std::filesystem::path is a range of paths
     else
       return tensors_are_known<Element>();
   } else {
@@ -102,9 +102,9 @@ std::vector<at::Tensor> tensors_of(const T& value) {
   return found;
 }
 
-// Returns size(0) of the first tensor that has a dimension; a tensor without dimensions before it
-// (a temperature, a step number) is no batch. Returns 1 if there is no such tensor; nullopt if none
-// was found, but an argument has a type that may hold a tensor.
+// Returns the batch size: size(0) of the first tensor that is not 0-dim (a 0-dim tensor, such as a
+// temperature, is no batch). Without such a tensor returns 1, or nullopt if an argument has an
+// unknown type, which may hold a tensor.
 template <typename... Args>
 std::optional<int64_t> num_rows_of(const Args&... args) {
   std::vector<at::Tensor> found;

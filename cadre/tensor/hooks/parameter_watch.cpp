@@ -22,8 +22,8 @@ struct Registered : torch::nn::Module {
   }
 };
 
-// Calls `visit` in the order of named_parameters() until it returns false. Returns whether it never
-// did.
+// Calls `visit` for each parameter in the order of named_parameters(), and stops when it returns
+// false. Returns whether it always returned true.
 template <typename Visit>
 bool visit_parameters(const torch::nn::Module& module, const Visit& visit) {
   for (const auto& item : Registered::of(module)) {
@@ -134,14 +134,15 @@ uint32_t WriteWatch::num_writes() const {
 }
 
 uint64_t WriteWatch::samples(uint64_t turn) const {
-  // Is 2^64 / golden ratio, which spreads the turns.
+  // 2^64 / golden ratio: successive turns sample well-spread elements.
   constexpr uint64_t kStride = 0x9E3779B97F4A7C15;
   Fnv1a digest;
   for (const NamedTensor& parameter : parameters_) {
     const at::Tensor& tensor = parameter.tensor;
     if (tensor.numel() == 0) continue;
     const auto numel = static_cast<uint64_t>(tensor.numel());
-    // The index in memory; element 0 where the memory has gaps.
+    // The index of the sampled element in memory; 0 if the memory has gaps, in which an index could
+    // fall.
     const uint64_t element =
         tensor.is_non_overlapping_and_dense() ? (numel / 2 + turn * kStride) % numel : 0;
     const size_t size = tensor.element_size();

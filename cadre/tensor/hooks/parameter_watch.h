@@ -1,6 +1,7 @@
-// Notices that the parameters of a module are no longer those that were wrapped. A parameter that
-// was added, removed, replaced or changed in form would train without being reduced, or be reduced
-// wrongly. Also notices writes to parameters at a time when nothing may write to them.
+// Detects that the parameters of a module have changed since it was wrapped. A parameter that was
+// added, removed or replaced, or whose dtype, device or shape has changed, would train without
+// being reduced or be reduced incorrectly. Also detects writes to parameters while no code may
+// write to them.
 //
 // Threads: as the module. Blocking: never. Lifetime: shares the module and its parameters.
 // Errors: none; a change is returned as a sentence. Cost: a look at each parameter and, for a
@@ -30,9 +31,10 @@ class CADRE_EXPORT ParameterWatch {
   explicit ParameterWatch(std::shared_ptr<const torch::nn::Module> module);
 
   // Returns the first difference from the parameters at construction, such as "\"fc.bias\" was
-  // added". Changed values are no difference, and neither is a parameter that was frozen since.
+  // added"; nullopt if there is none. Changed values and newly frozen parameters do not count.
   std::optional<std::string> change() const;
-  // Returns only a difference of the list: a parameter that was added, removed or replaced.
+  // Returns the first parameter that was added, removed or replaced, as a sentence; nullopt if
+  // there is none.
   std::optional<std::string> change_of_list() const;
 
  private:
@@ -44,7 +46,7 @@ class CADRE_EXPORT ParameterWatch {
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
     bool requires_grad;
-    std::string text;  // describes the form in messages
+    std::string text;  // dtype, strides and device for messages
   };
 
   static std::optional<std::string> change_of(const Known& known);
@@ -54,9 +56,9 @@ class CADRE_EXPORT ParameterWatch {
   std::vector<Known> known_;  // the parameters, in the order of named_parameters()
 };
 
-// Notices that something other than an optimizer writes to parameters, such as a forward that
-// normalizes its weight or an Embedding with max_norm. It compares version counters and addresses,
-// so only samples() notices writes through a raw pointer or through at::Tensor::data().
+// Detects writes to parameters by code other than an optimizer, such as a forward that normalizes
+// its weight, or an Embedding with max_norm. It compares version counters and addresses. Writes
+// through a raw pointer or at::Tensor::data() change neither; only samples() detects them.
 class CADRE_EXPORT WriteWatch {
  public:
   explicit WriteWatch(std::vector<NamedTensor> parameters);
@@ -70,7 +72,8 @@ class CADRE_EXPORT WriteWatch {
   uint32_t num_writes() const;
   // Returns a digest of the bits of one element of each parameter. It almost certainly changes when
   // an optimizer steps, even if that writes through at::Tensor::data(), as torch::optim::SGD does.
-  // Each `turn` takes other elements. REQUIRES: the parameters have memory.
+  // Pass a different `turn` in each call to sample other elements. REQUIRES: the parameters have
+  // memory.
   uint64_t samples(uint64_t turn = 0) const;
 
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
@@ -86,7 +89,7 @@ class CADRE_EXPORT WriteWatch {
   static Seen now(const at::Tensor& tensor);
 
   std::vector<NamedTensor> parameters_;
-  std::vector<Seen> seen_;  // has one entry for each parameter
+  std::vector<Seen> seen_;  // one entry for each parameter
 };
 
 }  // namespace cadre::wrap

@@ -32,7 +32,8 @@ TEST(WriteWatch, SeesChangesInPlaceAndOtherMemory) {
   EXPECT_EQ(watch.written(), (std::vector<size_t>{1}));
 }
 
-// The second tensor is no leaf. So it has no gradient accumulator, and the constructor throws.
+// The second tensor is not a leaf, so it has no gradient accumulator and the constructor throws.
+// The hook on the first tensor must be removed then.
 TEST(AccumulationHooks, AreRemovedWhereTheirConstructionFails) {
   const at::Tensor leaf = torch::ones({1}).requires_grad_(true);
   const std::vector<at::Tensor> parameters = {leaf, leaf * 2};

@@ -12,10 +12,11 @@
 namespace cadre::wrap {
 namespace {
 
-// Elements that one thread sums before its sum is added to those of others.
+// The number of elements in a block. A thread sums one block at a time; the block sums are then
+// added in order.
 constexpr int64_t kBlock = int64_t{1} << 18;
 
-// Adds into several sums, which the compiler keeps in one vector register.
+// Uses several independent partial sums, which the compiler keeps in one vector register.
 template <typename T, typename Power>
 double sum_of(const T* values, int64_t count, Power power) {
   constexpr int64_t kLanes = 8;

@@ -1,4 +1,5 @@
-// The sum of the powers of a gradient's elements, from which every p-norm of this library is made.
+// Computes the sum of |x|^p over a gradient's elements. All p-norms of this library are computed
+// from it.
 //
 // Threads: pure functions, on at::get_num_threads() threads. Blocking: never. Errors: none.
 // Numerics: all sums are float64, whatever the dtype of the gradient, and their order depends only
@@ -14,7 +15,8 @@ namespace cadre::wrap {
 // dtype. The gradient may be empty. For p = infinity returns the largest |x|; NaN if an element is
 // NaN.
 double power_sum(const at::Tensor& gradient, double p);
-// Returns the power sum of two disjoint sets of elements, from the sum of each.
+// Returns the power sum of the union of two disjoint sets of elements, given the power sum of each
+// set.
 double joint_power_sum(double a, double b, double p);
 double norm_of_power_sum(double sum, double p);
 

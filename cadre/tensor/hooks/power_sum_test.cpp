@@ -29,7 +29,8 @@ TEST(PowerSum, IsTheFormulaForEveryP) {
 }
 
 TEST(PowerSum, AddsManySmallNumbersInFloat64) {
-  // More than one block of 2^18 elements, and no multiple of the 8 lanes.
+  // The elements fill more than one block of 2^18, and their number is no multiple of the 8 partial
+  // sums.
   constexpr int64_t kCount = (int64_t{1} << 19) + 5;
   const double square = static_cast<double>(0.1F) * static_cast<double>(0.1F);
   const double sum = power_sum(at::full({kCount}, 0.1F), 2);

@@ -20,10 +20,10 @@ namespace cadre::wrap {
 namespace {
 
 constexpr int64_t kBroadcastChunkBytes = int64_t{64} << 20;
-// Tensors of at least this size are broadcast in place, without a copy.
+// Tensors of at least this size are broadcast one by one. Smaller ones are packed together.
 constexpr size_t kLargeTensorBytes = size_t{1} << 20;
 
-// Returns the fields of each tensor that must agree.
+// Returns for each tensor the properties that must be equal on all ranks.
 std::vector<AgreedField> fields_of(const ReplicaTensors& tensors) {
   std::vector<AgreedField> fields;
   const auto add = [&fields](std::string_view kind, const NamedTensor& named) {
@@ -77,11 +77,11 @@ void write_bytes(const at::Tensor& tensor, const std::byte* bytes) {
   }
   const at::Tensor values = at::empty(tensor.sizes(), tensor.options());
   std::memcpy(values.mutable_data_ptr(), bytes, values.nbytes());
-  tensor.variable_data().copy_(values);  // the copy has a version counter of its own
+  tensor.variable_data().copy_(values);  // does not increment the tensor's version counter
 }
 
-// Writes the values that came from the root, and marks a tensor as changed for autograd if the rule
-// says so.
+// Writes the values that the root has sent. Marks a tensor as changed for autograd if
+// moves_version(its index) says so.
 class ReceivedValues {
  public:
   ReceivedValues(std::span<const NamedTensor> tensors,
@@ -101,7 +101,8 @@ class ReceivedValues {
   const std::function<bool(size_t)>& moves_version_;
 };
 
-// Broadcasts small tensors together, in messages of limited size. `places`: their indices.
+// Packs small tensors into messages of limited size and broadcasts these. `places`: the indices of
+// the small tensors.
 void broadcast_packed(std::span<const NamedTensor> tensors, std::span<const size_t> places,
                       Rank root, const LocatedGroup& group, const ReceivedValues& received) {
   const auto bytes_of = [&](size_t i) {
@@ -137,8 +138,8 @@ void broadcast_packed(std::span<const NamedTensor> tensors, std::span<const size
   }
 }
 
-// `apart`: whether to receive into other memory first, so that a tensor whose values are already
-// equal is not changed.
+// A tensor that is broadcast alone. With `apart` it is received into a temporary buffer first, so
+// that a tensor whose values are already equal is not written.
 struct LargeTensor {
   size_t place;
   bool apart;
@@ -165,7 +166,7 @@ uint64_t digest_of(const at::Tensor& tensor) {
     uint64_t word = 0;
     std::memcpy(&word, bytes + begin, sizeof(word));
     digest.add(word);
-    digest.add(word >> 32);  // a product does not carry differences of high bits
+    digest.add(word >> 32);  // multiplication alone would hide differences in high bits
   }
   for (; begin < contiguous.nbytes(); ++begin) digest.add(static_cast<uint64_t>(bytes[begin]));
   return digest.value();

@@ -1,5 +1,5 @@
-// Makes replicas equal before training: checks that all ranks hold the same model, then copies rank
-// 0's values.
+// Makes the replicas of a model equal before training: checks that all ranks have the same
+// parameters and buffers, then broadcasts rank 0's values.
 //
 // Threads: one. Blocking: collective, until the group's deadline. Errors: kInvalidArgument naming
 // the first tensor that differs, the same sentence on all ranks.
@@ -25,9 +25,9 @@ struct ReplicaTensors {
   std::span<const NamedTensor> buffers;
 };
 
-// Throws unless names, shapes, strides, dtypes and requires_grad of parameters, and of buffers, are
-// the same on all ranks, and so is the shard of a tensor that is marked as one. `wrapper`: the name
-// with which the error begins; static text.
+// Throws unless the names, shapes, strides, dtypes and requires_grad of all parameters and buffers
+// are the same on all ranks. If a tensor is marked as a shard (shard_mark.h), all ranks must hold
+// the same shard. `wrapper`: the name with which the error begins; static text.
 void check_replicas_match(const char* wrapper, const ReplicaTensors& tensors,
                           const LocatedGroup& group);
 
@@ -35,14 +35,15 @@ void check_replicas_match(const char* wrapper, const ReplicaTensors& tensors,
 // values counts as changed in place: the backward of a graph that has saved it throws.
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group);
 
-// Does the same for tensors of which `moves_version(i)` says whether a change of tensors[i] counts
-// as a change in place. The function is called after the tensors before i have their values, so it
-// may read these. Tensors that have the values already are not written.
+// Gives all ranks the root's values. `moves_version(i)` decides whether a change of tensors[i]
+// counts as a change in place, which increments its version counter. The function is called when
+// the tensors before i have their values, so it may read them. A tensor that already has the right
+// values is not written.
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group,
                        const std::function<bool(size_t)>& moves_version);
 
-// The first of the tensors whose values are not the same on all ranks, and the first rank whose
-// values differ from those of rank 0. Equal on all ranks; found by comparing digests of 8 bytes.
+// The first tensor whose values are not the same on all ranks, and the first rank whose values
+// differ from rank 0's. All ranks get the same result, from a comparison of 64-bit hashes.
 struct UnlikeTensor {
   size_t place;  // the index in `tensors`
   int rank;

@@ -23,7 +23,8 @@ const MarkMeta* marks_of(const at::Tensor& tensor) {
   return dynamic_cast<const MarkMeta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
 }
 
-// Tensors made by detach() share the marks of their origin, so they are never changed in place.
+// detach() shares the marks with the new tensor, so marks are replaced by a changed copy and never
+// changed in place.
 template <typename Change>
 void change_marks(const at::Tensor& tensor, Change change) {
   auto marks = c10::make_intrusive<MarkMeta>();

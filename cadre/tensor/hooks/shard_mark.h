@@ -1,9 +1,9 @@
-// Marks a tensor that is this rank's shard of a parameter, or a parameter of this rank's stages of
-// a pipeline, to distinguish it from a parameter that all ranks have. The gradients of marked
-// tensors are not the same on all ranks, so their norm is not that of the model.
+// Marks a tensor that is this rank's shard of a parameter, or a parameter of this rank's pipeline
+// stages, to distinguish it from a parameter that all ranks have. The gradients of marked tensors
+// are not the same on all ranks, so their norm is not that of the model.
 //
-// Threads: as the tensor. Blocking: never. Lifetime: the mark goes with the tensor and with what
-// detach() makes of it; set_data() removes it. Errors: kInvalidArgument from refuse_shards() and
+// Threads: as the tensor. Blocking: never. Lifetime: the mark belongs to the tensor and to the
+// results of detach(); set_data() removes it. Errors: kInvalidArgument from refuse_shards() and
 // refuse_shard_as_whole().
 #pragma once
 
@@ -24,31 +24,36 @@ struct ParameterDivision;  // parallel/shard/division/parameter_division.h
 namespace cadre::wrap {
 
 struct ShardMark {
-  std::string parameter;  // the name in the plain module
+  // The name of the parameter in the plain module, without a wrapper.
+  std::string parameter;
   // The owner of the shard, for example "in bucket 0 of DistributedDataParallel".
   std::string owner;
   int rank = 0;
-  int num_ranks = 1;  // the number of ranks that have the shards of the parameter
-  uint64_t part = 0;  // the result of part_of(), which is equal for shards of the same elements
-  // The shard computes samples of several ranks, so that their loss is one mean over all samples.
+  // The number of ranks among which the parameter is divided.
+  int num_ranks = 1;
+  // The result of part_of(). It is equal for shards that have the same elements of a parameter.
+  uint64_t part = 0;
+  // True if the parameter is used for the samples of several ranks at once, so that these ranks
+  // have one joint loss, the mean over all their samples.
   bool has_joint_loss = false;
-  // The division, for wrappers of a module whose parameters are divided already; null if no mesh is
-  // known.
+  // How the parameter is divided, for a wrapper around a module whose parameters are shards
+  // already; null if no mesh is known.
   std::shared_ptr<const shard::ParameterDivision> division = {};
-  // The fence of the updates that write the shard, to tell it from others; null without a fence.
+  // Identifies the fence that orders updates of the shard with other accesses; null without a
+  // fence.
   const void* fence = nullptr;
 };
 
-// Returns a number that distinguishes the part of a parameter that begins at first_element from
-// other parts. The parameter may be a shard itself.
+// Returns a number that identifies the part of `parameter` that begins at first_element. The
+// parameter may be a shard itself.
 CADRE_EXPORT uint64_t part_of(const at::Tensor& parameter, int64_t first_element);
 
 CADRE_EXPORT void mark_as_shard(const at::Tensor& tensor, ShardMark mark);
-// Returns the mark; null for any other tensor, also for an undefined one.
+// Returns the shard mark of a tensor; null for a tensor without one and for an undefined tensor.
 CADRE_EXPORT const ShardMark* shard_mark_of(const at::Tensor& tensor);
 
-// Marks a parameter of the stages that this rank of a pipeline of `num_ranks` holds. A tensor may
-// have both marks.
+// The mark of a parameter that belongs to a pipeline stage of this rank. A tensor may have a
+// ShardMark, too.
 struct StageMark {
   std::string parameter;  // the name in the module of the stage
   int stage = 0;
@@ -62,7 +67,7 @@ CADRE_EXPORT void mark_as_of_stage(const at::Tensor& tensor, StageMark mark);
 CADRE_EXPORT void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
                                 std::string_view remedy);
 
-// Throws if this tensor of a module is a shard, which would be taken for the whole parameter.
+// Throws if this tensor of a module is a shard that the call would treat as the whole parameter.
 CADRE_EXPORT void refuse_shard_as_whole(std::string_view name, const at::Tensor& tensor,
                                         std::string_view call, std::string_view remedy);
 

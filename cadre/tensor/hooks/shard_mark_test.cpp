@@ -28,7 +28,7 @@ TEST(ShardMark, GoesWithTheTensorAndWithWhatDetachMakesOfIt) {
   EXPECT_EQ(shard_mark_of(shard)->rank, 2);
   const at::Tensor detached = shard.detach();
   ASSERT_NE(shard_mark_of(detached), nullptr);
-  // A new mark of the result is not one of its origin.
+  // A new mark on the detached tensor must not change the mark of the original.
   mark_as_shard(detached, {.parameter = "weight", .rank = 3, .num_ranks = 4});
   EXPECT_EQ(shard_mark_of(detached)->rank, 3);
   EXPECT_EQ(shard_mark_of(shard)->rank, 2);

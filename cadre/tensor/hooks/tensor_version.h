@@ -1,5 +1,5 @@
-// The version counter of a tensor. By it, autograd notices that a value was changed in place after
-// it was saved for backward.
+// Reads and increments the version counter of a tensor, by which autograd detects that a tensor was
+// changed in place after it was saved for backward.
 //
 // Threads: as the tensor. Blocking: never. Errors: kInvalidArgument from refuse_inference_mode()
 // and refuse_inference_tensors(). A tensor that was made in inference mode has no version counter:
@@ -21,7 +21,7 @@ inline uint32_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version());
 }
 
-// Called after a change that autograd has not seen.
+// Increments the version counter; called after a write that autograd has not tracked.
 inline void move_version(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }

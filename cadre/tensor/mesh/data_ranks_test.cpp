@@ -1,4 +1,5 @@
-// Tests which ranks of a mesh get the same rows of a batch. Ranks are threads.
+// Tests which ranks of a mesh get the same rows of a batch and which get different ones. Ranks are
+// threads.
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -17,7 +17,8 @@
 namespace cadre {
 namespace {
 
-// Returns the name, quoted if it has characters with a meaning in the text of a list of axes.
+// Returns the name for a list such as "{dp: 2, tp: 4}", quoted if it has characters other than
+// letters, digits and a few marks.
 std::string text_of(const std::string& name) {
   const auto is_plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
@@ -32,7 +33,7 @@ std::string text_of(const std::string& name) {
   return text + "\"";
 }
 
-// Returns a text that differs for different lists of axes.
+// Returns a text such as "{dp: 2, tp: 4}". Different lists of axes have different texts.
 std::string text_of(const std::vector<MeshAxis>& axes) {
   std::string text;
   for (const MeshAxis& axis : axes) {
@@ -65,7 +66,7 @@ void check_axes(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
           world, axes,
           format("the size of axis \"{}\" is {}, expected at least 1", axis.name, axis.size));
     }
-    // The product stays above any world size and does not overflow.
+    // The product is capped at 2^31, which is more than any world size, so that it cannot overflow.
     product = std::min<int64_t>(product * axis.size, int64_t{1} << 31);
   }
   if (product != world.world_size()) {
@@ -82,8 +83,8 @@ uint64_t number_of_mesh(const ProcessGroup& world, const std::vector<MeshAxis>& 
   Communicator& communicator = world.communicator();
   const uint64_t number = communicator.num_collectives() + 1;
   if (world.world_size() == 1) {
-    // In a world of one this agreement is no collective, so a collective is added here to give the
-    // next mesh another number.
+    // The comparison below runs no collective in a world of one. This all_gather increments the
+    // number of collectives instead, so that the next mesh gets another number.
     std::byte none{};
     communicator.all_gather(std::span(&none, 1), std::span(&none, 1), DType::kUint8,
                             {.call = "DeviceMesh"});
@@ -103,7 +104,8 @@ std::shared_ptr<MeshGroups> groups_for(const ProcessGroup& world,
   // All ranks compare the axes first, so that they check the same axes and throw the same error.
   const uint64_t number = number_of_mesh(world, axes);
   check_axes(world, axes);
-  // Two groups may have the same id, but they have different names.
+  // The id contains the name of the world's group, because meshes over different groups may have
+  // the same number.
   const std::string& name = world.communicator().membership().group;
   return std::make_shared<MeshGroups>(world, format("{}/{}", name, number));
 }
@@ -118,7 +120,7 @@ int size_of_steps(const auto& steps) {
 
 struct DeviceMesh::View {
   std::vector<MeshAxis> axes;
-  std::vector<std::vector<Step>> steps;  // has one list for each axis
+  std::vector<std::vector<Step>> steps;  // one list for each axis
   std::vector<int> shape;
   std::vector<int> coordinates;
 };
@@ -280,8 +282,8 @@ DeviceMesh DeviceMesh::joined_with(const DeviceMesh& other) const {
         parts.push_back(part);
       } else if (known->axis != part.axis || known->steps != part.steps) {
         refuse(
-            format("joined_with {}: axis \"{}\" has ranks of axis \"{}\"; use axes of the mesh, or "
-                   "the same flattened one",
+            format("joined_with {}: axis \"{}\" overlaps axis \"{}\"; use axes of the mesh, or the "
+                   "same flattened axis in both",
                    other.to_string(), part.axis.name, known->axis.name));
       }
     }

@@ -1,4 +1,4 @@
-// The ranks of a group as a grid with named axes, and the groups along its axes.
+// Arranges the ranks of a group as a grid with named axes, and creates the groups along its axes.
 //
 // Threads: as ProcessGroup. The constructor is a collective of the world. Blocking: the
 // constructor; the first group() of each axis, until all members of that group have called it;
@@ -55,37 +55,37 @@ class CADRE_EXPORT DeviceMesh {
   // The number of ranks.
   int size() const;
   int size(std::string_view axis) const;
-  // Return the coordinates of this rank, by axis, or its coordinate along one axis, which is its
-  // rank in group(axis).
+  // coordinates() returns the coordinates of this rank, one for each axis; coordinate() returns
+  // that along one axis, which is also this rank's rank in group(axis).
   const std::vector<int>& coordinates() const;
   int coordinate(std::string_view axis) const;
 
-  // Returns the group of the ranks that differ from this rank only in this axis, or only in these
-  // axes (row-major, in the order of the mesh). It is created once, at the first use; the reference
-  // is valid as long as the mesh, its copies, slices and flattened meshes. Along an axis of size 1
-  // it is a group of one.
+  // group() returns the group of the ranks that differ from this rank only in their coordinate
+  // along `axis`; joint_group() the same for several axes (in row-major order of the mesh). The
+  // group is created at its first use; the reference is valid as long as this mesh or a copy, slice
+  // or flattened mesh of it exists. Along an axis of size 1 it is a group of one.
   const ProcessGroup& group(std::string_view axis) const;
   const ProcessGroup& joint_group(const std::vector<std::string>& axes) const;
-  // Returns the group of all ranks of this mesh; for a slice, of those that differ in its axes
-  // only.
+  // Returns the group of all ranks of this mesh. In a slice these are the ranks that differ from
+  // this rank only along the slice's axes.
   const ProcessGroup& joint_group() const;
-  // Returns the ranks of group(axis), by coordinate, with their numbers in the group that was
-  // connected first. No communication.
+  // Returns the global ranks (those of the group that was connected first) of the members of
+  // group(axis), by coordinate. No communication.
   std::vector<int> ranks(std::string_view axis) const;
 
-  // Returns the mesh that has only these axes and contains this rank; the order of the axes is
-  // kept. No communication.
+  // Returns the mesh of the ranks that differ from this rank only along these axes, which must be
+  // given in the order of the mesh. No communication.
   DeviceMesh slice(const std::vector<std::string>& axes) const;
   DeviceMesh operator[](std::string_view axis) const { return slice({std::string(axis)}); }
-  // Replaces these axes, at least one and not necessarily neighbours, by one axis of this name at
-  // the place of the first of them; its coordinates count them in row-major order. The other axes
-  // stay. No communication.
+  // Returns a mesh in which one axis of this name replaces `axes` (one or more, not necessarily
+  // adjacent) at the position of the first of them. Its coordinate is their row-major index. No
+  // communication.
   DeviceMesh flatten(const std::vector<std::string>& axes, std::string name) const;
 
   // Returns the mesh that has the axes of both, in the order of the mesh from which both were made
-  // by slice() or flatten(); an axis that both have is in it once. Throws if they were made from
-  // different meshes, if an axis of one is a part of a flattened axis of the other, or if two axes
-  // of different ranks have one name. No communication.
+  // by slice() or flatten(); a common axis appears once. Throws if the two were made from different
+  // meshes, if an axis of one is a part of a flattened axis of the other, or if two axes with
+  // different ranks have the same name. No communication.
   DeviceMesh joined_with(const DeviceMesh& other) const;
   // Returns the mesh that the constructor made over all ranks of the world: this mesh itself, or
   // the mesh from which it was made (slice(), flatten(), ...).
@@ -99,12 +99,12 @@ class CADRE_EXPORT DeviceMesh {
   std::string to_string() const;
 
  private:
-  // A stride of an axis through the ranks of the world. A flattened axis has several, the slowest
-  // first.
+  // The size and stride of an axis in the ranks of the world. A flattened axis has several Steps,
+  // the slowest first.
   struct Step {
     int size;
     int stride;
-    size_t axis;  // the index in the world mesh
+    size_t axis;  // the index of the axis in whole()
 
     bool operator==(const Step&) const = default;
   };
@@ -126,8 +126,8 @@ class CADRE_EXPORT DeviceMesh {
   std::vector<int> ranks_along(std::span<const size_t> axes) const;
   [[noreturn]] void refuse(const std::string& problem) const;
 
-  std::shared_ptr<MeshGroups> groups_;  // all slices and flattened meshes share it
-  std::shared_ptr<const View> view_;    // is shared, so that copies are cheap
+  std::shared_ptr<MeshGroups> groups_;  // shared with all slices and flattened meshes
+  std::shared_ptr<const View> view_;    // shared, so that copies are cheap
   std::shared_ptr<const View> whole_;   // the view of the world mesh
 };
 

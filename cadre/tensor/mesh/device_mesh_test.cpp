@@ -1,5 +1,5 @@
-// Compares the coordinates of ranks in a mesh with formulas, and tests when and how often groups
-// are created, and errors. Ranks are threads.
+// Tests the coordinates of ranks in a mesh, when and how often groups are created, and errors.
+// Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -54,7 +54,7 @@ std::vector<int> expected_coordinates(const Grid& grid, int rank) {
   return coordinates;
 }
 
-// Returns the ranks whose coordinates differ from those of this rank in no other axis than these.
+// Returns the ranks that differ from rank `self` only along these axes.
 std::vector<int> expected_ranks(const Grid& grid, int self, const std::vector<size_t>& axes) {
   std::vector<int> ranks;
   const std::vector<int> own = expected_coordinates(grid, self);
@@ -173,14 +173,12 @@ TEST(DeviceMesh, SlicesJoinInTheOrderOfTheirMesh) {
     require(joined.whole().to_string() == mesh.to_string(), joined.whole().to_string());
     const DeviceMesh flat = mesh.flatten({"x", "z"}, "all");
     require(flat["all"].joined_with(mesh["w"]).to_string() == "{all: 4, w: 2}", "flattened");
-    EXPECT_THAT(
-        failure_of([&] { flat["all"].joined_with(mesh["z"]); }),
-        HasSubstr(
-            "joined_with {z: 2}: axis \"z\" has ranks of axis \"all\"; use axes of the mesh, or "
-            "the same flattened one"));
+    EXPECT_THAT(failure_of([&] { flat["all"].joined_with(mesh["z"]); }),
+                HasSubstr("joined_with {z: 2}: axis \"z\" overlaps axis \"all\"; use axes of the "
+                          "mesh, or the same flattened axis in both"));
     const DeviceMesh unlike = mesh.flatten({"x", "w"}, "all");
     EXPECT_THAT(failure_of([&] { flat["all"].joined_with(unlike["all"]); }),
-                HasSubstr("joined_with {all: 4}: axis \"all\" has ranks of axis \"all\""));
+                HasSubstr("joined_with {all: 4}: axis \"all\" overlaps axis \"all\""));
     const DeviceMesh apart = mesh.slice({"y", "w"}).flatten({"y", "w"}, "all");
     EXPECT_THAT(failure_of([&] { flat["all"].joined_with(apart); }),
                 HasSubstr("joined_with {all: 2}: both have an axis \"all\", along which different "
@@ -206,7 +204,8 @@ TEST(DeviceMesh, AWorldOfOneNeedsNoStore) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The mesh is made over a group that contains only some ranks of the job.
+// The mesh is over a group with only some ranks of the job. ranks() must return ranks of the whole
+// job.
 TEST(DeviceMesh, RanksAreThoseOfTheWorldThatWasConnectedFirst) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const auto odd = world.split({.color = world.rank() % 2});
@@ -293,7 +292,7 @@ TEST(DeviceMesh, RanksThatMakeOtherMeshesAllSaySo) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// All ranks throw the same error without waiting for the deadline.
+// All ranks must throw the same error at once, and not time out.
 TEST(DeviceMesh, AxesThatAreWrongOnOneRankAreRefusedOnAll) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const auto expect = [&](const std::vector<MeshAxis>& first, const std::vector<MeshAxis>& second,
@@ -307,11 +306,13 @@ TEST(DeviceMesh, AxesThatAreWrongOnOneRankAreRefusedOnAll) {
     };
     expect({{"x", 2}}, {{"x", 3}}, "the mesh is {x: 2} on rank 0 and {x: 3} on rank 1");
     expect({}, {{"x", 2}}, "the mesh is {} on rank 0 and {x: 2} on rank 1");
-    // The names are longer than any message of fixed size, and differ only at the end.
+    // The axis names have 1,000 characters and differ only in the last one, so they must be
+    // exchanged in full.
     const std::string name(1000, 'x');
     expect({{name + "a", 2}}, {{name + "b", 2}},
            "the mesh is {" + name + "a: 2} on rank 0 and {" + name + "b: 2} on rank 1");
-    // These names contain the text of other axes.
+    // The axis names contain the separators of the text form. Quoting must keep the lists
+    // distinguishable.
     expect({{"a: 1, b", 2}}, {{"a", 1}, {"b", 2}},
            "the mesh is {\"a: 1, b\": 2} on rank 0 and {a: 1, b: 2} on rank 1");
     expect({{"a\": 1, \"b", 2}}, {{"a:", 1}, {"b:", 2}},

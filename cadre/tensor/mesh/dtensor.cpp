@@ -57,7 +57,8 @@ auto in_call(const DeviceMesh& mesh, std::string_view call, const Body& body) {
   }
 }
 
-// Checks placements for this mesh, these sizes and this dtype; returns them normalized.
+// Checks that the placements fit the mesh, the number of dims and the dtype; returns them
+// normalized.
 std::vector<Placement> check_placements(const DeviceMesh& mesh, std::string_view call,
                                         std::span<const Placement> placements, size_t num_dims,
                                         DType dtype) {
@@ -72,7 +73,7 @@ std::vector<Placement> check_placements(const DeviceMesh& mesh, std::string_view
   return checked;
 }
 
-// Checks that `local` is this rank's part of a tensor of these sizes.
+// Checks that `local` has the sizes of this rank's part of a tensor of these sizes.
 void check_part(const DeviceMesh& mesh, const at::Tensor& local, std::span<const int64_t> sizes,
                 std::span<const Placement> placements) {
   const Box box = in_call(mesh, "from_local", [&] {
@@ -81,8 +82,9 @@ void check_part(const DeviceMesh& mesh, const at::Tensor& local, std::span<const
   if (std::ranges::equal(local.sizes(), box.sizes)) return;
   refuse_dtensor(
       mesh, "from_local",
-      format("the local tensor is {}, but of a tensor {} with {} the rank at {} holds {}; pass "
-             "that part, or the sizes of the whole tensor that it is a part of",
+      format("the local tensor has sizes {}, but of a tensor of sizes {} with placements {} the "
+             "rank at coordinates {} holds sizes {}; pass that part, or the sizes of the whole "
+             "tensor to which it belongs",
              list_of(local.sizes()), list_of(sizes), cadre::to_string(placements),
              list_of(std::vector<int64_t>(mesh.coordinates().begin(), mesh.coordinates().end())),
              list_of(box.sizes)));
@@ -156,7 +158,8 @@ Box DTensor::box() const {
 
 DTensor DTensor::redistribute(const std::vector<Placement>& placements,
                               const RedistributeOptions& options) const {
-  // The dtype was checked before; an operation in place may have given local() a tangent since.
+  // Checks local() again, because an in-place operation may have given it a forward-mode tangent
+  // since it was created.
   const DType dtype = check_operand(mesh_, "redistribute", local_);
   std::vector<Placement> checked =
       check_placements(mesh_, "redistribute", placements, sizes_.size(), dtype);

@@ -1,14 +1,15 @@
-// A tensor that is distributed over the ranks of a mesh: this rank's part and the placements.
+// A tensor that is distributed over the ranks of a mesh, represented by this rank's local tensor
+// and the placements.
 //
 // Threads: as ProcessGroup. Blocking: distribute() and from_local() are collectives of all ranks of
 // the mesh; redistribute() and full_tensor() are collectives of the groups along the axes that
-// change. All these ranks call them in the same order, also a rank whose part is empty. Lifetime: a
-// cheap value; it shares the local tensor and the mesh. Errors: cadre::Error, kInvalidArgument for
-// placements, sizes and local tensors that do not match, or are not the same on all ranks. If the
-// arguments of distribute() or from_local() are invalid on one rank, they throw on all ranks, and
-// the mesh stays usable. redistribute() throws only on the ranks whose arguments are invalid; pass
-// the same on all ranks. Errors of the groups' operations. Tensors: dense, CPU, a dtype of
-// core/base/types.h, any shape. `sizes` are those of the whole tensor.
+// change. All these ranks must call them in the same order, even if their part is empty. Lifetime:
+// a cheap value; it shares the local tensor and the mesh. Errors: cadre::Error, kInvalidArgument
+// for placements, sizes and local tensors that do not match, or are not the same on all ranks. If
+// the arguments of distribute() or from_local() are invalid on one rank, they throw on all ranks,
+// and the mesh stays usable. redistribute() throws only on the ranks whose arguments are invalid,
+// so pass the same on all ranks. Errors of the groups' operations are passed on. Tensors: dense,
+// CPU, a dtype of core/base/types.h, any shape. `sizes` are those of the whole tensor.
 //
 // local(), from_local() and redistribute() are differentiable. redistribute() does not change the
 // whole tensor, so its derivative is the identity. The gradient of local() has the distribution of
@@ -33,22 +34,23 @@
 namespace cadre {
 
 struct RedistributeOptions {
-  // The result requires grad; equal on all ranks of the mesh. By default it does if the local
-  // tensor of any rank requires grad. To find out, the ranks exchange one byte along each axis that
-  // changes. They exchange nothing if grad mode is off or the dtype has no gradient.
+  // Whether the result requires grad; must be equal on all ranks of the mesh. By default it
+  // requires grad if the local tensor of any rank does. To determine that, the ranks run an
+  // all_reduce of one byte along each axis that changes, but not if grad mode is off or the dtype
+  // has no gradient.
   std::optional<bool> requires_grad = {};
 };
 
 class CADRE_EXPORT DTensor {
  public:
-  // Distributes a full tensor that every rank has: each rank takes its own part; no element is
+  // Distributes a full tensor that every rank has: each rank copies its own part; no element is
   // sent. The result is a leaf. It requires grad if the full tensor does, which must then be a
   // leaf. For a differentiable distribution use from_local(full, mesh, all Replicate(),
   // sizes).redistribute(placements).
   static DTensor distribute(const at::Tensor& full, const DeviceMesh& mesh,
                             const std::vector<Placement>& placements);
-  // Makes a tensor of the parts that the ranks hold; local.sizes() must be local_box().sizes.
-  // Differentiable.
+  // Makes a DTensor from the parts that the ranks already have; local.sizes() must be
+  // local_box().sizes. Differentiable.
   static DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
                             const std::vector<Placement>& placements, std::vector<int64_t> sizes);
   // A move is a copy, so that an object that was moved from is usable.
@@ -60,7 +62,7 @@ class CADRE_EXPORT DTensor {
   // Returns one placement for each axis of the mesh; dims count from 0.
   const std::vector<Placement>& placements() const { return placements_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
-  // Returns the box of local() in the whole tensor.
+  // Returns the offsets and sizes of local() in the whole tensor.
   Box box() const;
 
   // Returns the same tensor under other placements; every pair of placements is supported.

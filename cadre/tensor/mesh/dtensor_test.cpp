@@ -1,5 +1,5 @@
-// Tests properties of a DTensor other than its values: its communication, its autograd graph, and
-// its errors. The ranks are threads.
+// Tests how many and which collectives a DTensor runs, its autograd graph, and its errors. The
+// ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -91,7 +91,7 @@ TEST(DTensor, CommunicatesOnlyWhatItMust) {
       cost({Partial(), Partial()}, {Shard(0), Shard(0)}, {1, 1, 0}, requires_grad);
       cost({Shard(0), Shard(0)}, {Replicate(), Replicate()}, {0, 0, 1}, requires_grad);
     }
-    // The ranks exchange whether they record a graph only if a graph is possible.
+    // The all_reduce that asks whether any rank requires grad runs only if a gradient is possible.
     const auto question = [&](const Tensor& full, uint64_t expected, const char* what) {
       const DTensor tensor = DTensor::distribute(full, mesh, {Replicate(), Replicate()});
       const std::vector<uint64_t> before = counts();
@@ -105,8 +105,9 @@ TEST(DTensor, CommunicatesOnlyWhatItMust) {
   }));
 }
 
-// On 4 ranks with unequal chunks, the collective is used that moves the fewest elements. A tensor
-// without elements needs no collective.
+// The chunks on 4 ranks are unequal, and padding them may cost more than another collective. The
+// collective that moves the fewest elements must be used. A tensor without elements needs no
+// collective.
 TEST(DTensor, ChoosesTheCollectiveByThePadding) {
   require_ok(run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 4}});
@@ -139,7 +140,8 @@ TEST(DTensor, ChoosesTheCollectiveByThePadding) {
   }));
 }
 
-// A rank that requires no gradient takes part in the backward of the other rank.
+// Only the local tensor of rank 1 requires grad. The other ranks must take part in the collectives
+// of its backward.
 TEST(DTensor, OneRankMayRequireNoGrad) {
   require_ok(run_groups(3, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 3}});
@@ -159,8 +161,8 @@ TEST(DTensor, OneRankMayRequireNoGrad) {
   }));
 }
 
-// The result of a column-parallel product is redistributed from columns to rows, of which one rank
-// has none.
+// The result of a column-parallel product is redistributed from columns to rows. There is only one
+// row, so rank 1 gets none.
 TEST(DTensor, TrainsThroughSeveralRedistributions) {
   require_ok(run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"tp", 2}});
@@ -171,13 +173,14 @@ TEST(DTensor, TrainsThroughSeveralRedistributions) {
     const Tensor expected_x = x.clone().requires_grad_(true);
     loss_of(torch::matmul(expected_x, expected_weight)).backward();
 
-    // In the column-parallel product, rank 0 has two columns of y and rank 1 has one. The only row
+    // Rank 0 has two columns of y in the column-parallel product, and rank 1 has one. The only row
     // is on rank 0 after the redistribution.
     const DTensor split = DTensor::distribute(weight, mesh, {Shard(1)});
     split.local().requires_grad_(true);
     const Tensor replicated = x.clone().requires_grad_(true);
     const DTensor input = DTensor::from_local(replicated, mesh, {Replicate()}, {1, 3});
-    // The gradient of x on each rank is the term of that rank's columns.
+    // The gradient of x on each rank comes from that rank's columns only; the full gradient is
+    // their sum.
     const Tensor columns = torch::matmul(input.local(), split.local());
     const DTensor y = DTensor::from_local(columns, mesh, {Shard(1)}, {1, 3});
     const DTensor rows = y.redistribute({Shard(0)});
@@ -212,7 +215,7 @@ TEST(DTensor, HasASecondDerivative) {
       const Tensor slope = torch::autograd::grad({loss}, {t.local()}, {}, /*retain_graph=*/true,
                                                  /*create_graph=*/true)[0];
       require(torch::allclose(slope, mine(3 * w * full.square(), t)), "the first");
-      // Each rank computes its term of the product, and the sum of the terms is the expected value.
+      // Each rank computes the terms of its own elements.
       const Tensor second = torch::autograd::grad({(slope * mine(v, t)).sum()}, {t.local()})[0];
       require(torch::allclose(second, mine(6 * w * full * v, t)), "the second");
     }
@@ -286,8 +289,8 @@ TEST(DTensor, WrongUsesGiveSentences) {
         [&] {
           (void)DTensor::from_local(full, mesh, {Shard(0), Replicate()}, {4, 2});
         },
-        "the local tensor is (4, 2), but of a tensor (4, 2) with [Shard(0), Replicate()] the "
-        "rank at (");
+        "the local tensor has sizes (4, 2), but of a tensor of sizes (4, 2) with placements "
+        "[Shard(0), Replicate()] the rank at coordinates (");
     expect(
         [&] {
           (void)DTensor::from_local(full, mesh, {Shard(0), Replicate()}, {-8, 2});
@@ -309,7 +312,7 @@ TEST(DTensor, WrongUsesGiveSentences) {
   }));
 }
 
-// If one rank refuses its arguments, all ranks throw the message of that rank, and the mesh stays
+// If the arguments of one rank are invalid, all ranks throw that rank's error, and the mesh stays
 // usable.
 TEST(DTensor, ARefusalOfOneRankIsThrownOnAll) {
   const auto on_ranks = [](const std::function<void(const DeviceMesh&, bool is_wrong)>& make) {
@@ -327,7 +330,8 @@ TEST(DTensor, ARefusalOfOneRankIsThrownOnAll) {
   EXPECT_THAT(on_ranks([&](const DeviceMesh& mesh, bool is_wrong) {
                 (void)DTensor::from_local(counted({is_wrong ? 3 : 2}), mesh, rows, {4});
               }),
-              ::testing::AllOf(::testing::HasSubstr("the local tensor is (3), but of a tensor (4)"),
+              ::testing::AllOf(::testing::HasSubstr(
+                                   "the local tensor has sizes (3), but of a tensor of sizes (4)"),
                                ::testing::HasSubstr("on rank 2 of 4")));
   EXPECT_THAT(on_ranks([&](const DeviceMesh& mesh, bool is_wrong) {
                 (void)DTensor::from_local(is_wrong ? Tensor() : counted({2}), mesh, rows, {4});

@@ -1,5 +1,5 @@
-// Tests what is installed for tests of programs with tensors: ranks as threads and in the
-// simulator, and a mesh on a group whose other ranks do not exist.
+// Tests the headers that Cadre installs for the tests of its users: ranks as threads, ranks in the
+// simulator, and a mesh over a group of which only this rank exists.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,5 +1,6 @@
-// Describes which axes of a mesh divide each dimension of a tensor, and in which order. It
-// represents lists of placements and the intermediate states of a redistribution.
+// Stores which axes of a mesh divide each dimension of a tensor, and in which order. In contrast to
+// a list of placements it can also represent the intermediate states of a redistribution, in which
+// this order may differ from that of the mesh.
 //
 // Threads: plain values. Blocking: never. Lifetime: owns what it holds. Errors: none.
 #pragma once
@@ -31,33 +32,33 @@ class Layout {
 
   int axis_size(size_t axis) const { return mesh_shape_[axis]; }
   size_t num_dims() const { return shards_.size(); }
-  // Returns the axes that divide the dim, in the order in which they divide it; axes of size 1 are
-  // left out.
+  // Returns the axes that divide the dim, outermost first, without axes of size 1.
   const std::vector<size_t>& shards(size_t dim) const { return shards_[dim]; }
-  // Returns the reduction of an axis whose ranks hold operands; nullopt for other axes.
+  // Returns the pending reduction of a Partial axis; nullopt for other axes.
   const std::optional<ReduceOp>& partial(size_t axis) const { return partials_[axis]; }
   bool is_sharded(size_t axis) const;
   bool is_replicated(size_t axis) const { return !partials_[axis] && !is_sharded(axis); }
 
-  // Makes an axis that was replicated or partial divide the dim, after all axes that divide it
-  // already.
+  // Makes an axis that was replicated or partial divide the dim, inside all axes that already
+  // divide it.
   void add_shard(size_t dim, size_t axis);
   void set_partial(size_t axis, std::optional<ReduceOp> op) { partials_[axis] = op; }
 
-  // Returns the next axis that divides the dim in `target`, if this layout divides the dim by
-  // exactly the axes before it; nullopt otherwise.
+  // Returns the axis by which the dim must be divided next to reach `target`; nullopt if the axes
+  // of this layout are not the beginning of those in `target`, or are already equal to them.
   std::optional<size_t> next_shard(size_t dim, const Layout& target) const;
-  // Returns the axes, in ascending order, along which elements move from this layout to the target
-  // if nothing is reduced: for each dim, the axes after the common prefix of the two orders. Ranks
-  // that differ only in these axes together hold the same region of the tensor in both layouts.
+  // Returns the axes, in ascending order, along which a redistribution to `target` without a
+  // reduction moves elements: for each dim, the axes after the common prefix of the two layouts.
+  // Ranks that differ only along these axes together hold the same region of the tensor before and
+  // after.
   std::vector<size_t> involved_axes(const Layout& target) const;
 
   Box box_of(std::span<const int64_t> sizes, std::span<const int> coordinates) const;
 
  private:
   std::vector<int> mesh_shape_;
-  std::vector<std::vector<size_t>> shards_;        // has one list for each dim
-  std::vector<std::optional<ReduceOp>> partials_;  // has one entry for each axis
+  std::vector<std::vector<size_t>> shards_;        // one list for each dim
+  std::vector<std::optional<ReduceOp>> partials_;  // one entry for each axis
 };
 
 // Returns the intersection of two boxes of one tensor; a box of 0 elements if they are disjoint.

@@ -16,7 +16,8 @@ using Shape = std::vector<int>;
 using Placements = std::vector<Placement>;
 
 TEST(Layout, ChunksAreThoseOfTorchChunk) {
-  // 10 elements on 4 ranks: 3, 3, 3, 1; on 6 ranks: 2, 2, 2, 2, 2, 0.
+  // The chunks of 10 elements have 3, 3, 3 and 1 elements on 4 ranks, and 2, 2, 2, 2, 2 and 0 on 6
+  // ranks.
   EXPECT_EQ(chunk_of(10, 4, 0).begin, 0);
   EXPECT_EQ(chunk_of(10, 4, 2).begin, 6);
   EXPECT_EQ(chunk_of(10, 4, 2).size, 3);
@@ -41,7 +42,7 @@ TEST(Layout, AxesOfOneDimDivideItInTheirOrder) {
   const Shape mesh = {2, 2};
   const std::vector<int64_t> sizes = {10, 3};
   const Layout layout(mesh, Placements{Shard(0), Shard(0)}, 2);
-  // Axis 0 cuts 10 into 5 and 5, axis 1 cuts 5 into 3 and 2.
+  // Axis 0 divides 10 elements into 5 and 5, and axis 1 divides each 5 into 3 and 2.
   const auto box = [&](int first, int second) {
     return layout.box_of(sizes, Shape{first, second});
   };

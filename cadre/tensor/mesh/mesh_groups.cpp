@@ -24,7 +24,7 @@ const ProcessGroup& MeshGroups::group(const std::vector<int>& ranks, const std::
   }
   if (is_first) fill(*slot, ranks, name);
   if (!is_filled(*slot)) await(*slot, name);
-  // A filled slot is never changed.
+  // No lock is needed here, because a filled slot is never changed.
   if (slot->failure) throw *slot->failure;
   return *slot->group;
 }
@@ -43,15 +43,16 @@ void MeshGroups::fill(Slot& slot, const std::vector<int>& ranks, const std::stri
 
 void MeshGroups::await(const Slot& slot, const std::string& name) {
   os::System& system = world_.communicator().system();
-  // The thread that creates the group fails at this deadline at the latest.
+  // The thread that creates the group gives up at its own deadline, which is not later than this
+  // one.
   const Deadline deadline = system.deadline_in(kDefaultConnectTimeout);
   const std::unique_ptr<os::Waiter> waiter = system.make_waiter();
   const WaiterListing listing(mutex_, waiters_, *waiter);
   while (!is_filled(slot)) {
     if (waiter->park(deadline) || is_filled(slot)) continue;
     throw Error(ErrorCode::kTimeout,
-                format("rank {}: another thread has not made the group of mesh axis \"{}\" before "
-                       "the deadline; see its error",
+                format("rank {}: another thread has not finished creating the group of mesh axis "
+                       "\"{}\" before the deadline; see the error of that thread",
                        world_.rank(), name));
   }
 }
@@ -64,7 +65,8 @@ bool MeshGroups::is_filled(const Slot& slot) {
 ProcessGroup MeshGroups::make(const std::vector<int>& ranks, const std::string& name) const {
   Fnv1a digest;
   for (const int rank : ranks) digest.add(static_cast<uint64_t>(rank));
-  // Only the members make this call, so the id of the group is derived from their ranks.
+  // Only the members make this call, so no common counter can number the groups. The group's id is
+  // derived from the ranks instead.
   ProcessGroup group = world_.new_group_over_store(
       ranks, {.store = world_.communicator().membership().store,
               .id = format("{}.{}.{:x}", id_, ranks.front(), digest.value()),

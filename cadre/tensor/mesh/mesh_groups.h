@@ -2,7 +2,7 @@
 //
 // Threads: all methods from any thread; a call for a group that another thread creates waits for
 // it. Blocking: group() until all members have called it, or for kDefaultConnectTimeout; close().
-// Lifetime: groups live as long as this; it keeps the world. Errors: as
+// Lifetime: the groups live as long as this object, which keeps the world alive. Errors: as
 // ProcessGroup::new_group_over_store. After a failure the creation is not retried: every later call
 // throws the same error. The groups and the world fail together.
 #pragma once
@@ -20,24 +20,26 @@ namespace cadre {
 
 class MeshGroups {
  public:
-  // `id`: equal on all ranks of the world, unique to this object.
+  // `id`: equal on all ranks of the world and different for each mesh.
   MeshGroups(ProcessGroup world, std::string id);
 
   const ProcessGroup& world() const { return world_; }
   // Returns the group of these ranks of the world, in this order; this rank is one of them. `name`
-  // is used in messages; the name of the first call is kept. The reference stays valid.
+  // appears in messages; later calls for the same ranks do not change it. The reference stays valid
+  // as long as this object.
   const ProcessGroup& group(const std::vector<int>& ranks, const std::string& name);
   // Closes all groups that were created.
   void close(Deadline deadline);
 
  private:
-  // Both members are nullopt while the group is being created.
+  // The result of creating a group: the group or the error. Both are nullopt while the group is
+  // being created.
   struct Slot {
     std::optional<ProcessGroup> group;
     std::optional<Error> failure;
   };
 
-  // Creates the group of an empty slot.
+  // Creates the group and stores it, or the error, in the slot.
   void fill(Slot& slot, const std::vector<int>& ranks, const std::string& name);
   // Waits until another thread has filled the slot.
   void await(const Slot& slot, const std::string& name);

@@ -1,4 +1,4 @@
-// How the groups of a mesh are made, fail together and are closed. Ranks are threads.
+// Tests how the groups of a mesh are created, fail together and are closed. Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ TEST(DeviceMesh, ClosesItsGroupsWithinTheTimeout) {
     EXPECT_THAT(failure_of([&] { mesh.close(std::chrono::milliseconds(-1)); }),
                 HasSubstr("DeviceMesh::close"));
     group.barrier();
-    // Rank 1 stays in the world, and comes to no barrier.
+    // Rank 1 stays alive, but does not call the second barrier of rank 0.
     if (world.rank() == 1) return has_closed.wait(false);
     const Work pending = group.barrier_async();
     const std::string failure = failure_of([&] { mesh.close(std::chrono::milliseconds(20)); });
@@ -37,7 +37,8 @@ TEST(DeviceMesh, ClosesItsGroupsWithinTheTimeout) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 3 is in no group with rank 0. It waits for rank 1, which is in a group with rank 0.
+// Rank 0 aborts one group. Rank 3, which is in no group with rank 0, waits in a group with rank 1
+// and must fail with the same error.
 TEST(DeviceMesh, ItsGroupsFailTogether) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}});
@@ -67,7 +68,8 @@ TEST(DeviceMesh, ClosesTheGroupsThatItHasMade) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A second try would find the keys of the first in the store and throw another error.
+// The creation must not be retried, because a second attempt would find keys of the first one in
+// the store and throw a misleading error.
 TEST(DeviceMesh, AGroupThatCouldNotBeMadeIsNotTriedAgain) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});

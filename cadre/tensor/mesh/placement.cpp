@@ -16,7 +16,8 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, problem);
 }
 
-// Returns whether one list may contain both reductions. Sums and means commute with each other.
+// Returns whether one list of placements may contain Partials of both reductions. Sum and mean may
+// be combined, because they commute.
 bool may_meet(ReduceOp a, ReduceOp b) {
   const auto is_linear = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
   return a == b || (is_linear(a) && is_linear(b));
@@ -90,8 +91,7 @@ int64_t Box::numel() const {
 Box local_box(std::span<const int64_t> sizes, std::span<const int> mesh_shape,
               std::span<const int> coordinates, std::span<const Placement> placements) {
   if (std::ranges::any_of(sizes, [](int64_t size) { return size < 0; })) {
-    refuse_placements(
-        format("{} are not the sizes of a tensor; pass sizes from 0", list_of(sizes)));
+    refuse_placements(format("{} are not the sizes of a tensor; pass sizes >= 0", list_of(sizes)));
   }
   const auto num_dims = static_cast<int64_t>(sizes.size());
   const std::vector<Placement> checked = normalized(placements, mesh_shape.size(), num_dims);

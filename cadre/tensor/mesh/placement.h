@@ -1,5 +1,5 @@
-// The distribution of a tensor over the ranks of a mesh: one Placement for each axis, and the box
-// of the whole tensor that a rank holds under a list of placements.
+// Describes the distribution of a tensor over the ranks of a mesh by one Placement for each axis,
+// and computes the part (Box) of the whole tensor that a rank holds.
 //
 // Threads: plain values and pure functions. Blocking: never. Lifetime: values own what they hold.
 // Errors: kInvalidArgument that names the placement, the axis or the sizes.
@@ -32,7 +32,8 @@ struct Replicate {
   friend bool operator==(const Replicate&, const Replicate&) = default;
 };
 
-// Every rank of the axis holds one operand of a pending reduction over the axis.
+// Every rank of the axis holds one operand of a reduction over the axis that has not been computed
+// yet.
 struct Partial {
   explicit Partial(ReduceOp reduce_op = ReduceOp::kSum) : op(reduce_op) {}
   ReduceOp op;
@@ -46,7 +47,7 @@ class CADRE_EXPORT Placement {
   Placement(Partial partial) : kind_(partial) {}        // NOLINT: implicit
 
   bool is_replicate() const { return std::holds_alternative<Replicate>(kind_); }
-  // Returns null for a placement of another kind.
+  // shard() and partial() return null for a placement of another kind.
   const Shard* shard() const { return std::get_if<Shard>(&kind_); }
   const Partial* partial() const { return std::get_if<Partial>(&kind_); }
 
@@ -67,7 +68,7 @@ CADRE_EXPORT std::string to_string(std::span<const Placement> placements);
 CADRE_EXPORT std::vector<Placement> normalized(std::span<const Placement> placements,
                                                size_t num_axes, int64_t num_dims);
 
-// A part of a tensor: sizes[dim] elements from offsets[dim] on, along each dim.
+// A rectangular part of a tensor: along each dim, sizes[dim] elements that begin at offsets[dim].
 struct Box {
   std::vector<int64_t> offsets;
   std::vector<int64_t> sizes;

@@ -1,4 +1,4 @@
-// local_box() refuses sizes and coordinates that no tensor on the mesh has.
+// Tests that local_box() throws for negative sizes and for coordinates outside of the mesh.
 #include "cadre/tensor/mesh/placement.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ TEST(LocalBox, RefusesSizesThatNoTensorHas) {
   EXPECT_THAT(failure_of([&] {
                 (void)local_box(std::vector<int64_t>{-5, 4}, shape, coordinates, placements);
               }),
-              ::testing::HasSubstr("(-5, 4) are not the sizes of a tensor; pass sizes from 0"));
+              ::testing::HasSubstr("(-5, 4) are not the sizes of a tensor; pass sizes >= 0"));
 }
 
 TEST(LocalBox, RefusesCoordinatesThatTheMeshHasNot) {

@@ -7,7 +7,8 @@
 //
 // Threads: as ProcessGroup. Blocking: group() and mesh_with_axis(), which may create a group, until
 // all members of it have called them. Lifetime: a cheap value; keeps the group or the mesh. Errors:
-// kInvalidArgument on each rank for a mesh with more axes than the call takes; those of the groups.
+// kInvalidArgument on each rank for a mesh with several axes where the call takes one; errors of
+// the groups.
 #pragma once
 
 #include <optional>
@@ -25,7 +26,7 @@ class CADRE_EXPORT Ranks {
   Ranks(const DeviceMesh& mesh) : mesh_(mesh) {}       // NOLINT: implicit by design
 
   int size() const;
-  // Returns the group of all these ranks, row-major along several axes.
+  // Returns the group of all these ranks. If they lie along several axes, the order is row-major.
   const ProcessGroup& group() const;
   // Returns the group along the only axis; throws if there are several axes. call: the name of the
   // program's call in the error; example: the name of an axis in the error.

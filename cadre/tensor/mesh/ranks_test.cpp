@@ -1,4 +1,4 @@
-// What a wrapper gets from a group and from a mesh. Ranks are threads.
+// Tests the conversion of a ProcessGroup and of a DeviceMesh to Ranks. Ranks are threads.
 #include "cadre/tensor/mesh/ranks.h"
 
 #include <gtest/gtest.h>

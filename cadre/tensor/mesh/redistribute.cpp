@@ -25,7 +25,7 @@ std::vector<int64_t> offsets_within(const Box& part, const Box& whole) {
   return offsets;
 }
 
-// Returns the view of `part` in `tensor`, which holds the elements of the box `whole`.
+// Returns a view of the box `part` inside `tensor`, which holds the elements of the box `whole`.
 at::Tensor part_of(const at::Tensor& tensor, const Box& whole, const Box& part) {
   const std::vector<int64_t> offsets = offsets_within(part, whole);
   at::Tensor view = tensor;
@@ -43,7 +43,8 @@ at::Tensor padded(const at::Tensor& tensor, int64_t length) {
   return at::cat({tensor, at::zeros(sizes, tensor.options())});
 }
 
-// A redistribution in steps. After each step tensor_ is this rank's part under the layout now_.
+// Runs one redistribution step by step. After each step tensor_ is this rank's part under the
+// layout now_.
 class Passage {
  public:
   Passage(const Redistribution& move, const at::Tensor& local)
@@ -53,8 +54,8 @@ class Passage {
         target_(mesh_.shape(), move.to, sizes_.size()),
         tensor_(local) {}
 
-  // The order of the steps: slices come first, because then less remains to be reduced; reductions
-  // come before exchanges, because a reduce_scatter leaves a shard.
+  // Slicing comes first, because less data remains to be reduced then. Reductions come before
+  // exchanges, because a reduce_scatter already leaves a shard, which needs no further exchange.
   at::Tensor run() {
     cut_replicated();
     reduce_partials();
@@ -66,8 +67,8 @@ class Passage {
  private:
   struct Member {
     std::vector<int> coordinates;
-    Box before;  // the box that the member holds now
-    Box after;   // the box that it will hold
+    Box before;  // the box that the member holds before the exchange
+    Box after;   // the box that it must hold after it
   };
 
   Box box(const Layout& layout) const { return layout.box_of(sizes_, mesh_.coordinates()); }
@@ -144,13 +145,15 @@ void Passage::all_reduce(size_t axis) {
   group_of(axis).all_reduce(tensor_, {.op = op});
 }
 
-// The members of the group hold operands of the same box, so all take the same branch.
+// All members of the group hold operands of the same box, so they take the same branch below and
+// run the same collective.
 void Passage::reduce_scatter(size_t axis, size_t dim) {
   const auto d = static_cast<int64_t>(dim);
   const int num_ranks = now_.axis_size(axis);
   const int64_t size = tensor_.size(d);
   const int64_t chunk = full_chunk(size, num_ranks);
-  // An all_reduce moves as many elements as two reduce_scatters.
+  // An all_reduce moves as many elements as two reduce_scatters, but needs no padding, so it is
+  // cheaper if there would be much padding.
   if (tensor_.numel() == 0 || chunk * num_ranks > 2 * size) {
     all_reduce(axis);
     cut(dim, axis);
@@ -192,7 +195,7 @@ void Passage::exchange() {
   }
 }
 
-// Returns the members of the group of these axes, by rank.
+// Returns the ranks of the group along these axes, each with its box before and after the exchange.
 std::vector<Passage::Member> Passage::members_of(const std::vector<size_t>& axes) const {
   int count = 1;
   for (const size_t axis : axes) count *= now_.axis_size(axis);
@@ -217,8 +220,8 @@ void Passage::all_gather(const std::vector<size_t>& axes, const std::vector<Memb
   const at::Tensor parts = at::empty({count * longest}, tensor_.options());
   group_of(axes).all_gather(parts, padded(tensor_.reshape({-1}), longest));
   const Box whole = box(target_);
-  // Along dimension 0 all chunks before the last that is not empty are full, so the gathered chunks
-  // are contiguous in the result, too.
+  // If dimension 0 was divided, only the last non-empty chunk may be shorter than the others. So
+  // the gathered chunks already form the result without a copy.
   if (axes.size() == 1 && now_.shards(0).size() > target_.shards(0).size()) {
     tensor_ = parts.narrow(0, 0, whole.numel()).view(whole.sizes);
     return;
@@ -231,8 +234,9 @@ void Passage::all_gather(const std::vector<size_t>& axes, const std::vector<Memb
   }
 }
 
-// Exchanges pieces. Each rank receives each element from exactly one of the ranks that hold it: the
-// rank with the same coordinates in the axes along which the tensor is replicated.
+// Sends each rank the intersection of this rank's old box and that rank's new box. If several ranks
+// hold an element because the tensor is replicated along an axis, a rank receives it from the one
+// with its own coordinate along that axis.
 void Passage::all_to_all(const std::vector<size_t>& axes, const std::vector<Member>& members) {
   const ProcessGroup& group = group_of(axes);
   const auto self = static_cast<size_t>(group.rank());
@@ -254,7 +258,7 @@ void Passage::all_to_all(const std::vector<size_t>& axes, const std::vector<Memb
   for (size_t rank = 0; rank < members.size(); ++rank) {
     const Box outgoing = piece(self, rank);
     const Box incoming = piece(rank, self);
-    const bool is_self = rank == self;  // the own part is copied below
+    const bool is_self = rank == self;  // not sent, but copied below
     options.input_split_sizes.push_back(is_self ? 0 : outgoing.numel());
     options.output_split_sizes.push_back(is_self ? 0 : incoming.numel());
     num_received += options.output_split_sizes.back();
@@ -280,17 +284,18 @@ void Passage::all_to_all(const std::vector<size_t>& axes, const std::vector<Memb
   tensor_ = result;
 }
 
-// Replaces the value, which every rank holds, by operands whose reduction is the value.
+// Makes the axes that are Partial in the target partial: replaces the value, which every rank
+// holds, by operands whose reduction is that value.
 void Passage::leave_operands() {
   for (size_t axis = 0; axis < mesh_.shape().size(); ++axis) {
     const std::optional<ReduceOp>& op = target_.partial(axis);
-    // An axis that was partial with the same reduction before is left as it is.
+    // An axis that was already partial with the same reduction keeps its operands.
     if (!op || now_.partial(axis) == op || mesh_.coordinates()[axis] == 0) continue;
     if (*op == ReduceOp::kSum || *op == ReduceOp::kBxor) {
       tensor_ = at::zeros_like(tensor_, at::MemoryFormat::Contiguous);
     } else if (*op == ReduceOp::kProduct) {
       tensor_ = at::ones_like(tensor_, at::MemoryFormat::Contiguous);
-    }  // the other reductions of equal operands return the operand
+    }  // min, max, avg, and, or: equal operands reduce to the operand
   }
 }
 
@@ -304,8 +309,8 @@ at::Tensor redistribute_values(const Redistribution& move, const at::Tensor& loc
   if (!after.is_contiguous() || holds_more || after.is_alias_of(local)) {
     return after.clone(at::MemoryFormat::Contiguous);
   }
-  // `after` may be a view, depending on the chunk of this rank, and autograd throws if some views
-  // are changed in place. So the result is another tensor over the same storage.
+  // `after` may be a view on some ranks only, and autograd throws at in-place changes of some
+  // views. So the result is a new non-view tensor over the same storage.
   return at::empty({0}, after.options())
       .set_(after.storage(), after.storage_offset(), after.sizes(), after.strides());
 }

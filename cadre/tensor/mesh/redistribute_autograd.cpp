@@ -19,7 +19,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// A Redistribution that a node of the graph can hold.
+// Wraps a Redistribution so that an autograd context can save it.
 struct HeldMove : torch::CustomClassHolder {
   explicit HeldMove(Redistribution held) : move(std::move(held)) {}
   const Redistribution move;
@@ -35,9 +35,10 @@ std::vector<Placement> of_gradient(std::span<const Placement> placements) {
   return result;
 }
 
-// Returns the gradient with the factor of the means: each operand of a mean gets the gradient of
-// the mean, divided by the number of operands. Axes that are Partial(avg) before and after cancel,
-// because multiplying and dividing by their size would overflow or round.
+// Returns the gradient with the factor that Partial(avg) axes cause: each operand of a mean gets
+// the gradient of the mean divided by the number of operands. An axis that is Partial(avg) both
+// before and after has no effect and is left out, because multiplying and dividing by its size
+// could overflow or round.
 at::Tensor scaled_for_means(const at::Tensor& gradient, const Redistribution& move) {
   const auto is_mean = [](const Placement& placement) {
     return placement.partial() != nullptr && placement.partial()->op == ReduceOp::kAvg;
@@ -54,8 +55,8 @@ at::Tensor scaled_for_means(const at::Tensor& gradient, const Redistribution& mo
 }
 
 struct Redistribute : torch::autograd::Function<Redistribute> {
-  // `anchor` requires grad, so that the node exists on every rank, even if `local` does not require
-  // grad: the backward is a collective.
+  // `anchor` requires grad, so that autograd creates the node on every rank even if `local` does
+  // not require grad there: every rank must take part in the collectives of the backward.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& local,
                             const at::Tensor& anchor, const c10::intrusive_ptr<HeldMove>& held) {
     static_cast<void>(anchor);
@@ -66,7 +67,8 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto capsule = context->saved_data["move"].toCapsule();
     const Redistribution& move = static_cast<const HeldMove*>(capsule.get())->move;
-    // This call is differentiable itself; grad mode is off unless create_graph is set.
+    // This call is differentiable itself, for create_graph=true. Without create_graph, autograd
+    // switches grad mode off in a backward, so the call records no graph.
     const at::Tensor gradient = redistribute_through_autograd(
         {move.mesh, move.sizes, of_gradient(move.to), of_gradient(move.from)}, gradients[0],
         std::nullopt);

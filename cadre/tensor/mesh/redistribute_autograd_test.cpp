@@ -1,5 +1,6 @@
-// Tests redistributed tensors in autograd: their result is no view, and the backward accepts every
-// form in which libtorch passes a gradient. The ranks are threads.
+// Tests redistribute() in autograd: the result is no view, and the backward accepts gradients in
+// every form in which libtorch passes them (expanded, negated, zero without memory). The ranks are
+// threads.
 #include <ATen/ops/_efficientzerotensor.h>
 #include <ATen/ops/_make_dual.h>
 #include <ATen/ops/_neg_view.h>
@@ -61,8 +62,8 @@ Tensor ones_of(const DeviceMesh& mesh, const Case& c) {
       local_box(c.sizes, mesh.shape(), mesh.coordinates(), Placements{c.from}).sizes);
 }
 
-// Autograd refuses to change some views in place. If the result were a view on some ranks only,
-// these ranks would throw while the others wait.
+// Autograd throws at in-place changes of some views. If the result were a view on some ranks only,
+// these ranks would throw while the others wait in a collective.
 TEST(DTensorAutograd, AResultIsNoViewAndMayBeChangedInPlace) {
   expect_ok(run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});
@@ -74,7 +75,7 @@ TEST(DTensorAutograd, AResultIsNoViewAndMayBeChangedInPlace) {
       moved.local().mul_(2);
       moved.full_tensor().sum().backward();
       require(torch::equal(local.grad(), torch::full_like(local, 2)), c.name() + ": gradient");
-      // zero_grad(/*set_to_none=*/false) makes these calls.
+      // zero_grad(/*set_to_none=*/false) calls these functions on a gradient.
       require(failure_of([&] { local.mutable_grad().detach_().zero_(); }).empty(), c.name());
 
       const torch::NoGradGuard no_grad;
@@ -87,7 +88,8 @@ TEST(DTensorAutograd, AResultIsNoViewAndMayBeChangedInPlace) {
   }));
 }
 
-// Runs the redistribution with a loss whose gradient `change` has converted to another form.
+// Runs a redistribution and its backward. `change` converts the incoming gradient to another form,
+// such as a negated view.
 void check_gradient_in_form(const std::function<Tensor(const Tensor&)>& change, double expected) {
   expect_ok(run_groups(2, [&](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});
@@ -124,7 +126,7 @@ TEST(DTensorAutograd, AGradientMayBeALazyZero) {
       0);
 }
 
-// A lazy tensor on only one rank must not make ranks wait for each other.
+// The local tensor is lazy on one rank only. The ranks must still run the same collectives.
 TEST(DTensorAutograd, ALocalTensorMayBeLazy) {
   expect_ok(run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});
@@ -167,7 +169,7 @@ TEST(DTensorAutograd, AMeanThatStaysDoesNotScaleTheGradient) {
     const Tensor large = torch::full({100, 2}, 40000.0, torch::kHalf);
     const Tensor own = large.narrow(0, 0, 50);
     check(torch::ones({50, 2}, torch::kHalf), {mean, Shard(0)}, {mean, Replicate()}, large, own);
-    // The mean moves from one axis to another. So it has 3 operands before and 2 operands after.
+    // Partial(avg) moves from axis a, with 3 operands, to axis b, with 2 operands.
     check(torch::ones({100, 2}, torch::kHalf), {mean, Replicate()}, {Replicate(), mean}, large,
           (large.to(torch::kDouble) * 2 / 3).to(torch::kHalf));
     torch::manual_seed(1);
@@ -177,7 +179,8 @@ TEST(DTensorAutograd, AMeanThatStaysDoesNotScaleTheGradient) {
   }));
 }
 
-// A redistribution would drop the tangent, so it refuses one.
+// A redistribution does not support the tangent of forward-mode differentiation. It must throw and
+// not drop the tangent silently.
 TEST(DTensorAutograd, ForwardModeIsRefused) {
   const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();
   const testing::RanksResult result = run_groups(2, [&](const ProcessGroup& world) {

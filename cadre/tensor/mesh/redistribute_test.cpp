@@ -1,5 +1,5 @@
-// Compares redistribution between all pairs of placements, forward and backward, with plain tensors
-// of one process. Also compares local_box() with torch::chunk. The ranks are threads.
+// Tests redistribution between all pairs of lists of placements, forward and backward, against
+// plain tensors of one process, and local_box() against torch::chunk. The ranks are threads.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -32,7 +32,7 @@ using Placements = std::vector<Placement>;
 
 const std::vector<std::vector<int64_t>> kSizes = {{4, 6}, {5, 3}, {1, 7}, {0, 3}};
 
-// Returns all lists of num_axes placements from `choices`.
+// Returns all lists that have num_axes placements out of `choices`.
 std::vector<Placements> lists_of(const Placements& choices, size_t num_axes) {
   std::vector<Placements> lists = {{}};
   for (size_t axis = 0; axis < num_axes; ++axis) {
@@ -54,13 +54,15 @@ std::vector<MeshAxis> axes_of(const std::vector<int>& shape) {
   return axes;
 }
 
-// A redistribution, and the result on each rank.
+// One redistribution to test, with the results and gradients that the ranks have computed.
 struct Trial {
   std::vector<int64_t> sizes;
   Placements from;
   Placements to;
-  Tensor operands;      // operands of all ranks under `from`
-  Tensor weights = {};  // coefficients of the linear loss; undefined: only the forward is tested
+  // The operands of all ranks in the placements `from`.
+  Tensor operands;
+  // The coefficients of the linear loss. If undefined, only the forward is tested.
+  Tensor weights = {};
   std::vector<Tensor> results = {};
   std::vector<Tensor> gradients = {};
 
@@ -88,7 +90,7 @@ void run_trial(const DeviceMesh& mesh, int rank, Trial& trial) {
   const std::vector<int>& coordinates = mesh.coordinates();
   const Tensor part = reference_part(operand_of(trial.operands, coordinates, trial.from),
                                      mesh.shape(), coordinates, trial.from);
-  // The local tensor is column-major, as the transpose of a parameter is.
+  // The local tensor is column-major, so that non-contiguous input is tested, too.
   const Tensor local = part.t().clone(torch::MemoryFormat::Contiguous).t();
   if (trial.weights.defined()) local.requires_grad_(true);
   const DTensor tensor = DTensor::from_local(local, mesh, trial.from, trial.sizes);
@@ -110,8 +112,8 @@ bool are_close(const Tensor& a, const Tensor& b) {
   return a.is_floating_point() ? torch::allclose(a, b, 1e-12, 1e-12) : torch::equal(a, b);
 }
 
-// Returns the operands that rank `self` and its peers hold: one for each coordinate along the
-// Partial axes, at the coordinates of rank `self` along the others.
+// Returns the results of all ranks that differ from rank `self` only along Partial axes. Together
+// they are the operands of one reduction.
 Tensor operands_held(const std::vector<int>& shape, const Trial& trial, int self) {
   const std::vector<int> own = coordinates_in(shape, self);
   std::vector<Tensor> held;
@@ -167,7 +169,7 @@ void check_trials(const std::vector<int>& shape, std::vector<Trial> trials,
   }
 }
 
-// Checks redistributions between all pairs of the lists.
+// Checks the redistribution between each pair of lists of placements from `choices`.
 void check_all_pairs(const std::vector<int>& shape, const Placements& choices,
                      TransportChoice transport = TransportChoice::kAuto) {
   torch::manual_seed(1);
@@ -252,8 +254,8 @@ TEST(Redistribute, EveryReductionOfTheDtype) {
   check(torch::kBFloat16, {kSum, kMin, kMax});
 }
 
-// The sizes cover both ways to gather: 50 rows on 4 ranks are padded, and 5 rows are sent without
-// padding.
+// The sizes cover both ways to gather on 4 ranks: 50 rows are padded to equal chunks for an
+// all_gather, and 5 rows are sent without padding by an all_to_all.
 TEST(Redistribute, PaddedAndUnpaddedGathers) {
   torch::manual_seed(5);
   std::vector<Trial> trials;
@@ -268,8 +270,8 @@ TEST(Redistribute, PaddedAndUnpaddedGathers) {
   check_trials({4}, std::move(trials));
 }
 
-// The replicas have different values, which shows the source of each element: the rank with the
-// same coordinates along the replicated axes sends it.
+// The "replicas" have different values here, which shows from which replica each element comes: a
+// rank must receive it from the rank with its own coordinate along the replicated axis.
 TEST(Redistribute, ElementsComeFromTheReplicaAtTheOwnCoordinate) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, axes_of({2, 2}));
@@ -303,8 +305,8 @@ TEST(LocalBox, IsTheChunkThatTorchCuts) {
       }
     }
   }
-  // In the example of the header, 7 elements on 4 ranks are chunks of 2, 2, 2 and 1, and 5 elements
-  // are chunks of 2, 2, 1 and 0.
+  // 7 elements are divided among 4 ranks into chunks of 2, 2, 2 and 1, and 5 elements into chunks
+  // of 2, 2, 1 and 0.
   const std::vector<int64_t> five = {5};
   const std::vector<int> four = {4};
   const Placements rows = {Shard(0)};

@@ -1,6 +1,6 @@
-// Relates the axes of a mesh to those of the mesh over all ranks from which it was made. The
-// wrappers use it to describe and find the axis along which another wrapper has divided a
-// parameter.
+// Converts between the axes of a mesh and those of mesh.whole(), the mesh over all ranks from which
+// it was made by slice() or flatten(). Wrappers use this to describe the axis along which they
+// divide a parameter, and to find the axis of another wrapper.
 //
 // Threads: as DeviceMesh. No communication. Errors: kInvalidArgument for unknown axes.
 #pragma once
@@ -14,18 +14,18 @@
 
 namespace cadre::mesh {
 
-// Returns the axes of mesh.whole() of which an axis consists, the slowest first: one axis, or those
-// that were flattened.
+// Returns the axes of mesh.whole() from which `axis` was made, the slowest first: several if it was
+// flattened, otherwise one.
 std::vector<std::string> whole_axes_of(const DeviceMesh& mesh, std::string_view axis);
 
-// Does the reverse: returns a mesh of one axis with this name, which consists of these axes of
-// mesh.whole(). It equals the axis that flatten() makes, also on ranks that have not called
+// The inverse of whole_axes_of(): returns a mesh with one axis of this name over these axes of
+// mesh.whole(). The axis equals the one that flatten() makes, but needs no earlier call of
 // flatten().
 DeviceMesh axis_over(const DeviceMesh& mesh, const std::vector<std::string>& whole_axes,
                      std::string name);
 
-// Returns a mesh of one axis, the axis of mesh.whole() along which the ranks of `group` lie;
-// nullopt if no axis has exactly these ranks.
+// Finds the axis of mesh.whole() whose ranks (those of group(axis)) are exactly the ranks of
+// `group`, and returns the mesh of that axis; nullopt if there is none.
 std::optional<DeviceMesh> axis_of(const DeviceMesh& mesh, const ProcessGroup& group);
 
 }  // namespace cadre::mesh

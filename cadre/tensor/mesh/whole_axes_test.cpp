@@ -13,8 +13,8 @@ namespace {
 using testing::require;
 using testing::run_groups;
 
-// Makes the axis on ranks that have not flattened it. The parts come in another order than in the
-// mesh.
+// axis_over() creates the same axis as flatten() on a mesh that was not flattened. The order of the
+// parts (x, z, y) differs from that of the mesh.
 TEST(WholeAxes, AnAxisIsMadeAgainFromTheAxesItConsistsOf) {
   const auto result = run_groups(8, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}, {"z", 2}});

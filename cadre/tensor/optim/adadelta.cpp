@@ -1,6 +1,6 @@
-// Adadelta, which libtorch has in Python alone. Its options and state have the form of
-// torch::optim's classes; its formula runs for one parameter after the other, because there is no
-// fused kernel.
+// Implements Adadelta, which PyTorch has in Python only. Its options and state classes are modelled
+// on those of torch::optim. It updates one parameter after the other, because there is no fused
+// kernel.
 #include <torch/optim/serialize.h>
 
 #include <span>
@@ -98,7 +98,8 @@ Adadelta::Adadelta(const NamedParameters& named_parameters, AdadeltaOptions opti
 void Adadelta::add_param_group(const torch::optim::OptimizerParamGroup& group) {
   optim_state::check_given_options<AdadeltaRule>(group, param_groups().size());
   Optimizer::add_param_group(group);
-  // libtorch merges options of its own classes only; to others it assigns the defaults.
+  // Sets the group's options again: the base class keeps only options of torch::optim's own classes
+  // and replaces others by the defaults.
   if (group.has_options()) param_groups().back().set_options(group.options().clone());
 }
 

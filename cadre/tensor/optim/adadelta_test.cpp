@@ -1,4 +1,4 @@
-// Compares Adadelta with its formula, and tests its state in an archive.
+// Compares Adadelta with its formula, and tests saving and loading its state.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -21,7 +21,7 @@ struct Sums {
   at::Tensor square, accumulated;
 };
 
-// Steps by the formula of torch.optim.Adadelta, in double, with the options above.
+// Makes one step by the formula of torch.optim.Adadelta, in double, with the options above.
 void step_by_formula(at::Tensor& parameter, Sums& sums, const at::Tensor& gradient) {
   const at::Tensor g = gradient.to(at::kDouble) + 0.05 * parameter;
   sums.square = 0.8 * sums.square + 0.2 * g * g;

@@ -21,11 +21,11 @@
 namespace cadre {
 namespace {
 
-// The length of the longest vector of a CPU; the kernels divide tensors among threads at multiples
-// of it.
+// The size of the largest SIMD register of a CPU. The kernels divide a tensor among threads at
+// multiples of it.
 constexpr int64_t kVectorBytes = 64;
 
-// Returns "dense Float (2, 3) on cpu" and the like.
+// Returns a text such as "dense Float (2, 3) on cpu".
 std::string describe(const at::Tensor& tensor) {
   return cadre::format("{} {} {} on {}", tensor.layout() == at::kStrided ? "dense" : "sparse",
                        c10::toString(tensor.scalar_type()), list_of(tensor.sizes()),
@@ -37,13 +37,14 @@ bool fits(const at::Tensor& parameter, const at::Tensor& tensor) {
          tensor.device() == parameter.device() && tensor.sizes() == parameter.sizes();
 }
 
-// Returns a tensor (numel) over memory that must outlive it.
+// Returns a 1-dim tensor over this memory, which must outlive it.
 at::Tensor flat(std::byte* data, int64_t numel, at::ScalarType dtype) {
   return at::from_blob(data, {numel}, at::TensorOptions().dtype(dtype));
 }
 
-// A batch in which every tensor ends with a whole vector: its remaining elements are copied to a
-// row of scratch memory, padded with zeros, and that row is one more entry.
+// A copy of a batch in which every tensor consists of whole SIMD vectors. The tail of a tensor (its
+// last elements, fewer than a vector) is copied to a zero-padded row of scratch memory, and that
+// row is an additional entry of the batch.
 class PaddedBatch {
  public:
   explicit PaddedBatch(const FusedBatch& batch) {
@@ -66,7 +67,7 @@ class PaddedBatch {
 
   const FusedBatch& batch() const { return padded_; }
 
-  // Copies the tails back to their tensors.
+  // Copies the updated tails back to their tensors.
   void write_back() const {
     for (const Tail& tail : tails_) std::memcpy(tail.home, tail.row, tail.num_bytes);
   }
@@ -82,7 +83,8 @@ class PaddedBatch {
     return static_cast<int64_t>(tensor.nbytes()) % kVectorBytes;
   }
 
-  // Returns the number of entries that the tensor was divided into.
+  // Appends the tensor to the list as one entry, or as two: whole vectors and tail. Returns the
+  // number of entries.
   size_t add(const at::Tensor& tensor, std::vector<at::Tensor>& list) {
     const int64_t num_tail_bytes = tail_bytes(tensor);
     if (num_tail_bytes == 0) {

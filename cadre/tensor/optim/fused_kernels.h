@@ -1,13 +1,14 @@
-// Calls libtorch's fused CPU kernels, which update a parameter in one pass over its memory, after
-// checks for all inputs that they would accept silently and compute incorrectly.
+// Calls libtorch's fused CPU kernels, which update a parameter in one pass over its memory. Before
+// that, checks for all inputs that the kernels would accept silently but compute incorrectly.
 //
 // Threads: one. Blocking: never. Lifetime: the lists hold references to their tensors.
 // Errors: kInvalidArgument with the parameter's index and name, for a parameter, gradient or state
-// for which a kernel would be incorrect; the checks change nothing.
-// The kernels walk memory, not indices: parameter, gradient and state need one dtype and one order
-// of memory. They do not bump version counters; the functions below do. On bfloat16 and float16 the
-// SGD kernel of torch 2.13 leaves whole vectors of a parameter unchanged, so kSgdDtypes lacks them.
-// Source: at::_fused_adamw_ and its siblings.
+// for which a kernel would compute a wrong result. The checks modify no tensor.
+// The kernels ignore strides and go through memory in order, so parameter, gradient and state need
+// the same dtype and memory order. The kernels do not increment version counters, but the functions
+// below do. For bfloat16 and float16 the SGD kernel of torch 2.13 leaves whole vectors of a
+// parameter unchanged, so kSgdDtypes lacks these dtypes. Source: at::_fused_adamw_, _fused_adam_,
+// _fused_sgd_, _fused_adagrad_.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +29,7 @@ struct ParameterPlace {
   std::string_view name;
 };
 
-// Returns "parameter 3 (fc.weight)" and the like.
+// Returns a text such as "parameter 3 (fc.weight)".
 std::string to_text(const ParameterPlace& place);
 [[noreturn]] void refuse_parameter(const ParameterPlace& place, const std::string& sentence);
 
@@ -43,7 +44,7 @@ CADRE_EXPORT void check_parameter(const at::Tensor& parameter, const ParameterPl
 // Throws unless `gradient` has the parameter's layout, dtype, device and sizes.
 CADRE_EXPORT void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient,
                                  const ParameterPlace& place);
-// Makes the same checks for a state tensor, which must be defined.
+// Makes the same checks as check_gradient() for a state tensor, which must be defined.
 CADRE_EXPORT void check_state(const at::Tensor& parameter, const at::Tensor& state,
                               std::string_view state_name, const ParameterPlace& place);
 // Returns a checked gradient or state in the memory order of `parameter`: the tensor itself, or a
@@ -52,24 +53,29 @@ CADRE_EXPORT at::Tensor in_order_of(const at::Tensor& parameter, const at::Tenso
 
 // The arguments of one kernel call. Entry i of every list belongs to the same parameter.
 struct FusedBatch {
-  std::vector<at::Tensor> parameters;  // the kernel updates them in place
-  std::vector<at::Tensor> gradients;   // read
-  // A list for each state of the rule; updated in place.
+  // The kernel updates the parameters in place.
+  std::vector<at::Tensor> parameters;
+  // The kernel only reads the gradients.
+  std::vector<at::Tensor> gradients;
+  // One list for each kind of state of the optimizer, such as exp_avg. The kernel updates them in
+  // place.
   std::vector<std::vector<at::Tensor>> states;
-  std::vector<at::Tensor> steps;  // zero-dimensional counts that include this step; empty for SGD
+  std::vector<at::Tensor> steps;  // 0-dim step numbers, this step included; empty for SGD
 };
 
-// The kernels compute whole vectors with fused multiply-add and the last few elements of a tensor
-// without it, so the bits of an element depend on where its tensor ends.
+// How the last elements of a tensor are computed. The kernels use fused multiply-add for whole SIMD
+// vectors, but not for the last few elements of a tensor, so the rounding of an element depends on
+// where its tensor ends.
 enum class TailRounding {
-  kByKernel,  // like at::_fused_adamw_ and the other kernels of libtorch
+  // The rounding of libtorch's kernels (at::_fused_adamw_ and others).
+  kByKernel,
   // All elements are computed as in whole vectors, so the bits of an element do not depend on the
   // slice or tensor that contains it. Each tensor whose size is no multiple of 64 bytes costs some
   // microseconds.
   kAsWholeVectors,
 };
 
-// The functions below call a kernel once on the batch and bump the version counters of the
+// The functions below call a kernel once on the batch and increment the version counters of the
 // parameters.
 // REQUIRES: checked tensors in the parameters' order of memory; no two parameters share memory.
 
@@ -80,9 +86,9 @@ struct FusedAdamOptions {
   double weight_decay = 0;
   double epsilon = 0;
   bool amsgrad = false;
-  bool decoupled_decay = true;  // the decay is that of AdamW, which does not enter the moments
+  bool decoupled_decay = true;  // AdamW's weight decay, which does not enter the moments
 };
-// The states are exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq.
+// The lists in FusedBatch::states are exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq.
 CADRE_EXPORT void run_fused_adam(const FusedBatch& batch, const FusedAdamOptions& options,
                                  TailRounding rounding);
 
@@ -92,9 +98,9 @@ struct FusedSgdOptions {
   double dampening = 0;
   double weight_decay = 0;
   bool nesterov = false;
-  bool is_first_step = false;  // the momentum buffers are written and not read
+  bool is_first_step = false;  // the momentum buffers are only written
 };
-// The only state is momentum_buffer. There is no state if the momentum is 0.
+// The only list in FusedBatch::states is momentum_buffer; none if the momentum is 0.
 CADRE_EXPORT void run_fused_sgd(const FusedBatch& batch, const FusedSgdOptions& options,
                                 TailRounding rounding);
 
@@ -104,7 +110,7 @@ struct FusedAdagradOptions {
   double weight_decay = 0;
   double epsilon = 0;
 };
-// The only state is sum.
+// The only list in FusedBatch::states is `sum`.
 CADRE_EXPORT void run_fused_adagrad(const FusedBatch& batch, const FusedAdagradOptions& options,
                                     TailRounding rounding);
 

@@ -14,7 +14,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The optimizer has another parameter before `bad`. A refused step must not change that parameter.
+// Returns the error of a step on `bad`. A good parameter comes before `bad` in the list; the step
+// must not change it.
 template <typename Made = AdamW, typename Options = torch::optim::AdamWOptions>
 std::string refusal_of(const at::Tensor& bad, const Options& options = Options(kRate)) {
   const at::Tensor good = torch::ones({4}).requires_grad_(true);
@@ -114,8 +115,8 @@ TEST(FusedRefusal, HalfPrecisionUnderSgd) {
   }
 }
 
-// Calls the kernel without the check of dtypes. If this test fails, the kernel supports these
-// dtypes, and kSgdDtypes may include them.
+// Calls the SGD kernel directly, without the check of dtypes. If this test fails, the kernel of
+// this libtorch supports these dtypes, and kSgdDtypes may include them.
 TEST(FusedRefusal, TheSgdKernelStillIgnoresHalfPrecision) {
   const torch::NoGradGuard no_grad;
   const at::Tensor weight = torch::ones({64}, at::kBFloat16);
@@ -165,7 +166,8 @@ TEST(FusedRefusal, HasTheNameOfANamedParameter) {
   }
 }
 
-// A lazy zero is a tensor without memory. The derivatives of some operators return such tensors.
+// Must accept a gradient that is a zero tensor without memory, which the derivatives of some
+// operators return.
 TEST(FusedRefusal, NotALazyZero) {
   const at::Tensor weight = torch::full({20}, 2.0).requires_grad_(true);
   const at::Tensor truth = weight.detach().clone().requires_grad_(true);

@@ -1,14 +1,14 @@
-// An optimizer of torch::optim that keeps its state where its parameters are: for shards in files
-// (FileOffload of FullyShardedDataParallel), so that the state needs no memory either. Cadre's own
-// optimizers do so without this class.
+// Makes an optimizer of torch::optim keep its state in the same file as its parameters, for shards
+// that are offloaded to files (FileOffload of FullyShardedDataParallel), so that the state needs no
+// main memory either. Cadre's own optimizers do so without this class.
 //
 //   OffloadedOptimizer<torch::optim::RMSprop> optimizer(model.parameters(), 1e-3);
 //
 // Threads: as O. Blocking: for the time of the disk. Lifetime: as O. Errors: those of O, and
 // kUnavailable for a full disk.
-// step() steps one parameter after the other: torch::optim makes the state of a parameter in
-// memory, and it is then moved to the file. O must be elementwise: its step of a parameter depends
-// on no other parameter.
+// step() updates one parameter at a time: torch::optim creates the state of a parameter in memory,
+// and the state is then moved to the file. The update of a parameter by O must not depend on other
+// parameters.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -76,7 +76,8 @@ class OffloadedOptimizer : public O {
   }
 
  private:
-  // While an object of this class exists, the optimizer's groups have no parameters.
+  // Takes the parameters out of the optimizer's groups, so that step() can put them back one by
+  // one. The destructor restores the groups.
   class EmptyGroups {
    public:
     explicit EmptyGroups(O& optimizer) : optimizer_(optimizer) {
@@ -96,7 +97,7 @@ class OffloadedOptimizer : public O {
 
    private:
     O& optimizer_;
-    std::vector<std::vector<at::Tensor>> parameters_;  // has one list for each group
+    std::vector<std::vector<at::Tensor>> parameters_;  // one list for each group
   };
 
   void move_state(const at::Tensor& parameter) {

@@ -1,5 +1,5 @@
-// Tests that the state of an optimizer lies in files if its parameters do, and that its steps equal
-// those of parameters in memory.
+// Tests that the state of an optimizer is in the same file as its offloaded parameters, and that
+// its steps equal those on parameters in memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/optim.h>
@@ -44,7 +44,7 @@ void set_gradients(const std::vector<torch::Tensor>& leaves, int step) {
   }
 }
 
-// Returns how many tensors of the parameters' states lie in `files`.
+// Returns how many state tensors of these parameters are in the file of `files`.
 template <typename O>
 size_t num_in(FileMemory& files, O& optimizer, const std::vector<torch::Tensor>& leaves) {
   size_t count = 0;
@@ -78,7 +78,7 @@ void expect_state_in_files(const Options& options, size_t num_states) {
   EXPECT_EQ(num_in(*files, optimizer, leaves), num_states * num_with_elements);
   EXPECT_EQ(optimizer.param_groups()[0].params().size(), leaves.size());
 
-  // The state that is loaded lies in the files, too.
+  // State that is loaded from an archive must be in the files, too.
   std::stringstream saved;
   torch::save(optimizer, saved);
   O loaded(leaves, options);
@@ -135,7 +135,8 @@ TEST(StateInFiles, TheStepsOfAParameterListedTwiceAreThoseOfAPlainOptimizer) {
   for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::equal(leaves[i], expected[i])) << i;
 }
 
-// The first step makes the state. The file has no room for that of the second group.
+// The first step creates the state. The disk has no room for the state of the second group, so the
+// step must fail without a change.
 TEST(StateInFiles, AFullDiskChangesNothing) {
   const testing::SmallDisk disk(160 << 10);
   if (!disk.is_there()) GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN";

@@ -91,8 +91,8 @@ void add_fields_of(torch::serialize::InputArchive& archive, const std::string& p
   }
 }
 
-// Returns the fields that `serialize` writes, which an OutputArchive does not reveal before it is
-// saved; nullopt if the class has no serialize().
+// Returns the fields that `serialize` writes; nullopt if the class has no serialize(). Saves the
+// archive to memory and reads it back, because an OutputArchive cannot list its fields.
 template <typename Serialize>
 std::optional<std::vector<Field>> fields_written_by(const Serialize& serialize) {
   try {
@@ -120,7 +120,7 @@ std::optional<std::vector<Field>> serialized_fields(const torch::optim::Optimize
 
 struct OptionsText {
   std::string text;
-  bool is_whole;  // the text has all fields, as far as is known
+  bool is_whole;  // whether the text has all fields that are known
 };
 
 OptionsText with_fields(std::string text, const std::vector<Field>& fields, bool is_whole) {
@@ -138,8 +138,8 @@ OptionsText text_of_other(const torch::optim::OptimizerOptions& options) {
   }
 }
 
-// Returns the text of options whose class is Known, whose fields are in `text`, or is derived from
-// it. If a derived class has its own serialize(), it writes more fields than those of Known.
+// Returns the text of options whose class is Known, or is derived from Known. `text` has the fields
+// of Known; the additional fields that a derived class writes in its own serialize() are appended.
 template <typename Known>
 OptionsText text_of_known(const Known& options, std::string text) {
   if (typeid(options) == typeid(Known)) return {std::move(text), true};
@@ -193,19 +193,19 @@ OptionsText describe(const torch::optim::OptimizerOptions& options) {
 
 std::string text_of_state_mark(int64_t mark) {
   if (mark == 0) return "none";
-  int num_tensors = -1;  // the first bit belongs to no tensor
+  int num_tensors = -1;  // -1, because the highest bit belongs to no tensor
   for (int64_t bits = mark % kStepsOfMark; bits != 0; bits /= 2) num_tensors += bits % 2;
   return format("that of step {}, with {} tensors", mark / kStepsOfMark, num_tensors);
 }
 
-// The part of a group that is equal on all ranks.
+// The parameters of a group that have a common name on all ranks, and the group's options.
 struct CommonGroup {
   struct Parameter {
     std::string name;
     const at::Tensor* tensor;
   };
   std::vector<Parameter> parameters;
-  const torch::optim::OptimizerOptions* options;  // is null if there are none
+  const torch::optim::OptimizerOptions* options;  // null if there are none
 };
 
 std::vector<CommonGroup> common_groups(const GroupTerms& terms) {
@@ -297,7 +297,7 @@ void UncomparedOptions::warn(LogSink& log, std::string_view component, const Gro
     const auto* options = group.has_options() ? &group.options() : terms.defaults;
     return options == nullptr || known_.contains(typeid(*options));
   };
-  // In every step after the first all options are known.
+  // The common case: all classes of options were examined in the first step.
   if (std::ranges::all_of(terms.groups, is_known)) return;
   const auto examine = [&](const torch::optim::OptimizerOptions* options) {
     if (options == nullptr || !known_.emplace(typeid(*options)).second) return;

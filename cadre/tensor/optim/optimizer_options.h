@@ -1,11 +1,11 @@
-// The parameter groups and the options of an optimizer, whatever its type: digests and texts with
-// which ranks compare them, and which state the options need.
+// Describes the parameter groups and options of an optimizer of any type as texts and hashes, so
+// that the ranks can check that they are equal, and lists the state tensors that the options need.
 //
-// A class of options that is not torch::optim's is described by what its serialize() writes into an
-// archive, as the serialize() of torch::optim's own classes does.
+// For a class of options that is not torch::optim's, the description is what its serialize() writes
+// into an archive.
 //
-// Threads: any; an UncomparedOptions: one. Blocking: never. Lifetime: keeps nothing. Errors: those
-// of GroupTerms.
+// Threads: any for the functions; one for an UncomparedOptions. Blocking: never. Lifetime: keeps
+// nothing. Errors: those of GroupTerms.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,28 +41,30 @@ CADRE_EXPORT std::string text_of(const torch::optim::OptimizerOptions& options);
 // torch::optim.
 CADRE_EXPORT bool has_whole_text(const torch::optim::OptimizerOptions& options);
 
-// Returns the names of the state tensors without which these options cannot continue, such as
-// "exp_avg". Empty for a type that is not torch::optim's.
+// Returns the names of the state tensors that an optimizer with these options needs to continue,
+// such as "exp_avg". Empty for a type that is not torch::optim's.
 CADRE_EXPORT std::vector<std::string> needed_state_of(
     const torch::optim::OptimizerOptions& options);
 
-// Parameter groups to compare, and the names that their parameters have on all ranks.
+// Parameter groups that the ranks compare, and how the parameters are named on all ranks.
 struct GroupTerms {
   const std::vector<torch::optim::OptimizerParamGroup>& groups;
   // Options of groups that have none of their own; null if every group has its own.
   const torch::optim::OptimizerOptions* defaults;
-  // Returns an empty name for a parameter that the ranks need not have in common. A group of only
-  // such parameters is not compared.
+  // Returns the name of a parameter; empty for one that other ranks need not have. A group with
+  // only such parameters is not compared.
   std::function<std::string(const at::Tensor&)> name_of;
-  // mark_of_state(); an empty function if states are not compared.
+  // Returns mark_of_state() of a parameter (state_tensors.h). An empty function means that the
+  // states are not compared.
   std::function<int64_t(const at::Tensor&)> state_mark_of = {};
 };
-// Adds the fields of the terms that must be equal on all ranks.
+// Appends the names, options and states of the groups as fields that must be equal on all ranks.
 CADRE_EXPORT void add_fields_of(const GroupTerms& terms, std::vector<AgreedField>& fields);
-// Returns a digest of the fields that add_fields_of() adds.
+// Returns a hash of what add_fields_of() appends.
 CADRE_EXPORT uint64_t digest_of(const GroupTerms& terms);
 
-// Warns, once for each class, of options with fields that the ranks do not compare.
+// Logs a warning, once for each class of options that may have fields which the ranks do not
+// compare.
 class CADRE_EXPORT UncomparedOptions {
  public:
   void warn(LogSink& log, std::string_view component, const GroupTerms& terms);

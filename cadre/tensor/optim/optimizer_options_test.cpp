@@ -1,4 +1,4 @@
-// Tests which texts the ranks compare for options whose class is defined by the program.
+// Tests the texts by which ranks compare optimizer options whose class is defined by the program.
 #include "cadre/tensor/optim/optimizer_options.h"
 
 #include <gmock/gmock.h>

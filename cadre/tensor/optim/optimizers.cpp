@@ -14,7 +14,8 @@ namespace {
 
 using optim_state::NamedState;
 
-// The rule of AdamW and Adam. A rule lists the state that its options need, and calls its kernel.
+// The update rule of AdamW and Adam. A rule (rule_step.h) lists the state tensors that the options
+// need and calls the fused kernel.
 template <typename RuleOptions, typename RuleState, bool kDecoupledDecay>
 struct AdamRule {
   using Options = RuleOptions;
@@ -191,8 +192,8 @@ void SGD::load(torch::serialize::InputArchive& archive) {
   optim_state::load_whole<SgdRule>(*this, names_, [&] { torch::optim::SGD::load(archive); });
 }
 
-// Does not use the constructor of torch::optim::Adagrad for parameters, because it makes the states
-// of all of them, in memory.
+// The base class gets no parameters, because the constructor of torch::optim::Adagrad would create
+// the state of all of them at once, in memory.
 Adagrad::Adagrad(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                  torch::optim::AdagradOptions defaults)
     : torch::optim::Adagrad(std::vector<torch::optim::OptimizerParamGroup>(), std::move(defaults)) {

@@ -35,7 +35,7 @@ void expect_equal(const Tensors& a, const Tensors& b) {
 
 class FusedTest : public ::testing::TestWithParam<Rule> {
  protected:
-  // One thread suffices for small tensors: on a busy machine a second thread makes a step ten times
+  // The tensors are small, and on a busy machine a second thread would make a step ten times
   // slower.
   FusedTest() { at::set_num_threads(1); }
 };
@@ -60,8 +60,8 @@ TEST_P(FusedTest, IsTorchOptim) {
   }
 }
 
-// Steps on slices of a flat buffer, at any offset, give the bits of a step on the whole buffer, and
-// leave the gaps between the slices unchanged.
+// Steps on slices of a flat buffer must be bitwise equal to steps on the whole buffer, and must not
+// change the gaps between the slices.
 TEST_P(FusedTest, SlicesHaveTheBitsOfTheWhole) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
     torch::manual_seed(5);
@@ -70,7 +70,8 @@ TEST_P(FusedTest, SlicesHaveTheBitsOfTheWhole) {
     const at::Tensor truth = whole.detach().clone().requires_grad_(true);
     const at::Tensor flat = whole.detach().clone();
     const at::Tensor gradients = torch::empty({numel}, dtype);
-    // Adjacent slices share cache lines and vectors. There is one gap, of three elements.
+    // The cuts make adjacent slices share cache lines and SIMD vectors, and leave one gap of three
+    // elements.
     std::vector<std::pair<int64_t, int64_t>> cuts = {{0, 1}, {1, 18}, {18, 50}, {50, 51}};
     for (int64_t begin = 54; begin < 3001; begin += 7) cuts.emplace_back(begin, begin + 7);
     cuts.emplace_back(cuts.back().second, 15'001);
@@ -82,8 +83,8 @@ TEST_P(FusedTest, SlicesHaveTheBitsOfTheWhole) {
     }
     const at::Tensor gap = flat.slice(0, 51, 54).clone();
     const auto of_slices = GetParam().ours(slices);
-    // The whole buffer is in the second group of its optimizer, but the first half of the slices is
-    // in the first group. So all groups get one rate.
+    // The factory divides the tensors into two groups with different learning rates, which would
+    // differ between slices and whole buffer. So all groups get the same rate.
     for (auto& group : of_slices->param_groups()) group.options().set_lr(kRate);
     const auto of_whole = GetParam().ours({whole});
     const auto oracle = GetParam().torchs({truth});
@@ -172,7 +173,7 @@ TEST_P(FusedTest, ASchedulerSetsTheRate) {
   expect_close(own, truth, 8);
 }
 
-// A parameter that is listed twice is stepped twice, as in torch::optim.
+// A parameter that is listed twice must be updated twice, as in torch::optim.
 TEST_P(FusedTest, OneThatIsListedTwiceTakesTwoSteps) {
   Tensors own = make_parameters(at::kDouble);
   Tensors truth = copies(own);
@@ -218,7 +219,8 @@ TEST_P(FusedTest, TheClosureComputesTheGradients) {
 INSTANTIATE_TEST_SUITE_P(All, FusedTest, ::testing::ValuesIn(rules()),
                          [](const auto& instance) { return instance.param.name; });
 
-// Options of a class that resembles the right one would be replaced by the defaults.
+// torch::optim would silently replace options of a wrong class by the defaults. Cadre's optimizers
+// must throw.
 template <typename O, typename Options, typename Other>
 void expect_other_options_refused() {
   SCOPED_TRACE(c10::demangle_type<O>());
@@ -270,8 +272,8 @@ Moments formula(const Moments& before, const at::Tensor& gradient, int step, boo
   return {kept - kRate * mean / (1 - std::pow(beta1, step)) / divisor, mean, square};
 }
 
-// Expects that `halves` differs from `exact` by at most the error of rounding once, plus that of
-// float32.
+// Expects that `halves` (bfloat16 or float16) differs from `exact` by at most one rounding to its
+// dtype plus a float32 error.
 void expect_rounded(const at::Tensor& halves, const at::Tensor& exact, const char* what) {
   const bool is_bfloat16 = halves.scalar_type() == at::kBFloat16;
   const double unit_roundoff = std::ldexp(1, is_bfloat16 ? -8 : -11);

@@ -1,5 +1,5 @@
 // Tests tied parameters: two tensors over the same memory, a tensor that is listed several times,
-// and one in two groups. The reference is torch::optim if it supports the case.
+// and one in two groups. The reference is torch::optim where it supports the case.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -18,7 +18,8 @@ class TiedTest : public ::testing::TestWithParam<Rule> {
   TiedTest() { at::set_num_threads(1); }
 };
 
-// Returns two tensors over memory that they share whole or in part, and a third that shares none.
+// Returns two tensors that share all or a part of `memory`, and between them a third one with
+// memory of its own.
 Tensors over_one_memory(const at::Tensor& memory, int64_t begin) {
   const auto part = [&](int64_t from, int64_t to) {
     return memory.slice(0, from, to).detach().requires_grad_(true);
@@ -28,8 +29,8 @@ Tensors over_one_memory(const at::Tensor& memory, int64_t begin) {
           part(begin, numel)};
 }
 
-// The parameters are stepped one after the other, also for the last elements, which the kernels
-// compute from copies.
+// Parameters that share memory must be updated one after the other, including their last elements,
+// which are updated in padded copies (PaddedBatch).
 TEST_P(TiedTest, ParametersThatShareMemoryStepOneAfterTheOther) {
   for (const int64_t numel : {3, 8, 19, 35, 200}) {
     for (const int64_t begin : {int64_t{0}, int64_t{1}, numel - 1}) {
@@ -38,7 +39,7 @@ TEST_P(TiedTest, ParametersThatShareMemoryStepOneAfterTheOther) {
       const at::Tensor truth = memory.clone();
       const Tensors own = over_one_memory(memory, begin);
       const Tensors others = over_one_memory(truth, begin);
-      // All tensors are in one group, after empty parameters.
+      // Three empty parameters come first, so that all tensors with memory are in the same group.
       const auto with_first = [](Tensors tensors) {
         const at::Tensor empty = torch::empty({0}, at::kDouble).requires_grad_(true);
         tensors.insert(tensors.begin(), {empty, empty, empty});
@@ -60,8 +61,9 @@ TEST_P(TiedTest, ParametersThatShareMemoryStepOneAfterTheOther) {
   }
 }
 
-// torch::load() moves the saved state to the parameter once for each time that it is listed. So the
-// last move leaves an empty state.
+// A parameter that is listed twice must continue with its saved state. torch::load() moves the
+// loaded state once for each listing of the parameter, and the second move would leave an empty
+// state.
 TEST_P(TiedTest, OneThatIsListedTwiceGoesOnAfterALoad) {
   const at::Tensor own = torch::ones({7}, at::kDouble).requires_grad_(true);
   const at::Tensor again = own.detach().clone().requires_grad_(true);
@@ -101,8 +103,8 @@ TEST_P(TiedTest, OneThatIsListedTwiceGoesOnAfterALoad) {
 INSTANTIATE_TEST_SUITE_P(All, TiedTest, ::testing::ValuesIn(rules()),
                          [](const auto& instance) { return instance.param.name; });
 
-// One tensor that is listed twice is saved, and loaded into two tensors. The file has only one
-// state for both.
+// The saved optimizer lists one tensor twice; the loading optimizer has two different tensors. The
+// file has only one state for both, so loading must throw.
 TEST(TiedParameter, AStateThatTheFileHasForAnotherOneOnlyIsRefused) {
   const auto make = [] {
     const at::Tensor made = torch::ones({4}).requires_grad_(true);
@@ -127,7 +129,8 @@ TEST(TiedParameter, AStateThatTheFileHasForAnotherOneOnlyIsRefused) {
   EXPECT_TRUE(apart[0].equal(torch::ones({4}))) << "nothing is changed";
 }
 
-// The first group would make a state without max_exp_avg_sq, which the second group needs.
+// The parameter is in two groups. The first group (without amsgrad) would create a state without
+// max_exp_avg_sq, which the second group (with amsgrad) needs, so the step must throw.
 TEST(TiedParameter, InTwoGroupsOfWhichTheSecondNeedsMoreState) {
   using torch::optim::AdamWOptions;
   const at::Tensor tied = torch::ones({4}).requires_grad_(true);

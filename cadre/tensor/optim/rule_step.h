@@ -1,6 +1,6 @@
-// The step of an optimizer that Cadre computes itself, as a template over a rule: checks of all
-// parameters first, then the states, then the kernels, so that an error changes nothing; and the
-// loading of its state, all or nothing.
+// The step() and load() of Cadre's own optimizers, as templates over a rule such as AdamRule.
+// step() first checks all parameters, then creates missing states and then calls the kernels, so
+// that an error leaves everything unchanged. load() loads all of the state or none of it.
 //
 // Threads: one. Lifetime: keeps nothing. Errors: those of fused_kernels.h and state_loading.h.
 // A rule has the types Options and State, kName for messages, kDtypes that its kernel computes,
@@ -42,18 +42,19 @@ struct NamedState {
   at::Tensor* tensor;
 };
 
-// Counts one more step of the parameter; returns the number of its steps.
+// Increments the parameter's step number and returns it.
 template <typename State>
 int64_t count_step(State& state) {
   state.step(state.step() + 1);
   return state.step();
 }
 
-// Divides parameters into rounds: no two parameters of a round share memory, and parameters that
-// share memory are in successive rounds, in the order in which they were added.
+// Divides parameters into rounds, one kernel call each, so that no two parameters of a round share
+// memory. Parameters that share memory are in successive rounds, in the order in which they were
+// added.
 class Rounds {
  public:
-  // Returns the round of the parameter.
+  // Adds a parameter and returns the index of its round.
   size_t add(const at::Tensor& parameter) {
     const auto* const begin = static_cast<const std::byte*>(parameter.const_data_ptr());
     const auto* const end = begin + parameter.nbytes();
@@ -65,18 +66,19 @@ class Rounds {
   }
 
  private:
-  // The memory of the parameters of a round, from begin to end.
+  // The address ranges of the parameters of a round: a map from begin to end.
   using Ends = std::map<const std::byte*, const std::byte*, std::less<>>;
 
   static bool is_free(const Ends& ends, const std::byte* begin, const std::byte* end) {
-    const auto next = ends.lower_bound(end);  // the first entry that begins after it
+    const auto next = ends.lower_bound(end);  // the first range that begins at or after `end`
     return begin == end || next == ends.begin() || std::prev(next)->second <= begin;
   }
 
   std::vector<Ends> ends_;
 };
 
-// Returns the options of a group; throws for those of another optimizer. index: the group's.
+// Returns the options of a group; throws if they are those of another optimizer. index: the group's
+// index, for the message.
 template <typename Rule>
 const typename Rule::Options& checked_options(const OptimizerParamGroup& group, size_t index) {
   const auto* options = dynamic_cast<const typename Rule::Options*>(&group.options());
@@ -88,14 +90,15 @@ const typename Rule::Options& checked_options(const OptimizerParamGroup& group, 
                     Rule::kName, index, Rule::kName));
 }
 
-// Throws if the group has the options of another optimizer. One without options gets the defaults
-// later.
+// Throws if the group has the options of another optimizer. Accepts a group without options, which
+// gets the defaults later.
 template <typename Rule>
 void check_given_options(const OptimizerParamGroup& group, size_t index) {
   if (group.has_options()) checked_options<Rule>(group, index);
 }
 
-// Returns the groups after this check of each.
+// Runs check_given_options() on each group and returns the groups, for use in a constructor's
+// initializer list.
 template <typename Rule>
 const std::vector<OptimizerParamGroup>& checked_groups(
     const std::vector<OptimizerParamGroup>& groups) {
@@ -115,7 +118,7 @@ class RuleStep {
       : optimizer_(optimizer), names_(names) {}
 
   void run() {
-    size_t index = 0;  // counts through all groups
+    size_t index = 0;  // index of the parameter, counted through all groups
     for (size_t i = 0; i < optimizer_.param_groups().size(); ++i) {
       const OptimizerParamGroup& group = optimizer_.param_groups()[i];
       const Options& options = checked_options<Rule>(group, i);
@@ -143,8 +146,8 @@ class RuleStep {
     }
   }
 
-  // A parameter without state may be in several groups. The first group whose options need a state
-  // makes the state.
+  // Checks a parameter without state, which may be in several groups. The first group whose options
+  // need a state creates it, so that state must suffice for the other groups, too.
   void check_state_to_be_made(const at::Tensor& parameter, const Options& options,
                               const ParameterPlace& place) {
     void* const key = parameter.unsafeGetTensorImpl();
@@ -165,14 +168,15 @@ class RuleStep {
 
   State* find_state(const at::Tensor& parameter) {
     const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
-    // load() of the base class makes only states of this type, so the cast is valid.
+    // The cast is valid, because load() of the base class creates states of this type only.
     return found == optimizer_.state().end() ? nullptr : static_cast<State*>(found->second.get());
   }
 
   void update(const OptimizerParamGroup& group) {
     const Options& options = static_cast<const Options&>(group.options());
-    // The parameters of one kernel call. A parameter that is listed several times takes as many
-    // steps in sequence, as in torch::optim, and so do parameters that share memory.
+    // One batch for each kernel call. Several rounds are needed because a parameter that is listed
+    // several times is updated as many times in sequence, as in torch::optim, and parameters that
+    // share memory are updated one after the other.
     std::map<std::pair<size_t, bool>, FusedBatch> batches;  // the key is (round, first step)
     Rounds rounds;
     for (const at::Tensor& parameter : group.params()) {
@@ -187,7 +191,8 @@ class RuleStep {
     for (const auto& [key, batch] : batches) Rule::run(batch, options, key.second);
   }
 
-  // Makes all groups' states before the first kernel, because memory may not suffice for them.
+  // Creates the missing states of all groups before the first kernel runs. If memory runs out, the
+  // new states are removed, and no parameter has changed.
   void make_states() {
     try {
       for (const OptimizerParamGroup& group : optimizer_.param_groups()) {
@@ -204,8 +209,8 @@ class RuleStep {
     }
   }
 
-  // A rule without state makes none, as in torch::optim. If a parameter lies in a file, its state
-  // lies in the file, too.
+  // Creates the state of a parameter, in the parameter's file if it is offloaded. If the options
+  // need no state tensors (SGD without momentum), no state is created, as in torch::optim.
   void make_state(const at::Tensor& parameter, const Options& options) {
     auto state = std::make_unique<State>();
     const auto named_states = Rule::states(*state, options);
@@ -229,7 +234,8 @@ class RuleStep {
     batch.states.resize(named_states.size());
     for (size_t k = 0; k < named_states.size(); ++k) {
       at::Tensor& tensor = *named_states[k].tensor;
-      // A momentum of torch::optim::SGD has the strides of the first gradient.
+      // The tensor may have another memory order if torch::optim::SGD made it: its momentum has the
+      // strides of the first gradient.
       tensor = in_order_of(parameter, tensor);
       batch.states[k].push_back(tensor);
     }
@@ -238,7 +244,7 @@ class RuleStep {
     }
   }
 
-  // The kernels take the number of steps as a tensor, which most parameters share.
+  // The kernels take the step number as a tensor. Parameters with the same step number share one.
   const at::Tensor& step_tensor(int64_t step) {
     at::Tensor& tensor = step_tensors_[step];
     if (!tensor.defined()) {
@@ -250,9 +256,10 @@ class RuleStep {
   torch::optim::Optimizer& optimizer_;
   const ParameterNames& names_;
   std::map<int64_t, at::Tensor> step_tensors_;
-  // The options of the group that makes the state, for parameters without state.
+  // The options of the group that will create the state, for each parameter without state.
   std::unordered_map<const void*, const Options*> makers_;
-  // The states that this step has made and not used yet, with those options.
+  // The states that this step has created and no kernel has used yet, with the options of the
+  // creating group.
   std::unordered_map<void*, const Options*> made_;
 };
 
@@ -270,9 +277,9 @@ at::Tensor take_step(torch::optim::Optimizer& optimizer, const ParameterNames& n
   return loss;
 }
 
-// While this object exists, each parameter is in the groups of the optimizer once; its other
-// occurrences are replaced by empty tensors. load() of torch::optim moves the loaded state once for
-// each occurrence of a parameter, and the second move would leave the parameter an empty state.
+// Works around load() of torch::optim, which moves the loaded state once for each occurrence of a
+// parameter in the groups, so that the second move leaves an empty state. While this object exists,
+// all occurrences of a parameter except the first are replaced by empty tensors.
 class ListedOnce {
  public:
   explicit ListedOnce(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {
@@ -304,13 +311,13 @@ class ListedOnce {
   std::vector<Replaced> replaced_;
 };
 
-// Moves states into the file of their parameter, if it lies in one. torch::load makes them in
-// memory.
+// Moves loaded states, which torch::load creates in memory, into the file of their parameter if it
+// is offloaded.
 template <typename Rule>
 void move_states(torch::optim::Optimizer& optimizer) {
   for (const OptimizerParamGroup& group : optimizer.param_groups()) {
     const auto* const options = dynamic_cast<const typename Rule::Options*>(&group.options());
-    if (options == nullptr) continue;  // step() throws for it
+    if (options == nullptr) continue;  // step() will throw for this group
     for (const at::Tensor& parameter : group.params()) {
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (found == optimizer.state().end() || found->second == nullptr) continue;

@@ -16,7 +16,7 @@
 namespace cadre::optim_state {
 namespace {
 
-// Keys of an archive, in addition to those that torch::optim writes.
+// The keys that write_part() adds to an archive of torch::optim.
 constexpr const char* kRankKey = "cadre/rank";
 constexpr const char* kNumRanksKey = "cadre/num_ranks";
 constexpr const char* kGroupsKey = "cadre/groups";
@@ -25,11 +25,11 @@ constexpr const char* kElementsKey = "cadre/elements";
 struct Part {
   int64_t rank = 0;
   int64_t num_ranks = 1;
-  std::string groups;    // a digest that is equal on all ranks
-  std::string elements;  // a digest of the elements that the rank has
+  std::string groups;    // hash of the groups, equal on all ranks
+  std::string elements;  // hash of which elements this rank has
 };
 
-// Returns nullopt for groups without shards.
+// Describes the shards in the groups; nullopt if no parameter is a shard.
 std::optional<Part> part_of(const ParamGroups& param_groups) {
   Part part;
   bool has_shards = false;
@@ -57,7 +57,7 @@ std::optional<Part> part_of(const ParamGroups& param_groups) {
   return part;
 }
 
-// Returns nullopt if a key is missing or has another type.
+// Reads what write_part() has written; nullopt if a key is missing or has another type.
 std::optional<Part> read_part(torch::serialize::InputArchive& archive) {
   c10::IValue rank;
   c10::IValue num_ranks;
@@ -113,7 +113,7 @@ void check_part(torch::serialize::InputArchive& archive, const ParamGroups& grou
     refuse(format("has the state of the shards of {}; expected those of {}", rank_text(*saved),
                   rank_text(own)));
   }
-  if (!given) return;  // one rank has saved whole parameters, and they are loaded
+  if (!given) return;  // whole parameters were saved and are loaded
   if (saved->groups != own.groups) {
     refuse(format("has the state of {} for other parameter groups", rank_text(*saved)));
   }

@@ -1,4 +1,4 @@
-// An archive of the state of shards is loaded by the rank that saved it, and refused by the others.
+// Tests that only the rank that has saved the optimizer state of its shards can load the archive.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -19,8 +19,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::optim::AdamWOptions;
 
-// The parameter is marked as a shard of a wrapper, or of a layer that parallelize_module() has
-// divided.
+// The parameter is marked as a shard, as wrappers and parallelize_module() mark theirs. Rank 1
+// tries to load the archive of rank 0.
 TEST(OptimizerLoading, AStateOfAnotherRanksShardsIsRefused) {
   const auto optimizer_of = [](int rank, auto make) {
     at::Tensor shard = torch::ones({4}).requires_grad_(true);

@@ -1,11 +1,11 @@
 // Loads the state of an optimizer from an archive of torch::save: either all of it or nothing.
 //
 // Threads: one. Blocking: never. Lifetime: keeps nothing. Errors: kInvalidArgument for an archive
-// of another optimizer or with other groups. kInvalidArgument that names the parameter for a state
-// that lacks a tensor which its options need, has one that they do not use, or has one of other
-// sizes or another dtype. After an error the optimizer has its previous state and options.
-// torch::optim accepts such states, and merges what it loads with the state of a running optimizer,
-// which is lost if it throws.
+// of another optimizer or with other groups. kInvalidArgument that names the parameter if its state
+// lacks a tensor that the options need, has one that they do not use, or has one of other sizes or
+// another dtype. After an error the optimizer has its previous state and options. In contrast,
+// torch::optim accepts such states, merges the loaded state with the previous one, and loses the
+// previous state if it throws.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,30 +27,32 @@
 
 namespace cadre::optim_state {
 
-// A parameter, for messages. The name may be empty.
+// Identifies a parameter in error messages. The name may be empty.
 struct Place {
   std::string_view optimizer;
-  size_t index = 0;  // counts through all groups
+  size_t index = 0;  // index of the parameter, counted through all groups
   std::string_view name;
 };
 
 // Throws in inference mode, in which a closure cannot compute gradients. libtorch would report that
 // the loss requires no grad.
 CADRE_EXPORT void check_closure_mode(std::string_view optimizer);
-// Runs `load`. An exception that it throws becomes an error about the archive.
+// Runs `load`. Converts an exception of it to an Error that says that the archive does not fit the
+// optimizer.
 CADRE_EXPORT void load_archive(std::string_view optimizer, const std::function<void()>& load);
-// Called for an empty state: torch::load leaves one for one of two parameters that were the same
-// parameter when the file was saved.
+// Throws for an empty state. torch::load leaves one if two parameters were the same parameter when
+// the file was saved.
 [[noreturn]] CADRE_EXPORT void refuse_empty_state(const Place& place);
-// Throws unless a tensor that a state needs is defined and has the sizes and the dtype of its
-// parameter. check_not_needed() throws if a tensor that the state does not need is defined.
+// check_needed() throws unless a state tensor that the options need is defined and has the sizes
+// and dtype of its parameter. check_not_needed() throws if a state tensor that they do not need is
+// defined.
 CADRE_EXPORT void check_needed(const at::Tensor& parameter, const at::Tensor& state,
                                std::string_view state_name, const Place& place);
 CADRE_EXPORT void check_not_needed(const at::Tensor& state, std::string_view state_name,
                                    const Place& place);
 CADRE_EXPORT void check_num_steps(int64_t num_steps, const Place& place);
 
-// Returns whether an optimizer with these options has this tensor of its state class.
+// Returns whether an optimizer with these options uses the state tensor of this name.
 template <typename Options>
 bool needs(const Options& options, std::string_view name) {
   if (name == "max_exp_avg_sq") {
@@ -65,8 +67,8 @@ bool needs(const Options& options, std::string_view name) {
   return true;
 }
 
-// Takes the state from an optimizer and copies its options. The destructor restores both unless
-// keep_loaded() was called.
+// Moves the state out of an optimizer and copies its options before a load. The destructor restores
+// both unless keep_loaded() was called.
 class SetAside {
  public:
   explicit SetAside(torch::optim::Optimizer& optimizer)
@@ -95,7 +97,9 @@ class SetAside {
   bool is_loaded_ = false;
 };
 
-// load: calls load() of the base class. names: names of the parameters, for messages; may be empty.
+// Runs `load`, which calls load() of the base class, and checks the loaded state. If one of them
+// throws, the previous state is restored. names: names of the parameters for messages; may be
+// empty.
 template <typename State, typename Options>
 void load_checked(torch::optim::Optimizer& optimizer, std::string_view optimizer_name,
                   const std::unordered_map<const void*, std::string>& names,

@@ -1,5 +1,5 @@
-// Tests torch::load into an optimizer that has made steps: it loads the whole state, or throws an
-// error that names the problem and leaves the optimizer unchanged.
+// Tests torch::load into an optimizer that has already made steps. It must load the whole state, or
+// throw an error that names the problem and leave the optimizer unchanged.
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,8 +45,8 @@ struct Trained {
   AdamW optimizer;
 };
 
-// Lets `change` damage a saved state, loads it into an optimizer that has made a step, and returns
-// the error. The optimizer must then take the same steps as one that has loaded nothing.
+// Saves a state that `change` has damaged, loads it into an optimizer that has made a step, and
+// returns the error. The optimizer must then behave as its twin, which has not tried to load.
 std::string loading(const std::function<void(Trained&)>& change) {
   Trained saved;
   change(saved);
@@ -114,8 +114,8 @@ TEST(OptimizerLoading, AnArchiveOfAnotherOptimizerIsRefused) {
   }
 }
 
-// A parameter without a state in the file has no state after loading, as in the optimizer that was
-// saved.
+// A parameter that has no state in the file must have none after loading, even if it had one
+// before.
 TEST(OptimizerLoading, AStateOfBeforeIsNotMixedWithTheLoadedOne) {
   Trained saved;
   saved.optimizer.state().erase(saved.second.unsafeGetTensorImpl());
@@ -154,7 +154,8 @@ TEST(OptimizerLoading, OffloadedOptimizersRefuseTheSame) {
   running.step();
 }
 
-// A step in inference mode makes state, which the next step uses outside of that mode.
+// A step in inference mode creates the state, and the next step, outside of that mode, must be able
+// to use it.
 TEST(OptimizerModes, AStepInInferenceModeIsAStep) {
   Trained inside;
   Trained outside;

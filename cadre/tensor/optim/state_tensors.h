@@ -1,4 +1,4 @@
-// The fields of the optimizer state classes of libtorch and Cadre by name.
+// Gives access by name to the tensors in the optimizer state classes of libtorch and Cadre.
 //
 // Threads: plain functions. Blocking: never. Lifetime: keeps nothing. Errors: none.
 // Names are those of torch.optim. The namespace is not cadre::optim: after `using namespace torch`
@@ -19,7 +19,8 @@
 
 namespace cadre::optim_state {
 
-// The state class of an optimizer that is a class of libtorch or Cadre, or derived from one.
+// The state class of the optimizer O, which is a class of libtorch or Cadre or derived from one;
+// void for any other O.
 template <typename O>
 using StateOf = std::conditional_t<
     std::is_base_of_v<torch::optim::AdamW, O>, torch::optim::AdamWParamState,
@@ -34,7 +35,7 @@ using StateOf = std::conditional_t<
                                                   std::conditional_t<std::is_base_of_v<Adadelta, O>,
                                                                      AdadeltaParamState, void>>>>>>;
 
-// The options class of the optimizer O.
+// The options class of the optimizer O; void for an O that is not known.
 template <typename O>
 using OptionsOf = std::conditional_t<
     std::is_base_of_v<torch::optim::AdamW, O>, torch::optim::AdamWOptions,
@@ -48,9 +49,9 @@ using OptionsOf = std::conditional_t<
                     std::is_base_of_v<torch::optim::Adagrad, O>, torch::optim::AdagradOptions,
                     std::conditional_t<std::is_base_of_v<Adadelta, O>, AdadeltaOptions, void>>>>>>;
 
-inline constexpr int64_t kStepsOfMark = 1024;  // each step adds this number to a mark
+inline constexpr int64_t kStepsOfMark = 1024;  // mark_of_state() contains step * kStepsOfMark
 
-// Calls visit(name, tensor) for each tensor that the class has, also for an undefined one.
+// Calls visit(name, tensor) for each tensor member of the state class, also if it is undefined.
 template <typename State, typename Visit>
 void visit_state_tensors(State& state, Visit visit) {
   if constexpr (requires { state.exp_avg(); }) visit("exp_avg", state.exp_avg());
@@ -67,8 +68,8 @@ void visit_state_tensors(State& state, Visit visit) {
   if constexpr (requires { state.sum(); }) visit("sum", state.sum());
 }
 
-// Returns one number that says which tensors an optimizer's state of a leaf has and from which step
-// it is, to compare it between ranks; 0 without a state.
+// Returns a number that encodes which state tensors the optimizer has for a leaf, and its step
+// number, so that ranks can compare them; 0 without a state.
 template <typename O>
 int64_t mark_of_state(const O& optimizer, const at::Tensor& leaf) {
   const auto found = optimizer.state().find(leaf.unsafeGetTensorImpl());

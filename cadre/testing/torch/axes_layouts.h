@@ -1,4 +1,5 @@
-// Lists the layouts in which the tests of meshes of several axes train.
+// Lists the layouts (mesh axes with a way to divide the model along each) in which the tests of
+// meshes of several axes train.
 //
 // Threads: plain values. Blocking: never.
 #pragma once
@@ -12,7 +13,8 @@
 
 namespace cadre::testing {
 
-// Layouts with tied and untied heads alternate.
+// Some layouts have a head that is tied to the embedding, and some have an untied one, so that both
+// are covered.
 inline std::vector<Layout> axes_layouts() {
   constexpr AxesGptKind kUntied{.is_tied = false};
   constexpr AxesGptKind kSequence{.is_sequence_parallel = true};
@@ -28,8 +30,9 @@ inline std::vector<Layout> axes_layouts() {
        .axes = {{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}},
        .sharding = kHsdp,
        .kind = kUntied},
-      // The vocabulary and the hidden features are not divisible by three ranks. So the shards of
-      // replicated parameters end at other elements.
+      // The vocabulary and the hidden features are not divisible by 3 ranks, so the flat buffers of
+      // tensor-parallel ranks have different sizes, and the shards of a replicated parameter are
+      // cut at different elements.
       {.name = "zero1_x_tp_uneven",
        .axes = {{"dp", 2}, {"tp", 3}},
        .sharding = kZero1,

@@ -1,7 +1,7 @@
 // The model of the tests of meshes of several axes: a decoder of two blocks that can be cut into up
 // to four stages, with a tied or an untied head, counter-based dropout, sizes that are not
-// divisible by 4 ranks, and, if requested, a layer of experts. In every stage, parameters have the
-// names that they have in the whole decoder.
+// divisible by 4 ranks, and, if requested, a layer of experts. A parameter has the same name in a
+// stage as in the whole decoder.
 //
 // Threads: one for each model. Blocking: like the layers, once they are divided.
 #pragma once
@@ -29,8 +29,8 @@ struct AxesGptKind {
   bool has_experts = false;
 };
 
-// Stage `stage` of `num_stages`. The embeddings, the two blocks and the head are divided among at
-// most four stages.
+// Stage `stage` of `num_stages` of the decoder. The embeddings, the two blocks and the head are
+// divided among at most four stages; with one stage this is the whole decoder.
 struct AxesGpt : nn::Module {
   static constexpr int64_t kTokens = 12;
   static constexpr int64_t kWidth = DividedBlockImpl::kWidth;
@@ -85,7 +85,7 @@ struct AxesGpt : nn::Module {
     return kind.is_tied ? tokens->logits(h) : head(h);
   }
 
-  // Returns plan entries for those layers that the stage has.
+  // Returns the entries of the tensor-parallel plan for the layers that this stage has.
   std::vector<PlanEntry> plan() const {
     using enum ParallelStyle;
     std::vector<PlanEntry> entries;
@@ -114,9 +114,10 @@ struct AxesGpt : nn::Module {
   int num_stages;
   std::shared_ptr<DropoutStream> stream = std::make_shared<DropoutStream>();
   std::optional<ContextParallel> context;
-  RouterLosses router_losses;  // losses of the last forward
-  // Called before the blocks in the forward, and after them in the backward. A test uses them to
-  // make a rank fail or wait.
+  // The router's auxiliary losses of the last forward.
+  RouterLosses router_losses;
+  // Hooks that run before the blocks in forward, and after them in backward. A test sets them to
+  // make a rank fail or wait there.
   std::function<void()> in_forward, in_backward;
   Embedding tokens{nullptr}, positions{nullptr};
   Block first{nullptr}, second{nullptr};
@@ -133,7 +134,7 @@ inline std::shared_ptr<AxesGpt> make_axes_gpt(const AxesGptKind& kind, torch::Sc
   return model;
 }
 
-// Returns the stage, with the weights that it has in the whole model.
+// Returns one stage of the model `whole`, with copies of its weights.
 inline std::shared_ptr<AxesGpt> stage_of(const AxesGpt& whole, int stage, int num_stages) {
   const auto part = std::make_shared<AxesGpt>(whole.kind, stage, num_stages);
   const torch::NoGradGuard no_grad;

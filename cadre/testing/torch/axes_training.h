@@ -43,7 +43,7 @@
 namespace cadre::testing {
 
 inline constexpr int64_t kAxesRows = 8;
-// This norm is so small that every step clips its gradients.
+// The maximum norm for clipping. It is so small that every step clips its gradients.
 inline constexpr double kAxesMaxNorm = 0.25;
 inline constexpr RouterLossWeights kAxesRouterWeights{.load_balance = 0.1, .z = 0.02};
 
@@ -71,17 +71,18 @@ inline std::ostream& operator<<(std::ostream& out, const Layout& layout) {
   return out << layout.name;
 }
 
-// Mistakes that a program makes deliberately, on all ranks.
+// Deliberate mistakes of a training program, made on all ranks. The tests must detect each of them
+// as a deviation.
 enum class AxesMistake {
   kNone,
-  kNoSumOverTp,  // the gradients of a norm on shards of the sequence are not summed
-  kNoSumOverDp,  // the model has no data-parallel wrapper, or the pipeline no replicas
-  kUntied,       // each copy of a tied weight keeps its own gradient
+  kNoSumOverTp,  // layer norms on sequence shards: no sum of gradients
+  kNoSumOverDp,  // no data-parallel wrapper; a pipeline without replicas
+  kUntied,       // the copies of a tied weight do not sum their gradients
   kSwappedMicrobatches,
-  kCountedTwice,  // the norm sums over all ranks of tp, also for parameters that are not divided
+  kCountedTwice,  // the norm adds replicated parameters once for each rank of tp
 };
 
-// The results of all ranks together, for all steps.
+// The results of all steps, assembled from all ranks, with the gradient norms.
 struct AxesTraining {
   Training training;
   std::vector<double> norms;
@@ -119,8 +120,8 @@ inline AxesTraining train_axes_alone(const Case& test_case, AxesGpt& model,
   return result;
 }
 
-// One rank of a layout, which trains on `batches`. The constructor makes the members in the order
-// in which they are declared.
+// One rank that trains on `batches` in a layout: divides the model, wraps it (or makes a pipeline)
+// and makes the optimizer.
 class AxesRank final : public verify::SteppedTraining {
  public:
   AxesRank(const Layout& layout, const Case& test_case, const ProcessGroup& world,
@@ -143,7 +144,8 @@ class AxesRank final : public verify::SteppedTraining {
     make_optimizer_for(test_case);
   }
 
-  // Leaves clipped gradients.
+  // Runs forward and backward and clips the gradients, which remain set. Returns the mean loss over
+  // all rows.
   double backward(int64_t step) override {
     optimizer_->zero_grad();
     for (const auto& part : parts_) {
@@ -166,7 +168,7 @@ class AxesRank final : public verify::SteppedTraining {
     return shard::gather_values(records());
   }
 
-  // Returns whole parameters, in the order of the plain module.
+  // Gathers and returns the whole parameters, in the order of the plain module.
   Snapshot whole_parameters() { return in_order(names_, parameters()); }
 
   AxesTraining train() {
@@ -185,8 +187,8 @@ class AxesRank final : public verify::SteppedTraining {
   SnapshotParts parts() { return parts_of(records()); }
   // Returns the optimizer that holds the state of the parameters in records().
   torch::optim::Optimizer& optimizer() { return zero_local_ ? zero_local_() : *optimizer_; }
-  // Sets functions that run in the forward and the backward of this rank's first stage, and before
-  // the gradients are clipped.
+  // Sets hooks: in_forward and in_backward of this rank's first stage, and before_clip, which runs
+  // before the gradients are clipped.
   void disturb(std::function<void()> in_forward, std::function<void()> in_backward,
                std::function<void()> before_clip) {
     parts_[0]->in_forward = std::move(in_forward);
@@ -215,7 +217,7 @@ class AxesRank final : public verify::SteppedTraining {
   std::vector<std::string> data_axes() const {
     return axes_among({"dp", "dp_replicate", "dp_shard"});
   }
-  // Returns the axes along which a wrapper reduces gradients.
+  // Returns the axes along which the wrapper already reduces gradients; empty without a wrapper.
   std::vector<std::string> reduced_axes() const {
     return ddp_ || fsdp_ ? data_axes() : std::vector<std::string>();
   }
@@ -331,8 +333,8 @@ class AxesRank final : public verify::SteppedTraining {
     return parameters_of(*parts_[0]);
   }
 
-  // Returns the loss of this rank's rows, or of its tokens of these rows if the sequence is
-  // divided.
+  // Returns the loss of this rank's rows. If the sequence is divided (context parallelism), it is
+  // the loss of this rank's tokens in these rows.
   Tensor loss_of(const Tensor& logits, const Tensor& whole_targets) const {
     const Tensor targets = context_ ? context_->shard(whole_targets, 1) : whole_targets;
     const Tensor mean =
@@ -362,7 +364,7 @@ class AxesRank final : public verify::SteppedTraining {
     return result.loss;
   }
 
-  // Sums those gradients that no wrapper sums.
+  // Sums the gradients that no wrapper reduces, over the ranks of expert or context parallelism.
   void sum_gradients() {
     if (experts_) {
       experts_->sum_gradients(gradient_records(), {.reduced_axes = reduced_axes()});

@@ -1,4 +1,4 @@
-// Configurations of the trainer that a test writes to a file.
+// A fixture for tests that write a configuration of the trainer to a file and parse it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,8 @@ class ConfigTest : public ::testing::Test {
     return train::load_config(path_, overrides);
   }
 
-  // Returns the message of the error, with the file's name instead of its path.
+  // Parses a configuration that must be invalid, and returns the error message with the file's name
+  // instead of its path.
   std::string refusal(const std::string& text, const std::vector<std::string>& overrides = {}) {
     try {
       load(text, overrides);

@@ -1,6 +1,7 @@
-// Helpers for the tests of sharded gradients: a model with unusual parameters, and a function that
-// runs a program on two copies of it. One copy is wrapped with replicated gradients and the other
-// with sharded gradients. The gradients that the program compares must have equal bits.
+// Helpers for the tests of DistributedDataParallel with sharded gradients: a model with unusual
+// parameters, and a function that runs a program on two copies of it. One copy is wrapped with
+// replicated gradients and the other with sharded gradients. The gradients of both must be bitwise
+// equal.
 //
 // Threads: expect_equal makes one for each rank. Blocking: until all ranks have ended. Errors: a
 // difference fails the test.
@@ -35,7 +36,7 @@ struct TiedHeadImpl : nn::Module {
 TORCH_MODULE(TiedHead);
 
 // A model with sizes that are not divisible by any number of ranks, a tied and a frozen weight, two
-// dtypes, a parameter of 0 dims, and branches that a forward may leave out.
+// dtypes, a 0-dim parameter, and branches that a forward may leave out.
 struct Zoo : nn::Module {
   Zoo() {
     torch::manual_seed(5);
@@ -70,7 +71,8 @@ struct Zoo : nn::Module {
 
 using Wrapped = DistributedDataParallel<Zoo>;
 
-// Returns whether the gradient is defined and readable; some gradients throw when they are read.
+// Returns whether the gradient is defined and readable. A wrapper may leave a gradient whose memory
+// must not be read; const_data_ptr() throws for it.
 inline bool has_values(const Tensor& gradient) {
   if (!gradient.defined()) return false;
   try {
@@ -85,7 +87,7 @@ inline DistributedDataParallelOptions options_of(GradientPlacement placement) {
   return {.bucket_caps = {.first_bytes = 300, .bytes = 300}, .gradients = placement};
 }
 
-// One of the two copies, with the interface that a program uses.
+// One of the two wrapped copies on one rank, as the test program sees it.
 struct Copy {
   Wrapped& model;
   Zoo& net;
@@ -93,7 +95,8 @@ struct Copy {
   int world_size;
 
   bool is_sharded() const { return !shard::WrapperAccess::flat_parameters(model).empty(); }
-  // Does the same as optimizer.zero_grad(), for the tensors that the optimizer has.
+  // Does what optimizer.zero_grad() would do: clears the gradients of the parameters, or of their
+  // shards if the gradients are sharded.
   void zero_grad(bool set_to_none = true) const {
     if (!is_sharded()) return net.zero_grad(set_to_none);
     for (const ParameterShard& shard : model.parameter_shards()) {
@@ -129,10 +132,10 @@ inline bool equal_bits(const Tensor& a, const Tensor& b) {
          std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
 }
 
-// The gradients that the program read at each of its comparisons: those of the whole model, or of
-// the shards.
+// The gradients at each point where the program has called compare(): those of whole parameters, or
+// of this rank's shards.
 struct Seen {
-  // Gradients, by comparison and parameter; undefined if a parameter has no gradient.
+  // Indexed by the call of compare() and the parameter; undefined if a parameter has no gradient.
   std::vector<std::vector<Tensor>> gradients;
   std::vector<std::string> names;
   std::vector<FlatRange> ranges;
@@ -191,8 +194,8 @@ inline void require_slices(const Seen& replicated, const Seen& sharded) {
   }
 }
 
-// Runs the program on each rank. Both copies start with the weights of rank 0. The models are made
-// before the ranks start, because the process has only one random generator.
+// Runs `body` on each rank with both copies, which start with the weights of rank 0. The models are
+// made before the ranks start, because rank threads would share the process's random generator.
 inline void run_pairs(
     int world_size,
     const std::function<void(const ProcessGroup&, Wrapped& replicated, Wrapped& sharded)>& body) {

@@ -1,5 +1,5 @@
-// The fixture of the tests of DistributedDataParallel on one rank: a wrapper whose peers are
-// simulated by a formula.
+// A fixture for tests of DistributedDataParallel that run one rank only. A formula computes what
+// the other ranks (the peers) contribute to each collective.
 //
 // Threads: one. Blocking: never.
 #pragma once
@@ -21,9 +21,9 @@ namespace cadre::testing {
 
 inline constexpr int kWorld = 4;
 
-// Simulates peers of a wrapper. It knows the wrapper's messages: the sums of the samples in int64,
-// the counts by parameter and by rank in int32, and the trailer behind the gradients. Peers send
-// the same values as this rank, unless a test sets other ones.
+// Computes the contributions of the peers to the wrapper's collectives: the numbers of samples in
+// int64, the counts for each parameter and rank in int32, and the gradients with the trailer behind
+// them. The peers send the same values as this rank unless a test sets others.
 class DdpPeers : public PeersFormula {
  public:
   using PeersFormula::PeersFormula;
@@ -39,10 +39,11 @@ class DdpPeers : public PeersFormula {
     }
   }
 
-  // The sum of the counts of all peers, without their samples; if undefined, each peer sends the
-  // same counts as this rank.
+  // The sum of the int32 counts of all peers. If undefined, each peer sends the same counts as this
+  // rank.
   Tensor counts;
-  // The sum over all peers; nullopt: each peer has as many samples as this rank.
+  // The number of samples of all peers together. If nullopt, each peer has as many samples as this
+  // rank.
   std::optional<int64_t> samples;
   double flag = 0;  // added to the last element of each floating-point reduction
 
@@ -55,8 +56,8 @@ class DdpPeers : public PeersFormula {
       return;
     }
     tensor.mul_(world_size());
-    // These elements of the trailer hold the ranks' samples, numbers of writes, wrappers, positions
-    // and suspicions.
+    // Parts of the message that are vectors with one entry for each rank, such as the numbers of
+    // samples and of writes. All entries get this rank's value.
     for (const int64_t place : {1, 2, 3, 4, 5, 6, 8}) {
       const Tensor of_ranks = tensor.narrow(0, -place * world_size(), world_size());
       of_ranks.fill_(of_ranks[0] / world_size());
@@ -64,7 +65,7 @@ class DdpPeers : public PeersFormula {
   }
   void reduce_samples(const Tensor& tensor) const {
     const Tensor peers = samples ? at::full_like(tensor, *samples) : tensor * (world_size() - 1);
-    if (samples) peers.narrow(0, 1, 2).zero_();  // no samples: see agreement/sample_weight.cpp
+    if (samples) peers.narrow(0, 1, 2).zero_();  // not numbers of samples: sample_weight.cpp
     tensor.add_(peers);
   }
 };
@@ -74,7 +75,8 @@ class DdpTest : public ::testing::Test {
   std::shared_ptr<Net> net_ = std::make_shared<Net>();
   std::shared_ptr<DdpPeers> formula_ = std::make_shared<DdpPeers>(kWorld);
   FakeGroup peers_{formula_};
-  // These caps give at least two buckets, because each parameter of more than 64 bytes fills one.
+  // The cap gives each parameter of more than 64 bytes a bucket of its own, so there are at least
+  // two buckets.
   DistributedDataParallelOptions options_{.bucket_caps = {.first_bytes = 64, .bytes = 64}};
 
   DistributedDataParallel<Net> wrap() { return {net_, peers_.group(), options_}; }

@@ -1,5 +1,6 @@
-// Runs a job in which one rank, the victim, kills or stops itself while it trains. On every other
-// rank training must fail in time, and no process, thread or file may be leaked.
+// Runs a job in which one rank, the victim, kills or stops itself while it trains. Training must
+// then fail on every other rank (the survivors) within a limit, and no process, thread or file may
+// be leaked.
 //
 // Threads: those of run_job(). Blocking: run_disturbed(), until all ranks have ended. For tests
 // only.
@@ -29,8 +30,8 @@ namespace cadre::testing {
 
 inline constexpr int kVictim = 1;
 inline constexpr Duration kStopTimeout = std::chrono::seconds(2);
-// The time in which survivors must fail. It counts from the signal, or from the deadline if the
-// victim is only stopped.
+// The time within which the survivors must fail: after the signal, or, if SIGSTOP has only stopped
+// the victim, after the timeout of the operation.
 inline constexpr Duration kLimit = std::chrono::seconds(2);
 
 struct DisturbedJob {
@@ -75,10 +76,10 @@ struct DisturbedRank {
   [[noreturn]] void disturb_self() const {
     std::ofstream(moment_file) << context.system.now().ns << " " << ::getpid();
     ::raise(job.signal);
-    // If a stopped process is continued, it must not take part again.
+    // A victim that was stopped and is continued must not train on.
     throw Error(ErrorCode::kInternal, "the victim goes on");
   }
-  // Runs `train` and returns its error and the time of that error. Then it calls `check` with the
+  // Runs `train`, which must throw, and returns the error and its time. Also calls `check` with the
   // error.
   FailureReport report_of(const std::function<void()>& train,
                           const std::function<void(const Error&)>& check = nullptr) const {
@@ -94,8 +95,9 @@ struct DisturbedRank {
   }
 };
 
-// The function of each rank. It must fail on every survivor; on the victim it ends in
-// disturb_self(). If the victim leaves in an orderly way, it returns with any message.
+// The function that each rank runs. On the victim it ends in disturb_self(), and on every survivor
+// it must return the report of a failure. If `signal` is 0, the victim leaves the group in an
+// orderly way and returns any report.
 using DisturbedBody = std::function<FailureReport(DisturbedRank&)>;
 
 // Returns a DisturbedBody that calls a function with a group of all ranks.
@@ -111,7 +113,7 @@ inline DisturbedBody on_group(
 
 inline void live_through(DisturbedRank& rank, const DisturbedBody& body) {
   at::set_num_threads(1);
-  // Makes libtorch start its threads now, before the group exists.
+  // Makes libtorch start its threads before count_resources(), so that they do not count as leaked.
   torch::ones({4}, torch::requires_grad()).sum().backward();
   const Resources before = count_resources();
   const FailureReport report = body(rank);
@@ -126,8 +128,8 @@ inline void live_through(DisturbedRank& rank, const DisturbedBody& body) {
 }
 
 struct DisturbedOutcome {
-  std::string victim;    // the end of the victim's name in messages, for example ", pid 812)"
-  std::string farewell;  // the message of a victim that left in an orderly way
+  std::string victim;                   // how errors name the victim, such as ", pid 812)"
+  std::string farewell;                 // the message of a victim that left in an orderly way
   std::map<int, std::string> messages;  // messages of the survivors, by rank
 };
 
@@ -170,9 +172,9 @@ inline DisturbedOutcome run_disturbed(const DisturbedJob& job, const DisturbedBo
   return outcome;
 }
 
-// The groups in which the ranks wait. In a mesh, a timeout names the rank for which the group of
-// one axis waits, and the group in which that rank waits in turn. So it suffices that one rank
-// names the victim.
+// Whether the ranks wait in one group or in the groups of several mesh axes. In the second case a
+// timeout names the rank for which its own group waits. That rank may be a survivor that waits in
+// another group, so only one error has to name the victim.
 enum class WaitsIn { kOneGroup, kGroupsOfAxes };
 
 // Checks that the survivors' error codes fit the signal, and that their messages name the victim.

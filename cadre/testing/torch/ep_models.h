@@ -1,6 +1,6 @@
 // The models of the equality tests of expert parallelism: a GPT whose MLPs are mixtures of experts,
-// and an MLP with one mixture in the middle, with one selected expert and a capacity that drops
-// choices.
+// and an MLP whose middle layer is a mixture with one selected expert for each token (top-1) and a
+// capacity at which tokens are dropped.
 //
 // Threads: one for each model. Blocking: like the layers, once they are divided.
 #pragma once
@@ -124,7 +124,7 @@ struct ExpertGpt : ExpertModel {
   nn::Linear head{nullptr};
 };
 
-// `test_case.model` is mlp or gpt.
+// Makes the model that `test_case.model` names: "mlp" or "gpt".
 inline std::shared_ptr<ExpertModel> make_expert_model(const Case& test_case, uint64_t seed) {
   torch::manual_seed(seed);
   std::shared_ptr<ExpertModel> model;

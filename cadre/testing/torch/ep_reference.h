@@ -1,6 +1,5 @@
 // Computes a mixture of experts by its definition, token by token and expert by expert in one
-// process, as the expected result in tests of the layer. The header also defines problems and
-// values for these tests.
+// process, as the expected result in tests of the layer.
 //
 // Threads: pure functions. Blocking: never.
 #pragma once
@@ -28,13 +27,13 @@ struct ExpertReference {
   double smallest_gap = 1e9;
 };
 
-// The parameters of the whole layer.
+// The parameters of all experts and of the router.
 struct ExpertWeights {
   Tensor router, up_weight, up_bias, down_weight, down_bias;
   std::vector<Tensor> all() const { return {router, up_weight, up_bias, down_weight, down_bias}; }
 };
 
-// Returns the experts of each token, the best one first. It compares logits one by one.
+// Returns the selected (top-k) experts of each token, the one with the largest logit first.
 inline std::vector<std::vector<int64_t>> best_experts(const Tensor& logits, int64_t num_selected,
                                                       double& smallest_gap) {
   std::vector<std::vector<int64_t>> chosen;
@@ -63,7 +62,7 @@ inline Tensor output_of_expert(const ExpertWeights& weights, int64_t expert, con
   return weights.down_weight[expert].mv(hidden) + weights.down_bias[expert];
 }
 
-// x: (n, D), the tokens of all ranks, with n > 0.
+// Computes the whole layer. x: (n, D), the tokens of all ranks; n > 0.
 inline ExpertReference reference_of(const ExpertWeights& weights, const Tensor& x,
                                     const MixtureOfExpertsOptions& options) {
   ExpertReference result;
@@ -109,7 +108,7 @@ inline ExpertReference reference_of(const ExpertWeights& weights, const Tensor& 
   return result;
 }
 
-// Returns smooth values of the magnitude of weights.
+// Returns deterministic values of the magnitude of weights, from a smooth function of the index.
 inline Tensor smooth_numbers(at::IntArrayRef shape, double seed) {
   const int64_t count = c10::multiply_integers(shape);
   return (torch::arange(count, torch::kDouble) * 0.7 + seed).sin().view(shape) * 0.5;

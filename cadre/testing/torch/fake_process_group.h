@@ -1,5 +1,5 @@
-// A ProcessGroup of any size in one process without peers, for dry runs; what its collectives give
-// is in cadre/testing/core/fake_group.h.
+// A ProcessGroup of any size in one process, without other ranks, for dry runs.
+// cadre/testing/core/fake_group.h describes the results of its collectives.
 //
 // Threads, blocking, lifetime and errors: those of ProcessGroup.
 #pragma once

@@ -1,5 +1,5 @@
-// The models of wrap_models.h, divided into units, and more models for tests of units. The same
-// seed gives the same parameters in the same order.
+// The models of wrap_models.h, divided into units (modules whose parameters are gathered together),
+// and more models for tests of units. The same seed gives the same parameters in the same order.
 //
 // Threads: one for each model. Blocking: never.
 #pragma once
@@ -17,8 +17,8 @@ namespace cadre::testing {
 using LinearUnit = nn::ModuleHolder<ShardUnit<nn::LinearImpl>>;
 using ConvUnit = nn::ModuleHolder<ShardUnit<nn::Conv2dImpl>>;
 
-// Templates for Unit<M> in the models below: a plain unit, or a unit that recomputes its forward in
-// backward.
+// The models below take one of these templates as their parameter Unit: a plain unit, or a unit
+// with activation checkpointing.
 template <typename M>
 using PlainShardUnit = ShardUnit<M>;
 template <typename M>
@@ -34,8 +34,7 @@ struct MlpOfUnits : Mlp {
 };
 using UnitMlp = MlpOfUnits<PlainShardUnit>;
 
-// A model with two consecutive units without an operation between them, and with two layers in the
-// root.
+// A CNN with two consecutive units, and with two layers that belong to the root.
 template <template <typename> typename Unit>
 struct CnnOfUnits : TinyCnn {
   explicit CnnOfUnits(torch::ScalarType dtype) : TinyCnn(dtype) {
@@ -108,8 +107,8 @@ struct GptOfUnits : Model {
 };
 using UnitGpt = GptOfUnits<PlainShardUnit>;
 
-// Sets values that do not depend on the thread. Random values would: ranks that make models at the
-// same time share the generator of the process.
+// Sets deterministic parameter values. Random values would differ between ranks and runs, because
+// the threads of the ranks share the random generator of the process.
 inline void set_values(nn::Module& module) {
   const torch::NoGradGuard no_grad;
   double phase = 0;
@@ -136,7 +135,8 @@ std::shared_ptr<Model> make_model_of_units(const Case& test_case) {
   return model;
 }
 
-// Makes the models of make_model() with units. Some parameters of the GPT have other names.
+// Makes the same models as make_model(), divided into units. Some parameters of the GPT have other
+// names.
 inline std::shared_ptr<Model> make_unit_model(const Case& test_case, uint64_t seed) {
   const std::shared_ptr<Model> model = test_case.is_checkpointed
                                            ? make_model_of_units<CheckpointedUnit>(test_case)

@@ -1,8 +1,8 @@
-// A model of three units and a root. Its forward may write to a weight, and a test can set
-// functions that run during forward and backward.
+// A model of three units and a root for tests of FullyShardedDataParallel. Its forward may write to
+// a weight, and a test can set functions that run during forward and backward.
 //
-// Threads: a model for each rank. Blocking: on_two_ranks() until both have ended. Errors: if a rank
-// fails, the test fails.
+// Threads: each rank has its own model. Blocking: on_two_ranks() until both have ended. Errors: if
+// a rank fails, the test fails.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Models of equal units. Tests train a plain copy and a sharded copy of each and compare them.
+// Models that are stacks of equal units ("towers"). Tests train one copy in one process and one
+// under FullyShardedDataParallel, and compare the parameters.
 //
 // Threads: expect_trains_as_plain() makes one for each rank. Blocking: until all ranks have ended.
 // Errors: a difference fails the test.
@@ -45,7 +46,7 @@ struct Tower : nn::Module {
   nn::Linear head{nullptr};
 };
 
-// A module that computes with the weight of another module.
+// A module that uses the weight of another module (a tied weight).
 struct BorrowerImpl : nn::Module {
   explicit BorrowerImpl(const Tensor& lent) { weight = register_parameter("weight", lent); }
   Tensor forward(const Tensor& x) { return torch::matmul(x, weight.t()); }
@@ -75,13 +76,13 @@ struct MixedTower : Tower {
   Tensor scale;
 };
 
-// A unit that contains one layer of Tower and the operations around it.
+// One layer of Tower with the operations around it, as a module that can be a unit.
 struct HalfImpl : nn::LinearImpl {
   using nn::LinearImpl::LinearImpl;
   Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
 };
 
-// A tower that recomputes its activations in backward.
+// A tower whose units use activation checkpointing.
 struct Recomputed : nn::Module {
   using Unit = nn::ModuleHolder<ShardUnit<ActivationCheckpoint<HalfImpl>>>;
   Recomputed() {
@@ -122,7 +123,7 @@ inline FullyShardedDataParallelOptions every_unit() {
   return {.wrap_policy = wrap_by_size(1)};
 }
 
-// Called with (model, step, rows), runs one step without the optimizer. `model` is the module or
+// Runs the forward and backward of one step, without the optimizer. `model` is the plain module or
 // its wrapper.
 struct PlainSteps {
   template <typename Model>
@@ -131,7 +132,8 @@ struct PlainSteps {
   }
 };
 
-// Accumulates the gradients of both halves of the rows in one step.
+// Runs a step as two backwards, one for each half of the rows. Without kReduceEvery the first one
+// runs under no_sync().
 template <bool kReduceEvery>
 struct Accumulation {
   template <typename Model>
@@ -149,7 +151,7 @@ struct Accumulation {
   }
 };
 
-// Returns each parameter once, in the order of the wrapper.
+// Returns each parameter once (a tied one too), in the order in which the wrapper lists them.
 template <typename M>
 std::vector<Tensor> parameters_of(const M& module) {
   std::vector<Tensor> parameters;

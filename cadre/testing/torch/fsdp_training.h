@@ -1,5 +1,5 @@
-// Functions with which the tests of FullyShardedDataParallel train, and assemble the shards of the
-// ranks.
+// Functions that train under FullyShardedDataParallel in its equality tests, and that assemble
+// whole tensors from the shards of the ranks.
 //
 // Threads: train_sharded() makes one for each rank. Blocking: until all ranks have ended. Errors:
 // if a rank fails, the test fails.
@@ -16,9 +16,9 @@
 
 namespace cadre::testing {
 
-// Returns the whole tensor of which each rank of the group owns a range, bit for bit: it sums the
-// bytes of ranges that do not overlap. Returns an undefined tensor if the shard is undefined.
-// Collective.
+// Assembles a whole tensor from the ranges that the ranks of the group own, bitwise exactly: sums
+// the bytes of zero-filled copies, in which the ranges do not overlap. Returns an undefined tensor
+// if this rank's `own` is undefined. Collective.
 inline Tensor assembled(const ParameterShard& shard, const Tensor& own, const ProcessGroup& group) {
   if (!own.defined()) return {};
   if (!shard.flat_axis) return own.detach().clone().view(shard.sizes);
@@ -46,7 +46,7 @@ Snapshot assembled_parameters(const FullyShardedDataParallel<M>& model, const Pr
   return parameters;
 }
 
-// Returns options with which all ShardUnits become units.
+// Returns options with which every ShardUnit becomes a unit, whatever its size.
 inline FullyShardedDataParallelOptions all_units(const Case& test_case, int world_size) {
   return {.wrap_policy = wrap_by_size(1),
           .weighting = test_case.batch % world_size == 0 ? GradientWeighting::kEqual
@@ -73,8 +73,8 @@ inline Training train_sharded_rank(const Case& test_case, const std::vector<Tens
   return training;
 }
 
-// Trains on ranks as threads. Their modules start with different weights. Returns the results by
-// rank.
+// Trains on ranks as threads, whose modules start with different weights. Returns the results,
+// indexed by rank.
 inline std::vector<Training> train_sharded(const Case& test_case,
                                            const std::vector<Tensor>& batches, uint64_t seed,
                                            int world_size,

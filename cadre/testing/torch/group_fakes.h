@@ -1,5 +1,5 @@
-// Groups for tests of wrappers: a real group whose collectives a test can intercept on their way to
-// the engine, or rank 0 of a group whose other ranks are simulated by a formula.
+// FakeGroup, a group for tests of wrappers: either a real group whose collectives a test can
+// intercept before the engine runs them, or rank 0 of a group whose other ranks a formula computes.
 //
 // Threads: those of ProcessGroup; on_call runs in the thread that runs the collective, which may be
 // the group's own. Blocking: that of the real group; never with a formula. Lifetime: group() and
@@ -30,24 +30,24 @@
 
 namespace cadre::testing {
 
-// Returns the elements of an operand as a tensor of one dimension.
+// Returns a 1-dim tensor over the memory of a collective's input or output.
 inline at::Tensor tensor_of(ConstBytes bytes, DType dtype) {
   const auto numel = static_cast<int64_t>(bytes.size() / size_of(dtype));
   return at::from_blob(const_cast<std::byte*>(bytes.data()),  // NOLINT: a tensor is never const
                        {numel}, at::TensorOptions().dtype(to_scalar_type(dtype)));
 }
 
-// Simulates the other ranks in tests of rank 0 alone. The floating-point values of rank r are r + 1
-// times those of rank 0, and its integers are those of rank 0. Derive from it for a wrapper whose
-// messages contain more than gradients.
+// Computes the contributions of the other ranks when only rank 0 exists: the floating-point values
+// of rank r are r + 1 times those of rank 0, and its integers equal those of rank 0. Derive from it
+// for a wrapper that exchanges more than gradients.
 class PeersFormula : public FormulaPeers {
  public:
   explicit PeersFormula(int world_size) : world_size_(world_size) {}
 
   int world_size() const { return world_size_; }
-  // Returns the mean of all ranks' values divided by this rank's value.
+  // Returns the factor between this rank's floating-point value and the mean over all ranks.
   double mean_factor() const { return (world_size_ + 1) / 2.0; }
-  // Replaces this rank's values, in place, by the result of the reduction over all ranks.
+  // Replaces the values of rank 0, in place, by the result of the reduction over all ranks.
   virtual void reduce(const at::Tensor& tensor, ReduceOp op) const {
     if (tensor.is_floating_point()) {
       tensor.mul_(op == ReduceOp::kAvg ? mean_factor() : mean_factor() * world_size_);
@@ -71,7 +71,7 @@ class PeersFormula : public FormulaPeers {
   int world_size_;
 };
 
-// A collective on its way to the other ranks.
+// An intercepted collective, as on_call gets it before it runs.
 class GroupCall {
  public:
   explicit GroupCall(FakeCall& call)
@@ -82,13 +82,14 @@ class GroupCall {
         output(tensor_of(call.collective.out, call.collective.dtype)),
         call_(call) {}
 
-  // Returns whether the collective reduces gradients, as opposed to the integers that the ranks
-  // compare.
+  // Returns whether the collective reduces floating-point values (gradients), and not the integers
+  // that the ranks compare.
   bool is_reduction_of_values() const { return reduces(kind) && is_of_values(); }
   bool is_of_values() const { return input.is_floating_point(); }
   ReduceOp op() const { return call_.collective.reduction.op(); }
   void reduce_with(ReduceOp op) { call_.collective.reduction = op; }
-  // Runs the collective, as it is at the time of this call, on the other ranks.
+  // Runs the collective with the real or simulated ranks, including the changes that the test has
+  // made to it.
   void pass_on() {
     const at::NoGradGuard no_grad;
     status_ = call_.pass_on();
@@ -109,27 +110,26 @@ class GroupCall {
 
 class FakeGroup {
   using OnCall = std::function<void(GroupCall& call)>;
-  // Shared with the engine.
+  // Shared with the group, which may outlive this object.
   const std::shared_ptr<OnCall> on_call_ =
       std::make_shared<OnCall>([](GroupCall& call) { call.pass_on(); });
 
  public:
-  // Makes a group of the ranks of `real`, split off from it; all of them must make one. A failure
-  // of either group fails both, and groups that fail together with `real` fail together with this
-  // group, too.
+  // Makes a group of all ranks of `real`, which is split from it, so all ranks must construct one.
+  // If either group or another group that fails together with `real` fails, all of them fail.
   explicit FakeGroup(const ProcessGroup& real)
       : FakeGroup(split(real.communicator(), {.color = 0, .name = real.name()},
                         real.communicator().system().deadline_in(kDefaultConnectTimeout))) {
     real.communicator().fail_together(*communicator_);
   }
-  // REQUIRES: no operation was issued in `real`.
+  // Intercepts the collectives of `real` itself. REQUIRES: no operation was issued in `real`.
   explicit FakeGroup(std::shared_ptr<Communicator> real) : communicator_(std::move(real)) {
     intercept(*communicator_, calls_);
     install();
   }
-  // Makes rank 0 of a group whose other ranks are computed by a formula. An asynchronous collective
-  // runs when the caller waits for it or for a later one. So a wrapper that reads before it waits
-  // reads the old values.
+  // Makes rank 0 of a group whose other ranks a formula computes. An asynchronous collective runs
+  // only when the caller waits for it or for a later one, so a wrapper that reads a result before
+  // it waits reads the old values, and the test detects that.
   explicit FakeGroup(const std::shared_ptr<PeersFormula>& formula) {
     const auto lone = std::make_shared<Lone>();
     CommunicatorOptions options;
@@ -142,45 +142,46 @@ class FakeGroup {
   FakeGroup(const FakeGroup&) = delete;
   FakeGroup& operator=(const FakeGroup&) = delete;
 
-  // A function that runs in place of each collective. It passes the collective on or drops it:
-  //   count   ++n; call.pass_on();
+  // A function that is called instead of each collective. It passes the collective on, with or
+  // without a change, or drops it: count ++n; call.pass_on();
   //   drop    return;
   //   change  call.reduce_with(ReduceOp::kSum); call.pass_on();
   //   delay   delay(call);
   //   fail    throw Error(...);
   // Set it while no operation is pending.
   OnCall& on_call = *on_call_;
-  // Passes a collective on after a pause, as a slow group does.
+  // Passes a collective on after a pause, to simulate a slow network.
   void delay(GroupCall& call) const {
     os::System& system = communicator_->system();
     system.make_waiter()->park(system.deadline_in(std::chrono::milliseconds(5)));
     call.pass_on();
   }
 
-  // With a formula, callers run all operations. This call starts the group's own thread, which runs
-  // the operations of an abandoned pass, for which a wrapper's destructor waits. It has no effect
-  // for a real group.
+  // Operations of a group with a formula run in the callers' waits only. This call starts the
+  // group's progress thread, so that operations run for which nobody waits, such as those of a pass
+  // that an exception has ended; a wrapper's destructor needs them to end. Has no effect for a real
+  // group.
   void begin_threads() const {
     if (lone_ != nullptr) lone_->system.begin_threads();
   }
 
   ProcessGroup group() const { return ProcessGroup(communicator_); }
-  // Returns how many objects own the group, without this object.
+  // Returns how many owners the group has besides this object.
   long num_owners() const { return communicator_.use_count() - 1; }
 
   // Returns the collectives in the order in which they ran, for example "all_reduce(sum, float32 x
   // 12)".
   std::vector<std::string> log() const { return calls_->log(); }
   void clear_log() const { calls_->clear_log(); }
-  // Returns the number of allocations of symmetric memory in the log.
+  // Returns how many allocations of symmetric memory are in the log.
   int64_t num_allocated() const {
     return std::ranges::count_if(
         log(), [](const std::string& call) { return call.starts_with("allocate_symmetric"); });
   }
 
  private:
-  // A System whose progress threads do not start before begin_threads() or their join(), so that
-  // callers run the operations.
+  // A System that delays the start of progress threads until begin_threads() or their join(), so
+  // that operations run in the callers' waits.
   class CallersRunAll final : public ForwardingSystem {
    public:
     using ForwardingSystem::ForwardingSystem;
@@ -223,7 +224,7 @@ class FakeGroup {
     bool have_begun_ = false;
   };
   struct Lone {
-    // The destructor of a group waits until pending operations have ended.
+    // The threads must run, because the destructor of the group waits for pending operations.
     ~Lone() { system.begin_threads(); }
     std::unique_ptr<os::System> native = os::make_native_system();
     CallersRunAll system{*native};
@@ -240,7 +241,7 @@ class FakeGroup {
 
   std::shared_ptr<FakeCalls> calls_ = std::make_shared<FakeCalls>();
   std::shared_ptr<Communicator> communicator_;
-  Lone* lone_ = nullptr;  // owned together with the group
+  Lone* lone_ = nullptr;  // owned by communicator_; null for a real group
 };
 
 }  // namespace cadre::testing

@@ -1,4 +1,4 @@
-// Assembles the results of ranks that trained different parts of the parameters.
+// Assembles whole tensors from the results of ranks that trained different parts of the parameters.
 //
 // Threads: plain functions. Blocking: never. Errors: fails the test if whole parameters differ
 // between ranks.
@@ -16,11 +16,11 @@
 
 namespace cadre::testing {
 
-// For each parameter, the dimension along which it is divided; nullopt: it is not divided.
+// The dimension along which each parameter is divided; nullopt if it is not divided.
 using DividedDims = std::vector<std::optional<int64_t>>;
 
-// Joins the ranks' parts of each parameter. Parameters that are not divided must be equal on all
-// ranks.
+// Concatenates the ranks' parts of each parameter along its dimension. Parameters that are not
+// divided must be equal on all ranks.
 inline Snapshot joined(const DividedDims& dims, const std::vector<Snapshot>& parts) {
   Snapshot whole;
   for (size_t i = 0; i < dims.size(); ++i) {

@@ -1,9 +1,9 @@
 // Measures the memory of a process: the exact allocations of libtorch, and the memory that the
 // kernel reports.
 //
-// For tests and benches. Threads: any; an allocation counts for the rank that the allocating thread
-// has set, whichever thread frees it. Blocking: reads /proc. Lifetime: install() is permanent.
-// Errors: cadre::Error if the kernel does not report them.
+// For tests and benches. Threads: any; an allocation, and its end in any thread, counts for the
+// rank that the allocating thread has set. Blocking: reads /proc. Lifetime: install() is permanent.
+// Errors: cadre::Error if the kernel does not report these values.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -44,7 +44,7 @@ class CountedMemory final : public c10::Allocator {
     const std::lock_guard lock(mutex_);
     return counts_[rank].bytes;
   }
-  // Returns the maximum since reset_peak().
+  // Returns the maximum of the rank's allocated bytes since reset_peak().
   int64_t peak_bytes(int rank) const {
     const std::lock_guard lock(mutex_);
     return counts_[rank].peak;
@@ -85,7 +85,8 @@ class CountedMemory final : public c10::Allocator {
 
   explicit CountedMemory(c10::Allocator& below) : below_(below) {}
 
-  // Kept by thread, because libtorch calls allocate() without a context, and a rank is a thread.
+  // The rank is thread-local, because libtorch calls allocate() without a context, and each rank is
+  // a thread.
   static int& rank_of_thread() {
     thread_local int rank = 0;
     return rank;
@@ -130,7 +131,8 @@ inline int64_t proportional_bytes() {
   throw Error(ErrorCode::kUnavailable, "/proc/self/smaps_rollup has no Pss");
 }
 
-// Sums the mappings one by one, which takes longer, and separates shared memory.
+// Sums the Pss over the mappings one by one, to report shared memory separately. Slower than
+// proportional_bytes().
 inline ProportionalSize proportional_size() {
   ProportionalSize size;
   std::ifstream file("/proc/self/smaps");

@@ -1,5 +1,5 @@
 // Helpers for the tests of the fused optimizers: parameters of unusual shapes, equal gradients for
-// several copies of them, and the update rules with their options.
+// two copies of them, and the optimizers to test with their options.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,8 +23,8 @@ using Optimizer = torch::optim::Optimizer;
 
 constexpr double kRate = 0.01;
 
-// An update rule with its options. It makes Cadre's optimizer with two groups, or that of
-// torch::optim.
+// A kind of optimizer with its options. `ours` makes Cadre's optimizer and `torchs` that of
+// torch::optim, each with two parameter groups.
 struct Rule {
   std::string name;
   std::function<std::unique_ptr<Optimizer>(const Tensors&)> ours;
@@ -95,8 +95,8 @@ inline std::vector<Rule> rules() {
 }
 
 // Returns leaves of many shapes and strides: a matrix, a transposed matrix, filters in
-// channels_last, odd lengths, a length of several vectors, a scalar and an empty tensor. The last
-// leaf often has no gradient.
+// channels_last, odd lengths, a length of several SIMD vectors, a scalar and an empty tensor.
+// set_gradients() leaves the last leaf without a gradient in many steps.
 inline Tensors make_parameters(at::ScalarType dtype) {
   torch::manual_seed(1);
   Tensors parameters = {
@@ -137,11 +137,10 @@ inline void set_gradients(const Tensors& a, const Tensors& b, int step) {
   }
 }
 
-// Returns the largest difference allowed between two computations of `num_steps` steps of about
-// kRate. Each rounds a parameter at most twice in a step (decay, update), by half of epsilon *
-// p
-// . The error of the update itself, about ten rounded operations, is small against that. Twice the
-// sum is allowed.
+// Returns the allowed difference between two computations of `num_steps` steps with the learning
+// rate kRate. Each rounds a parameter p at most twice in a step (decay, update), by at most half of
+// epsilon * abs(p). The error of the update itself, about ten rounded operations, is small in
+// comparison. The bound is twice the sum of these errors.
 inline double bound(const at::Tensor& parameter, int num_steps) {
   const double epsilon =
       parameter.scalar_type() == at::kDouble ? std::ldexp(1, -52) : std::ldexp(1, -23);
@@ -149,7 +148,7 @@ inline double bound(const at::Tensor& parameter, int num_steps) {
   return 4 * epsilon * num_steps * std::max(scale, 1.0);
 }
 
-// Returns the text of the error of a step; an empty text if it succeeds.
+// Runs a step and returns its error message; "" if it succeeds.
 inline std::string refusal(Optimizer& optimizer) {
   try {
     optimizer.step();

@@ -1,5 +1,5 @@
 // Computes in one process, with torch's chunk, sum, mean, amax, amin and prod, the part of a tensor
-// that each rank of a mesh holds. It is the reference for placements and redistributions.
+// that each rank of a mesh holds. The tests of DTensor compare with it.
 //
 // Threads: plain functions. Blocking: never. Errors: those of torch.
 #pragma once
@@ -45,9 +45,9 @@ inline torch::Tensor reference_part(torch::Tensor part, const std::vector<int>& 
   return part;
 }
 
-// Returns the sizes of a tensor that holds the operands of all ranks, for a tensor with these sizes
-// and placements. It has one more leading dimension for each axis, of the axis' size if the axis is
-// Partial, otherwise of size 1.
+// Returns the sizes of a tensor that stacks the operands of all ranks, for a DTensor with these
+// sizes and placements. It has one leading dimension for each mesh axis: of the size of the axis if
+// the placement is Partial, otherwise of size 1.
 inline std::vector<int64_t> operand_sizes(const std::vector<int64_t>& sizes,
                                           const std::vector<int>& shape,
                                           const std::vector<Placement>& placements) {
@@ -91,7 +91,7 @@ inline torch::Tensor fold(const torch::Tensor& operands, ReduceOp op) {
   return result;
 }
 
-// Returns the tensor that the operands represent.
+// Returns the whole tensor: reduces the operands along all Partial axes.
 inline torch::Tensor value_of(torch::Tensor operands, const std::vector<Placement>& placements) {
   for (const Placement& placement : placements) {
     const Partial* partial = placement.partial();

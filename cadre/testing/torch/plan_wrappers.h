@@ -1,4 +1,5 @@
-// Makes the wrappers and the optimizer that a memory plan describes, and runs a step with them.
+// Makes the wrapper and the optimizer that PlanOptions (the input of the memory planner) describe,
+// and runs a step with them, to compare planned with measured memory.
 //
 // Threads: one for each rank. Blocking: collective, like the wrappers. Lifetime: the wrappers live
 // as long as the call of with_planned_wrappers(). Errors: those of the wrappers.
@@ -34,8 +35,8 @@ inline FullyShardedDataParallelOptions sharding_of(const PlanOptions& options) {
   return sharding;
 }
 
-// Calls use(model, optimizer, groups) with AdamW over the wrapped module. All operations run in
-// these groups; the first group has all ranks.
+// Wraps `net` and calls use(model, optimizer, groups) with an AdamW for it. `groups` are all groups
+// in which the wrappers run operations; the first one has all ranks.
 template <typename Module, typename Use>
 void with_planned_wrappers(const Module& net, const ProcessGroup& world, const PlanOptions& options,
                            const Use& use) {
@@ -70,7 +71,8 @@ void with_planned_wrappers(const Module& net, const ProcessGroup& world, const P
   use(model, optimizer, all);
 }
 
-// Runs the backwards of one step of the optimizer. Only the last one reduces.
+// Runs the forwards and backwards of one step with gradient accumulation. All but the last run
+// under no_sync().
 template <typename Model, typename Optimizer>
 void accumulate_gradients(Model& model, Optimizer& optimizer, const at::Tensor& x,
                           int64_t num_backwards) {

@@ -1,6 +1,6 @@
-// The model of the tests of pipelines: a small language model that can be cut into any number of
-// stages, with several tensors between stages, integers among them, stages of unequal length, a
-// frozen weight, and a weight that one stage uses twice.
+// The model of the tests of pipelines: a small language model that can be divided into any number
+// of stages. Several tensors, integers among them, pass from stage to stage; stages have different
+// numbers of layers; one weight is frozen, and one is used twice in a stage.
 //
 // Threads: one for each model. Blocking: never.
 #pragma once
@@ -94,7 +94,7 @@ inline Tensor forward_all(const std::vector<std::shared_ptr<StageNet>>& stages,
   return values[0];
 }
 
-// Returns words (rows, 5), which differ between steps.
+// Returns token ids of shape (rows, 5), which differ between steps.
 inline Tensor tokens_of(int64_t rows, int step) {
   const Tensor numbers = torch::arange(rows * 5, torch::kLong) * 7 + step * 3;
   return (numbers + numbers.floor_divide(4)).remainder(StageNet::kWords).view({rows, 5});

@@ -2,10 +2,10 @@
 // threads, or in the simulator.
 //
 // Threads: one for each rank, in which torch computes with one thread. Blocking: until all ranks
-// have ended; every operation of a rank ends within its timeout. Errors: what a rank throws is
-// returned with its rank. A rank that finds a wrong result throws (require()): then its group is
-// destroyed, and the other ranks end at once instead of waiting for it. The group is closed when
-// the function returns.
+// have ended; every operation ends within RunGroupsOptions::timeout. Errors: an exception of a rank
+// is returned in its result. A rank that finds a wrong result throws (require()), which destroys
+// its group, so that the other ranks fail at once and do not wait for it. If the function returns
+// normally, the group is closed.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -31,10 +31,11 @@ struct RunGroupsOptions {
   TransportChoice transport = TransportChoice::kAuto;  // kTcp: not through shared memory
 };
 
-// The function of a rank, and the text that the rank returns to the test in RankOutcome::output.
+// The function that each rank runs. What it writes to `output` is returned to the test in
+// RankOutcome::output.
 using GroupMain = std::function<void(const ProcessGroup& group, std::string& output)>;
 
-// Runs `body` on one rank of a run, with a group of all of them.
+// Runs `body` on one rank: connects a group of all ranks, and closes it afterwards.
 inline void run_group_of_rank(RankContext& context, const GroupMain& body,
                               const RunGroupsOptions& options) {
   at::set_num_threads(1);
@@ -45,24 +46,24 @@ inline void run_group_of_rank(RankContext& context, const GroupMain& body,
   group.close();
 }
 
-// All ranks are threads of this process.
+// Runs `body` on all ranks as threads of this process.
 inline RanksResult run_groups(int world_size, const GroupMain& body,
                               const RunGroupsOptions& options = {}) {
   return run_ranks_as_threads(
       world_size, [&](RankContext& context) { run_group_of_rank(context, body, options); });
 }
 
-// Does the same for a body that writes no output.
+// Runs a body without output on all ranks as threads of this process.
 inline RanksResult run_groups(int world_size, const std::function<void(const ProcessGroup&)>& body,
                               const RunGroupsOptions& options = {}) {
   return run_groups(
       world_size, [&](const ProcessGroup& group, std::string&) { body(group); }, options);
 }
 
-// Runs the ranks in virtual time, in an order of threads and with a network and faults that the
-// seed and `simulation` determine: a failure is repeated by its seed. The body must wait only in
-// calls of Cadre: a thread of its own, a sleep or a lock that is held during a collective stops
-// the simulation. A timeout passes in virtual time, so at once.
+// Runs the ranks in virtual time, with a thread order, network and faults that are determined by
+// the seed and `simulation`, so a failure can be reproduced with its seed. The body must block only
+// in calls of Cadre: with a thread of its own, a sleep, or a lock that is held during a collective,
+// the simulation would hang. Timeouts expire in virtual time, so without real waiting.
 inline SimulatedRanksResult run_groups_in_simulator(uint64_t seed, sim::SimOptions simulation,
                                                     int world_size, const GroupMain& body,
                                                     const RunGroupsOptions& options = {}) {

@@ -22,16 +22,16 @@ inline void expect_on_ranks(int num_ranks, const std::function<void(const Proces
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Requires that `call` throws kInvalidArgument with `sentence` in its message. Called in the body
-// of a rank.
+// Requires that `call` throws kInvalidArgument with `sentence` in its message. For use inside the
+// function of a rank.
 inline void require_refused(const std::function<void()>& call, const std::string& sentence) {
   const std::string message = error_of(call, ErrorCode::kInvalidArgument);
   require(message.find(sentence) != std::string::npos, message);
 }
 
-// Returns the sentence with which both ranks of a group of two refuse `wrap(module, group)`; it
-// must be the same on both. make_module: returns a pointer to a module with a layer `in`, whose
-// weight must keep its memory and sizes. The group must work afterwards.
+// Runs `wrap(module, group)` on two ranks and returns its error, which must be the same on both.
+// make_module: returns a pointer to a module with a layer `in`. The failed call must not change the
+// memory or sizes of that layer's weight, and the group must work afterwards.
 template <typename MakeModule, typename Wrap>
 std::string refusal_of_both_ranks(const MakeModule& make_module, const Wrap& wrap) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {

@@ -1,4 +1,5 @@
-// Checks the ParameterShards of divided layers.
+// Checks the ParameterShards (descriptions of this rank's parts of the parameters) of layers that
+// are divided among ranks.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -14,8 +15,8 @@
 namespace cadre::testing {
 
 // Requires that `records` has one entry for each parameter of `whole`, in any order, and that the
-// entries' values are the tensors of `divided`, each with the elements of its local box. Returns
-// how many parameters are divided along the axis with this index.
+// entry's values are the tensor of `divided` and equal this rank's part of the parameter in
+// `whole`. Returns how many parameters are divided along the axis with this index.
 inline int num_divided(const std::vector<ParameterShard>& records, const torch::nn::Module& divided,
                        const torch::nn::Module& whole, size_t axis) {
   const auto expected = whole.named_parameters();

@@ -1,5 +1,6 @@
-// A small network of several units on flat parameters, which the test trains as a wrapper would.
-// Tests of mapped shards compare them with gathered shards.
+// A small network whose layers are units with FlatParameters. It is trained without a wrapper, by
+// the same calls that a wrapper makes. Tests of mapped shards (which other ranks read in place)
+// compare its results with those of gathered shards.
 //
 // Threads: one for each rank. Blocking: that of the group. Errors: those of FlatParameters. For
 // tests only.
@@ -43,7 +44,7 @@ inline torch::Tensor parameter_of(const torch::Tensor& values) {
   return values.clone().requires_grad_(true);
 }
 
-// An optimizer that calls `pause` before it steps, within the update.
+// An AdamW whose step() first calls `pause`, so that a test can delay the update.
 class PausingAdamW : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
@@ -55,7 +56,8 @@ class PausingAdamW : public torch::optim::AdamW {
   }
 };
 
-// What a ShardedOptimizer takes: leaves of FlatParameters with one fence.
+// The minimal "model" for a ShardedOptimizer: the leaves of all FlatParameters and the fence that
+// they share.
 struct FencedLeaves {
   std::shared_ptr<shard::ShardFence> fence;
   std::vector<torch::Tensor> leaves;
@@ -69,7 +71,7 @@ struct ShardedTrainingOptions {
   torch::ScalarType dtype = torch::kFloat;
   // The sizes of the hidden layers. Each layer is a unit, with its bias.
   std::vector<int64_t> widths = {7, 40, 33, 5};
-  // Called before each call of the units and of the optimizer.
+  // Called before each call to the units and to the optimizer, to shift the timing of ranks.
   std::function<void()> pause = [] {};
 };
 
@@ -127,8 +129,8 @@ class ShardedTraining {
     optimizer->step();
   }
 
-  // Returns the numbers that every step computes on this rank: the loss, and a loss between
-  // backward and step.
+  // Trains and returns two losses for each step on this rank: that of the backward, and one that is
+  // evaluated between the backward and the optimizer's step.
   std::vector<double> train(int num_steps) {
     std::vector<double> losses;
     for (int step = 0; step < num_steps; ++step) {
@@ -139,7 +141,7 @@ class ShardedTraining {
     return losses;
   }
 
-  // Returns copies of all parameters.
+  // Gathers all parameters and returns copies of them.
   std::vector<torch::Tensor> values() {
     std::vector<torch::Tensor> values;
     for (const auto& unit : units) {
@@ -192,7 +194,7 @@ class ShardedTraining {
     return x;
   }
 
-  // The sum is computed in the dtype of the shard.
+  // Reduces the gradients of a unit to this rank's shard, in the dtype of the shard.
   void reduce(shard::FlatParameters& unit) {
     const shard::FlatLayout& layout = unit.layout();
     const torch::Tensor full = torch::zeros({layout.numel()}, options_.dtype);

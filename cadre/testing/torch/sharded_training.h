@@ -1,5 +1,6 @@
-// Trains the models of wrap_models.h on ranks under every wrapper, and with every way to divide a
-// batch among ranks and backwards. The trainings are those of cadre/train/verify.
+// Trains the models of wrap_models.h on several ranks under each data-parallel strategy, and with
+// each way to divide a batch among ranks and backwards. The trainings are those of
+// cadre/train/verify.
 //
 // Threads: one for each rank. Blocking: collective, until the group's deadline. Errors: those of
 // the wrappers. For tests only.
@@ -27,14 +28,17 @@
 
 namespace cadre::testing {
 
-// A way to place parameters, gradients and optimizer state, which a training combines with the
-// other options.
+// A data-parallel strategy with its options: how parameters, gradients and optimizer state are
+// placed on the ranks.
 struct Strategy {
   std::string name;
   DataStrategy sharding;
   FullyShardedDataParallelOptions fsdp = {};
-  int num_replicas = 1;   // for kHsdp: the number of ranks that own the same shards
-  bool has_units = true;  // is used by kFsdp and kHsdp; if false, all parameters belong to the root
+  // The number of ranks that own the same shard. Used by kHsdp.
+  int num_replicas = 1;
+  // Whether the model is divided into units. If not, all parameters belong to the root. Used by
+  // kFsdp and kHsdp.
+  bool has_units = true;
   // Whether the ranks can map each other's memory. If not, mapped shards are gathered.
   bool shares_memory = true;
 
@@ -84,8 +88,8 @@ inline std::vector<Strategy> all_strategies(int world_size) {
 
 // The way in which the rows of a step are divided among ranks and backwards.
 enum class Division : uint8_t {
-  kWhole,   // each rank runs one forward and backward over its share
-  kEmpty,   // the same, but in each step a different rank has no rows
+  kWhole,   // each rank runs one forward and backward over its rows
+  kEmpty,   // like kWhole, but in each step a different rank has no rows
   kNoSync,  // two backwards; the first, or in some steps both, run under no_sync()
   kSynced,  // two backwards, both of which reduce
 };
@@ -115,22 +119,23 @@ inline std::ostream& operator<<(std::ostream& out, const ShardedCase& test_case)
              << (test_case.is_fused ? "_fused" : "_libtorch");
 }
 
-// Trainings for which this returns the same text must have equal bits; an empty text promises
-// nothing.
+// Returns the name of a class: trainings in the same class must have bitwise equal results. ""
+// means that no such equality is promised.
 inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_case) {
-  // With replicas of shards each gradient is reduced along each of two axes, which adds in another
-  // order. libtorch's optimizers round the last elements of a slice differently.
+  // Each gradient is reduced along two axes one after the other with hsdp, which changes the order
+  // of additions. libtorch's optimizers round the last elements of a slice differently.
   if (strategy.num_replicas > 1 || !test_case.is_fused) return "";
   if (test_case.division != Division::kSynced) return "all";
-  // Sharded gradients add up means, while replicated gradients average the sum again: see
+  // If both backwards of a step reduce, sharded gradients accumulate the reduced means, while
+  // replicated gradients are averaged again with the first mean in them: see
   // docs/guide/parallel/data-parallel.md.
   return strategy.sharding <= DataStrategy::kZero1 ? "replicated" : "sharded";
 }
 
-// Changes the group that carries gradients and parameters, for example to make it slow.
+// Changes the group in which gradients and parameters are exchanged, for example to make it slow.
 using Disturbance = std::function<void(const FakeGroup& group)>;
 
-// Returns the rows of one rank in one part of a step's batch.
+// Returns the rows of this rank in one part of a step's batch.
 inline FlatRange rows_of(const ShardedCase& test_case, int64_t step, const FlatRange& part,
                          const ProcessGroup& group) {
   verify::RowsPart own{.index = group.rank(), .count = group.world_size()};
@@ -143,14 +148,16 @@ inline FlatRange rows_of(const ShardedCase& test_case, int64_t step, const FlatR
   return verify::rows_of_part(part, own);
 }
 
-// Returns the backwards of one rank in a step whose loss is the mean over `num_rows` rows.
+// Returns which rows this rank uses in each backward of a step. The loss of the step is the mean
+// over `num_rows` rows of all ranks.
 inline verify::PlannedStep plan_of(const ShardedCase& test_case, int64_t step, int64_t num_rows,
                                    const ProcessGroup& group) {
   const bool is_local = test_case.division == Division::kNoSync;
   const bool is_synced = test_case.division == Division::kSynced;
   std::vector<FlatRange> parts = {{0, num_rows}};
   if (is_local || is_synced) parts = {{0, num_rows / 2}, {num_rows / 2, num_rows}};
-  // All backwards that reduce in one step need the same share of the rows.
+  // Whether every rank has the same number of rows in both backwards. If not, a step with no_sync()
+  // reduces only once, at its end.
   const bool is_even = num_rows % (2 * group.world_size()) == 0;
   verify::PlannedStep plan{.is_reduced_at_end = is_local && (!is_even || step % 2 == 1)};
   int64_t num_own = 0;
@@ -177,8 +184,8 @@ inline ProcessGroup disturbed(const ProcessGroup& group, const Disturbance& dist
   return fake.group();
 }
 
-// The program of a verification (see verify/verify_program.h) that trains a given model with an
-// optimizer of type O.
+// A program for the trainings of cadre/train/verify (see verify_program.h): trains the given model
+// with an optimizer of type O.
 template <typename O, typename Defaults>
 struct ShardedProgram {
   using Module = Model;
@@ -201,7 +208,7 @@ struct ShardedProgram {
     return plan_of(test_case, step, num_rows, world);
   }
 
-  // The caps are small, so that each model has several buckets.
+  // The bucket caps are small, so that each model has several buckets.
   DistributedDataParallelOptions ddp_options(const StrategyCase& given) const {
     DistributedDataParallelOptions ddp{
         .bucket_caps = {.first_bytes = 64 * element_bytes(), .bytes = 256 * element_bytes()}};
@@ -228,7 +235,7 @@ struct ShardedProgram {
   VerifyOptions options;
 };
 
-// Calls `call` with the type of the optimizer and with its options.
+// Calls `call` with the optimizer class of the test case, as a template argument, and its options.
 template <typename Call>
 auto with_optimizer(const ShardedCase& test_case, const Call& call) {
   if (test_case.training.optimizer == "sgd") {
@@ -239,7 +246,7 @@ auto with_optimizer(const ShardedCase& test_case, const Call& call) {
                             : call(std::type_identity<torch::optim::AdamW>(), adamw_options());
 }
 
-// Trains on one rank. All ranks call it, each with its own module.
+// Trains on this rank under the strategy. All ranks call it, each with its own module.
 inline Training train_under(const Strategy& strategy, const ShardedCase& test_case,
                             const std::vector<Tensor>& batches, const ProcessGroup& group,
                             const std::shared_ptr<Model>& module, const Disturbance& disturb = {}) {

@@ -1,5 +1,4 @@
-// Shards whose gradients a formula gives, for the tests of functions that read and change
-// gradients.
+// Parameter shards with known gradients, for tests of functions that read or change gradients.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,8 +15,9 @@
 
 namespace cadre::testing {
 
-// Returns parameters "p0", "p1", ... with these numbers of elements, divided flat over the ranks of
-// the group, so that the last ranks may hold no element. The whole gradient of each is ones.
+// Returns this rank's shards of parameters "p0", "p1", ... with these numbers of elements. Each
+// parameter is divided flat over the ranks of the mesh, so the last ranks may hold no element. All
+// gradients are ones.
 inline std::vector<ParameterShard> shards_of_ones(const DeviceMesh& mesh,
                                                   const std::vector<int64_t>& numels,
                                                   torch::ScalarType dtype = torch::kFloat) {
@@ -41,7 +41,7 @@ inline std::vector<ParameterShard> shards_of_ones(const DeviceMesh& mesh,
   return shards;
 }
 
-// Sets element `index` of the whole gradient, on the rank that holds it.
+// Sets element `index` of the whole gradient if this rank holds it; does nothing on other ranks.
 inline void set_gradient(const ParameterShard& shard, int64_t index, double value) {
   if (index < shard.range.begin || index >= shard.range.end) return;
   shard.values.mutable_grad()[index - shard.range.begin] = value;

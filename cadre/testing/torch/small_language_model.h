@@ -1,4 +1,5 @@
-// The language models and the tokens of the tests of models.
+// Configurations of small language models, and tokens for them, for the tests of the trainer's
+// models.
 #pragma once
 
 #include <torch/types.h>

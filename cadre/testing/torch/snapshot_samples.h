@@ -1,5 +1,5 @@
-// Samples for the tests of sharded snapshots: tensors whose elements are a function of name and
-// position, divided among ranks in every way.
+// Tensors for the tests of sharded snapshots (checkpoints). Their elements are a function of the
+// name and the position, and they can be divided among ranks in several ways.
 //
 // Threads: plain functions. Blocking: never.
 #pragma once
@@ -20,7 +20,8 @@
 
 namespace cadre::snapshot_test {
 
-// Ways to divide a tensor. kUneven: two replicas, whose flat shards end at different elements.
+// The ways to divide a tensor among ranks. kUneven: two replicas whose flat shards are cut at
+// different elements.
 enum class Division { kReplicated, kFlat, kHybrid, kUneven, kShard0, kOwner };
 
 struct World {
@@ -53,7 +54,7 @@ struct Sample {
   bool has_state;
 };
 
-// Returns samples of even and uneven sizes, of 0 to 4 dims and of several dtypes; some are empty or
+// Returns tensors of even and uneven sizes, with 0 to 4 dims and several dtypes; some are empty or
 // frozen.
 inline std::vector<Sample> samples() {
   return {{"fc.weight", {7, 5}, at::kFloat, true},
@@ -91,7 +92,8 @@ inline std::vector<Box> boxes_of(const World& world, int rank, const Sample& sam
     case Division::kUneven: {
       const int num_first = world.size / 2;
       if (rank < num_first) return flat(num_first, rank);
-      // Each shard except the last has three elements more than an even division gives.
+      // Each shard of the second replica, except the last, is three elements longer than in an even
+      // division.
       const int64_t length = whole.numel() / (world.size - num_first) + 3;
       const bool is_last = rank == world.size - 1;
       const int64_t begin = std::min(length * (rank - num_first), whole.numel());
@@ -109,8 +111,8 @@ inline std::vector<Box> boxes_of(const World& world, int rank, const Sample& sam
   return {};
 }
 
-// Returns the elements of the boxes, with sizes (n), or with the sizes of the sample if one box
-// covers all of it.
+// Returns the elements of the boxes as a 1-dim tensor, or as a tensor with the sizes of the sample
+// if one box covers all of it.
 inline at::Tensor values_of(const std::string& name, const Sample& sample,
                             const std::vector<Box>& boxes) {
   std::vector<double> values;
@@ -132,8 +134,8 @@ inline at::Tensor values_of(const std::string& name, const Sample& sample,
   return is_whole ? flat.view(sample.sizes) : flat;
 }
 
-// Returns the parts of a trained model that the rank owns. If not `is_filled`, the values are zeros
-// and there is no optimizer state, as before loading.
+// Returns the parts of a trained model and its optimizer state that the rank owns. If not
+// `is_filled`, returns what a rank has before it loads a snapshot: zeros and no optimizer state.
 inline SnapshotParts make_parts(const World& world, int rank, bool is_filled) {
   SnapshotParts parts;
   const std::vector<Sample> all = samples();
@@ -162,7 +164,7 @@ inline SnapshotParts make_parts(const World& world, int rank, bool is_filled) {
   return parts;
 }
 
-// Returns an empty text if both are equal bit by bit; otherwise the name of the first difference.
+// Returns "" if both are bitwise equal; otherwise the name of the first tensor that differs.
 inline std::string difference(const SnapshotParts& a, const SnapshotParts& b) {
   const auto differ = [](const at::Tensor& x, const at::Tensor& y) {
     return x.scalar_type() != y.scalar_type() || x.sizes() != y.sizes() || !x.equal(y);

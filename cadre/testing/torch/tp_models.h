@@ -1,7 +1,7 @@
 // The models of the equality tests of tensor parallelism: an MLP and a GPT of Cadre's layers, with
-// the plans that divide them. Some sizes are not divisible by 3 and 4 ranks: the vocabulary, the
-// hidden features, the features of the MLP. The sequence of the GPT can be divided among other
-// ranks.
+// the plans that divide them. The vocabulary, the hidden features and the features of the MLP are
+// not divisible by 3 and 4 ranks. The sequence of the GPT can also be divided, with context
+// parallelism, among other ranks.
 //
 // Threads: one for each model. Blocking: like the layers, once they are parallelized.
 #pragma once
@@ -27,14 +27,14 @@
 
 namespace cadre::testing {
 
-// A model with the description of how it is divided.
+// A model with the plan by which parallelize_module() divides it.
 struct DividedModel : Model {
   virtual std::vector<PlanEntry> plan() const = 0;
-  // The stream of the dropout. The training sets its step before each step.
+  // The random stream of the dropout layers. The training sets its step number before each step.
   std::shared_ptr<DropoutStream> stream = std::make_shared<DropoutStream>();
-  // The ranks that share the model.
+  // The tensor-parallel ranks, among which the model is divided.
   std::optional<ProcessGroup> group;
-  // The ranks that share the sequence.
+  // The context-parallel ranks, among which the sequence is divided.
   std::optional<ContextParallel> context;
 };
 
@@ -169,7 +169,8 @@ struct DividedGpt : DividedModel {
   Linear head{nullptr};
 };
 
-// `test_case.model` is mlp, gpt_tied, gpt_untied, gpt_tied_sequence or gpt_untied_sequence.
+// Makes the model that `test_case.model` names: mlp, gpt_tied, gpt_untied, gpt_tied_sequence or
+// gpt_untied_sequence.
 inline std::shared_ptr<DividedModel> make_divided_model(const Case& test_case, uint64_t seed) {
   torch::manual_seed(seed);
   std::shared_ptr<DividedModel> model;

@@ -1,4 +1,4 @@
-// Returns the errors of parallelize_module() in a group of one rank.
+// A helper for tests of plans that parallelize_module() must refuse, in a group of one rank.
 //
 // Threads: one. Blocking: runs a rank.
 #pragma once
@@ -16,7 +16,8 @@
 
 namespace cadre::testing {
 
-// Returns the error for the plan. The module must stay unchanged. For tests that run no forward.
+// Calls parallelize_module() with the plan, which must throw kInvalidArgument, and returns the
+// error.
 inline std::string refusal_of_plan(torch::nn::Module& module, const std::vector<PlanEntry>& plan) {
   std::string message;
   const auto result = run_groups(1, [&](const ProcessGroup& group) {

@@ -1,4 +1,4 @@
-// Runs the trainer with threads as ranks, in a temporary folder.
+// A fixture that runs the trainer in a temporary folder, with threads as ranks.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -58,7 +58,8 @@ class TrainerTest : public ::testing::Test {
     std::string failures;
   };
 
-  // `stop_after` is the step during which the last rank is asked to stop; -1: none.
+  // Runs the trainer on `world_size` ranks. The last rank is asked to stop during step
+  // `stop_after`; -1 means that no rank is.
   Run run(const Config& config, int world_size = 1, int64_t stop_after = -1) {
     Run run;
     const testing::RanksResult ranks = testing::run_groups(
@@ -92,11 +93,11 @@ class TrainerTest : public ::testing::Test {
     return SnapshotFolder(folder_ + "/" + run_name).path_of(step);
   }
 
-  // Returns the tensors of a snapshot, sharded or whole, by name.
+  // Reads the tensors of a sharded or whole snapshot, sorted by name.
   std::vector<NamedTensor> tensors(const std::string& run_name, int64_t step,
                                    const std::string& file) const {
     std::string path = snapshot(run_name, step) + "/" + file;
-    // The prefix of the names of the optimizer's state in a sharded snapshot.
+    // Names of optimizer state in a sharded snapshot begin with this prefix.
     const std::string prefix = "state.";
     const bool is_whole = std::filesystem::exists(path);
     if (!is_whole) {
@@ -124,7 +125,7 @@ class TrainerTest : public ::testing::Test {
     }
   }
 
-  // Converts a snapshot to an earlier version of the format, without digests.
+  // Converts a snapshot to an earlier version of the format, which has no checksums (B2SUMS).
   static void set_format(const std::string& snapshot, int format) {
     std::filesystem::remove(snapshot + "/B2SUMS");
     nlohmann::json state = nlohmann::json::parse(std::ifstream(snapshot + "/state.json"));
@@ -155,7 +156,7 @@ class TrainerTest : public ::testing::Test {
   TransportChoice transport_ = TransportChoice::kAuto;
   testing::TemporaryFolder temporary_;
   const std::string folder_ = temporary_.path();
-  // See TrainerContext.
+  // Values for the fields of TrainerContext with the same names.
   std::string job_;
   int restart_count_ = 0;
   std::function<void(std::string_view)> on_print_ = [](std::string_view) {};

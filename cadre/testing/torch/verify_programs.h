@@ -1,4 +1,5 @@
-// Programs for the tests of `verify`, with threads as ranks. Their values are equal in every call.
+// Programs for the tests of verify(), which compares parallel training with one process. Ranks are
+// threads. Models and data are deterministic.
 //
 // Threads: verify_on_ranks() makes one for each rank. Blocking: until all ranks have ended.
 // Errors: what a rank throws fails the test.

@@ -4,11 +4,10 @@
 // Threads: plain values. Blocking: never.
 //
 // The bounds, for each tensor:
-//   gradients      A share of the tensor's largest value: 1e-10 in float64, 1e-5 in float32. Ranks
-//                  add the same terms in another order, so gradients differ by a few roundings of
-//                  partial sums. If a gradient has only one element, its terms may cancel. Then the
-//                  share is taken of its largest value in any step, which has the size of the
-//                  terms.
+// gradients Relative to the tensor's largest value: 1e-10 in float64, 1e-5 in float32. Ranks add
+// the same terms in another order, so gradients differ by a few roundings of partial sums. The
+// terms of a gradient with only one element may cancel, so its bound is relative to its largest
+// value in any step, which has the magnitude of the terms.
 //   SGD            The same shares of the largest parameter: the update is linear in the gradient.
 //   AdamW float64  The same shares.
 //   AdamW float32  AdamwBound, for each element. The update divides by sqrt(v) + eps. So if
@@ -45,7 +44,7 @@ inline double largest(const Tensor& tensor) {
   return tensor.abs().max().item<double>();
 }
 
-// Returns, for each parameter, how much the gradient of a step may differ.
+// Returns how much the gradient of a parameter may differ in a step, by the rules above.
 inline double gradient_tolerance(const Training& alone, size_t step, size_t parameter,
                                  double tolerance) {
   const Tensor& gradient = alone.gradients[step][parameter];
@@ -64,7 +63,8 @@ inline double rounding_share(const Case& test_case) {
   return has_bfloat16(test_case) ? 2 * kSteps * 0x1p-8 : 0;
 }
 
-// Returns, for every element of a tensor, the given share of the tensor's largest value.
+// Returns tensors of bounds: each element is `share` times the largest absolute value of its
+// tensor.
 inline Snapshot share_of_largest(const Snapshot& tensors, double share) {
   Snapshot bounds;
   for (const Tensor& tensor : tensors) {
@@ -156,11 +156,10 @@ inline Snapshot parameter_bounds(const Case& test_case, const Training& alone) {
   return bounds;
 }
 
-// Returns bounds of the loss of each step. A difference of the parameters changes a loss by at most
-// the sum over all elements of
-// gradient
-// times their bound; twice that also covers the change of the gradient itself on the way. The
-// bounds of the last step hold for earlier steps. The rounding of the sum over the rows is added.
+// Returns the bound of each step's loss. A difference of the parameters changes a loss to first
+// order by at most the sum over all elements of abs(gradient) times the element's bound. Twice that
+// also covers the change of the gradient along the way. The bounds of the parameters after the last
+// step are used for all steps. A tolerance for the rounding of the sum over the rows is added.
 inline std::vector<double> loss_bounds(const Case& test_case, const Training& alone) {
   const Snapshot parameters = parameter_bounds(test_case, alone);
   std::vector<double> bounds;
@@ -176,8 +175,8 @@ inline std::vector<double> loss_bounds(const Case& test_case, const Training& al
   return bounds;
 }
 
-// Returns the largest ratio of |a - b| to its bound over all elements of all tensors; infinite for
-// NaN, or if only one of the two tensors is defined.
+// Returns the largest ratio of |a - b| to its bound over all elements of all tensors; infinity for
+// a NaN, or if only one of the two tensors is defined.
 inline double used_share(const Snapshot& a, const Snapshot& b, const Snapshot& bounds) {
   double share = 0;
   if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
@@ -199,8 +198,9 @@ struct Comparison {
   double first_gradients = 0;
   double gradients = 0;  // the largest ratio of all steps
   double parameters = 0;
-  double losses = 0;  // 0 unless the training reports the losses of all ranks
-  // The largest difference of a parameter, relative to the largest value of its tensor instead of a
+  // The largest ratio of all losses; 0 unless the training reports the losses of all ranks.
+  double losses = 0;
+  // The largest difference of a parameter, relative to the largest value of its tensor and not to a
   // bound.
   double relative = 0;
 };
@@ -226,8 +226,8 @@ inline Comparison compare(const Case& test_case, const Training& trained, const 
   return result;
 }
 
-// Does the same as compare(), and also compares the losses, if the training reports those of all
-// ranks.
+// Compares gradients and parameters like compare(), and also the losses. For trainings that report
+// the loss over all ranks.
 inline Comparison compare_with_losses(const Case& test_case, const Training& trained,
                                       const Training& alone) {
   Comparison result = compare(test_case, trained, alone);

@@ -24,7 +24,7 @@ namespace nn = torch::nn;
 inline constexpr int64_t kVocabulary = 11;
 inline constexpr int64_t kContext = 6;
 
-// A model that a test trains. loss() is the mean over the rows of its batch.
+// The base class of models that a test trains. loss() is the mean over the rows of the batch.
 struct Model : nn::Module {
   virtual Tensor forward(const Tensor& x) = 0;
   virtual Tensor loss(const Tensor& output, const Tensor& x) = 0;
@@ -47,10 +47,10 @@ struct Mlp : Model {
   nn::Sequential layers;
 };
 
-// A small version of the network of PyTorch's MNIST example, without dropout. A kink (ReLU, the
-// choice of max pooling) turns a difference in the last bit of its input into a visible difference
-// of the gradient, which no bound covers. In float64 none of some 10^5 activations comes so close
-// to a kink. In float32 some do, so there the same layers are combined with smooth functions.
+// A small version of the network of PyTorch's MNIST example, without dropout. ReLU and max pooling
+// have kinks: near one, a difference in the last bit of an activation changes the gradient by much
+// more than any bound. In float64 none of the 10^5 activations is that close to a kink. In float32
+// some are, so in float32 the model uses smooth functions instead.
 struct TinyCnn : Model {
   explicit TinyCnn(torch::ScalarType dtype) : is_smooth(dtype == torch::kFloat) {
     conv1 = register_module("conv1", nn::Conv2d(nn::Conv2dOptions(1, 4, 3)));
@@ -111,13 +111,13 @@ struct TinyGpt : Model {
   nn::Linear qkv{nullptr}, project{nullptr}, up{nullptr}, down{nullptr};
 };
 
-// The weight may belong to another module, too. `gain` has no dims.
+// A linear layer with a scalar (0-dim) factor `gain`. Its weight may be shared with another module.
 struct GainedLinearImpl : nn::Module {
   GainedLinearImpl(Tensor shared_weight, double first_gain)
       : weight(register_parameter("weight", std::move(shared_weight))),
         bias(register_parameter("bias", torch::zeros({weight.size(0)}))),
         gain(register_parameter("gain", torch::tensor(first_gain))) {}
-  // The gain may have another dtype.
+  // The dtype of the gain may differ from that of x.
   Tensor forward(const Tensor& x) {
     return torch::tanh(torch::linear(x, weight, bias) * gain.to(x.scalar_type()));
   }
@@ -125,7 +125,7 @@ struct GainedLinearImpl : nn::Module {
 };
 
 // A layer that uses its parameters only for some rows, so a rank with few rows may not use them at
-// all. `mark`: (rows).
+// all. `mark`, of shape (rows), selects the rows.
 struct RareLinearImpl : nn::Module {
   RareLinearImpl(int64_t in, int64_t out) {
     linear = register_module("linear", nn::Linear(in, out));
@@ -143,13 +143,12 @@ struct RareLinearImpl : nn::Module {
 template <typename M>
 using PlainUnit = M;
 
-// A model with parameters of every kind: frozen ones before the first trained parameter and between
-// trained parameters, a weight that two units share, a unit that is called twice, parameters
-// outside of units that are used for some rows only, which some ranks or all may lack, a unit that
-// is never used, and sizes that are not divisible by any number of ranks. With bfloat16, one unit
-// has that dtype, and one parameter of another unit. Unit is used for modules that share no
-// parameters. TiedUnit is used for the others, and for the first module, whose backward is the last
-// one.
+// A model with parameters of every kind: frozen ones before and between trained parameters, a
+// weight that two units share, a unit that is called twice, parameters outside of units that are
+// used only for some rows (so perhaps on no rank), a unit that is never used, and sizes that are
+// not divisible by any number of ranks. With has_bfloat16, one whole unit and one parameter of
+// another unit have the dtype bfloat16. Unit is the template for modules that share no parameters,
+// and TiedUnit for the others and for the first module, whose backward comes last.
 template <template <typename> typename Unit, template <typename> typename TiedUnit = Unit>
 struct Mixed : Model {
   explicit Mixed(bool has_bfloat16) : has_bfloat16_(has_bfloat16) {
@@ -169,7 +168,7 @@ struct Mixed : Model {
     }
     second->bias.set_requires_grad(false);
   }
-  // Called after to(). Sets the dtypes that the comment above this class describes.
+  // Converts the parameters that the class comment names to bfloat16. Must be called after to().
   void narrow_parameters() {
     if (!has_bfloat16_) return;
     narrow->to(torch::kBFloat16);
@@ -210,7 +209,7 @@ struct Case {
   std::string optimizer;
   int64_t batch;
   torch::ScalarType dtype = torch::kDouble;
-  // Whether the units of the model are recomputed in backward, if it has units.
+  // Whether the units of the model use activation checkpointing.
   bool is_checkpointed = false;
 };
 

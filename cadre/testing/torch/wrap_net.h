@@ -1,5 +1,5 @@
-// A small model for the tests of wrappers, and functions that compute its gradients without a
-// wrapper.
+// A small model for the tests of wrappers, and functions that compute its gradients in plain
+// PyTorch.
 //
 // Threads: one. Blocking: never.
 #pragma once
@@ -89,10 +89,11 @@ std::string error_of(Function function, ErrorCode code) {
   return "no error";
 }
 
-// An identity function. Its backward throws if `fail` is set, and returns no gradient for the leaf
-// `ignored`.
+// An autograd function that returns x. Its backward throws if `fail` is set, and returns an
+// undefined gradient for its second argument.
 struct Probe : torch::autograd::Function<Probe> {
-  // Static like the functions of every torch::autograd::Function. A test that sets it resets it.
+  // Static, because forward() and backward() of a torch::autograd::Function are. A test that sets
+  // it must reset it.
   static inline bool fail = false;
   static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x, const Tensor&) {
     return x.clone();

@@ -32,8 +32,8 @@ inline constexpr double kBeta1 = 0.9;
 inline constexpr double kBeta2 = 0.999;
 inline constexpr double kEpsilon = 1e-8;
 
-// The rows [begin, end) of a batch that belong to `rank`. The numbers of rows of two ranks differ
-// by one at most.
+// The rows [begin, end) of a batch that belong to one rank. share_of() divides a batch so that the
+// numbers of rows of two ranks differ by at most one.
 struct Share {
   int64_t begin;
   int64_t end;
@@ -44,7 +44,7 @@ inline Share share_of(int64_t batch, int rank, int world_size) {
   return {batch * rank / world_size, batch * (rank + 1) / world_size};
 }
 
-// Tensors by parameter; undefined if a parameter has no gradient.
+// One tensor for each parameter: its value or its gradient, undefined if it has no gradient.
 using Snapshot = std::vector<Tensor>;
 
 struct Training {
@@ -70,7 +70,7 @@ inline torch::optim::AdamWOptions adamw_options() {
   return torch::optim::AdamWOptions(kLearningRateOfAdamw).betas({kBeta1, kBeta2}).eps(kEpsilon);
 }
 
-// Makes libtorch's optimizer for the case.
+// Makes the optimizer of libtorch that the test case names.
 inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& test_case,
                                                                const std::vector<Tensor>& tensors) {
   if (test_case.optimizer == "sgd") {
@@ -93,8 +93,8 @@ inline Snapshot gradients_of(const Model& model) {
   return copies_of(gradients);
 }
 
-// loss_of_batch runs the model on this rank's rows of a batch and returns their loss.
-// after_backward sums gradients over ranks, if the program itself must do that.
+// Trains the model on all batches. loss_of_batch: runs the model on this rank's rows of a batch and
+// returns their loss. after_backward: sums gradients over the ranks where no wrapper does that.
 inline Training train(
     const Case& test_case, Model& model, const std::vector<Tensor>& batches,
     const std::function<Tensor(const Tensor&)>& loss_of_batch,
@@ -124,7 +124,7 @@ inline std::string bits_of(const Snapshot& tensors) {
   return bits;
 }
 
-// Returns copies of the tensors of these names, in their order.
+// Returns copies of the tensors with these names, in the order of `names`.
 inline Snapshot in_order(const std::vector<std::string>& names,
                          const std::vector<NamedTensor>& named) {
   std::vector<Tensor> tensors;
@@ -136,7 +136,8 @@ inline Snapshot in_order(const std::vector<std::string>& names,
   return copies_of(tensors);
 }
 
-// Runs num_steps steps. Tensors are in the order of `names`, the parameters of the plain module.
+// Trains for num_steps steps. The tensors of the result are in the order of `names`, the parameters
+// of the plain module.
 inline Training train_in_steps(verify::SteppedTraining& stepped,
                                const std::vector<std::string>& names, size_t num_steps) {
   Training training;
@@ -150,7 +151,7 @@ inline Training train_in_steps(verify::SteppedTraining& stepped,
   return training;
 }
 
-// Returns the names of distinct parameters, in their order.
+// Returns the names of the module's parameters, each (also a tied one) once.
 inline std::vector<std::string> parameter_names_of(const nn::Module& module) {
   std::vector<std::string> names;
   for (const NamedTensor& parameter : distinct_parameters(module)) names.push_back(parameter.name);

@@ -1,5 +1,5 @@
-// Reduces gradients for the tests of ZeroRedundancyOptimizer: by one all_reduce for each parameter
-// (stage 1), or to their owners (stage 2).
+// Reduces gradients for the tests of ZeroRedundancyOptimizer, without DistributedDataParallel: by
+// one all_reduce for each parameter (ZeRO stage 1), or to the ranks that own the shards (stage 2).
 //
 // Threads: one for each rank. Blocking: collective. For tests only.
 #pragma once
@@ -29,8 +29,8 @@ inline void reduce_gradients(const torch::nn::Module& module, const ProcessGroup
   }
 }
 
-// A small wrapper of stage 2. Its parameters lie in two buffers. After reduce() each rank has the
-// gradients of its shards.
+// A minimal wrapper for ZeRO stage 2. Its parameters are in two flat buffers. After reduce() each
+// rank has only the gradients of its shards.
 class ShardedGradientsModel {
  public:
   ShardedGradientsModel(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group)
@@ -74,7 +74,8 @@ class ShardedGradientsModel {
     }
     return shards;
   }
-  // Waits for the gathers of the parameters, as the forward of a wrapper does.
+  // Waits until the all_gathers of the updated parameters have ended, as the forward of a real
+  // wrapper does.
   void before_forward() {
     for (const auto& flat : flat_) flat->wait_unsharded();
   }

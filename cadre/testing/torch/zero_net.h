@@ -1,5 +1,5 @@
-// A network with parameters that are difficult for optimizers, and training steps, for the tests of
-// ZeroRedundancyOptimizer.
+// A network with special parameters (tied, frozen, rarely used) and its training step, for the
+// tests of ZeroRedundancyOptimizer.
 //
 // Threads: one rank each. Blocking: train_step(), which reduces the gradients. Errors: those of the
 // group; require_same() throws at a parameter that differs.
@@ -25,8 +25,9 @@ using testing::require;
 using torch::Tensor;
 using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
-// A model with a layer under two names, a frozen parameter, and a parameter that only some steps
-// use. Its values are not random, because ranks are threads that share one generator.
+// A model with a layer that is registered under two names, a frozen parameter, and a parameter that
+// only some steps use. Its values are deterministic, because ranks are threads that share one
+// random generator.
 struct Net : torch::nn::Module {
   Net() {
     in = register_module("in", torch::nn::Linear(5, 7));
@@ -56,7 +57,7 @@ inline Tensor input_of(int step, int rank) {
   return torch::cos(torch::arange(20) * 0.3 + step + 10 * rank).view({4, 5});
 }
 
-// Runs one step of stage 1. Every third step does not use the parameter `rare`.
+// Runs one training step with ZeRO stage 1. Every third step does not use the parameter `rare`.
 inline void train_step(Net& net, const ProcessGroup& group, torch::optim::Optimizer& optimizer,
                        int step) {
   optimizer.zero_grad();

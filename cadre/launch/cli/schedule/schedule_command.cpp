@@ -1,5 +1,5 @@
-// `cadre schedule`: shows, checks and simulates a pipeline schedule before a model is divided by
-// it.
+// `cadre schedule`: shows, checks and simulates a pipeline schedule before a model is split into
+// the stages of that schedule.
 #include <span>
 
 #include "cadre/core/base/format.h"

@@ -33,11 +33,11 @@ constexpr std::array kScheduleOptions{OptionSpec{"--name", "NAME"},
                                       OptionSpec{"--max-live", "N"},
                                       OptionSpec{"--list", ""},
                                       OptionSpec{"--help", "", 'h'}};
-// The number of stages that PyTorch unshards at most, so that both lower a schedule in the same
-// way.
+// The number of stages that PyTorch keeps unsharded at most. With the same limit, `cadre schedule`
+// lowers a schedule to the same actions as PyTorch.
 constexpr int kPyTorchUnshardedStages = 3;
-// The times range from a nanosecond to 30 years: sums of the times of all actions are finite, and
-// no picture of a step has a time that its scale cannot distinguish from 0.
+// A time is 0 or between a nanosecond and 30 years. The upper limit keeps sums over all actions
+// finite; the lower one keeps every time distinguishable from 0 in the picture of a step.
 constexpr double kShortestMs = 1e-6;
 constexpr double kLongestMs = 1e12;
 constexpr std::string_view kExpectedMs = "expected milliseconds, 0 or from 1e-6 to 1e12";
@@ -182,14 +182,16 @@ Status take_costs(const ParsedWords& words, ScheduleOptions& options) {
   return take_count(words, "--max-live", options.limits.max_live_activations.emplace(0));
 }
 
-// Returns one time for each stage, from one time for all stages or one for each.
+// Expands a list with one time for all stages to a list with one time for each stage. Accepts a
+// list that already has one for each.
 Result<std::vector<double>> for_each_stage(std::string_view name, std::vector<double> times,
                                            size_t num_stages) {
   if (times.size() == 1) times.resize(num_stages, times.front());
   if (times.size() == num_stages) return times;
   return Error(ErrorCode::kInvalidArgument,
-               cadre::format("{} has {} times; the schedule has {} stages, so give 1 or {}", name,
-                             times.size(), num_stages, num_stages));
+               cadre::format("{} has {} times but the schedule has {} stages; give one time for "
+                             "all stages or {} times",
+                             name, times.size(), num_stages, num_stages));
 }
 
 std::vector<double> scaled(std::vector<double> times, double factor) {
@@ -207,7 +209,7 @@ Result<ScheduleOptions> parse_schedule_options(Words words) {
                           .wants_list = parsed->find("--list") != nullptr};
   if (options.wants_help || options.wants_list) return options;
   if (!parsed->others.empty()) {
-    return wrong_words(cadre::format("\"{}\" is no option; a schedule is named by --name",
+    return wrong_words(cadre::format("\"{}\" is not an option; name a schedule with --name",
                                      parsed->others.front()));
   }
   CADRE_RETURN_IF_ERROR(take_input(*parsed, options));
@@ -216,7 +218,7 @@ Result<ScheduleOptions> parse_schedule_options(Words words) {
   if (const GivenOption* csv = parsed->find("--csv")) options.csv_output = csv->value;
   if (const GivenOption* json = parsed->find("--json")) options.json_output = json->value;
   if (options.csv_output == "-" && options.json_output == "-") {
-    return wrong_words("--csv - and --json -: standard output is for one of them");
+    return wrong_words("--csv - and --json -: only one of them can use standard output");
   }
   return options;
 }

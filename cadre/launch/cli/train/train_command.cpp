@@ -50,7 +50,8 @@ constexpr std::array<OptionSpec, 6> kTrainOptions{OptionSpec{"--nproc-per-node",
                                                   OptionSpec{"--print-config", ""},
                                                   OptionSpec{"--help", "", 'h'}};
 
-// Only the trainer knows its keys, so the trainer prints the second part of the text.
+// Prints the options of the command. The trainer then prints the keys of the configuration, which
+// only it knows.
 int print_help(const Result<std::string>& trainer, const os::Inherited& inherited) {
   const Status can_run = trainer.ok() ? check_libraries(*trainer) : trainer.error();
   if (!can_run.ok()) {
@@ -81,7 +82,7 @@ int train_command(Words words, const os::Inherited& inherited) {
   const GivenOption* const json = parsed->find("--json");
   if (json != nullptr && parsed->find("--plan") == nullptr) {
     return fail(kTrainCommand,
-                cadre::format("{} is for --plan; add --plan, or leave it out", json->text()),
+                cadre::format("{} needs --plan; add --plan, or leave it out", json->text()),
                 kUsageExitCode);
   }
   if (const Status checked = check_output_file(json); !checked.ok()) {
@@ -95,7 +96,7 @@ int train_command(Words words, const os::Inherited& inherited) {
                     .trainer = *trainer,
                     .inherited = inherited,
                     .words = std::move(parsed->others)};
-  if (parsed->find("--print-config") != nullptr) {  // does not depend on the number of processes
+  if (parsed->find("--print-config") != nullptr) {  // one process prints it
     run.words.emplace_back("--print-config");
   } else if (parsed->find("--plan") != nullptr) {  // one process computes it for all
     run.words.push_back(cadre::format("--plan={}", *num_workers));

@@ -22,23 +22,23 @@ constexpr std::string_view kNotInstalled =
     "only a part of Cadre was built or installed; install all of it (cmake --install without "
     "--component core)";
 
-// Returns the file PREFIX/PART of the installed tree, or of the build tree, in which this command
-// is.
+// Returns the path PREFIX/`part`, where PREFIX is the installation or build folder that contains
+// this command.
 Result<std::filesystem::path> path_in_prefix(std::string_view part) {
   const auto self = os::own_executable();
   if (!self.ok()) return self.error();
   return std::filesystem::path(*self).parent_path().parent_path() / part;
 }
 
-// Returns "; that of this installation is ...", if the installation has an example of the file's
-// name.
+// Returns "; the installed example is PATH" if an example configuration with this file name is
+// installed; otherwise "".
 std::string installed_example(const std::string& path) {
   const auto folder = path_in_prefix("share/cadre/examples");
   if (!folder.ok()) return "";
   const std::filesystem::path example = *folder / std::filesystem::path(path).filename();
   std::error_code failure;
   if (!std::filesystem::is_regular_file(example, failure)) return "";
-  return cadre::format("; that of this installation is {}", example.string());
+  return cadre::format("; the installed example is {}", example.string());
 }
 
 }  // namespace

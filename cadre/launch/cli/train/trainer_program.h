@@ -21,8 +21,8 @@ namespace cadre::cli {
 Result<int> parse_num_workers(const GivenOption* given);
 
 // Checks the configuration file among the trainer's `words` (the file and its overrides), so that a
-// mistyped name gives one sentence and not the failure of a job. `command` is for example "cadre
-// train".
+// mistyped name gives an error of one sentence instead of the report of a failed job. `command` is
+// for example "cadre train".
 Status check_configuration(std::string_view command, const std::vector<std::string>& words);
 
 // Returns the trainer's path. Relative to this command it is the same in the build tree and after
@@ -33,7 +33,7 @@ Status check_libraries(const std::string& trainer);
 struct TrainerRun {
   std::string_view command;  // the name of the command, for example "cadre train"
   std::string trainer;       // the path that find_trainer() has returned
-  os::Inherited inherited;   // what this command has inherited from its parent
+  os::Inherited inherited;   // signals and limits from this command's parent
   std::vector<std::string> words;
   int num_workers = 1;
   int max_restarts = 0;

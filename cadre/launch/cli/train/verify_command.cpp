@@ -1,4 +1,5 @@
-// `cadre verify`: starts the trainer in the mode that compares every strategy with one process.
+// `cadre verify`: starts the trainer in the mode that trains with every strategy (ddp, fsdp, ...)
+// and compares the results with training on one process.
 #include <array>
 #include <string>
 #include <string_view>
@@ -82,7 +83,8 @@ Status check_values(const ParsedWords& parsed) {
   return check_output_file(parsed.find("--json"));
 }
 
-// In this command exit code 1 only means a deviation.
+// `cadre verify` uses exit code 1 only if a strategy deviates, so a job that ends with 1 for
+// another reason gets another code.
 int exit_code_of(int job) {
   if (job == launch::kReportedDeviationExitCode) return kDeviationExitCode;
   return job == 1 ? kUnfinishedExitCode : job;

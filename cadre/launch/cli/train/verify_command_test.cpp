@@ -42,8 +42,8 @@ TEST(Verify, RefusesWhatMakesNoSense) {
   }
 }
 
-// The path is checked before the processes start. Otherwise the table of a long comparison could be
-// lost at the end.
+// An output path must be checked before the processes start. Otherwise the table of a long
+// comparison could be lost at the end.
 TEST(Verify, AReportThatCannotBeWrittenIsRefusedFirst) {
   const cadre::testing::TemporaryFolder folder;
   const std::string path = folder.path();
@@ -53,7 +53,7 @@ TEST(Verify, AReportThatCannotBeWrittenIsRefusedFirst) {
       {path, "--json " + path + ": that is a folder; expected the name of a file"},
       {path + "/new/", "--json " + path + "/new/: that is a folder; expected the name of a file"},
       {path + "/no/x",
-       "--json " + path + "/no/x: the folder " + path + "/no does not exist; make it first"},
+       "--json " + path + "/no/x: the folder " + path + "/no does not exist; create it first"},
       {path + "/pipe", "--json " + path +
                            "/pipe: that is a pipe, a socket or a device; expected the name of a "
                            "file"}};
@@ -89,9 +89,9 @@ TEST_F(VerifyTree, AMissingFileIsFoundAmongTheInstalledExamples) {
   std::ofstream(examples + "/gpt.toml") << "";
   const auto known = run({"train", "elsewhere/gpt.toml"});
   EXPECT_EQ(known.exit_code, 2);
-  EXPECT_NE(known.error.find("there is no configuration file \"elsewhere/gpt.toml\"; that of this "
-                             "installation is " +
-                             examples + "/gpt.toml\n"),
+  EXPECT_NE(known.error.find(
+                "there is no configuration file \"elsewhere/gpt.toml\"; the installed example is " +
+                examples + "/gpt.toml\n"),
             std::string::npos)
       << known.error;
   const auto unknown = run({"verify", "elsewhere/other.toml"});
@@ -100,7 +100,8 @@ TEST_F(VerifyTree, AMissingFileIsFoundAmongTheInstalledExamples) {
       << unknown.error;
 }
 
-// Exit code 1 means a deviation. Other failures of the trainer have other codes.
+// Each pair is the trainer's exit code and the expected one of `cadre verify`. Only a deviation (4)
+// becomes 1.
 TEST_F(VerifyTree, ExitCodesTellADeviationFromAFailure) {
   for (const auto& [trainer, command] :
        std::vector<std::pair<int, int>>{{0, 0}, {4, 1}, {2, 2}, {3, 3}, {1, 3}, {77, 77}}) {
@@ -109,8 +110,8 @@ TEST_F(VerifyTree, ExitCodesTellADeviationFromAFailure) {
   }
 }
 
-// If the trainer's ranks have reported a failure together, the launcher does not report the ranks
-// again.
+// The exit codes 2, 3 and 4 of the trainer mean that it has reported the failure itself. The
+// launcher must then not print its own report about the failed rank.
 TEST_F(VerifyTree, OnlyAFailureThatTheTrainerHasNotReportedIsReported) {
   for (const auto& [code, is_reported] :
        std::vector<std::pair<int, bool>>{{2, true}, {3, true}, {4, true}, {5, false}}) {

@@ -8,11 +8,10 @@
 namespace cadre {
 namespace {
 
-// Maps the global ranks of a group to the newest backward that has run a collective of such a
-// group. A backward that is nested in another one has the larger number. Each thread has its own
-// map, because the nodes of a graph and the wrapper whose pass runs them share nothing but the
-// thread. An entry is a number for a set of ranks, so it may stay when a group of them is
-// destroyed.
+// Maps the global ranks of a group to the number of the newest backward that has run a collective
+// of a group with these ranks. A nested backward has a larger number than the outer one. The map is
+// thread-local, because the nodes of a graph and the wrapper that reads the map have only the
+// thread in common. An entry holds no group, so it may outlive the group.
 std::map<std::vector<int>, int>& newest_backwards() {
   thread_local std::map<std::vector<int>, int> newest;
   return newest;

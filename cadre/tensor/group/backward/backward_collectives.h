@@ -1,10 +1,10 @@
 // Records which differentiable collectives the backwards of a thread have run. Their gradient is
-// that of the sum of the ranks' losses, so the backward adds gradients of other ranks. A wrapper
-// that weights ranks reads the record, because it multiplies the gradients of parameters after that
-// addition.
+// that of the sum of all ranks' losses, so gradients of other ranks are already added inside the
+// backward. A wrapper that gives each rank a weight reads this record, because it multiplies the
+// gradients of the parameters only after that addition.
 //
-// Threads: each has a record of its own. Blocking: never. Lifetime: values; a record has one entry
-// for each set of ranks. Errors: none.
+// Threads: each thread has its own record. Blocking: never. Lifetime: values; a record has one
+// entry for each set of ranks. Errors: none.
 #pragma once
 
 #include <vector>
@@ -14,8 +14,8 @@
 
 namespace cadre {
 
-// Records that the running backward of this thread has run a collective of `group`. Called by a
-// node of the graph in its backward.
+// Records that the running backward of this thread has run a collective of `group`. A collective's
+// graph node calls it in backward.
 void note_backward_collective(const ProcessGroup& group);
 
 // Returns the number of the backward that runs in this thread; -1 if none runs. Numbers grow with

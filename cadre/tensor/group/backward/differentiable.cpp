@@ -32,19 +32,19 @@ namespace {
 using torch::autograd::variable_list;
 
 // Maps (gradient of the output, saved tensor) to the gradient of the input. Consists of
-// differentiable operations, so that backward(create_graph) has a backward, too.
+// differentiable operations, so that double backward (create_graph) works.
 using Backward = std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& saved)>;
 
-// The losses that are differentiated: the sum of the losses of this group's ranks, or, without a
-// group, one loss that all ranks compute alike.
+// The loss that backward differentiates: the sum of the losses of this group's ranks, or, without a
+// group, one loss that all ranks compute identically.
 struct Losses {
   std::optional<ProcessGroup> summed_over;
 };
 const Losses kOneLoss{};
 
-// A node of the graph with one input and one output. Not a torch::autograd::Function, which creates
-// no node if the input does not require grad: this rank would then not take part in the backward
-// collective.
+// A node of the graph with one input and one output. A torch::autograd::Function would create no
+// node if the input does not require grad, and this rank would not take part in the collective of
+// the backward.
 class CollectiveNode final : public torch::autograd::Node {
  public:
   // saved: a tensor that the backward needs; undefined if it needs none.
@@ -56,8 +56,8 @@ class CollectiveNode final : public torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& gradients) override {
-    // An undefined gradient is zero. The collective runs anyway, because the other ranks wait for
-    // this one.
+    // An undefined gradient counts as zero. The collective must run anyway, because the other ranks
+    // wait in it for this rank.
     const at::Tensor gradient =
         gradients[0].defined() ? std::move(gradients[0]) : input_metadata(0).zeros_like();
     gradients.clear();
@@ -94,12 +94,13 @@ bool records_gradients(const at::Tensor& input) {
   return at::GradMode::is_enabled() && at::isFloatingType(input.scalar_type());
 }
 
-// Returns whether autograd records an operation on this rank's input.
+// Returns whether grad mode is on and the input requires grad, so that autograd must record the
+// operation.
 bool is_differentiated(const at::Tensor& input) {
   return records_gradients(input) && input.requires_grad();
 }
 
-// Makes `output` the result of a node behind `input`.
+// Creates a graph node from `input` to `output`.
 void attach(at::Tensor& output, const at::Tensor& input, std::string operation, Losses losses,
             Backward backward, const at::Tensor& saved = {}) {
   NodePointer node = make_node<CollectiveNode>(std::move(operation), std::move(losses),
@@ -108,13 +109,13 @@ void attach(at::Tensor& output, const at::Tensor& input, std::string operation, 
   torch::autograd::create_gradient_edge(output, std::move(node));
 }
 
-// Returns the input, which may be the gradient that another function hands over, in a form that can
-// be sent.
+// Checks an input of forward or a gradient in backward, and returns it in a form that can be sent:
+// a lazy tensor (a negated view, a zero tensor) is copied.
 at::Tensor checked_input(const ProcessGroup& group, std::string_view operation,
                          const at::Tensor& input) {
   const at::Tensor checked = input.defined() ? with_values_in_memory(input) : input;
   check_tensor(group.communicator(), operation, kInput, checked);
-  // Without the check below, a tangent would be dropped silently.
+  // The tangent of forward-mode differentiation would be dropped silently without this check.
   if (!carries_tangent(checked)) return checked;
   refuse_tensor(group.communicator(), operation,
                 format("the input {} carries a tangent of forward-mode differentiation, which the "
@@ -122,7 +123,8 @@ at::Tensor checked_input(const ProcessGroup& group, std::string_view operation,
                        shape_of(checked)));
 }
 
-// Throws on all ranks, whether or not this rank's input requires grad.
+// Refuses an operation without a backward. All ranks call it, whether or not their input requires
+// grad, so that no rank waits for another.
 [[noreturn]] void refuse_backward(const ProcessGroup& group, std::string_view operation,
                                   ReduceOp op, std::string_view remedy) {
   refuse_tensor(group.communicator(), operation,
@@ -137,7 +139,7 @@ at::Tensor copy_of_values(const at::Tensor& input) {
   return input.detach().clone(at::MemoryFormat::Contiguous);
 }
 
-// Returns a tensor (rows, ...) for an input of (n, ...).
+// Returns an empty tensor of shape (rows, ...) for an input of shape (n, ...).
 at::Tensor empty_rows(const at::Tensor& input, int64_t rows) {
   std::vector<int64_t> sizes = input.sizes().vec();
   if (sizes.empty()) sizes.push_back(0);
@@ -188,15 +190,16 @@ at::Tensor reduce_to_root(const at::Tensor& input, const ProcessGroup& group, Ra
   return output;
 }
 
-// Returns the gradient of an extremum. holds: a mask of the elements in which this rank's input is
-// the extremum. One all_reduce sums the gradients and the number of ranks that share an extremum.
+// The backward of all_reduce with MAX or MIN. holds: a mask of the elements where this rank's input
+// is the extremum. One all_reduce sums both the gradients and, for each element, the number of
+// ranks that hold the extremum.
 at::Tensor extremum_backward(const at::Tensor& gradient, const at::Tensor& holds,
                              const ProcessGroup& group) {
   const at::Tensor part = holds.to(gradient.scalar_type());
   const at::Tensor sums = all_reduce(at::stack({gradient, part}), group);
   const at::Tensor num_holders = sums.select(0, 1);
-  // A product with `part` would be NaN if the sum is infinite. An element that is NaN has no
-  // holder.
+  // The gradient is selected with at::where() and not multiplied by `part`, because infinity * 0 is
+  // NaN. No rank holds an element whose result is NaN, so its gradient is NaN on all ranks.
   const at::Tensor elsewhere =
       at::zeros_like(part).masked_fill(num_holders.eq(0), std::numeric_limits<double>::quiet_NaN());
   return at::where(holds, sums.select(0, 0) / num_holders, elsewhere);
@@ -232,7 +235,7 @@ at::Tensor all_reduce(const at::Tensor& tensor, const ProcessGroup& group,
         return all_reduce(gradient, group) * factor;
       };
       break;
-    default:  // SUM and AVG are their own adjoints
+    default:  // the adjoint of SUM or AVG is itself
       backward = [group, op = options.op](const at::Tensor& gradient, const at::Tensor&) {
         return all_reduce(gradient, group, {.op = op});
       };
@@ -286,7 +289,7 @@ at::Tensor all_to_all(const at::Tensor& tensor, const ProcessGroup& group,
   constexpr std::string_view kName = "all_to_all";
   const at::Tensor input = checked_input(group, kName, tensor);
   int64_t num_rows = input.dim() == 0 ? 0 : input.size(0);
-  // The group throws for negative splits.
+  // Negative splits count as 0 here; the group's all_to_all throws for them.
   if (!options.output_split_sizes.empty()) num_rows = 0;
   for (const int64_t split : options.output_split_sizes) num_rows += std::max<int64_t>(split, 0);
   at::Tensor output = empty_rows(input, num_rows);
@@ -328,8 +331,8 @@ at::Tensor copy_to_group(const at::Tensor& tensor, const ProcessGroup& group) {
     const at::NoGradGuard no_grad;
     output = input.view_as(input);
   }
-  // If either tensor were changed in place, autograd would drop the backward of this view. With
-  // this mark autograd throws at the change.
+  // If the input or this view of it were changed in place, autograd would silently drop the view's
+  // backward. With IN_CUSTOM_FUNCTION autograd throws at the change instead.
   if (auto* view = torch::autograd::impl::get_view_autograd_meta(output)) {
     view->set_creation_meta(torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
   }
@@ -377,7 +380,8 @@ at::Tensor gather_from_group(const at::Tensor& tensor, const ProcessGroup& group
   const at::Tensor first = input.detach().movedim(dim, 0).contiguous();
   at::Tensor output = empty_rows(first, first.size(0) * group.world_size());
   group.all_gather(output, first, {.timeout = options.timeout});
-  // A copy, because the result of a node must not be a view: see copy_to_group.
+  // The output is copied, because autograd would drop the node of a view that is changed in place
+  // (see copy_to_group).
   if (dim != 0) output = copy_of_values(output.movedim(0, dim));
   if (!is_differentiated(input)) return output;
   attach(output, input, std::string(kName), kOneLoss,

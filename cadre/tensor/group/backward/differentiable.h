@@ -29,25 +29,27 @@ namespace cadre::functional {
 
 // The gradient is that of the SUM over the ranks of each rank's loss. While GradMode is on, the
 // result of a floating-point input requires grad on every rank, whether or not this rank's input
-// does, so that every rank takes part in backward. On all ranks the result must contribute to the
-// tensor on which backward() is called. A timeout in the options is that of the forward; the
-// backward has the group's timeout.
+// does, so that every rank takes part in backward. On every rank the result must contribute to the
+// tensor on which backward() is called, because backward runs a collective. A timeout in the
+// options applies to the forward; the backward has the group's timeout.
 
 // SUM, AVG, PREMUL_SUM, MAX and MIN have a backward; PRODUCT throws while gradients are recorded.
 // The gradient of MAX and MIN goes to the ranks that hold the extremum, in equal parts if several
 // do, like that of at::amax; it is NaN if the result is NaN.
 CADRE_EXPORT at::Tensor all_reduce(const at::Tensor& input, const ProcessGroup& group,
                                    const AllReduceOptions& options = {});
-// input: (n, ...), of one shape on all ranks, or (); result: (world_size * n, ...), or
-// (world_size).
+// Concatenates the inputs of all ranks along dimension 0. input: (n, ...) or (), of one shape on
+// all ranks; result: (world_size * n, ...) or (world_size).
 CADRE_EXPORT at::Tensor all_gather(const at::Tensor& input, const ProcessGroup& group,
                                    const AllGatherOptions& options = {});
-// input: (world_size * n, ...); result: (n, ...). SUM, AVG and PREMUL_SUM have a backward; the
-// others throw while gradients are recorded.
+// Reduces the inputs of all ranks and returns part `rank` of the result. input: (world_size * n,
+// ...); result: (n, ...). SUM, AVG and PREMUL_SUM have a backward; the others throw while gradients
+// are recorded.
 CADRE_EXPORT at::Tensor reduce_scatter(const at::Tensor& input, const ProcessGroup& group,
                                        const ReduceScatterOptions& options = {});
-// input: (n, ...); result: (m, ...), where the splits add up to n and m. If splits are given for
-// one side only, the other side is divided evenly; without output splits m is n.
+// Sends rows of the input to each rank. input: (n, ...); result: (m, ...), where the splits add up
+// to n and m. If splits are given for one side only, the other side is divided evenly; without
+// output splits m is n.
 CADRE_EXPORT at::Tensor all_to_all(const at::Tensor& input, const ProcessGroup& group,
                                    const AllToAllOptions& options = {});
 // The result is the root's input. On other ranks only the input's shape and dtype are used; its
@@ -55,9 +57,10 @@ CADRE_EXPORT at::Tensor all_to_all(const at::Tensor& input, const ProcessGroup& 
 CADRE_EXPORT at::Tensor broadcast(const at::Tensor& input, const ProcessGroup& group,
                                   const BroadcastOptions& options = {});
 
-// The gradient is that of ONE loss that all ranks compute. This is tensor parallelism, where a
-// group divides the work of one process. A replicated tensor is equal on all ranks, as is its
-// requires_grad, which decides whether the backward communicates.
+// The functions below compute the gradient of ONE loss that all ranks compute identically, as in
+// tensor parallelism, where a group divides the work of one process. A "replicated" tensor has
+// equal values on all ranks. Its requires_grad must be equal too, because it decides whether the
+// backward runs a collective.
 
 struct ReduceFromGroupOptions {
   std::optional<Duration> timeout = {};
@@ -76,12 +79,12 @@ CADRE_EXPORT at::Tensor copy_to_group(const at::Tensor& input, const ProcessGrou
 // the identity. The result is replicated.
 CADRE_EXPORT at::Tensor reduce_from_group(const at::Tensor& input, const ProcessGroup& group,
                                           const ReduceFromGroupOptions& options = {});
-// Returns this rank's of world_size equal parts along `dim`; backward: gather_from_group. input:
-// replicated. No communication in forward.
+// Divides the input into world_size equal parts along `dim` and returns part `rank`; backward:
+// gather_from_group. input: replicated. No communication in forward.
 CADRE_EXPORT at::Tensor scatter_to_group(const at::Tensor& input, const ProcessGroup& group,
                                          const DimensionOptions& options = {});
-// Returns the ranks' inputs, of one shape, concatenated along `dim`; backward: scatter_to_group.
-// The result is replicated.
+// Returns the inputs of all ranks, which have one shape, concatenated along `dim`; backward:
+// scatter_to_group. The result is replicated.
 CADRE_EXPORT at::Tensor gather_from_group(const at::Tensor& input, const ProcessGroup& group,
                                           const DimensionOptions& options = {});
 

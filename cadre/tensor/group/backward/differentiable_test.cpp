@@ -34,7 +34,7 @@ Tensor values(int rank, at::IntArrayRef shape, int64_t seed = 0) {
   return (counted.fmod(11).div(2).floor() / 4 - 0.5).view(shape);
 }
 
-// A collective, both as a call on ranks and as a function of the inputs of all ranks.
+// A collective as a call on one rank, and its reference: a function of the inputs of all ranks.
 struct DifferentiableCall {
   std::string name;
   std::function<std::vector<int64_t>(int rank, int world_size)> shape;
@@ -186,7 +186,7 @@ std::vector<DifferentiableCall> all_collectives() {
   return all;
 }
 
-// Returns the loss of a rank: a different function of the result on each rank.
+// Returns the loss of a rank: the result weighted with values that differ between ranks.
 Tensor loss_of(const Tensor& result, int rank) {
   const Tensor weights = values(rank, result.sizes(), 4).to(result.scalar_type());
   return (weights * result + (rank + 1) * result * result).sum();
@@ -233,7 +233,7 @@ Tensor or_zeros(const Tensor& gradient, const Tensor& input) {
 
 class Differentiable : public ::testing::TestWithParam<int> {
  protected:
-  // Calls body(collective, truth, group) on all ranks, for each collective.
+  // Calls body(collective, reference results, group) on all ranks, for each collective.
   void expect_of_each(const std::function<void(const DifferentiableCall&, const Truth&,
                                                const ProcessGroup&)>& body) {
     const testing::RanksResult result = run_groups(GetParam(), [&](const ProcessGroup& group) {
@@ -298,8 +298,8 @@ TEST_P(Differentiable, GradientsOfGradientsEqualOneProcess) {
       });
 }
 
-// In turn, the input of each rank does not require grad. That rank takes part in the backward
-// nevertheless.
+// One rank after the other has an input that does not require grad. That rank must take part in the
+// collective of the backward nevertheless.
 TEST_P(Differentiable, ARankWithoutAGradientTakesPartInBackward) {
   expect_of_each([](const DifferentiableCall& collective, const Truth& truth,
                     const ProcessGroup& group) {
@@ -318,8 +318,8 @@ TEST_P(Differentiable, ARankWithoutAGradientTakesPartInBackward) {
   });
 }
 
-// The input is transposed, and the gradient is that of a sum, which is expanded. So neither is
-// contiguous.
+// The input is transposed, and the incoming gradient is that of sum(), an expanded scalar. So
+// neither is contiguous.
 TEST_P(Differentiable, InputsAndGradientsNeedNotBeContiguous) {
   expect_of_each(
       [](const DifferentiableCall& collective, const Truth& truth, const ProcessGroup& group) {
@@ -419,9 +419,9 @@ TEST_P(Differentiable, WithoutGradModeAndOfIntegersThereIsNoGraph) {
   });
 }
 
-// Runs several collectives, some of which depend on each other. The backward runs them in the
-// reverse order on every rank, even if a rank adds up its losses in another order, or if its inputs
-// require no gradient.
+// Runs several collectives, some of which depend on each other. Every rank must run their backwards
+// in the reverse order of the forwards, even if the rank adds up its losses in another order or its
+// inputs require no grad.
 TEST_P(Differentiable, SeveralCollectivesKeepOneOrder) {
   expect_on_all([](const ProcessGroup& group) {
     const int n = group.world_size();
@@ -457,8 +457,8 @@ TEST_P(Differentiable, SeveralCollectivesKeepOneOrder) {
   });
 }
 
-// Ranks with the same extremum share the gradient, the gradient of a NaN is NaN, and an infinity
-// can be an extremum.
+// Ranks that hold the same extremum share its gradient equally, the gradient of a NaN is NaN, and
+// an infinity can be an extremum.
 TEST(Functional, TheGradientOfAnExtremumGoesToThoseThatHoldIt) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double inf = std::numeric_limits<double>::infinity();

@@ -1,11 +1,11 @@
-// The messages of a wrapper on the group that it shares with the program. They use ProcessGroup's
-// send and recv with tags that neither the program nor another wrapper can name.
+// Sends and receives a wrapper's tensors on a group that it shares with the program. The wrapper
+// has its own space of tags, so its messages never match those of the program or of another
+// wrapper.
 //
 // Threads, blocking, tensors: as ProcessGroup::send and recv. Lifetime: a cheap value that keeps
 // the group. Errors: those of send and recv, with the wrapper's name and the tag. The constructor
-// is a collective of the group; every rank constructs the object at the same place of its
-// operations, and if the ranks construct it for different users, all throw the same
-// kInvalidArgument.
+// is a collective of the group, so every rank constructs the object at the same point in its
+// sequence of operations. If the ranks pass different users, all throw the same kInvalidArgument.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@ namespace cadre {
 
 class PrivateMessages {
  public:
-  // `user`: static text, for example "cadre::Pipeline".
+  // `user`: the name of the wrapper, static text such as "cadre::Pipeline".
   PrivateMessages(ProcessGroup group, std::string_view user);
 
   const ProcessGroup& group() const { return group_; }

@@ -1,4 +1,5 @@
-// Tests tensors that a wrapper sends on a group, with tags that the program uses, too.
+// Tests that messages of a wrapper and of the program with the same tags on one group do not match
+// each other.
 #include "cadre/tensor/group/messages/private_messages.h"
 
 #include <ATen/ops/full.h>

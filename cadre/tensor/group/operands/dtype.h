@@ -1,6 +1,6 @@
-// Maps libtorch's element types to those that a group moves, and back.
+// Converts between libtorch's dtypes and the DType of a group's operations.
 //
-// Threads: pure functions. Blocking: never. Errors: nullopt for a type that no group moves.
+// Threads: pure functions. Blocking: never. Errors: nullopt for a dtype that no operation supports.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -16,7 +16,7 @@ namespace cadre {
 CADRE_EXPORT std::optional<DType> to_dtype(at::ScalarType type);
 // Returns "uint8, int32, ... and float16", for messages.
 std::string dtype_names();
-// Returns a name such as "float32". A type that groups do not move has PyTorch's name, such as
+// Returns a name such as "float32". For an unsupported dtype it is PyTorch's name, such as
 // "complex64".
 std::string dtype_name(at::ScalarType type);
 CADRE_EXPORT at::ScalarType to_scalar_type(DType dtype);

@@ -1,9 +1,10 @@
-// Keeps the memory of a tensor, whatever the program does to the tensor meanwhile.
+// Keeps the memory of a tensor from being freed while an operation uses it, whatever the program
+// does to the tensor meanwhile.
 //
-// A copy of the tensor would not be enough: set_data() gives it another storage, and resize_()
-// gives its storage other memory and frees the previous one.
-// Threads: as a change of the tensor. Blocking: never. Errors: none. No other thread may use the
-// storage during the first call for it.
+// A second handle (at::Tensor) to the same tensor would not be enough: set_data() gives it another
+// storage, and resize_() gives its storage other memory and frees the previous one.
+// Threads: the rules for a change of the tensor apply; no other thread may use its storage during
+// the first call for that storage.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +14,9 @@
 namespace cadre {
 
 // Returns an object that keeps the tensor's present memory from being freed; null for an undefined
-// tensor. Memory of libtorch's own allocator becomes shared between the storage and the results.
-// Any other memory cannot be resized; the result keeps its storage.
+// tensor. Memory of libtorch's own allocator becomes reference-counted and shared by the storage
+// and the result. A storage with any other memory cannot be resized, so the result just keeps that
+// storage.
 std::shared_ptr<const void> hold_memory(const at::Tensor& tensor);
 
 }  // namespace cadre

@@ -1,5 +1,6 @@
-// Tests blocking calls that fail while an engine that cannot be aborted still runs. The memory of
-// such a call is kept until the engine has ended, whatever the program does with its tensors.
+// Tests a blocking call that times out while the engine (the backend that moves the data) cannot be
+// aborted and still runs. The memory of the call must be kept until the engine has ended, whatever
+// the program does with its tensors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,7 +30,8 @@ using torch::Tensor;
 constexpr Duration kPatience = std::chrono::seconds(20);
 constexpr Duration kSoon = std::chrono::milliseconds(30);
 
-// An engine that reads the whole input and writes the whole output; the values are arbitrary.
+// An engine that reads every byte of the input and writes every byte of the output, so that an
+// access to freed memory is detected. The values do not matter.
 class TouchingPeers final : public testing::FakePeers {
  public:
   Status run(const testing::FakeRank&, const OpContext&, const Collective& collective) override {
@@ -40,7 +42,8 @@ class TouchingPeers final : public testing::FakePeers {
   }
 };
 
-// The fixture is rank 0 of two ranks. Its engine begins to move data only when the gate is open.
+// The test is rank 0 of a group of two ranks. The engine begins to move data only after the test
+// has opened gate_.
 class AbandonedMemoryTest : public ::testing::Test {
  protected:
   // Runs the call until it times out. Afterwards the tensors of the call are destroyed.
@@ -129,8 +132,8 @@ INSTANTIATE_TEST_SUITE_P(
          }}}),
     [](const auto& call) { return std::string(call.param.first); });
 
-// The call itself frees its packed copies. They are so large that freeing unmaps them: an engine
-// that still wrote to them would crash the process.
+// The number of elements of tensors that a call packs into a copy of its own. The copy is so large
+// that freeing it unmaps its pages, so an engine that still used it would crash the process.
 constexpr int64_t kLargeNumel = int64_t{16} << 20;
 
 TEST_F(AbandonedMemoryTest, ThePackedCopyOfATransposedTensorStays) {

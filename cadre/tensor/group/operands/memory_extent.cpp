@@ -25,7 +25,7 @@ std::vector<std::vector<size_t>> connected_extents(std::span<const MemoryExtent>
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, std::less<>(), [&](size_t i) { return extents[i].begin; });
   std::vector<std::vector<size_t>> sets;
-  const std::byte* end = nullptr;  // the end of the last set
+  const std::byte* end = nullptr;  // where the newest set ends
   for (const size_t i : order) {
     if (sets.empty() || extents[i].begin >= end) {
       sets.emplace_back();

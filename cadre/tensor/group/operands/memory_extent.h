@@ -1,8 +1,9 @@
-// The memory between the first and the last element of a tensor, and which tensors' extents
-// overlap.
+// Computes the extent of a tensor, which is the memory from its first to its last element, and
+// finds extents that overlap.
 //
 // Threads: pure functions. Blocking: never. Lifetime: addresses, valid as long as the tensor keeps
-// its memory. Extents of tensors that interleave overlap, although they have no common element.
+// its memory. The extents of two interleaved tensors (columns of a matrix) overlap although the
+// tensors have no common element.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,8 +25,9 @@ struct MemoryExtent {
 // meta device the extent has offsets in the tensor's storage instead of addresses.
 MemoryExtent memory_extent(const at::Tensor& tensor);
 
-// Returns the indices of the extents, in sets: overlapping extents are in one set. The sets and the
-// indices in them are in order of the extents' beginnings.
+// Groups the extents into connected sets: extents that overlap, directly or through others, are in
+// one set. Returns the sets as indices into `extents`; sets and indices are sorted by where the
+// extents begin.
 std::vector<std::vector<size_t>> connected_extents(std::span<const MemoryExtent> extents);
 
 }  // namespace cadre

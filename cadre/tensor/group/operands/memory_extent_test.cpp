@@ -19,7 +19,8 @@ TEST(MemoryExtent, EndsBehindTheLastElement) {
   const MemoryExtent whole = memory_extent(matrix);
   EXPECT_EQ(whole.begin, begin);
   EXPECT_EQ(whole.end, begin + 4 * 6 * 4);
-  // Rows 1 and 2, columns 2 and 4: the last element is number 2 * 6 + 4.
+  // The slice has rows 1 and 2 and columns 2 and 4 of a matrix with 6 columns. Its last element has
+  // the index 2 * 6 + 4.
   const MemoryExtent part = memory_extent(matrix.slice(0, 1, 3).slice(1, 2, 6, 2));
   EXPECT_EQ(part.begin, begin + (6 + 2) * 4);
   EXPECT_EQ(part.end, begin + (2 * 6 + 4 + 1) * 4);
@@ -38,8 +39,8 @@ TEST(ConnectedExtents, AreSetsOfThoseThatOverlap) {
   const auto extent = [&](size_t begin, size_t end) {
     return MemoryExtent{memory.data() + begin, memory.data() + end};
   };
-  // The second contains the first, and the third overlaps the second only. The fourth begins where
-  // the third ends.
+  // Extent 1 contains extent 0, and extent 2 overlaps only extent 1. Extent 3 begins where extent 2
+  // ends, so it overlaps none.
   const std::vector<MemoryExtent> extents = {extent(20, 22), extent(10, 40), extent(35, 50),
                                              extent(50, 60), extent(0, 5)};
   EXPECT_THAT(connected_extents(extents),

@@ -1,10 +1,10 @@
-// The parts of a ProcessGroup's call that its Communicator gets: the call with its name and
-// deadline, and the tensors as bytes, shape and an owner.
+// Converts a call of ProcessGroup to what the Communicator below it takes: the name and deadline of
+// the call, and each tensor as bytes, a shape and an owner of the memory.
 //
-// Threads: as a change of the tensors. Blocking: never. Lifetime: bytes and shapes are borrowed
-// from the tensors, the group from its handle. Errors: kInvalidArgument for a handle that was moved
-// from, and for a timeout that is not positive, before anything was issued. The tensors have been
-// checked (tensor_checks.h).
+// Threads: the rules for a change of the tensors apply. Blocking: never. Lifetime: bytes and shapes
+// are borrowed from the tensors, the group from its handle. Errors: kInvalidArgument for a handle
+// that was moved from, and for a timeout that is not positive, before anything was issued. The
+// tensors have been checked (tensor_checks.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +26,7 @@
 
 namespace cadre {
 
-// Returns the group of a handle.
+// Returns the communicator of a handle. Throws if the handle was moved from.
 Communicator& group_behind(const std::shared_ptr<Communicator>& handle, std::string_view call);
 
 // Returns the point in time that is `timeout` from now.
@@ -55,15 +55,16 @@ Bytes bytes_of(const at::Tensor& tensor);
 // Returns the bytes of a contiguous tensor for reading.
 ConstBytes const_bytes_of(const at::Tensor& tensor);
 
-// Returns the collective with the shape of `compared`, which must be equal on all ranks.
+// Adds the shape of `compared` to the collective, so that the ranks compare it and a difference is
+// an error.
 Collective comparing(const at::Tensor& compared, Collective collective);
 
-// Returns a tensor of shape (n) on memory of the buffer. The tensor keeps the buffer.
+// Returns a 1-dim tensor over `bytes`, a range of the buffer. The tensor keeps the buffer alive.
 at::Tensor tensor_on(const std::shared_ptr<SymmetricBuffer>& buffer, Bytes bytes,
                      at::ScalarType dtype);
 
-// Options for a call whose memory the engine may use after the call has returned: they keep the
-// tensors' memory until it is done.
+// Returns options for an operation that may use the tensors' memory after the call has returned.
+// They keep the memory until the operation is done.
 template <typename... Tensors>
 CollectiveOptions keeping(const GroupCall& call, const Tensors&... tensors) {
   using Kept = std::array<std::shared_ptr<const void>, sizeof...(Tensors)>;
@@ -72,14 +73,15 @@ CollectiveOptions keeping(const GroupCall& call, const Tensors&... tensors) {
   return options;
 }
 
-// Options for a blocking call. They hold the tensors' memory only if the call may fail before the
-// engine has ended, because holding memory needs an allocation.
+// Returns options for a blocking call. They keep the tensors' memory only if the call may fail
+// (time out) while the engine still uses it; otherwise the allocation for that is saved.
 template <typename... Tensors>
 CollectiveOptions blocking(const GroupCall& call, const Tensors&... tensors) {
   return may_use_memory_after_failure(call.group) ? keeping(call, tensors...) : call.options();
 }
 
-// Runs `operation` on the tensor's memory, or on a packed copy that is copied back.
+// Runs an in-place `operation` on the tensor if it is contiguous. Otherwise runs it on a contiguous
+// copy and copies the result back.
 template <typename Operation>
 void run_packed(const GroupCall& call, const at::Tensor& tensor, Operation operation) {
   if (tensor.is_contiguous()) {

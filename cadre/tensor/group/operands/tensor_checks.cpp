@@ -22,7 +22,8 @@ std::string shape_of(const at::Tensor& tensor) {
 
 namespace {
 
-// Returns the remedy for a tensor that could be used after `conversion`.
+// Returns the end of an error message for a tensor that is accepted after `conversion`, such as
+// "contiguous()".
 std::string instead_of(std::string_view role, std::string_view conversion) {
   if (role == kInput) return format("pass input.{}", conversion);
   const std::string_view name = role == kOutput ? "output" : "tensor";
@@ -32,8 +33,8 @@ std::string instead_of(std::string_view role, std::string_view conversion) {
       name, conversion);
 }
 
-// Checks that two tensors share memory only as the engines allow it: the small one is this rank's
-// slice of the large one.
+// Checks that the two tensors share no memory, or that the small one is exactly this rank's slice
+// of the large one, which the engines allow.
 void check_aliasing(const Communicator& communicator, std::string_view operation,
                     const at::Tensor& large, const at::Tensor& small) {
   const auto* whole = static_cast<const std::byte*>(large.const_data_ptr());
@@ -42,15 +43,14 @@ void check_aliasing(const Communicator& communicator, std::string_view operation
       small.numel() == 0 || part + small.nbytes() <= whole || whole + large.nbytes() <= part;
   const auto rank = static_cast<size_t>(communicator.rank().value);
   if (is_apart || part == whole + rank * small.nbytes()) return;
-  refuse_tensor(
-      communicator, operation,
-      format("the input and the output share memory, and {} is not slice {} of {}; pass that "
-             "slice, or a clone() of the input",
-             shape_of(small), communicator.rank(), shape_of(large)));
+  refuse_tensor(communicator, operation,
+                format("the input and the output share memory, and the smaller tensor {} is not "
+                       "slice {} of the larger one {}; pass that slice, or a clone() of the input",
+                       shape_of(small), communicator.rank(), shape_of(large)));
 }
 
-// Throws where torch's in-place operations throw: for a leaf that requires grad, or a view of one,
-// while grad mode is on.
+// Throws where torch's in-place operations would: while grad mode is on, for a leaf that requires
+// grad or a view of one.
 void check_may_change(const Communicator& communicator, std::string_view operation,
                       std::string_view role, const at::Tensor& tensor) {
   if (!at::GradMode::is_enabled() || !tensor.requires_grad()) return;
@@ -68,7 +68,7 @@ DType check_two(const Communicator& communicator, std::string_view operation,
   const DType dtype = check_tensor(communicator, operation, kInput, input);
   if (check_tensor(communicator, operation, kOutput, output) != dtype) {
     refuse_tensor(communicator, operation,
-                  format("the input is {} but the output is {}; both must have one dtype",
+                  format("the input is {} but the output is {}; both must have the same dtype",
                          dtype_name(input.scalar_type()), dtype_name(output.scalar_type())));
   }
   check_contiguous(communicator, operation, kInput, input);
@@ -96,11 +96,10 @@ std::vector<uint64_t> split_counts(const Communicator& communicator, std::string
   int64_t left = num_rows;
   for (const int64_t split : splits) {
     if (split < 0 || split > left) {
-      refuse_tensor(
-          communicator, operation,
-          format("{} {} cannot give {} rows where {} are left; splits are >= 0 and add up to "
-                 "its dimension 0",
-                 role, shape_of(tensor), split, left));
+      refuse_tensor(communicator, operation,
+                    format("{} {} has a split of {} rows, but {} rows are left; splits must be >= "
+                           "0 and add up to its size in dimension 0",
+                           role, shape_of(tensor), split, left));
     }
     left -= split;
     counts.push_back(static_cast<uint64_t>(split * row));
@@ -148,7 +147,7 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
                   format("{} {} is on {}; this group exchanges CPU tensors: {}", role,
                          shape_of(tensor), tensor.device().str(), instead_of(role, "cpu()")));
   }
-  // The memory of a negated view holds the values with the opposite sign.
+  // A negated view is refused, because its memory holds the values with the opposite sign.
   if (tensor.is_neg()) {
     refuse_tensor(communicator, operation,
                   format("{} {} is a negated view; {}", role, shape_of(tensor),
@@ -277,9 +276,9 @@ DType check_list(const Communicator& communicator, std::string_view operation,
       first = dtype;
       continue;
     }
-    refuse_tensor(
-        communicator, operation,
-        format("the {}s are {} and {}; all must have one dtype", listed.substr(4), *first, dtype));
+    refuse_tensor(communicator, operation,
+                  format("the {}s are {} and {}; all must have the same dtype", listed.substr(4),
+                         *first, dtype));
   }
   if (listed == kOutput) check_entries_apart(communicator, operation, {&tensors});
   return *first;
@@ -295,7 +294,7 @@ DType check_beside_list(const Communicator& communicator, std::string_view opera
   if (tensor.scalar_type() == own.scalar_type() && tensor.numel() == own.numel()) return dtype;
   refuse_tensor(communicator, operation,
                 format("{} is {} {}, but this rank's tensor in the list is {} {}; both must have "
-                       "one dtype and as many elements",
+                       "the same dtype and number of elements",
                        role, dtype_name(tensor.scalar_type()), shape_of(tensor),
                        dtype_name(own.scalar_type()), shape_of(own)));
 }

@@ -1,9 +1,9 @@
-// Checks of the tensors of an operation.
+// Checks the tensors that a program passes to an operation of a group.
 //
 // Threads: any. Blocking: never. Errors: each throws kInvalidArgument that names the operation, the
 // group and this rank, says what was passed and what to pass instead.
-// `role` is kInPlace, kInput or kOutput. A remedy in a message never loses a result: it replaces
-// only an input by a temporary copy.
+// `role` is kInPlace, kInput or kOutput. The message advises a temporary copy only for an input,
+// because the result of an output or in-place tensor would be lost in it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,21 +20,22 @@
 
 namespace cadre {
 
-// A count of elements that exceeds every memory, and whose count of bytes does not overflow.
+// The upper limit of a number of elements: more than any memory holds, but small enough that the
+// number of bytes does not overflow.
 inline constexpr int64_t kMaxElements = int64_t{1} << 52;
 
 inline constexpr std::string_view kInPlace = "the tensor";
 inline constexpr std::string_view kInput = "the input";
 inline constexpr std::string_view kOutput = "the output";
 
-// Returns "(2, 3)" and the like.
+// Returns the shape as text, such as "(2, 3)".
 std::string shape_of(const at::Tensor& tensor);
 
 [[noreturn]] void refuse_tensor(const Communicator& communicator, std::string_view operation,
                                 const std::string& problem);
 
-// Returns the dtype of a supported tensor. Unless it is an input, autograd must allow that it is
-// changed in place.
+// Checks one tensor and returns its dtype. A tensor that is not only an input must also be one that
+// autograd allows to be changed in place.
 DType check_tensor(const Communicator& communicator, std::string_view operation,
                    std::string_view role, const at::Tensor& tensor);
 void check_contiguous(const Communicator& communicator, std::string_view operation,
@@ -60,28 +61,31 @@ DType check_pair(const Communicator& communicator, std::string_view operation,
 DType check_rooted(const Communicator& communicator, std::string_view operation, Rank root,
                    const at::Tensor& output, const at::Tensor& input, bool output_is_large);
 
-// Throws for tensors that share memory with a tensor of another entry of the lists; tensors of one
-// entry may share memory. Only the first element of a tensor with gaps is checked.
+// Throws if tensors with different indices in the lists share memory. Tensors with the same index
+// (an output and its input) may share memory. For a tensor with gaps between its elements, only the
+// first element is checked.
 void check_entries_apart(const Communicator& communicator, std::string_view operation,
                          std::initializer_list<const std::vector<at::Tensor>*> lists);
 
-// Checks a list with one tensor for each rank; returns their dtype. `listed` is kInput or kOutput.
+// Checks a list, which must have one tensor for each rank and one dtype, and returns that dtype.
+// `listed` is kInput or kOutput.
 DType check_list(const Communicator& communicator, std::string_view operation,
                  std::string_view listed, const std::vector<at::Tensor>& tensors);
-// Checks the other tensor of a list operation: it must have the dtype of the list and, if this rank
-// has a list, as many elements as this rank's entry. Returns its dtype.
+// Checks the single tensor of an operation between a tensor and a list: it must have the dtype of
+// the list and, if this rank passes a list, as many elements as this rank's tensor in it. Returns
+// the dtype.
 DType check_beside_list(const Communicator& communicator, std::string_view operation,
                         std::string_view role, const at::Tensor& tensor,
                         const std::vector<at::Tensor>& tensors);
 
-// The number of rows of all_to_all's tensors that go to each rank and come from it; empty lists
-// divide the rows evenly.
+// The splits of an all_to_all: how many rows of `output` come from each rank, and how many of the
+// input go to each rank. An empty list divides the rows evenly.
 struct RowSplits {
   std::span<const int64_t> output;
   std::span<const int64_t> input;
 };
 
-// The dtype and sizes that all_to_all exchanges; empty `counts` stand for even parts.
+// The dtype and element counts of an all_to_all. Empty `counts` mean that all parts are equal.
 struct Exchange {
   DType dtype;
   std::vector<uint64_t> input_counts;

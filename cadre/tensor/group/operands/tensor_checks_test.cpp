@@ -1,4 +1,4 @@
-// Lists of tensors that cannot take part in a collective are refused before anything is sent.
+// Tests that tensors which cannot take part in a collective are refused before any data is sent.
 // Ranks are threads.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -35,12 +35,12 @@ TEST(ProcessGroup, ListsThatCannotTakePartAreRefusedBeforeAnythingIsSent) {
     expect([&] { group.all_gather(Tensors{two}, two); },
            "the list of outputs has 1 tensors, expected one for each of 2 ranks");
     expect([&] { group.all_gather(mixed, two); }, "the outputs are float32 and int32");
-    expect([&] { group.all_gather(pair, three); }, "as many elements");
+    expect([&] { group.all_gather(pair, three); }, "the same dtype and number of elements");
     expect([&] { group.all_gather({torch::zeros({1}).expand({2}), two}, two); }, "share memory");
     expect([&] { group.all_gather({two.to_sparse(), two}, two); }, "is sparse");
     expect([&] { group.all_gather(pair, torch::zeros({2}, torch::kComplexFloat)); },
            "is complex64");
-    expect([&] { group.reduce_scatter(three, pair); }, "as many elements");
+    expect([&] { group.reduce_scatter(three, pair); }, "the same dtype and number of elements");
     expect([&] { group.reduce_scatter(two, {two, Tensor()}); }, "the input is undefined");
     expect([&] { group.reduce_scatter(two, pair, {.op = ReduceOp::kBor}); }, "bor of float32");
     expect([&] { group.gather(ragged, two, {.root = group.rank()}); }, "differ in size: (2) (3)");
@@ -48,7 +48,7 @@ TEST(ProcessGroup, ListsThatCannotTakePartAreRefusedBeforeAnythingIsSent) {
     expect([&] { group.all_to_all(pair, mixed); }, "the inputs are float32 and int32");
     Tensors own_is_longer = pair;
     own_is_longer[static_cast<size_t>(group.rank())] = three;
-    expect([&] { group.all_to_all(pair, own_is_longer); }, "as many elements");
+    expect([&] { group.all_to_all(pair, own_is_longer); }, "the same dtype and number of elements");
     expect(
         [&] {
           group.all_reduce_coalesced({two, torch::zeros({2, 3}).t()});
@@ -73,7 +73,8 @@ TEST(ProcessGroup, ListsThatCannotTakePartAreRefusedBeforeAnythingIsSent) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Without the refusal, each output would hold the value that was written last.
+// If this were allowed, all outputs that share memory would hold only the value that was written
+// last.
 TEST(ProcessGroup, ListsOfOutputsThatShareMemoryAreRefused) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto expect = [&](const std::function<void()>& call) {
@@ -94,7 +95,7 @@ TEST(ProcessGroup, ListsOfOutputsThatShareMemoryAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The columns of a matrix have gaps and lie in each other's extent.
+// The outputs are the columns of one matrix: their memory interleaves, but they share no element.
 TEST(ProcessGroup, ListsOfInterleavedOutputsAreFilled) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Tensor matrix = torch::zeros({3, 2});
@@ -127,7 +128,8 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
            "is a negated view; keep copy = tensor.resolve_neg()");
     const Tensor six = torch::zeros({6});
     expect([&] { group.all_gather(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); },
-           "the input and the output share memory, and (4) is not slice 0 of (4)");
+           "the input and the output share memory, and the smaller tensor (4) is not slice 0 of "
+           "the larger one (4)");
     expect([&] { group.reduce_scatter(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); }, "share memory");
     expect([&] { group.all_reduce(six, {.op = ReduceOp::kPremulSum}); },
            "all_reduce " + where + "premul_sum needs this rank's factor");
@@ -168,7 +170,7 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
         },
         "the input (4, 2) has 2 splits, expected one for each of 1 ranks");
     expect([&] { group.all_to_all(other, rows, {.output_split_sizes = {5}}); },
-           "the output (4, 2) cannot give 5 rows where 4 are left");
+           "the output (4, 2) has a split of 5 rows, but 4 rows are left");
     expect([&] { group.all_to_all(other, rows, {.output_split_sizes = {3}}); },
            "the splits of the output (4, 2) add up to 3, expected 4");
   });

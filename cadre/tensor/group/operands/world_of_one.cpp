@@ -10,7 +10,8 @@ namespace cadre {
 namespace {
 
 // The innermost scope of this thread; null outside of any scope. It is thread-local, because the
-// module's forward(), which runs in the scope, uses groups that it got elsewhere before.
+// module's forward() that runs in the scope already holds its groups, so a scope cannot be passed
+// to them.
 thread_local const WorldOfOneScope* innermost = nullptr;
 
 }  // namespace
@@ -25,7 +26,7 @@ WorldOfOneScope::~WorldOfOneScope() {
 void WorldOfOneScope::check(const Communicator& group, std::string_view call) {
   if (innermost == nullptr || group.world_size() == 1) return;
   throw Error(ErrorCode::kInvalidArgument,
-              format("{}: group \"{}\" has {} ranks, but this computation is that of a world of "
+              format("{}: group \"{}\" has {} ranks, but this thread must compute as in a world of "
                      "one process: {}",
                      call, group.name(), group.world_size(), innermost->remedy_));
 }

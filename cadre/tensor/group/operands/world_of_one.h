@@ -1,11 +1,12 @@
-// A scope in which a thread computes as the only process of a job would: every call of a group of
-// several ranks throws.
+// A scope in which a thread computes as if it were the only process of a job. Inside it every call
+// on a group of several ranks throws.
 //
-// Threads: applies to the thread that makes it, and to the backward that this thread runs; scopes
-// may be nested. Blocking: never. Lifetime: `remedy` is static text. Errors: while a scope exists,
-// every method of a ProcessGroup of more than one rank, rank() and world_size() included, throws
-// kInvalidArgument with the remedy. So a program that depends on its ranks is found; otherwise it
-// would compute something else than one process does, or wait for ranks that do not take part.
+// Threads: a scope applies to the thread that creates it and to a backward that this thread runs.
+// Scopes may be nested. Blocking: never. Lifetime: `remedy` is static text. Errors: while a scope
+// exists, every method of a ProcessGroup of more than one rank, rank() and world_size() included,
+// throws kInvalidArgument with the remedy. So a module whose computation depends on its rank is
+// detected. Without the error it would compute something else than one process does, or wait for
+// ranks that do not take part.
 #pragma once
 
 #include <string_view>

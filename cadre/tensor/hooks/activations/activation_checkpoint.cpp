@@ -33,7 +33,7 @@ void set_random_state(const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// The global state that a forward depends on: random numbers and autocast.
+// The global state that a forward depends on: the random number generator and autocast.
 struct ForwardState {
   at::Tensor random = random_state();
   bool is_autocast = at::autocast::is_autocast_enabled(at::kCPU);
@@ -46,16 +46,16 @@ struct ForwardState {
   }
 };
 
-// Sets the state of the first forward for the second one. The destructor restores the present
-// state.
+// Sets the state that the first forward had, for the second forward. The destructor restores the
+// present state.
 class Restored {
  public:
   explicit Restored(const ForwardState& state) {
     at::autocast::increment_nesting();
     state.restore();
   }
-  // Autocast caches the casts of parameters until the outermost scope ends. If they were kept
-  // longer, the next forward would use casts of the values before the optimizer's step.
+  // Autocast caches its casts of parameters. The cache must be cleared at the end of the outermost
+  // scope; otherwise the next forward would use casts of the values before the optimizer's step.
   ~Restored() {
     if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
     before_.restore();
@@ -70,15 +70,15 @@ class Restored {
 struct Checkpointed {
   TensorFunction function;
   ForwardState state;
-  std::vector<at::Tensor> buffers;       // a second forward does not change these
-  std::vector<bool> requires_grad = {};  // has one flag for each input
-  bool may_be_partial = false;           // a backward with a list of inputs may go through it
+  std::vector<at::Tensor> buffers;       // values restored after the second forward
+  std::vector<bool> requires_grad = {};  // one flag for each input
+  bool may_be_partial = false;           // backward(inputs) may go through it
 };
 
-// Whether this thread runs the inner backward of a checkpoint through which a backward with a list
-// of inputs may go. It computes the gradients of all parameters of that checkpoint, so also those
-// of the checkpoints inside of it. Thread-local, because autograd runs an inner backward on the
-// thread that asked for it.
+// True while this thread runs the inner backward of a checkpoint for which allow_partial_backward()
+// was called. That backward computes the gradients of all parameters of the checkpoint, so nested
+// checkpoints are allowed in it, too. Thread-local, because autograd runs an inner backward on the
+// thread that called it.
 bool& is_inside_partial() {
   static thread_local bool value = false;
   return value;
@@ -103,9 +103,9 @@ std::vector<uint32_t> versions_of(const std::vector<at::Tensor>& tensors) {
   return versions;
 }
 
-// Keeps the present values of tensors. The destructor restores them, after the second forward and
-// the backward that reads the values which that forward has changed. Version counters do not
-// change, as with batch_norm.
+// Saves the present values of tensors. The destructor restores them, after the second forward,
+// which may change them, and the backward, which may read the changed values. As with batch_norm's
+// statistics, version counters do not change.
 class KeptValues {
  public:
   explicit KeptValues(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
@@ -141,16 +141,16 @@ variable_list run_first(const Checkpointed& checkpointed, const variable_list& i
   return outputs;
 }
 
-// This is a CustomClassHolder, because the saved_data of a context can hold a value of any type
-// only in such a class.
+// Wraps a Checkpointed in a CustomClassHolder, because the saved_data of an autograd context can
+// hold a C++ object only in such a class.
 struct Holder : torch::CustomClassHolder {
   explicit Holder(Checkpointed held) : checkpointed(std::move(held)) {}
   Checkpointed checkpointed;
 };
 
 struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
-  // leaf: an empty tensor that requires grad, so that autograd calls this backward even if no input
-  // requires grad.
+  // leaf: an empty tensor that requires grad. With it autograd calls this backward even if no input
+  // requires grad, because the module's parameters may.
   static variable_list forward(AutogradContext* context, const at::Tensor& /*leaf*/,
                                at::TensorList inputs, const c10::intrusive_ptr<Holder>& holder) {
     variable_list given(inputs.begin(), inputs.end());
@@ -162,12 +162,14 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     variable_list outputs = run_first(holder->checkpointed, given);
     variable_list without_grad;
     for (at::Tensor& output : outputs) {
-      // If an output is an input itself, it becomes a view: autograd does not track an alias.
+      // An output that is one of the inputs is replaced by a view, because autograd cannot track
+      // one tensor as both.
       for (const at::Tensor& input : given) {
         if (output.is_same(input)) output = output.view_as(output);
       }
-      // Grad mode is off, so an output that requires grad was made outside of the function, such as
-      // a parameter that it returned. It must not become a result of this node.
+      // Grad mode is off here, so an output that requires grad was not computed by the function,
+      // but is for example a parameter that it returns. It is detached, so that the parameter
+      // itself does not become a result of this node.
       if (output.requires_grad()) output = output.detach();
       if (!output.is_floating_point() && !output.is_complex()) without_grad.push_back(output);
     }
@@ -184,7 +186,8 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     }
     const auto capsule = context->saved_data["holder"].toCapsule();
     const auto& checkpointed = static_cast<Holder&>(*capsule).checkpointed;
-    // The backward below writes the gradients of all parameters that the function uses.
+    // The inner backward below adds to the gradients of all parameters that the function uses, even
+    // if the outer backward has a list of inputs.
     const bool may_be_partial = checkpointed.may_be_partial || is_inside_partial();
     if (!may_be_partial && !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -216,7 +219,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
       const InsidePartial inside(may_be_partial);
       torch::autograd::backward(roots, roots_gradients);
     }
-    variable_list result(inputs.size() + 2);  // undefined for the leaf and the holder
+    variable_list result(inputs.size() + 2);  // stays undefined for leaf and holder
     for (size_t i = 0; i < inputs.size(); ++i) result[i + 1] = inputs[i].grad();
     return result;
   }

@@ -8,12 +8,13 @@
 // ShardUnit<ActivationCheckpoint<BlockImpl>>. Without grad it only calls M::forward().
 //
 // The second forward draws the same random numbers, from the default CPU generator, and has the
-// same autocast state. It runs a backward inside of the backward: a parameter that two checkpointed
-// modules share gets its gradient in two steps, for which DistributedDataParallel throws.
-// autograd::grad(), and backward() with a list of inputs, do not go through the module, because
-// they would add to the gradients of parameters that were not asked for. A buffer that forward()
-// changes in place, such as BatchNorm's statistics, changes once. A tensor that forward() keeps in
-// a member, for example for an extra loss, has no graph; return it instead.
+// same autocast state. Each checkpointed module runs a backward of its own inside the outer
+// backward. So a parameter that two checkpointed modules share gets its gradient in two steps,
+// which DistributedDataParallel refuses with an error. autograd::grad(), and backward() with a list
+// of inputs, throw at the module, because they would add to the gradients of parameters that were
+// not requested. A buffer that forward() changes in place, such as BatchNorm's statistics, changes
+// once. A tensor that forward() keeps in a member, for example for an extra loss, has no graph;
+// return it instead.
 //
 // Threads: as the module. Blocking: as M::forward(). Lifetime: a graph keeps the arguments, and
 // refers to the module, which must live until backward. Errors: those of M::forward(), also from
@@ -46,19 +47,21 @@ namespace cadre {
 
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
-// Calls function(inputs) without grad now, and again in backward. All inputs and outputs are
-// defined. buffers: tensors in which the second call must not change values; its changes are
-// undone.
+// Calls function(inputs) without grad now, and again with grad in backward. All inputs and outputs
+// must be defined. buffers: tensors that the function may change; the changes of the second call
+// are undone.
 CADRE_EXPORT std::vector<at::Tensor> checkpoint(TensorFunction function,
                                                 const std::vector<at::Tensor>& inputs,
                                                 std::vector<at::Tensor> buffers = {});
 // Returns whether the node was made by checkpoint(). The backward of such a node computes the
 // gradients of the inputs and of all parameters that the function uses.
 CADRE_EXPORT bool is_checkpoint(const torch::autograd::Node& node);
-// Lets a backward with a list of inputs go through this checkpoint. Such a backward adds to the
-// gradients of all parameters of the checkpoint. REQUIRES: is_checkpoint().
+// Allows backward() with a list of inputs to go through this checkpoint. It then adds to the
+// gradients of all parameters of the checkpoint, also of those that are not in the list. REQUIRES:
+// is_checkpoint().
 CADRE_EXPORT void allow_partial_backward(torch::autograd::Node& checkpoint);
-// Returns whether grad mode is on: without it, forward saves nothing.
+// Returns whether grad mode is on. Otherwise a forward saves no activations, and checkpointing has
+// no effect.
 CADRE_EXPORT bool checkpointing_is_useful();
 
 // The body of ActivationCheckpoint<M>::forward().
@@ -80,7 +83,7 @@ Output call_checkpointed(const Call& forward, std::vector<at::Tensor> buffers,
       "cadre::ActivationCheckpoint<M>: M::forward() takes an argument by mutable "
       "reference, which a second forward would change a second time");
   if (!checkpointing_is_useful()) return forward(static_cast<Args&&>(args)...);
-  // The output of the last forward. In backward it has other tensors.
+  // The output of the last call of forward(): the first call now, and the second one in backward.
   const auto output = std::make_shared<std::optional<Output>>();
   const auto kept = std::make_shared<std::tuple<std::remove_cvref_t<Args>...>>(args...);
   std::vector<at::Tensor> inputs;
@@ -96,7 +99,8 @@ Output call_checkpointed(const Call& forward, std::vector<at::Tensor> buffers,
         return wrap::tensors_of(**output);
       },
       inputs, std::move(buffers));
-  // The graph keeps the inputs itself, and notices changes of them.
+  // The tensors are dropped from the kept arguments: the graph saves them as inputs and checks that
+  // they are not changed in place.
   wrap::replace_tensors(*kept, without_tensor);
   Output result = std::move(**output);
   output->reset();
@@ -107,7 +111,7 @@ Output call_checkpointed(const Call& forward, std::vector<at::Tensor> buffers,
 
 namespace wrap {
 
-// An ActivationCheckpoint<M>, by the type of &M::forward.
+// The implementation of ActivationCheckpoint<M>, specialized for the type of &M::forward.
 template <typename M, typename Forward>
 class CheckpointAround : public M {
   static_assert(!std::is_same_v<Forward, NoSingleForward>,

@@ -49,9 +49,9 @@ std::vector<Tensor> gradients_of(M& module, bool input_requires_grad) {
   const Tensor x = input().clone().requires_grad_(input_requires_grad);
   torch::manual_seed(11);
   const Tensor y = module.forward(x);
-  torch::rand({5});  // changes the generator between forward and backward
+  torch::rand({5});  // changes the RNG state between forward and backward
   module.forward(y).pow(2).sum().backward();
-  // Shows the state of the generator after the backward.
+  // The first result is a random tensor, which shows the generator's state after the backward.
   std::vector<Tensor> gradients = {torch::rand({2})};
   if (input_requires_grad) gradients.push_back(x.grad());
   for (const Tensor& parameter : module.parameters()) gradients.push_back(parameter.grad());
@@ -101,7 +101,8 @@ TEST(ActivationCheckpoint, IsAModuleLikeThePlainOne) {
   EXPECT_EQ(module.num_forwards, 1);
 }
 
-// The casts that autocast makes in the recomputation must not be used by the next forward.
+// The casts of parameters that autocast caches in the second forward must not be used by the next
+// step's forward.
 TEST(ActivationCheckpoint, UsesNewValuesAfterAStepUnderAutocast) {
   struct ProductImpl : nn::Module {
     ProductImpl() { weight = register_parameter("weight", torch::full({1, 1}, 2.0F)); }
@@ -127,7 +128,8 @@ struct SquashImpl : nn::Module {
   Tensor weight;
 };
 
-// The backward runs outside of the autocast scope, where products would be computed in float32.
+// The backward is called outside of the autocast scope, but must recompute the forward under
+// autocast. Otherwise it would compute products in float32.
 TEST(ActivationCheckpoint, ComputesAgainUnderTheAutocastOfTheForward) {
   const auto gradient = [](auto& module, std::optional<torch::ScalarType> dtype) {
     Tensor y;
@@ -207,8 +209,8 @@ TEST(ActivationCheckpoint, RefusesSecondDerivatives) {
               HasSubstr("create_graph=true does not go through"));
 }
 
-// A backward with respect to some inputs would also add to the gradients of the parameters, which
-// the program did not request.
+// autograd::grad() or backward() for some tensors would also add to the gradients of the module's
+// parameters, which the program did not request.
 TEST(ActivationCheckpoint, RefusesABackwardOfSomeInputs) {
   ActivationCheckpoint<DropImpl> module;
   const Tensor x = input().clone().requires_grad_(true);
@@ -238,7 +240,7 @@ TEST(ActivationCheckpoint, AParameterThatIsReturnedStaysALeaf) {
   ActivationCheckpoint<ReturnsItsWeight> module;
   const auto outputs = module.forward(torch::full({3}, 2.0));
   EXPECT_TRUE(module.weight.is_leaf());
-  // Otherwise the backward of the weight would wait for itself.
+  // If the weight were not a leaf, the backward below would deadlock.
   if (!module.weight.is_leaf()) return;
   (3 * outputs[0] + outputs[1]).sum().backward();
   EXPECT_TRUE(module.weight.grad().equal(torch::full({3}, 5.0)));
