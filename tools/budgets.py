@@ -20,7 +20,7 @@ TOLERANCE = 2
 
 
 def read(kind):
-    """name -> CPU seconds, of the lines `KIND [NAME] SECONDS`; "" is the default."""
+    """Returns name -> CPU seconds, from the lines `KIND [NAME] SECONDS`; the name "" is the default."""
     found = {}
     for line in TEXT.read_text().splitlines():
         words = line.partition("#")[0].split()
@@ -35,7 +35,7 @@ def budget_of(kind, name):
 
 
 def print_compiling(log):
-    """The last compilation of each object counts."""
+    """Only the last compilation of each object counts."""
     seconds = {}
     for line in log.read_text().splitlines():
         user, system, _, name = line.split()
