@@ -121,8 +121,9 @@ class CoreDistance:
 
     def text(self):
         low, middle, high = quartiles(self.seen)
-        return (f"Between the cores {middle:.2f} µs one way ({low:.2f} to {high:.2f}); "
-                f"{self.dropped} rounds dropped because it changed by more than {self.FLIP:.0f} times.")
+        return (f"A cache line takes {middle:.2f} µs from one core to another (quartiles {low:.2f} to {high:.2f}); "
+                f"{self.dropped} rounds were dropped because this time changed by more than {self.FLIP:.0f} times "
+                "meanwhile.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,5 @@
-# Everything above the torch line. What includes torch's C++ API (modules, optimizers) shares one
-# precompiled torch/torch.h; the rest uses per-operator ATen headers.
+# Builds everything that uses torch. Sources that include torch's C++ API (modules, optimizers)
+# share one precompiled torch/torch.h; the others use per-operator ATen headers.
 set(torch_folders tensor/group tensor/hooks tensor/mesh tensor/optim parallel/deferred parallel/shard
                   parallel/layers parallel/buckets parallel/reduction parallel/plan parallel/ddp
                   parallel/zero parallel/fsdp parallel/tp parallel/ep parallel/pp train/data
@@ -9,8 +9,8 @@ if(NOT torch_sources)
   return()
 endif()
 
-# The precompiled header, compiled once and reused. Loading it takes g++ some five seconds for each
-# file, so only those files load it that would take longer without. clang++ reads of it what it needs.
+# The precompiled header torch/torch.h. Loading it takes g++ about five seconds for each file, so
+# only files that would take longer without it load it. clang++ loads only the parts that it needs.
 cadre_precompiled_headers(cadre_torch_pch <torch/torch.h>)
 target_link_libraries(cadre_torch_pch PUBLIC LibTorch::LibTorch)
 # These pay also where those of the core do not (see CadreCompiler.cmake).
@@ -21,9 +21,10 @@ if(CADRE_WITH_TESTS AND (CADRE_TEST_COMPILER OR CADRE_SANITIZE))
   set_target_properties(cadre_torch_test_pch PROPERTIES DISABLE_PRECOMPILE_HEADERS OFF)
 endif()
 
-# cadre_reuse_torch_headers(TARGET [size [headers]]): size is that of its units, headers what is
-# precompiled for it. In a unit of the library g++ spends 10 to 20 seconds on the precompiled headers
-# and on templates that its neighbours instantiate too.
+# cadre_reuse_torch_headers(TARGET [size [headers]]): lets TARGET use precompiled headers. `size` is
+# the largest number of sources in a unit, `headers` the target that precompiles. In each unit of
+# the library g++ spends 10 to 20 seconds on loading these headers and on templates that other units
+# instantiate, too.
 function(cadre_reuse_torch_headers target)
   set(headers cadre_torch_pch)
   if(ARGC GREATER 2)
@@ -56,7 +57,7 @@ cadre_reuse_torch_headers(cadre_torch_objects 10)
 add_library(cadre SHARED $<TARGET_OBJECTS:cadre_torch_objects>)
 target_link_libraries(cadre PUBLIC cadre_core LibTorch::LibTorch)
 
-# The trainer: with verify the only place where the wrappers meet.
+# The trainer and verify are the only folders that use all wrappers.
 cadre_sources(train_sources library train/trainer)
 if(train_sources AND NOT CADRE_SANITIZE)
   find_package(tomlplusplus REQUIRED)
@@ -74,8 +75,8 @@ if(train_sources AND NOT CADRE_SANITIZE)
   endif()
 endif()
 
-# cadre_torch_test(BINARY source...): few big binaries, because linking and the start of libtorch
-# dominate.
+# cadre_torch_test(BINARY source...): adds a test program. There are few large ones, because linking
+# and the start of libtorch take most of the time.
 function(cadre_torch_test name)
   add_executable(${name} ${ARGN} $<TARGET_OBJECTS:cadre_torch_objects>
                          $<TARGET_OBJECTS:cadre_core_objects>)
@@ -97,8 +98,7 @@ function(cadre_torch_test name)
 endfunction()
 
 if(CADRE_WITH_TESTS)
-  # Folders whose tests are one program: the wrappers of replicas and shards, and the layers with what
-  # divides them.
+  # The tests of several folders form one program: ddp, zero and fsdp; layers, tp and ep.
   set(folders_of_parallel parallel/ddp parallel/zero parallel/fsdp)
   set(folders_of_layers parallel/layers parallel/tp parallel/ep)
   set(folders_of_pipeline_parallel parallel/pp)

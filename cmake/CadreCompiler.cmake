@@ -9,8 +9,8 @@ if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
                                   ${CMAKE_BINARY_DIR}/compile_seconds.txt ${CMAKE_SOURCE_DIR})
 endif()
 
-# A file that includes torch/torch.h takes about 1.6 GB to compile: never more of them at once than
-# memory allows.
+# Compiling a file that includes torch/torch.h needs about 1.6 GB, so the number of parallel
+# compilations is limited by the machine's memory.
 cmake_host_system_information(RESULT cadre_memory_mb QUERY AVAILABLE_PHYSICAL_MEMORY)
 math(EXPR cadre_torch_jobs "${cadre_memory_mb} / 1800")
 if(cadre_torch_jobs LESS 1)
@@ -27,13 +27,14 @@ endif()
 if(CADRE_SANITIZE)
   add_compile_options(-fsanitize=${CADRE_SANITIZE} -fno-omit-frame-pointer
                       -fno-sanitize-recover=all)
-  # g++ 12 takes the sanitizers' own branches for paths on which a value is not set or a string is
-  # longer than its buffer.
+  # g++ 12 gives wrong warnings (uninitialized values, strings that overflow) for branches that the
+  # sanitizers insert.
   add_compile_options(
     "$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-array-bounds;-Wno-stringop-overflow>")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-    # clang++ 16 lacks the macros of g++, and its check of virtual tables opens a pipe to look at
-    # memory: where a test has used up the descriptors it finds every object wrong.
+    # clang++ 16 does not define the macros of g++. Its check of virtual tables opens a pipe to
+    # probe memory; in a test that has used up all descriptors this fails, and it reports every
+    # object.
     foreach(sanitizer address thread)
       if(CADRE_SANITIZE MATCHES ${sanitizer})
         string(TOUPPER ${sanitizer} sanitizer)
@@ -56,7 +57,7 @@ target_link_libraries(cadre_test_options INTERFACE cadre_options)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT CADRE_SANITIZE)
   find_program(CADRE_TEST_COMPILER clang++-16 DOC "Compiles the tests; empty: the compiler of the library")
 endif()
-# A precompiled header that another compiler left stops the build.
+# A precompiled header that another compiler has made would stop the build, so it is removed.
 if(NOT "${CADRE_TEST_COMPILER}" STREQUAL "${CADRE_LAST_TEST_COMPILER}")
   file(GLOB old_test_headers ${CMAKE_BINARY_DIR}/cadre/CMakeFiles/*_test_pch.dir/*.gch)
   if(old_test_headers)
@@ -74,12 +75,12 @@ elseif(CADRE_TEST_COMPILER)
                                                       -fpch-instantiate-templates
                                                       -Wno-unknown-warning-option)
 elseif(NOT CADRE_SANITIZE)
-  # With -Og g++ 12 takes values that are always set for values that may not be.
+  # With -Og, g++ 12 warns wrongly of values that may not be initialized.
   target_compile_options(cadre_test_options INTERFACE $<$<CONFIG:RelWithDebInfo>:-Og;-g0>
                                                       -Wno-maybe-uninitialized)
 endif()
 
-# cadre_compile_as_test(TARGET): by the tests' compiler and with their options.
+# cadre_compile_as_test(TARGET): compiles TARGET with the tests' compiler and their options.
 function(cadre_compile_as_test target)
   target_link_libraries(${target} PRIVATE cadre_test_options)
   if(CADRE_TEST_COMPILER)
@@ -90,10 +91,10 @@ function(cadre_compile_as_test target)
   endif()
 endfunction()
 
-# cadre_precompiled_headers(NAME header...): headers compiled once, for targets that name NAME.
-# The presets asan and tsan do without (CMAKE_DISABLE_PRECOMPILE_HEADERS): they save clang++ a second of
-# a unit at most, and CMake names them to clang++ by whole paths (-Xclang), by which a compiler cache
-# finds nothing of another checkout.
+# cadre_precompiled_headers(NAME header...): compiles the headers once, for targets that reuse NAME.
+# The presets asan and tsan disable this (CMAKE_DISABLE_PRECOMPILE_HEADERS): it would save clang++
+# at most a second for each unit, and CMake passes absolute paths of the headers (-Xclang), with
+# which a compiler cache cannot reuse objects from another checkout.
 function(cadre_precompiled_headers name)
   file(WRITE ${CMAKE_BINARY_DIR}/${name}.cpp "")
   add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/${name}.cpp)
@@ -101,8 +102,9 @@ function(cadre_precompiled_headers name)
   target_precompile_headers(${name} PRIVATE ${ARGN})
 endfunction()
 
-# The same for tests. clang++ reads the headers again by their whole paths, unless it keeps their text;
-# without it an object of a compiler cache would need the checkout in which it was compiled.
+# cadre_precompiled_test_headers() does this for tests. The precompiled header contains the text of
+# the headers; otherwise clang++ would read them again by their absolute paths, and an object from a
+# compiler cache could not be used after its checkout is gone.
 function(cadre_precompiled_test_headers name)
   cadre_precompiled_headers(${name} ${ARGN})
   cadre_compile_as_test(${name})
@@ -115,5 +117,5 @@ endfunction()
 
 function(cadre_reuse_precompiled_headers target name)
   target_precompile_headers(${target} REUSE_FROM ${name})
-  target_compile_options(${target} PRIVATE -fPIC)  # as the precompiled headers were, also in programs
+  target_compile_options(${target} PRIVATE -fPIC)  # as the precompiled headers, also in programs
 endfunction()

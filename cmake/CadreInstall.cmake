@@ -1,11 +1,11 @@
 # `make install`: the command, the trainer, the libraries, the headers and a CMake package, in the
-# components core (no torch), torch, testing (for the tests of programs; no torch) and testing-torch (its
-# headers that need torch). The tree may be moved: nothing in it names the source tree or
-# the build folder. The headers are what <cadre/core.h> and <cadre/cadre.h> include, directly or not:
-# the topic headers of include/cadre, their parts, and what these need; and for tests in the same way what
-# <cadre/testing.h> and <cadre/testing_groups.h> include. Each is installed with the
-# check for C++20 before all else, in place of the empty line after its #pragma once, because a program
-# may include any of them first.
+# components core (no torch), torch, testing (for the tests of programs; no torch) and testing-torch
+# (its headers that need torch). The installed tree may be moved: no file in it contains a path of
+# the source tree or of the build folder. The headers are what <cadre/core.h> and <cadre/cadre.h>
+# include, directly or not: the topic headers of include/cadre, their parts, and what these need;
+# and for tests in the same way what <cadre/testing.h> and <cadre/testing_groups.h> include. Each is
+# installed with the check for C++20 before all else, in place of the empty line after its #pragma
+# once, because a program may include any of them first.
 include(CMakePackageConfigHelpers)
 
 set(cadre_cmake_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Cadre)
@@ -25,8 +25,8 @@ function(cadre_install_headers component)
   endforeach()
 endfunction()
 
-# Before version 1 a new minor version may have another binary interface, as it may have another one
-# for sources (CHANGELOG.md).
+# Before version 1.0 a new minor version may change the binary interface and the source interface
+# (CHANGELOG.md).
 set(cadre_soversion ${PROJECT_VERSION_MAJOR})
 if(PROJECT_VERSION_MAJOR EQUAL 0)
   set(cadre_soversion ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
@@ -45,7 +45,7 @@ install(TARGETS cadre_command COMPONENT core RUNTIME DESTINATION ${CMAKE_INSTALL
 install(FILES LICENSE COMPONENT core DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(PROGRAMS tools/timeline_svg.py COMPONENT core DESTINATION ${CMAKE_INSTALL_DATADIR}/cadre)
 
-# For the tests of programs. GoogleTest is not needed.
+# The component for the tests of programs. It does not need GoogleTest.
 set_target_properties(cadre_testing PROPERTIES INSTALL_RPATH "$ORIGIN" VERSION ${PROJECT_VERSION}
                                                SOVERSION ${cadre_soversion})
 set(testing_headers ${core_headers})
@@ -56,8 +56,8 @@ install(TARGETS cadre_testing EXPORT CadreTestingTargets COMPONENT testing
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT CadreTestingTargets NAMESPACE Cadre:: COMPONENT testing DESTINATION ${cadre_cmake_folder})
 
-# What needs libtorch. The wheel stays where it is; our own libraries are found relative to the
-# program.
+# The component that needs libtorch. libtorch itself is not installed; Cadre's libraries are found
+# relative to the program.
 if(TARGET cadre)
   set(torch_headers ${core_headers})
   cadre_reachable_headers(cadre/cadre.h torch_headers)
@@ -98,7 +98,7 @@ install(FILES ${CMAKE_BINARY_DIR}/CadreConfig.cmake ${CMAKE_BINARY_DIR}/CadreCon
         COMPONENT core DESTINATION ${cadre_cmake_folder})
 
 if(TARGET cadre AND NOT cadre_installed_torch)
-  # Nothing that is installed names a torch in the source tree, which may go.
+  # Installed files do not name a torch inside the source tree, because that tree may be removed.
   install(CODE "message(STATUS \"torch lies in the source tree, so what is installed does not know it: set CADRE_TORCH=${LibTorch_DIR} for projects that use Cadre and for cadre train, or use another torch of that version\")"
           COMPONENT torch)
 endif()

@@ -1,7 +1,8 @@
-# A folder's files are known by their suffix: x.cpp is the library, x_test.cpp a test, x_bench.cpp a
-# bench, x_fuzz.cpp a fuzz target.
+# The suffix of a source says what it is: x.cpp belongs to the library, x_test.cpp is a test,
+# x_bench.cpp a benchmark, x_fuzz.cpp a fuzz target.
 
-# cadre_sources(OUT kind folder...): kind is library, test, bench or fuzz.
+# cadre_sources(OUT kind folder...): the sources of a kind (library, test, bench or fuzz) in the
+# folders.
 function(cadre_sources out kind)
   set(found "")
   foreach(folder IN LISTS ARGN)
@@ -16,8 +17,8 @@ function(cadre_sources out kind)
   set(${out} ${found} PARENT_SCOPE)
 endfunction()
 
-# cadre_test_name(OUT folder): how the tests of a folder are called: core/base "base", launch/job
-# "launch", testing/core "testing".
+# cadre_test_name(OUT folder): the name of a folder's tests: "base" for core/base, "launch" for
+# launch/job, "testing" for testing/core.
 function(cadre_test_name out folder)
   string(REGEX REPLACE "^.*/" "" name ${folder})
   if(name STREQUAL "job" OR folder MATCHES "^testing/")
@@ -26,8 +27,8 @@ function(cadre_test_name out folder)
   set(${out} ${name} PARENT_SCOPE)
 endfunction()
 
-# Appends to OUT every header of the source tree that `header` includes, itself first. A topic header,
-# such as cadre/ddp.h, is in include/.
+# Appends to OUT every header of the source tree that `header` includes, itself first. A topic
+# header, such as cadre/ddp.h, is in include/.
 function(cadre_reachable_headers header out)
   set(found ${${out}})
   if(EXISTS ${CMAKE_SOURCE_DIR}/include/${header})
@@ -46,8 +47,8 @@ function(cadre_reachable_headers header out)
   set(${out} ${reached} PARENT_SCOPE)
 endfunction()
 
-# cadre_reaches(OUT file regex): whether a line of the source `file`, or of a header that it includes
-# directly or not, matches.
+# cadre_reaches(OUT file regex): whether a line of the source `file`, or of a header that it
+# includes directly or not, matches.
 function(cadre_reaches out file regex)
   cmake_path(RELATIVE_PATH file BASE_DIRECTORY ${CMAKE_SOURCE_DIR})
   set(reached "")

@@ -1,16 +1,17 @@
-# Unity builds: the sources of one folder are compiled together in a few units, because most of the
-# time of a unit goes into headers that its neighbours include, too. CMake's own UNITY_BUILD names the
-# sources by absolute paths, with which a compiler cache would not outlive a move of the checkout.
-# Every source must still compile alone: tools/tidy checks it, and -DCADRE_UNITY=OFF compiles them so.
+# Unity builds: the sources of one folder are compiled together as a few units, because most of the
+# compile time goes into headers that all of them include. CMake's own UNITY_BUILD names the sources
+# by absolute paths, with which a compiler cache cannot be used by another checkout. Every source
+# must still compile alone: tools/alone checks this, and -DCADRE_UNITY=OFF compiles each source
+# alone.
 option(CADRE_UNITY "Compile the sources of a folder together" ON)
 
 # Sources and folders, relative to the source tree, that are always compiled alone.
 set(cadre_compiled_alone "")
 
-# cadre_unity(TARGET size [WITH_SUBFOLDERS]): replaces the sources of TARGET by units of at most `size`
-# sources of one folder, or, with WITH_SUBFOLDERS, of a second-level folder such as cadre/parallel/fsdp
-# and the folders below it: for sources whose units cost by their number more than by their length. A unit takes the precompiled headers when one of its
-# sources does.
+# cadre_unity(TARGET size [WITH_SUBFOLDERS]): replaces the sources of TARGET by units of at most
+# `size` sources of one folder, or, with WITH_SUBFOLDERS, of a second-level folder such as
+# cadre/parallel/fsdp and the folders below it: for sources whose units cost by their number more
+# than by their length. A unit takes the precompiled headers when one of its sources does.
 function(cadre_unity target size)
   get_target_property(sources ${target} SOURCES)
   list(FILTER sources INCLUDE REGEX "\\.cpp$")
@@ -60,7 +61,7 @@ function(cadre_unity target size)
   endforeach()
 endfunction()
 
-# One file that includes the sources takes their place in the target.
+# In the target, one file that includes the sources replaces them.
 function(cadre_replace_by_unit target name)
   set(text "")
   foreach(source IN LISTS ARGN)

@@ -1,15 +1,16 @@
-# Finds libtorch inside a Python wheel, or unpacked from its ZIP, without its own CMake package, which
-# would demand a CUDA toolkit for a CUDA build. CADRE_TORCH names it (a torch folder, the folder of a
-# virtual environment, or a Python whose torch is used); else it is that of CMAKE_PREFIX_PATH (a torch
-# folder, or its torch.utils.cmake_prefix_path), of .venv of the source tree, of the torch that an
-# installed Cadre was built with, or of python3. A torch folder has its version in version.py, as in a
-# wheel, or in build-version, as in the ZIP. cadre/launch/cli/torch_finder.h has the same rule but for
-# CMAKE_PREFIX_PATH. Makes the target LibTorch::LibTorch and sets LibTorch_VERSION, LibTorch_DIR (the
-# torch folder), LibTorch_PYTHON (the Python that has it; empty when there is none) and LibTorch_PROBLEM
-# (why there is no usable libtorch; empty when there is one).
+# Finds libtorch inside a Python wheel, or unpacked from its ZIP, without its own CMake package,
+# which would demand a CUDA toolkit for a CUDA build. CADRE_TORCH names it (a torch folder, the
+# folder of a virtual environment, or a Python whose torch is used); else it is that of
+# CMAKE_PREFIX_PATH (a torch folder, or its torch.utils.cmake_prefix_path), of .venv of the source
+# tree, of the torch that an installed Cadre was built with, or of python3. A torch folder has its
+# version in version.py, as in a wheel, or in build-version, as in the ZIP.
+# cadre/launch/cli/torch_finder.h has the same rule but for CMAKE_PREFIX_PATH. Makes the target
+# LibTorch::LibTorch and sets LibTorch_VERSION, LibTorch_DIR (the torch folder), LibTorch_PYTHON
+# (the Python that has it; empty when there is none) and LibTorch_PROBLEM (why there is no usable
+# libtorch; empty when there is one).
 set(CADRE_TORCH "$ENV{CADRE_TORCH}" CACHE STRING
     "A torch folder, the folder of a virtual environment, or the Python whose torch to use")
-if(NOT CADRE_TORCH) # an earlier run has kept that there was none
+if(NOT CADRE_TORCH) # an earlier run of CMake stored that none was found
   set(CADRE_TORCH "$ENV{CADRE_TORCH}")
 endif()
 
@@ -94,8 +95,8 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   target_include_directories(
     LibTorch::LibTorch SYSTEM INTERFACE "${LibTorch_DIR}/include"
                                         "${LibTorch_DIR}/include/torch/csrc/api/include")
-  # By their paths, so that CMake adds the folder to the RPATH of what is built and takes it out of
-  # what is installed.
+  # The libraries are linked by their paths, so that CMake adds their folder to the RPATH of what is
+  # built, and removes it from what is installed.
   target_link_libraries(LibTorch::LibTorch INTERFACE "${LibTorch_DIR}/lib/libtorch_cpu.so"
                                                      "${LibTorch_DIR}/lib/libc10.so")
 endif()

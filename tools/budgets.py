@@ -25,7 +25,7 @@ OF_RUN = re.compile(r"/cadre_(core|cli|torch|train)(_objects|_pch)?\.dir/|/cadre
 
 
 def read(kind):
-    """name -> CPU seconds, of the lines `KIND [NAME] SECONDS`; "" is the default."""
+    """Returns name -> CPU seconds, from the lines `KIND [NAME] SECONDS`; the name "" is the default."""
     found = {}
     for line in TEXT.read_text().splitlines():
         words = line.partition("#")[0].split()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What tools/build promises, on a small project: it configures again when what it was configured from
-has changed, leaves the tests out when only programs are wanted, and says how far it is.
+"""Tests tools/build on a small project: it configures again when an input of the configuration has
+changed, leaves out the tests when only programs are requested, and prints its progress.
 
     tools/build_test.py [--tools FOLDER]      (another folder with build and progress.sh)
 """
@@ -20,7 +20,7 @@ options, unittest_arguments = parser.parse_known_args()
 
 PRESETS = """{"version": 6, "configurePresets": [{"name": "dev", "generator": "Ninja",
   "binaryDir": "${sourceDir}/build", "cacheVariables": {"COLOUR": "%s", "CADRE_WITH_FUZZ": "ON"}}]}"""
-# A slow file, as many as a real build has, that needs no compiler.
+# Targets that take as long as the sources of a real build, but need no compiler.
 LISTS = """cmake_minimum_required(VERSION 3.25)
 project(p NONE)
 option(CADRE_WITH_TESTS "" ON)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests what tools/docs makes of headers and pages, without Doxygen and mkdocs."""
+"""Tests how tools/docs converts headers and pages, without Doxygen and mkdocs."""
 
 import pathlib
 import re
@@ -12,7 +12,7 @@ import comments
 import pages
 import reference
 
-# What not_in_nav of mkdocs.yml leaves out: these are reached by links.
+# The paths in not_in_nav of mkdocs.yml, whose pages are not in the navigation but reached by links.
 LINKED = ("bench/", "cadre/", "examples/", "tools/", "LICENSE.md", "docs/installed-headers.txt.md")
 
 

@@ -1,14 +1,16 @@
-# Shell functions that show the progress of long commands: a line every few seconds, also without a terminal.
+# Shell functions that show the progress of long commands: a line every few seconds, also without a
+# terminal.
 readonly progress_seconds=5
 
-# Runs a command that may take long: with_progress "setup: installing torch" command...
-# Prints the text, and again every few seconds with the time; what the command prints only if it fails.
+# Runs a command that may take long: with_progress "setup: installing torch" command... Prints the
+# text, and repeats it every few seconds with the elapsed time. Prints the command's output only if
+# it fails.
 with_progress() {
   local what="$1" log ticker code=0
   shift
   log="$(mktemp)"
   echo "$what"
-  # It ends with this shell, too. Its sleep must not keep the reader of our output waiting.
+  # The loop also ends when this shell ends. Its `sleep` must not keep the output pipe open.
   (start=$SECONDS
    while sleep 1 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
      (((SECONDS - start) % progress_seconds)) || echo "$what: $((SECONDS - start)) s"

@@ -38,12 +38,12 @@ def colour(kind, lightness):
 
 
 def milliseconds(ms):
-    """To the microsecond, without zeros at the end."""
+    """Formats a time with at most microseconds, without trailing zeros."""
     return f"{ms:.3f}".rstrip("0").rstrip(".")
 
 
 def round_step(at_least):
-    """1, 2 or 5 times a power of ten."""
+    """Returns a step of the time axis: 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(at_least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= at_least)
 
@@ -105,7 +105,7 @@ class Picture:
                    f"bubble {rank['bubble_share'] * 100:.1f} %, {rank['live_activations']} live", 'fill="#333"')
 
     def boxes(self, action, y):
-        """One for each computation, one below the other where two run together."""
+        """Draws a box for each computation; two that run together are drawn one below the other."""
         x = self.x_of(action["begin_ms"])
         width = self.x_of(action["end_ms"]) - x
         tip = f"{action['action']}: {milliseconds(action['begin_ms'])} to {milliseconds(action['end_ms'])} ms"

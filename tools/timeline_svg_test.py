@@ -30,7 +30,7 @@ def drawn(text):
 
 
 def boxes_of(picture):
-    """The boxes of computations: (left, right, top, height, text under the pointer)."""
+    """Returns the boxes of computations: (left, right, top, height, tooltip)."""
     found = []
     for rect in picture.iter(f"{SVG}rect"):
         tip = rect.find(f"{SVG}title")

@@ -1,4 +1,4 @@
-"""How each source is compiled, and which sources a change concerns: for tools/tidy and tools/alone."""
+"""Says how each source is compiled and which sources a change affects, for tools/tidy and tools/alone."""
 
 import json
 import os
@@ -14,8 +14,8 @@ INCLUDED_SOURCE = re.compile(r'^#include "([^"]+\.cpp)"$', re.M)
 
 
 def compiler_of_tests(build):
-    """The compiler of the tests if it is not that of the library: None otherwise. CMake lists all
-    sources with the library's, because the launcher exchanges it."""
+    """Returns the compiler of the tests, or None if it is that of the library. CMake lists the library's
+    compiler for all sources, because tools/compile replaces it."""
     cache = build / "CMakeCache.txt"
     entry = cache.exists() and re.search(r"^CADRE_TEST_COMPILER:\w+=(.+)$", cache.read_text(), re.M)
     return entry[1] if entry and not entry[1].endswith("-NOTFOUND") else None

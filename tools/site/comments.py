@@ -8,12 +8,12 @@ function's body is dropped. The numbers of the lines stay, so that a warning nam
 import re
 
 COMMENT = re.compile(r"^(\s*)//(?!/) ?(.*)$")
-# A comment behind code. No string of a header contains "//".
+# A comment after code in the same line. No string in a header contains "//".
 TRAILING = re.compile(r"^(\s*\S.*?)(\s*)// ?(.*)$")
 FOR_TOOLS = re.compile(r"NOLINT|clang-format (?:on|off)|namespace ")
 DECLARES_MEMBERS = re.compile(r"\b(?:namespace|class|struct|union|enum|extern)\b[^()=]*$|^\s*$")
 LIST_ITEM = re.compile(r" *(?:-|\d+\.) ")
-# What means something to Doxygen goes through it as a character that means nothing.
+# Characters that are special to Doxygen are replaced by private ones, which it passes through unchanged.
 SPECIAL = "\\@&<>#%$\"/"
 HIDDEN = {ord(character): 0xE000 + index for index, character in enumerate(SPECIAL)}
 LITERAL = re.compile(r""""(?:[^"\\]|\\.)*"|(?<![0-9a-fA-F])'(?:[^'\\]|\\.)'""")
@@ -42,7 +42,7 @@ def marked_examples(lines):
 
 
 class Blocks:
-    """Which braces are open, line by line: those of types and namespaces, or those of bodies."""
+    """Says line by line which braces are open: those of types and namespaces, or those of function bodies."""
 
     def __init__(self):
         self.open = []
@@ -113,7 +113,7 @@ def for_doxygen(text):
 
 
 def without_loose_comments(lines):
-    """Without the comments that no declaration follows; the one at the head becomes that of the file."""
+    """Removes comments that no declaration follows; the comment at the head becomes that of the file."""
     lines = list(lines)
     if "#pragma once" in lines:
         place = lines.index("#pragma once")

@@ -40,7 +40,7 @@ def title_of(text):
 
 
 def outside_of_fences(text, change):
-    """`text` with `change` applied to what is between the blocks of code."""
+    """Returns `text` with `change` applied to everything outside of code blocks."""
     result, end = [], 0
     for match in documents.FENCED.finditer(text):
         result += [change(text[end:match.start()]), match.group(0)]
@@ -99,7 +99,7 @@ class Site:
         self.classes = {}  # name of a public class: its page and anchor
 
     def page_of(self, name):
-        """The page that shows a header or a document; a document's name may be cut short. None for none."""
+        """Returns the page that shows a header or a document (whose name may be abbreviated), or None."""
         for header in (name, f"include/{name}"):
             if header in self.headers:
                 return f"reference/{pathlib.PurePosixPath(self.headers[header]).stem}.md"
@@ -126,7 +126,7 @@ class Site:
                 self.texts[page] = self.with_links_to_reference(page, self.texts[page])
 
     def formed(self, page, text, waiting):
-        """With the links as they are in the site; a link whose text is a page's file gets its title."""
+        """Converts links for the site; a link whose text is the file name of a page gets the page's title."""
         def titled(match):
             named = os.path.normpath(os.path.join(os.path.dirname(page), match.group(2).partition("#")[0]))
             if os.path.basename(named) != match.group(1) or named not in self.tracked:
@@ -138,7 +138,7 @@ class Site:
             place = self.place_of(page, match.group(1), waiting)
             return match.group(0).replace(match.group(1), place) if place else match.group(0)
 
-        # The text of a link may be code, so what is split off at code stays beside its target.
+        # The text of a link may contain code, so text that is split at code must keep the link's target.
         parts = re.split(r"(`[^`\n]+`)", text)
         return "".join(part if index % 2 else documents.LINK.sub(link, LINK_TO_FILE.sub(titled, part))
                        for index, part in enumerate(parts))

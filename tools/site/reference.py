@@ -16,7 +16,7 @@ import xml.etree.ElementTree as ElementTree
 import comments
 
 LINE_LENGTH = 88
-# Words with which a sentence of a header's comment begins that says something of its own.
+# First words of sentences in a header's comment that begin a paragraph of their own on the page.
 LABELS = re.compile(r"(?:(?<=^)|(?<=[.;:)] ))(Threads|Blocking|Lifetime|Errors|Source|Guide|Format|Design|PyTorch|Results|"
                     r"Parameters|Collective|REQUIRES): ")
 NAMED_FILE = re.compile(r"\b(docs/(?:guide|formats|decisions)/[\w./-]*\w|(?:[\w-]+/)*\w+\.h|[\w-]+\.md)\b")
@@ -49,7 +49,7 @@ def parsed(path):
 
 
 def text_of(element):
-    """All text of an element of code, as clang-format would space it."""
+    """Returns all text of a code element, with the spaces that clang-format would use."""
     text = "" if element is None else " ".join("".join(element.itertext()).split())
     text = re.sub(r"(?<!operator)<\s+", "<", text)
     return re.sub(r"(?<=[^\s-])\s+(>+)(?=[\s,;&*(){>:]|$)", r"\1", text)
@@ -61,7 +61,7 @@ def escaped(text):
 
 
 def split_arguments(text):
-    """The parts of `text` between commas that are in no brackets."""
+    """Splits `text` at commas that are not inside brackets."""
     parts, depth, start = [], 0, 0
     for index, character in enumerate(text):
         depth += (character in "(<[{") - (character in ")]}" or (character == ">" and text[index - 1] != "-"))
@@ -72,7 +72,7 @@ def split_arguments(text):
 
 
 def folded(signature):
-    """A declaration in lines of at most LINE_LENGTH where that is possible."""
+    """Breaks a declaration into lines of at most LINE_LENGTH, where possible."""
     if len(signature) <= LINE_LENGTH or "(" not in signature:
         return signature
     opening = signature.index("(", signature.index("operator()") + 10 if "operator()" in signature else 0)
@@ -120,7 +120,7 @@ class Reference:
         self.parts = {compound.get("id"): self.members(header, compound) for header in headers
                       for compound, *_ in self.outline[header] if compound.tag == "compounddef"}
 
-    # What a header declares, in its order.
+    # The declarations of a header, in their order.
 
     def read(self, header):
         compound = self.files[header]
