@@ -147,7 +147,7 @@ TEST(FsdpStep, AShardOfAnotherWrapperIsRefused) {
   for (const auto& rank : result.ranks) {
     EXPECT_THAT(
         rank.output,
-        HasSubstr("belongs to another wrapper than the one from which the optimizer was made"));
+        HasSubstr("belongs to another wrapper than the one with which the optimizer was made"));
   }
 }
 
