@@ -127,7 +127,7 @@ bool has_memory(const at::Tensor& tensor) {
 
 std::optional<std::string_view> reason_without_values(const at::Tensor& parameter) {
   if (parameter.is_meta()) {
-    return "the parameter is deferred or on the meta device, and needs materialize() first";
+    return "the tensor is deferred or on the meta device, and needs materialize() first";
   }
   try {
     static_cast<void>(parameter.const_data_ptr());
