@@ -313,7 +313,7 @@ TEST(DdpSharded, TheOrderThatWasLearnedIsTakenOverByTheNextRun) {
     options.layout->buckets.pop_back();
     const std::string failure =
         failure_of([&] { Wrapped third(std::make_shared<Zoo>(), group, options); });
-    require(failure.find("it belongs to another model") != std::string::npos, failure);
+    require(failure.find("the layout belongs to another model") != std::string::npos, failure);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -50,7 +50,7 @@ TEST_F(DistributedDataParallelTest, TheLayoutIsLearnedInTheFirstStepAndKept) {
   options_.layout->buckets.pop_back();
   net_ = std::make_shared<Net>();
   EXPECT_THAT(error_of([&] { wrap(); }, ErrorCode::kInvalidArgument),
-              HasSubstr("it belongs to another model"));
+              HasSubstr("the layout belongs to another model"));
 }
 
 TEST_F(DistributedDataParallelTest, GradientsKeepTheirParametersMemoryOrder) {
