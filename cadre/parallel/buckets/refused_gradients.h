@@ -50,7 +50,7 @@ class RefusedGradients {
   std::vector<at::Tensor> parameters_;
   std::vector<std::string> sentences_;  // the error text of each placeholder, by parameter
   Events events_;
-  std::vector<unsigned> hooks_;  // by parameter
+  std::vector<unsigned> hooks_;  // one hook for each parameter
   // The placeholders, by parameter. The first install() makes them.
   std::vector<at::Tensor> refused_;
   std::vector<bool> is_installed_;  // whether install() has set the placeholder, by parameter

@@ -61,8 +61,8 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
 
  private:
   struct Buffers {
-    std::vector<at::Tensor> flats;  // by bucket
-    std::vector<at::Tensor> views;  // by parameter
+    std::vector<at::Tensor> flats;  // one flat buffer for each bucket
+    std::vector<at::Tensor> views;  // the gradient of each parameter
     at::Tensor trailer;             // the last elements of the last bucket
   };
 
@@ -79,8 +79,8 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
   int64_t trailer_numel_;
   Buffers buffers_;
   std::vector<std::function<void()>> waits_;
-  // By parameter: a copy of the gradient if no backward of this rank added to it in this pass.
-  // Empty if there are no such parameters.
+  // untouched_[parameter] is a copy of a gradient to which no backward of this rank has added in
+  // this pass. The list is empty if there is none.
   std::vector<at::Tensor> untouched_;
 };
 

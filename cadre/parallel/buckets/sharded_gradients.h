@@ -176,17 +176,17 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   Options options_;
   size_t first_late_unit_ = 0;
   size_t num_late_buckets_ = 0;
-  std::vector<Bucket> buckets_;  // in the order of reduction
-  std::vector<Slot> slots_;      // by parameter
+  std::vector<Bucket> buckets_;  // the buckets, in the order of their reduction
+  std::vector<Slot> slots_;      // one slot for each parameter
   std::map<at::ScalarType, Buffers> buffers_;
   at::Tensor trailer_;
   bool is_trailer_launched_ = false;
-  std::deque<Reduction> running_;  // in flight, in the order of launches
+  std::deque<Reduction> running_;  // the reductions in flight, in the order of launches
   std::vector<std::function<void()>> abandoned_waits_;
-  // By parameter: whether this rank contributes a gradient in this pass.
+  // is_ready_[parameter]: whether this rank contributes a gradient in this pass.
   std::vector<bool> is_ready_;
-  // By parameter: a reduced gradient to which this rank has not contributed. settle_unused() adds
-  // it to the shard's gradient if another rank has contributed.
+  // unsettled_[parameter]: a reduced gradient to which this rank has not contributed.
+  // settle_unused() adds it to the shard's gradient if another rank has contributed.
   std::vector<at::Tensor> unsettled_;
   // The parameter to which the current backward has added before its pass begins.
   std::optional<size_t> just_touched_;

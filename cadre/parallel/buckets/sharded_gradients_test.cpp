@@ -169,7 +169,7 @@ TEST(ShardedGradients, WeightsAreAppliedBeforeTheSum) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// On meshes of 2 x 2 and 2 x 4 ranks the gradient must be the mean over both axes. It must be
+// The ranks form a mesh of 2 x 2 or 2 x 4. The gradient must be the mean over both axes. It must be
 // correct, too, if gradients accumulate over two passes, and after an abandoned pass.
 TEST(ShardedGradients, ReplicasOfTheShardsAreAveragedToo) {
   for (const int num_shards : {2, 4}) {

@@ -73,7 +73,7 @@ class UnreducedGradients {
   void check_complete(size_t parameter) const;
 
  private:
-  struct Values {  // by which a change of a shard's values is noticed
+  struct Values {  // what is compared to notice a change of a shard's values
     uint32_t version = 0;
     uint64_t sample = 0;
 
@@ -86,7 +86,7 @@ class UnreducedGradients {
     // The shard's gradient at the last keep(), and its version counter.
     const void* shown = nullptr;
     uint32_t version = 0;
-    Values values;  // of the shard at the first keep()
+    Values values;  // the shard's values at the first keep()
   };
   enum class Shown : uint8_t { kUnchanged, kCleared, kChanged };
   Shown shown(size_t parameter) const;
@@ -96,7 +96,7 @@ class UnreducedGradients {
   std::vector<NamedTensor> parameters_;
   std::string place_;
   Shards shards_;
-  std::vector<Local> locals_;  // by parameter
+  std::vector<Local> locals_;  // one entry for each parameter
   std::optional<Error> change_;
   size_t changed_ = 0;  // the parameter to which change_ belongs
   wrap::AccumulationHooks hooks_;

@@ -180,7 +180,7 @@ TEST(LocalShardGradients, GradientsFromBeforeCountUntilTheyAreCleared) {
 TEST(LocalShardGradients, WhatAFailedBackwardHasLeftDoesNotCount) {
   on_two_ranks([](const ProcessGroup& world) {
     const Shards shards(world);
-    shards.arrive(0, 100);  // as if the backward had thrown after these two gradients
+    shards.arrive(0, 100);  // the backward throws after these two gradients
     shards.arrive(1, 100);
     shards.pass({{0, 2}, {1, 2}});
     for (const size_t i : {0, 1}) shards.require_gradient(i, 2);
@@ -190,8 +190,8 @@ TEST(LocalShardGradients, WhatAFailedBackwardHasLeftDoesNotCount) {
   });
 }
 
-// As in a pipeline, a pass has several backwards, one for each microbatch. Their gradients must add
-// up.
+// A pass has several backwards, as in a pipeline with one for each microbatch. Their gradients must
+// add up.
 TEST(LocalShardGradients, SeveralBackwardsOfOnePassAddUp) {
   on_two_ranks([](const ProcessGroup& world) {
     const Shards shards(world);

@@ -159,11 +159,10 @@ TEST(FsdpDeferred, RefusesMetaTensorsOfTheProgram) {
       const parallel::FullyShardedCore core(net, parallel::ShardGroups::of(group), {});
       ADD_FAILURE() << "was accepted";
     } catch (const Error& error) {
-      EXPECT_EQ(
-          error.message(),
-          "FullyShardedDataParallel: \"weight\" is on the meta device, and nothing says which "
-          "values it shall have. Construct the module inside cadre::defer_init(), without a "
-          "device");
+      EXPECT_EQ(error.message(),
+                "FullyShardedDataParallel: \"weight\" is on the meta device, but was not made by "
+                "defer_init(), so its values are not known. Construct the module inside "
+                "cadre::defer_init(), without a device");
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -263,7 +262,7 @@ TEST(FsdpDeferred, ConstructionHoldsTheShardsAndOneUnit) {
       shards += static_cast<int64_t>(values.nbytes());
     }
     group.barrier();
-    // During the construction of the wrapper, each rank has had at most one weight at a time.
+    // Each rank has had at most one whole weight at a time during the construction of the wrapper.
     EXPECT_EQ(memory->large().peak, kRanks * kWeightBytes);
     EXPECT_EQ(memory->large().now, 0) << "sharded";
     // The peak is the gradients of the shards and one unit for each rank. The shards themselves do

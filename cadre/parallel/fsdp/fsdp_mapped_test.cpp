@@ -138,7 +138,8 @@ TEST(FsdpMapped, TrainsWithTheBitsOfTheGatheringFormInEveryMode) {
   compare_forms_of(made<Tower>(), modes(Reshard::kAfterForward, Reshard::kAfterForward, 0));
   compare_forms_of(made<Tower>(), modes(Reshard::kAfterBackward, Reshard::kAfterBackward, 1));
   compare_forms_of(made<Tower>(), modes(Reshard::kAfterReduction, Reshard::kAfterReduction, 1));
-  compare_forms_of(made<Tower>(), {}, {3});  // without fully_shard(), the root is the only unit
+  // The root is the only unit, because fully_shard() was not called.
+  compare_forms_of(made<Tower>(), {}, {3});
 }
 
 TEST(FsdpMapped, TrainsFrozenUnusedTiedRecomputedAndMixedParameters) {
@@ -385,7 +386,7 @@ TEST(FsdpUpdate, WritesShardsOfBothForms) {
   }
 }
 
-// Between two backwards under no_sync() units stay full. If the program changes the shards in a
+// Units stay full between two backwards under no_sync(). If the program changes the shards in a
 // ShardUpdate in between, the next forward must nevertheless use the new values.
 TEST(FsdpUpdate, IsSeenByUnitsThatAreFull) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {

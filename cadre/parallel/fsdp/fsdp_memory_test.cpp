@@ -46,8 +46,8 @@ TEST(FsdpMemory, OfAForwardWithoutGradIsThatOfTheRootAndTwoUnits) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// At any time at most the whole gradients of one unit and of the root exist, also in the first
-// backward, in which the order of the units is not known yet.
+// The whole gradients of at most one unit and of the root may exist at the same time, also in the
+// first backward, in which the order of the units is not known yet.
 TEST(FsdpMemory, FewFullGradientsExistAtATime) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto net = std::make_shared<Tower>(6);

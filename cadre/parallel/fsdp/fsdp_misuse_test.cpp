@@ -265,7 +265,7 @@ TEST(FsdpMisuse, TwoBackwardsThroughOneForward) {
 
 TEST(FsdpMisuse, AForwardThrowsOnAllRanks) {
   on_ranks([](TrainedRank& rank) {
-    // After this second step the order of the units is known, and units are prefetched.
+    // The order of the units is known after this second step, and units are prefetched.
     rank.step();
     rank.module->between = [](size_t unit) {
       if (unit == 1) throw std::runtime_error("user");

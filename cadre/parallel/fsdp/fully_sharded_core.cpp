@@ -262,7 +262,7 @@ reduction::DataParallelOptions data_parallel_options(
           .ignored = std::move(ignored),
           .is_idle_alone = false,
           .change_remedy = kChangeRemedy,
-          // In a forward without grad, looks for gradients that the program has cleared: an
+          // Looks, in a forward without grad, for gradients that the program has cleared: an
           // optimizer step without gradients may then have changed the shards (expect_changes()).
           .before_forward =
               [gradients] {

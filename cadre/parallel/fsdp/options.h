@@ -33,7 +33,7 @@ enum class Reshard : uint8_t {
   // The parameters are freed at the end of a backward that reduces gradients. So while gradients
   // are accumulated under no_sync(), the parameters are gathered only once (ZeRO-2).
   kAfterReduction,
-  // After the unit's forward the parameters are divided among a group of k = reshard_group_size
+  // The parameters are divided, after the unit's forward, among a group of k = reshard_group_size
   // neighbouring ranks: each rank keeps 1/k of them and frees the rest. The backward gathers only
   // within that group, which saves traffic between hosts but needs memory. The groups are ranks 0
   // to k - 1, then k to 2k - 1, and so on; k must divide the number of ranks that own shards.
@@ -86,11 +86,11 @@ struct WrapCandidate {
 using WrapPolicy = std::function<bool(const WrapCandidate& candidate)>;
 
 struct FullyShardedDataParallelOptions {
-  // With kMapped, ranks on one host read each other's shards in place. This needs a
+  // If this is kMapped, ranks on one host read each other's shards in place. kMapped needs a
   // ShardedOptimizer, because other optimizers do not wait until no rank reads the shards.
   ShardForm form = ShardForm::kGathered;
-  Reshard reshard = Reshard::kAfterForward;        // for the units
-  Reshard reshard_root = Reshard::kAfterBackward;  // for parameters outside of units
+  Reshard reshard = Reshard::kAfterForward;        // the default of all units
+  Reshard reshard_root = Reshard::kAfterBackward;  // applies to parameters outside of units
   std::optional<int> reshard_group_size = {};      // for Reshard::kOntoGroup
   // How many units are prefetched, so that their gather overlaps with the computation of another
   // unit: 0 or 1.

@@ -21,7 +21,7 @@ namespace cadre::parallel {
 // divided between forward and backward.
 struct ReshardChoice {
   Reshard reshard = Reshard::kAfterForward;
-  int group_size = 0;  // for kOntoGroup
+  int group_size = 0;  // 0 unless reshard is kOntoGroup
 };
 
 // Checks these options of a unit and returns them. kOntoGroup with groups of one rank is the same
@@ -40,7 +40,7 @@ class ReshardGroups {
 
  private:
   wrap::LocatedGroup shard_;
-  std::map<int, wrap::LocatedGroup> groups_;  // by group size
+  std::map<int, wrap::LocatedGroup> groups_;  // the key is the number of ranks
 };
 
 }  // namespace cadre::parallel

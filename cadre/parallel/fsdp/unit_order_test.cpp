@@ -74,7 +74,7 @@ TEST(UnitOrder, PredictsTheNextUnit) {
   order.visit(1);
   order.visit(2);
   order.end();
-  // For the first backward it predicts the root, and then the units in reverse order.
+  // The prediction for the first backward is the root, and then the units in reverse order.
   order.begin(Pass::kBackward);
   EXPECT_EQ(order.next(), std::nullopt) << "before the first use";
   order.visit(0);

@@ -77,8 +77,7 @@ void UnitSchedule::after_forward(size_t unit) {
 }
 
 void UnitSchedule::release_after_forward(const Unit& unit) {
-  // Without grad no backward needs the unit, and if shards may change, the next forward gathers it
-  // again.
+  // If there is no backward, and shards may change, the next forward gathers the unit in any case.
   const bool is_gathered_again = !is_with_grad_ && may_change_;
   if (is_gathered_again || unit.reshard == Reshard::kAfterForward) {
     unit.memory->release();
@@ -209,7 +208,7 @@ void UnitSchedule::release_if_done(size_t unit) {
   if (unit == 0 || keeps_all_ || !state.was_reached) return;
   if (state.num_missing > 0 || state.num_open > 0) return;
   if (units_[unit].has_frozen && !state.had_inputs) return;
-  // With kAfterReduction the unit stays full, so that the next forward under no_sync() need not
+  // A unit with kAfterReduction stays full, so that the next forward under no_sync() need not
   // gather it.
   if (units_[unit].reshard == Reshard::kAfterReduction) return;
   units_[unit].memory->release();

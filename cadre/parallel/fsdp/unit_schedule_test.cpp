@@ -229,7 +229,7 @@ TEST_F(ScheduleTest, KeepsAPartOfUnitsBetweenForwardAndBackward) {
       << "the next use gathers anew";
 }
 
-// After a reduction the optimizer may step at any time, so every later use must gather again, until
+// The optimizer may step at any time after a reduction, so every later use must gather again, until
 // a backward only accumulates.
 TEST_F(ScheduleTest, GathersAgainAfterAReduction) {
   make(Reshard::kAfterReduction, 0);

@@ -157,7 +157,7 @@ TEST(FsdpWritten, AnEvaluationOfOneRankThatWritesLeavesTheOthers) {
   }
 }
 
-// In a world of one rank the parameters are the memory of the shard, so a write in a forward is not
+// The parameters are the memory of the shard in a world of one rank, so a write in a forward is not
 // lost and must not throw.
 TEST(FsdpWritten, AWeightThatForwardWritesRemainsInAWorldOfOne) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {

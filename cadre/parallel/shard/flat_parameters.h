@@ -250,7 +250,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::vector<at::Tensor> values_;
   // Says for each parameter whether it was trained when it was sharded.
   std::vector<bool> is_trained_;
-  // For each parameter: how it was divided before, or null.
+  // divisions_[parameter]: how the parameter was divided before, or null.
   std::vector<std::shared_ptr<const ParameterDivision>> divisions_;
   std::function<void()> wait_;        // waits for the gather in flight
   ShardState gathered_;               // the state of the shard when the last gather began

@@ -37,7 +37,7 @@ at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part) {
     region.copy_(elements.narrow(0, begin, box.numel()).view(box.sizes));
     begin += box.numel();
   }
-  // On all ranks except the owner, each element has only zero bits. So a bitwise OR gives the
+  // Each element has only zero bits on all ranks except its owner. So a bitwise OR gives the
   // owner's bits.
   const at::Tensor bits = whole.view(-1).view(at::kByte);
   for (const ProcessGroup& group : dividing_groups({&shard, 1})) {

@@ -154,7 +154,7 @@ TEST(GradScaler, LoadsOnlyAStateThatCanGrow) {
   GradScaler scaler({.initial_scale = 8, .growth_interval = 3});
   EXPECT_THAT(failure_of([&] { scaler.load_state({.scale = 8, .num_good_steps = -1}); }),
               HasSubstr("num_good_steps is -1"));
-  // As saved by a program with a longer growth_interval.
+  // The state of a program with a longer growth_interval.
   scaler.load_state({.scale = 8, .num_good_steps = 100});
   EXPECT_TRUE(scaler.unscale_(std::span<const Tensor>()));
   scaler.update();

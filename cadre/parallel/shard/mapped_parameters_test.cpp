@@ -78,7 +78,7 @@ TEST(MappedParameters, TrainInEveryDtype) {
     const auto result = run_groups(3, [&](const ProcessGroup& group) {
       ShardedTrainingOptions options{.dtype = test.dtype};
       options.flat.compute_dtype = test.compute;
-      // With this alignment the shards of both forms have the same bounds. In bf16 the results of
+      // The shards of both forms have the same bounds with this alignment. In bf16 the results of
       // torch::optim depend on whether a kernel processes an element in a vector or in the scalar
       // rest.
       options.flat.alignment = SymmetricTensor::kPageBytes;
@@ -88,8 +88,8 @@ TEST(MappedParameters, TrainInEveryDtype) {
   }
 }
 
-// With these widths of the layers, some units have fewer elements than there are ranks, less than a
-// page, or one element more than a page.
+// The widths of the layers give units with fewer elements than there are ranks, with less than a
+// page, and with one element more than a page.
 TEST(MappedParameters, TrainWhereSomeRanksOwnNothing) {
   for (const std::vector<int64_t>& widths :
        {std::vector<int64_t>{1, 2, 1}, std::vector<int64_t>{31, 32, 33, 3}}) {
@@ -130,7 +130,7 @@ TEST(MappedParameters, TrainAsOneProcess) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// After the backward, one slow rank runs a forward. The other ranks must wait for it before they
+// One slow rank runs a forward after the backward. The other ranks must wait for it before they
 // write their shards in the step.
 TEST(MappedParameters, AnOwnerWaitsForTheLastReader) {
   for (const int slow : {0, 2}) {
@@ -190,7 +190,7 @@ TEST(MappedParameters, AReaderWaitsForTheFirstValues) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// After rank 1 has aborted the group, a use of mapped parameters must throw on both ranks, as with
+// Rank 1 aborts the group. A use of mapped parameters must then throw on both ranks, as with
 // gathered parameters, although no rank waits for another.
 TEST(MappedParameters, AreNotThereAfterAFailureOfTheGroup) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {

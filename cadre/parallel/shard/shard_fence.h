@@ -74,9 +74,10 @@ class CADRE_EXPORT ShardFence {
   // the called function for the error, as static text.
   void check_on_all(const char* call, const std::function<void()>& check) const;
 
-  // Between begin_update() and end_update() this rank may write its shards of all units, and no
-  // parameter may be used. All ranks make the calls together; FencedUpdate does it for them. If the
-  // units are not mapped, the calls only mark the parameters as stale, without communication.
+  // This rank may write its shards of all units between begin_update() and end_update(), and must
+  // not use a parameter meanwhile. All ranks make the calls together; FencedUpdate does it for
+  // them. If the units are not mapped, the calls only mark the parameters as stale, without
+  // communication.
   void begin_update();
   void end_update();
   // Called instead of end_update() if the step has thrown. Mapped shards are then unusable on all

@@ -151,8 +151,8 @@ TEST(ZeroAgreement, ABufferIsClosedBeforeItExceedsTheCap) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// In stage 1 the shards have gradients only during a step, as views of those of the parameters.
-// After the step only the parameters must have gradients.
+// Stage 1: the shards have gradients only during a step, as views of those of the parameters. After
+// the step only the parameters must have gradients.
 TEST(ZeroAgreement, ShardsHaveNoGradientAfterAStepOfWholeGradients) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     TwoLayers net;

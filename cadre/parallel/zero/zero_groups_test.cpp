@@ -88,7 +88,7 @@ TEST(ZeroGroups, TakesGroupsThatAreAddedLater) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Before the second step the program removes a group, or swaps the parameters of two groups of
+// The program removes a group before the second step, or swaps the parameters of two groups of
 // equal size. The results must equal those of the plain optimizer.
 TEST(ZeroGroups, FollowsWhatTheProgramDoesToItsGroups) {
   using torch::optim::SGDOptions;
