@@ -133,7 +133,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     size_t unit;
     std::shared_ptr<shard::FlatParameters> flat;
     at::ScalarType dtype;            // the dtype of the reduction
-    std::vector<size_t> parameters;  // trained, in the order of the flat buffer
+    std::vector<size_t> parameters;  // the trained parameters, in the order of the flat buffer
     at::Tensor gradients;            // (shard_numel), in the dtype of the shard
   };
   // The input buffers of reduce_scatters. The buckets of one dtype use them alternately.
@@ -145,7 +145,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   // gradients.
   struct Reduction {
     const Bucket* bucket;
-    const void* buffer;  // which the reduce_scatter reads
+    const void* buffer;  // the memory that the reduce_scatter reads
     at::Tensor output;   // (shard_numel)
     // The reduce_scatter has ended, and the all_reduce over replicas, if any, has begun.
     bool is_scattered = false;

@@ -186,7 +186,8 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module, 
                         "from the wrapper",
               .refuses_changed_values = true});
     };
-    // If an optimizer has changed the shards, its gather is in flight already, or is started here.
+    // If an optimizer has changed the shards, the gather of the new values is in flight already, or
+    // is started here.
     core_options.before_forward = [flat_parameters] {
       for (const auto& flat : *flat_parameters) flat->unshard_async();
       for (const auto& flat : *flat_parameters) flat->wait_unsharded();

@@ -173,8 +173,8 @@ class Recorder {
       }
       if (input.tensor.layout() != at::kStrided) {
         refuse(
-            "an argument is not dense, and operations on such tensors cannot be recorded. Call it "
-            "after cadre::materialize()");
+            "an argument is not dense, and operations on such tensors cannot be recorded. Call the "
+            "operation after cadre::materialize()");
       }
       if (input.tensor.is_conj() || input.tensor.is_neg()) {
         refuse("an argument is a lazy conjugate or negative; call resolve_conj() or resolve_neg()");
@@ -183,8 +183,8 @@ class Recorder {
     for (size_t i = first_; i < stack_.size(); ++i) {
       if (stack_[i].isStorage() || stack_[i].isStream() || stack_[i].isPyObject()) {
         refuse(
-            "the operation takes a storage or a stream, which cannot be recorded. Call it after "
-            "cadre::materialize()");
+            "the operation takes a storage or a stream, which cannot be recorded. Call "
+            "the operation after cadre::materialize()");
       }
     }
   }
@@ -218,8 +218,8 @@ class Recorder {
   // Runs the operation on meta tensors, to find out the results' sizes and dtypes. Returns false if
   // the operation has no implementation for meta tensors, or throws: the caller then runs it on
   // values, where it throws the same error as in plain construction. But if an operation that
-  // writes to a deferred tensor throws (because it is a leaf that requires grad, for example),
-  // throws at once.
+  // writes to a deferred tensor throws (because the tensor is a leaf that requires grad, for
+  // example), throws at once.
   bool run_on_meta(const std::vector<c10::IValue>& arguments) {
     twins_.clear();
     std::vector<c10::IValue> stack =
@@ -382,7 +382,8 @@ class Recorder {
   void check_result(const at::Tensor& tensor) const {
     if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
       refuse(
-          "the result is not dense, which cannot be recorded. Call it after cadre::materialize()");
+          "the result is not dense, which cannot be recorded. Call the operation after "
+          "cadre::materialize()");
     }
     for (const at::Tensor& twin : twins_) {
       if (key_of(twin) != key_of(tensor)) continue;

@@ -55,8 +55,9 @@ struct CADRE_EXPORT ShardGroups {
   DeviceMesh mesh;
   std::string shard_axis;
   ProcessGroup all;
-  std::optional<ProcessGroup> shard;      // the ranks along the last axis; nullopt: `all`
-  std::optional<ProcessGroup> replicate;  // along the first of two axes, or nullopt
+  std::optional<ProcessGroup> shard;  // the ranks along the last axis; nullopt: `all`
+  // The ranks along the first of two axes; nullopt: one axis.
+  std::optional<ProcessGroup> replicate;
 };
 
 class CADRE_EXPORT FullyShardedCore {

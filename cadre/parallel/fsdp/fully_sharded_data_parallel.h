@@ -2,13 +2,13 @@
 // PyTorch's FSDP2. A unit is a module whose parameters are gathered together, before the unit
 // computes, and freed afterwards.
 //
-//   cadre::fully_shard(gpt->block);                     // and the others; Block: see shard_unit.h
+//   cadre::fully_shard(gpt->block);                     // each block is a unit: see shard_unit.h
 //   cadre::FullyShardedDataParallel model{gpt, world};  // or a DeviceMesh
 //   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
 //   ...
 //   optimizer.zero_grad();
-//   loss_of(model(rows)).backward();  // gradients are reduced to their owners
-//   optimizer.step();                 // each rank its shards
+//   loss_of(model(rows)).backward();  // reduce_scatters the gradients
+//   optimizer.step();                 // each rank updates its shards
 //
 // With gathered shards (ShardForm::kGathered) an optimizer of torch::optim that is made from
 // model.parameters() works, too. Parameters outside of all units form one more unit, the root's.

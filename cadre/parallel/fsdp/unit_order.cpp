@@ -41,7 +41,8 @@ std::optional<size_t> UnitOrder::next() const {
 }
 
 void UnitOrder::end() {
-  // The pass has used fewer units than predicted, and the other ranks may still use them.
+  // The pass has used fewer units than predicted, and the other ranks may still use the missing
+  // units.
   if (current_.size() < known_[index(pass_)].size()) is_expected_ = false;
   known_[index(pass_)] = std::exchange(current_, {});
   last_ = pass_;

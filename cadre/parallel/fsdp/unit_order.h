@@ -47,9 +47,10 @@ class UnitOrder {
   static size_t index(Pass pass) { return static_cast<size_t>(pass); }
 
   Pass pass_ = Pass::kForward;
-  std::vector<size_t> current_;                        // the units used in the current pass
-  std::array<std::vector<size_t>, kNumPasses> known_;  // by kind: the units of its last pass
-  // By kind: the kind of the pass that followed its last pass.
+  std::vector<size_t> current_;  // the units used in the current pass
+  // The units of the last pass of each kind.
+  std::array<std::vector<size_t>, kNumPasses> known_;
+  // The kind of the pass that followed the last pass of each kind.
   std::array<std::optional<Pass>, kNumPasses> follows_;
   std::optional<Pass> last_;
   bool is_expected_ = false;

@@ -5,7 +5,7 @@
 // group's deadline. Lifetime: owns the units' memory. Errors: cadre::Error: those of the gathers,
 // and kInvalidArgument for a call at a point where it is not allowed.
 //
-//   sharded --gather--> on its way --wait--> full --release--> sharded
+//   sharded --gather--> in flight --wait--> full --release--> sharded
 //
 // Unit 0 is the root. It has the parameters that are in no other unit.
 //
@@ -172,7 +172,7 @@ class UnitSchedule {
   void dismiss();
 
   bool is_in_backward() const { return phase_ == Phase::kBackward; }
-  // Returns whether a gradient has arrived in the running backward.
+  // Returns whether the current backward has computed a gradient.
   bool has_accumulated() const { return has_accumulated_; }
   size_t num_units() const { return units_.size(); }
   const std::string& name(size_t unit) const { return units_[unit].name; }

@@ -47,7 +47,7 @@ struct PlanOptions {
   DataStrategy strategy = DataStrategy::kDdp;
   int num_ranks = 1;
   int ranks_per_host = 1;  // the last host may have fewer ranks
-  int rank = 0;            // whose memory is computed
+  int rank = 0;            // the rank whose memory is computed
   // How many values for each element of a parameter the optimizer keeps, or allocates during an
   // update.
   struct Optimizer {

@@ -255,8 +255,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::function<void()> wait_;        // waits for the gather in flight
   ShardState gathered_;               // the state of the shard when the last gather began
   std::optional<ShardState> filled_;  // the state of the shard whose values the parameters last had
-  std::unique_ptr<wrap::WriteWatch> shard_watch_;  // watches values_
-  std::unique_ptr<wrap::WriteWatch> written_;      // watches the parameters since they became full
+  std::unique_ptr<wrap::WriteWatch> shard_watch_;  // notices writes to values_
+  std::unique_ptr<wrap::WriteWatch> written_;      // notices writes to unsharded parameters
   bool is_private_ = false;  // since make_private(): the program may write to the parameters
 };
 

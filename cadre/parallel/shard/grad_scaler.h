@@ -11,8 +11,8 @@
 // torch.amp.GradScaler and torch.distributed.fsdp.sharded_grad_scaler.
 //
 //   scaler.scale(loss).backward();
-//   scaler.unscale_(model);    // says whether every gradient is finite
-//   scaler.step(optimizer);   // left out if an element is NaN or infinite
+//   scaler.unscale_(model);   // says whether every gradient is finite
+//   scaler.step(optimizer);   // skipped if an element is NaN or infinite
 //   scaler.update();
 #pragma once
 

@@ -25,7 +25,7 @@ struct StepTerms {
   std::function<std::vector<AgreedField>()> fields;
   std::string_view remedy;
   // Returns a hash of values that are expected to be equal, for example of a few elements of the
-  // gradients. A difference is not an error: agree_on_step() returns false, and the caller logs it.
+  // gradients. A difference is not an error: agree_on_step() returns false.
   // Null: no sample.
   std::function<uint64_t()> sample = {};
 };
