@@ -91,7 +91,8 @@ struct FullyShardedDataParallelOptions {
   ShardForm form = ShardForm::kGathered;
   Reshard reshard = Reshard::kAfterForward;        // the default of all units
   Reshard reshard_root = Reshard::kAfterBackward;  // applies to parameters outside of units
-  std::optional<int> reshard_group_size = {};      // for Reshard::kOntoGroup
+  // The number of ranks of a group for Reshard::kOntoGroup.
+  std::optional<int> reshard_group_size = {};
   // How many units are prefetched, so that their gather overlaps with the computation of another
   // unit: 0 or 1.
   int num_prefetched = 1;

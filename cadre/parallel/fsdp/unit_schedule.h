@@ -231,8 +231,8 @@ class UnitSchedule {
   size_t num_launched_ = 0;
   bool has_backward_ = false;         // the reduction is in a backward
   bool is_compared_ = false;          // the current backward has left the predicted order
-  std::vector<Gather> gathers_;       // of the current backward, also after abandon()
-  std::vector<Gather> last_gathers_;  // of the last completed backward that reduced
+  std::vector<Gather> gathers_;       // the gathers of the current backward, also after abandon()
+  std::vector<Gather> last_gathers_;  // those of the last backward that reduced and completed
   std::optional<size_t> followed_;    // the last unit that follow_others() has gathered
 };
 

@@ -23,9 +23,9 @@ using ::testing::IsEmpty;
 struct Notes {
   std::vector<std::string> events;
   std::vector<std::string> full;
-  std::vector<std::string> kept;  // units of which this rank keeps its part (release_onto_group)
+  std::vector<std::string> kept;  // the units released by release_onto_group()
   size_t peak = 0;
-  std::optional<Error> refusal;  // if set, wait_full() throws this error
+  std::optional<Error> refusal;  // an error that wait_full() throws, if set
   std::string fails;             // gather() of the unit with this name throws
 
   std::vector<std::string> take() { return std::exchange(events, {}); }

@@ -132,7 +132,7 @@ struct PlannedPart {
   int64_t numel = 0;         // elements without padding
   int64_t flat_bytes = 0;    // the whole buffer that is reduced or gathered
   int64_t shard_bytes = 0;   // this rank's shard of the parameters; 0 if they are whole
-  StepTraffic traffic = {};  // in one optimizer step
+  StepTraffic traffic = {};  // its collectives in one optimizer step
 };
 
 struct MemoryPlan {
@@ -145,7 +145,7 @@ struct MemoryPlan {
   // cgroup charges it to the rank that allocates it. With one rank it is private memory.
   int64_t shared_bytes = 0;
   int64_t host_bytes = 0;  // the sum over the ranks of a host with ranks_per_host ranks
-  StepTraffic traffic;     // in one optimizer step: that of all parts, and small messages
+  StepTraffic traffic;     // all collectives in one optimizer step, also small ones
   std::vector<PlannedPart> parts;
 };
 

@@ -18,9 +18,9 @@ enum class DataStrategy : uint8_t {
   kSingle,  // one rank has all rows
   kDdp,     // each rank has the whole model
   kZero1,   // each rank has the whole model, but only a part of the optimizer state
-  kZero2,   // as kZero1, and each rank keeps only a part of the gradients
+  kZero2,   // like kZero1, and each rank keeps only a shard of the gradients
   kFsdp,    // each rank has a part of parameters, gradients and optimizer state
-  kHsdp,    // as kFsdp within a group of ranks; several groups hold the same shards
+  kHsdp,    // like kFsdp within each group of ranks; the groups hold the same shards
 };
 inline constexpr std::array kDataStrategies{DataStrategy::kSingle, DataStrategy::kDdp,
                                             DataStrategy::kZero1,  DataStrategy::kZero2,

@@ -257,7 +257,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::optional<ShardState> filled_;  // the state of the shard whose values the parameters last had
   std::unique_ptr<wrap::WriteWatch> shard_watch_;  // notices writes to values_
   std::unique_ptr<wrap::WriteWatch> written_;      // notices writes to unsharded parameters
-  bool is_private_ = false;  // since make_private(): the program may write to the parameters
+  bool is_private_ = false;  // set by make_private(): the program may write to the parameters
 };
 
 // Called on all ranks when the program has changed, between two steps, `values` of ParameterShards

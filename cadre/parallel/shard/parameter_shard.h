@@ -61,7 +61,7 @@ struct ParameterShard {
   // the flat axis divide the elements of that box, in row-major order, into consecutive ranges. If
   // nullopt, each rank has the whole local box.
   std::optional<std::string> flat_axis;
-  FlatRange range;  // which elements of the local box this rank has
+  FlatRange range;  // the elements of the local box that this rank has
   // The values of these elements, (range.size()): a leaf that an optimizer updates; its grad() is
   // the reduced gradient.
   at::Tensor values;
