@@ -307,7 +307,7 @@ TEST(FsdpMapped, StepsGroupsAndIgnoredParameters) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Includes a world of one rank, where the parameters may share the memory of the shard.
+// The test also runs on one rank, where the parameters may share the memory of the shard.
 TEST(FsdpSummon, WritesOnlyWhatIsWrittenBackInBothForms) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     for (const int world_size : {1, 3}) {

@@ -81,7 +81,7 @@ struct ReshardSteps {
       pass(rows.cos());
     }
     const Tensor loss = model.forward(rows).pow(2).mean();
-    evaluate();  // must not use the parts that the forward before it has kept
+    evaluate();  // must not use the parts of units that the previous forward has kept
     loss.backward();
     evaluate();
     // No backward follows, so the ranks keep parts with values from before the optimizer step. The

@@ -48,7 +48,7 @@ TEST(MemoryPlan, OfOneRankIsFourTimesTheParameters) {
 }
 
 // The first bucket has a cap of 1 MiB, so it contains all gradients and the trailer: 34,204 bytes,
-// which take 9 pages. One more page is for the signals of symmetric memory.
+// which take 9 pages. One more page is for the signal pad of symmetric memory.
 TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
   const MemoryPlan plan = plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 2));
   EXPECT_EQ(plan.held.parameters, kAll);
@@ -71,7 +71,7 @@ TEST(MemoryPlan, OfStage1DividesTheStateAndGathers) {
   const MemoryPlan plan = plan_memory(small_model(), options);
   // The 4,160 elements of layer a give shards of 1,040 elements, padded to 1,056. The 4,224
   // elements of layer b and the head give shards of 1,056. So each buffer has 4 * 1,056 elements,
-  // 16,896 bytes, which take 5 pages, and one page for signals.
+  // 16,896 bytes, which take 5 pages, and one more page is for the signal pad.
   EXPECT_EQ(plan.held.parameters, 12 * kPage);
   EXPECT_EQ(plan.held.gradients, 10 * kPage);
   EXPECT_EQ(plan.held.optimizer_state, 2 * 4 * (1056 + 1056));
@@ -130,8 +130,9 @@ TEST(MemoryPlan, OfUnitsThatStayHoldsAllOfThem) {
   options.accumulate = 3;
   const MemoryPlan kept = plan_memory(small_model(), options);
   EXPECT_EQ(kept.held.full_units, kAll);
-  // The ranks compare twice which unit they use: after a backward that accumulates, another pass
-  // follows than after one that reduces.
+  // The ranks compare the units that they use twice in a step, because a pass is predicted to be
+  // followed by the same kind of pass as before: but a forward follows a backward that accumulates,
+  // and an update follows one that reduces.
   constexpr int kComparisons = 2;
   EXPECT_EQ(kept.traffic.all_gather.num_calls, 3 * 3 + kComparisons);
   EXPECT_EQ(kept.held.transient, kAll + 4 * 64 * 64) << "whole gradients, and one on its way";
@@ -148,7 +149,7 @@ TEST(MemoryPlan, OfLowerPrecisionHasACopyOfTheShard) {
   options.reduce_dtype = DType::kFloat32;
   const MemoryPlan plan = plan_memory(small_model(), options);
   // Each rank has its shards of 32, 2,080 and 2,080 elements twice: in float32, and in bfloat16 for
-  // gathers. The numbers of pages include one page for signals each.
+  // gathers. Each number of pages includes one page for the signal pad.
   EXPECT_EQ(plan.held.parameters, (2 + 4 + 4 + 2 + 3 + 3) * kPage);
   EXPECT_EQ(plan.held.full_units, kAll / 2);
   EXPECT_EQ(plan.traffic.all_gather.payload_bytes, (kHead + 4 * kLayer) / 2);
@@ -212,8 +213,8 @@ TEST(MemoryPlan, OfOptimizersCountsTheirValues) {
   EXPECT_EQ(plan.held.transient, 3 * 4 * 64 * 64);
 }
 
-// Each rank has, in symmetric memory, 512 bytes of signals for each rank of the group. Those of 8
-// ranks fill one page, and 9 ranks need a second one.
+// The signal pad of symmetric memory has 512 bytes for each rank of the group. Those of 8 ranks
+// fill one page, and 9 ranks need a second one.
 TEST(MemoryPlan, OfManyRanksHasMorePagesOfSignals) {
   EXPECT_EQ(plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 8)).held.gradients, 10 * kPage);
   EXPECT_EQ(plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 9)).held.gradients, 11 * kPage);

@@ -323,7 +323,8 @@ TEST(MappedParameters, ThatAreGatheredAreNotThereDuringAnUpdate) {
 }
 
 TEST(MappedParameters, LeaveNothingBehindAlsoWhenTensorsOutliveTheGroup) {
-  // Starts the threads of libtorch, which then do not count as left over.
+  // This run starts libtorch's own threads before the resources are counted, so that the test does
+  // not report them as leaks.
   run_groups(2, [](const ProcessGroup& group) { compare_forms(group, {}, 1); });
   const testing::Resources before = testing::count_resources();
   std::vector<Tensor> kept(2);

@@ -88,7 +88,7 @@ TEST(ShardFence, AreWrittenByCadresStepOnly) {
       torch::optim::SGD sgd(leaves, 0.1);
       torch::optim::AdamW adamw(leaves);
       training.backward(0);
-      // Rank 1 owns no element of this small unit, so nothing is written there.
+      // Rank 1 owns no element of this small unit, so its step writes nothing.
       if (group.rank() == 0) {
         refused([&] { sgd.step(); });
         refused([&] { adamw.step(); });
