@@ -101,9 +101,9 @@ TEST(ShardedMisuse, AnOptimizerThatWasMadeBeforeSharding) {
   expect_sentence(
       "The values of parameters of unit \"layer0\" of FullyShardedDataParallel are sharded: this "
       "rank has only a part of them. To use them, call the wrapper's forward(), or hold "
-      "summon_full_params(); an optimizer is made from the wrapper (model.parameters()), not from "
-      "the parameters of the module; the graph of a derivative (autograd::grad() with "
-      "create_graph) is used before the wrapper's next backward.",
+      "summon_full_params(). Make an optimizer from the wrapper (model.parameters()), not from the "
+      "parameters of the module. Use the graph of a derivative (autograd::grad() with "
+      "create_graph) before the wrapper's next backward.",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -133,9 +133,9 @@ TEST(ShardedMisuse, AParameterIsTouchedWhileItIsSharded) {
   expect_sentence(
       "The values of parameters of unit \"layer1\" of FullyShardedDataParallel are sharded: this "
       "rank has only a part of them. To use them, call the wrapper's forward(), or hold "
-      "summon_full_params(); an optimizer is made from the wrapper (model.parameters()), not from "
-      "the parameters of the module; the graph of a derivative (autograd::grad() with "
-      "create_graph) is used before the wrapper's next backward.",
+      "summon_full_params(). Make an optimizer from the wrapper (model.parameters()), not from the "
+      "parameters of the module. Use the graph of a derivative (autograd::grad() with "
+      "create_graph) before the wrapper's next backward.",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         const Sharded model{net, group, every_layer()};
@@ -146,8 +146,8 @@ TEST(ShardedMisuse, AParameterIsTouchedWhileItIsSharded) {
 TEST(ShardedMisuse, AUnitIsCalledOutsideOfTheWrapper) {
   expect_sentence(
       "FullyShardedDataParallel, rank {rank}: unit \"layer1\" was called outside of the wrapper's "
-      "forward(). Call the FullyShardedDataParallel, whose forward() calls its units; for a call "
-      "of one module alone, hold summon_full_params() and use a copy of its parameters",
+      "forward(). Call the FullyShardedDataParallel, whose forward() calls its units. To call one "
+      "module alone, copy its parameters under summon_full_params() into another module",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         const Sharded model{net, group, every_layer()};
@@ -169,9 +169,9 @@ TEST(ShardedMisuse, RanksHaveOtherUnits) {
 
 TEST(ShardedMisuse, RanksCallOtherUnits) {
   expect_sentence(
-      "FullyShardedDataParallel, rank {rank}: the ranks use different units: rank 0 \"layer0\" in "
-      "forward(), rank 1 \"layer1\" in forward(). Call the same units in the same order on all "
-      "ranks, and in an evaluation give all ranks the same number of batches",
+      "FullyShardedDataParallel, rank {rank}: the ranks use different units: rank 0 uses "
+      "\"layer0\" in forward(), rank 1 uses \"layer1\" in forward(). Call the same units in the "
+      "same order on all ranks, and in an evaluation give all ranks the same number of batches",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         Sharded model{net, group, every_layer()};

@@ -13,7 +13,8 @@ namespace cadre {
 
 namespace {
 
-// Splits off the text before the first `separator` and removes it, separator included.
+// Returns the part of `text` before the first `separator`, and removes that part and the separator
+// from `text`.
 std::string_view take_until(std::string_view& text, char separator) {
   const size_t end = text.find(separator);
   const std::string_view part = text.substr(0, end);
@@ -85,7 +86,7 @@ BucketLayout plan_bucket_layout(std::span<const ParameterSize> parameters,
   struct Open {
     BucketLayout::Bucket bucket;
     int64_t num_bytes = 0;
-    size_t last_position = 0;  // the index in `order` of the parameter that completes the bucket
+    size_t last_position = 0;  // the index in `order` of the bucket's last parameter
   };
   std::array<Open, kNumDTypes> open;
   std::vector<Open> closed;
@@ -114,31 +115,33 @@ BucketLayout plan_bucket_layout(std::span<const ParameterSize> parameters,
 void check_layout_fits(const BucketLayout& layout, std::span<const ParameterSize> parameters) {
   const auto misfit = [](const std::string& problem) {
     return Error(ErrorCode::kInvalidArgument,
-                 format("bucket layout: {}; it belongs to another model: pass none, and it is "
-                        "learned again",
+                 format("bucket layout: {}; the layout belongs to another model: pass no layout, "
+                        "and it is learned again",
                         problem));
   };
   const int64_t num_parameters = static_cast<int64_t>(parameters.size());
   std::vector<bool> seen(parameters.size(), false);
   int64_t num_seen = 0;
   for (const BucketLayout::Bucket& bucket : layout.buckets) {
-    if (bucket.parameters.empty()) throw misfit("it has an empty bucket");
+    if (bucket.parameters.empty()) throw misfit("the layout has an empty bucket");
     for (const int64_t index : bucket.parameters) {
       if (index < 0 || index >= num_parameters) {
-        throw misfit(format("parameter {} of {} does not exist", index, num_parameters));
+        throw misfit(format(
+            "the layout has parameter {}, but the model has only {} parameters that are trained",
+            index, num_parameters));
       }
-      if (seen[index]) throw misfit(format("parameter {} stands in it twice", index));
+      if (seen[index]) throw misfit(format("parameter {} is in the layout twice", index));
       if (parameters[index].dtype != bucket.dtype) {
-        throw misfit(format("parameter {} is {}, its bucket {}", index, parameters[index].dtype,
-                            bucket.dtype));
+        throw misfit(format("parameter {} has the dtype {}, but its bucket has {}", index,
+                            parameters[index].dtype, bucket.dtype));
       }
       seen[index] = true;
       ++num_seen;
     }
   }
   if (num_seen != num_parameters) {
-    throw misfit(format("it holds {} parameters, the model has {} that are trained", num_seen,
-                        num_parameters));
+    throw misfit(format("the layout has {} parameters, but the model has {} that are trained",
+                        num_seen, num_parameters));
   }
 }
 

@@ -1,10 +1,10 @@
-// Says which parameter's gradient lies in which bucket, in the order in which buckets are reduced.
+// Defines which gradients are reduced together in one bucket, and the order in which buckets are
+// reduced.
 //
-// Threads: plain values. Blocking: never. Errors: cadre::Error; kCorruption for a malformed text,
-// kInvalidArgument for a layout of another model.
-// A layout decides where sums are cut into messages, and so the last bits of a result: it is part
-// of a snapshot, and a resumed run imports it instead of learning it again.
-// Source: c10d's compute_bucket_assignment_by_size (first bucket 1 MiB, then 25 MiB).
+// Errors: kCorruption for a malformed text, kInvalidArgument for a layout of another model. The
+// layout influences the last bits of the reduced gradients, because it determines how collectives
+// divide the sums. So a snapshot contains the layout, and a resumed run uses it instead of learning
+// a new one. Source: c10d's compute_bucket_assignment_by_size (first bucket 1 MiB, then 25 MiB).
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,8 @@ namespace cadre {
 struct BucketLayout {
   struct Bucket {
     DType dtype = DType::kFloat32;
-    std::vector<int64_t> parameters;  // the indices of the parameters, in memory order
+    // Indices of the parameters, in the order of their gradients in the bucket.
+    std::vector<int64_t> parameters;
 
     friend bool operator==(const Bucket&, const Bucket&) = default;
   };
@@ -38,22 +39,24 @@ struct BucketLayout {
 };
 
 struct BucketCaps {
-  int64_t first_bytes = int64_t{1} << 20;  // is small, so that communication starts early
+  int64_t first_bytes = int64_t{1} << 20;  // small, so that communication starts early
   int64_t bytes = int64_t{25} << 20;
 };
 
-// Returns the reverse order of registration: a first guess at the order in which gradients become
-// ready.
+// Returns the indices num_parameters - 1 to 0. The reverse order of registration is a first guess
+// at the order in which gradients become ready.
 CADRE_EXPORT std::vector<int64_t> reverse_order(size_t num_parameters);
 
-// Fills buckets in `order` (a permutation of the parameters, first ready first); a bucket is full
-// when it has reached its cap, and has one dtype. The buckets are in the order in which they become
-// complete. A pure function: equal arguments give equal layouts on every rank.
+// Distributes the parameters over buckets, in the order in which their gradients become ready:
+// `order`, a permutation of the parameters. Each bucket has one dtype, and is closed when it has
+// reached its cap. The returned buckets are in the order in which they become complete. Equal
+// arguments give equal layouts on every rank.
 CADRE_EXPORT BucketLayout plan_bucket_layout(std::span<const ParameterSize> parameters,
                                              std::span<const int64_t> order,
                                              const BucketCaps& caps);
 
-// Throws unless the layout holds each of these parameters once, in a bucket of its dtype.
+// Throws kInvalidArgument unless the layout has each of these parameters exactly once, in a bucket
+// of its dtype.
 CADRE_EXPORT void check_layout_fits(const BucketLayout& layout,
                                     std::span<const ParameterSize> parameters);
 

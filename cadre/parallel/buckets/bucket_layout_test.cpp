@@ -17,7 +17,7 @@ namespace {
 using Sizes = std::vector<ParameterSize>;
 
 TEST(BucketLayout, FillsTheFirstBucketToItsCapThenTheOthers) {
-  const Sizes sizes(6, {.sizes = {25}});  // each bucket holds 100 bytes
+  const Sizes sizes(6, {.sizes = {25}});  // six float32 parameters of 100 bytes each
   const std::vector<int64_t> order = {5, 4, 3, 2, 1, 0};
   const BucketLayout layout = plan_bucket_layout(sizes, order, {.first_bytes = 100, .bytes = 200});
   EXPECT_EQ(layout.to_string(), "float32:5;float32:4,3;float32:2,1;float32:0");
@@ -67,11 +67,15 @@ TEST(BucketLayout, NamesWhatDoesNotFitTheModel) {
     return testing::failure_of([&] { check_layout_fits(BucketLayout::parse(text), sizes); });
   };
   EXPECT_EQ(problem("float32:0;float64:1"), "");
-  EXPECT_NE(problem("float32:0").find("it holds 1 parameters, the model has 2"), std::string::npos);
-  EXPECT_NE(problem("float32:0,0;float64:1").find("stands in it twice"), std::string::npos);
-  EXPECT_NE(problem("float32:0,1").find("parameter 1 is float64, its bucket float32"),
+  EXPECT_NE(problem("float32:0").find("the layout has 1 parameters, but the model has 2"),
             std::string::npos);
-  EXPECT_NE(problem("float32:0,2;float64:1").find("parameter 2 of 2"), std::string::npos);
+  EXPECT_NE(problem("float32:0,0;float64:1").find("is in the layout twice"), std::string::npos);
+  EXPECT_NE(
+      problem("float32:0,1").find("parameter 1 has the dtype float64, but its bucket has float32"),
+      std::string::npos);
+  EXPECT_NE(
+      problem("float32:0,2;float64:1").find("the layout has parameter 2, but the model has only 2"),
+      std::string::npos);
 }
 
 }  // namespace

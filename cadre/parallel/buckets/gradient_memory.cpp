@@ -12,7 +12,7 @@ namespace {
 
 using ByDtype = std::map<at::ScalarType, std::vector<int64_t>>;
 
-// Returns the largest buffers of each dtype, at most `count` of them.
+// Returns the `count` largest buffers of each dtype, or all if there are fewer.
 std::vector<shard::FlatBuffer> largest(ByDtype numels, size_t count) {
   std::vector<shard::FlatBuffer> buffers;
   for (auto& [dtype, sizes] : numels) {
@@ -44,7 +44,7 @@ std::vector<shard::FlatBuffer> reduction_buffers(std::span<const ShardedBucketSi
     numels[bucket.reduce_dtype].push_back(bucket.numel);
   }
   std::vector<shard::FlatBuffer> buffers = largest(numels, kNumReductionBuffers);
-  // Each buffer must be able to hold the largest bucket.
+  // The buffers are used alternately, so each must have the size of the largest bucket.
   for (shard::FlatBuffer& buffer : buffers) buffer.numel = std::ranges::max(numels[buffer.dtype]);
   return buffers;
 }

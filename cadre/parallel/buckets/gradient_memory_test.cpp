@@ -41,7 +41,8 @@ TEST(GradientMemory, TwoBuffersOfEachDtypeHoldItsLargestBucket) {
 }
 
 TEST(GradientMemory, OutputsAreOfBucketsThatAreNotReducedInPlace) {
-  // Gradients in bfloat16 that are reduced in float32: the parts are 5, 15 and 10 elements.
+  // The first three buckets have bfloat16 gradients that are reduced in float32; their shards have
+  // 5, 15 and 10 elements. The fourth bucket is reduced in place and needs no output.
   const std::vector<ShardedBucketSize> buckets = {
       bucket_of(10, at::kFloat, at::kBFloat16), bucket_of(30, at::kFloat, at::kBFloat16),
       bucket_of(20, at::kFloat, at::kBFloat16), bucket_of(40, at::kFloat, at::kFloat)};

@@ -14,9 +14,9 @@ namespace cadre {
 
 namespace {
 
-// The size of the parts in which large tensors are copied. On a small tensor copy_ spends most of
-// its time on dispatch. On a large one memcpy in such parts takes two thirds of copy_'s time: it
-// writes without reading the target's lines first.
+// The size of the chunks in which memcpy copies a gradient, in parallel. copy_() of a small tensor
+// spends most of its time on dispatch. For a large tensor, memcpy takes two thirds of the time of
+// copy_(), because it writes cache lines without reading them first.
 constexpr size_t kCopiedBytes = 256 * 1024;
 
 void copy_gradient(const at::Tensor& target, const at::Tensor& gradient) {
@@ -56,16 +56,17 @@ void GradientStorage::set_layout(BucketLayout layout) {
 
 void write_gradient(const at::Tensor& target, const at::Tensor& gradient, double factor) {
   if (factor == 0.0) {
-    target.zero_();  // a mean over no samples may be NaN, and zero times NaN is NaN
+    target.zero_();  // the mean over no samples may be NaN, and 0 * NaN is NaN
   } else if (factor == 1.0) {
     copy_gradient(target, gradient);
   } else if (gradient.scalar_type() == target.scalar_type()) {
     at::Tensor out = target;
-    // A 0-dim double does not promote the dtype of the result. With a weight in bfloat16, the
-    // weights of the ranks would not sum to one.
+    // The factor is a 0-dim double, which does not promote the result's dtype. In bfloat16 it would
+    // be rounded, and the factors of the ranks would not sum to one.
     at::mul_out(out, gradient, at::scalar_tensor(factor, at::kDouble));
   } else {
-    target.copy_(gradient);  // copied first, so that the product is rounded in the target's dtype
+    // First converted, so that the product is rounded in the target's dtype.
+    target.copy_(gradient);
     target.mul_(factor);
   }
 }

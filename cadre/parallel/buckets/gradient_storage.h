@@ -1,13 +1,13 @@
-// Keeps the gradients of a model while and after they are reduced over its ranks: the interface
-// between the reducer, which decides when, and a placement of gradients.
+// Defines the interface of a class that stores gradients while and after they are reduced over the
+// ranks. The reducer (reduction/reducer.h) decides when a bucket is reduced, and calls these
+// methods.
 //
-// Threads: one at a time. Blocking: learn(), finish_early(), reduce_last() and settle_abandoned(),
-// until the group's deadline; launch_next() if a placement reuses memory that is still being
-// reduced. Lifetime: shares the parameters. Errors: cadre::Error of the group. Parameters are in
-// buckets, and buckets are reduced in one order on all ranks, whatever the order in which a rank's
-// gradients become ready.
+// Threads: one at a time. Blocking: learn(), finish_early(), reduce_last() and settle_abandoned()
+// wait until the group's deadline; launch_next() does if it reuses memory that is still being
+// reduced. Lifetime: shares the parameters. Errors: those of the group. All ranks reduce the
+// buckets in the same order, whatever the order in which a rank's gradients become ready.
 //
-// One pass, that is, one reduction of all gradients:
+// The calls of one pass, which is one reduction of all gradients:
 //   begin_pass()       how gradients are weighted and combined
 //   place()            for each parameter with a gradient, when that is final on this rank;
 //                      place_unused() for each of the others, when it is known that none will come
@@ -16,7 +16,8 @@
 //   reduce_last()      what is left, which carries the trailer
 //   settle_unused()    if ranks differ, for each parameter of place_unused()
 //   end_pass()         the reduction is done
-// or, at any point, abandon(): this rank leaves the pass, and the other ranks must not wait for it.
+// At any point abandon() may follow, if an exception ends the pass on this rank. It starts the
+// remaining collectives, so that the other ranks do not wait for this rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,60 +45,61 @@ class CADRE_EXPORT GradientStorage {
   const BucketLayout& layout() const { return layout_; }
   size_t num_buckets() const { return layout_.buckets.size(); }
   size_t bucket_of(size_t parameter) const { return bucket_of_[parameter]; }
-  // Returns whether the layout is final.
+  // Returns whether the layout is final: learned in the first pass, or passed to the constructor.
   bool is_learned() const { return is_learned_; }
-  // Brings the buckets into the order in which gradients become ready. `order` is a permutation of
-  // the parameters, the same on all ranks. Called between passes.
+  // Arranges the buckets in the order in which gradients become ready. order: a permutation of the
+  // parameters, the same on all ranks. Must be called between passes.
   virtual void learn(std::span<const int64_t> order) = 0;
 
   struct Combination {
-    double factor = 1.0;           // scales this rank's gradients
-    ReduceOp op = ReduceOp::kAvg;  // combines the products of all ranks
+    double factor = 1.0;           // this rank's gradients are multiplied by it
+    ReduceOp op = ReduceOp::kAvg;  // reduces the products of all ranks
   };
   void begin_pass(const Combination& combination);
   virtual void place(size_t parameter) = 0;
-  // Contributes zeros. The gradient that the user sees stays, unless settle_unused() changes it.
+  // Contributes zeros for this parameter. Its present gradient stays as it is, unless
+  // settle_unused() changes it.
   virtual void place_unused(size_t parameter) = 0;
   // Returns the number of buckets that were launched in this pass.
   size_t num_launched() const { return num_launched_; }
-  // Returns the number of buckets that launch_next() launches; reduce_last() reduces the others.
+  // Returns the number of buckets that are launched by launch_next(). reduce_last() reduces the
+  // others.
   virtual size_t num_early_buckets() const = 0;
-  // Returns the number of early buckets that are launched during backward, each when its parameters
-  // have been placed.
+  // Returns how many of the early buckets are launched during the backward, each as soon as its
+  // parameters have been placed. The other early buckets are launched at the end of the backward.
   virtual size_t num_eager_buckets() const { return num_early_buckets(); }
   virtual void launch_next() = 0;
   virtual bool is_last_launched() const = 0;
-  // Returns (trailer_numel) of a floating-point dtype, which reduce_last() reduces with the same
-  // combination of ranks. Written and read between finish_early() and reduce_last(), and after
-  // reduce_last().
+  // Returns the trailer, (trailer_numel) of a floating-point dtype: elements with which the reducer
+  // exchanges flags of the ranks. reduce_last() reduces it with Combination::op. It may be written
+  // between finish_early() and reduce_last(), and read after reduce_last().
   virtual const at::Tensor& trailer() const = 0;
   virtual void finish_early() = 0;
   virtual void reduce_last() = 0;
-  // `used_by_some` says whether a rank contributed a gradient. Otherwise the reduced zeros are
-  // dropped.
+  // used_by_some: whether any rank contributed a gradient. If not, the reduced zeros are dropped.
   struct Usage {
     bool used_by_some;
   };
   virtual void settle_unused(size_t parameter, const Usage& usage) = 0;
   virtual void end_pass() = 0;
-  // Issues the operations for which the other ranks wait, and does not wait for their end. The pass
-  // ends with an error on all ranks, so the values do not matter, except for those of a trailer
-  // that is not launched yet.
+  // Starts the collectives of this pass for which the other ranks wait, without waiting for them.
+  // The pass then fails on all ranks, so the values do not matter, except for those of the trailer,
+  // which must be written before if it is not launched yet.
   virtual void abandon() = 0;
-  // Waits for the operations that are left of a pass which ended by an exception. Called before the
-  // next pass.
+  // Waits for the collectives that abandon() has started. Called before the next pass.
   virtual void settle_abandoned() = 0;
 
-  // Called when a backward without reduction has added to parameter.grad().
+  // Called when a backward without reduction (no_sync()) has added to parameter.grad().
   virtual void keep_local(size_t parameter) = 0;
-  // Drops gradients of keep_local() if the user has cleared the gradients that an optimizer sees
-  // instead of them. `just_touched` is a parameter to which the running backward has already added.
+  // Drops accumulated gradients in parameter.grad() if the program has cleared the gradients of the
+  // shards, which an optimizer sees instead. just_touched: the parameter to which the current
+  // backward has added already.
   virtual void forget_cleared(std::optional<size_t> just_touched) = 0;
-  // Clears the gradients that an optimizer sees instead of parameter.grad().
+  // Clears the gradients of the shards, which an optimizer sees instead of parameter.grad().
   virtual void zero_grad(bool set_to_none) = 0;
 
  protected:
-  // `parameters` are distinct leaves that require grad.
+  // parameters: distinct leaves that require grad.
   explicit GradientStorage(std::vector<NamedTensor> parameters)
       : parameters_(std::move(parameters)), bucket_of_(parameters_.size()) {}
 
@@ -115,8 +117,8 @@ class CADRE_EXPORT GradientStorage {
   std::vector<size_t> bucket_of_;
 };
 
-// Writes `factor` times the gradient to the target, in the target's dtype and memory order. Both
-// have the same sizes.
+// Writes gradient * factor to the target, in the target's dtype. Both have the same sizes; their
+// strides may differ.
 CADRE_EXPORT void write_gradient(const at::Tensor& target, const at::Tensor& gradient,
                                  double factor);
 

@@ -1,18 +1,17 @@
-// Memory of gradients that is to be written again while the program still holds it: the program got
-// a gradient from parameter.grad(), cleared the parameters' gradients, and keeps the handle, or a
-// view of it, with the values of that step.
+// Lets a bucket reuse its memory while the program still holds a gradient in it. Such a program has
+// taken a tensor from parameter.grad(), has then cleared the gradients, and expects that the tensor
+// keeps its values.
 //
-// Threads: as the tensors. Blocking: never. Errors: those of the allocator.
-// Source: the opposite of c10d's gradient_as_bucket_view=true, in which such a handle changes.
+// Unlike with gradient_as_bucket_view=true of c10d, the values of such a tensor do not change.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace cadre {
 
-// Moves the storage of `flat`, and so every tensor in it, to a copy of its memory. Returns a tensor
-// with the sizes and strides of `flat` in the memory itself, which other ranks may access
-// (symmetric memory). Local to this rank.
+// Gives the storage of `flat` a copy of its memory, so that `flat` and all tensors that share its
+// storage keep their values there. Returns a new tensor with the sizes and strides of `flat` in the
+// original memory, which may be symmetric memory of the group. Does not communicate.
 at::Tensor take_memory_back(const at::Tensor& flat);
 
 }  // namespace cadre

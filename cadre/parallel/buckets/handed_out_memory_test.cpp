@@ -7,7 +7,8 @@
 namespace cadre::handed_out_memory_test {
 namespace {
 
-// The storage has six elements, of which the buffer is the last four.
+// `flat` is the last four of the six elements of a storage. It and its view must keep their values
+// and still share memory, while the returned tensor has the original memory.
 TEST(HandedOutMemory, TheProgramsTensorsKeepTheirValuesElsewhere) {
   const at::Tensor storage = at::arange(6, at::kFloat);
   const at::Tensor flat = storage.slice(0, 2, 6);

@@ -10,7 +10,8 @@
 namespace cadre {
 namespace {
 
-// Returns a tensor with sizes and without memory: access to its values throws the sentence.
+// Returns a tensor with the sizes of `like` and without memory. An access to its values throws
+// `sentence`.
 at::Tensor untouchable(const at::Tensor& like, const std::string& sentence) {
   const at::ScalarType dtype = like.scalar_type();
   const auto num_bytes = like.numel() * static_cast<int64_t>(c10::elementSize(dtype));
@@ -37,8 +38,9 @@ RefusedGradients::RefusedGradients(const std::vector<NamedTensor>& parameters, c
                "to the gradients of the ranks' shards. {}; read gradients from the wrapper's "
                "parameter_shards(), and let zero_grad() set gradients to none.",
                owner.place, parameter.name, owner.remedy));
-    // Removes the placeholders before autograd adds to one, because the backward of a regularizer
-    // may reach a parameter before it reaches an output of the wrapper.
+    // This hook removes the placeholders before autograd adds to one of them. Usually the backward
+    // has removed them before, at an output of the wrapper, but the gradient of a regularizer may
+    // reach a parameter earlier.
     hooks_.push_back(parameter.tensor.register_hook([this, i](const at::Tensor&) {
       remove();
       events_.on_arrival(i);
@@ -65,9 +67,9 @@ void RefusedGradients::install() {
   are_installed_ = true;
 }
 
-// Also returns true for a detach() of the placeholder, which remains after a zero_grad() that
-// failed. Compares the storages by address, because at::Tensor::is_alias_of() reads them, which
-// throws.
+// Also returns true for a detach() of the placeholder, which zero_grad(set_to_none=false) leaves
+// behind when it throws. Compares the addresses of the storages, because at::Tensor::is_alias_of()
+// accesses them, which throws.
 bool RefusedGradients::is_refused(size_t parameter) const {
   const at::Tensor& gradient = parameters_[parameter].grad();
   if (!gradient.defined() || refused_.empty()) return false;

@@ -11,9 +11,10 @@ namespace cadre {
 
 namespace {
 
-// A gradient must have its parameter's memory order: libtorch accumulates without a copy only then,
-// and its fused optimizers walk both in memory order. To autograd it must not be a view: the
-// optimizers' zero_grad() calls detach_(), which throws for views.
+// Returns the part of the bucket at `offset` as a gradient of the parameter. It has the parameter's
+// strides, because libtorch accumulates without a copy only then, and its fused optimizers assume
+// it. variable_data() makes it no view for autograd, because zero_grad() of optimizers calls
+// detach_(), which throws for views.
 at::Tensor gradient_like(const at::Tensor& parameter, const at::Tensor& flat, int64_t offset) {
   if (parameter.is_non_overlapping_and_dense()) {
     return flat.as_strided(parameter.sizes(), parameter.strides(), flat.storage_offset() + offset)
@@ -22,7 +23,7 @@ at::Tensor gradient_like(const at::Tensor& parameter, const at::Tensor& flat, in
   return flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()).variable_data();
 }
 
-// Returns whether the gradient is the view's memory, in the view's order.
+// Returns whether the gradient has the memory and the strides of the view.
 bool lies_in(const at::Tensor& gradient, const at::Tensor& view) {
   return gradient.const_data_ptr() == view.const_data_ptr() && gradient.strides() == view.strides();
 }
@@ -70,8 +71,8 @@ void ReplicatedGradients::on_begin_pass() {
   }
 }
 
-// Autograd adds to such a gradient in place, so every other holder of it sees the change in any
-// case.
+// Returns whether the view is still the parameter's gradient. Autograd adds to such a gradient in
+// place, so it need not be protected from changes.
 bool ReplicatedGradients::is_in_use(size_t parameter) const {
   return parameters_[parameter].tensor.grad().is_same(buffers_.views[parameter]);
 }
@@ -90,7 +91,8 @@ bool ReplicatedGradients::is_handed_out(size_t bucket) const {
   return has_unused && flat(bucket).storage().use_count() > num_own;
 }
 
-// Moves gradients that are in use into the memory of the bucket; they stay the same tensors.
+// Takes the memory of the bucket back from gradients that the program holds, which get a copy.
+// Gradients that are still in use keep the memory of the bucket, and stay the same tensors.
 void ReplicatedGradients::take_back(size_t bucket) {
   const at::NoGradGuard no_grad;
   at::Tensor& flat = buffers_.flats[bucket];
@@ -125,8 +127,8 @@ void ReplicatedGradients::learn(std::span<const int64_t> order) {
   set_layout(learned);
 }
 
-// Puts this rank's weighted gradient into the bucket; the gradient, if it is defined, becomes a
-// view of the bucket.
+// Multiplies this rank's gradient by its factor and writes it into the bucket. parameter.grad()
+// becomes the view of the bucket. If there is no gradient, writes zeros.
 void ReplicatedGradients::place(size_t parameter) {
   const at::NoGradGuard no_grad;
   const at::Tensor& view = buffers_.views[parameter];
@@ -142,8 +144,8 @@ void ReplicatedGradients::place(size_t parameter) {
   if (!is_in_place) gradient = view;
 }
 
-// Averaging equal values may round, so the bits of a gradient that no rank changes are kept in a
-// copy.
+// If no rank has used the parameter, its gradient must keep its bits. It is copied here, because
+// averaging equal values may round.
 void ReplicatedGradients::place_unused(size_t parameter) {
   const at::Tensor& gradient = parameters_[parameter].tensor.grad();
   if (gradient.defined()) {
@@ -165,7 +167,7 @@ void ReplicatedGradients::finish_early() {
   }
 }
 
-// Makes a blocking call, because this thread has no other work.
+// The call is blocking, because this thread has nothing else to do.
 void ReplicatedGradients::reduce_last() {
   group_.all_reduce(buffers_.flats[num_launched_++], combination_.op);
 }

@@ -1,14 +1,12 @@
-// Gradients that every rank keeps: they are views of the flat buffers in which they are reduced.
+// Stores whole gradients on every rank, as views of the flat buckets in which they are all_reduced.
 //
-// Threads: one at a time. Blocking: the constructor is collective (it allocates symmetric memory),
-// and so is learn() when it changes the layout.
-// Lifetime: a view keeps its bucket's memory alive, also after the ReplicatedGradients is gone. If
-// the program still holds a gradient after it has cleared the gradients of the parameters, that
-// gradient keeps its values: it gets memory of its own when the next pass begins
-// (handed_out_memory.h).
-// Errors: kInvalidArgument for a layout that does not fit the parameters, or a parameter whose
-// dtype no group moves. The last bucket has more elements, the trailer, so that it costs no message
-// of its own. Source: c10d's gradient_as_bucket_view.
+// Threads: one at a time. Blocking: the constructor is a collective, because it allocates symmetric
+// memory, and so is learn() if it changes the layout. Lifetime: a view keeps its bucket's memory
+// alive, also after the destruction of this object. If the program holds a gradient that it has
+// cleared from its parameter, this tensor keeps its values: it gets other memory when the next pass
+// begins (handed_out_memory.h). Errors: kInvalidArgument for a layout of other parameters, or for a
+// dtype that collectives do not support. The trailer is at the end of the last bucket, so that it
+// needs no collective of its own. Source: c10d's gradient_as_bucket_view.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,17 +30,16 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
  public:
   struct Options {
     BucketCaps caps;
-    std::optional<BucketLayout> layout;  // if nullopt, it is learned in the first pass
+    std::optional<BucketLayout> layout;  // nullopt: learned in the first pass
     int64_t trailer_numel = 0;
   };
   ReplicatedGradients(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,
                       const Options& options);
 
-  // Returns the elements that are reduced together: (n), or (n + trailer_numel) for the last
-  // bucket.
+  // Returns the buffer of a bucket: (n) elements, or (n + trailer_numel) for the last bucket.
   const at::Tensor& flat(size_t bucket) const { return buffers_.flats[bucket]; }
-  // Returns the gradient of a parameter, with the parameter's sizes and, if it is dense, its
-  // strides.
+  // Returns the view of a bucket that is the parameter's gradient. It has the sizes and, if the
+  // parameter is dense, the strides of the parameter.
   const at::Tensor& view(size_t parameter) const { return buffers_.views[parameter]; }
 
   void learn(std::span<const int64_t> order) override;
@@ -64,15 +61,15 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
 
  private:
   struct Buffers {
-    std::vector<at::Tensor> flats;  // has one flat tensor for each bucket
-    std::vector<at::Tensor> views;  // has one view for each parameter
+    std::vector<at::Tensor> flats;  // one flat buffer for each bucket
+    std::vector<at::Tensor> views;  // the gradient of each parameter
     at::Tensor trailer;             // the last elements of the last bucket
   };
 
   void on_begin_pass() override;
   Buffers allocate(const BucketLayout& layout);
-  // Returns whether the program still holds memory of a gradient that it has removed from its
-  // parameter.
+  // Returns whether the program still holds a gradient in this bucket that it has cleared from its
+  // parameter, or an alias of it.
   bool is_handed_out(size_t bucket) const;
   bool is_in_use(size_t parameter) const;
   void take_back(size_t bucket);
@@ -82,8 +79,8 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
   int64_t trailer_numel_;
   Buffers buffers_;
   std::vector<std::function<void()>> waits_;
-  // Has one entry for each parameter: a copy of the gradient if this rank did not change it. Empty
-  // if there are none.
+  // untouched_[parameter] is a copy of a gradient to which no backward of this rank has added in
+  // this pass. The list is empty if there is none.
   std::vector<at::Tensor> untouched_;
 };
 

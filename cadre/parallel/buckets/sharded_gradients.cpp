@@ -58,7 +58,7 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
   if (options_.layout) follow(*options_.layout);
   is_learned_ = options_.layout.has_value();
   allocate();
-  unreduced_.review_all(std::nullopt);  // takes over gradients that exist already
+  unreduced_.review_all(std::nullopt);  // treats existing gradients as accumulated
   for (size_t i = 0; i < slots_.size(); ++i) {
     places_.emplace(slots_[i].leaf.unsafeGetTensorImpl(), i);
   }
@@ -103,9 +103,10 @@ void ShardedGradients::make_buckets(std::span<const std::shared_ptr<shard::FlatP
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (slots_[i].bucket != kNoBucket) continue;
-    throw Error(ErrorCode::kInternal,
-                format("{}, rank {}: trained parameter {} of {} belongs to no unit",
-                       options_.wrapper, groups_.all.rank(), i, parameters_.size()));
+    throw Error(
+        ErrorCode::kInternal,
+        format("{}, rank {}: trained parameter {} of {} belongs to no unit; please report this bug",
+               options_.wrapper, groups_.all.rank(), i, parameters_.size()));
   }
   std::vector<size_t> order(buckets_.size());
   for (size_t b = 0; b < order.size(); ++b) order[b] = b;
@@ -138,9 +139,9 @@ void ShardedGradients::follow(const BucketLayout& wanted) {
     if (found == layout().buckets.end()) {
       throw Error(
           ErrorCode::kInvalidArgument,
-          format("{}, rank {}: bucket layout: its bucket {} of {} holds other parameters "
-                 "than any sharded unit; it belongs to other units or bucket sizes: pass "
-                 "none, and the order is learned again",
+          format("{}, rank {}: bucket layout: bucket {} of {} in it does not have the parameters "
+                 "of any sharded unit, so the layout belongs to other units or bucket sizes: pass "
+                 "no layout, and the order is learned again",
                  options_.wrapper, groups_.all.rank(), order.size(), wanted.buckets.size()));
     }
     order.push_back(static_cast<size_t>(found - layout().buckets.begin()));
@@ -178,8 +179,8 @@ void ShardedGradients::slice_gradients(const Bucket& bucket) {
   const int rank = groups_.shard.rank();
   for (const size_t parameter : bucket.parameters) {
     Slot& slot = slots_[parameter];
-    // For autograd this tensor is no view: the optimizers' zero_grad() calls detach_(), which
-    // throws for views.
+    // variable_data() makes this tensor no view for autograd, because zero_grad() of optimizers
+    // calls detach_(), which throws for views.
     slot.gradient =
         bucket.gradients
             .narrow(0, flat.offset_in_shard(slot.place, rank), flat.range(slot.place, rank).size())
@@ -187,7 +188,8 @@ void ShardedGradients::slice_gradients(const Bucket& bucket) {
   }
 }
 
-// Orders the buckets by their last gradients, because only then a bucket may be reduced.
+// Orders the buckets by the position of the gradient that becomes ready last in each, because a
+// bucket can be reduced only then. Late units stay at the end.
 void ShardedGradients::learn(std::span<const int64_t> order) {
   is_learned_ = true;
   std::vector<size_t> last(buckets_.size(), 0);
@@ -213,12 +215,14 @@ void ShardedGradients::on_begin_pass() {
   std::ranges::fill(unsettled_, at::Tensor());
 }
 
-// A pass may be several backwards, as in a pipeline: the gradients that arrive in it add up.
+// Called before a backward adds to the parameter's gradient. Within a pass this needs no review: a
+// pass may consist of several backwards, as in a pipeline, whose gradients add up.
 void ShardedGradients::begin_arrival(size_t parameter) {
   if (!is_in_pass_) unreduced_.review(parameter);
 }
 
-// An error is thrown in the middle of the pass, so that all ranks learn of it.
+// An error that review() has found is thrown here, inside of the pass, because the other ranks are
+// then notified.
 void ShardedGradients::place(size_t parameter) {
   unreduced_.throw_if_changed();
   is_ready_[parameter] = true;
@@ -232,7 +236,7 @@ void ShardedGradients::end_pass() {
 void ShardedGradients::launch_next() {
   const at::NoGradGuard no_grad;
   Bucket& bucket = buckets_[num_launched_];
-  bucket.flat->check_written();  // checked here, because all ranks can still learn of the error
+  bucket.flat->check_written();  // an error here is reported to all ranks
   const at::Tensor buffer = free_buffer(bucket).narrow(0, 0, bucket.flat->layout().numel());
   take(bucket, buffer);
   const at::Tensor output = output_for(bucket);
@@ -244,16 +248,16 @@ void ShardedGradients::launch_next() {
   if (options_.on_unit_taken) options_.on_unit_taken(bucket.unit);
 }
 
-// Returns the next buffer. The buffers are used in turn, so this waits until the last reduction
-// that used the buffer has read it.
+// Returns the buffer for the next reduction. The buffers are used alternately, so this waits until
+// the last reduce_scatter that reads this buffer has ended.
 const at::Tensor& ShardedGradients::free_buffer(const Bucket& bucket) {
   Buffers& buffers = buffers_.at(bucket.dtype);
   const at::Tensor& flat = buffers.flats[buffers.next];
   const auto reads_it = [&flat](const Reduction& reduction) {
     return !reduction.is_scattered && reduction.buffer == flat.const_data_ptr();
   };
-  // The order is that of launches, so that all ranks start the reductions over replicas in one
-  // order.
+  // Reductions are completed in the order of launches, so that all ranks start the all_reduces over
+  // replicas in the same order.
   while (std::ranges::any_of(running_, reads_it)) {
     finish_scatter(*std::ranges::find(running_, false, &Reduction::is_scattered));
     if (!groups_.replicate) finish_oldest();
@@ -262,8 +266,8 @@ const at::Tensor& ShardedGradients::free_buffer(const Bucket& bucket) {
   return flat;
 }
 
-// Moves this rank's gradients of the bucket into the buffer and clears the rest of the buffer,
-// which belongs to parameters that are not trained and to the padding.
+// Moves this rank's gradients of the bucket into the buffer. Sets the rest of the buffer to zero:
+// frozen parameters, parameters without a gradient, and padding.
 void ShardedGradients::take(const Bucket& bucket, const at::Tensor& buffer) {
   const shard::FlatLayout& layout = bucket.flat->layout();
   int64_t end = 0;
@@ -286,7 +290,8 @@ void ShardedGradients::take(const Bucket& bucket, const at::Tensor& buffer) {
   if (end < layout.numel()) buffer.narrow(0, end, layout.numel() - end).zero_();
 }
 
-// If no shard has a gradient yet, the result is written directly into the memory of the gradients.
+// Returns the tensor for the result of the reduction. It is the memory of the shards' gradients if
+// these have no gradients yet and the dtype of the reduction is the same.
 at::Tensor ShardedGradients::output_for(Bucket& bucket) {
   const bool has_gradients = std::ranges::any_of(bucket.parameters, [this](size_t parameter) {
     return slots_[parameter].leaf.grad().defined();
@@ -302,7 +307,7 @@ at::Tensor ShardedGradients::output_for(Bucket& bucket) {
   return bucket.gradients;
 }
 
-// Returns whether the program has the gradient, or something that shares its memory.
+// Returns whether the program holds the gradient of this slot, or a tensor that shares its memory.
 bool ShardedGradients::is_held(const Slot& slot) const {
   const bool is_given = slot.leaf.grad().is_same(slot.gradient);
   if (slot.gradient.use_count() > (is_given ? 2 : 1)) return true;
@@ -317,8 +322,8 @@ bool ShardedGradients::is_held(const Slot& slot) const {
   return bucket.gradients.storage().use_count() > static_cast<size_t>(num_own) + 1;
 }
 
-// Returns whether the gradients of the bucket's shards are parts of one memory, which the program
-// does not hold.
+// Returns whether the gradients of the bucket's shards all lie in Bucket::gradients, and the
+// program holds none of them.
 bool ShardedGradients::is_whole(const Bucket& bucket) const {
   return std::ranges::none_of(bucket.parameters, [&](size_t parameter) {
     const Slot& slot = slots_[parameter];
@@ -328,9 +333,9 @@ bool ShardedGradients::is_whole(const Bucket& bucket) const {
   });
 }
 
-// Called before a gradient is written to memory that is no longer the leaf's gradient. If the
-// program has kept that memory as a gradient of an earlier step, the new gradient gets other
-// memory, so that the kept one stays unchanged.
+// Called before slot.gradient is written, when it is not the leaf's gradient. If the program still
+// holds it as the gradient of an earlier step, slot.gradient gets other memory, so that the values
+// that the program holds do not change.
 void ShardedGradients::leave_held_memory(Slot& slot) {
   if (!is_held(slot)) return;
   const std::shared_ptr<FileMemory> files = FileMemory::of(slot.leaf);
@@ -338,9 +343,9 @@ void ShardedGradients::leave_held_memory(Slot& slot) {
                         : at::empty_like(slot.gradient);
 }
 
-// The reduction counts as scattered only without an error. If it fails here, abandon() must still
-// reduce it over the replicas, because the replicas of this rank, whose shard group may be intact,
-// do so too.
+// Waits for the reduce_scatter and starts the all_reduce over replicas. If the wait throws,
+// is_scattered stays false, and abandon() starts the all_reduce instead: the ranks with the same
+// shards wait for it, because their reduce_scatter may have succeeded.
 void ShardedGradients::finish_scatter(Reduction& reduction) {
   std::exchange(reduction.end, nullptr)();
   reduction.is_scattered = true;
@@ -348,7 +353,7 @@ void ShardedGradients::finish_scatter(Reduction& reduction) {
   reduction.end = groups_.replicate->all_reduce_async(reduction.output, combination_.op);
 }
 
-// REQUIRES: the oldest reduction is scattered.
+// Requires that is_scattered is true for the oldest reduction.
 void ShardedGradients::finish_oldest() {
   const Reduction reduction = std::move(running_.front());
   running_.pop_front();
@@ -414,7 +419,7 @@ void ShardedGradients::abandon() {
     if (options_.on_abandoned_launch) options_.on_abandoned_launch(num_launched_);
     const Bucket& bucket = buckets_[num_launched_];
     const shard::FlatLayout& layout = bucket.flat->layout();
-    // The content of the buffer does not matter: all ranks drop the result.
+    // Any content of the buffer will do, because all ranks drop the result.
     const at::Tensor buffer = buffers_.at(bucket.dtype).flats[0].narrow(0, 0, layout.numel());
     const at::Tensor output = at::empty({layout.shard_numel()}, bucket.dtype);
     ++num_launched_;
@@ -438,7 +443,7 @@ void ShardedGradients::abandon() {
 }
 
 void ShardedGradients::settle_abandoned() {
-  is_in_pass_ = false;  // also ends a pass that has failed on all ranks
+  is_in_pass_ = false;  // a pass that has failed on all ranks ends here
   while (!running_.empty()) {
     const Reduction reduction = std::move(running_.front());
     running_.pop_front();
@@ -452,8 +457,8 @@ void ShardedGradients::keep_local(size_t parameter) {
   unreduced_.keep(parameter);
 }
 
-// A parameter to which the running backward has added was reviewed before the addition, so its
-// backward need not look at the other parameters until a pass begins.
+// If the current backward has already added to a parameter, begin_arrival() has reviewed that
+// parameter before, and on_begin_pass() will review the others. Otherwise all are reviewed now.
 void ShardedGradients::forget_cleared(std::optional<size_t> just_touched) {
   just_touched_ = just_touched;
   if (!just_touched && !is_in_pass_) unreduced_.review_all(std::nullopt);

@@ -1,35 +1,36 @@
-// Gradients that are reduced to their owners only: each rank keeps the reduced gradients of its own
-// shards of the parameters, and full gradients live from autograd's accumulation until their bucket
-// is reduced.
+// Stores gradients in shards: each rank keeps only the reduced gradients of its own shards of the
+// parameters. Whole gradients exist only from their accumulation by autograd until their bucket is
+// reduced.
 //
-// Threads: one at a time. Blocking: the constructor is collective (it allocates symmetric memory);
-// launch_next() waits for the reduction before the last one, whose memory it uses again. Lifetime:
-// shares the flat parameters. The gradients of shards stay when this object is gone. Errors:
-// kInvalidArgument for a layout of other buckets. A backward throws kInvalidArgument if, while this
-// rank has gradients that are not reduced, the program has changed gradients of shards in place or,
-// if Options says so, values of shards.
+// Threads: one at a time. Blocking: the constructor is a collective, because it allocates symmetric
+// memory; launch_next() waits for the last but one reduction, whose buffer it reuses. Lifetime:
+// shares the FlatParameters. The gradients of the shards stay valid after the destruction of this
+// object. Errors: kInvalidArgument for a layout of other buckets. A backward throws
+// kInvalidArgument if the program has changed the gradients of shards in place (or, with
+// refuses_changed_values, the values) while this rank had gradients that were not reduced yet.
 //
-// There is one bucket for each FlatParameters with a trained parameter. When it is reduced, its
-// gradients are copied into one of two buffers, weighted and in the dtype of the reduction, and
-// dropped; a reduce_scatter gives each rank its part of the result, which is added to the gradient
-// of FlatParameters::values(), or becomes it. If other ranks hold replicas of the shards, an
-// all_reduce over these follows. A gradient of a parameter that no rank used stays as it was.
+// There is one bucket for each FlatParameters with a trained parameter. When a bucket is reduced,
+// its gradients are multiplied by their factor, written into one of two buffers in the dtype of the
+// reduction, and freed. A reduce_scatter gives each rank the gradient of its shard. If other ranks
+// have replicas of the shards, an all_reduce over these follows. The result is added to the
+// gradient of FlatParameters::values(), or becomes this gradient. The gradient of a parameter that
+// no rank used does not change.
 //
-// Without reduction (no_sync()) full gradients accumulate in parameter.grad() until the next pass
-// takes them. An optimizer sees the shards' gradients only. So the gradient of a shard also shows
-// whether the user has cleared the full gradient: a shard without a gradient gets one of zeros for
-// that time (unreduced_gradients.h). Full gradients that the program assigns, or that exist when
-// this object is made, count as accumulated in the same way. Gradients left by a reducing backward
-// that ended by an exception do not count; a backward without reduction has accumulated what it had
-// computed until then.
+// Under no_sync() whole gradients accumulate in parameter.grad() until the next pass reduces them.
+// The program's optimizer has only the shards, so its zero_grad() clears only the gradients of the
+// shards. To notice this, a shard without a gradient gets a gradient of zeros meanwhile
+// (unreduced_gradients.h); if that was cleared, the accumulated gradient is dropped. Whole
+// gradients that the program assigns, or that exist when this object is constructed, are treated as
+// accumulated. If a reducing backward throws, the gradients that it leaves are dropped; if a
+// backward under no_sync() throws, the gradients that it has computed stay.
 //
-// The next pass uses the memory of a shard's gradient again after the gradient was set to none,
-// unless the program still holds that gradient.
+// After a shard's gradient was set to none, the next pass reuses its memory, unless the program
+// still holds that gradient.
 //
-// After a pass the full parameters have gradients that throw when they are touched, until the next
-// backward (refused_gradients.h). If the user sets one of these to none, for example by zero_grad()
-// of the module, the gradient of the shard is cleared then.
-// Source: torch.distributed.fsdp; ZeRO stage 2, arXiv:1910.02054.
+// After a pass and until the next backward, the gradients of the whole parameters are placeholders
+// that throw on any access (refused_gradients.h). If the program sets a placeholder to none, for
+// example by zero_grad() of the module, the next backward clears the gradient of the shard. Source:
+// torch.distributed.fsdp; ZeRO stage 2, arXiv:1910.02054.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -60,43 +61,43 @@ namespace cadre {
 class CADRE_EXPORT ShardedGradients final : public GradientStorage {
  public:
   struct Groups {
-    wrap::LocatedGroup all;    // the ranks that reduce the trailer
-    wrap::LocatedGroup shard;  // the ranks that own the shards; often `all` itself
+    wrap::LocatedGroup all;    // all ranks, which reduce the trailer
+    wrap::LocatedGroup shard;  // the ranks that own the shards of one replica; often equal to `all`
     std::optional<wrap::LocatedGroup>
-        // The ranks with replicas of this rank's shards; nullopt if there are no replicas.
+        // The ranks with the same shards as this rank; nullopt if there are no replicas.
         replicate;
   };
   struct Options {
-    // The dtype in which gradients are summed. The default is the dtype in which autograd computes
+    // The dtype in which gradients are reduced. The default is the dtype in which autograd computes
     // them.
     std::optional<at::ScalarType> reduce_dtype = {};
-    std::optional<BucketLayout> layout = {};  // if nullopt, the order is learned in the first pass
+    std::optional<BucketLayout> layout = {};  // nullopt: the order is learned in the first pass
     int64_t trailer_numel = 0;
-    // This many of the last `units` are reduced only at the end of backward. They have parameters
-    // that a rank may leave unused, so they would complete late, while units are gathered.
+    // The last num_late_units of `units` are reduced only at the end of the backward. They are
+    // those of the root, whose gradients become complete late or, if a rank does not use a
+    // parameter, only at the end.
     size_t num_late_units = 0;
-    std::string wrapper = {};  // errors begin with this name
-    // Names the tensors to make the optimizer from, in the error about one made from full
-    // parameters.
+    std::string wrapper = {};  // the wrapper's name, with which errors begin
+    // Tells the program, in the error for an optimizer of whole parameters, from which tensors to
+    // make the optimizer.
     std::string remedy = "Make the optimizer from the shards";
-    // Called once in a pass, also in an abandoned one, for each unit with a trained parameter, when
-    // the full gradients of the unit were copied and dropped. The argument is the unit's index in
-    // `units`.
+    // Called in each pass, also in an abandoned one, once for each unit with a trained parameter,
+    // after the unit's whole gradients were copied and freed. unit: the index in `units`.
     std::function<void(size_t unit)> on_unit_taken = {};
     // Called when a pass begins.
     std::function<void()> on_pass = {};
-    // A change of a shard's values, as a step makes it, is an error while gradients are not
-    // reduced. The same rule applies to replicated gradients.
+    // Whether it is an error if a shard's values change, by an optimizer step for example, while
+    // this rank has gradients that are not reduced.
     bool refuses_changed_values = false;
-    // Called when the program has cleared gradients that were accumulated and not reduced yet.
+    // Called when the program has cleared gradients that were accumulated without reduction.
     std::function<void()> on_cleared = {};
-    // Called on a rank that has left the pass and issues the reductions for which the others wait.
-    // It is called before the reduction of each bucket, with the bucket's index, and once at the
-    // end with the number of buckets.
+    // Called in abandon(), which starts the reductions for which the other ranks wait: before the
+    // reduction of each bucket with the bucket's index, and once at the end with the number of
+    // buckets.
     std::function<void(size_t launch)> on_abandoned_launch = {};
   };
-  // `parameters` are the trained ones, each in one of the units. `units` are in the order of the
-  // first reduction; units without a trained parameter take no part.
+  // parameters: the trained parameters, each of which is in one of the units. units: in the order
+  // in which the first pass reduces them; units without trained parameters are ignored.
   ShardedGradients(std::vector<NamedTensor> parameters,
                    std::span<const std::shared_ptr<shard::FlatParameters>> units, Groups groups,
                    Options options);
@@ -121,12 +122,12 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   void zero_grad(bool set_to_none) override;
 
  private:
-  // The place of a trained parameter.
+  // Where a trained parameter is.
   struct Slot {
     size_t bucket;
     size_t place;         // the index in the FlatParameters
     at::Tensor leaf;      // FlatParameters::values()
-    at::Tensor gradient;  // the part of Bucket::gradients that belongs to the leaf
+    at::Tensor gradient;  // the slice of Bucket::gradients for the leaf
   };
   struct Bucket {
     size_t unit;
@@ -135,25 +136,27 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     std::vector<size_t> parameters;  // the trained parameters, in the order of the flat buffer
     at::Tensor gradients;            // (shard_numel), in the dtype of the shard
   };
-  // Memory that is reduced; the buckets of one dtype use it in turn.
+  // The input buffers of reduce_scatters. The buckets of one dtype use them alternately.
   struct Buffers {
     std::vector<at::Tensor> flats;
     size_t next = 0;
   };
-  // A reduction between launch_next() and the addition to the shards' gradients.
+  // A reduction that launch_next() has started, and whose result is not yet added to the shards'
+  // gradients.
   struct Reduction {
     const Bucket* bucket;
-    const void* buffer;         // the memory that the reduce_scatter reads
-    at::Tensor output;          // (shard_numel)
-    bool is_scattered = false;  // the all_reduce has begun, or none is needed
-    std::function<void()> end;  // waits for the operation that runs
+    const void* buffer;  // the memory that the reduce_scatter reads
+    at::Tensor output;   // (shard_numel)
+    // The reduce_scatter has ended, and the all_reduce over replicas, if any, has begun.
+    bool is_scattered = false;
+    std::function<void()> end;  // waits for the operation in flight
   };
   void on_begin_pass() override;
   void begin_arrival(size_t parameter);
   void make_buckets(std::span<const std::shared_ptr<shard::FlatParameters>> units);
   static ShardedBucketSize size_of(const Bucket& bucket);
   void allocate();
-  // `order` has the indices of the present buckets.
+  // Rearranges the buckets. order: the present indices of the buckets, in their new order.
   void arrange(const std::vector<size_t>& order);
   void follow(const BucketLayout& layout);
   const at::Tensor& free_buffer(const Bucket& bucket);
@@ -173,23 +176,24 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   Options options_;
   size_t first_late_unit_ = 0;
   size_t num_late_buckets_ = 0;
-  std::vector<Bucket> buckets_;  // the buckets, in the order of reduction
-  std::vector<Slot> slots_;      // has one slot for each parameter
+  std::vector<Bucket> buckets_;  // the buckets, in the order of their reduction
+  std::vector<Slot> slots_;      // one slot for each parameter
   std::map<at::ScalarType, Buffers> buffers_;
   at::Tensor trailer_;
   bool is_trailer_launched_ = false;
-  std::deque<Reduction> running_;  // the running reductions, in the order of launches
+  std::deque<Reduction> running_;  // the reductions in flight, in the order of launches
   std::vector<std::function<void()>> abandoned_waits_;
-  // Says for each parameter whether this rank contributes its gradient.
+  // is_ready_[parameter]: whether this rank contributes a gradient in this pass.
   std::vector<bool> is_ready_;
-  // Has for each parameter a reduced gradient that perhaps no rank has used.
+  // unsettled_[parameter]: a reduced gradient to which this rank has not contributed.
+  // settle_unused() adds it to the shard's gradient if another rank has contributed.
   std::vector<at::Tensor> unsettled_;
-  // The parameter that the running backward has touched before its pass begins.
+  // The parameter to which the current backward has added before its pass begins.
   std::optional<size_t> just_touched_;
   bool is_in_pass_ = false;
   RefusedGradients refused_;
   UnreducedGradients unreduced_;
-  // The index of a leaf's parameter; the key is the address of the leaf.
+  // The index of each leaf's parameter, by the address of the leaf.
   std::unordered_map<const void*, size_t> places_;
 };
 

@@ -1,5 +1,5 @@
-// Tests ShardedGradients without a reducer. The tests set the gradients themselves, over one axis
-// of ranks and over two.
+// Tests ShardedGradients without a reducer, with gradients that the tests set, on groups and on
+// meshes of two axes.
 #include "cadre/parallel/buckets/sharded_gradients.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ using testing::require;
 using testing::run_groups;
 using torch::Tensor;
 
-// A model of several units; a parameter with "frozen" in its name is frozen.
+// A model of several units. Parameters with "frozen" in their name are frozen.
 struct Model {
   std::vector<std::shared_ptr<shard::FlatParameters>> units;
   std::vector<NamedTensor> trained;
@@ -60,7 +60,7 @@ Model make_model(const std::vector<UnitOf>& units, const wrap::LocatedGroup& gro
 const std::vector<UnitOf> kUnits = {
     {{{"a", 15}, {"frozen.b", 4}, {"c", 40}}}, {{{"frozen.d", 9}}}, {{{"e", 3}, {"f", 21}}}};
 
-// Returns the gradient of a parameter on a rank. It differs between ranks and between elements.
+// Returns a gradient of the parameter whose elements all differ, also between ranks.
 Tensor gradient_of(const NamedTensor& parameter, int rank, at::ScalarType dtype = torch::kFloat) {
   const double base = 100.0 * parameter.name[0] + 7.0 * rank;
   return (torch::arange(parameter.tensor.numel(), torch::kDouble) * (rank + 1) + base).to(dtype);
@@ -73,8 +73,8 @@ void set_gradients(const Model& model, int rank, at::ScalarType dtype = torch::k
   }
 }
 
-// Runs a pass in which every parameter gets a gradient, except those for which is_used returns
-// false.
+// Runs a pass in which this rank contributes a gradient for every parameter for which is_used(i) is
+// true.
 void run_pass(
     ShardedGradients& storage, const GradientStorage::Combination& combination,
     const std::function<bool(size_t)>& is_used = [](size_t) { return true; }) {
@@ -92,7 +92,8 @@ void run_pass(
   storage.reduce_last();
 }
 
-// Expects this rank's part of `expected(parameter)` in every trained gradient, bit for bit.
+// Requires that the gradient of each trained shard equals this rank's elements of
+// expected(parameter), bit for bit.
 void require_shards(const Model& model, int shard_rank,
                     const std::function<Tensor(const NamedTensor&)>& expected) {
   for (const auto& unit : model.units) {
@@ -116,7 +117,7 @@ void require_shards(const Model& model, int shard_rank,
   }
 }
 
-// Returns the mean over ranks. The values are chosen so that no sum is rounded.
+// Returns the mean of gradient_of() over all ranks. With these values no sum is rounded.
 Tensor mean_over(const NamedTensor& parameter, int world_size) {
   Tensor sum = torch::zeros({parameter.tensor.numel()}, torch::kDouble);
   for (int rank = 0; rank < world_size; ++rank) {
@@ -158,7 +159,7 @@ TEST(ShardedGradients, WeightsAreAppliedBeforeTheSum) {
       Tensor tensor = parameter.tensor;
       tensor.mutable_grad() = torch::full_like(tensor, world.rank() == 0 ? NAN : 8.0);
     }
-    // Rank 0 has no samples: its weight is 0, and its mean is NaN.
+    // Rank 0 has no samples: its weight is 0, and its gradient, a mean over no samples, is NaN.
     const std::vector<double> weights = {0, 0.25, 0.25, 0.5};
     run_pass(storage, {.factor = weights[world.rank()], .op = ReduceOp::kSum});
     require_shards(model, world.rank(), [](const NamedTensor& parameter) {
@@ -168,8 +169,8 @@ TEST(ShardedGradients, WeightsAreAppliedBeforeTheSum) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// On 2 x 2 and 2 x 4 ranks the gradient is the mean over both axes of the mesh, also if it is added
-// to an earlier gradient.
+// The ranks form a mesh of 2 x 2 or 2 x 4. The gradient must be the mean over both axes. It must be
+// correct, too, if gradients accumulate over two passes, and after an abandoned pass.
 TEST(ShardedGradients, ReplicasOfTheShardsAreAveragedToo) {
   for (const int num_shards : {2, 4}) {
     const auto result = run_groups(2 * num_shards, [num_shards](const ProcessGroup& world) {
@@ -191,8 +192,8 @@ TEST(ShardedGradients, ReplicasOfTheShardsAreAveragedToo) {
         storage.zero_grad(/*set_to_none=*/true);
       };
       expect_passes(2);
-      // One rank leaves a pass halfway. The other ranks end the pass, and its gradients are
-      // dropped.
+      // Rank 0 abandons a pass halfway. The other ranks must be able to complete it, and the
+      // gradients of the pass must be dropped.
       set_gradients(model, world.rank());
       if (world.rank() == 0) {
         storage.begin_pass({});
@@ -215,7 +216,8 @@ TEST(ShardedGradients, ReplicasOfTheShardsAreAveragedToo) {
   }
 }
 
-// The sum must be formed in float32: bfloat16 has 8 significant bits, in which 256 + 1 is 256.
+// The gradients are 256, 1, 1 and 1 in bfloat16, and are reduced in float32: the mean must be
+// 64.75. In bfloat16, with 8 significant bits, 256 + 1 would be 256.
 TEST(ShardedGradients, LowPrecisionGradientsAreSummedInFullPrecision) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const Model model = make_model(kUnits, world, {.compute_dtype = torch::kBFloat16});
@@ -261,7 +263,7 @@ TEST(ShardedGradients, AnUnusedParameterContributesZerosAndIsSettledLater) {
                              {.trailer_numel = 1});
     for (const bool has_gradient : {false, true}) {
       const double before = has_gradient ? 5 : 0;
-      // Only rank 0 uses parameter "b".
+      // Both ranks use parameter "a", and only rank 0 uses "b".
       set_gradients(model, world.rank());
       if (world.rank() == 1) {
         Tensor tensor = model.trained[1].tensor;
@@ -330,8 +332,8 @@ TEST(ShardedGradients, BucketsMoveIntoTheOrderOfReadiness) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The buckets of the last units are reduced at the end of backward, even if their gradients are
-// ready early.
+// num_late_units is 1: the bucket of unit "c" must stay last, although its gradient becomes ready
+// first.
 TEST(ShardedGradients, BucketsOfLateUnitsStayLast) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const Model model = make_model({{{{"a", 4}}}, {{{"b", 8}}}, {{{"c", 1}}}}, world);
@@ -345,7 +347,8 @@ TEST(ShardedGradients, BucketsOfLateUnitsStayLast) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two buffers serve all buckets, and the third launch waits for the first reduction.
+// All buckets share two buffers. Reductions are delayed, so the third launch must wait for the end
+// of the first reduction before it fills the buffer.
 TEST(ShardedGradients, ABufferIsNotFilledBeforeItsReductionHasEnded) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const FakeGroup fake(world);
@@ -371,9 +374,9 @@ TEST(ShardedGradients, ABufferIsNotFilledBeforeItsReductionHasEnded) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The ranks of a replicate group belong to different shard groups, one of which may have failed. A
-// rank of the failed group still calls the operations that the other ranks call, until they learn
-// of the failure.
+// A reduce_scatter fails in the shard group of this rank, but not in the shard groups of its
+// replicas. This rank must nevertheless start all all_reduces over replicas, because the other
+// ranks wait for them.
 TEST(ShardedGradients, AFailedScatterLeavesOutNoReductionOverReplicas) {
   std::vector<std::string> expected;
   for (const int failing : {0, 1, 2, 3}) {
@@ -401,7 +404,7 @@ TEST(ShardedGradients, AFailedScatterLeavesOutNoReductionOverReplicas) {
       storage.abandon();
       static_cast<void>(testing::failure_of([&] { storage.settle_abandoned(); }));
     }
-    replicate.group().barrier();  // waits for all operations that were issued
+    replicate.group().barrier();  // waits for all operations that were started
     std::vector<std::string> log = replicate.log();
     log.pop_back();
     if (failing == 0) expected = log;

@@ -64,7 +64,7 @@ void UnreducedGradients::end(size_t parameter) {
   }
 }
 
-// Does not touch a placeholder of RefusedGradients, because it does not count as a gradient.
+// A placeholder of RefusedGradients is no gradient, and stays.
 void UnreducedGradients::drop(size_t parameter) {
   if (!shards_.is_refused(parameter)) parameters_[parameter].tensor.mutable_grad().reset();
   end(parameter);
@@ -78,8 +78,8 @@ UnreducedGradients::Shown UnreducedGradients::shown(size_t parameter) const {
       wrap::version_of(gradient) == local.version) {
     return Shown::kUnchanged;
   }
-  // An empty shard counts as cleared here. A change shows on the owners of the other parts of the
-  // parameter.
+  // An empty shard is taken for cleared. If the program has changed gradients instead, the ranks
+  // that own elements of the parameter notice it.
   const bool is_cleared = has_only_zeros(gradient) && !gradient.signbit().any().item<bool>();
   return is_cleared ? Shown::kCleared : Shown::kChanged;
 }
@@ -92,7 +92,7 @@ void UnreducedGradients::review(size_t parameter) {
     if (!gradient.defined()) {
       local.is_arriving = false;
     } else if (local.is_arriving) {
-      drop(parameter);  // a backward that has failed has left it
+      drop(parameter);  // a backward that threw has left it
     } else if (!shards_.is_refused(parameter)) {
       keep(parameter);  // the program has assigned the gradient
     }
@@ -109,9 +109,9 @@ void UnreducedGradients::review(size_t parameter) {
       if (!shards_.refuses_changed_values || values_of(parameter) == local.values) return;
       return set_changed(
           parameter, "this rank's shard",
-          "was written, by the step of an optimizer for example, while a gradient of a backward() "
-          "under no_sync() waited, which the shard's does not contain yet: an optimizer has seen "
-          "zeros instead. Step, and load values, after the gradients were reduced (by a backward() "
+          "was written, by the step of an optimizer for example, although a gradient of a "
+          "backward() under no_sync() was not reduced to it yet: an optimizer has seen zeros "
+          "instead. Step, and load values, after the gradients were reduced (by a backward() "
           "without no_sync(), or by reduce_gradients()) or cleared");
     case Shown::kCleared:
       drop(parameter);
@@ -119,22 +119,22 @@ void UnreducedGradients::review(size_t parameter) {
     case Shown::kChanged:
       return set_changed(
           parameter, "the gradient of this rank's shard",
-          "was changed in place after a backward() under no_sync(), whose "
-          "gradients it does not contain yet, so the change would not reach these. Scale or clip "
-          "gradients after they were reduced (by a backward() without no_sync(), or by "
-          "reduce_gradients())");
+          "was changed in place after a backward() under no_sync(), whose gradients are not "
+          "reduced to it yet, so the change would not apply to these. Scale or clip gradients "
+          "after they were reduced (by a backward() without no_sync(), or by reduce_gradients())");
   }
 }
 
 void UnreducedGradients::set_changed(size_t parameter, const std::string& what,
                                      const std::string& problem) {
   change_ = Error(ErrorCode::kInvalidArgument,
-                  format("{}: {} of \"{}\" {}; clear the gradients to go on", place_, what,
+                  format("{}: {} of \"{}\" {}; clear the gradients to continue", place_, what,
                          parameters_[parameter].name, problem));
   changed_ = parameter;
 }
 
-// The next review() drops the gradients that a failed backward has left.
+// Does not throw for gradients that were left by a backward that threw, because the next review()
+// drops them.
 void UnreducedGradients::check_complete(size_t parameter) const {
   const Local& local = locals_[parameter];
   if (!parameters_[parameter].tensor.grad().defined() || shards_.is_refused(parameter)) return;

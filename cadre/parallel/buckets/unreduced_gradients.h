@@ -1,20 +1,21 @@
-// Full gradients of a rank that no pass has reduced to shards yet: those of backwards without
-// reduction, and those that the program has assigned. An optimizer sees only the gradients of the
-// shards, so the gradients of the shards show whether the program has cleared the full ones.
+// Tracks whole gradients of a rank that are not reduced to shards yet: those of backwards under
+// no_sync(), and those that the program has assigned. The program's optimizer sees only the
+// gradients of the shards. So this class concludes from the gradient of a shard whether the program
+// has cleared the whole gradient.
 //
-// A gradient is kept from keep() to end(). During that time the shard always has a gradient. If it
-// had none, it gets a placeholder of negative zeros; a reduced gradient of zeros is turned into
-// negative zeros, too. Adding to -0.0 gives what adding to 0.0 gives, and zero_grad(false) writes
-// positive zeros, so clearing differs from a multiplication. An operation that turns -0.0 into 0.0
-// (neg_(), abs_(), add_(0)) counts as clearing.
+// A whole gradient is kept from keep() until end() or drop(). During that time the shard always has
+// a gradient: if it had none, it gets a placeholder of negative zeros, and if it had one of zeros,
+// these become negative zeros. zero_grad(false) writes positive zeros, which can be told from a
+// scaled placeholder. Adding a number to -0.0 gives the same as adding it to 0.0. An operation that
+// turns -0.0 into 0.0 (neg_(), abs_(), add_(0)) is mistaken for clearing.
 //
-// With refuses_changed_values the values of the shard must not change during that time, because the
-// step of an optimizer would have used the zeros instead of the gradient. The version counter and
-// one element are compared: a step of torch::optim::SGD that changes neither (no momentum, no
-// weight decay) has changed nothing.
+// With refuses_changed_values the values of the shard must not change during that time, because an
+// optimizer step would have used the zeros instead of the gradient. The version counter and one
+// element are compared. A step of torch::optim::SGD with zero gradients, without momentum and
+// weight decay, changes neither, and is not an error.
 //
-// Threads: one at a time. Blocking: never. Lifetime: shares the parameters; what the functions of
-// Shards use outlives it. Errors: kInvalidArgument from throw_if_changed() and check_complete().
+// Threads: one at a time. Lifetime: shares the parameters; the objects that the functions in Shards
+// refer to must outlive it. Errors: kInvalidArgument from throw_if_changed() and check_complete().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,46 +36,44 @@ namespace cadre {
 class UnreducedGradients {
  public:
   struct Shards {
-    // Returns the shard of a parameter, whose gradient an optimizer sees.
+    // Returns this rank's shard of a parameter, which the optimizer updates.
     std::function<at::Tensor(size_t)> leaf;
-    // Returns the tensor that becomes the shard's gradient if that is undefined. Its values do not
-    // matter.
+    // Returns a tensor with any values, which becomes the shard's gradient if the shard has none.
     std::function<at::Tensor(size_t)> memory;
-    // Returns whether the parameter's gradient is a placeholder of RefusedGradients, which throws
-    // on any access.
+    // Returns whether the whole parameter's gradient is a placeholder of RefusedGradients, which
+    // throws on any access.
     std::function<bool(size_t)> is_refused;
     bool refuses_changed_values;
-    // Called when the program has cleared a gradient that was kept.
+    // Called when the program has cleared a kept gradient.
     std::function<void()> on_cleared;
   };
-  // `parameters` are leaves that require grad. `place` names the wrapper and the rank, with which
-  // errors begin.
+  // parameters: leaves that require grad. place: the wrapper and the rank, with which errors begin.
   UnreducedGradients(const std::vector<NamedTensor>& parameters, std::string place, Shards shards);
 
-  // Keeps the gradient until a pass has taken it or the program has cleared it.
+  // Starts to track the gradient, until a pass has reduced it or the program has cleared it.
   void keep(size_t parameter);
-  // Called when a pass has taken the gradient.
+  // Called when a pass reduces the gradient: it is no longer kept.
   void end(size_t parameter);
-  // Removes the gradient.
+  // Sets the whole gradient to undefined; it is no longer kept.
   void drop(size_t parameter);
-  // Returns whether a backward has added to the gradient since it was kept or taken.
+  // Returns whether a backward has added to the gradient since the last call of keep() or end().
   bool is_arriving(size_t parameter) const { return locals_[parameter].is_arriving; }
 
-  // Called before a backward adds to the gradient: keeps a gradient that the program has assigned,
-  // and drops one that the program has cleared or that a backward has left which ended by an
-  // exception.
+  // Called before a backward adds to the gradient. Keeps a gradient that the program has assigned.
+  // Drops a gradient that the program has cleared, or that was left by a backward that threw.
   void review(size_t parameter);
-  // Calls review() for every parameter except this one.
+  // Calls review() for every parameter except `except`.
   void review_all(std::optional<size_t> except);
-  // Throws if a review has found that the program has changed the gradient of a shard without
-  // clearing it, or has written to a shard while its gradient was kept.
+  // Throws if a review has found that, while a gradient was kept, the program has changed the
+  // gradient of the shard without clearing it or, with refuses_changed_values, has written to the
+  // shard.
   void throw_if_changed();
-  // Throws if the shard's gradient does not yet include a gradient of this rank that waits for its
-  // reduction. Called before a step, or before another function that reads the shard's gradient.
+  // Throws if this rank has a gradient of the parameter that is not reduced to the shard yet.
+  // Called before an optimizer step, and before other functions that read the shard's gradient.
   void check_complete(size_t parameter) const;
 
  private:
-  struct Values {  // a fingerprint of a shard's values
+  struct Values {  // what is compared to notice a change of a shard's values
     uint32_t version = 0;
     uint64_t sample = 0;
 
@@ -83,11 +82,11 @@ class UnreducedGradients {
   struct Local {
     bool is_arriving = false;
     bool is_kept = false;
-    bool is_placeholder = false;  // the shard's gradient is a placeholder of zeros
-    // The shard's gradient when it was kept; `version` is the version of that gradient.
+    bool is_placeholder = false;  // the shard's gradient is a placeholder of negative zeros
+    // The shard's gradient at the last keep(), and its version counter.
     const void* shown = nullptr;
     uint32_t version = 0;
-    Values values;  // the values of the shard when the gradient was kept first
+    Values values;  // the shard's values at the first keep()
   };
   enum class Shown : uint8_t { kUnchanged, kCleared, kChanged };
   Shown shown(size_t parameter) const;
@@ -97,9 +96,9 @@ class UnreducedGradients {
   std::vector<NamedTensor> parameters_;
   std::string place_;
   Shards shards_;
-  std::vector<Local> locals_;  // has one entry for each parameter
+  std::vector<Local> locals_;  // one entry for each parameter
   std::optional<Error> change_;
-  size_t changed_ = 0;  // the parameter that change_ is about
+  size_t changed_ = 0;  // the parameter to which change_ belongs
   wrap::AccumulationHooks hooks_;
 };
 

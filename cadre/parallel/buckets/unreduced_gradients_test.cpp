@@ -1,6 +1,6 @@
-// Tests full gradients that no pass has reduced yet, and what happens if the program meanwhile
-// changes them or the gradients of the shards. Gradients come from backwards that begin at the
-// parameter itself, so no value of the parameter is read.
+// Tests whole gradients that are not reduced yet, and what happens if the program changes them, or
+// the gradients of the shards, before the reduction. The tests make gradients by
+// parameter.backward(gradient), which reads no value of the parameter.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -25,7 +25,7 @@ using torch::Tensor;
 
 constexpr int64_t kNumel = 40;
 
-// Holds two parameters in one bucket, on each rank of a group.
+// Two parameters in one bucket, sharded over the ranks of a group.
 struct Shards {
   explicit Shards(const ProcessGroup& world, const std::optional<Tensor>& earlier = {})
       : parameters(make_parameters(earlier)),
@@ -46,7 +46,7 @@ struct Shards {
   }
 
   Tensor values(size_t i) const { return unit->values(i); }
-  // Accumulates a gradient into parameter i, as a backward does.
+  // Adds a gradient to that of parameter i, as autograd does in a backward.
   void arrive(size_t i, double gradient) const {
     parameters[i].tensor.backward(torch::full({kNumel}, gradient));
   }
@@ -58,8 +58,8 @@ struct Shards {
     size_t parameter;
     double gradient;
   };
-  // Runs a backward that reduces. just_touched: the backward reached this parameter before it
-  // reached an output of the wrapper.
+  // Runs a backward that reduces. just_touched: a gradient that the backward computes before it
+  // reaches an output of the wrapper.
   void pass(const std::vector<Arrival>& arrivals = {},
             std::optional<Arrival> just_touched = {}) const {
     if (just_touched) arrive(just_touched->parameter, just_touched->gradient);
@@ -119,8 +119,8 @@ TEST(LocalShardGradients, OfEachParameterGoWithItsOwnShard) {
   }
 }
 
-// The first gradient of a backward may arrive before an output of the wrapper is reached. Gradients
-// that the program has cleared must be dropped by then.
+// The program clears accumulated gradients, and the next backward computes a gradient before it
+// reaches an output of the wrapper. The accumulated gradient must be dropped before that.
 TEST(LocalShardGradients, AreDroppedBeforeABackwardAddsToThem) {
   on_two_ranks([](const ProcessGroup& world) {
     const Shards shards(world);
@@ -141,12 +141,12 @@ TEST(LocalShardGradients, AChangeOfTheShardsGradientIsRefusedInThePass) {
       on_two_ranks([&](const ProcessGroup& world) {
         const Shards shards(world);
         if (has_earlier) {
-          shards.pass({{0, 0}});  // a reduced gradient of zeros
+          shards.pass({{0, 0}});  // the shard's gradient is zeros
         }
         shards.accumulate(0, 10);
         Tensor gradient = shards.values(0).grad();
         change(gradient);
-        // The rank that owns no element of the parameter cannot see the change.
+        // A rank that owns no element of the parameter cannot notice the change.
         if (gradient.numel() == 0) {
           shards.pass();
         } else {
@@ -180,7 +180,7 @@ TEST(LocalShardGradients, GradientsFromBeforeCountUntilTheyAreCleared) {
 TEST(LocalShardGradients, WhatAFailedBackwardHasLeftDoesNotCount) {
   on_two_ranks([](const ProcessGroup& world) {
     const Shards shards(world);
-    shards.arrive(0, 100);  // the backward throws after this gradient
+    shards.arrive(0, 100);  // the backward throws after these two gradients
     shards.arrive(1, 100);
     shards.pass({{0, 2}, {1, 2}});
     for (const size_t i : {0, 1}) shards.require_gradient(i, 2);
@@ -190,7 +190,8 @@ TEST(LocalShardGradients, WhatAFailedBackwardHasLeftDoesNotCount) {
   });
 }
 
-// A pipeline has several backwards in one pass, one for each microbatch.
+// A pass has several backwards, as in a pipeline with one for each microbatch. Their gradients must
+// add up.
 TEST(LocalShardGradients, SeveralBackwardsOfOnePassAddUp) {
   on_two_ranks([](const ProcessGroup& world) {
     const Shards shards(world);
@@ -209,8 +210,8 @@ TEST(LocalShardGradients, WhatTheProgramAssignsCounts) {
     const Shards shards(world);
     for (int step = 0; step < 2; ++step) {
       Tensor parameter = shards.parameters[0].tensor;
-      // autograd::grad() leaves no gradient in the parameter, although it runs the parameter's
-      // hooks.
+      // autograd::grad() runs the parameter's hooks without adding to its gradient; this must not
+      // count as a gradient.
       torch::autograd::grad({parameter}, {parameter}, {torch::ones({kNumel})});
       parameter.mutable_grad() = torch::full({kNumel}, 8.0 * (1 + shards.rank));
       shards.pass();
@@ -220,7 +221,8 @@ TEST(LocalShardGradients, WhatTheProgramAssignsCounts) {
   });
 }
 
-// The program may keep the gradient's tensor itself, an alias of it, or a view of a part of it.
+// The program keeps gradients of the first step: the tensor itself, an alias of it, and an empty
+// view. Later steps must not change their values.
 TEST(LocalShardGradients, AGradientThatTheProgramKeepsStaysAsItIs) {
   for (const bool is_accumulated : {false, true}) {
     on_two_ranks([is_accumulated](const ProcessGroup& world) {
@@ -248,7 +250,7 @@ TEST(LocalShardGradients, AGradientThatTheProgramKeepsStaysAsItIs) {
         step(4);
         require(shards.values(0).grad().const_data_ptr() == memory, "used again");
       }
-      // The program clears one of the two gradients.
+      // Now the program clears only one of the two gradients.
       const Tensor first = shards.values(0).grad();
       shards.values(0).mutable_grad().reset();
       step(5);
@@ -259,8 +261,8 @@ TEST(LocalShardGradients, AGradientThatTheProgramKeepsStaysAsItIs) {
   }
 }
 
-// The program keeps a view of a part of one gradient. Only the reference count of the storage shows
-// that.
+// The program keeps a view of a part of one gradient, which can be noticed only by the reference
+// count of the storage. Later steps must not change its values.
 TEST(LocalShardGradients, APartOfOneGradientThatTheProgramKeepsStaysAsItIs) {
   for (const size_t kept_of : {0, 1}) {
     for (const bool are_all_cleared : {true, false}) {
@@ -269,8 +271,8 @@ TEST(LocalShardGradients, APartOfOneGradientThatTheProgramKeepsStaysAsItIs) {
         shards.pass({{0, 1}, {1, 1}});
         double other = 1;
         for (int step = 2; step <= 4; ++step) {
-          // The program keeps a part of an alias, because a view holds the tensor of which it was
-          // made.
+          // The view is made of an alias, because a view of the gradient itself would hold the
+          // gradient's tensor.
           const Tensor alias = shards.values(kept_of).grad().detach();
           const Tensor kept = alias.narrow(0, 0, alias.numel() / 2);
           if (are_all_cleared) shards.storage->zero_grad(/*set_to_none=*/true);
@@ -287,7 +289,8 @@ TEST(LocalShardGradients, APartOfOneGradientThatTheProgramKeepsStaysAsItIs) {
   }
 }
 
-// A parameter that no step uses keeps its earlier gradient, also when the guards are removed.
+// Parameter 1 has a gradient from before and is used in no pass. Its gradient must stay, and
+// destroying the storage must work.
 TEST(LocalShardGradients, EndWithAGradientThatIsNoRefusedOne) {
   on_two_ranks([](const ProcessGroup& world) {
     {

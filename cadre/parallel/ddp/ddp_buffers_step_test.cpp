@@ -1,6 +1,6 @@
-// Tests a model with buffers in which one rank leaves out a backward. The backward of the other
-// ranks then meets the next forward of this rank, which begins with a broadcast; the error must
-// name the cause.
+// Tests a model with buffers if one rank leaves out a backward. That rank is in the buffer
+// broadcast of its next forward while the other ranks are in the reduction of their backward. The
+// error must say so.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -88,7 +88,8 @@ TEST(DdpBuffersStepTest, ACallOfMeanOverRanksOnOneRankOnlyIsLocatedToo) {
   EXPECT_THAT(result.ranks[1].output, HasSubstr("in the backward() after its forward 1: "));
 }
 
-// The error for a dtype that no group can reduce does not blame the order of calls.
+// The constructor throws for a dtype that collectives do not support. This error must not say
+// anything about the order of calls.
 TEST(DdpBuffersStepTest, OtherRefusalsDoNotSpeakOfSteps) {
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& out) {
     const auto linear = std::make_shared<torch::nn::LinearImpl>(3, 2);

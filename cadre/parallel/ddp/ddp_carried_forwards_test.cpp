@@ -1,5 +1,5 @@
-// Tests which forwards belong to the pass of a backward. If they differ between ranks, that pass
-// throws; and the weight of a rank is computed from the samples of these forwards alone.
+// Tests which forwards belong to a backward. If they differ between the ranks, the backward must
+// throw. The weight of a rank must be computed from the samples of these forwards only.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -59,7 +59,7 @@ void expect_gradient(const RowMeanModel& model, double expected) {
           format("gradient {}, expected {}", model->gradient(), expected));
 }
 
-// Runs `body` on two ranks, in float64, weighted by samples.
+// Runs `body` on two ranks with a model in float64 whose gradients are weighted by samples.
 testing::RanksResult on_two_ranks(
     const std::function<void(RowMeanModel&, int rank, std::string& output)>& body) {
   return run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -75,7 +75,8 @@ TEST(DdpCarriedForwards, AKeptLossOfAStepLeftOutIsNotHiddenByAnException) {
       model->zero_grad();
       model->is_armed = rank == 0 && step == 2;
       history.push_back(model(rows_of(1, step)).mean());
-      if (rank == 0 && step == 1) continue;  // the loss of rank 0 is not finite
+      // Rank 0 skips this backward, as if its loss were not finite.
+      if (rank == 0 && step == 1) continue;
       const std::string failure = failure_of([&] { history.back().backward(); });
       output += failure.empty() ? format("gradient {} in step {};", model->gradient(), step)
                                 : failure + ";";
@@ -94,8 +95,8 @@ TEST(DdpCarriedForwards, TheNewerOfTwoForwardsLeftOutIsAnErrorInThatStep) {
     const Tensor b = model(rows_of(1, 10)).mean();
     output = failure_of([&] { (rank == 0 ? a : a + b).backward(); });
     if (output.empty()) output = format("gradient {}", model->gradient());
-    // The error stays, although both ranks could now have the same number of forwards without a
-    // backward.
+    // Later backwards must throw, too, although both ranks now have the same number of forwards
+    // without a backward.
     if (rank == 1) model(rows_of(1, 1));
     require(failure_of([&] { model(rows_of(1, 1)).mean().backward(); }) != "", "went on");
   });
@@ -105,11 +106,12 @@ TEST(DdpCarriedForwards, TheNewerOfTwoForwardsLeftOutIsAnErrorInThatStep) {
   }
 }
 
-// Each rank leaves out the backward of one of three forwards, but not of the same one.
+// Each rank leaves out the backward of one of three forwards: rank 0 that of the first, rank 1 that
+// of the second.
 TEST(DdpCarriedForwards, DifferentForwardsLeftOutAreAnErrorThoughTheirNumberIsEqual) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
     model(rows_of(1, 1)).mean().backward();
-    model(rows_of(1, 1));  // all ranks leave out this forward's backward
+    model(rows_of(1, 1));  // no rank runs the backward of this forward
     model->zero_grad();
     const Tensor a = model(rows_of(1, 1)).mean();
     const Tensor b = model(rows_of(1, 10)).mean();
@@ -131,7 +133,8 @@ TEST(DdpCarriedForwards, AForwardThatThrowsUnderNoSyncIsNotCounted) {
       model->throws = rank == 0;
       failure_of([&] { model(rows_of(8, value)); });
       model->throws = false;
-      const Tensor not_finite = model(rows_of(rank == 0 ? 5 : 2, value)).mean();  // no backward
+      // This forward has no backward, so its 5 or 2 rows must not count.
+      const Tensor not_finite = model(rows_of(rank == 0 ? 5 : 2, value)).mean();
       (model(rows_of(8, value)).mean() / 2).backward();
     }
     (model(rows_of(8, value)).mean() / 2).backward();
@@ -177,13 +180,13 @@ TEST(DdpCarriedForwards, AnAccumulationThatIsClearedNoLongerWeighs) {
         const auto guard = model.no_sync();
         model(rows_of(rank == 0 ? 8 : 1, 1)).mean().backward();
       }
-      model->zero_grad(set_to_none);  // all ranks leave out the step
+      model->zero_grad(set_to_none);  // no rank steps with these gradients
       model(rows_of(8, rank == 0 ? 1 : 3)).mean().backward();
       expect_gradient(model, 2);
       model->zero_grad();
     }
-    // The program clears the gradients between forward and backward, or before a call without a
-    // backward.
+    // The program clears the gradients between a forward and its backward. The cleared ones, of 8
+    // rows and of 1 row, must not count.
     for (const bool set_to_none : {true, false}) {
       const auto guard = model.no_sync();
       model(rows_of(rank == 0 ? 8 : 1, 1)).mean().backward();
@@ -219,7 +222,9 @@ TEST(DdpCarriedForwards, GradientsChangedByHandKeepTheirSamples) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The forward c has shares that cancel those of a and b in a sum over all waiting forwards.
+// The backward is of a and b, in which the ranks have different proportions of the samples: 8 and 4
+// rows on rank 0, 4 and 4 on rank 1. It must throw. Counting c (4 and 8 rows), which has no
+// backward yet, would hide the difference.
 TEST(DdpCarriedForwards, UnlikeSharesAreRefusedWhateverElseWaits) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
     const Tensor a = model(rank == 0 ? rows_of(8, 1) : rows_of(4, 4)).mean();
@@ -228,7 +233,7 @@ TEST(DdpCarriedForwards, UnlikeSharesAreRefusedWhateverElseWaits) {
     output = failure_of([&] { (a + b).backward(); });
     if (output.empty()) output = format("gradient {}", model->gradient());
     model->zero_grad();
-    c.backward();  // all ranks run this backward
+    c.backward();  // a plain backward, which must be correct
     expect_gradient(model, 0);
   });
   ASSERT_TRUE(result.ok()) << result.failures();
@@ -243,8 +248,8 @@ TEST(DdpCarriedForwards, AForwardThatAllLeftOutHasNoPartInTheWeight) {
     output = failure_of([&] { (a + b).backward(); });
     if (output.empty()) output = format("gradient {}", model->gradient());
     model->zero_grad();
-    // The ranks have equal shares of this pass, but had unequal shares of a forward without a
-    // backward.
+    // The ranks have equal numbers of rows in c and d. Their unequal numbers of rows in the forward
+    // before, which has no backward, must not count.
     model(rows_of(rank == 0 ? 10 : 1, 1));
     const Tensor c = model(rows_of(4, 1)).mean();
     const Tensor d = model(rows_of(8, 1)).mean();
@@ -255,7 +260,8 @@ TEST(DdpCarriedForwards, AForwardThatAllLeftOutHasNoPartInTheWeight) {
   for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
 }
 
-// There are more forwards than fit into the first message of a pass.
+// The samples of 20 forwards do not fit into the trailer, and a further message is needed to
+// compare all of them.
 TEST(DdpCarriedForwards, EveryOneOfManyForwardsIsCompared) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
     const auto sum_of_20 = [&](int64_t rows_of_the_first) {
@@ -288,7 +294,8 @@ TEST(DdpCarriedForwards, SeveralForwardsAfterAnAccumulationNeedItsShares) {
     model->zero_grad();
     output = failure_of([&] { pass_after(rank == 0 ? 8 : 4); });
     model->zero_grad();
-    // The remedy of the message is to count all samples: 16 on rank 0 and 12 on rank 1.
+    // The error recommends to divide by the number of all samples, 16 on rank 0 and 12 on rank 1.
+    // This must give the right gradient.
     {
       const auto guard = model.no_sync();
       const double value = 1 + rank;
@@ -306,8 +313,9 @@ TEST(DdpCarriedForwards, SeveralForwardsAfterAnAccumulationNeedItsShares) {
   for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
 }
 
-// The backward does not reach the penalised forward through its output, so the rank's share of that
-// forward must equal its share of the pass.
+// The backward reaches the forward whose gradient is penalised, but not through its output. If the
+// ranks have another proportion of its rows than of the other forward's rows (4 and 8, but 4 and
+// 4), the backward must throw.
 TEST(DdpCarriedForwards, APenaltyOnAForwardOfAnotherShareIsRefused) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
     const auto critic_step = [&](int64_t penalised_rows) {
@@ -329,8 +337,8 @@ TEST(DdpCarriedForwards, APenaltyOnAForwardOfAnotherShareIsRefused) {
   for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
 }
 
-// Keeps the tensor from which its output is computed. A backward that starts at this tensor does
-// not go through the output.
+// A module that keeps the hidden tensor from which its output is computed. A backward from the
+// hidden tensor does not go through the output.
 struct Tapped : torch::nn::Module {
   Tapped() { weight = register_parameter("weight", torch::ones({1}, torch::kDouble)); }
   Tensor forward(const Tensor& x) {
@@ -340,8 +348,9 @@ struct Tapped : torch::nn::Module {
   Tensor weight, hidden;
 };
 
-// The backward may belong to any waiting forward, so the rank's share of each of them must equal
-// its share of the pass.
+// A backward from a hidden tensor may belong to any forward that had no backward yet. It is correct
+// if the ranks have the same proportion of rows in all of these forwards (3 to 1), and must throw
+// otherwise.
 TEST(DdpCarriedForwards, ABackwardPastTheOutputsNeedsOneShareOfAllThatWait) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     const bool is_first = group.rank() == 0;
@@ -368,7 +377,7 @@ TEST(DdpCarriedForwards, ABackwardPastTheOutputsNeedsOneShareOfAllThatWait) {
 
 TEST(DdpCarriedForwards, APenaltyAloneHasTheWeightOfItsOwnForward) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string&) {
-    model(rows_of(rank == 0 ? 7 : 1, 1));  // all ranks leave out this forward's backward
+    model(rows_of(rank == 0 ? 7 : 1, 1));  // no rank runs the backward of this forward
     const Tensor x = rows_of(rank == 0 ? 3 : 1, 1).requires_grad_(true);
     const Tensor slope = torch::autograd::grad({model(x).sum()}, {x}, {}, /*retain_graph=*/true,
                                                /*create_graph=*/true)[0];

@@ -1,6 +1,6 @@
-// Tests a module that changes after it was wrapped. Every change that would leave gradients
-// unreduced is refused at the next forward, with the parameter's name. A parameter must be frozen
-// on all ranks or on none.
+// Tests modules that change after they were wrapped. If a gradient would no longer be reduced, the
+// next forward must throw an error with the parameter's name. Freezing a parameter is allowed if
+// all ranks do it.
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +13,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::HasSubstr;
 
 struct Changeable : Net {
@@ -43,7 +43,7 @@ struct Changeable : Net {
 struct Change {
   const char* name;
   void (Changeable::*make)();
-  const char* text;  // expected in the error message
+  const char* text;  // a part of the expected error
   bool still_runs;   // whether the module's forward still runs
 };
 
@@ -82,7 +82,7 @@ TEST_P(DdpChanges, AreNamedAtTheNextForwardAndWrappingAgainIsRight) {
     EXPECT_THAT(error, HasSubstr("Wrap the module again"));
     if (!GetParam().still_runs) return;
     const torch::NoGradGuard no_grad;
-    model(input());  // evaluation reduces nothing, so it is not refused
+    model(input());  // a forward without grad must not throw, because it reduces nothing
   }
   net->zero_grad();
   DistributedDataParallel again{net, peers.group()};
@@ -113,7 +113,8 @@ TEST(DdpChanges, AWorldOfOneTakesEveryChange) {
   }
 }
 
-// The model of one of three ranks. Its gradient is the rank's number + 1.
+// A model with parameters a and b on one of three ranks. The gradients are rank + 1, so their mean
+// is 2.
 class Freezing {
  public:
   explicit Freezing(const ProcessGroup& group)

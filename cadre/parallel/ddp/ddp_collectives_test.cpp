@@ -1,6 +1,6 @@
-// Tests models and losses that contain a differentiable collective, under the default weighting:
-// gradients are right for equal shares, unequal shares are refused on all ranks, and the remedy
-// that the error names gives right gradients.
+// Tests models and losses with a differentiable collective, and with gradients weighted by samples.
+// If the ranks have equal numbers of samples, gradients must be correct. Otherwise all ranks must
+// throw, and what the error recommends must give correct gradients.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -26,7 +26,7 @@ namespace nn = torch::nn;
 
 constexpr auto kDouble = torch::kDouble;
 
-// A layer that adds to each row the sum of all ranks' rows.
+// A layer that adds the sum of the rows of all ranks to each row.
 struct Summing : nn::Module {
   explicit Summing(const ProcessGroup& ranks) : group(ranks) {
     weight = register_parameter("weight", torch::ones({}, kDouble));
@@ -38,15 +38,15 @@ struct Summing : nn::Module {
   Tensor weight;
 };
 
-// Returns this rank's rows, with the values 1, 2, 3, ... over all ranks: 2 rows, or r + 1 on rank
-// r.
+// Returns this rank's rows: 2 rows if is_equal, otherwise rank + 1 rows. The rows of all ranks are
+// 1, 2, 3, ...
 Tensor rows_of(const ProcessGroup& group, bool is_equal) {
   const int64_t rank = group.rank();
   const int64_t begin = is_equal ? 2 * rank : rank * (rank + 1) / 2;
   return torch::arange(begin + 1, begin + 1 + (is_equal ? 2 : rank + 1), kDouble);
 }
 
-// Returns d/dw of the mean over all rows of x w + w sum(x).
+// Returns the derivative by w of the mean over all rows x of x * w + w * sum(all rows).
 double expected_gradient(int world_size, bool is_equal) {
   const int64_t num_rows = is_equal ? 2 * world_size : world_size * (world_size + 1) / 2;
   const Tensor x = torch::arange(1, num_rows + 1, kDouble);
@@ -112,8 +112,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, DdpCollectives,
                                            CollectiveCase{"accumulated", true}),
                          [](const auto& test) { return test.param.name; });
 
-// In a contrastive loss the collective lies between the output and the loss, so it runs before the
-// pass begins.
+// The collective is in the loss, as in a contrastive loss. So its backward runs before the backward
+// reaches an output of the wrapper.
 TEST(DdpCollectiveLoss, UnequalSharesAreRefusedOnAllRanks) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
     const ProcessGroup apart = *group.split({.color = 0, .name = "loss"});
@@ -123,7 +123,7 @@ TEST(DdpCollectiveLoss, UnequalSharesAreRefusedOnAllRanks) {
     const Tensor y = model(torch::ones({1 + group.rank(), 1}, kDouble));
     const Tensor loss = y.mean() * functional::all_reduce(y.sum(), apart);
     output = failure_of([&] { loss.backward(); });
-    // A step without a collective gives the right gradient, although the step before was refused.
+    // The next step, without a collective, must be correct: (1 * 1 + 2 * 2) / 3.
     model->zero_grad();
     model(torch::full({1 + group.rank(), 1}, 1.0 + group.rank(), kDouble)).mean().backward();
     require(std::abs(net->weight.grad().item<double>() - 5.0 / 3) < 1e-12, "the next step");
@@ -135,19 +135,19 @@ TEST(DdpCollectiveLoss, UnequalSharesAreRefusedOnAllRanks) {
   }
 }
 
-// Ranks 0 and 1 divide a sequence, and so do ranks 2 and 3. The ranks of a pair have equal numbers
-// of rows.
+// The collective runs within pairs of ranks that divide a sequence: ranks 0 and 1, and ranks 2 and
+// 3. The ranks of a pair have equal numbers of rows, so this is allowed.
 TEST(DdpCollectiveLoss, CollectivesAmongRanksOfEqualSharesAreRight) {
   const auto result = run_groups(4, [&](const ProcessGroup& group, std::string&) {
     const int part = group.rank() / 2;
     const ProcessGroup pair = *group.split({.color = part, .name = "pair"});
     const auto net = std::make_shared<Summing>(pair);
     DistributedDataParallel model{net, group};
-    // Each rank of a pair has 1 row, or 2 rows.
+    // Ranks of the first pair have 1 row each, ranks of the second pair have 2.
     const Tensor x = torch::full({1 + part}, 1.0, kDouble);
     model(x).mean().backward();
-    // Each of the 2 rows of the first pair contributes 1 + 2, and each of the 4 rows of the second
-    // pair 1 + 4.
+    // Each row x = 1 contributes 1 plus the sum of the pair's rows: 1 + 2 for the 2 rows of the
+    // first pair, 1 + 4 for the 4 rows of the second.
     require(std::abs(net->weight.grad().item<double>() - (2 * 3 + 4 * 5) / 6.0) < 1e-12,
             format("gradient {}", net->weight.grad().item<double>()));
     pair.close();

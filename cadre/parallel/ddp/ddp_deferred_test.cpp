@@ -1,4 +1,5 @@
-// A deferred module under DistributedDataParallel is materialized.
+// Tests that DistributedDataParallel materializes a deferred module (cadre::defer_init), with rank
+// 0's values.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

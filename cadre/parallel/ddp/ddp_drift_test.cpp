@@ -1,7 +1,7 @@
-// Tests replicas whose parameters drift apart, by a forward that writes to a weight, an optimizer's
-// step between a backward under no_sync() and the reduction, an optimizer that computes its loss a
-// different number of times on each rank, or values that one rank alone writes. All ranks throw the
-// same error at the next reduction; writes that are the same on all ranks are no error.
+// Tests replicas whose parameters become different, because a forward writes to a weight, an
+// optimizer steps with gradients that are not reduced, an optimizer computes its loss more often on
+// one rank, or only one rank writes values. All ranks must throw the same error at the next
+// reduction. Writes that are the same on all ranks are no error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -27,7 +27,7 @@ namespace nn = torch::nn;
 
 constexpr int kRanks = 3;
 
-// Every rank has the same text in its output, apart from the rank's number.
+// Expects `text` in the output of every rank, and equal outputs except for the rank numbers.
 void expect_on_all(const testing::RanksResult& result, const std::string& text) {
   ASSERT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) {
@@ -51,7 +51,8 @@ TEST(DdpDrift, AnEmbeddingWithMaxNormOfOtherRowsIsNamedOnAllRanks) {
                              DistributedDataParallel model{net, group};
                              const Tensor rows = torch::full({2}, group.rank(), torch::kLong);
                              output = failure_of([&] { model(rows).sum().backward(); });
-                             // The next backward throws, too, because the replicas still differ.
+                             // The next backward must throw, too, because the replicas still
+                             // differ.
                              require(!failure_of([&] { model(rows).sum().backward(); }).empty(),
                                      "the second step");
                            }),
@@ -86,8 +87,8 @@ TEST(DdpDrift, AnEvaluationThatWritesOnOneRankIsNamedAtTheNextReduction) {
                 "has other values on rank 2 than on rank 0");
 }
 
-// One rank repeatedly evaluates with averaged weights and restores the trained ones. That is no
-// drift, but a later change is drift.
+// Rank 0 twice changes a weight and restores it, as for an evaluation with averaged weights. This
+// is no error. A later change that it does not restore must be an error.
 TEST(DdpDrift, WeightsThatWerePutBackDoNotHideALaterChange) {
   expect_on_all(
       run_groups(kRanks,
@@ -162,8 +163,8 @@ TEST(DdpDrift, AStepWithGradientsOfOneRankIsNamedAtTheNextReduction) {
                 "no_sync()");
 }
 
-// A program does this if it swaps in a moving average of the weights for an evaluation between two
-// parts of a step.
+// Rank 0 changes and restores a weight between two backwards of a step, as for an evaluation with
+// averaged weights. This must be no error.
 TEST(DdpDrift, ValuesThatAreChangedAndRestoredBetweenPartsOfAStepAreNoDrift) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string&) {
     const auto net = std::make_shared<Line>();
@@ -187,8 +188,8 @@ TEST(DdpDrift, ValuesThatAreChangedAndRestoredBetweenPartsOfAStepAreNoDrift) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 0 computes its loss three times and rank 1 twice, each time after an update. The line search
-// of an optimizer does this if each rank uses its own loss.
+// Rank 0 computes its loss three times in a step and rank 1 twice, with an update in between, as a
+// line search does that uses the loss of each rank.
 TEST(DdpDrift, AnOptimizerThatComputesItsLossMoreOftenOnOneRankIsNamed) {
   expect_on_all(run_groups(2,
                            [](const ProcessGroup& group, std::string& output) {
@@ -210,7 +211,7 @@ TEST(DdpDrift, AnOptimizerThatComputesItsLossMoreOftenOnOneRankIsNamed) {
                 "a different number of times on these ranks");
 }
 
-// A module with a linear layer of 2 x 4 and a frozen weight, both of one dtype.
+// A linear layer with a weight of 2 x 4 elements, and a frozen weight of the same dtype.
 struct Pair : nn::Module {
   explicit Pair(at::ScalarType dtype) {
     weight = register_parameter("weight", torch::full({2, 4}, 0.5, dtype));
@@ -224,13 +225,14 @@ struct Pair : nn::Module {
 struct Change {
   at::ScalarType dtype = at::kFloat;
   GradientPlacement gradients = GradientPlacement::kReplicated;
-  // The change is noticed within this number of steps.
+  // The number of steps within which the change must be noticed.
   int num_steps = 1;
   std::function<void(Pair&)> on_rank_0;
 };
 
-// Takes steps that write through data(), as torch::optim::SGD does. Then rank 0 changes values, and
-// one of the next num_steps steps must be refused. Steps from equal values succeed again.
+// Makes steps that write through data(), as torch::optim::SGD does. Then rank 0 changes values: one
+// of the next num_steps steps must throw an error with `text`, and so must the step after it. After
+// all ranks have set equal values, steps must succeed again.
 void expect_named(const Change& change, const std::string& text) {
   expect_on_all(
       run_groups(2,
@@ -279,7 +281,8 @@ TEST(DdpDrift, AWriteThroughDataOnOneRankBetweenStepsIsNamed) {
   }
 }
 
-// Each pass compares another sample of the 8 elements.
+// Each step compares another one of the 8 elements, so a difference in one element must be found
+// within 8 steps.
 TEST(DdpDrift, OneElementThatDiffersIsFoundInALaterStep) {
   for (int element = 0; element < 8; ++element) {
     expect_named(

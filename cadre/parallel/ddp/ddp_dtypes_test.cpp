@@ -1,5 +1,5 @@
 // Tests a model whose parameters have different dtypes. Each bucket has one dtype, and the
-// gradients are the mean of those that plain autograd computes for each rank.
+// gradients must be the mean of those that plain autograd computes on each rank.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -21,7 +21,7 @@ using testing::run_groups;
 using torch::Tensor;
 
 constexpr int kDtypeWorld = 3;
-constexpr int64_t kWidth = 33;  // odd, so that pieces of a bucket are not aligned
+constexpr int64_t kWidth = 33;  // odd, so that the gradients in a bucket are not aligned
 
 struct Type {
   const char* name;
@@ -36,8 +36,8 @@ const std::vector<Type> kTypes = {
     {"float64", torch::kDouble, std::ldexp(1.0, -52), std::ldexp(1.0, -1074)},
     {"float16", torch::kHalf, std::ldexp(1.0, -10), std::ldexp(1.0, -24)}};
 
-// A module with two parameters of each dtype, for two layers. Returns the sum of tanh(x * a) * b
-// over the dtypes in use.
+// A module with parameters a and b of each dtype. forward() returns the sum of tanh(x * a) * b over
+// the dtypes, beginning with kTypes[first].
 struct Mixed : torch::nn::Module {
   Mixed() {
     for (const Type& type : kTypes) {
@@ -49,7 +49,7 @@ struct Mixed : torch::nn::Module {
       }
     }
   }
-  // `left_out` is an index into kTypes, or kNone to use all dtypes.
+  // left_out: the index in kTypes of a dtype that is not used, or kNone.
   Tensor forward(const Tensor& x, size_t first, size_t left_out) {
     Tensor sum = torch::zeros({}, torch::kDouble);
     for (size_t k = 0; k < kTypes.size(); ++k) {
@@ -76,8 +76,9 @@ size_t left_out_on(int rank, size_t first) {
 
 // The expected gradient of one parameter, in float64.
 struct Expected {
-  Tensor mean;      // mean of all ranks' gradients, each computed in the parameter's dtype
-  Tensor absolute;  // the sum of the absolute values that were added
+  Tensor mean;  // mean of all ranks' gradients, each computed in the parameter's dtype
+  // The sum of the absolute values of the terms, from which the error bound is computed.
+  Tensor absolute;
 };
 
 std::vector<Expected> expected_gradients(size_t first, GradientWeighting weighting) {
@@ -110,8 +111,8 @@ void check_mean(const Tensor& parameter, const Expected& expected, const std::st
   const auto type = std::find_if(kTypes.begin(), kTypes.end(), [&](const Type& candidate) {
     return candidate.dtype == parameter.scalar_type();
   });
-  // Each rank's weighted share, each partial sum and the mean are rounded. Each rounding changes a
-  // value by at most half an epsilon of it, or by half of the smallest number.
+  // The weighted gradient of each rank, each partial sum and the mean are rounded. Each rounding
+  // changes a value by at most half an epsilon, relatively, or half of the smallest number.
   const Tensor bound =
       (expected.absolute * type->epsilon + type->smallest) * ((kDtypeWorld + 1) / 2.0);
   const Tensor difference = (gradient.to(torch::kDouble) - expected.mean).abs();
@@ -122,8 +123,8 @@ void check_mean(const Tensor& parameter, const Expected& expected, const std::st
 class DdpDTypes : public ::testing::TestWithParam<GradientWeighting> {};
 
 TEST_P(DdpDTypes, OfOneModelAreReducedRightlyInBucketsOfTheirOwn) {
-  // Each dtype is first in one of the runs, so that its bucket is the last one, which contains the
-  // trailer.
+  // Each dtype is once the first in the forward. Its gradients then become ready last, so its
+  // bucket is the last one, which contains the trailer.
   for (size_t first = 0; first < kTypes.size(); ++first) {
     const std::vector<Expected> expected = expected_gradients(first, GetParam());
     const auto result =

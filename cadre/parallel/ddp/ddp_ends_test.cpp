@@ -1,5 +1,5 @@
-// Tests that a wrapper and its mesh can end after a backward that failed, and that the rest of the
-// job goes on.
+// Tests that a wrapper and its mesh can be destroyed after a failed backward, and that the group of
+// all ranks is usable afterwards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -42,7 +42,8 @@ struct Chain : nn::Module {
   bool fails = false;
 };
 
-// Lets a backward fail along an axis of a mesh, whose groups end with this scope.
+// Lets a backward of a wrapper on axis "b" of a mesh fail. The wrapper and the mesh are destroyed
+// at the end of this scope.
 void fail_in_scope(const ProcessGroup& world, GradientPlacement gradients, bool on_all) {
   const DeviceMesh mesh(world, {{"a", 2}, {"b", 2}});
   const ProcessGroup group = mesh.group("b");

@@ -1,5 +1,5 @@
-// Tests, property by property, how gradients are reduced while a backward runs, on small models.
-// The other ranks are simulated by a formula. These are the properties that decision 0003 claims.
+// Tests the properties of the reduction of gradients during a backward that decision 0003 claims,
+// on small models. The other ranks are simulated by a formula (PeersFormula).
 #include <torch/optim/sgd.h>
 #include <functional>
 
@@ -13,7 +13,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::HasSubstr;
 
 using DdpMechanics = DdpTest;
@@ -36,7 +36,7 @@ TEST_F(DdpMechanics, GradientsLieInBucketsHoweverTheyAreZeroed) {
   torch::optim::SGD optimizer(net_->parameters(), 0.1);
   for (const bool set_to_none : {true, false, true, false}) {
     net_->zero_grad(set_to_none);
-    // Calls detach_(), which throws for a view that autograd knows.
+    // This calls detach_(), which would throw if the gradient were a view for autograd.
     optimizer.zero_grad(set_to_none);
     loss_of(model(input())).backward();
     for (size_t i = 0; i < homes.size(); ++i) {
@@ -50,8 +50,8 @@ TEST_F(DdpMechanics, BackwardAddsToReducedGradients) {
   auto model = wrap();
   loss_of(model(input())).backward();
   loss_of(model(input())).backward();
-  // The second pass averages the sum of the earlier mean and this rank's new gradient. The
-  // simulated ranks scale both in the same way.
+  // The second backward averages the sum of the earlier mean, f * g, and this rank's new gradient
+  // g. The simulated ranks multiply the sum by f, too.
   const double f = formula_->mean_factor();
   expect_gradients(*net_, local_gradients(*net_, plain_step), f * (f + 1));
 }
@@ -65,7 +65,8 @@ TEST_F(DdpMechanics, UnusedByAllStaysUntouched) {
     EXPECT_FALSE(net_->side->weight.grad().defined());
     expect_gradients(*net_, local_gradients(*net_, plain_step), formula_->mean_factor());
   }
-  // An earlier gradient keeps its bits, although the bucket around it is reduced.
+  // A gradient from before that no rank uses must keep its bits, although the bucket in which it
+  // lies is reduced.
   net_->side->weight.mutable_grad() = torch::full_like(net_->side->weight, 0.1);
   net_->first->zero_grad();
   net_->second->zero_grad();
@@ -77,7 +78,7 @@ TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
   net_->use_side = false;
   auto model = wrap();
   formula_->counts = torch::zeros({6 + 6 + 9 * kWorld}, torch::kInt);
-  formula_->counts.narrow(0, 0, 6).fill_(3);  // all other ranks use these parameters
+  formula_->counts.narrow(0, 0, 6).fill_(3);  // 3: all other ranks use these 6 parameters
   loss_of(model(input())).backward();
   ASSERT_TRUE(net_->side->weight.grad().defined());
   EXPECT_TRUE(torch::equal(net_->side->weight.grad(), torch::zeros_like(net_->side->weight)));
@@ -93,13 +94,13 @@ TEST_F(DdpMechanics, APeersFlagAloneStartsTheCounts) {
   EXPECT_THAT(error, HasSubstr("rank 2 left this backward by an exception"));
 }
 
-// On both ranks the newer forward waits in the first pass. The trailer alone is enough to agree on
-// that.
+// Two forwards precede two backwards on all ranks. The ranks can compare this in the trailer, so a
+// backward must make no other call than one reduction for each bucket.
 TEST_F(DdpMechanics, EqualPositionsOfTheRanksCostNoMessage) {
   options_.weighting = GradientWeighting::kEqual;
   auto model = wrap();
   loss_of(model(input())).backward();  // this backward determines the layout
-  model(input());                      // left out
+  model(input());                      // this forward has no backward
   const Tensor a = loss_of(model(input()));
   const Tensor b = loss_of(model(input()));
   peers_.clear_log();
@@ -115,7 +116,8 @@ struct HeadImpl : torch::nn::LinearImpl {
 };
 TORCH_MODULE(Head);
 
-// One tensor is both the embedding and the head, under two names; another tensor is frozen.
+// A model with a tied weight, which the embedding and the head have registered, and a frozen
+// parameter.
 struct Tied : torch::nn::Module {
   Tied() {
     torch::manual_seed(3);
@@ -197,7 +199,8 @@ TEST_F(DdpMechanics, SecondBackwardThroughOneForwardIsRefused) {
   loss_of(output).backward({}, /*retain_graph=*/true);
   EXPECT_THAT(error_of([&] { loss_of(output).backward(); }, ErrorCode::kInvalidArgument),
               HasSubstr("second backward() through one forward"));
-  // The error message recommends this remedy, which works.
+  // The error recommends no_sync() for all backwards but the last one. This must give the right
+  // gradients.
   net_->zero_grad();
   const Tensor again = model(input());
   {
@@ -257,8 +260,8 @@ TEST_F(DdpMechanics, GradientPenaltyByAutogradGradIsRight) {
   expect_gradients(*net_, local, formula_->mean_factor());
 }
 
-// The first derivative is taken with respect to the parameters, so it goes through the same
-// gradient accumulators.
+// autograd::grad() differentiates the loss by the parameters, so this derivative uses the same
+// gradient accumulators as the backward that is reduced.
 TEST_F(DdpMechanics, PenaltyOnTheGradientsThemselvesIsRight) {
   const auto penalty_step = [](Net& net, auto&& forward) {
     const Tensor loss = loss_of(forward(input()));
@@ -280,8 +283,8 @@ TEST_F(DdpMechanics, PenaltyOnTheGradientsThemselvesIsRight) {
   }
 }
 
-// Runs a nested backward, as activation checkpointing does: it recomputes `net` and reaches the
-// parameters of `net` inside the outer backward.
+// Activation checkpointing of `body`: its backward recomputes `body` and runs a nested backward
+// through it, inside of the outer backward.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static inline std::function<Tensor(const Tensor&)> body;
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x) {
@@ -337,8 +340,9 @@ struct InnerAndOuter : torch::nn::Module {
   bool is_inner = false;
 };
 
-// When the nested backward reaches the inner forward, the backward of the outer forward has begun
-// the pass already.
+// A nested backward goes through an output of a forward of the same wrapper, after the outer
+// backward has begun the reduction. The inner gradients must be reduced with it, and another
+// backward of the inner forward must throw.
 TEST_F(DdpMechanics, AForwardOfANestedBackwardIsReducedWithThePassOnce) {
   const auto net = std::make_shared<InnerAndOuter>();
   DistributedDataParallel model(net, peers_.group(), options_);
@@ -425,7 +429,8 @@ TEST_F(DdpMechanics, AnExceptionThroughTheEngineLeavesTheWrapperUsable) {
   }
 }
 
-// Makes the first reduction of a backward fail, then one for which the backward waits at its end.
+// The first (1) or the second (2) reduction of a backward fails. backward() must throw the error of
+// the reduction.
 TEST_F(DdpMechanics, TheEngineHandsOnTheErrorOfTheReduction) {
   for (const int failing : {1, 2}) {
     FakeGroup peers(formula_);

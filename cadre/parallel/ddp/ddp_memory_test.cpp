@@ -1,5 +1,5 @@
-// Tests memory that the program holds or changes without the wrapper: gradients that it keeps from
-// an earlier step, gradients that it assigns, and buffers that a graph has saved.
+// Tests programs that use memory of the wrapper: gradients that they keep from an earlier step,
+// gradients that they assign, and buffers that an autograd graph has saved.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -47,8 +47,8 @@ struct Keep {
   std::function<Tensor(const Tensor& gradient)> kept;
 };
 
-// The program keeps a gradient's handle or an alias of it, for one parameter or for several in one
-// bucket.
+// The program keeps the gradient of b of each step: the tensor itself, a view or a detached alias.
+// Later steps must not change the values.
 TEST(DdpKeptGradients, KeepTheirValuesWhenTheParametersHaveOthers) {
   const std::vector<Keep> keeps = {
       {"handle", [](const Tensor& gradient) { return gradient; }},
@@ -66,7 +66,8 @@ TEST(DdpKeptGradients, KeepTheirValuesWhenTheParametersHaveOthers) {
         model(x_of(group, step)).backward();
         require(is_full_of(net->a.grad(), 1.5 + 10 * step), "a");
         require(is_full_of(net->b.grad(), 2 * (1.5 + 10 * step)), "b");
-        if (group.rank() == 0) kept.push_back(keep.kept(net->b.grad()));  // kept on one rank only
+        // Only rank 0 keeps gradients.
+        if (group.rank() == 0) kept.push_back(keep.kept(net->b.grad()));
       }
       for (size_t i = 0; i < kept.size(); ++i) {
         require(is_full_of(kept[i], 2 * (1.5 + 10.0 * static_cast<double>(i + 1))),
@@ -88,11 +89,11 @@ TEST(DdpKeptGradients, NothingMovesWhereNothingIsKept) {
       model(x_of(group, step)).backward();
       require(net->a.grad().const_data_ptr() == home, "moved");
     }
-    // An accumulating gradient stays one tensor, and a handle of it sees the sum.
+    // A gradient that accumulates must stay the same tensor in the same memory.
     const Tensor handle = net->a.grad();
     model(x_of(group, 0)).backward();
     require(handle.is_same(net->a.grad()) && handle.const_data_ptr() == home, "replaced");
-    // The program clears only b, and keeps its tensor; a accumulates in the same memory.
+    // Now the program clears only the gradient of b, and keeps its tensor.
     const Tensor kept = net->b.grad();
     const Tensor before = kept.clone();
     net->b.mutable_grad().reset();
@@ -104,7 +105,8 @@ TEST(DdpKeptGradients, NothingMovesWhereNothingIsKept) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The alias shares the memory of a gradient in use, so it shows what is added to that gradient.
+// An alias of a gradient that is still in use shares its memory, so it must show what later
+// backwards add.
 TEST(DdpKeptGradients, AnAliasAccumulatesWithItsGradient) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string&) {
     const auto net = std::make_shared<Pair>();
@@ -145,8 +147,8 @@ TEST(DdpAssignedGradients, AreReducedByReduceGradients) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// By assigning zeros a rank drops its accumulated gradients. The samples of these gradients must be
-// dropped with them.
+// The program drops accumulated gradients by assigning zeros. Their samples, 14 on rank 0 and 2 on
+// rank 1, must not count in the weights, only the later 3 and 1.
 TEST(DdpAssignedGradients, FreshZerosClearTheSamplesOfAnAccumulation) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string&) {
     const auto net = std::make_shared<Pair>();
@@ -168,7 +170,7 @@ TEST(DdpAssignedGradients, FreshZerosClearTheSamplesOfAnAccumulation) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The backward of the product reads the buffer.
+// The forward multiplies by a buffer, so the backward reads this buffer.
 struct Scaled : nn::Module {
   Scaled() {
     weight = register_parameter("weight", torch::ones({1}, kDouble));
@@ -186,10 +188,12 @@ TEST(DdpBuffers, ABufferThatAGraphHasSavedIsNotOverwrittenUnnoticed) {
     net->scale.fill_(1.0 + group.rank());
     Tensor first;
     {
-      const auto guard = model.no_sync();  // uses this rank's buffer
+      // Buffers are not broadcast, so this forward uses this rank's buffer.
+      const auto guard = model.no_sync();
       first = model(x);
     }
-    const Tensor second = model(x);  // uses rank 0's buffer
+    // Rank 0's buffer is broadcast, over the one that `first` has saved.
+    const Tensor second = model(x);
     output = failure_of([&] { (first + second).backward(); });
   });
   ASSERT_TRUE(result.ok()) << result.failures();
@@ -203,7 +207,7 @@ TEST(DdpBuffers, EqualValuesAreNoChange) {
     net->scale.fill_(3.0);
     DistributedDataParallel model{net, group};
     const Tensor x = torch::ones({1}, kDouble);
-    net->scale.mul_(2);  // all ranks make the same change
+    net->scale.mul_(2);  // all ranks have equal buffers, so the broadcast changes no value
     const Tensor first = model(x);
     (first + model(x)).backward();
     require(is_full_of(net->weight.grad(), 12.0), "6 and 6");

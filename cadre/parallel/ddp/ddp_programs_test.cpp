@@ -1,7 +1,7 @@
-// Runs programs with everything that a program may do with a model between two optimizer steps: on
-// ranks as threads, and in one process on the whole batch without a wrapper. All ranks must have
-// the gradients of the one process, and none for a parameter without a gradient in that process.
-// Shares of the batch are equal, or unequal and weighted.
+// Runs programs that use a model between two optimizer steps in many ways: on ranks that are
+// threads, and without a wrapper in one process with the whole batch. All ranks must have the same
+// gradients as the one process, and no gradient where that process has none. The ranks have equal
+// or unequal numbers of rows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -30,17 +30,17 @@ using testing::Share;
 using testing::share_of;
 using torch::Tensor;
 
-// The models of one rank, or of the one process. A program cannot see the difference.
+// The models of one rank, with or without wrappers. Programs use them in the same way.
 struct Replica {
   std::shared_ptr<Net> net = std::make_shared<Net>();
   std::shared_ptr<Net> critic = std::make_shared<Net>();
   Tensor x = {};  // (rows, 3): the samples of this rank
   std::function<Tensor(const Tensor&)> forward = {};
-  std::function<Tensor(const Tensor&)> judge = {};  // the critic's forward
+  std::function<Tensor(const Tensor&)> judge = {};  // calls the critic
   std::function<void(const std::function<void()>&)> without_sync = {};
 };
 
-// Turns (rows, 2) into (rows, 3), so that a model can take the output of a model.
+// Makes (rows, 3) of (rows, 2), so that the output of one model can be the input of another one.
 Tensor widened(const Tensor& y) {
   return torch::cat({y, y.narrow(1, 0, 1)}, 1);
 }
@@ -100,7 +100,7 @@ void gradient_penalty(Replica& replica) {
   (slope_of(y, x).pow(2).sum(1).mean() + loss_of(y)).backward();
 }
 
-// The loss contains no output of the forward.
+// The loss is a gradient penalty alone and does not contain an output of the forward.
 void gradient_penalty_alone(Replica& replica) {
   const Tensor x = replica.x.clone().requires_grad_(true);
   slope_of(replica.forward(x), x).pow(2).sum(1).mean().backward();
@@ -112,8 +112,9 @@ void cleared_in_every_way(Replica& replica) {
     if (clearing == 'n') optimizer.zero_grad(/*set_to_none=*/true);
     if (clearing == '0') optimizer.zero_grad(/*set_to_none=*/false);
     for (const Tensor& parameter : replica.net->parameters()) {
-      if (clearing == 'h') parameter.mutable_grad() = Tensor();                      // by hand
-      if (clearing == 'o') parameter.mutable_grad() = torch::zeros_like(parameter);  // own zeros
+      if (clearing == 'h') parameter.mutable_grad() = Tensor();  // the program resets each gradient
+      // The program assigns zeros.
+      if (clearing == 'o') parameter.mutable_grad() = torch::zeros_like(parameter);
     }
     loss_of(replica.forward(replica.x)).backward();
     optimizer.step();
@@ -145,8 +146,8 @@ void unused_in_some_steps(Replica& replica) {
   }
 }
 
-// Gradients of a frozen layer stay undefined if they were undefined; otherwise they keep their
-// values.
+// A layer is frozen after the wrapping. Its gradients must stay undefined, or keep their values if
+// they were defined.
 void frozen_after_wrapping(Replica& replica) {
   loss_of(replica.forward(replica.x)).backward();
   freeze(replica.net->second, true);
@@ -180,7 +181,7 @@ void values_changed_by_hand(Replica& replica) {
     const torch::NoGradGuard no_grad;
     for (Tensor& parameter : replica.net->parameters()) parameter.mul_(0.5);
     Tensor weight = replica.net->first->weight;
-    weight.set_data(weight.data() + 0.25);  // moves the weight to other memory, with the same shape
+    weight.set_data(weight.data() + 0.25);  // gives the weight other memory, with the same sizes
   }
   loss_of(replica.forward(replica.x)).backward();
 }
@@ -213,7 +214,7 @@ Tensor whole_batch(int64_t rows) {
   return torch::sin(torch::arange(rows * 3, testing::kDouble)).view({rows, 3});
 }
 
-// Returns the gradients of both models; undefined for a parameter without a gradient.
+// Returns the gradients of both models. A gradient may be undefined.
 std::vector<Tensor> gradients_of(const Replica& replica) {
   std::vector<Tensor> gradients;
   for (const auto& net : {replica.net, replica.critic}) {
@@ -235,11 +236,11 @@ std::vector<Tensor> run_alone(const NamedProgram& program, int64_t batch) {
   return gradients_of(replica);
 }
 
-// Returns the gradients by rank.
+// Runs the program on world_size ranks and returns the gradients of each rank.
 std::vector<std::vector<Tensor>> run_on_ranks(const NamedProgram& program, int64_t batch,
                                               int world_size) {
-  // The replicas are made before the ranks start, because constructing models draws from the
-  // generator of the process.
+  // The replicas are constructed before the ranks start, because the ranks are threads and share
+  // the default random generator.
   std::vector<Replica> replicas(static_cast<size_t>(world_size));
   std::vector<std::vector<Tensor>> gradients(replicas.size());
   const auto result = run_groups(world_size, [&](const ProcessGroup& group, std::string&) {
@@ -303,12 +304,13 @@ INSTANTIATE_TEST_SUITE_P(Cases, DdpPrograms,
                                          std::get<1>(test.param).world_size);
                          });
 
-// Tests programs that are refused. No rank hangs, all ranks get the error, and the next step is
-// right on all ranks.
+// Tests programs that are an error on all ranks, or on rank 1 only. No rank must hang, and the next
+// step must be correct on all ranks.
 class DdpRefusals : public ::testing::TestWithParam<bool> {
  protected:
-  // `wrong(model, x)` runs on all ranks, or on rank 1 alone; then the others run `right(model, x)`.
-  // `check(failure, is_wrong)` checks the error of each rank.
+  // Runs wrong(model, x) on all ranks, or on rank 1 only; the other ranks then run right(model, x).
+  // check(failure, is_wrong) checks the error of each rank, where is_wrong says which of the two
+  // ran.
   void refuse(const std::function<void(DistributedDataParallel<Net>&, const Tensor&)>& wrong,
               const std::function<void(DistributedDataParallel<Net>&, const Tensor&)>& right,
               const std::function<void(const std::string&, bool)>& check) {
@@ -353,7 +355,7 @@ TEST_P(DdpRefusals, SecondBackwardThroughOneForward) {
       require(failure.find("second backward() through one forward") != std::string::npos, failure);
       require(failure.find("no_sync()") != std::string::npos, failure);
     } else {
-      require(failure.empty(), failure);  // no other rank waits in that backward
+      require(failure.empty(), failure);  // the other ranks are not affected
     }
   });
 }
@@ -379,7 +381,8 @@ TEST_P(DdpRefusals, CreateGraph) {
 INSTANTIATE_TEST_SUITE_P(Ranks, DdpRefusals, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "all" : "one"; });
 
-// The forward also returns the weight, which is a leaf that exists in all steps.
+// A module whose forward also returns a parameter. This output is a leaf, and the same tensor in
+// all steps.
 struct ReturnsItsWeight : Net {
   std::tuple<Tensor, Tensor> forward(const Tensor& x) { return {Net::forward(x), second->weight}; }
 };

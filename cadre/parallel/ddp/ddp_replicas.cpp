@@ -30,15 +30,15 @@ constexpr const char* kShardAxis = "shard";
 
 using FlatParametersList = std::vector<std::shared_ptr<shard::FlatParameters>>;
 
-// Throws the error that making flat buffers of the trained parameters would throw. Also throws for
-// a parameter that shares memory with another tensor, because these buffers would separate them.
-// Changes nothing.
+// Throws if the trained parameters cannot be moved into flat buffers, or if one of them shares
+// memory with another tensor, because the move would end the sharing. Does not change the module.
 void check_shardable_model(const torch::nn::Module& module, const wrap::LocatedGroup& group) {
   const std::string what = format("{}, rank {}", kWrapper, group.rank());
   std::vector<NamedTensor> moved;
   std::vector<NamedTensor> kept = distinct_buffers(module);
   for (const NamedTensor& parameter : distinct_parameters(module)) {
-    static_cast<void>(shard::division_of(parameter));  // throws if the division is not known
+    // Throws if the parameter was divided without a mesh.
+    static_cast<void>(shard::division_of(parameter));
     (parameter.tensor.requires_grad() ? moved : kept).push_back(parameter);
     const at::ScalarType dtype = parameter.tensor.scalar_type();
     if (!parameter.tensor.requires_grad()) continue;
@@ -48,7 +48,7 @@ void check_shardable_model(const torch::nn::Module& module, const wrap::LocatedG
   shard::warn_of_other_holders(group.log_sink(), "ddp", moved, kept);
 }
 
-// Returns the layout as text, or its digest if it has many parameters.
+// Returns the layout as text for an error, or a hash of it if the text is long.
 std::string text_of(const std::optional<BucketLayout>& layout) {
   constexpr size_t kLongest = 200;
   if (!layout) return "none";
@@ -57,7 +57,8 @@ std::string text_of(const std::optional<BucketLayout>& layout) {
   return format("one of {} buckets with digest {}", layout->buckets.size(), fnv1a(text));
 }
 
-// Returns the fields that must be equal on all ranks. Throws for a layout that does not fit.
+// Returns the options that must be equal on all ranks, as text. Throws if options.layout is that of
+// another model.
 std::vector<AgreedField> agreed_fields(const torch::nn::Module& module,
                                        const DistributedDataParallelOptions& options) {
   if (options.layout) {
@@ -74,7 +75,8 @@ std::vector<AgreedField> agreed_fields(const torch::nn::Module& module,
           {"layout", text_of(options.layout)}};
 }
 
-// Makes one FlatParameters for each bucket that replicated gradients would have.
+// Makes one FlatParameters for each bucket of the layout, which is the same as for replicated
+// gradients.
 FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
                                         const wrap::LocatedGroup& group,
                                         const DistributedDataParallelOptions& options) {
@@ -94,8 +96,8 @@ FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
   return flat_parameters;
 }
 
-// Returns the shards by parameter of the module, also of parameters that are not trained, which
-// every rank has whole.
+// Returns the shards in the order of the module's parameters. Frozen parameters are included; every
+// rank has them whole.
 std::vector<ParameterShard> shards_of(const torch::nn::Module& module,
                                       const FlatParametersList& flat_parameters,
                                       const DeviceMesh& mesh) {
@@ -134,11 +136,12 @@ std::vector<ParameterShard> DdpReplicas::parameter_shards() const {
     shard::follow_memory(shards);
     return shards;
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              format("{}: parameter_shards() needs the option gradients = "
-                     "GradientPlacement::kSharded; with replicated gradients every rank owns "
-                     "the parameters and gradients of module() as a whole",
-                     core->wrapper().place()));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format(
+          "{}: parameter_shards() needs the option gradients = GradientPlacement::kSharded; with "
+          "replicated gradients every rank has the whole parameters and gradients, in module()",
+          core->wrapper().place()));
 }
 
 DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module, const Ranks& ranks,
@@ -183,7 +186,8 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module, 
                         "from the wrapper",
               .refuses_changed_values = true});
     };
-    // The gather of values that an optimizer has changed runs already, or starts here.
+    // If an optimizer has changed the shards, the gather of the new values is in flight already, or
+    // is started here.
     core_options.before_forward = [flat_parameters] {
       for (const auto& flat : *flat_parameters) flat->unshard_async();
       for (const auto& flat : *flat_parameters) flat->wait_unsharded();

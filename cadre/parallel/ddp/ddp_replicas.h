@@ -1,7 +1,7 @@
-// The part of DistributedDataParallel that does not depend on the module's type: the core with the
-// storage of gradients that the options choose.
+// Implements the part of DistributedDataParallel that does not depend on the module's type:
+// constructs the DataParallelCore and the storage of gradients that the options choose.
 //
-// Threads: one. Blocking: make_ddp_replicas() is collective. Lifetime: shares the module's
+// Threads: one. Blocking: make_ddp_replicas() is a collective. Lifetime: shares the module's
 // parameters and the group. Errors: cadre::Error.
 #pragma once
 
@@ -26,7 +26,8 @@ namespace cadre::parallel {
 template <typename Given>
 inline constexpr bool kIsModulePointer = false;
 
-// Ends the compilation with one sentence when `Given` was passed as a module.
+// Stops the compilation with a readable message if the argument for the module has the wrong type
+// `Given`.
 template <typename Given>
 struct RefusedModule {
   static_assert(kIsModulePointer<Given>,
@@ -38,7 +39,8 @@ struct RefusedModule {
 struct DdpReplicas {
   std::shared_ptr<reduction::DataParallelCore> core;
   ProcessGroup group;
-  // If gradients are sharded, these have one entry for each bucket, and one for each parameter.
+  // Used only if gradients are sharded: flat_parameters has one element for each bucket, shards has
+  // one for each parameter.
   std::vector<std::shared_ptr<shard::FlatParameters>> flat_parameters;
   std::vector<ParameterShard> shards;
 
@@ -49,7 +51,8 @@ CADRE_EXPORT DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Modu
                                            const Ranks& ranks,
                                            const DistributedDataParallelOptions& options);
 
-// Initialises DistributedDataParallel in the constructors that do not accept `Given`.
+// Stands for the DdpReplicas in the initializer of constructors that do not compile, because
+// `Given` is no module.
 template <typename Given>
 [[noreturn]] DdpReplicas refuse_module() {
   [[maybe_unused]] const RefusedModule<Given> refused;

@@ -1,5 +1,5 @@
-// Tests what happens when ranks differ in the parameters that they use, in the order of use, in the
-// model or in buffers, or when one rank throws.
+// Tests ranks that differ in the parameters that they use, in the order of use, in their models or
+// in their buffers, and exceptions on one rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -28,8 +28,8 @@ namespace nn = torch::nn;
 constexpr int kReplicaWorld = 3;
 constexpr auto kDouble = torch::kDouble;
 
-// y = x * a + x * b, summed over the branches that a rank is given, in that order. The gradient of
-// each branch in use is sum(x).
+// The output is the sum of x * weights[i] over the branches i that forward() gets, in that order.
+// The gradient of each branch in use is sum(x).
 struct Branches : nn::Module {
   Branches() {
     for (const char* name : {"a", "b", "c"}) {
@@ -44,8 +44,7 @@ struct Branches : nn::Module {
   std::vector<Tensor> weights;
 };
 
-// Returns options that give several buckets, so that the order of gradients and unused parameters
-// matter.
+// Returns options with such small buckets that the model has several of them.
 DistributedDataParallelOptions small_buckets() {
   return {.bucket_caps = {.first_bytes = 100, .bytes = 100}};
 }
@@ -70,7 +69,7 @@ TEST(DdpReplicas, UnusedOnSomeRanksOnly) {
     DistributedDataParallel model{module, group, small_buckets()};
     for (int step = 0; step < 3; ++step) {
       module->zero_grad();
-      // Rank 1 alone uses branch 1, and no rank uses branch 2.
+      // All ranks use branch 0, only rank 1 uses branch 1, and no rank uses branch 2.
       const std::vector<int> used = group.rank() == 1 ? std::vector<int>{0, 1} : std::vector{0};
       model(ones_times(group.rank() + 1), used).backward();
       require_gradient(module->weights[0], (1 + 2 + 3) / 3.0, "used by all");
@@ -149,7 +148,8 @@ TEST(DdpReplicas, OrdersThatDifferLearnRankZerosLayout) {
   EXPECT_EQ(result.ranks[2].output, result.ranks[0].output);
 }
 
-// Throws in backward, after the gradient of one branch is computed and before that of the other.
+// If armed, throws in the backward after the gradient of one branch and before that of the other
+// one.
 struct Bomb : torch::autograd::Function<Bomb> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, bool armed) {
     context->saved_data["armed"] = armed;
@@ -190,8 +190,8 @@ TEST(DdpReplicas, AnExceptionOnOneRankReachesAllAndTheNextStepIsRight) {
   }));
 }
 
-// An exception leaves the scope of the wrapper and the group, and is the error to report. The lines
-// that are logged meanwhile do not claim that the program called abort().
+// An exception destroys a rank's wrapper and group. The log must not say that the program has
+// called abort().
 TEST(DdpReplicas, AnExceptionThatEndsARankIsNotLoggedAsACallOfAbort) {
   const auto log = std::make_shared<testing::LogLines>();
   const auto result =
@@ -277,12 +277,14 @@ TEST(DdpReplicas, BatchNormKeepsRankZerosStatisticsAlsoOverTwoForwards) {
     const auto data = [&](int step) {
       return torch::linspace(0, 1 + step + 10.0 * group.rank(), 12, kDouble).view({4, 3});
     };
-    // Two forwards precede one backward: the broadcast of the second must not break the first.
+    // Two forwards precede one backward: the buffer broadcast of the second forward must not break
+    // the backward of the first one.
     const Tensor first = model(data(0)).pow(3).sum();
     const Tensor second = model(data(1)).pow(3).sum();
     (first + second).backward();
     model(data(2)).sum().backward();
-    // Before the forward of step 2, all ranks had the buffers of rank 0 after steps 0 and 1.
+    // The expected buffers are those of rank 0 after steps 0 and 1, which all ranks got before the
+    // forward of step 2.
     nn::BatchNorm1d reference(3);
     reference->to(kDouble);
     for (const int step : {0, 1}) {
@@ -291,7 +293,7 @@ TEST(DdpReplicas, BatchNormKeepsRankZerosStatisticsAlsoOverTwoForwards) {
     reference->forward(data(2));
     require(torch::allclose(norm->running_mean, reference->running_mean), "running_mean");
     require(norm->num_batches_tracked.item<int64_t>() == 3, "num_batches_tracked");
-    // An evaluation on one rank alone communicates with no other rank.
+    // A forward without grad on one rank only must not communicate.
     if (group.rank() == 0) {
       const torch::NoGradGuard no_grad;
       model(data(3));
@@ -299,8 +301,8 @@ TEST(DdpReplicas, BatchNormKeepsRankZerosStatisticsAlsoOverTwoForwards) {
   }));
 }
 
-// Each rank writes a different number into the buffer. The test compares the number that the
-// forward reads.
+// Each forward reads the buffer and then writes another number into it on each rank. The next
+// forward must read the number of rank 0 or, with broadcast_buffers = false, its own.
 TEST(DdpReplicas, BuffersAreRankZerosInEachForwardUnlessSwitchedOff) {
   struct Counting : nn::Module {
     Counting() {
@@ -328,8 +330,8 @@ TEST(DdpReplicas, BuffersAreRankZerosInEachForwardUnlessSwitchedOff) {
   }
 }
 
-// Layers are registered in another order than that of use, so that the learned layout differs from
-// the first guess, the reverse of registration. One bucket has more than 64 KiB.
+// The layers are registered in another order than they are used. So the learned layout differs from
+// the first guess, which is the reverse order of registration. One bucket has more than 64 KiB.
 struct OutOfOrder : nn::Module {
   OutOfOrder() {
     last = register_module("last", nn::Linear(130, 70));
@@ -345,8 +347,8 @@ struct OutOfOrder : nn::Module {
 
 using Weights = std::vector<Tensor>;
 
-// Runs the steps [from, to) from `weights`, or from the module's own weights if these are empty.
-// Writes the weights after the last step to `weights`.
+// Runs the steps [from, to), beginning with `weights` or, if the list is empty, with the module's
+// initial weights. Writes the final weights to `weights`.
 void run_over_tcp(int from, int to, const std::optional<BucketLayout>& layout, Weights& weights,
                   std::optional<BucketLayout>& learned) {
   std::vector<Weights> by_rank(kReplicaWorld);
@@ -389,8 +391,9 @@ bool have_the_same_bits(const Weights& a, const Weights& b) {
   return true;
 }
 
-// On one host sums are formed in rank order, wherever a gradient lies in its bucket. Over TCP the
-// place of a gradient determines the order of its sum, as the last part of the test shows.
+// Training is interrupted after 3 of 6 steps and resumed with the learned layout, over TCP; the
+// result must have the same bits. The last part resumes without the layout and must give other
+// bits: over TCP the position of a gradient in its bucket determines the order of the additions.
 TEST(DdpReplicas, ResumingWithTheLearnedLayoutKeepsTheBits) {
   Weights whole, half;
   std::optional<BucketLayout> learned;

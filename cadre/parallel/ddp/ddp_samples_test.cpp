@@ -1,5 +1,5 @@
-// Tests the default weighting: gradients are the mean over all samples, however the batches are
-// divided among the ranks.
+// Tests the default weighting of gradients: they must be the mean over all samples, however the
+// samples are divided among the ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -21,8 +21,8 @@ using testing::run_groups;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-// The gradient is the mean of the rows. Rank r has r rows of the value r; rank 0 has none, and its
-// loss is NaN, also because of a term that uses no row.
+// Rank r has r rows of the value r, so the gradient must be (1 * 1 + 2 * 2) / 3. Rank 0 has no row:
+// its loss, a mean over no rows, is NaN, and so is a further term of it.
 TEST(DdpSamples, AnEmptyShareContributesZerosThoughItsLossIsNaN) {
   const auto result = run_groups(3, [](const ProcessGroup& world, std::string&) {
     nn::Linear net(nn::LinearOptions(1, 1).bias(false));
@@ -66,8 +66,8 @@ TEST(DdpSamples, TheCountMayBeSaidOrTheRanksBeEqual) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Expects the mean gradient if rank r has `num_samples(r)` samples, whose mean gradient is
-// `gradient(r)`.
+// Expects `expected` as the reduced gradient if rank r has num_samples(r) samples, whose mean
+// gradient is gradient(r).
 template <typename NumSamples, typename Gradient>
 void expect_mean(int world_size, const NumSamples& num_samples, const Gradient& gradient,
                  float expected) {
@@ -82,7 +82,8 @@ void expect_mean(int world_size, const NumSamples& num_samples, const Gradient& 
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// In float32, 7 / 3 is rounded, and three times the result is 7.0000005.
+// The mean of three gradients of 7 must be exactly 7. With weights of 1/3 it would be 7.0000005 in
+// float32.
 TEST(DdpSamples, EqualSharesAreRoundedOnce) {
   const auto seven = [](int) { return 7.0F; };
   expect_mean(
@@ -91,9 +92,9 @@ TEST(DdpSamples, EqualSharesAreRoundedOnce) {
       3, [](int) { return 1 << 20; }, seven, 7.0F);
 }
 
-// First case: only the last two ranks have samples. The counts would have the mean, and the mean of
-// squares, of nine equal counts if the last count, which is too large to be squared, were left out
-// of the squares.
+// First case: seven ranks have no samples, and the last two have n and 2 n. Ranks detect equal
+// counts by comparing their sum and their sum of squares. If the square of 2 n, which is too large,
+// were left out, these sums would be those of nine equal counts.
 TEST(DdpSamples, UnequalSharesAreNotTakenForEqualOnes) {
   const auto num_samples = [](int rank) { return rank < 7 ? 0 : (rank - 6) * (3 << 18); };
   expect_mean(
@@ -102,7 +103,8 @@ TEST(DdpSamples, UnequalSharesAreNotTakenForEqualOnes) {
       3, [](int rank) { return 1 + rank; }, [](int rank) { return 6.0F * rank; }, 8.0F);
 }
 
-// Rank r has r rows, whose mean is 10 r; rank 0 has no rows, and its mean is NaN.
+// Rank r passes 10 r for its r rows, so the mean over all rows must be (1 * 10 + 2 * 20) / 3. Rank
+// 0 has no rows and passes NaN.
 TEST(DdpSamples, TheMeanOverRanksIgnoresARankWithoutSamples) {
   const auto result = run_groups(3, [](const ProcessGroup& world, std::string&) {
     nn::Linear net(nn::LinearOptions(1, 1).bias(false));
@@ -132,8 +134,8 @@ TEST(DdpSamples, TheMeanOverRanksIsRefusedWhereNoRankHasASample) {
   for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("no rank has a sample"));
 }
 
-// An argument without dimensions, such as a temperature, has no rows. It is not taken for the
-// batch, even if it is the first argument.
+// The first argument has 0 dims, such as a temperature. It must not be taken for the batch, whose
+// rows are counted.
 TEST(DdpSamples, AnArgumentWithoutDimensionsIsNoBatch) {
   struct Tempered : nn::Module {
     Tempered() { weight = register_parameter("weight", torch::ones({}, torch::kDouble)); }
@@ -154,8 +156,8 @@ TEST(DdpSamples, AnArgumentWithoutDimensionsIsNoBatch) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Forwards of several sizes in one backward have one weight only if every rank has the same share
-// of each.
+// One backward has two forwards. It is correct if each rank has the same proportion of the rows of
+// both, and must throw otherwise, because a rank has only one weight.
 TEST(DdpSamples, ForwardsOfSeveralSizesInOneBackwardNeedEqualShares) {
   const auto result = run_groups(2, [](const ProcessGroup& world, std::string& output) {
     nn::Linear net(nn::LinearOptions(1, 1).bias(false));
@@ -186,7 +188,7 @@ TEST(DdpSamples, WithoutAForwardEveryRankCountsTheSame) {
     DistributedDataParallel model{net, world};
     net->weight.mutable_grad() = torch::full({1, 1}, 1.0 + world.rank(), torch::kDouble);
     {
-      // The program computes its own gradients and sets them by hand.
+      // There is no forward; the backward comes from the parameter itself.
       const auto guard = model.no_sync();
       (net->weight * 0).sum().backward();
     }
@@ -196,7 +198,7 @@ TEST(DdpSamples, WithoutAForwardEveryRankCountsTheSame) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Only one rank runs a forward. Both ranks must throw the same error.
+// Only one rank runs a forward, and it has no samples. Both ranks must throw the same error.
 TEST(DdpSamples, WithoutASampleAForwardOnOneRankIsRefusedOnAll) {
   const auto result = run_groups(2, [](const ProcessGroup& world, std::string& output) {
     nn::Linear net(1, 1);

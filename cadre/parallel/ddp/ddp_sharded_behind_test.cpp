@@ -1,5 +1,5 @@
-// Tests sharded gradients (ZeRO stage 2) if the program changes memory or gradients without the
-// wrapper. The result is that of replicated gradients, or an error.
+// Tests sharded gradients (ZeRO stage 2) with programs that change memory or gradients without the
+// knowledge of the wrapper. The result must be that of replicated gradients, or an error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -14,7 +14,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -25,7 +25,9 @@ TEST(DdpShardedBehind, GradientsFromBeforeAreThoseOfReplicatedOnes) {
       for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
         const auto net = std::make_shared<Zoo>();
         {
-          const torch::NoGradGuard no_grad;  // draws numbers; all threads share the generator
+          // All ranks get equal values. Those of the constructor differ, because the rank threads
+          // draw from one generator.
+          const torch::NoGradGuard no_grad;
           for (Tensor& parameter : net->parameters()) parameter.fill_(0.1);
         }
         net->forward(torch::ones({2, 3}, torch::kLong) * (1 + group.rank()), {true, true})
@@ -45,12 +47,13 @@ TEST(DdpShardedBehind, GradientsFromBeforeAreThoseOfReplicatedOnes) {
   }
 }
 
-// A refused backward has accumulated into some gradients before it threw.
+// A backward throws, because it reaches no output of the wrapper, after it has added to some
+// gradients. These must not count in the next step.
 TEST(DdpShardedBehind, WhatARefusedBackwardLeavesIsNoGradient) {
   const Program program = [](const Copy& copy, const auto& compare) {
     copy.backward(4, 0);
     copy.zero_grad();
-    // The backward reaches no output of the wrapper, and no forward is waiting.
+    // This backward reaches no output of the wrapper, so it throws.
     const std::string refusal =
         failure_of([&] { (copy.net.side->weight.pow(2).sum() * 1000).backward(); });
     require(!refusal.empty(), "refused");
@@ -61,7 +64,8 @@ TEST(DdpShardedBehind, WhatARefusedBackwardLeavesIsNoGradient) {
   expect_equal(program, {2, 3});
 }
 
-// The program has two optimizers. It clears the gradients of one and keeps those of the other.
+// The program clears the accumulated gradients of some parameters, as if they had their own
+// optimizer, and keeps those of the others.
 TEST(DdpShardedBehind, ClearingSomeAccumulatedGradientsClearsThese) {
   for (const bool set_to_none : {true, false}) {
     const Program program = [set_to_none](const Copy& copy, const auto& compare) {
@@ -142,8 +146,8 @@ TEST(DdpShardedBehind, ATieByMemoryAcrossBucketsIsRefusedOnAllRanks) {
   }
 }
 
-// The program swaps averaged weights in and out. If it writes the values into the shards, all ranks
-// use them; if it replaces the shards' memory, the next forward is refused.
+// The program writes new values into the shards, for example averaged weights: the next forward of
+// all ranks must use them. Then it replaces the memory of the shards: the next forward must throw.
 TEST(DdpShardedBehind, ShardsThatTheProgramReplacesOrWrites) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     const auto net = std::make_shared<Zoo>();
@@ -167,7 +171,8 @@ TEST(DdpShardedBehind, ShardsThatTheProgramReplacesOrWrites) {
   }
 }
 
-// Reads and writes the parameters through their ParameterShards, as a snapshot does.
+// A snapshot reads and writes parameters through their ParameterShards. Those of frozen parameters
+// must share the parameters' memory.
 TEST(DdpShardedBehind, RecordsOfFrozenParametersAreTheirMemory) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto net = std::make_shared<Zoo>();

@@ -1,5 +1,5 @@
-// Tests the memory of sharded gradients: how many full gradients exist, in which buffers they are
-// reduced, and when a buffer is used again.
+// Tests the memory of sharded gradients: how many whole gradients exist at a time, in which buffers
+// they are reduced, and when a buffer is reused.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -18,9 +18,9 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 
-// A module of 12 layers, each of which fills a bucket.
+// A module of 12 layers, each with its own bucket.
 struct Deep : nn::Module {
   Deep() {
     torch::manual_seed(3);
@@ -39,7 +39,7 @@ struct Deep : nn::Module {
 
 constexpr int64_t kLayerBytes = 4 * (Deep::kWidth * Deep::kWidth + Deep::kWidth);
 
-// Makes the reductions take longer than a backward.
+// Delays each reduce_scatter, so that reductions take longer than a backward.
 void slow_down(const FakeGroup& group) {
   group.on_call = [&group](GroupCall& call) {
     if (call.kind == OpKind::kReduceScatter) {
@@ -50,7 +50,7 @@ void slow_down(const FakeGroup& group) {
   };
 }
 
-// Returns the sizes of the allocated flat buffers in float elements.
+// Returns the sizes of the flat buffers that the group has allocated, in float32 elements.
 std::vector<int64_t> allocated_by(const FakeGroup& group) {
   constexpr std::string_view kBegin = "allocate_symmetric(uint8 x ";
   std::vector<int64_t> numels;
@@ -61,8 +61,8 @@ std::vector<int64_t> allocated_by(const FakeGroup& group) {
   return numels;
 }
 
-// Full gradients exist for one bucket at a time. Reductions use the memory of two buckets, however
-// slow they are, and a buffer is not used again before its reduction has ended.
+// Whole gradients may exist for one bucket at a time. The reductions must use two buffers, however
+// slow they are, and a buffer must not be written before its reduction has ended.
 TEST(DdpSharded, FewFullGradientsExistAtATime) {
   std::vector<std::shared_ptr<Deep>> nets;
   for (int i = 0; i < 4; ++i) nets.push_back(std::make_shared<Deep>());
@@ -86,7 +86,7 @@ TEST(DdpSharded, FewFullGradientsExistAtATime) {
     size_t most = 0;
     for (Tensor& parameter : net->parameters()) {
       parameter.register_hook([&](const Tensor&) {
-        size_t num_full = 1;  // counts the gradient that is about to be accumulated
+        size_t num_full = 1;  // 1: the gradient that is about to be accumulated
         for (const Tensor& each : net->parameters()) num_full += has_values(each.grad()) ? 1 : 0;
         most = std::max(most, num_full);
       });
@@ -96,7 +96,7 @@ TEST(DdpSharded, FewFullGradientsExistAtATime) {
           torch::full({2, Deep::kWidth}, 0.1F * static_cast<float>(group.rank() + step));
       model(x).sum().backward();
       reference(x).sum().backward();
-      require(most <= 2, format("{} full gradients at once", most));  // a weight and a bias
+      require(most <= 2, format("{} full gradients at once", most));  // 2: a weight and a bias
       for (const auto& flat : shard::WrapperAccess::flat_parameters(model)) {
         for (size_t i = 0; i < flat->parameters().size(); ++i) {
           const Tensor whole = reference_net->named_parameters()[flat->parameters()[i].name].grad();
@@ -115,8 +115,8 @@ TEST(DdpSharded, FewFullGradientsExistAtATime) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A module of four parameters, each in a bucket of its own of another size. A rank uses them in the
-// order that it is given.
+// A module of four parameters of different sizes, each in its own bucket. forward() uses them in
+// the order `order`.
 struct Branches : nn::Module {
   Branches() {
     for (int64_t i = 0; i < 4; ++i) {
@@ -132,7 +132,8 @@ struct Branches : nn::Module {
   std::vector<Tensor> weights;
 };
 
-// Gradients become ready in another order on each rank and in each step.
+// Gradients become ready in another order on each rank and in each step. All ranks must
+// nevertheless reduce the buckets in the same order.
 TEST(DdpSharded, AllRanksReduceInOneOrder) {
   constexpr int kNumRanks = 3;
   std::vector<std::vector<std::string>> logs(kNumRanks);
@@ -152,7 +153,8 @@ TEST(DdpSharded, AllRanksReduceInOneOrder) {
       std::ranges::rotate(order, order.begin() + (group.rank() + step) % 4);
       if (group.rank() == 1) std::ranges::reverse(order);
       std::vector<size_t> used = order;
-      if (step == 2 && group.rank() == 2) used.pop_back();  // one rank does not use this parameter
+      // Rank 2 does not use the last parameter of its order.
+      if (step == 2 && group.rank() == 2) used.pop_back();
       model(torch::full({1}, 1.0 + group.rank(), torch::kDouble), used).backward();
       for (const auto& flat : shard::WrapperAccess::flat_parameters(model)) {
         const Tensor& gradient = flat->values(0).grad();

@@ -1,4 +1,5 @@
-// Sharded gradients (ZeRO stage 2) are the slices of replicated gradients, bit for bit.
+// Tests that sharded gradients (ZeRO stage 2) equal the corresponding slices of replicated
+// gradients, bit for bit.
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/testing/torch/ddp_copies.h"
 
@@ -18,7 +19,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::HasSubstr;
 
 TEST(DdpSharded, EachStepEqualsReplicatedGradients) {
@@ -50,8 +51,8 @@ TEST(DdpSharded, ParametersThatSomeOrAllRanksLeaveOut) {
   expect_equal([](const Copy& copy, const auto& compare) {
     for (int step = 0; step < 4; ++step) {
       if (step != 2) copy.zero_grad();
-      // At most one rank uses `side`, and all ranks but one use `other`. Step 2 does not clear the
-      // gradients of step 1.
+      // Only the last rank uses `side`, in odd steps, and all ranks except rank 0 use `other`. Step
+      // 2 adds to the gradients of step 1.
       copy.backward(4, step, {step % 2 == 1 && copy.rank == copy.world_size - 1, copy.rank != 0});
       if (step != 2) compare();
     }
@@ -110,8 +111,8 @@ TEST(DdpSharded, AccumulationWithoutReduction) {
   });
 }
 
-// When the optimizer clears its gradients, the local gradients of backwards under no_sync() are
-// cleared, too.
+// Clearing the gradients of the shards must also drop gradients that were accumulated under
+// no_sync().
 TEST(DdpSharded, ClearedGradientsTakeTheLocalOnesWithThem) {
   for (const bool set_to_none : {true, false}) {
     expect_equal([set_to_none](const Copy& copy, const auto& compare) {
@@ -132,7 +133,7 @@ TEST(DdpSharded, ClearedGradientsTakeTheLocalOnesWithThem) {
           const NoSync guard = copy.model.no_sync();
           copy.backward(count, 5);
         }
-        copy.zero_grad(set_to_none);  // clears between a forward and its backward
+        copy.zero_grad(set_to_none);  // clears after a forward and before its backward
         loss.backward();
         compare();
       }
@@ -145,7 +146,7 @@ TEST(DdpSharded, UnevenAndEmptyBatches) {
       [](const Copy& copy, const auto& compare) {
         for (int step = 0; step < 3; ++step) {
           copy.zero_grad();
-          // Rank 0 has no row in step 1, so its mean is NaN; in the other steps every rank has
+          // Rank 0 has no rows in step 1, so its loss is NaN; in the other steps every rank has
           // rows.
           copy.backward(step == 1 ? copy.rank : copy.rank + 1 + step, step);
           compare();
@@ -166,9 +167,9 @@ TEST(DdpSharded, AFrozenParameterTakesNoPart) {
   });
 }
 
-// Two synchronized backwards run without zero_grad(). The replicated gradient averages the earlier
-// mean plus this rank's new gradient; the sharded gradient adds two means. So they differ in the
-// last bits.
+// Several reducing backwards run without zero_grad(). Replicated gradients are the mean of the
+// earlier mean plus each rank's new gradient; sharded gradients are the sum of the means. So they
+// may differ in the last bits.
 TEST(DdpSharded, AReducedGradientIsAddedTo) {
   for (const int world_size : {1, 2, 3}) {
     run_pairs(world_size, [](const ProcessGroup& group, Wrapped& replicated, Wrapped& sharded) {
@@ -216,7 +217,7 @@ TEST(DdpSharded, TwoWrappersTakeTurns) {
   });
 }
 
-// Throws in the middle of the backward, and returns the text of that error.
+// Runs a backward in whose middle a hook throws, and returns the text of the error.
 std::string failure_of_backward(const Copy& copy, int64_t step) {
   Tensor weight = copy.net.down->weight;
   const unsigned hook =
@@ -226,8 +227,8 @@ std::string failure_of_backward(const Copy& copy, int64_t step) {
   return failure;
 }
 
-// In every other step the last rank throws. All ranks get an error that names it, and the next step
-// is right again.
+// The last rank throws in every second step. All other ranks must get an error with its number, and
+// the next step must be correct.
 TEST(DdpSharded, AnExceptionOnOneRankEndsTheStepOnAll) {
   const Program program = [](const Copy& copy, const auto& compare) {
     const int last = copy.world_size - 1;
@@ -247,7 +248,7 @@ TEST(DdpSharded, AnExceptionOnOneRankEndsTheStepOnAll) {
   expect_equal(program, {2, 3, 4});
 }
 
-// A backward that fails under no_sync() leaves gradients, which zero_grad() removes.
+// A backward that throws under no_sync() leaves gradients, which zero_grad() must remove.
 TEST(DdpSharded, ALocalBackwardThatFailsLeavesNothingBehind) {
   const Program program = [](const Copy& copy, const auto& compare) {
     {
@@ -261,8 +262,8 @@ TEST(DdpSharded, ALocalBackwardThatFailsLeavesNothingBehind) {
   expect_equal(program, {1, 3});
 }
 
-// Trains with SGD that the test applies to the shards. The model must equal one that SGD trains
-// with replicated gradients.
+// The test applies SGD to the shards itself. The model must equal one that is trained by SGD with
+// replicated gradients.
 TEST(DdpSharded, StepsOnTheShardsTrainTheModel) {
   for (const int world_size : {1, 3}) {
     run_pairs(world_size, [](const ProcessGroup& group, Wrapped& replicated, Wrapped& sharded) {
@@ -313,13 +314,13 @@ TEST(DdpSharded, TheOrderThatWasLearnedIsTakenOverByTheNextRun) {
     options.layout->buckets.pop_back();
     const std::string failure =
         failure_of([&] { Wrapped third(std::make_shared<Zoo>(), group, options); });
-    require(failure.find("it belongs to another model") != std::string::npos, failure);
+    require(failure.find("the layout belongs to another model") != std::string::npos, failure);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// An optimizer of the module's own parameters would find no gradient and train nothing, so it is
-// refused.
+// An optimizer of the module's parameters would find no gradients and train nothing, so its step()
+// must throw.
 TEST(DdpSharded, AnOptimizerOfTheModulesParametersIsRefused) {
   for (const int world_size : {1, 2}) {
     run_pairs(world_size, [](const ProcessGroup& group, Wrapped& replicated, Wrapped& sharded) {
@@ -351,7 +352,7 @@ TEST(DdpSharded, AnOptimizerOfTheModulesParametersIsRefused) {
   }
 }
 
-// Replicated gradients, which are those of the module's parameters, are cleared, too.
+// module->zero_grad() must clear sharded gradients like replicated ones.
 TEST(DdpSharded, ZeroGradOfTheModuleClearsTheShards) {
   expect_equal(
       [](const Copy& copy, const auto& compare) {
@@ -361,14 +362,15 @@ TEST(DdpSharded, ZeroGradOfTheModuleClearsTheShards) {
           compare();
         }
         const Tensor loss = copy.model(copy.rows(4, 3), std::pair(true, true)).mean();
-        copy.net.zero_grad();  // clears between a forward and its backward
+        copy.net.zero_grad();  // clears after a forward and before its backward
         loss.backward();
         compare();
       },
       {1, 3});
 }
 
-// A backward may reach a parameter before it reaches an output of the wrapper.
+// The loss has a term that depends directly on a parameter. So the backward may reach this
+// parameter before it reaches an output of the wrapper.
 TEST(DdpSharded, ARegularizerAfterTheForwards) {
   expect_equal(
       [](const Copy& copy, const auto& compare) {
@@ -376,13 +378,15 @@ TEST(DdpSharded, ARegularizerAfterTheForwards) {
         const Tensor second = copy.model(copy.rows(4, 1), std::pair(false, true)).mean();
         first.backward();
         copy.zero_grad();
-        (second + copy.net.side->weight.pow(2).sum()).backward();  // `second` does not use side
+        // The forward of `second` does not use `side`.
+        (second + copy.net.side->weight.pow(2).sum()).backward();
         compare();
       },
       {1, 2});
 }
 
-// A snapshot reads and writes the memory of the parameter itself, also in channels_last.
+// A snapshot writes a frozen parameter through its ParameterShard, which must have the parameter's
+// memory, also if that is channels_last.
 TEST(DdpSharded, TheRecordOfAFrozenChannelsLastWeightIsItsMemory) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string&) {
     struct Images : nn::Module {
@@ -410,7 +414,8 @@ TEST(DdpSharded, TheRecordOfAFrozenChannelsLastWeightIsItsMemory) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The destructor reads the gradients of parameters that no rank has used.
+// A parameter that no rank uses has a gradient of its own when the wrapper is destroyed. The
+// destructor must leave it and remove the placeholders of the others.
 TEST(DdpSharded, AGradientOfAnUnusedParameterOutlivesTheWrapper) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string&) {
     const auto net = std::make_shared<Zoo>();

@@ -1,5 +1,6 @@
-// Tests which forwards make up a step. If one rank leaves out a step, all ranks throw before any of
-// them returns a gradient; programs that only look like this are not refused.
+// Tests whether the ranks are in the same step. If one rank leaves out a step, all ranks must throw
+// before any of them returns a gradient. Programs in which ranks may differ, for example in
+// evaluations, must not throw.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,7 +30,7 @@ namespace nn = torch::nn;
 
 constexpr auto kFloat64 = torch::kDouble;
 
-// A module that computes y = x * weight + bias, element by element, and throws on request.
+// A module that computes x * weight + bias, element by element, or throws if `throws` is set.
 struct Scale : nn::Module {
   Scale() {
     weight = register_parameter("weight", torch::ones({20}, kFloat64));
@@ -58,8 +59,8 @@ Tensor rows(double value) {
   return torch::full({4, 20}, value, kFloat64);
 }
 
-// A way in which a program leaves out a step and goes on. `losses` is kept after the step, and
-// keeps the graphs, as in a program that collects its losses.
+// A way in which a program leaves out a step and continues. losses: kept until the end, so that the
+// graphs of the losses in it stay alive.
 struct LeftOut {
   const char* name;
   void (*step)(Model& model, const Tensor& x, std::vector<Tensor>& losses);
@@ -99,8 +100,8 @@ constexpr LeftOut kLeftOut[] = {{"loss_throws", loss_throws},
 struct LeftOutCase {
   LeftOut left_out;
   int world_size;
-  int rank;  // the rank that leaves the step out
-  int step;  // from 1
+  int rank;  // the rank that leaves out the step
+  int step;  // the step that it leaves out; the first one is 1
   GradientWeighting weighting;
 };
 
@@ -115,7 +116,7 @@ TEST_P(DdpLeftOut, AStepOnOneRankIsAnErrorOnAllBeforeAnyGradientIsReturned) {
     std::vector<Tensor> losses;
     for (int step = 1; step <= 6 && out.empty(); ++step) {
       model->zero_grad();
-      const Tensor x = rows(step);  // the mean over the ranks equals the value of one rank
+      const Tensor x = rows(step);  // equal on all ranks, so the mean gradient is that of each rank
       if (group.rank() == test.rank && step == test.step) {
         test.left_out.step(model, x, losses);
         continue;
@@ -126,9 +127,10 @@ TEST_P(DdpLeftOut, AStepOnOneRankIsAnErrorOnAllBeforeAnyGradientIsReturned) {
                 format("gradient of another step in step {}", step));
       }
     }
-    // Later backwards throw, too, because the ranks are still in different steps.
+    // Later backwards must throw, too, because the ranks are still in different steps.
     require(testing::failure_of([&] { model(rows(1)).sum().backward(); }) != "", "went on");
-    // The error message names this remedy: all ranks make a new wrapper, which counts steps from 0.
+    // The error recommends a new wrapper on all ranks, which begins to count steps again. This must
+    // work.
     Model again{std::make_shared<Scale>(), group};
     again(rows(1)).sum().backward();
     require(torch::equal(again->weight.grad(), torch::full({20}, 4.0, kFloat64)), "wrapped again");
@@ -159,8 +161,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, DdpLeftOut, ::testing::ValuesIn(left_out_cases()
                                          test.param.step);
                          });
 
-// The step consists of two forwards, each with its backward. One rank leaves out the backward that
-// is not the last.
+// A step has two forwards, each with its own backward. Rank 1 leaves out the first backward and
+// runs the second one.
 TEST(DdpSteps, OneOfTwoBackwardsLeftOutIsAnErrorOnAll) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     Model model{std::make_shared<Scale>(), group};
@@ -178,8 +180,8 @@ TEST(DdpSteps, OneOfTwoBackwardsLeftOutIsAnErrorOnAll) {
   }
 }
 
-// A program that leaves out no step. It runs twice; then a plain step must give the right gradient
-// on all ranks.
+// A program that is allowed. The test runs it twice, and after each time two plain steps must give
+// the right gradient on all ranks.
 struct Legal {
   const char* name;
   void (*run)(Model& model, int rank);
@@ -233,7 +235,8 @@ struct BadBackward : torch::autograd::Function<BadBackward> {
   }
 };
 
-// The rank that fails does not reach the output of the first forward.
+// The output of one forward is the input of the next one. The backward of rank 1 throws before it
+// reaches the output of the first forward.
 void exception_inside_a_step_of_two_forwards(Model& model, int rank) {
   const Tensor a = model(rows(1));
   Tensor x = a;
@@ -289,18 +292,20 @@ TEST(DdpSteps, AStepLeftOutIsNotHiddenByAnExceptionInTheNext) {
       output += failure.empty() ? "none;" : failure + ";";
     }
   });
-  // The last backward of rank 0 has no counterpart, because rank 1 has run one backward less.
+  // The last backward of rank 0 fails, because rank 1 has run one backward less and does not take
+  // part.
   EXPECT_THAT(result.ranks[0].output, HasSubstr("rank 0 is in step 1 and rank 1 in step 2"));
   for (const auto& rank : result.ranks) {
     EXPECT_THAT(rank.output, ::testing::Not(HasSubstr("none;")));
   }
 }
 
-// Two wrappers of equal models, for example in an ensemble: their buckets have equal sizes.
+// Two wrappers of equal models, as in an ensemble. Their buckets have equal sizes, so reductions of
+// one could be mixed up with those of the other.
 struct TwoModelsCase {
   const char* name;
   GradientWeighting weighting;
-  int64_t cap_bytes;  // bucket cap, which gives one bucket or several
+  int64_t cap_bytes;  // the bucket cap: large for one bucket, small for several
 };
 
 class DdpTwoModels : public ::testing::TestWithParam<TwoModelsCase> {};
@@ -318,7 +323,7 @@ TEST_P(DdpTwoModels, ABackwardLeftOutInOneIsAnErrorInThePassThatMeetsTheOther) {
       const Tensor loss = a(rows(1)).sum();
       const bool leaves_out = group.rank() == 0 && step == 2;
       if (!leaves_out) output += testing::failure_of([&] { loss.backward(); });
-      // The pass of `a` on this rank has met the pass of `b` on rank 0.
+      // The reduction of `a` on this rank has run together with that of `b` on rank 0.
       if (step == 2 && group.rank() == 1) break;
       output += testing::failure_of([&] { b(rows(100)).sum().backward(); });
       if (!output.empty() || leaves_out) continue;
@@ -375,8 +380,8 @@ TEST(DdpTwoModelsBuffers, ForwardsInAnotherOrderOnOneRankAreAnErrorInTheNextBack
   }
 }
 
-// On rank 1 the forward of the first model gets the buffers of the second; then the backwards of
-// the two models meet.
+// Rank 0 leaves out the step of `a` and continues with `b`. So the forwards of `a` on the other
+// ranks get the buffers of rank 0's `b`, and then reductions of the two models run together.
 TEST(DdpTwoModelsBuffers, AWholeStepLeftOutInOneIsAnErrorInThePassThatMeetsTheOther) {
   const auto result = run_groups(3, [](const ProcessGroup& group, std::string& output) {
     DistributedDataParallel a{std::make_shared<BufferedScale>(), group};
@@ -415,8 +420,9 @@ TEST(DdpSteps, ForwardsLeftBehindOnAllRanksAreLoggedOnceByRankZero) {
                                  [](const ProcessGroup& group, std::string&) {
                                    Model model{std::make_shared<Scale>(), group};
                                    model(rows(1)).sum().backward();
-                                   // One mistake on each rank: an evaluation with gradients, and a
-                                   // step that is left out.
+                                   // Each rank has some forwards without a backward: rank 1 an
+                                   // evaluation with grad and step 4, rank 0 step 1, and both step
+                                   // 3.
                                    if (group.rank() == 1) model(rows(1));
                                    for (int step = 1; step <= 4; ++step) {
                                      const Tensor loss = model(rows(step)).sum();

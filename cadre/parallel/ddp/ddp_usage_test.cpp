@@ -1,6 +1,6 @@
-// Tests unusual uses of the wrapper: options that differ between ranks, modules that one rank
-// refuses, wrappers that were moved from, backwards in another order than their forwards; also
-// tests that gradients are reduced while backward still computes others.
+// Tests unusual uses of the wrapper: options that differ between the ranks, constructors that throw
+// on one rank, wrappers that were moved from, and backwards in another order than their forwards.
+// Also tests that the reduction overlaps with the backward.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -66,7 +66,8 @@ TEST(DdpOptions, ThatDifferAreNamedOnAllRanks) {
       if (group.rank() == 1) option.change(options);
       nn::Linear linear = small_linear();
       output += failure_of([&] { DistributedDataParallel(linear, group, options); }) + "\n";
-      DistributedDataParallel model{linear, group};  // the refused constructor changed nothing
+      // Works, because the failed constructor has not changed the module.
+      DistributedDataParallel model{linear, group};
       model(torch::ones({1, 1}, kDouble)).sum().backward();
     }
   });
@@ -129,7 +130,7 @@ TEST(DdpWrappers, ThatWereMovedFromSaySo) {
     const Tensor x = torch::ones({1, 1}, kDouble);
     const std::vector<std::function<void()>> calls = {
         [&] { model(x); },
-        [&] { model.zero_grad(); },  // NOLINT: used after the move
+        [&] { model.zero_grad(); },  // NOLINT: tests the use after the move
         [&] { model->zero_grad(); },
         [&] { (void)model.no_sync(); },
         [&] { model.reduce_gradients(); },
@@ -151,7 +152,7 @@ TEST(DdpWrappers, ThatWereMovedFromSaySo) {
   }
 }
 
-// The error for a parameter that was unfrozen recommends a new wrapper.
+// The error for a parameter that was unfrozen recommends a new wrapper. This must work.
 TEST(DdpWrappers, AModuleIsWrappedAgainAfterAParameterWasUnfrozen) {
   struct TwoLayers : nn::Module {
     TwoLayers() {
@@ -184,7 +185,8 @@ TEST(DdpWrappers, AModuleIsWrappedAgainAfterAParameterWasUnfrozen) {
                       "is destroyed")));
 }
 
-// Programs that run the backward of a forward later, or in another way, do not leave out a step.
+// A program that runs the backward of each forward, but later or in an unusual way. It must not be
+// logged that forwards were left without a backward.
 using Step = std::function<void(DistributedDataParallel<nn::LinearImpl>& model,
                                 DistributedDataParallel<nn::LinearImpl>& critic, const Tensor& x)>;
 
@@ -233,8 +235,8 @@ TEST(DdpLeftBehind, IsNotLoggedForForwardsThatABackwardCarriesLater) {
       });
 }
 
-// The gradient of the first layer is computed last. At that time the gradients of later layers are
-// already being reduced.
+// Backward computes the gradient of the first layer last. At that time the reductions of the other
+// layers' buckets must have been started.
 TEST(DdpOverlap, BucketsAreIssuedBeforeTheLastGradientIsComputed) {
   struct Deep : nn::Module {
     Deep() {
@@ -263,8 +265,8 @@ TEST(DdpOverlap, BucketsAreIssuedBeforeTheLastGradientIsComputed) {
     const uint64_t num_before = group.communicator().num_collectives();
     loss.backward();
     const uint64_t num_after = group.communicator().num_collectives();
-    // Each layer has a bucket. The buckets of the other layers are issued before the last gradient
-    // is computed.
+    // Each of 4 layers has a bucket: 4 reductions in total, of which 3 are started before the last
+    // gradient is computed.
     require(num_after - num_before == 4, format("{} in all", num_after - num_before));
     require(num_before_last - num_before == 3,
             format("{} before the last gradient", num_before_last - num_before));

@@ -1,18 +1,18 @@
-// Trains one model on many ranks: each computes the gradients of its share of a batch, and every
-// rank steps with their mean. examples/ddp_toy.cpp is a whole program.
+// Trains one model on many ranks: each rank computes gradients with its part of the batch, and the
+// mean of the gradients over the ranks is computed during backward. examples/ddp_toy.cpp is a
+// complete program.
 //
-// Threads: forward, backward and every method from one thread; several wrappers in one process may
-// each have a thread. Blocking: the constructor (collective: it checks that the models match and
-// copies rank 0's values), a forward in training mode when there are buffers to broadcast, and
-// backward(), each until the group's deadline.
-// Lifetime: shares the module; keeps the group alive. Gradients are views of flat buckets,
-// unless they are sharded.
-// Errors: cadre::Error; a forward after the module's parameters have changed (added, replaced,
-// resized, moved, unfrozen) names the first that did; to freeze one is allowed, on all ranks or on
-// none. In a world of one it only calls the module.
-// With GradientPlacement::kSharded a gradient is reduced to the ranks that own a part of its
-// parameter: see parameter_shards(). ZeroRedundancyOptimizer then steps on these parts.
-// Source: torch.nn.parallel.DistributedDataParallel.
+// Threads: forward, backward and all methods of one wrapper must be called from the same thread;
+// another wrapper may use another thread. Blocking: the constructor, which is a collective (it
+// checks that the models match and broadcasts rank 0's values), a forward in training mode if the
+// module has buffers to broadcast, and backward() wait until the group's deadline. Lifetime: shares
+// the module and keeps the group alive. Gradients are views of flat buckets, unless they are
+// sharded. Errors: cadre::Error. If a parameter was added, replaced, resized, moved or unfrozen
+// after the wrapping, the next forward throws an error with its name. Freezing a parameter is
+// allowed if all ranks do it. In a world of one rank the wrapper only calls the module. With
+// GradientPlacement::kSharded each rank gets only the reduced gradients of the shards that it owns
+// (parameter_shards()), and ZeroRedundancyOptimizer updates these shards. Source:
+// torch.nn.parallel.DistributedDataParallel.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,7 +35,7 @@
 
 namespace cadre {
 
-// M: see DataParallelModule.
+// DataParallelModule says which modules M are allowed.
 template <typename M>
 class DistributedDataParallel : public DataParallelModule<M> {
  public:
@@ -44,7 +44,8 @@ class DistributedDataParallel : public DataParallelModule<M> {
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(module, parallel::make_ddp_replicas(module, ranks, options)) {}
 
-  // Takes a module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential, torch::nn::Linear.
+  // Takes a module holder, for example Net of TORCH_MODULE(Net), torch::nn::Sequential or
+  // torch::nn::Linear.
   template <ModuleHolder Holder>
     requires std::is_same_v<typename Holder::ContainedType, M>
   DistributedDataParallel(const Holder& module, const Ranks& ranks,
@@ -57,29 +58,30 @@ class DistributedDataParallel : public DataParallelModule<M> {
   DistributedDataParallel(Given&&, const Group&, const DistributedDataParallelOptions& = {})
       : DistributedDataParallel(nullptr, parallel::refuse_module<std::remove_cvref_t<Given>>()) {}
 
-  // Makes a call without the group an error of the compiler.
+  // Makes a call without the group a compile error with a readable message.
   template <typename Given>
     requires(!std::is_same_v<std::remove_cvref_t<Given>, DistributedDataParallel>)
   explicit DistributedDataParallel(Given&&)
       : DistributedDataParallel(nullptr, parallel::refuse_module<std::remove_cvref_t<Given>>()) {}
 
-  // Returns the part of each parameter of the module that this rank owns, in the order of
-  // named_parameters(); needs GradientPlacement::kSharded. An optimizer is given the `values` of
-  // all of them, also of those without an element here; a program that writes them holds a
-  // ShardUpdate, whose end gathers the parameters.
+  // Returns this rank's shard of each parameter of the module, in the order of named_parameters().
+  // Throws kInvalidArgument unless gradients are GradientPlacement::kSharded. An optimizer must get
+  // `values` of all shards, also of those without elements on this rank. A program that writes
+  // `values` must hold a ShardUpdate, whose finish() gathers the parameters.
   std::vector<ParameterShard> parameter_shards() const {
     this->core();  // throws if this object was moved from
     return replicas_.parameter_shards();
   }
-  // Returns the ranks that have replicas of the module.
+  // Returns the group of the wrapper, whose ranks all have a replica of the module.
   const ProcessGroup& process_group() const { return replicas_.group; }
-  // Makes each forward call `call` at its start, also without grad. In `call` an optimizer waits
-  // for the parameters of its last step.
+  // Sets a function that is called at the start of each forward, also without grad.
+  // ZeroRedundancyOptimizer uses it to wait for the gathers of its last step.
   void call_before_forward(std::function<void()> call) {
     this->core().call_before_forward(std::move(call));
   }
-  // Makes each backward through an output of a later forward call `call` at its start, also in a
-  // world of one. In `call` an optimizer reports writes to its shards to autograd.
+  // Sets a function that is called at the start of each backward through an output of a later
+  // forward, also in a world of one rank. ZeroRedundancyOptimizer uses it to increment version
+  // counters after writes to its shards.
   void call_before_backward(std::function<void()> call) {
     this->core().call_before_backward(std::move(call));
   }
@@ -87,8 +89,8 @@ class DistributedDataParallel : public DataParallelModule<M> {
  private:
   friend struct shard::WrapperAccess;
 
-  // With GradientPlacement::kSharded, returns the buffers in which the parameters are, one for each
-  // bucket. Otherwise the list is empty.
+  // Returns the flat buffers of the parameters, one for each bucket, if gradients are
+  // GradientPlacement::kSharded; otherwise an empty list.
   const std::vector<std::shared_ptr<shard::FlatParameters>>& flat_parameters() const {
     return replicas_.flat_parameters;
   }
@@ -99,8 +101,8 @@ class DistributedDataParallel : public DataParallelModule<M> {
   parallel::DdpReplicas replicas_;
 };
 
-// Replaces the type of the module if an argument has a wrong type, so that the compiler reports
-// this one error and no errors that follow from it.
+// Is deduced as the type of the module if an argument has a wrong type. So the compiler reports
+// only the error of RefusedModule, and no errors that follow from it.
 template <typename Given>
 struct RefusedArgument {};
 

@@ -1,4 +1,5 @@
-// Tests the wrapper's layouts and weights, its arguments and its results.
+// Tests the wrapper's bucket layouts, its weights, and which modules, arguments and results it
+// takes.
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 
 #include <array>
@@ -17,7 +18,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::HasSubstr;
 
 using DistributedDataParallelTest = DdpTest;
@@ -29,12 +30,13 @@ TEST_F(DistributedDataParallelTest, TheLayoutIsLearnedInTheFirstStepAndKept) {
   loss_of(model(input())).backward();
   ASSERT_TRUE(model.learned_layout());
   const BucketLayout layout = *model.learned_layout();
-  // The last layers come first, and in each layer the bias before the weight. This differs from the
-  // reverse of registration, with which the first step starts.
+  // Gradients become ready from the last layer to the first, and in each layer the bias before the
+  // weight. This order differs from the reverse order of registration, which the first step uses.
   EXPECT_EQ(layout.to_string(), "float64:3,2;float64:5,4;float64:1,0");
   EXPECT_EQ(BucketLayout::parse(layout.to_string()), layout);
 
-  // An imported layout is used from the first step, and never learned again.
+  // A layout that is passed in the options is used from the first step on, and no other layout is
+  // learned.
   BucketLayout odd =
       plan_bucket_layout(sizes_of(distinct_parameters(*net_)),
                          std::vector<int64_t>{2, 0, 5, 1, 4, 3}, options_.bucket_caps);
@@ -50,7 +52,7 @@ TEST_F(DistributedDataParallelTest, TheLayoutIsLearnedInTheFirstStepAndKept) {
   options_.layout->buckets.pop_back();
   net_ = std::make_shared<Net>();
   EXPECT_THAT(error_of([&] { wrap(); }, ErrorCode::kInvalidArgument),
-              HasSubstr("it belongs to another model"));
+              HasSubstr("the layout belongs to another model"));
 }
 
 TEST_F(DistributedDataParallelTest, GradientsKeepTheirParametersMemoryOrder) {
@@ -71,7 +73,7 @@ TEST_F(DistributedDataParallelTest, ReplicasAreWeightedBySamples) {
   options_.weighting = GradientWeighting::kSamples;
   auto model = wrap();
   const auto local = local_gradients(*net_, plain_step);
-  // The other ranks, which are a formula, contribute multiples of this rank's weighted gradient.
+  // The simulated other ranks contribute multiples of this rank's weighted gradient.
   const double sum_factor = formula_->mean_factor() * kWorld;
   formula_->samples = 20;
   model.set_num_samples(5);
@@ -120,7 +122,7 @@ TEST_F(DistributedDataParallelTest, ABackwardIsWeightedByTheSamplesOfItsOwnForwa
                                HasSubstr("forwards of 5 and 30 samples")));
   net_->zero_grad();
 
-  // The forward runs outside of no_sync() and its backward inside. So its samples belong to the
+  // This forward runs outside of no_sync(), but its backward inside. So its samples count for the
   // accumulated gradients.
   const Tensor added_up = forward(10);
   {
@@ -176,8 +178,8 @@ std::vector<Tensor> held_tensors(const Described& described) {
   return {described.y, described.aux};
 }
 
-// forward() may have these results. For a result with a tensor that the wrapper cannot find, the
-// wrapper could set no hook.
+// Checks which types forward() may return: those in which the wrapper finds all tensors, because it
+// must set a hook on each output.
 static_assert(wrap::tensors_are_known<Tensor>() && wrap::tensors_are_known<Described>());
 static_assert(wrap::tensors_are_known<std::tuple<Tensor, std::vector<std::pair<int, Tensor>>>>());
 static_assert(wrap::tensors_are_known<std::map<std::string, std::optional<Tensor>>>());
@@ -256,7 +258,7 @@ TEST_F(DistributedDataParallelTest, TakesHoldersSequentialAndTupleOutputs) {
   EXPECT_EQ(recurrent->named_parameters()[0].key(), "weight_ih_l0") << "no prefix";
 }
 
-// Counts the hooks of the wrapper: those on the output's node, and those on the gradient
+// Returns the number of hooks that the wrapper has set on the output and on the gradient
 // accumulators.
 size_t num_hooks(const Net& net, const Tensor& output) {
   size_t count = output.grad_fn()->tensor_pre_hooks().size();
@@ -282,7 +284,7 @@ TEST_F(DistributedDataParallelTest, AWorldOfOneOnlyCallsTheModule) {
   EXPECT_TRUE(alone.log().empty());
   EXPECT_FALSE(model.learned_layout());
 
-  // With other ranks the hooks that are counted above exist.
+  // The same count with several ranks shows that num_hooks() finds the hooks.
   auto wrapped = wrap();
   const Tensor reduced = wrapped(input());
   EXPECT_EQ(num_hooks(*net_, reduced), 1 + net_->parameters().size());
@@ -300,7 +302,7 @@ TEST_F(DistributedDataParallelTest, AWorldOfOneTakesWhatNeedsPeersElsewhere) {
   loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   model.reduce_gradients();
   expect_gradients(*net_, local_gradients(*net_, plain_step), 2);
-  net_->zero_grad();  // frees the graph that the gradients keep
+  net_->zero_grad();  // frees the graph, which the gradients of create_graph keep alive
   EXPECT_TRUE(alone.log().empty());
 }
 
@@ -322,11 +324,12 @@ TEST_F(DistributedDataParallelTest, AModuleIsWrappedOnceAtATime) {
     auto model = wrap();
     EXPECT_THAT(error_of(again, ErrorCode::kInvalidArgument),
                 HasSubstr("\"first.weight\" is wrapped already"));
-    // A part of the module cannot be wrapped, either.
+    // A submodule of a wrapped module cannot be wrapped, either.
     const auto part = [&] { DistributedDataParallel(net_->second, peers_.group()); };
     EXPECT_THAT(error_of(part, ErrorCode::kInvalidArgument),
                 HasSubstr("\"weight\" is wrapped already"));
-    loss_of(model(input())).backward();  // a graph that is still alive does not matter
+    // The graph of this backward must not prevent that the module is wrapped again below.
+    loss_of(model(input())).backward();
   }
   net_->zero_grad();
   auto model = wrap();

@@ -1,6 +1,6 @@
-// Options of DistributedDataParallel.
+// Defines the options of DistributedDataParallel.
 //
-// Threads: plain values. Equal on all ranks.
+// All ranks must pass the same options.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,19 @@
 namespace cadre {
 
 enum class GradientPlacement : uint8_t {
-  kReplicated,  // every rank has every gradient, in parameter.grad()
-  // Each gradient is reduced to the ranks that own a part of the parameter, in parameter_shards().
-  // Any access to parameter.grad() after backward() throws. This is stage 2 of ZeRO.
+  kReplicated,  // every rank has whole gradients, in parameter.grad()
+  // Each rank has only the gradients of its shards, in the grad() of parameter_shards(). Any access
+  // to parameter.grad() after backward() throws. This is ZeRO stage 2.
   kSharded,
 };
 
 struct DistributedDataParallelOptions {
   GradientWeighting weighting = GradientWeighting::kSamples;
-  // Copies rank 0's buffers to all ranks before each synchronized forward in training mode.
+  // Whether rank 0's buffers are broadcast before each synchronized forward in training mode.
   bool broadcast_buffers = true;
   BucketCaps bucket_caps = {};
-  // learned_layout() of an earlier run, so that a resumed run has the same bits; without it the
-  // layout is learned in the first step.
+  // The learned_layout() of an earlier run, with which a resumed run gives the same bits. Default:
+  // the layout is learned in the first step.
   std::optional<BucketLayout> layout = {};
   GradientPlacement gradients = GradientPlacement::kReplicated;
 };

@@ -1,26 +1,25 @@
-// Constructs a module without memory for its values, and gives it the values later.
+// Constructs a module without memory for the values of its tensors, and computes the values later.
 //
 //   Gpt gpt = cadre::defer_init([&] { return Gpt(config); });
 //   cadre::FullyShardedDataParallel model{gpt, world};  // or cadre::materialize(*gpt);
 //
 // Inside defer_init() every tensor that an operation creates on the CPU is a deferred tensor: a
-// meta tensor (sizes and dtype, no values) whose operations are recorded. To materialize it is to
-// run the recorded operations that its values depend on. It then has the bits that construction
-// without defer_init() would have given it with the same seed: a random operation is run once when
-// it is recorded, on memory that is freed at once, so that the generator advances as in plain
-// construction, and is repeated with the state that it had before. docs/decisions/0014 describes
-// what is recorded and what is refused.
+// meta tensor (sizes and dtype, no values) whose operations are recorded. Materializing it means to
+// run the recorded operations on which its values depend. It then has the same bits as after
+// construction without defer_init() with the same seed. To achieve this, a random operation is run
+// when it is recorded, on memory that is freed at once, so that the generator advances as in plain
+// construction. Materializing runs it again with the generator state that was recorded.
+// docs/decisions/0014 describes what is recorded and what is an error.
 //
 // Operations on deferred tensors are recorded outside of defer_init(), too, until the first tensor
 // is materialized: apply(init_weights) and to(torch::kBFloat16) work in both places.
 //
-// Threads: a deferred module is used by one thread at a time; several threads may each construct
-// and materialize their own. Blocking: never.
-// Lifetime: the record lives as long as a deferred tensor that it describes.
-// Errors: kInvalidArgument for an operation that cannot be recorded, and for a tensor on the meta
-// device that was not made by defer_init(). libtorch throws a sentence where the memory of a
-// deferred tensor is accessed directly.
-// Source: torchdistx.deferred_init.
+// Threads: a deferred module must be used by one thread at a time; several threads may each
+// construct and materialize their own module. Lifetime: the recorded operations are kept as long as
+// a deferred tensor that depends on them. Errors: kInvalidArgument for an operation that cannot be
+// recorded, and for a tensor on the meta device that was not made by defer_init(). A direct access
+// to the memory of a deferred tensor throws c10::Error, whose text says what to do. Source:
+// torchdistx.deferred_init.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,7 +48,8 @@ class CADRE_EXPORT DeferredScope {
   DeferredScope(const DeferredScope&) = delete;
   DeferredScope& operator=(const DeferredScope&) = delete;
 
-  // Ends the recording of direct writes to memory; throws kInvalidArgument if one came too late.
+  // Records what the program has written directly to the memory of small tensors made by empty().
+  // Throws kInvalidArgument if it wrote after an operation had used the tensor.
   void finish();
 
  private:
@@ -58,7 +58,8 @@ class CADRE_EXPORT DeferredScope {
   c10::impl::IncludeDispatchKeyGuard includes_;
 };
 
-// Returns what `make` returns: a module, a holder, a pointer to a module.
+// Calls `make` in a DeferredScope and returns its result: a module, a holder or a pointer to a
+// module.
 template <std::invocable Make>
 auto defer_init(Make&& make) {
   DeferredScope scope;
@@ -69,9 +70,9 @@ auto defer_init(Make&& make) {
 
 CADRE_EXPORT bool is_deferred(const at::Tensor& tensor);
 
-// Gives the deferred parameters and buffers of a module, and of the modules below it, their values.
-// They keep their identity; tensors that shared memory share it again. Without deferred tensors it
-// does nothing.
+// Computes the values of the deferred parameters and buffers of a module and its submodules. The
+// tensors stay the same objects, and tensors that shared memory share it again. Other tensors do
+// not change.
 CADRE_EXPORT void materialize(const torch::nn::Module& module);
 
 template <typename Holder>

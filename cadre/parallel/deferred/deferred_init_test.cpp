@@ -10,7 +10,7 @@
 
 #include "cadre/tensor/hooks/named_tensors.h"
 
-// libtorch's omitted optional arguments look uninitialized to gcc 12.
+// gcc 12 warns that the default values of libtorch's optional arguments may be uninitialized.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -52,8 +52,8 @@ void expect_same_module(const Module& deferred, const Module& plain) {
   }
 }
 
-// Constructs the module plainly and deferred with one seed, and expects equal values. The state of
-// the generator must be equal afterwards, too.
+// Constructs the module plainly and deferred with the same seed, and expects equal bits in all
+// tensors, and equal states of the random generator after the construction.
 template <typename Make>
 void expect_bits_of_plain_construction(const Make& make) {
   torch::manual_seed(kSeed);
@@ -114,7 +114,7 @@ TEST(DeferInitTest, RecurrentAndAttentionLayers) {
   expect_bits<torch::nn::Transformer>(torch::nn::TransformerOptions(16, 2, 1, 1));
 }
 
-// A module with one tensor, which one initializer fills.
+// A module with one parameter, which `fill` initializes.
 struct Filled : Module {
   explicit Filled(std::vector<int64_t> sizes, const std::function<void(torch::Tensor)>& fill) {
     weight = register_parameter("weight", torch::empty(sizes));
@@ -137,12 +137,13 @@ TEST(DeferInitTest, Initializers) {
   expect_bits_of({9, 6}, [](auto w) { init::sparse_(w, 0.3); });
   expect_bits_of({9, 6}, [](auto w) { init::kaiming_normal_(w); });
   expect_bits_of({9, 6}, [](auto w) { init::xavier_normal_(w); });
-  expect_bits_of({9, 6}, [](auto w) {  // truncated normal by the inverse of its distribution
+  // Truncated normal distribution, by inverting the distribution function.
+  expect_bits_of({9, 6}, [](auto w) {
     w.uniform_(-0.95, 0.95);
     w.erfinv_();
     w.mul_(0.02 * std::sqrt(2.0)).add_(0.5).clamp_(0.4, 0.6);
   });
-  expect_bits_of({40, 6}, [](auto w) {  // truncated normal by rejection
+  expect_bits_of({40, 6}, [](auto w) {  // truncated normal distribution, by rejection
     const torch::Tensor draws = torch::randn({40, 6, 4});
     const torch::Tensor is_valid = (draws < 2) & (draws > -2);
     const torch::Tensor index = std::get<1>(is_valid.to(torch::kByte).max(-1, true));
@@ -156,7 +157,7 @@ TEST(DeferInitTest, RandomOperationsOfEveryKind) {
   expect_bits_of({10}, [](auto w) { w.copy_(torch::randn_like(w)).add_(torch::rand({10})); });
   expect_bits_of({10}, [](auto w) { w.fill_(0.5).copy_(torch::bernoulli(w)); });
   expect_bits_of({10}, [](auto w) { w.fill_(3).copy_(torch::poisson(w)); });
-  expect_bits_of({4}, [](auto w) {  // draws as many numbers as its probabilities say
+  expect_bits_of({4}, [](auto w) {  // the probabilities determine how many random numbers are drawn
     const torch::Tensor chances = torch::rand({10});
     w.copy_(torch::multinomial(chances, 4)).add_(torch::randn({4}));
   });
@@ -169,16 +170,17 @@ TEST(DeferInitTest, RandomOperationsOfEveryKind) {
   });
 }
 
-// Copies values from tensor to tensor, through views and constants, before and after their use.
+// A module whose tensors depend on each other in many ways: views, copies before and after changes,
+// constants, direct writes to memory, and values that a condition reads.
 struct Woven : Module {
   Woven() {
     const torch::NoGradGuard no_grad;
     const torch::Tensor both = torch::randn({6, 4});
     first = register_parameter("first", both.narrow(0, 0, 3));
     second = register_parameter("second", both.narrow(0, 3, 3));
-    second.add_(first);  // the second half of one storage
+    second.add_(first);  // `first` and `second` are halves of one storage
     copied = register_parameter("copied", first.clone());
-    first.mul_(-2);  // `copied` keeps the values from before this operation
+    first.mul_(-2);  // must not change `copied`
     torch::Tensor table = torch::zeros({8, 6});
     const torch::Tensor position = torch::arange(0, 8).unsqueeze(1);
     const torch::Tensor rate =
@@ -198,7 +200,8 @@ struct Woven : Module {
     for (int64_t i = 0; i < 6; ++i) elements[i / 2][i % 2] = static_cast<double>(i) / 3;
     register_buffer("written", written);
     transposed = register_parameter("transposed", torch::rand({3, 5}).t());
-    register_buffer("view", copied.view(-1).slice(0, 2, 9));  // shares memory with a parameter
+    // Shares memory with the parameter `copied`.
+    register_buffer("view", copied.view(-1).slice(0, 2, 9));
     std::vector<float> given{4, 5, 6, 7};
     register_buffer("given",
                     torch::from_blob(given.data(), {4}, torch::kFloat) + torch::zeros({4}));
@@ -289,7 +292,7 @@ TEST(DeferInitTest, RecordsAfterTheScope) {
   torch::manual_seed(kSeed);
   const auto deferred = defer_init(make);
   change(*deferred);
-  defer_init([&] {  // a scope of its own
+  defer_init([&] {  // records in a second scope
     const torch::NoGradGuard no_grad;
     deferred->head->weight.add_(torch::ones({6}, torch::kDouble));
     return 0;
@@ -310,7 +313,7 @@ TEST(DeferInitTest, OneSubmoduleAfterTheOther) {
   EXPECT_TRUE(is_deferred(deferred->embedding->weight));
   materialize(*deferred);
   expect_same_module(*deferred, plain);
-  materialize(*deferred);  // no deferred tensor is left
+  materialize(*deferred);  // does nothing, because no deferred tensor is left
 }
 
 TEST(DeferInitTest, AMaterializedModuleTrains) {
@@ -332,7 +335,8 @@ TEST(DeferInitTest, AMaterializedModuleTrains) {
   expect_same_module(*deferred, *plain);
 }
 
-// A constructor may run a forward, here to determine a size; this changes running statistics.
+// The constructor runs a forward to determine a size. The forward changes the running statistics of
+// the BatchNorm, which must be recorded.
 struct Probing : Module {
   Probing() {
     features = register_module(
@@ -385,7 +389,8 @@ TEST(DeferInitTest, LaterChangesOfATensorFromOutsideDoNotMatter) {
   EXPECT_TRUE(module->weight.equal(torch::full({3}, 5.0)));
 }
 
-// clone() sets the values of parameters without an operation that is recorded.
+// Cloneable::clone() sets parameters by assigning tensors, which is no operation; the recorder
+// records aten::clone for this case.
 TEST(DeferInitTest, ClonesOfAModuleFromOutside) {
   const torch::nn::Linear outside(3, 4);
   const auto module = defer_init([&] { return outside->clone(); });

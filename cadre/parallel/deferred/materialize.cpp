@@ -21,7 +21,7 @@ namespace cadre {
 
 namespace {
 
-// Deferred tensors and their places in the module, by tape.
+// Deferred tensors of one tape, and their places in storages.
 struct Deferred {
   std::vector<at::Tensor> tensors;
   std::vector<Place> places;
@@ -46,7 +46,8 @@ DeferredByTape deferred_among(std::string_view caller, std::span<const NamedTens
     const DeferredStorage* const storage = Tape::storage_of(tensor);
     Deferred& deferred = by_tape[Tape::joined(storage->tape)];
     deferred.add(tensor);
-    // An operation in place on the view would reach its base.
+    // The base of a view must get values, too, because a later operation in place on the view also
+    // changes its base.
     if (!tensor.is_view()) continue;
     const at::Tensor base(tensor._base());
     if (Tape::storage_of(base) != nullptr) deferred.add(base);
@@ -54,16 +55,16 @@ DeferredByTape deferred_among(std::string_view caller, std::span<const NamedTens
   return by_tape;
 }
 
-// Gives the tensor the memory and the form of `values`. Its state in autograd stays.
+// Gives the tensor the memory, sizes and strides of `values`. Its autograd state does not change.
 void give_values(const at::Tensor& tensor, const at::Tensor& values) {
-  // The values were given already, to the base of a view or under another name.
+  // The tensor has values already: it is in the list twice, for example as the base of a view.
   if (!tensor.is_meta()) return;
   tensor.unsafeGetTensorImpl()->shallow_copy_from(values.getIntrusivePtr());
-  // Drops an accumulator of gradients that was made for the meta device.
+  // Makes autograd drop a gradient accumulator that it has made for the meta device.
   tensor.set_data(values);
 }
 
-// Returns tensors at these places, in new storages without values.
+// Returns uninitialized tensors with the places of the deferred tensors, in new storages.
 std::vector<at::Tensor> uninitialized(const Deferred& deferred) {
   std::map<StorageId, c10::Storage> storages;
   std::vector<at::Tensor> tensors;
@@ -84,8 +85,8 @@ void materialize_with(std::string_view caller, std::span<const NamedTensor> tens
                       const MakeValues& make_values) {
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard unrecorded(c10::DispatchKey::DeferredInit);
-  // All values are computed first, so that an operation that cannot be repeated leaves every tensor
-  // deferred.
+  // All values are computed before a tensor is changed, so that all tensors stay deferred if an
+  // operation throws.
   const DeferredByTape by_tape = deferred_among(caller, tensors);
   std::vector<std::pair<const Deferred*, std::vector<at::Tensor>>> made;
   for (const auto& [tape, deferred] : by_tape) {
@@ -103,10 +104,11 @@ void materialize_with(std::string_view caller, std::span<const NamedTensor> tens
 void check_materializable(std::string_view caller, std::span<const NamedTensor> tensors) {
   for (const NamedTensor& named : tensors) {
     if (!is_on_meta(named.tensor) || Tape::storage_of(named.tensor) != nullptr) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                format("{}: \"{}\" is on the meta device, and nothing says which values it shall "
-                       "have. Construct the module inside cadre::defer_init(), without a device",
-                       caller, named.name));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("{}: \"{}\" is on the meta device, but was not made by defer_init(), so its values "
+               "are not known. Construct the module inside cadre::defer_init(), without a device",
+               caller, named.name));
   }
 }
 
@@ -118,7 +120,7 @@ void materialize_tensors(std::string_view caller, std::span<const NamedTensor> t
 
 void materialize_from(std::string_view caller, std::span<const NamedTensor> tensors, Rank root,
                       const wrap::LocatedGroup& group) {
-  // An operation may fail only on the root, which alone repeats it.
+  // Only the root runs the operations. If one throws there, all ranks throw its error.
   check_on_all_ranks(group.process_group(), "cadre::materialize", [&] {
     if (group.rank() == root) return materialize_tensors(caller, tensors);
     materialize_with(caller, tensors,

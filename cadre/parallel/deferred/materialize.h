@@ -1,8 +1,9 @@
-// Gives deferred tensors their values.
+// Computes the values of deferred tensors, on each rank or on one rank for all.
 //
-// Threads: as the module. Blocking: materialize_from() is collective, until the group's deadline.
-// Lifetime: the tensors keep their identity, autograd state and version.
-// Errors: kInvalidArgument naming a tensor on the meta device that is not deferred.
+// Threads: as the module. Blocking: materialize_from() is a collective, until the group's deadline.
+// Lifetime: the tensors stay the same objects, with the same autograd state and version counter.
+// Errors: kInvalidArgument, with the name of the tensor, for a tensor on the meta device that is
+// not deferred.
 #pragma once
 
 #include <span>
@@ -14,15 +15,17 @@
 
 namespace cadre {
 
-// Throws the errors that the functions below would throw, before anything is changed.
+// Throws if one of the tensors is on the meta device and not deferred, as the functions below do,
+// but changes no tensor.
 void check_materializable(std::string_view caller, std::span<const NamedTensor> tensors);
 
-// Gives deferred tensors their values; other tensors stay as they are. caller: the name with which
-// an error begins.
+// Computes the values of the deferred tensors in the list. Other tensors do not change. caller: the
+// beginning of the error text.
 void materialize_tensors(std::string_view caller, std::span<const NamedTensor> tensors);
 
-// Gives all ranks the values of rank `root`, which alone computes those of deferred tensors.
-// Memory: all of the tensors, and on the root what their operations use.
+// Computes the values of deferred tensors on rank `root` only, and broadcasts the values of all
+// tensors in the list from it. Each rank needs memory for the tensors, and the root also for the
+// intermediate results of the operations.
 void materialize_from(std::string_view caller, std::span<const NamedTensor> tensors, Rank root,
                       const wrap::LocatedGroup& group);
 

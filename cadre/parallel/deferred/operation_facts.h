@@ -1,7 +1,7 @@
-// Describes properties of libtorch's operations that are not in their schemas and that the recorder
-// needs.
+// Describes properties of libtorch's operations that the recorder needs and that the schemas do not
+// contain.
 //
-// Threads: pure functions. Blocking: never. Errors: none.
+// Threads: any.
 #pragma once
 
 #include <ATen/core/alias_info.h>
@@ -13,8 +13,7 @@
 
 namespace cadre {
 
-// Returns whether the operation gives every element of its first argument a value that does not
-// depend on the old one.
+// Returns whether the operation overwrites every element of its first argument without reading it.
 inline bool is_fill(const c10::FunctionSchema& schema) {
   static constexpr std::array<std::string_view, 11> kFills = {
       "aten::uniform_",     "aten::normal_",    "aten::random_", "aten::bernoulli_",
@@ -23,7 +22,7 @@ inline bool is_fill(const c10::FunctionSchema& schema) {
   return std::ranges::find(kFills, schema.name()) != kFills.end();
 }
 
-// Returns whether only the sizes of the operation's arguments matter.
+// Returns whether the operation uses only the sizes of its tensor arguments, not their values.
 inline bool is_random_like(const c10::FunctionSchema& schema) {
   static constexpr std::array<std::string_view, 3> kRandomLike = {
       "aten::rand_like", "aten::randn_like", "aten::randint_like"};
@@ -35,7 +34,7 @@ inline bool is_generator(const c10::Argument& argument) {
 }
 
 inline bool is_written(const c10::Argument& argument) {
-  // The schemas of batch_norm() and instance_norm() do not say that these are written.
+  // batch_norm() and instance_norm() write these arguments, although their schemas do not say so.
   if (argument.name() == "running_mean" || argument.name() == "running_var") return true;
   const c10::AliasInfo* const alias = argument.alias_info();
   if (alias == nullptr) return false;

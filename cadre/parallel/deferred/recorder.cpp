@@ -27,8 +27,8 @@ namespace {
 
 constexpr size_t kMaxWritableBytes = 16 << 10;
 
-// Marks `tensor` as a number if the original was one: such a tensor counts as a number when dtypes
-// are promoted.
+// If `original` is a wrapped number, marks `tensor` as one, too, because libtorch's type promotion
+// treats wrapped numbers like scalars. Returns `tensor`.
 at::Tensor as_number_like(const at::Tensor& original, at::Tensor tensor) {
   if (original.unsafeGetTensorImpl()->is_wrapped_number()) {
     tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -50,7 +50,7 @@ const void* key_of(const at::Tensor& tensor) {
                                                   : nullptr;
 }
 
-// One call of an operation that reached the recorder.
+// Handles one call of an operation that the dispatcher has passed to the recorder.
 class Recorder {
  public:
   Recorder(const c10::OperatorHandle& handle, std::vector<c10::IValue>& stack)
@@ -68,7 +68,10 @@ class Recorder {
     const bool is_random = handle_.hasTag(at::Tag::nondeterministic_seeded);
     const std::vector<c10::IValue> arguments(stack_.begin() + first(), stack_.end());
     if (writes_real_) {
-      if (!written_.empty()) refuse("it also writes to a tensor from outside of defer_init()");
+      if (!written_.empty())
+        refuse(
+            "the operation also writes to a tensor from outside of defer_init(), which cannot be "
+            "recorded; write to the two tensors in separate operations");
       return run_on_values(arguments);
     }
     auto operation = make_operation(arguments);
@@ -89,8 +92,8 @@ class Recorder {
     bool is_deferred;
   };
 
-  // Lifts the guards of deferred memory, because implementations for meta tensors access pointers
-  // that they do not use.
+  // Lets the deferred inputs be accessed while this object exists: libtorch's implementations for
+  // meta tensors read data pointers, although they do not use them.
   class Unguarded {
    public:
     explicit Unguarded(const std::vector<Input>& inputs) : inputs_(inputs) {
@@ -144,8 +147,8 @@ class Recorder {
 
   bool is_recorded() const {
     if (has_deferred_) return true;
-    // clone() is recorded so that torch::nn::Cloneable::clone() gives a deferred module the values
-    // of another one.
+    // clone() of a tensor with values is recorded, so that torch::nn::Cloneable::clone() inside of
+    // defer_init() makes a deferred copy of a module.
     if (scope_ && schema_.name() == "aten::clone" && inputs_[0].tensor.is_cpu()) return true;
     if (!scope_ || has_real_ || device_argument() < 0) return false;
     const c10::IValue& device = stack_[first_ + static_cast<size_t>(device_argument())];
@@ -157,8 +160,8 @@ class Recorder {
     for (const auto& tape : tapes_) tape_ = Tape::join(tape_, Tape::joined(tape));
     if (at::autocast::is_autocast_enabled(at::kCPU)) {
       refuse(
-          "autocast is enabled, and would choose other dtypes for them. Disable it while the "
-          "module is constructed");
+          "autocast is enabled, and may choose another dtype when the operation is run later. "
+          "Disable it while the module is constructed");
     }
     for (const Input& input : inputs_) {
       if (!input.tensor.defined()) continue;
@@ -169,7 +172,9 @@ class Recorder {
                    input.tensor.device().str()));
       }
       if (input.tensor.layout() != at::kStrided) {
-        refuse("an argument is not dense, which is not recorded");
+        refuse(
+            "an argument is not dense, and operations on such tensors cannot be recorded. Call the "
+            "operation after cadre::materialize()");
       }
       if (input.tensor.is_conj() || input.tensor.is_neg()) {
         refuse("an argument is a lazy conjugate or negative; call resolve_conj() or resolve_neg()");
@@ -178,14 +183,14 @@ class Recorder {
     for (size_t i = first_; i < stack_.size(); ++i) {
       if (stack_[i].isStorage() || stack_[i].isStream() || stack_[i].isPyObject()) {
         refuse(
-            "it takes a storage or a stream, which is not recorded. Call it after "
-            "cadre::materialize()");
+            "the operation takes a storage or a stream, which cannot be recorded. Call "
+            "the operation after cadre::materialize()");
       }
     }
   }
 
-  // Returns the arguments with tensors replaced by `map`, and with the device on which the
-  // operation runs.
+  // Returns a copy of the arguments in which each tensor is replaced by map(tensor), and the device
+  // argument, if any, by `device`.
   std::vector<c10::IValue> with_tensors(
       const std::vector<c10::IValue>& arguments, at::DeviceType device,
       const std::function<at::Tensor(const at::Tensor&)>& map) const {
@@ -203,16 +208,18 @@ class Recorder {
   c10::IValue on_device(const c10::IValue& asked, at::DeviceType device) const {
     if (asked.isNone()) return has_deferred_ ? asked : c10::IValue(at::Device(device));
     if (!asked.toDevice().is_cpu() && !asked.toDevice().is_meta()) {
-      refuse(format("{} is asked for. Materialize the module first, then move it",
-                    asked.toDevice().str()));
+      refuse(format(
+          "the operation would create a tensor on {}. Materialize the module first, then move it",
+          asked.toDevice().str()));
     }
     return at::Device(device);
   }
 
-  // Returns false if the operation has no implementation for meta tensors, or throws for its
-  // arguments: when it runs on values, it throws the same error as in plain construction. A write
-  // that is an error (to a leaf that requires grad, for example) throws at once, because it depends
-  // on tensors and not on values.
+  // Runs the operation on meta tensors, to find out the results' sizes and dtypes. Returns false if
+  // the operation has no implementation for meta tensors, or throws: the caller then runs it on
+  // values, where it throws the same error as in plain construction. But if an operation that
+  // writes to a deferred tensor throws (because the tensor is a leaf that requires grad, for
+  // example), throws at once.
   bool run_on_meta(const std::vector<c10::IValue>& arguments) {
     twins_.clear();
     std::vector<c10::IValue> stack =
@@ -234,15 +241,16 @@ class Recorder {
     return true;
   }
 
-  // Computes the deferred arguments first. The results are real, except for those that share memory
-  // with a deferred argument.
+  // Runs the operation on values, after computing those of the deferred arguments. If the operation
+  // writes to a tensor from outside, its results have values, unless they share memory with a
+  // deferred argument; otherwise they become meta tensors.
   void run_on_values(const std::vector<c10::IValue>& arguments) {
     const auto values = values_of_inputs();
     size_t next = 0;
     std::vector<c10::IValue> stack =
         with_tensors(arguments, at::kCPU, [&](const at::Tensor&) { return values[next++]; });
     run_unrecorded(handle_, stack);
-    if (!results_.empty()) return;  // the results are known from the meta device
+    if (!results_.empty()) return;  // run_on_meta() has made the results
     std::unordered_map<const void*, at::Tensor> origins;
     for (size_t i = 0; i < values.size(); ++i) {
       if (inputs_[i].is_deferred) origins.emplace(key_of(values[i]), inputs_[i].tensor);
@@ -307,7 +315,8 @@ class Recorder {
     return generator.clone();
   }
 
-  // Called before the operation runs, which may change the sizes of its arguments.
+  // Must be called before the operation runs, because the operation may change the sizes of its
+  // arguments.
   std::shared_ptr<RecordedOperation> make_operation(const std::vector<c10::IValue>& arguments) {
     auto operation = std::make_shared<RecordedOperation>(RecordedOperation{.handle = handle_});
     for (const Input& input : inputs_) {
@@ -327,7 +336,7 @@ class Recorder {
     return operation;
   }
 
-  // Returns true for x.copy_(x.t()), for example.
+  // Returns whether the operation also reads the storage that it writes, as x.copy_(x.t()) does.
   bool reads_written() const {
     return std::ranges::count_if(inputs_, [&](const Input& input) {
              return input.is_deferred &&
@@ -372,12 +381,14 @@ class Recorder {
 
   void check_result(const at::Tensor& tensor) const {
     if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
-      refuse("its result is not dense, which is not recorded");
+      refuse(
+          "the result is not dense, which cannot be recorded. Call the operation after "
+          "cadre::materialize()");
     }
     for (const at::Tensor& twin : twins_) {
       if (key_of(twin) != key_of(tensor)) continue;
       refuse(
-          "its result shares memory with a tensor from outside of defer_init(); copy that one "
+          "the result shares memory with a tensor from outside of defer_init(); copy that tensor "
           "first, with clone()");
     }
   }
@@ -386,8 +397,9 @@ class Recorder {
     if (tape_->is_closed()) {
       refuse(
           "a tensor of the same module has been materialized, and nothing is recorded any more. "
-          "Change the module before that, or materialize all of it first; a tensor that is no "
-          "registered parameter or buffer is never materialized: use register_buffer()");
+          "Change the module before a part of it is materialized, or materialize all of it first. "
+          "A tensor that is not registered as a parameter or buffer is never materialized: use "
+          "register_buffer()");
     }
     if (scope_ || schema_.name() == "aten::to" || schema_.name() == "aten::_to_copy") return;
     const bool is_forward = std::ranges::any_of(results_, [](const c10::IValue& result) {
@@ -405,8 +417,8 @@ class Recorder {
            tensor.nbytes() <= kMaxWritableBytes && tensor.nbytes() > 0;
   }
 
-  // Keeps everything that the operation needs to run again: copies of the tensors that it reads,
-  // and the dtype if it came from a default, which may change.
+  // Stores in `operation` what is needed to run it again: copies of the tensors with values that it
+  // reads, and the dtype if it was the default dtype, which may change until then.
   void finish_operation(RecordedOperation& operation, const std::vector<at::Tensor>& created) {
     for (const Input& input : inputs_) {
       if (input.is_deferred) take_bytes_of(input.tensor);
@@ -425,7 +437,8 @@ class Recorder {
     if (operation.generator) take_generator_argument(operation);
   }
 
-  // randn() and similar functions have an overload that takes a generator.
+  // Replaces a random operation without a generator argument, such as randn(), by its overload that
+  // takes a generator, if there is one.
   void take_generator_argument(RecordedOperation& operation) const {
     if (std::ranges::any_of(schema_.arguments(), is_generator)) return;
     const std::string& overload = schema_.overload_name();
@@ -454,7 +467,7 @@ class Recorder {
   std::shared_ptr<Tape> tape_;
   std::vector<Input> inputs_;
   std::vector<std::shared_ptr<Tape>> tapes_;
-  std::vector<at::Tensor> written_;  // the deferred tensors that the operation has written
+  std::vector<at::Tensor> written_;  // the deferred tensors that the operation writes
   std::vector<at::Tensor> twins_;
   std::vector<c10::IValue> results_;
   bool has_deferred_ = false;
@@ -470,8 +483,8 @@ void record_operation(const c10::OperatorHandle& handle, std::vector<c10::IValue
 }  // namespace
 
 void install_recorder() {
-  // Stays registered until the process ends: the dispatcher belongs to the process, and deferred
-  // tensors outlive the scope that made them.
+  // The recorder stays registered until the process ends, because deferred tensors outlive the
+  // scope in which they were made.
   static const torch::Library fallback = [] {
     torch::Library library(torch::Library::IMPL, "_", c10::DispatchKey::DeferredInit, __FILE__,
                            __LINE__);
@@ -481,8 +494,8 @@ void install_recorder() {
 }
 
 std::shared_ptr<Tape>& tape_of_scope() {
-  // Thread-local, because the dispatcher calls the recorder without a context. The scope that sets
-  // it resets it in its destructor, on the same thread.
+  // The variable is thread-local, because the dispatcher calls the recorder without a context
+  // argument. A DeferredScope sets it, and resets it in its destructor on the same thread.
   static thread_local std::shared_ptr<Tape> tape;
   return tape;
 }

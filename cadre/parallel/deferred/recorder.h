@@ -1,7 +1,9 @@
-// Records the operations on deferred tensors: the kernel that libtorch's dispatcher calls for each
-// operation on one, and, inside a DeferredScope, for each operation that creates a tensor.
+// Records the operations on deferred tensors. It is a kernel that libtorch's dispatcher calls for
+// each operation on a deferred tensor and, inside a DeferredScope, for each operation that creates
+// a tensor.
 //
-// Threads: any; the scope is one of the calling thread. Blocking: never. Errors: kInvalidArgument.
+// Threads: any; each thread has its own scopes. Errors: kInvalidArgument for an operation that
+// cannot be recorded.
 #pragma once
 
 #include <memory>
@@ -10,11 +12,11 @@
 
 namespace cadre {
 
-// Adds the recorder to libtorch's dispatcher, which exists once in a process. Later calls do
-// nothing.
+// Registers the recorder with libtorch's dispatcher, once in a process. Later calls do nothing.
 void install_recorder();
 
-// Returns the tape of the innermost scope of this thread; null outside of all scopes.
+// Returns the tape (the list of recorded operations) of this thread's innermost DeferredScope; null
+// if the thread is in no scope.
 std::shared_ptr<Tape>& tape_of_scope();
 
 }  // namespace cadre

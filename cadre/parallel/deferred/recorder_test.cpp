@@ -1,4 +1,5 @@
-// What cannot be recorded or replayed is refused where the program does it.
+// Tests that the program gets an error at the operation that cannot be recorded, and that its text
+// says what to do.
 #include "cadre/parallel/deferred/deferred_init.h"
 
 #include <gmock/gmock.h>
@@ -9,7 +10,7 @@
 
 #include "cadre/core/base/error.h"
 
-// libtorch's omitted optional arguments look uninitialized to gcc 12.
+// gcc 12 warns that the default values of libtorch's optional arguments may be uninitialized.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -19,7 +20,7 @@ namespace {
 
 using torch::nn::Module;
 
-// Returns the text of the error that run() throws, of Cadre's or of libtorch's kind.
+// Returns the text of the cadre::Error or c10::Error that run() throws, or "nothing".
 template <typename Run>
 std::string error_of(const Run& run) {
   try {
@@ -47,18 +48,19 @@ TEST(DeferInitTest, RefusesToShowMemory) {
 }
 
 TEST(DeferInitTest, RefusesWritesThatCameTooLate) {
-  EXPECT_EQ(error_of([] {
-              defer_init([] {
-                torch::Tensor table = torch::empty({4});
-                auto* elements = table.data_ptr<float>();
-                table.zero_();
-                elements[2] = 1;
-                return table;
-              });
-            }),
-            "defer_init(): the memory of a small tensor made by empty() was written to through a "
-            "pointer or an accessor after an operation on the tensor, which is not recorded. Write "
-            "first, then use it in operations; or make it before defer_init()");
+  EXPECT_EQ(
+      error_of([] {
+        defer_init([] {
+          torch::Tensor table = torch::empty({4});
+          auto* elements = table.data_ptr<float>();
+          table.zero_();
+          elements[2] = 1;
+          return table;
+        });
+      }),
+      "defer_init(): the memory of a small tensor made by empty() was written to through a pointer "
+      "or an accessor after an operation on the tensor, and such a write is not recorded. Write "
+      "before the tensor is used in operations, or make the tensor before defer_init()");
 }
 
 TEST(DeferInitTest, RefusesAForwardWithoutValues) {
@@ -98,9 +100,10 @@ TEST(DeferInitTest, RefusesMetaTensorsOfTheProgram) {
   const auto options = torch::TensorOptions().device(torch::kMeta);
   Module module;
   module.register_parameter("weight", torch::empty({3}, options));
-  EXPECT_EQ(error_of([&] { materialize(module); }),
-            "materialize(): \"weight\" is on the meta device, and nothing says which values it "
-            "shall have. Construct the module inside cadre::defer_init(), without a device");
+  EXPECT_EQ(
+      error_of([&] { materialize(module); }),
+      "materialize(): \"weight\" is on the meta device, but was not made by defer_init(), so its "
+      "values are not known. Construct the module inside cadre::defer_init(), without a device");
   const auto deferred = defer_init([] { return torch::nn::Linear(3, 3); });
   const torch::NoGradGuard no_grad;
   EXPECT_THAT(error_of([&] { deferred->bias.copy_(torch::empty({3}, options)); }),

@@ -25,15 +25,17 @@ namespace {
 
 using Operations = std::vector<std::shared_ptr<RecordedOperation>>;
 
-// An operation that runs, with the storages that it need not read.
+// An operation to run.
 struct Step {
   const RecordedOperation* operation;
-  // Storages that the operation only overwrites as a whole: their memory is allocated before.
+  // Storages that the operation overwrites completely without reading them. They are allocated just
+  // before it runs.
   std::vector<RecordedOperation::Write> allocated = {};
 };
 
-// Goes backwards through the operations: keeps each operation that writes to a needed storage, and
-// then also needs the storages that this operation reads.
+// Returns the operations on which the values at `places` depend (a backward slice). Goes through
+// the operations from the last to the first, selects each one that writes to a needed storage, and
+// adds the storages that it reads to the needed ones.
 std::vector<Step> slice(const Operations& operations, const std::vector<Place>& places) {
   std::unordered_set<StorageId> needed;
   for (const Place& place : places) needed.insert(place.storage);
@@ -68,7 +70,7 @@ std::vector<Step> slice(const Operations& operations, const std::vector<Place>& 
   return steps;
 }
 
-// Sets the default generator to another state as long as this object lives.
+// Sets the default generator to another state while this object exists.
 class DefaultGeneratorState {
  public:
   explicit DefaultGeneratorState(const at::Generator& state)
@@ -80,7 +82,7 @@ class DefaultGeneratorState {
   DefaultGeneratorState& operator=(const DefaultGeneratorState&) = delete;
 
  private:
-  // Belongs to the process, because libtorch has one default generator in a process.
+  // One mutex for the process, because libtorch has one default generator in a process.
   static std::mutex& mutex() {
     static std::mutex mutex;
     return mutex;
@@ -203,14 +205,14 @@ class Replay {
     if (tensor.storage_offset() != place.offset || !has_strides(tensor, place.strides)) {
       refuse_result(operation, "results with other strides");
     }
-    // When it was recorded, this operation made a copy; here libtorch has returned an argument
-    // instead.
+    // The recorded operation created a new storage, but libtorch may return an argument itself
+    // here, for example if a conversion has nothing to do. A copy is made then.
     const bool is_shared = used_.contains(tensor.storage().unsafeGetStorageImpl());
     storages_.insert_or_assign(place.storage,
                                is_shared ? tensor.clone().storage() : tensor.storage());
   }
 
-  // The stride of a dim with one element does not matter.
+  // Returns whether the tensor has these strides. The stride of a dim of size 1 is ignored.
   static bool has_strides(const at::Tensor& tensor, const std::vector<int64_t>& strides) {
     for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
       if (tensor.size(dim) != 1 && tensor.stride(dim) != strides[static_cast<size_t>(dim)]) {
@@ -232,7 +234,7 @@ class Replay {
   std::vector<Step> steps_;
   std::unordered_map<StorageId, size_t> last_use_;
   std::unordered_map<StorageId, c10::Storage> storages_;
-  // The storages that the running operation uses.
+  // The storages of the current operation's arguments.
   std::unordered_set<const c10::StorageImpl*> used_;
 };
 

@@ -1,9 +1,9 @@
-// Runs the recorded operations that the values of some tensors depend on, and no others.
+// Runs those recorded operations on which the values of given tensors depend.
 //
-// Threads: any, for different tapes. Blocking: never; operations that draw random numbers without
-// taking a generator as an argument exclude each other.
-// Memory: a storage is freed after the last operation that uses it.
-// Errors: kInvalidArgument where an operation gives other results than when it was recorded.
+// Threads: any, for different tapes; random operations that take no generator as an argument run
+// under a mutex. Memory: each storage is freed after the last operation that uses it. Errors:
+// kInvalidArgument if an operation gives results of another shape, dtype or strides than when it
+// was recorded.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,17 +14,18 @@
 
 namespace cadre {
 
-// Returns the tensors at `places` as they are after the last operation. Places in one storage share
-// memory.
+// Returns the tensors at `places` with the values that they have after the last operation of the
+// tape. Tensors at places in one storage share memory.
 std::vector<at::Tensor> replay(const Tape& tape, const std::vector<Place>& places);
 
-// Returns a tensor of the place's form in a storage that has at least its size.
+// Returns a tensor in `storage` with the dtype, offset, sizes and strides of `place`. The storage
+// must be large enough.
 at::Tensor tensor_at(const c10::Storage& storage, const Place& place);
-// Returns a storage on the CPU, not initialized.
+// Returns an uninitialized storage on the CPU.
 c10::Storage allocate_storage(size_t num_bytes);
 
-// Runs the operation on the arguments in `stack`, without autograd and without recording, and
-// leaves the results there.
+// Runs the operation without autograd and without recording it. `stack` has the arguments before
+// the call and the results after it.
 void run_unrecorded(const c10::OperatorHandle& handle, std::vector<c10::IValue>& stack);
 
 }  // namespace cadre

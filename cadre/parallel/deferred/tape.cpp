@@ -17,12 +17,12 @@ namespace {
 
 constexpr const char* kNoValues =
     "This tensor was made inside cadre::defer_init() and has no values yet, so its memory cannot "
-    "be accessed. Use operations on tensors, which are recorded; make a table that is filled "
-    "through pointers or accessors before defer_init() and copy it in with copy_(); or call "
+    "be accessed. Use operations on tensors, which are recorded; or fill a table through pointers "
+    "or accessors before defer_init(), and copy it into a tensor with copy_(); or call "
     "cadre::materialize(module) first";
 
-// Gives access to the dispatch keys, so that a tensor reaches the recorder in every operation,
-// inside of defer_init() or not.
+// Gives access to the protected dispatch keys of a tensor. With the key DeferredInit the dispatcher
+// calls the recorder for every operation on the tensor, also outside of defer_init().
 struct WithKeys : c10::TensorImpl {
   static c10::DispatchKeySet& of(c10::TensorImpl& impl) { return impl.*(&WithKeys::key_set_); }
 };
@@ -32,8 +32,8 @@ void delete_storage(void* context) {
   if (owned->writable) owned->writable->storage = nullptr;
 }
 
-// Returns a new number. It numbers operations and storages across all tapes, of all threads, so
-// that joined tapes keep the order: no tape can own the counter.
+// Returns a number that is larger than all numbers before. Operations and storages of all tapes and
+// threads share this counter, so that operations keep their order when tapes are joined.
 uint64_t next_number() {
   static std::atomic<uint64_t> number{0};
   return ++number;
@@ -139,7 +139,7 @@ void Tape::end_direct_writes() {
   for (const auto& each : writable) take_bytes(*each);
   for (const auto& each : writable) {
     const bool is_changed = each->created_by->bytes->content != bytes_in(each->memory).content;
-    // A pointer that the program still has becomes invalid here, as if the tensor had been freed.
+    // This frees the memory. A pointer to it that the program still has becomes invalid.
     if (each->storage != nullptr) {
       each->storage->_mutable_data_ptr_no_checks()
           .cast_context<DeferredStorage>(&delete_storage)
@@ -147,9 +147,10 @@ void Tape::end_direct_writes() {
     }
     if (!is_changed) continue;
     throw Error(ErrorCode::kInvalidArgument,
-                "defer_init(): the memory of a small tensor made by empty() was written to "
-                "through a pointer or an accessor after an operation on the tensor, which is not "
-                "recorded. Write first, then use it in operations; or make it before defer_init()");
+                "defer_init(): the memory of a small tensor made by empty() was written to through "
+                "a pointer or an accessor after an operation on the tensor, and such a write is "
+                "not recorded. Write before the tensor is used in operations, or make the tensor "
+                "before defer_init()");
   }
 }
 

@@ -1,11 +1,12 @@
-// The operations that deferred tensors have gone through, in order.
+// Stores the recorded operations on deferred tensors, in order.
 //
-// A tensor is recorded as a place in a storage: libtorch makes several tensors of one storage
-// without an operation (set_data(), variable_data()), so a tensor's identity says nothing. An
-// operation is recorded if it creates a storage or writes to one; a view is nothing but a place.
+// A tensor is recorded as a place in a storage and not by its identity, because libtorch makes
+// further tensors of a storage without an operation (set_data(), variable_data()). An operation is
+// recorded if it creates a storage or writes to one. A view needs no recorded operation: it is only
+// another place.
 //
-// Threads: one at a time. Blocking: never.
-// Lifetime: every deferred storage keeps its tape; the tape keeps no storage. Errors: none.
+// Threads: one at a time. Lifetime: each deferred storage keeps its tape alive; the tape keeps no
+// storage alive.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +24,7 @@ namespace cadre {
 
 using StorageId = uint64_t;
 
-// The place of a tensor in a deferred storage.
+// Describes where a tensor lies in a deferred storage.
 struct Place {
   StorageId storage = 0;
   at::ScalarType dtype = at::kFloat;
@@ -35,42 +36,44 @@ struct Place {
 struct RecordedOperation {
   struct Write {
     StorageId storage = 0;
-    // The size of the storage, if the operation gives every byte a value that does not depend on
-    // the old one; else nullopt.
+    // The size of the storage if the operation overwrites all of it without reading it; else
+    // nullopt.
     std::optional<size_t> whole_bytes = {};
   };
 
   uint64_t sequence = 0;
   c10::OperatorHandle handle;
-  // The arguments, in which deferred tensors are undefined.
+  // The arguments; deferred tensors are replaced by undefined ones.
   std::vector<c10::IValue> arguments;
-  // Has one entry for each tensor argument, in order; nullopt if that tensor is not deferred.
+  // The place of each tensor argument, in order; nullopt if the tensor is not deferred.
   std::vector<std::optional<Place>> inputs;
-  // Has one entry for each tensor result, in order; nullopt unless the operation creates its
-  // storage.
+  // The place of each tensor result, in order; nullopt unless the operation creates the storage of
+  // that result.
   std::vector<std::optional<Place>> created;
   std::vector<Write> writes;
-  // The state of the generator before the operation; nullopt if the operation draws nothing.
+  // The state of the generator before the operation; nullopt if the operation draws no random
+  // numbers.
   std::optional<at::Generator> generator = {};
-  // The bytes that the program has written to a created storage before the next operation.
+  // The bytes that the program has written directly to the storage that the operation created,
+  // before the next operation on it.
   struct Bytes {
     size_t size = 0;
-    std::vector<std::byte> content = {};  // is empty if all bytes are zeros
+    std::vector<std::byte> content = {};  // empty if all bytes are 0
   };
   std::optional<Bytes> bytes = {};
 };
 
 class Tape;
 
-// Memory of a small tensor made by empty(), to which the program may write directly, as
-// torch::tensor({...}) does, until an operation uses the tensor.
+// The memory of a small tensor made by empty(). Until an operation uses the tensor, the program may
+// write to this memory through a pointer, as torch::tensor({...}) does.
 struct WritableBytes {
   std::vector<std::byte> memory;
   std::shared_ptr<RecordedOperation> created_by;
-  c10::StorageImpl* storage = nullptr;  // null when the storage has been destroyed
+  c10::StorageImpl* storage = nullptr;  // null if the storage has been destroyed
 };
 
-// The state of a deferred storage.
+// What is stored in the context of a deferred storage's DataPtr.
 struct DeferredStorage {
   std::shared_ptr<Tape> tape;
   StorageId id = 0;
@@ -79,31 +82,31 @@ struct DeferredStorage {
 
 class Tape {
  public:
-  // Returns the tape with which this one has been joined, or else this one.
+  // Returns the tape into which `tape` has been joined; `tape` itself if it has not been joined.
   static std::shared_ptr<Tape> joined(std::shared_ptr<Tape> tape);
-  // Joins the two tapes into one.
+  // Joins two tapes into one, when an operation uses tensors of both.
   static std::shared_ptr<Tape> join(const std::shared_ptr<Tape>& a, const std::shared_ptr<Tape>& b);
 
-  // Makes the tensor a deferred one. created_by: the operation that made it, if the program may
-  // write to its memory directly; else null.
+  // Makes a meta tensor a deferred tensor of this tape. created_by: the operation that made it, if
+  // the program may write directly to its memory; else null.
   static void adopt(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape,
                     const std::shared_ptr<RecordedOperation>& created_by);
-  // Returns null for a tensor that is not deferred.
+  // Returns the state of the tensor's storage; null for a tensor that is not deferred.
   static DeferredStorage* storage_of(const at::Tensor& tensor);
   static Place place_of(const at::Tensor& tensor);
-  // Sets whether access to the memory of a deferred tensor throws. Memory that may be written never
-  // throws.
+  // Sets whether an access to the memory of a deferred tensor throws. If the program may still
+  // write directly to the memory, an access never throws.
   static void guard_memory(const at::Tensor& tensor, bool is_guarded);
 
   void add(std::shared_ptr<RecordedOperation> operation);
   const std::vector<std::shared_ptr<RecordedOperation>>& operations() const { return operations_; }
 
-  // These functions end the direct writes: the bytes that were written until now are recorded. See
-  // DeferredScope::finish().
+  // Record the bytes that the program has written directly to memory until now, and forbid further
+  // direct writes: take_bytes() for one storage, end_direct_writes() for all of this tape.
   static void take_bytes(WritableBytes& writable);
   void end_direct_writes();
 
-  // A closed tape records no more operations, because a tensor has been materialized.
+  // A tape is closed when one of its tensors is materialized. It then records no more operations.
   bool is_closed() const { return is_closed_; }
   void close() { is_closed_ = true; }
 
@@ -114,7 +117,8 @@ class Tape {
   bool is_closed_ = false;
 };
 
-// Returns the value with each of its tensors replaced; undefined ones are passed to `map`, too.
+// Returns a copy of the value in which each tensor is replaced by map(tensor), also undefined
+// tensors.
 c10::IValue map_tensors_in(const c10::IValue& value,
                            const std::function<at::Tensor(const at::Tensor&)>& map);
 

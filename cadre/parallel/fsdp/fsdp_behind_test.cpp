@@ -1,6 +1,6 @@
-// Tests programs that replace the memory of parameters or shards, or write to them, without
-// FullyShardedDataParallel: ties, replaced shards, earlier gradients. Also tests that a constructor
-// that throws leaves the module unchanged.
+// Tests programs that change parameters or shards without the knowledge of
+// FullyShardedDataParallel: parameters that share memory, replaced shards, gradients from before
+// the wrapping. Also tests that a constructor that throws leaves the module unchanged.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -22,7 +22,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -52,8 +52,8 @@ TEST(FsdpBehind, ATieByMemoryAcrossUnitsIsRefusedOnAllRanks) {
   }
 }
 
-// The wrapper sees neither a tie between modules that are wrapped one by one nor a member that is
-// no registered tensor, only that something else holds the memory.
+// Weights of two modules share memory, and each module gets its own wrapper. A wrapper cannot see
+// the other module's weight, but it must log that another tensor uses the memory.
 TEST(FsdpBehind, WhatElseHoldsTheMemoryOfAParameterIsLogged) {
   for (const bool is_tied : {false, true}) {
     const auto log = std::make_shared<LogLines>();
@@ -99,7 +99,8 @@ TEST(FsdpBehind, ASwapOfShardsIsNoticed) {
   }
 }
 
-// The program copies values into the shards, as the error message recommends.
+// The program copies values into the shards, as the error of the test above recommends. The next
+// forward must use them.
 TEST(FsdpBehind, ValuesThatAreCopiedIntoShardsAreUsed) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -157,7 +158,8 @@ TEST(FsdpBehind, ReduceGradientsTakesWhatTheProgramAssigns) {
   });
 }
 
-// One parameter has an earlier gradient, and no step uses that parameter.
+// A parameter has a gradient from before the wrapping, and no forward uses the parameter.
+// Destroying the wrapper must still work.
 TEST(FsdpBehind, EndsWithAGradientThatNoStepUsed) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -168,10 +170,11 @@ TEST(FsdpBehind, EndsWithAGradientThatNoStepUsed) {
   });
 }
 
-// One rank leaves a backward while the others must still gather two of its units.
+// A hook in the backward throws on rank 1 or on both ranks, at a point at which two units are still
+// to be gathered. All ranks must get an error, and the next step must be correct.
 TEST(FsdpBehind, AnExceptionOfOneRankInABackwardEndsTheStepOnAllRanks) {
   for (const int prefetched : {0, 1}) {
-    for (const int failing : {1, 2}) {  // rank 1, or both ranks
+    for (const int failing : {1, 2}) {  // 1: on rank 1; 2: on both ranks
       on_two_ranks([&](const ProcessGroup& group) {
         const auto net = std::make_shared<Stack>();
         Stack plain;
@@ -207,7 +210,8 @@ TEST(FsdpBehind, AnExceptionOfOneRankInABackwardEndsTheStepOnAllRanks) {
   }
 }
 
-// LoadIntoWrappers.AParameterThatIsTrainedFromNowOn tests what this error recommends.
+// A frozen parameter is unfrozen after the wrapping.
+// LoadIntoWrappers.AParameterThatIsTrainedFromNowOn tests the steps that this error recommends.
 TEST(FsdpBehind, UnfreezingSaysWhatToDo) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -222,7 +226,8 @@ TEST(FsdpBehind, UnfreezingSaysWhatToDo) {
   });
 }
 
-// One of several units cannot be sharded, either on all ranks or on one.
+// One of several units cannot be sharded, on both ranks (2) or on rank 1 (1). The constructor must
+// throw and leave the module unchanged.
 TEST(FsdpBehind, ARefusedConstructorChangesNothing) {
   for (const int refusing : {2, 1}) {
     on_two_ranks([&](const ProcessGroup& group) {
@@ -243,7 +248,8 @@ TEST(FsdpBehind, ARefusedConstructorChangesNothing) {
   }
 }
 
-// The first wrapper was destroyed, and with it the module's values, on all ranks.
+// The module's first wrapper was destroyed, and the module has no values any more. Wrapping it
+// again must throw on all ranks.
 TEST(FsdpBehind, AModuleWhoseWrapperIsGoneIsRefusedOnAllRanks) {
   for (const bool has_units : {true, false}) {
     on_two_ranks([has_units](const ProcessGroup& group) {
@@ -255,7 +261,7 @@ TEST(FsdpBehind, AModuleWhoseWrapperIsGoneIsRefusedOnAllRanks) {
                   HasSubstr(has_units ? "is a unit of another FullyShardedDataParallel"
                                       : "a wrapper or optimizer has sharded them already"));
       const Tensor sum = torch::ones({1});
-      group.all_reduce(sum);  // the group still works
+      group.all_reduce(sum);  // shows that the group is still usable
       EXPECT_EQ(sum.item<float>(), 2);
     });
   }
@@ -275,7 +281,7 @@ TEST(FsdpBehind, WhatWasMovedFromOrIsNullSaysSo) {
     const auto refuses = [](const auto& call) {
       EXPECT_THAT(failure_of(call), HasSubstr("moved from"));
     };
-    refuses([&] { model(stack_rows(0)); });  // NOLINT: the use after the move is tested
+    refuses([&] { model(stack_rows(0)); });  // NOLINT: tests the use after the move
     refuses([&] { static_cast<void>(model.parameters()); });
     refuses([&] { static_cast<void>(model.form()); });
     refuses([&] { static_cast<void>(shard::WrapperAccess::shard_fence(model)); });
@@ -289,8 +295,9 @@ TEST(FsdpBehind, WhatWasMovedFromOrIsNullSaysSo) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Momentum changes the parameters although the batch is dropped. torch::optim::SGD writes through
-// at::Tensor::data(), which changes no version counter.
+// The second batch is accumulated under no_sync() and then dropped, but the step still changes the
+// parameters, by momentum. The next forward must use the new values, although units were kept full
+// and torch::optim::SGD writes through at::Tensor::data(), which changes no version counter.
 TEST(FsdpBehind, AStepWithoutTheBatchIsSeenByUnitsThatWereKeptWhole) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -319,7 +326,8 @@ TEST(FsdpBehind, AStepWithoutTheBatchIsSeenByUnitsThatWereKeptWhole) {
   });
 }
 
-// Units that are still to be gathered lie in parts on the groups.
+// A hook in the backward throws on rank 1 of 4, with Reshard::kOntoGroup and groups of 2. The other
+// ranks still gather units from the parts that rank 1 keeps.
 TEST(FsdpBehind, AnExceptionOfOneRankEndsTheStepWhereUnitsAreKeptOntoGroups) {
   for (const int prefetched : {0, 1}) {
     const auto result = run_groups(4, [prefetched](const ProcessGroup& group) {

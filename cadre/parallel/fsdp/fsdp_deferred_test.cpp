@@ -1,5 +1,6 @@
-// Tests deferred modules under FullyShardedDataParallel. They get rank 0's values, with the bits of
-// plain construction, and need no more memory than the shards and one unit.
+// Tests deferred modules (cadre::defer_init) under FullyShardedDataParallel. All ranks must get the
+// values with which rank 0 would have constructed the module, bit for bit, and the construction
+// must need no more memory than the shards and one unit.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>
@@ -18,10 +19,10 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 
-// The ranks of these tests share the generator of the process, so they construct one after the
-// other.
+// The ranks are threads that share the default random generator, so they construct their modules
+// one after the other, under this mutex.
 std::mutex& construction() {
   static std::mutex mutex;
   return mutex;
@@ -50,8 +51,8 @@ Snapshot copies_of(const std::vector<Tensor>& tensors) {
   return copies;
 }
 
-// A model with the properties of a transformer: every kind of layer, units, tied weights and a pass
-// over all modules.
+// A transformer with everything that a deferred module must replay: several kinds of layers, units,
+// a tied weight, a buffer and an initialization with apply().
 struct TiedHead : nn::Module {
   explicit TiedHead(const Tensor& tied) : weight(register_parameter("weight", tied)) {}
   Tensor weight;
@@ -158,17 +159,16 @@ TEST(FsdpDeferred, RefusesMetaTensorsOfTheProgram) {
       const parallel::FullyShardedCore core(net, parallel::ShardGroups::of(group), {});
       ADD_FAILURE() << "was accepted";
     } catch (const Error& error) {
-      EXPECT_EQ(
-          error.message(),
-          "FullyShardedDataParallel: \"weight\" is on the meta device, and nothing says which "
-          "values it shall have. Construct the module inside cadre::defer_init(), without a "
-          "device");
+      EXPECT_EQ(error.message(),
+                "FullyShardedDataParallel: \"weight\" is on the meta device, but was not made by "
+                "defer_init(), so its values are not known. Construct the module inside "
+                "cadre::defer_init(), without a device");
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Bytes in use now, and the peak so far.
+// Counts the bytes that are in use, and their peak.
 struct Usage {
   std::atomic<int64_t> now{0};
   std::atomic<int64_t> peak{0};
@@ -181,7 +181,8 @@ struct Usage {
   }
 };
 
-// While it exists, counts what libtorch allocates on the CPU, in all threads.
+// While an object of this class exists, it counts all memory that libtorch allocates on the CPU, in
+// all threads.
 class CountedMemory final : public c10::Allocator {
  public:
   explicit CountedMemory(int64_t large_bytes)
@@ -204,7 +205,7 @@ class CountedMemory final : public c10::Allocator {
   }
 
   const Usage& all() const { return *all_; }
-  const Usage& large() const { return *large_; }  // blocks of large_bytes or more
+  const Usage& large() const { return *large_; }  // only blocks of at least large_bytes
 
  private:
   static constexpr uint8_t kPriority = 100;
@@ -224,7 +225,7 @@ class CountedMemory final : public c10::Allocator {
   std::shared_ptr<Usage> large_ = std::make_shared<Usage>();
 };
 
-// The parameters take 200 MB, in units of 8.4 MB.
+// A model of 24 units, each with 8.4 MB of parameters: 200 MB in total.
 struct LargeTower : nn::Module {
   LargeTower() {
     for (int i = 0; i < 24; ++i) {
@@ -244,12 +245,13 @@ struct LargeTower : nn::Module {
 TEST(FsdpDeferred, ConstructionHoldsTheShardsAndOneUnit) {
   constexpr int kRanks = 2;
   constexpr int64_t kSmall = 1 << 20;
-  // A shard of a unit has half of this size.
+  // The size of the weight of one unit. A shard of a unit has half of this, so it does not count as
+  // a large block.
   constexpr int64_t kWeightBytes = LargeTower::kSide * LargeTower::kSide * 4;
   const auto memory = std::make_unique<CountedMemory>(kWeightBytes);
   std::atomic<int64_t> shards{0};
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
-    // The ranks record their modules one after the other.
+    // The ranks defer their modules one after the other.
     const auto tower = deferred(7, [] { return std::make_shared<LargeTower>(); });
     EXPECT_LE(memory->all().peak, LargeTower::kUnitBytes + kSmall) << "while it is recorded";
     group.barrier();
@@ -260,10 +262,11 @@ TEST(FsdpDeferred, ConstructionHoldsTheShardsAndOneUnit) {
       shards += static_cast<int64_t>(values.nbytes());
     }
     group.barrier();
-    // Each rank holds one weight at a time, and makes no copy of it.
+    // Each rank has had at most one whole weight at a time during the construction of the wrapper.
     EXPECT_EQ(memory->large().peak, kRanks * kWeightBytes);
     EXPECT_EQ(memory->large().now, 0) << "sharded";
-    // The shards of parameters are in memory that the ranks share; the shards of gradients are not.
+    // The peak is the gradients of the shards and one unit for each rank. The shards themselves do
+    // not count, because they are in shared memory.
     EXPECT_LE(memory->all().peak, shards + kRanks * LargeTower::kUnitBytes + kSmall);
     group.barrier();
   });

@@ -1,5 +1,5 @@
-// Tests that wrappers and their meshes can end after a step that failed: their groups end without
-// pending operations, and the rest of the job goes on.
+// Tests that wrappers and their meshes can be destroyed after a failed step: no operation of their
+// groups stays pending, and the group of all ranks is still usable.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -19,7 +19,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::HasSubstr;
 
 struct End {
@@ -35,7 +35,8 @@ void train(FullyShardedDataParallel<Stack>& model, const ProcessGroup& group) {
   model(stack_rows(group.rank())).sum().backward();
 }
 
-// The wrapper, its optimizer and its mesh live in this scope.
+// Trains three steps, lets the fourth one fail, and destroys the wrapper, its optimizer and its
+// mesh at the end of this scope.
 void fail_in_scope(const End& end, const ProcessGroup& group) {
   const DeviceMesh mesh(group, {{"replicate", end.replicate}, {"shard", end.shard}});
   const auto net = std::make_shared<Stack>();

@@ -1,4 +1,5 @@
-// A dry run: each rank trains in a group of which only that rank exists.
+// Tests a dry run: one process trains as each rank in turn, in a fake group whose other ranks do
+// not exist.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -1,5 +1,5 @@
-// Tests which misuses are refused with mapped shards, or with mapped and gathered shards: the texts
-// of the errors, and that the ranks compute no wrong values.
+// Tests that misuse is an error with mapped shards, or with both forms of shards: the texts of the
+// errors, and that no rank continues with wrong values.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -16,12 +16,13 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-// A model of which each of two ranks owns elements of each unit, in both forms of shards.
+// A model that is so large that each of two ranks owns elements of each unit, also if shards are
+// whole pages.
 struct Wide : nn::Module {
   static constexpr int64_t kSide = 64;
   Wide() {
@@ -138,8 +139,8 @@ TEST(FsdpMappedMisuse, AForwardWritesToAParameter) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The misuse is found in the first step, too, when a rank cannot compare its order of calls with
-// earlier steps.
+// Rank 1 leaves out a step of the optimizer. This must be found after 0, 1 or 3 correct steps; in
+// the first step there is no earlier order of calls to compare with.
 TEST(FsdpMappedMisuse, OneRankLeavesOutAStep) {
   for (const int num_good : {0, 1, 3}) {
     on_both_forms(2, [num_good](WideRank& rank) {
@@ -160,7 +161,8 @@ TEST(FsdpMappedMisuse, OneRankLeavesOutAStep) {
   }
 }
 
-// Without this error the ranks that own the same shards would have different values from then on.
+// Only one of two replicas makes the step. Without an error their shards, which must be equal,
+// would differ from then on.
 TEST(FsdpMappedMisuse, OneReplicaLeavesOutAStep) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -181,8 +183,7 @@ TEST(FsdpMappedMisuse, OneReplicaLeavesOutAStep) {
   }
 }
 
-// An evaluation or an accumulation between steps is no misuse if all ranks run it at the same
-// point.
+// Additional backwards, skipped steps and evaluations are no misuse if all ranks do the same.
 TEST(FsdpMappedMisuse, NothingWhereAllRanksChangeTheOrder) {
   on_both_forms(2, [](WideRank& rank) {
     for (int i = 0; i < 8; ++i) {
@@ -197,13 +198,14 @@ TEST(FsdpMappedMisuse, NothingWhereAllRanksChangeTheOrder) {
   });
 }
 
-// The graph was recorded with values that have been overwritten.
+// The program halves the shards between forward and backward. The backward must throw, because the
+// graph was recorded with the old values.
 TEST(FsdpMappedMisuse, ShardsChangeBetweenForwardAndBackward) {
   for (const int world_size : {1, 2}) {
     for (const Reshard reshard : {Reshard::kAfterForward, Reshard::kAfterBackward}) {
       for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
-        // In this case the rank's buffer still has the values of the forward, so the backward
-        // computes right gradients.
+        // Here each rank's own buffer still has the old values, so the backward is correct and does
+        // not throw.
         if (world_size > 1 && reshard == Reshard::kAfterBackward && form == ShardForm::kGathered)
           continue;
         const auto result = run_groups(world_size, [&](const ProcessGroup& group) {

@@ -1,6 +1,5 @@
 // Tests that FullyShardedDataParallel with mapped shards computes the same bits as with gathered
-// shards, whatever the model, the options and the order of the program's calls, and on skewed
-// ranks.
+// shards, for several models, options and orders of calls, and with ranks that pause at random.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -18,13 +17,13 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::HasSubstr;
 using torch::optim::AdamW;
 using torch::optim::SGD;
 using Options = FullyShardedDataParallelOptions;
 
-// The results of a training on one rank. The tests compare all of them.
+// The results of a training on one rank, which the tests compare between the two forms of shards.
 struct Observed {
   std::vector<Tensor> losses;
   std::vector<Tensor> gradients;
@@ -42,12 +41,12 @@ void expect_same_bits(const std::vector<Tensor>& actual, const std::vector<Tenso
 }
 
 struct Setting {
-  std::function<void()> pause = [] {};  // called at every point at which a rank may be slow
+  std::function<void()> pause = [] {};  // called between the calls of a step, to delay a rank
   int num_steps = 4;
 };
 
-// Gathers each gradient and parameter to a whole tensor, so that models with different shards can
-// be compared.
+// Trains, and returns losses, whole gradients and whole parameters. Whole tensors can be compared
+// even if the shards of the two forms have different bounds.
 template <typename M, typename Step>
 Observed observe(FullyShardedDataParallel<M>& model, const std::shared_ptr<M>& module,
                  torch::optim::Optimizer& optimizer, const ProcessGroup& shard_group, Step step,
@@ -62,7 +61,7 @@ Observed observe(FullyShardedDataParallel<M>& model, const std::shared_ptr<M>& m
       seen.gradients.push_back(assembled(shard, shard.values.grad(), shard_group));
     }
     {
-      const torch::NoGradGuard no_grad;  // runs a forward between backward and step
+      const torch::NoGradGuard no_grad;  // a forward between backward and step
       seen.losses.push_back(model.forward(data_of(90 + i)).detach().clone());
     }
     setting.pause();
@@ -76,7 +75,7 @@ Observed observe(FullyShardedDataParallel<M>& model, const std::shared_ptr<M>& m
   return seen;
 }
 
-// (model, i): returns the loss, and leaves gradients in the shards.
+// Step i of a training without the optimizer: runs forward and backward, and returns the loss.
 struct OneBackward {
   const ProcessGroup* group;
   template <typename Model>
@@ -139,7 +138,8 @@ TEST(FsdpMapped, TrainsWithTheBitsOfTheGatheringFormInEveryMode) {
   compare_forms_of(made<Tower>(), modes(Reshard::kAfterForward, Reshard::kAfterForward, 0));
   compare_forms_of(made<Tower>(), modes(Reshard::kAfterBackward, Reshard::kAfterBackward, 1));
   compare_forms_of(made<Tower>(), modes(Reshard::kAfterReduction, Reshard::kAfterReduction, 1));
-  compare_forms_of(made<Tower>(), {}, {3});  // the root is the only unit
+  // The root is the only unit, because fully_shard() was not called.
+  compare_forms_of(made<Tower>(), {}, {3});
 }
 
 TEST(FsdpMapped, TrainsFrozenUnusedTiedRecomputedAndMixedParameters) {
@@ -213,7 +213,7 @@ TEST(FsdpMapped, TrainsOnTwoAxes) {
   }
 }
 
-// Each rank pauses at random places, also within forwards and backwards.
+// Ranks pause at random points, also inside of forwards and backwards.
 TEST(FsdpMapped, TrainsOnSkewedRanks) {
   struct Late : Tower {
     Tensor forward(const Tensor& x) override {
@@ -270,7 +270,8 @@ TEST(FsdpMapped, ANumberOfUnitsOnlyEvaluates) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Trains a mapped model with parameter groups. Some of the parameters are whole on every rank.
+// The optimizer has two parameter groups, and one of them contains ignored parameters, which are
+// whole on every rank.
 TEST(FsdpMapped, StepsGroupsAndIgnoredParameters) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     std::vector<Snapshot> trained;
@@ -306,7 +307,7 @@ TEST(FsdpMapped, StepsGroupsAndIgnoredParameters) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The test includes a world of one, in which the parameters may be the shard itself.
+// The test also runs on one rank, where the parameters may share the memory of the shard.
 TEST(FsdpSummon, WritesOnlyWhatIsWrittenBackInBothForms) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     for (const int world_size : {1, 3}) {
@@ -337,7 +338,8 @@ TEST(FsdpSummon, WritesOnlyWhatIsWrittenBackInBothForms) {
   }
 }
 
-// The owner of an element that was not changed keeps its value.
+// The compute dtype has fewer digits than the shards. Elements that the program has not changed
+// must keep their exact values in the shards.
 TEST(FsdpSummon, DoesNotRoundWhatIsWrittenBackUnchanged) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto module = std::make_shared<Tower>(2);
@@ -384,8 +386,8 @@ TEST(FsdpUpdate, WritesShardsOfBothForms) {
   }
 }
 
-// Between backwards under no_sync() units stay full, because the program is not expected to change
-// the shards. An update is noticed nevertheless.
+// Units stay full between two backwards under no_sync(). If the program changes the shards in a
+// ShardUpdate in between, the next forward must nevertheless use the new values.
 TEST(FsdpUpdate, IsSeenByUnitsThatAreFull) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {

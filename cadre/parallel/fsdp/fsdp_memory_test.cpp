@@ -1,4 +1,4 @@
-// Tests the exact number of bytes of gathered parameters that a rank holds, also if activations are
+// Tests exactly how many bytes of gathered parameters a rank has in memory, also if activations are
 // recomputed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 
 TEST(FsdpMemory, IsThatOfTheRootAndTwoUnits) {
   const auto result = run_groups(3, [&](const ProcessGroup& group) {
@@ -46,8 +46,8 @@ TEST(FsdpMemory, OfAForwardWithoutGradIsThatOfTheRootAndTwoUnits) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// At most the gradients of one unit and of the root exist in full, even in the first backward, in
-// which the order of the units is not known yet.
+// The whole gradients of at most one unit and of the root may exist at the same time, also in the
+// first backward, in which the order of the units is not known yet.
 TEST(FsdpMemory, FewFullGradientsExistAtATime) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto net = std::make_shared<Tower>(6);

@@ -1,5 +1,5 @@
-// Tests which misuses FullyShardedDataParallel refuses, the texts of the errors, and that training
-// goes on afterwards.
+// Tests which misuse of FullyShardedDataParallel is an error, the texts of the errors, and that
+// training can continue afterwards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -17,7 +17,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -25,8 +25,8 @@ using ::testing::Not;
 constexpr int64_t kChainWidth = 4;
 constexpr int kRanks = 2;
 
-// A model whose units have one size and are called in any order. Its hooks run code of a test
-// within forward.
+// A model of three units of equal size, which forward() calls in the order `order`. After each unit
+// it calls `between`, with which tests run code inside of forward().
 struct Chain : nn::Module {
   Chain() {
     for (int i = 0; i < 3; ++i) {
@@ -75,7 +75,7 @@ struct TrainedRank {
   torch::optim::SGD sgd;
 };
 
-// Returns the weights after steps in one process.
+// Returns the parameters of a plain Chain after num_steps steps on the rows of both ranks.
 Snapshot after_plain_steps(int num_steps) {
   Chain chain;
   torch::optim::SGD sgd(chain.parameters(), 0.1);
@@ -98,7 +98,7 @@ void expect_parameters(const TrainedRank& rank, const Snapshot& expected) {
   }
 }
 
-// Runs `body` on two ranks, each of which has trained one step.
+// Trains one step on two ranks and then runs `body`.
 void on_ranks(const std::function<void(TrainedRank&)>& body) {
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
     TrainedRank rank(group);
@@ -145,7 +145,7 @@ TEST(FsdpMisuse, AnOptimizerOfTheModulesParameters) {
            std::initializer_list<torch::optim::Optimizer*>{&before, &after}) {
         EXPECT_THAT(message_of([&] { wrong->step(); }),
                     AnyOf(HasSubstr("Make the optimizer from the wrapper (model.parameters());"),
-                          HasSubstr("an optimizer is made from the wrapper")));
+                          HasSubstr("Make an optimizer from the wrapper")));
       }
       EXPECT_THAT(message_of([&] { module->parameters()[0].grad().norm(); }),
                   HasSubstr("read gradients from the wrapper's parameter_shards()"));
@@ -159,8 +159,8 @@ TEST(FsdpMisuse, AnOptimizerOfTheModulesParameters) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// zero_grad() of the module reaches no shard. The next backward clears the gradients of the shards
-// instead.
+// module->zero_grad() does not clear the gradients of the shards at once; the next backward does
+// it. With set_to_none=false this would not work, and is an error.
 TEST(FsdpMisuse, ZeroGradOfTheModule) {
   on_ranks([](TrainedRank& rank) {
     rank.model->zero_grad();
@@ -203,7 +203,7 @@ TEST(FsdpMisuse, AModelIsShardedTwice) {
     expect_parameters(rank, after_plain_steps(2));
   });
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
-    const auto plain = std::make_shared<Chain>();  // declares no units
+    const auto plain = std::make_shared<Chain>();  // has no units
     const FullyShardedDataParallel model{plain, group};
     EXPECT_THAT(
         error_of([&] { FullyShardedDataParallel(plain, group); }, ErrorCode::kInvalidArgument),
@@ -265,7 +265,8 @@ TEST(FsdpMisuse, TwoBackwardsThroughOneForward) {
 
 TEST(FsdpMisuse, AForwardThrowsOnAllRanks) {
   on_ranks([](TrainedRank& rank) {
-    rank.step();  // the wrapper prefetches units from now on
+    // The order of the units is known after this second step, and units are prefetched.
+    rank.step();
     rank.module->between = [](size_t unit) {
       if (unit == 1) throw std::runtime_error("user");
     };
@@ -295,8 +296,8 @@ TEST(FsdpMisuse, RanksUseOtherUnitsInTheFirstStep) {
     TrainedRank rank(group);
     if (group.rank() == 1) rank.module->order = {0, 2, 1};
     EXPECT_THAT(error_of([&] { rank.step(); }, ErrorCode::kInvalidArgument),
-                HasSubstr("the ranks use different units: rank 0 \"unit1\" in forward(), rank 1 "
-                          "\"unit2\" in forward()"));
+                HasSubstr("the ranks use different units: rank 0 uses \"unit1\" in forward(), rank "
+                          "1 uses \"unit2\" in forward()"));
     rank.module->order = {0, 1, 2};
     rank.step();
     expect_parameters(rank, after_plain_steps(1));
@@ -355,8 +356,8 @@ TEST(FsdpMisuse, RanksHaveOtherOptions) {
   }
 }
 
-// The module's parameters are already sharded together with those of the root, so the call would
-// have no effect.
+// fully_shard() after the construction of the wrapper would have no effect, because the module's
+// parameters are already sharded, in its own unit or in that of the root. So it must throw.
 TEST(FsdpMisuse, AModuleIsDeclaredAfterTheWrapperIsMade) {
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
     const auto module = std::make_shared<Chain>();

@@ -1,4 +1,4 @@
-// Tests what the ranks of a ShardedOptimizer compare before each step.
+// Tests which differences between the ranks a ShardedOptimizer reports before each step.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -23,7 +23,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -36,7 +36,7 @@ struct SteppedModel {
 
   explicit SteppedModel(const ProcessGroup& of, ShardForm form = ShardForm::kGathered)
       : SteppedModel(of, of, form) {}
-  // ranks: the process group, or a mesh of it.
+  // ranks: the process group, or a mesh of its ranks.
   template <typename Ranks>
   SteppedModel(const ProcessGroup& of, const Ranks& ranks, ShardForm form)
       : group(of),
@@ -67,8 +67,8 @@ struct SteppedModel {
   ShardedOptimizer<AdamW> optimizer;
 };
 
-// Before the third step `prepare` makes the ranks differ. The step must throw `expected` on all
-// ranks and change nothing.
+// Trains two steps and then calls `prepare`, which causes a difference between the ranks. The third
+// step must throw an error with the texts `expected` on all ranks, and write no shard.
 void expect_refused(const std::function<void(SteppedModel&)>& prepare,
                     const std::vector<std::string>& expected) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
@@ -147,7 +147,7 @@ TEST(FsdpStep, AShardOfAnotherWrapperIsRefused) {
   for (const auto& rank : result.ranks) {
     EXPECT_THAT(
         rank.output,
-        HasSubstr("belongs to another wrapper than the one from which the optimizer was made"));
+        HasSubstr("belongs to another wrapper than the one with which the optimizer was made"));
   }
 }
 
@@ -183,8 +183,8 @@ TEST(FsdpStep, AShardThatIsFrozenOrUnfrozenIsRefused) {
   }
 }
 
-// On one rank gradients of no_sync() are not reduced yet. These functions would use zeros for them,
-// so they are refused.
+// All ranks run a backward under no_sync(), and all but rank 1 clear the gradients. The functions
+// that read gradients must throw on all ranks, because those of rank 1 are not reduced yet.
 TEST(FsdpStep, NormsAndChecksOfGradientsThatWaitAreRefused) {
   const std::vector<std::pair<std::string, std::function<void(SteppedModel&)>>> readers = {
       {"clip_grad_norm_", [](SteppedModel& t) { clip_grad_norm_(t.model, 1e9); }},
@@ -224,7 +224,8 @@ TEST(FsdpStep, NormsAndChecksOfGradientsThatWaitAreRefused) {
   }
 }
 
-// The optimizer may also have parameters that are no shards, and these may differ between ranks.
+// Only rank 1's optimizer has a second group, with a tensor that is not a shard. This difference is
+// allowed.
 TEST(FsdpStep, TensorsThatAreNoShardsAreNotCompared) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     SteppedModel training(group);
@@ -241,7 +242,8 @@ TEST(FsdpStep, TensorsThatAreNoShardsAreNotCompared) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A program may drop a batch: cleared gradients no longer wait for a reduction.
+// The program drops a batch: it clears gradients that were accumulated under no_sync(). A step is
+// then allowed.
 TEST(FsdpStep, AStepAfterADroppedBatchIsNoMistake) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     SteppedModel training(group);
@@ -265,8 +267,8 @@ struct Row : nn::Module {
   Tensor v;
 };
 
-// The parts of the ranks have equal sizes. Only the archive itself records to which rank its state
-// belongs.
+// Both ranks own 32 elements, so an archive of rank 0 would fit on rank 1. The archive contains the
+// rank, and loading it on rank 1 must throw on all ranks.
 TEST(FsdpStep, AnArchiveOfAnotherRankIsRefusedOnAllRanks) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -293,8 +295,9 @@ TEST(FsdpStep, AnArchiveOfAnotherRankIsRefusedOnAllRanks) {
       train(1);
       const Tensor after = shard.detach().clone();
       output = failure_of([&] { load(archives[0]); });
-      train(2);  // the refused load changed the state of no rank
-      // Each rank loads its own archive and repeats the second step.
+      train(2);  // the failed load has not changed the state of any rank
+      // Each rank loads its own archive, which was saved after the first step, and repeats the
+      // second step.
       load(archives[static_cast<size_t>(group.rank())]);
       {
         const torch::NoGradGuard no_grad;

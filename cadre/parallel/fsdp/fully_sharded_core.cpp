@@ -35,30 +35,31 @@ namespace cadre::parallel {
 namespace {
 
 constexpr const char* kRemedy =
-    "call the wrapper's forward(), or hold summon_full_params(); an optimizer is made from the "
-    "wrapper (model.parameters()), not from the parameters of the module; the graph of a "
-    "derivative (autograd::grad() with create_graph) is used before the wrapper's next backward";
+    "call the wrapper's forward(), or hold summon_full_params(). Make an optimizer from the "
+    "wrapper (model.parameters()), not from the parameters of the module. Use the graph of a "
+    "derivative (autograd::grad() with create_graph) before the wrapper's next backward";
 
-// The values of a sharded module are with its wrapper, so the module cannot be wrapped again.
+// The remedy if requires_grad of a parameter was changed after the module was wrapped.
 constexpr const char* kChangeRemedy =
-    "A sharded module keeps the parameters that it was wrapped with: choose what is trained before "
-    "that. To change it, save a snapshot, construct the module again with the change, wrap it, "
-    "load the parameters of the snapshot and make a new optimizer, on all ranks";
+    "Which parameters of a sharded module are trained cannot be changed: choose it before the "
+    "module is wrapped. To change it later, save a snapshot, construct the module again with the "
+    "change, wrap it, load the parameters of the snapshot and make a new optimizer, on all ranks";
 
-// Materializes buffers and ignored parameters, which every rank keeps whole.
+// Gives values to deferred buffers and deferred ignored parameters, which every rank has whole.
 void materialize_unsharded(const torch::nn::Module& module, const UnitAssignment& assignment) {
   std::vector<NamedTensor> whole = distinct_buffers(module);
   std::ranges::copy(assignment.ignored, std::back_inserter(whole));
   materialize_tensors(kFullySharded, whole);
 }
 
-// Warns that without units only gradients and optimizer states need less memory.
+// Logs a warning if the model has no units, because then only the gradients and the optimizer state
+// need less memory.
 void warn_without_units(const UnitAssignment& assignment, const wrap::LocatedGroup& group) {
   if (assignment.units.size() > 1 || group.world_size() == 1 || group.rank() != 0) return;
   group.log_sink().write(
       LogLevel::kWarning, "fsdp",
-      format("the model has no unit beside the root parameters={} effect=\"all parameters are "
-             "gathered at once, by every forward and up to the end of backward; call fully_shard() "
+      format("the model has no unit beside the root parameters={} effect=\"every forward gathers "
+             "all parameters at once and keeps them until the end of backward; call fully_shard() "
              "for the model's blocks, or set options.wrap_policy\"",
              assignment.units[0].parameters.size()));
 }
@@ -69,7 +70,8 @@ std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
   return names;
 }
 
-// After this, calls of the units go to the schedule, and no module can become a unit.
+// Connects the units to the schedule, which is called in each forward of a unit from now on. No
+// module of the model can become a unit any more.
 void bind_units(const torch::nn::Module& module, const UnitAssignment& assignment,
                 const std::shared_ptr<ShardedUnits>& units) {
   for (const auto& part : module.modules(/*include_self=*/false)) {
@@ -111,8 +113,8 @@ ShardGroups ShardGroups::of(const Ranks& ranks) {
 
 namespace {
 
-// If the module is divided along other axes, returns groups on the axis of that mesh instead of a
-// new one.
+// If the module's parameters are divided along a mesh already, and an axis of that mesh consists of
+// the ranks of the wrapper, returns `groups` with that axis instead of a new mesh.
 ShardGroups on_mesh_of(ShardGroups groups, const torch::nn::Module& module) {
   for (const NamedTensor& parameter : distinct_parameters(module)) {
     const auto division = shard::division_of(parameter);
@@ -121,7 +123,7 @@ ShardGroups on_mesh_of(ShardGroups groups, const torch::nn::Module& module) {
       groups.mesh = *axis;
       groups.shard_axis = axis->axes()[0].name;
     }
-    // Throws if the meshes cannot be joined.
+    // Throws if the two meshes cannot be combined into one.
     static_cast<void>(groups.mesh.joined_with(division->mesh));
   }
   return groups;
@@ -153,10 +155,10 @@ struct FullyShardedCore::Gathered final : UnitMemory {
     return std::ranges::any_of(flats, [](const auto& flat) { return flat->is_outdated(); });
   }
 
-  std::vector<std::shared_ptr<shard::FlatParameters>> flats;  // has one entry for each dtype
+  std::vector<std::shared_ptr<shard::FlatParameters>> flats;  // one for each dtype
 };
 
-// The state that only the constructor needs.
+// What only the constructor needs.
 struct FullyShardedCore::Construction {
   UnitAssignment assignment;
   std::optional<ReshardGroups> reshard_groups = {};
@@ -174,7 +176,8 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   const bool is_root = assigned.unit == nullptr;
   const FullyShardedDataParallelOptions& options = core.options_;
   const ShardPrecision& precision = precision_of(assigned, options);
-  // Materializes one unit at a time, so that no rank ever holds a whole deferred model.
+  // Gives values to the parameters of this unit only, and shards them at once, so that no rank ever
+  // holds all parameters of a deferred model.
   materialize_from(kFullySharded, assigned.parameters, /*root=*/0, all);
   const ReshardChoice choice = reshard_of(assigned, options, group);
   auto memory = std::make_unique<Gathered>();
@@ -219,8 +222,8 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
 
 namespace {
 
-// Makes the gradients report their passes to the units. units: expires when the wrapper is
-// destroyed.
+// Returns options with which ShardedGradients reports reductions to the schedule of the units.
+// units: expires when the wrapper is destroyed.
 ShardedGradients::Options gradient_options(
     std::optional<at::ScalarType> reduce_dtype, size_t num_late_units,
     const std::shared_ptr<std::weak_ptr<ShardedUnits>>& units) {
@@ -247,7 +250,7 @@ ShardedGradients::Options gradient_options(
               }};
 }
 
-// gradients: null until they are made.
+// gradients: points to null until the gradient storage is constructed.
 reduction::DataParallelOptions data_parallel_options(
     const FullyShardedDataParallelOptions& options, std::vector<std::string> ignored,
     const std::shared_ptr<GradientStorage*>& gradients,
@@ -256,12 +259,12 @@ reduction::DataParallelOptions data_parallel_options(
           .component = "fsdp",
           .weighting = options.weighting,
           .broadcast_buffers = options.broadcast_buffers,
-          .broadcast_parameters = false,  // shard_unit() broadcasts them
+          .broadcast_parameters = false,  // shard_unit() broadcasts the parameters
           .ignored = std::move(ignored),
           .is_idle_alone = false,
           .change_remedy = kChangeRemedy,
-          // Evaluations call this function, too, because the shards may have changed after
-          // gradients were cleared.
+          // Looks, in a forward without grad, for gradients that the program has cleared: an
+          // optimizer step without gradients may then have changed the shards (expect_changes()).
           .before_forward =
               [gradients] {
                 if (at::GradMode::is_enabled() || !*gradients) return;
@@ -303,7 +306,8 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   Construction construction{.assignment = agreed_assignment()};
   std::optional<wrap::LocatedGroup> all_ranks;
   materialize_unsharded(*module_, construction.assignment);
-  // The storage may outlive this object, because a NoSync shares it.
+  // The gradient storage may outlive this object, because a NoSync shares it; so it refers to the
+  // units by a weak_ptr.
   const auto made = std::make_shared<std::weak_ptr<ShardedUnits>>();
   const auto gradients = std::make_shared<GradientStorage*>(nullptr);
   const auto make_storage = [&](const std::vector<NamedTensor>& trained,
@@ -320,8 +324,8 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       construction.shard_unit(*this, unit, shard_group, all);
       if (unit.unit == nullptr) num_root_flats = flats_.size();
     }
-    // The first backward visits the units from the last to the first. With another order of
-    // reduction the whole gradients of all units would exist at the same time.
+    // Gradients are reduced in the reverse order of the units, as the first backward computes them.
+    // In another order the whole gradients of all units would be in memory at the same time.
     const std::vector<std::shared_ptr<shard::FlatParameters>> reversed(flats_.rbegin(),
                                                                        flats_.rend());
     auto storage = std::make_unique<ShardedGradients>(
@@ -357,7 +361,8 @@ FullyShardedCore::~FullyShardedCore() = default;
 ShardedUnits::Call FullyShardedCore::before_forward(std::optional<int64_t> num_rows) {
   core_->before_forward(module_->is_training(), num_rows);
   ShardedUnits::Call call = units_->before_forward(0, {});
-  // Begins after the forward has begun, because that may find writes made before.
+  // Called only now, because the calls above may find writes that were made before this forward,
+  // and these must not count for it.
   if (!at::GradMode::is_enabled()) written_->begin_evaluation();
   return call;
 }
@@ -467,8 +472,8 @@ int64_t FullyShardedCore::peak_full_bytes() const {
 FullyShardedCore& checked(const std::shared_ptr<FullyShardedCore>& core, std::string_view owner) {
   if (core) return *core;
   throw Error(ErrorCode::kInvalidArgument,
-              format("cadre::{}: it was moved from, or has no wrapper; use the object that it was "
-                     "moved to",
+              format("cadre::{}: this object was moved from, or its wrapper was; use the object "
+                     "that it was moved to",
                      owner));
 }
 

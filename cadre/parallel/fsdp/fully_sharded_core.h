@@ -1,4 +1,4 @@
-// Everything of FullyShardedDataParallel that does not depend on the module's type.
+// Implements everything of FullyShardedDataParallel that does not depend on the module's type.
 //
 // Threads: forward, backward and every method from one thread. Blocking: the constructor, forward,
 // backward and summon() are collective, until the group's deadline. Lifetime: keeps the module and
@@ -44,40 +44,42 @@ namespace cadre::parallel {
 struct UnitAssignment;
 class WrittenParameters;
 
-// The ranks of a wrapper: along the last axis of the mesh each owns a shard of the parameters;
-// along the axis before it, if there is one, ranks hold the same shards (HSDP).
+// The process groups of a wrapper. The ranks along the last axis of the mesh each own another shard
+// of the parameters. If the mesh has two axes, the ranks along the first one hold the same shards
+// (HSDP).
 struct CADRE_EXPORT ShardGroups {
-  // ranks: a group, which becomes the axis "shard"; or a mesh of one axis, or of two: replicate,
-  // then shard.
+  // ranks: a process group, for which a mesh with the axis "shard" is made; or a mesh of one axis
+  // (shard) or of two (replicate, then shard).
   static ShardGroups of(const Ranks& ranks);
 
   DeviceMesh mesh;
   std::string shard_axis;
   ProcessGroup all;
-  std::optional<ProcessGroup> shard;      // if nullopt, it is the same as `all`
-  std::optional<ProcessGroup> replicate;  // nullopt if the mesh has one axis
+  std::optional<ProcessGroup> shard;  // the ranks along the last axis; nullopt: `all`
+  // The ranks along the first of two axes; nullopt: one axis.
+  std::optional<ProcessGroup> replicate;
 };
 
 class CADRE_EXPORT FullyShardedCore {
  public:
-  // Checks that the model can be sharded and that the ranks hold the same model, units and options,
-  // before anything is changed. Then copies rank 0's values to all, and shards.
+  // First checks, without a change to the module, that it can be sharded and that all ranks have
+  // the same model, units and options. Then broadcasts rank 0's values and shards the parameters.
   FullyShardedCore(const std::shared_ptr<torch::nn::Module>& module, ShardGroups groups,
                    FullyShardedDataParallelOptions options);
   ~FullyShardedCore();
   FullyShardedCore(const FullyShardedCore&) = delete;
   FullyShardedCore& operator=(const FullyShardedCore&) = delete;
 
-  // `num_rows`: see DataParallelCore::before_forward().
+  // Begins a forward of the root module. num_rows: see DataParallelCore::before_forward().
   ShardedUnits::Call before_forward(std::optional<int64_t> num_rows);
   void after_forward(const ShardedUnits::Call& call, std::span<const at::Tensor> outputs);
-  // Called after after_forward(). Throws if a forward without grad has written to parameters; the
-  // other ranks have ended the forward, too. After a forward with grad, the pass that reduces the
-  // gradients throws instead, on all ranks.
+  // Called after after_forward(). Throws, on this rank only, if a forward without grad has written
+  // to gathered parameters; the other ranks have then completed the forward, too. A write in a
+  // forward with grad is reported on all ranks instead, by the backward that reduces the gradients.
   void check_evaluation();
-  // Called when the forward ended by an exception.
+  // Called instead of after_forward() if the forward has thrown.
   void fail_forward() noexcept;
-  // Cast the arguments and results of the root's forward().
+  // Cast the arguments and the results of the root module's forward() as options.precision says.
   at::Tensor cast_input(const at::Tensor& tensor) const;
   at::Tensor cast_output(const at::Tensor& tensor) const;
   bool casts_inputs() const;
@@ -94,14 +96,14 @@ class CADRE_EXPORT FullyShardedCore {
   void write_back();
   void dismiss() noexcept;
 
-  // Return the bytes of full parameters in this rank's memory now, and their peak.
+  // Return the number of bytes of gathered parameters in this rank's memory: now, and at the peak.
   int64_t full_bytes() const;
   int64_t peak_full_bytes() const;
-  // Returns the number of bytes in this rank's files.
+  // Returns the number of bytes in this rank's offload file.
   int64_t file_bytes() const;
 
  private:
-  struct Gathered;  // implements UnitMemory with the flat parameters of one unit
+  struct Gathered;  // implements UnitMemory with the FlatParameters of one unit
   struct Construction;
 
   UnitAssignment agreed_assignment();
@@ -111,17 +113,18 @@ class CADRE_EXPORT FullyShardedCore {
   ShardGroups groups_;
   FullyShardedDataParallelOptions options_;
   std::shared_ptr<shard::FlatBufferPool> pool_;
-  std::shared_ptr<shard::ShardFence> fence_;    // optimizers and parameter shards use it, too
-  std::shared_ptr<FileMemory> files_;           // the tensors in it share it; null without offload
-  std::shared_ptr<WrittenParameters> written_;  // flats_ shares it, and other objects share flats_
+  std::shared_ptr<shard::ShardFence> fence_;    // shared with optimizers and FlatParameters
+  std::shared_ptr<FileMemory> files_;           // null without offload
+  std::shared_ptr<WrittenParameters> written_;  // shared with flats_, which may outlive this object
   std::vector<std::shared_ptr<shard::FlatParameters>> flats_;
   std::vector<at::Tensor> trained_;
   std::shared_ptr<reduction::DataParallelCore> core_;
   std::shared_ptr<ShardedUnits> units_;
 };
 
-// Returns the core of an object that shares it. Throws kInvalidArgument if the core is null: the
-// object was moved from, or made from such an object. owner: the object's class.
+// Returns *core. Throws kInvalidArgument if `core` is null, because the object that held it was
+// moved from, or was made from an object that was moved from. owner: the name of that object's
+// class.
 CADRE_EXPORT FullyShardedCore& checked(const std::shared_ptr<FullyShardedCore>& core,
                                        std::string_view owner);
 

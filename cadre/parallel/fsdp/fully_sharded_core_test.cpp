@@ -1,5 +1,5 @@
-// Tests FullyShardedDataParallel with special parameters, accumulation, mixed precision and meshes.
-// Training must equal that of the plain module in one process.
+// Tests FullyShardedDataParallel with frozen, tied and ignored parameters, gradient accumulation,
+// mixed precision and meshes. The results must equal those of the plain module in one process.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -14,7 +14,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Options = FullyShardedDataParallelOptions;
@@ -125,7 +125,8 @@ TEST(FsdpAccumulation, TwoForwardsBeforeTwoBackwards) {
   expect_trains_as_plain([] { return std::make_shared<Tower>(3); }, options, together, {2});
 }
 
-// Writes values into the shards as load_sharded() does, also before any gradient was reduced.
+// The program writes values into the shards between forwards, as load_sharded() does. The next
+// forward must use them, also if no gradient was ever reduced.
 TEST(FsdpStale, ValuesThatTheProgramWritesAreUsedByTheNextForward) {
   for (const Reshard reshard :
        {Reshard::kAfterForward, Reshard::kAfterBackward, Reshard::kAfterReduction}) {
@@ -145,7 +146,8 @@ TEST(FsdpStale, ValuesThatTheProgramWritesAreUsedByTheNextForward) {
   }
 }
 
-// Summoned parameters have the written values, too, if units stay full between two backwards.
+// Units stay full after a backward under no_sync(), and the program then writes into the shards.
+// summon_full_params() must return the new values.
 TEST(FsdpStale, ValuesThatTheProgramWritesAreThoseThatAreSummoned) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     Options options = every_unit();
@@ -169,7 +171,8 @@ TEST(FsdpStale, ValuesThatTheProgramWritesAreThoseThatAreSummoned) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A program does this if it limits the weights after each part of an accumulation.
+// The program writes into the shards between accumulated backwards, for example to clamp the
+// weights. The next forward must use the new values.
 TEST(FsdpStale, ValuesWrittenBetweenBackwardsWithoutReductionAreUsed) {
   for (const Reshard reshard : {Reshard::kAfterBackward, Reshard::kAfterReduction}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -190,8 +193,8 @@ TEST(FsdpStale, ValuesWrittenBetweenBackwardsWithoutReductionAreUsed) {
   }
 }
 
-// The step uses the gradients of the first backward. A backward under no_sync() between them does
-// not change that.
+// A backward under no_sync() runs between a reducing backward and the step. The forward after the
+// step must nevertheless use the new values.
 TEST(FsdpStale, ABackwardWithoutReductionBeforeTheStepKeepsNothing) {
   for (const Reshard reshard : {Reshard::kAfterBackward, Reshard::kAfterReduction}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -221,8 +224,8 @@ TEST(FsdpStale, ABackwardWithoutReductionBeforeTheStepKeepsNothing) {
   }
 }
 
-// An evaluation between backward and step uses the old values, and one after the step the new
-// values.
+// An evaluation between backward and step must use the old values, and each evaluation after the
+// step the new ones.
 TEST(FsdpStale, EveryUseAfterAStepGathersAgain) {
   for (const Reshard reshard :
        {Reshard::kAfterForward, Reshard::kAfterBackward, Reshard::kAfterReduction}) {
@@ -280,7 +283,7 @@ TEST(FsdpSummon, ShowsAndTakesThePlainParameters) {
     {
       const auto full = model.summon_full_params();
       expect_same();
-      double_all(*module);  // the wrapper discards this change
+      double_all(*module);  // is lost, because write_back() is not called after it
     }
     {
       const auto full = model.summon_full_params();

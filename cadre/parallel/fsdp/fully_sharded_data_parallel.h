@@ -1,26 +1,27 @@
-// Trains a model that no rank holds whole: each rank owns a shard of every unit's parameters, of
-// their gradients and of the optimizer's state, and gathers the parameters of a unit while it
-// computes with them.
+// Trains a model whose parameters, gradients and optimizer state are sharded over the ranks, like
+// PyTorch's FSDP2. A unit is a module whose parameters are gathered together, before the unit
+// computes, and freed afterwards.
 //
-//   cadre::fully_shard(gpt->block);                     // and the others; Block: see shard_unit.h
+//   cadre::fully_shard(gpt->block);                     // each block is a unit: see shard_unit.h
 //   cadre::FullyShardedDataParallel model{gpt, world};  // or a DeviceMesh
 //   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
 //   ...
 //   optimizer.zero_grad();
-//   loss_of(model(rows)).backward();  // gradients are reduced to their owners
-//   optimizer.step();                 // each rank its shards
+//   loss_of(model(rows)).backward();  // reduce_scatters the gradients
+//   optimizer.step();                 // each rank updates its shards
 //
-// Without ShardForm::kMapped an optimizer of torch::optim made from model.parameters() works, too.
-// Parameters outside of units form one more unit, the root's. Names of parameters are those of the
-// plain module. docs/guide/parallel/fsdp.md describes units, modes, memory and what is refused.
+// With gathered shards (ShardForm::kGathered) an optimizer of torch::optim that is made from
+// model.parameters() works, too. Parameters outside of all units form one more unit, the root's.
+// Parameters have the same names as in the plain module. docs/guide/parallel/fsdp.md describes
+// units, resharding, memory and errors.
 //
-// Threads: forward, backward and every method from one thread; several wrappers in one process may
-// each have a thread. Blocking: the constructor, forward, backward and summon_full_params() are
-// collective, each until the group's deadline. Lifetime: shares the module, whose parameters stay
-// sharded when the wrapper is gone; keeps the group alive. A wrapper that was moved from throws
-// kInvalidArgument.
-// Errors: cadre::Error; touching a parameter while it is sharded throws c10::Error with a sentence.
-// Source: torch.distributed.fsdp; ZeRO, arXiv:1910.02054.
+// Threads: forward, backward and all methods of one wrapper must be called from the same thread;
+// another wrapper may use another thread. Blocking: the constructor, forward, backward and
+// summon_full_params() are collectives and wait until the group's deadline. Lifetime: shares the
+// module and keeps the group alive. The parameters stay sharded after the wrapper's destruction.
+// The methods of a wrapper that was moved from throw kInvalidArgument. Errors: cadre::Error; an
+// access to a sharded parameter throws c10::Error, whose text says what to do. Source:
+// torch.distributed.fsdp; ZeRO, arXiv:1910.02054.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -43,8 +44,8 @@
 
 namespace cadre {
 
-// While this object exists, the module's parameters are whole on every rank, as in the plain
-// module; no forward and no backward is allowed. Made and destroyed on all ranks.
+// A guard of whole parameters: while it exists, every rank has the whole parameters of the module,
+// and neither forward nor backward is allowed. All ranks make and destroy it together.
 class [[nodiscard]] FullParameters {
  public:
   ~FullParameters() {
@@ -53,8 +54,9 @@ class [[nodiscard]] FullParameters {
   FullParameters(FullParameters&&) noexcept = default;
   FullParameters& operator=(FullParameters&&) = delete;
 
-  // Copies to the shards the values that the program has written to the parameters, in the same way
-  // on all ranks; without this call they are lost. Called on all ranks.
+  // Copies the parameters to the shards after the program has written to the parameters, with the
+  // same values on all ranks. Without this call the written values are lost. All ranks make this
+  // call.
   void write_back() { parallel::checked(core_, "FullParameters").write_back(); }
 
  private:
@@ -68,19 +70,19 @@ class [[nodiscard]] FullParameters {
   std::shared_ptr<parallel::FullyShardedCore> core_;
 };
 
-// M: a torch::nn::Module with a forward() of any arguments, see DataParallelModule.
+// M is a torch::nn::Module whose forward() may have any arguments; see DataParallelModule.
 template <typename M>
 class FullyShardedDataParallel : public DataParallelModule<M> {
  public:
   using Options = FullyShardedDataParallelOptions;
 
-  // ranks: a ProcessGroup; or a DeviceMesh of one axis, or of two: ranks along the first hold the
-  // same shards, ranks along the second own different shards.
+  // ranks: a ProcessGroup; or a DeviceMesh of one axis, or of two axes: ranks along the first one
+  // hold the same shards, ranks along the second one own different shards.
   FullyShardedDataParallel(const std::shared_ptr<M>& module, const Ranks& ranks,
                            const Options& options = {})
       : FullyShardedDataParallel(module, std::make_shared<parallel::FullyShardedCore>(
                                              module, parallel::ShardGroups::of(ranks), options)) {}
-  // Used by tests, whose groups may have engines of their own: ShardGroups of fully_sharded_core.h.
+  // Takes ShardGroups (fully_sharded_core.h). Tests use this to pass groups with their own engines.
   template <typename Groups>
     requires requires(const Groups& groups) { groups.shard_axis; }
   FullyShardedDataParallel(const std::shared_ptr<M>& module, const Groups& groups,
@@ -88,7 +90,7 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
       : FullyShardedDataParallel(
             module, std::make_shared<parallel::FullyShardedCore>(module, groups, options)) {}
 
-  // Takes a module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential.
+  // Takes a module holder, for example Net of TORCH_MODULE(Net) or torch::nn::Sequential.
   template <ModuleHolder Holder>
     requires std::is_same_v<typename Holder::ContainedType, M>
   FullyShardedDataParallel(const Holder& module, const Ranks& ranks, const Options& options = {})
@@ -133,9 +135,9 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
     }
   }
 
-  // Returns this rank's shards for optimizers: one tensor for each parameter of the module, in the
-  // order of named_parameters(), without those of options.ignored. Some have no element on this
-  // rank.
+  // Returns this rank's shards, for an optimizer: one tensor for each parameter of the module
+  // except those of options.ignored, in the order of named_parameters(). A tensor is empty if this
+  // rank owns no element of its parameter.
   std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> values;
     for (const ParameterShard& shard : parameter_shards()) values.push_back(shard.values);
@@ -143,21 +145,22 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   }
   std::vector<ParameterShard> parameter_shards() const { return sharded().parameter_shards(); }
 
-  // Returns the form that the ranks use, which is kMapped only if all units are mapped. All ranks
-  // that own shards of the same parameters get the same result.
+  // Returns the form of the shards: kMapped if the shards of all units are mapped, else kGathered.
+  // Ranks that own shards of the same replica get the same result.
   ShardForm form() const { return sharded().form(); }
 
-  // Gathers the parameters of all units. Collective.
+  // Gathers the parameters of all units, which stay whole while the returned guard exists.
+  // Collective.
   FullParameters summon_full_params() { return FullParameters(sharded_); }
 
-  // See DataParallelModule.
+  // Documented in DataParallelModule.
   void reduce_gradients() { sharded().reduce_gradients(); }
 
-  // Returns the bytes of gathered parameters that this rank holds now, and their peak. Mapped
-  // parameters do not count, because the ranks share their memory.
+  // Return the number of bytes of gathered parameters in this rank's memory: now, and at the peak.
+  // Mapped parameters do not count, because the ranks share their memory.
   int64_t full_bytes() const { return sharded().full_bytes(); }
   int64_t peak_full_bytes() const { return sharded().peak_full_bytes(); }
-  // Returns the number of bytes in this rank's files (FileOffload).
+  // Returns the number of bytes in this rank's offload file (FileOffload).
   int64_t file_bytes() const { return sharded().file_bytes(); }
 
  private:
@@ -167,7 +170,8 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   template <typename Arg>
   using Copied = const std::remove_cvref_t<Arg>&;
 
-  // One forward of the root. If it is destroyed before returned(), the forward has failed.
+  // One forward of the root module. If this object is destroyed before returned() was called, the
+  // forward has thrown.
   class Pass {
    public:
     Pass(parallel::FullyShardedCore& core, std::optional<int64_t> num_rows)
@@ -196,7 +200,7 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
     return parallel::checked(sharded_, "FullyShardedDataParallel");
   }
 
-  std::shared_ptr<parallel::FullyShardedCore> sharded_;  // guards of whole parameters share it
+  std::shared_ptr<parallel::FullyShardedCore> sharded_;  // FullParameters guards share it
 };
 
 template <ModuleHolder Holder, typename Given>

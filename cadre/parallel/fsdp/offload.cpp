@@ -16,8 +16,9 @@ namespace {
 
 constexpr const char* kWhat = "FullyShardedDataParallel, rank {}: options.offload";
 
-// Returns the bytes that one FlatParameters needs. Every tensor takes whole pages: a shard takes
-// one, its gradients another, and the state of each parameter `num_states`.
+// Returns the number of bytes that one FlatParameters needs in this rank's file: one tensor for the
+// shard, one for its gradients and, for each parameter, `num_states` for the optimizer state. Each
+// tensor takes whole pages.
 int64_t bytes_of(std::span<const ParameterSize> parameters, const wrap::LocatedGroup& shard,
                  int num_states) {
   std::vector<int64_t> numels;

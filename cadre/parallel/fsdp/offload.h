@@ -1,7 +1,7 @@
-// Opens the files of FileOffload, on all ranks or on none.
+// Opens the file of each rank for FileOffload. If this fails on one rank, all ranks throw.
 //
-// Threads: one. Blocking: open_offload() is collective, until the group's deadline. Lifetime: keeps
-// nothing. Errors: kUnavailable on all ranks if one of them has no folder or no disk space.
+// Blocking: open_offload() is a collective, until the group's deadline. Errors: kUnavailable on all
+// ranks if the folder or the disk space is missing on one rank.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,8 @@ struct OffloadGroups {
   const wrap::LocatedGroup& shard;  // the group whose ranks own the shards
 };
 
-// Reserves disk space for the shards of this rank, their gradients and the optimizer's state.
-// Returns null, and is not collective, without an offload.
+// Opens this rank's file and reserves disk space for its shards, their gradients and the optimizer
+// state. If `offload` is nullopt, returns null without communication.
 std::shared_ptr<FileMemory> open_offload(const std::optional<FileOffload>& offload,
                                          const UnitAssignment& assignment,
                                          const OffloadGroups& groups);

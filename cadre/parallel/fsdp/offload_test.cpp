@@ -1,5 +1,5 @@
-// Tests shards and gradients in files: a run has the same bits as a run in memory and takes the
-// bytes that the formula gives, and all ranks throw one error if the disk has no room.
+// Tests shards and gradients in files: training gives the same bits as in memory, the files have
+// the expected sizes, and if the disk is full all ranks throw the same error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -19,7 +19,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::HasSubstr;
 
 std::string bits_of_all(const std::vector<Training>& trainings) {
@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(
         OffloadMode{"kept", "mlp", {}, Reshard::kAfterReduction}),
     [](const auto& mode) { return mode.param.name; });
 
-// The steps of a training: two backwards for each, the first one with or without reduction.
+// A training step with two backwards. reduces: whether the first of them reduces gradients.
 struct OffloadSteps {
   bool reduces;
   template <typename Model>
@@ -114,8 +114,8 @@ TEST(FsdpOffloadMechanics, TrainsOnTwoAxes) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Every shard and its gradients take whole pages. tests/training/memory_limit_test.cpp tests the
-// same for the state of the optimizer.
+// There are 4 units and the root; the shard of each takes one page, and so do its gradients.
+// tests/training/memory_limit_test.cpp tests the size of the optimizer state.
 TEST(FsdpOffloadMemory, IsThatOfShardsAndGradients) {
   for (const int world_size : {1, 2}) {
     const TemporaryFolder folder;
@@ -139,8 +139,9 @@ TEST(FsdpOffloadMemory, IsThatOfShardsAndGradients) {
   }
 }
 
-// The run needs these pages: a shard and gradients for each of 4 units and the root, and the state
-// of ten parameters. The disk has exactly this room, or one page less.
+// The pages that are needed: 2 (shard and gradients) for each of 4 units and the root, and 2
+// (AdamW's state) for each of 10 parameters. The disk has exactly this many pages, or one page
+// less.
 TEST(FsdpOffloadErrors, AFullDiskIsReportedAtConstruction) {
   constexpr size_t kNeeded = (5 * 2 + 10 * 2) * 4096;
   for (const auto& [num_bytes, is_enough] : {std::pair(kNeeded, true), {kNeeded - 4096, false}}) {
@@ -160,15 +161,15 @@ TEST(FsdpOffloadErrors, AFullDiskIsReportedAtConstruction) {
       EXPECT_THAT(failure, HasSubstr("kUnavailable: FullyShardedDataParallel, rank 0: "
                                      "options.offload: reserve 122880 bytes in folder"));
       EXPECT_THAT(failure, HasSubstr("No space left on device"));
-      // The constructor threw before it sharded anything.
+      // The constructor has thrown before it sharded a parameter.
       EXPECT_EQ(module->forward(data_of(0)).numel(), kRows);
     });
     EXPECT_TRUE(result.ok()) << result.failures();
   }
 }
 
-// A rank needs these pages: a shard and gradients for each of five units, and the state of the
-// parameters of which it has a part.
+// The pages that a rank needs: 2 (shard and gradients) for each of five units, and 2 (AdamW's
+// state) for each parameter of which it owns elements.
 TEST(FsdpOffloadErrors, EachRankReservesForItsOwnParts) {
   const auto result = run_groups(8, [](const ProcessGroup& group, std::string& output) {
     size_t num_pages = 5 * 2;

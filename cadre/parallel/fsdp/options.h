@@ -1,6 +1,6 @@
 // The options of FullyShardedDataParallel and of each of its units.
 //
-// Threads: plain values. Equal on all ranks.
+// All ranks must pass the same options.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -25,17 +25,18 @@ namespace cadre {
 // Says how long a unit keeps its full parameters after a forward with grad. Source: FSDP2's
 // reshard_after_forward.
 enum class Reshard : uint8_t {
-  // The parameters are kept until the forward has returned; backward gathers them again (ZeRO-3).
+  // The unit's parameters are freed after its forward, and gathered again for its backward
+  // (ZeRO-3).
   kAfterForward,
-  // The parameters are kept until backward has passed the unit.
+  // The parameters are freed when the backward has computed the unit's gradients.
   kAfterBackward,
-  // The parameters are kept until a backward that reduces gradients. Under no_sync() they are
-  // gathered once for all backwards (ZeRO-2).
+  // The parameters are freed at the end of a backward that reduces gradients. So while gradients
+  // are accumulated under no_sync(), the parameters are gathered only once (ZeRO-2).
   kAfterReduction,
-  // Kept until the forward has returned, except for a part that each rank keeps for its group of
-  // reshard_group_size neighbouring ranks. Backward gathers within that group: less traffic between
-  // groups, for the memory of the parts. Ranks 0 to k - 1 are a group, then k to 2k - 1, and so on;
-  // k divides the number of ranks that own shards.
+  // The parameters are divided, after the unit's forward, among a group of k = reshard_group_size
+  // neighbouring ranks: each rank keeps 1/k of them and frees the rest. The backward gathers only
+  // within that group, which saves traffic between hosts but needs memory. The groups are ranks 0
+  // to k - 1, then k to 2k - 1, and so on; k must divide the number of ranks that own shards.
   kOntoGroup,
 };
 // Returns "after_forward", "after_backward", "after_reduction" or "onto_group".
@@ -43,61 +44,66 @@ CADRE_EXPORT std::string_view to_string(Reshard reshard);
 // Does the reverse of to_string(); returns nullopt for another text.
 CADRE_EXPORT std::optional<Reshard> parse_reshard(std::string_view text);
 
-// Puts this rank's shards, their gradients and, with Cadre's optimizers, the optimizer's state into
-// a file on disk, of which the kernel keeps as much in memory as there is room for. So a model may
-// be larger than memory; the parameters of the units that compute must fit. The file has no name:
-// it disappears when the process ends, even if it is killed.
+// Puts this rank's shards, their gradients and, with Cadre's optimizers, the optimizer state into a
+// mapped file on disk. The kernel caches the file in free memory. So a model may be larger than the
+// memory, as long as the gathered parameters of one or two units fit. The file has no name, so the
+// kernel deletes it when the process ends, even after kill -9.
 struct FileOffload {
-  std::string folder;  // the folder of this rank, on a disk; a tmpfs would be memory
-  // The number of tensors of optimizer state per parameter for which disk space is reserved at the
-  // start: 2 for AdamW. The optimizer's first step reserves more if it needs more.
+  // The folder for this rank's file; it must be on a disk, because a tmpfs is memory.
+  std::string folder;
+  // The number of optimizer-state tensors for each parameter: 2 for AdamW. Disk space for them is
+  // reserved in the constructor. If the optimizer has more, its first step reserves more.
   int num_states = 2;
 };
 
-// Owners keep their shards in the dtype that the parameters had before.
+// Mixed precision. The shards always keep the original dtype of the parameters.
 struct ShardPrecision {
-  // The dtype of gathered parameters, in which the unit computes.
+  // The dtype of gathered parameters, in which the unit computes; default: the original dtype.
   std::optional<c10::ScalarType> parameters = {};
-  std::optional<c10::ScalarType> reduce = {};  // the dtype of gradients while they are reduced
-  // The dtype of what forward() returns. In the wrapper's precision it applies to the root alone.
+  std::optional<c10::ScalarType> reduce = {};  // the dtype in which gradients are reduced
+  // The dtype to which the results of forward() are cast. If set in the wrapper's options, it
+  // applies only to the results of the root module.
   std::optional<c10::ScalarType> outputs = {};
-  // Floating-point arguments of forward() are cast to the dtype `parameters`, if that is set.
+  // Whether floating-point arguments of forward() are cast to the dtype `parameters`, if that is
+  // set.
   bool cast_inputs = true;
 };
 
 struct FullyShardOptions {
-  std::optional<Reshard> reshard = {};  // the default is that of the wrapper
-  // Only kOntoGroup uses it; the default is that of the wrapper.
+  std::optional<Reshard> reshard = {};  // default: the wrapper's reshard
+  // The number of ranks of a group for Reshard::kOntoGroup; the default is the wrapper's option.
   std::optional<int> reshard_group_size = {};
   std::optional<ShardPrecision> precision = {};
 };
 
-// A ShardUnit for which fully_shard() was not called.
+// A ShardUnit for which fully_shard() was not called, and which a WrapPolicy may make a unit.
 struct WrapCandidate {
   std::string name;  // "blocks.3"
   const torch::nn::Module& module;
-  int64_t numel;  // the number of elements of its parameters, without those of units inside it
+  int64_t numel;  // elements of its parameters, without those of units inside of it
 };
-// Returns whether the candidate becomes a unit. Called for children before their parents.
+// Returns whether the candidate becomes a unit. It is called for children before their parents.
 using WrapPolicy = std::function<bool(const WrapCandidate& candidate)>;
 
 struct FullyShardedDataParallelOptions {
-  // With kMapped, the ranks of one host that own shards of the same parameters read them in place.
-  // It needs a ShardedOptimizer, because other optimizers do not synchronize their writes.
+  // If this is kMapped, ranks on one host read each other's shards in place. kMapped needs a
+  // ShardedOptimizer, because other optimizers do not wait until no rank reads the shards.
   ShardForm form = ShardForm::kGathered;
-  Reshard reshard = Reshard::kAfterForward;        // says how long units keep full parameters
-  Reshard reshard_root = Reshard::kAfterBackward;  // says the same for parameters outside of units
-  std::optional<int> reshard_group_size = {};      // only kOntoGroup uses it
-  // The number of units whose gather runs while another unit computes: 0 or 1.
+  Reshard reshard = Reshard::kAfterForward;        // the default of all units
+  Reshard reshard_root = Reshard::kAfterBackward;  // applies to parameters outside of units
+  // The number of ranks of a group for Reshard::kOntoGroup.
+  std::optional<int> reshard_group_size = {};
+  // How many units are prefetched, so that their gather overlaps with the computation of another
+  // unit: 0 or 1.
   int num_prefetched = 1;
   ShardPrecision precision = {};
-  std::optional<FileOffload> offload = {};  // is given on all ranks or on none
-  WrapPolicy wrap_policy = {};              // wrap_policy.h has policies
-  // Names of parameters, or of modules with all of their submodules, that stay whole on every rank,
-  // neither sharded nor reduced.
+  std::optional<FileOffload> offload = {};  // set on all ranks or on none
+  WrapPolicy wrap_policy = {};              // see wrap_policy.h
+  // Names of parameters that are neither sharded nor reduced, but stay whole on every rank. The
+  // name of a module stands for all parameters in it.
   std::vector<std::string> ignored = {};
   GradientWeighting weighting = GradientWeighting::kSamples;
-  // Every rank gets rank 0's buffers before each synchronized forward in training mode.
+  // Whether rank 0's buffers are broadcast before each synchronized forward in training mode.
   bool broadcast_buffers = true;
 };
 

@@ -1,8 +1,9 @@
-// The groups of neighbouring ranks onto which Reshard::kOntoGroup puts the parameters of a unit.
+// Makes the groups of neighbouring ranks among which Reshard::kOntoGroup divides a unit's
+// parameters after the forward.
 //
-// Threads: one. Blocking: group_of() is collective, until the group's deadline. Lifetime: shares
-// the group of the ranks that own shards. Errors: kInvalidArgument.
-// Source: FSDP2's reshard_after_forward with a number.
+// Blocking: group_of() is a collective, until the group's deadline. Lifetime: shares the group of
+// the ranks that own shards. Errors: kInvalidArgument. Source: FSDP2's reshard_after_forward with a
+// number.
 #pragma once
 
 #include <map>
@@ -16,15 +17,16 @@
 
 namespace cadre::parallel {
 
-// Says for one unit how long it is full, and among how many ranks its parameters stay between its
-// forward and its backward.
+// The Reshard of one unit and, for kOntoGroup, the number of ranks among which its parameters are
+// divided between forward and backward.
 struct ReshardChoice {
   Reshard reshard = Reshard::kAfterForward;
-  int group_size = 0;  // only kOntoGroup uses it
+  int group_size = 0;  // 0 unless reshard is kOntoGroup
 };
 
-// Checks the options. what: names them in messages. A group of one rank becomes kAfterBackward, a
-// group of all ranks kAfterForward.
+// Checks these options of a unit and returns them. kOntoGroup with groups of one rank is the same
+// as kAfterBackward, which is then returned; with one group of all ranks it is kAfterForward. what:
+// the name of the options in errors. shard: the ranks that own shards.
 ReshardChoice checked_choice(const std::string& what, Reshard reshard,
                              std::optional<int> group_size, const wrap::LocatedGroup& shard);
 
@@ -32,13 +34,13 @@ class ReshardGroups {
  public:
   explicit ReshardGroups(wrap::LocatedGroup shard) : shard_(std::move(shard)) {}
 
-  // Returns the group of this rank for the choice; nullopt if the choice needs none. Makes one
-  // group for each size.
+  // Returns this rank's group of choice.group_size ranks; nullopt if `choice` is not kOntoGroup.
+  // Units with the same group size share one group.
   std::optional<wrap::LocatedGroup> group_of(const ReshardChoice& choice);
 
  private:
   wrap::LocatedGroup shard_;
-  std::map<int, wrap::LocatedGroup> groups_;  // the groups; the key is their size
+  std::map<int, wrap::LocatedGroup> groups_;  // the key is the number of ranks
 };
 
 }  // namespace cadre::parallel

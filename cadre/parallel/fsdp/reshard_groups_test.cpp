@@ -1,6 +1,6 @@
-// Tests units whose parts stay on a smaller group of ranks between forward and backward. They
-// compute the same bits as in other modes. Also tests the memory of the parts, and what the whole
-// group and the smaller one gather.
+// Tests Reshard::kOntoGroup, with which each unit is divided among a smaller group of ranks between
+// forward and backward: that it computes the same bits as the other modes, how much memory it
+// needs, and how much is gathered in the whole group and in the smaller one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -14,7 +14,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::HasSubstr;
 
 constexpr int kTowerUnits = 6;
@@ -64,8 +64,8 @@ INSTANTIATE_TEST_SUITE_P(
         ReshardCase{"onto_1", "mlp", 2, 1}, ReshardCase{"onto_all", "mlp", 2, 2}),
     [](const auto& mode) { return mode.param.name; });
 
-// The steps of a training that accumulates without reduction, and evaluates between the passes and
-// between backward and step.
+// A training step that accumulates under no_sync(), and runs forwards without grad at several
+// points.
 struct ReshardSteps {
   template <typename Model>
   void operator()(Model& model, const Tensor& rows) const {
@@ -81,11 +81,12 @@ struct ReshardSteps {
       pass(rows.cos());
     }
     const Tensor loss = model.forward(rows).pow(2).mean();
-    evaluate();  // gathers anew
+    evaluate();  // must not use the parts of units that the previous forward has kept
     loss.backward();
     evaluate();
-    model.forward(rows.sin());  // this forward has no backward, so its parts keep the values from
-                                // before the step
+    // No backward follows, so the ranks keep parts with values from before the optimizer step. The
+    // next step must not use them.
+    model.forward(rows.sin());
   }
 };
 
@@ -100,7 +101,7 @@ TEST(FsdpReshardMechanics, KeepsTheNumbersUnderAccumulationAndEvaluation) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Each unit may have a group size of its own; the groups lie along the second axis of a mesh.
+// Units have different group sizes. On a mesh the groups consist of ranks along the shard axis.
 TEST(FsdpReshardMechanics, ChoosesTheGroupForEachUnit) {
   const auto result = run_groups(8, [&](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"replicate", 2}, {"shard", 4}});
@@ -120,9 +121,9 @@ TEST(FsdpReshardMechanics, ChoosesTheGroupForEachUnit) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// After the forward a rank holds the root and its part of each unit. During forward and backward it
-// also holds in full the root, the unit that computes and the next one. While the last unit that
-// computes is turned into its part, or was gathered from it, that part exists, too.
+// The expected memory: after the forward a rank has the root and half of each unit, because groups
+// have 2 ranks. At the peak it has, in addition, the unit that computes and the prefetched one as a
+// whole; the halves of these two may exist at the same time.
 TEST(FsdpReshardMemory, IsThatOfThePartsAndTwoUnits) {
   const auto result = run_groups(4, [&](const ProcessGroup& group) {
     const int64_t unit = bytes_of_linear(kWidth, 4);
@@ -140,8 +141,8 @@ TEST(FsdpReshardMemory, IsThatOfThePartsAndTwoUnits) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Returns the number of elements that a rank receives from all_gathers of the whole group in one
-// step, which is not the first.
+// Returns the number of elements that a rank receives from all_gathers in the whole group during
+// the second step.
 int64_t gathered_over_all(const ProcessGroup& group,
                           const FullyShardedDataParallelOptions& options) {
   const FakeGroup counting(group);

@@ -20,7 +20,7 @@ UnitCall::UnitCall(const ShardUnitBase& unit, std::span<const at::Tensor> inputs
   const ShardUnitBase::Binding& binding = unit.binding();
   if (!binding.is_sharded) {
     throw Error(ErrorCode::kInvalidArgument,
-                "cadre::ShardUnit: forward() of a unit that fully_shard() was called for, but no "
+                "cadre::ShardUnit: forward() of a unit for which fully_shard() was called, but no "
                 "FullyShardedDataParallel was made of the model, so its gradients would not be "
                 "reduced. Make FullyShardedDataParallel model{module, group} and call the model");
   }
@@ -28,8 +28,8 @@ UnitCall::UnitCall(const ShardUnitBase& unit, std::span<const at::Tensor> inputs
   if (!units) {
     throw Error(ErrorCode::kInvalidArgument,
                 "cadre::ShardUnit: forward() of a unit whose FullyShardedDataParallel was "
-                "destroyed, so nothing gathers its parameters from the ranks. Keep the wrapper as "
-                "long as the module is used");
+                "destroyed, so its parameters cannot be gathered from the ranks. Keep the wrapper "
+                "as long as the module is used");
   }
   const ShardPrecision& precision = units->precision(binding.index);
   auto call = units->before_forward(binding.index, inputs);
@@ -80,7 +80,7 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
   if (binding.is_wrapped) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("cadre::fully_shard: {} is in a model that a FullyShardedDataParallel has "
-                       "sharded already, with the parameters of the unit around it; call "
+                       "sharded already, and whose unit around it has the parameters; call "
                        "fully_shard() before the wrapper is made",
                        module.name()));
   }
@@ -90,9 +90,9 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
                        module.name()));
   }
   if (module.parameters().empty()) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        format("cadre::fully_shard: {} has no parameters to shard; leave it out", module.name()));
+    throw Error(ErrorCode::kInvalidArgument,
+                format("cadre::fully_shard: {} has no parameters to shard; leave out this call",
+                       module.name()));
   }
   binding.is_declared = true;
   binding.options = options;

@@ -1,5 +1,5 @@
-// A module whose parameters FullyShardedDataParallel may gather before each use of it and release
-// afterwards.
+// Makes a module type M into a type that can be a unit of FullyShardedDataParallel: a module whose
+// parameters are gathered together before its forward and freed afterwards.
 //
 //   struct BlockImpl : torch::nn::Module { Tensor forward(const Tensor& x); ... };
 //   using Block = torch::nn::ModuleHolder<cadre::ShardUnit<BlockImpl>>;
@@ -7,15 +7,17 @@
 //   for (auto& block : gpt->blocks) cadre::fully_shard(block);   // or a wrap policy, wrap_policy.h
 //   cadre::FullyShardedDataParallel model{gpt, world};
 //
-// A ShardUnit<M> is an M with the same constructors, names of parameters and signature of
-// forward(), so it goes where an M goes: into torch::nn::Sequential, AnyModule and holders. As long
-// as it is not a unit of a wrapper it only calls M::forward(). A copy made by clone() is no unit.
-// Default arguments of M::forward() are not seen through ShardUnit<M>: pass them.
+// A ShardUnit<M> is an M with the same constructors, parameter names and signature of forward(), so
+// it can be used wherever an M can: in torch::nn::Sequential, AnyModule and holders. Until a
+// wrapper makes it a unit it only calls M::forward(). A copy that clone() makes is not a unit.
+// Calls of ShardUnit<M>::forward() must pass all arguments, because default arguments of
+// M::forward() are lost.
 //
-// Threads: as the module. Blocking: forward() of a unit gathers, until the group's deadline.
-// Lifetime: a unit does not keep its wrapper. Errors: cadre::Error, kInvalidArgument for a unit
-// that is called outside of its wrapper's forward() or after the wrapper has gone; see
-// docs/guide/parallel/fsdp.md. Source: torch.distributed.fsdp.fully_shard.
+// Threads: as the module. Blocking: forward() of a unit is a collective, because it gathers, and
+// waits until the group's deadline. Lifetime: a unit does not keep its wrapper alive. Errors:
+// cadre::Error; kInvalidArgument if a unit is called outside of its wrapper's forward() or after
+// the wrapper's destruction; see docs/guide/parallel/fsdp.md. Source:
+// torch.distributed.fsdp.fully_shard.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +43,7 @@ namespace parallel {
 
 class ShardedUnits;
 
-// The base of all units of a model, whatever their type, through which a wrapper finds them.
+// The base class of all ShardUnit<M>, by which a wrapper finds the units of a model.
 class CADRE_EXPORT ShardUnitBase {
  public:
   ShardUnitBase() = default;
@@ -49,10 +51,11 @@ class CADRE_EXPORT ShardUnitBase {
   ShardUnitBase& operator=(const ShardUnitBase&) noexcept { return *this; }
   virtual ~ShardUnitBase() = default;
 
-  // The state of a unit in fully_shard() and in its wrapper.
+  // What fully_shard() and the wrapper have stored in the unit.
   struct Binding {
     bool is_declared = false;  // fully_shard() was called for the unit
-    bool is_wrapped = false;  // the unit is in a model that a wrapper has sharded, as a unit or not
+    // A wrapper has sharded the model, whether or not this is one of its units.
+    bool is_wrapped = false;
     FullyShardOptions options = {};
     bool is_sharded = false;
     std::weak_ptr<ShardedUnits> units = {};
@@ -65,14 +68,16 @@ class CADRE_EXPORT ShardUnitBase {
   Binding binding_;
 };
 
-// Returns the tensor in the dtype, if a dtype is given and the tensor is floating-point.
+// Returns the tensor, cast to `dtype` if a dtype is given and the tensor is floating-point.
 CADRE_EXPORT at::Tensor cast_floating(const at::Tensor& tensor,
                                       std::optional<c10::ScalarType> dtype);
 
-// One call of a unit's forward(). If it is destroyed before returned(), the forward has failed.
+// One call of a unit's forward(). If this object is destroyed before returned() was called, the
+// forward has thrown.
 class CADRE_EXPORT UnitCall {
  public:
-  // Does nothing for a unit that is not sharded. `inputs`: the tensors that forward() is given.
+  // Gathers the unit's parameters. Throws kInvalidArgument if no wrapper has sharded the unit, or
+  // if the wrapper was destroyed. inputs: the tensors in the arguments of forward().
   UnitCall(const ShardUnitBase& unit, std::span<const at::Tensor> inputs);
   ~UnitCall();
   UnitCall(const UnitCall&) = delete;
@@ -91,12 +96,13 @@ class CADRE_EXPORT UnitCall {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;  // is null if there is nothing to do
+  std::unique_ptr<State> state_;  // is null only if the constructor throws
   std::optional<c10::ScalarType> input_dtype_;
   std::optional<c10::ScalarType> output_dtype_;
 };
 
-// A ShardUnit<M>, by the type of &M::forward.
+// Implements ShardUnit<M>. Forward is the type of &M::forward, from which the specializations take
+// the signature.
 template <typename M, typename Forward>
 class UnitAround : public M, public ShardUnitBase {
   static_assert(!std::is_same_v<Forward, wrap::NoSingleForward>,
@@ -105,7 +111,8 @@ class UnitAround : public M, public ShardUnitBase {
                 "own whose forward() has one signature, and make that the unit");
 };
 
-// The body of ShardUnit<M>::forward(). `Args` are the parameter types of M::forward().
+// The body of ShardUnit<M>::forward(): gathers, calls M::forward() and frees. Args: the parameter
+// types of M::forward().
 template <typename Output, typename... Args, typename Call>
 Output call_unit(const ShardUnitBase& unit, Call&& forward,
                  std::remove_reference_t<Args>&... args) {
@@ -171,7 +178,7 @@ class UnitAround<M, Output (C::*)(Args...) const> : public M, public ShardUnitBa
   }
 };
 
-// A forward() that does not throw could not report a failed gather.
+// A noexcept forward() could not report a failed gather.
 template <typename M, typename C, typename Output, typename... Args>
 class UnitAround<M, Output (C::*)(Args...) noexcept> : public M, public ShardUnitBase {
   static_assert(!std::is_same_v<M, M>,
@@ -189,13 +196,14 @@ class ShardUnit : public parallel::UnitAround<M, wrap::ForwardPointer<M>> {
   using Around::Around;
 };
 
-// Declares a unit with options of its own. Called before the wrapper is made, on all ranks; for
-// units inside of units in any order. Throws kInvalidArgument for a unit that was declared before,
-// that is a unit of a wrapper already, or that has no parameters.
+// Makes the module, a ShardUnit, a unit of the wrapper that is constructed later, with its own
+// options. All ranks call this for the same modules. Of nested units, either may be declared first.
+// Throws kInvalidArgument for a module that was declared before, that is a unit of a wrapper
+// already, or that has no parameters.
 CADRE_EXPORT void fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
 
 namespace parallel {
-// Throws kInvalidArgument for null.
+// Returns *module. Throws kInvalidArgument for null.
 CADRE_EXPORT torch::nn::Module& checked_unit(torch::nn::Module* module);
 }  // namespace parallel
 
@@ -204,7 +212,7 @@ void fully_shard(const std::shared_ptr<Module>& module, const FullyShardOptions&
   fully_shard(parallel::checked_unit(module.get()), options);
 }
 
-// Declares a unit that is in a module holder, such as Block above.
+// Does the same for a module in a holder, such as Block in the example above.
 template <typename Holder>
   requires requires { typename Holder::ContainedType; }
 void fully_shard(const Holder& holder, const FullyShardOptions& options = {}) {

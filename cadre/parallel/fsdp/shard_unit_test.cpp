@@ -1,5 +1,5 @@
-// Tests that ShardUnit<M> can be used wherever an M can, what fully_shard() refuses, and which
-// parameters belong to which unit.
+// Tests that ShardUnit<M> can be used wherever an M can, and for which modules fully_shard()
+// throws.
 #include "cadre/parallel/fsdp/shard_unit.h"
 
 #include <gmock/gmock.h>
@@ -13,7 +13,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 namespace nn = torch::nn;

@@ -24,7 +24,8 @@ ShardedUnits::Call ShardedUnits::before_forward(size_t unit, std::span<const at:
     schedule_->before_forward(unit);
   }
   auto call = std::make_shared<UnitSchedule::Call>(UnitSchedule::Call{.unit = unit});
-  // The root is released at the end of the backward in any case.
+  // Hooks on the root's inputs are not needed, because the root is always freed only at the end of
+  // the backward.
   if (unit != 0 && at::GradMode::is_enabled()) watch_inputs(call, inputs);
   return call;
 }
@@ -68,8 +69,9 @@ void ShardedUnits::enter_backward() {
   const auto on_failure = [units = weak_from_this()] {
     if (const auto alive = units.lock()) alive->schedule_->abandon();
   };
-  // The end is queued in two steps, so that it runs after the functions that the reducer has queued
-  // for the end of the backward, which still read the full gradients.
+  // end_backward() frees units, but the functions that the reducer queues for the end of the
+  // backward still read whole gradients. Queueing it from inside of a queued function lets it run
+  // after them.
   wrap::at_end_of_backward(
       [units = weak_from_this(), creates_graph, on_failure] {
         wrap::at_end_of_backward(

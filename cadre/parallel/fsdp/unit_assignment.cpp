@@ -51,8 +51,8 @@ class Assigner {
  private:
   using Keys = std::set<const void*>;
 
-  // Fills chosen_ for the module and its submodules, children first. Returns the parameters that no
-  // unit below the module holds.
+  // Adds the units among the module and its submodules to chosen_, children first. Returns the
+  // parameters of the module that do not belong to one of these units.
   Keys choose(const Module& module, const std::string& name) {
     Keys held;
     for (const auto& child : module.named_children()) {
@@ -73,15 +73,15 @@ class Assigner {
     if (unit.binding().is_sharded) {
       refuse_units(
           format("{} is a unit of another FullyShardedDataParallel, which has the values of its "
-                 "parameters. Use that one; to wrap the model otherwise, construct it again, and "
-                 "load a snapshot",
+                 "parameters. Use that wrapper; to wrap the model in another way, construct the "
+                 "model again and load a snapshot",
                  name.empty() ? "the model" : format("\"{}\"", name)));
     }
     if (&module == &root_) {
       if (!unit.binding().is_declared) return false;
       refuse_units(
-          "fully_shard() was called for the model itself. The parameters outside of its units "
-          "are a unit by themselves: leave the call out, and give its options to the wrapper");
+          "fully_shard() was called for the model itself. The parameters outside of its units are "
+          "a unit by themselves: leave out this call, and pass its options to the wrapper");
     }
     if (unit.binding().is_declared) return true;
     if (!options_.wrap_policy || held.empty()) return false;
@@ -106,8 +106,8 @@ class Assigner {
     }
   }
 
-  // The unit uses parameters of a module that is registered elsewhere, such as the table of a tied
-  // head, so their owner is around it.
+  // Called if `unit` uses the parameters of a module that is registered elsewhere, as a tied head
+  // uses the weight of an embedding. The parameters then belong to a unit around both modules.
   void add_user(const Module& module, size_t unit) {
     for (const at::Tensor& parameter : module.parameters()) {
       const auto [found, is_new] = owner_.try_emplace(parameter.unsafeGetTensorImpl(), unit);
@@ -115,8 +115,8 @@ class Assigner {
     }
   }
 
-  // Returns the index of a unit, which is new at the first call. A module that is registered in two
-  // places is one unit.
+  // Returns the index of the module's unit, which is added at the first call. A module that is
+  // registered in two places is one unit.
   size_t unit_of(const Module& module, const std::string& name, size_t parent) {
     const auto [found, is_new] = index_.try_emplace(&module, assignment_.units.size());
     if (is_new) {
@@ -126,7 +126,8 @@ class Assigner {
     return found->second;
   }
 
-  // Returns the innermost unit around both. A parent has a smaller index than its children.
+  // Returns the innermost unit that contains both units. A parent has a smaller index than its
+  // children.
   size_t around_both(size_t a, size_t b) const {
     while (a != b) {
       size_t& inner = a > b ? a : b;

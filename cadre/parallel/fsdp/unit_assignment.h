@@ -1,11 +1,11 @@
-// Says which modules of a model are units, and which unit holds each parameter.
+// Determines which modules of a model are units, and to which unit each parameter belongs.
 //
-// Threads: as the module. Blocking: never. Lifetime: shares the tensors; the units point to modules
-// that the root owns. Errors: kInvalidArgument for a unit of another wrapper, for the root itself
-// as a unit, and for an ignored name that the model does not have. A parameter belongs to the
-// innermost unit around the module that registered it. A parameter that several modules registered
-// (a tied weight) belongs to the innermost unit around all of them, or else to the root, where it
-// is full while each of them computes.
+// Lifetime: shares the tensors; the results point to modules that the root module owns. Errors:
+// kInvalidArgument for a unit of another wrapper, for fully_shard() of the root module, and for a
+// name in options.ignored that the model does not have. A parameter belongs to the innermost unit
+// around the module that registered it. A parameter that several modules registered (a tied weight)
+// belongs to the innermost unit around all of them, or else to the root. There it is gathered
+// whenever one of these modules computes.
 #pragma once
 
 #include <cstddef>
@@ -25,18 +25,19 @@ namespace cadre::parallel {
 struct AssignedUnit {
   std::string name;               // the name of the module; "" for the root
   ShardUnitBase* unit = nullptr;  // is null for the root
-  size_t parent = 0;              // the index of the unit around it
+  size_t parent = 0;              // the index of the innermost unit around this one
   // The parameters in the order of named_parameters(), with their first names there.
   std::vector<NamedTensor> parameters = {};
 };
 
 struct UnitAssignment {
-  // The root comes first, the others follow in the order of named_modules().
+  // The root is the first unit; the others follow in the order of named_modules().
   std::vector<AssignedUnit> units;
   std::vector<NamedTensor> ignored;
 };
 
-// Returns the indices of the unit's parameters in each of its FlatParameters, one for each dtype.
+// Divides a unit's parameters by dtype, because one FlatParameters has one dtype. Returns the
+// indices of the parameters of each FlatParameters.
 std::vector<std::vector<size_t>> flats_of_unit(std::span<const ParameterSize> parameters);
 
 CADRE_EXPORT UnitAssignment assign_units(const std::shared_ptr<torch::nn::Module>& root,

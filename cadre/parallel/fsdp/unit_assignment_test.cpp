@@ -1,4 +1,4 @@
-// Which unit each parameter of a model belongs to.
+// Tests which modules of a model become units, and to which unit each parameter belongs.
 #include "cadre/parallel/fsdp/unit_assignment.h"
 
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@
 namespace cadre::unit_assignment_test {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 namespace nn = torch::nn;
@@ -32,7 +32,7 @@ struct BlockImpl : nn::Module {
 };
 using Block = nn::ModuleHolder<ShardUnit<BlockImpl>>;
 
-// Two blocks, of which the second holds another one, and a head tied to the first block.
+// A unit with another unit, `inner`, and a layer of its own.
 struct NestImpl : nn::Module {
   NestImpl() {
     inner = register_module("inner", Block(3));
@@ -91,7 +91,7 @@ TEST(UnitAssignment, GivesATiedParameterToTheUnitAroundAllUses) {
   EXPECT_THAT(held["nest.inner"], ElementsAre("nest.inner.linear.bias"));
 }
 
-// A head that uses the weight of another module without registering it.
+// A head that uses the parameters of another module without registering them.
 struct TiedHead : nn::Module, SharingModule {
   explicit TiedHead(nn::Linear given) : linear(std::move(given)) {}
   std::shared_ptr<Module> shared_module() const override { return linear.ptr(); }

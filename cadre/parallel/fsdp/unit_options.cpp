@@ -100,8 +100,8 @@ void check_precision(const ShardPrecision& precision, const std::string& prefix,
   const auto check = [&](const char* name, std::optional<c10::ScalarType> dtype) {
     if (!dtype || c10::isFloatingType(*dtype)) return;
     refuse_model(
-        format("{}precision.{}{} is {}, which is no floating-point dtype; choose one, or "
-               "leave it out",
+        format("{}precision.{}{} is {}, which is no floating-point dtype; choose a floating-point "
+               "dtype, or leave this option out",
                prefix, name, suffix, c10::toString(*dtype)));
   };
   check("parameters", precision.parameters);
@@ -118,11 +118,11 @@ void check_unit_options(const AssignedUnit& unit, const FullyShardedDataParallel
   }
   refuse_model(
       format("the reshard_group_size of unit \"{}\" is {}, and its reshard is not "
-             "Reshard::kOntoGroup: choose that, or leave the size out",
+             "Reshard::kOntoGroup: choose Reshard::kOntoGroup, or leave the size out",
              unit.name, *own.reshard_group_size));
 }
 
-// Throws for a group size in the wrapper's options that no unit uses.
+// Throws if the wrapper's options have a reshard_group_size, but no unit uses Reshard::kOntoGroup.
 void check_group_size(const UnitAssignment& assignment,
                       const FullyShardedDataParallelOptions& options) {
   if (!options.reshard_group_size || options.reshard == Reshard::kOntoGroup ||
@@ -134,8 +134,8 @@ void check_group_size(const UnitAssignment& assignment,
   };
   if (std::ranges::any_of(assignment.units, is_onto_group)) return;
   refuse_model(
-      format("options.reshard_group_size is {}, and no unit is released onto a group: choose "
-             "Reshard::kOntoGroup, or leave the size out",
+      format("options.reshard_group_size is {}, and no unit uses Reshard::kOntoGroup: choose it as "
+             "the reshard of a unit, or leave the size out",
              *options.reshard_group_size));
 }
 
@@ -145,20 +145,21 @@ void check_unit(const AssignedUnit& unit, const FullyShardedDataParallelOptions&
   const ShardPrecision& precision = precision_of(unit, options);
   if (precision.reduce != options.precision.reduce) {
     refuse_model(
-        format("unit \"{}\" has another precision.reduce than the wrapper; gradients of all "
-               "units are reduced alike: set it in the wrapper's options, and the same in "
+        format("unit \"{}\" has another precision.reduce than the wrapper; gradients of all units "
+               "are reduced in one dtype: set it in the wrapper's options, and the same dtype in "
                "fully_shard()",
                unit.name));
   }
-  static_cast<void>(reshard_of(unit, options, shard));  // throws for a size that does not fit
+  static_cast<void>(reshard_of(unit, options, shard));  // throws if the group size is not allowed
   for (const NamedTensor& parameter : unit.parameters) {
     if (wrap::AccumulationHooks::has_hook(parameter.tensor)) {
       refuse_model(
-          format("\"{}\" is wrapped already, and its gradient can be reduced by one wrapper only. "
-                 "Use the first wrapper",
+          format("the parameter \"{}\" is wrapped already, and its gradient can be reduced by one "
+                 "wrapper only. Use the first wrapper",
                  parameter.name));
     }
-    static_cast<void>(shard::division_of(parameter));  // throws if the division is not known
+    // Throws if the parameter was divided without a mesh.
+    static_cast<void>(shard::division_of(parameter));
     const at::ScalarType dtype = parameter.tensor.scalar_type();
     shard::check_shardable(kFullySharded, {parameter},
                            {.shard = dtype,
@@ -192,14 +193,15 @@ void check_options(const torch::nn::Module* module,
   }
   if (options.num_prefetched < 0 || options.num_prefetched > 1) {
     refuse_model(
-        format("options.num_prefetched is {}; choose 0 or 1: more units ahead cost memory and hide "
-               "nothing that one does not",
+        format("options.num_prefetched is {}; choose 0 or 1: prefetching more units costs memory "
+               "and does not overlap more communication",
                options.num_prefetched));
   }
   check_precision(options.precision, "options.", "");
   if (options.offload && options.offload->num_states < 0) {
     refuse_model(
-        format("options.offload.num_states is {}; it is a number of tensors: choose 0 or more",
+        format("options.offload.num_states is {}; it is the number of optimizer-state tensors for "
+               "each parameter: choose 0 or more",
                options.offload->num_states));
   }
   if (!options.offload || options.form != ShardForm::kMapped) return;

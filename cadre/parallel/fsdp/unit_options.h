@@ -1,8 +1,8 @@
-// The options of each unit, which are its own or those of the wrapper; checks of options and of a
-// model; and the fields that the ranks compare.
+// Determines the options of each unit, which are its own or else the wrapper's; checks the options
+// and the model; and lists the settings that must be equal on all ranks.
 //
-// Threads: pure functions. Blocking: never. Lifetime: the results refer to the arguments.
-// Errors: kInvalidArgument that begins with the wrapper's name.
+// Lifetime: the results refer to the arguments. Errors: kInvalidArgument, with a text that begins
+// with the wrapper's name.
 #pragma once
 
 #include <optional>
@@ -25,22 +25,23 @@ inline constexpr const char* kFullySharded = "FullyShardedDataParallel";
 
 [[noreturn]] void refuse_model(const std::string& what);
 
-// Returns the dtype of gathered parameters whose shards have this dtype.
+// Returns the dtype that parameters get when they are gathered. dtype: the dtype of their shards.
+// parameters: ShardPrecision::parameters.
 at::ScalarType compute_dtype_of(at::ScalarType dtype, std::optional<at::ScalarType> parameters);
 const ShardPrecision& precision_of(const AssignedUnit& assigned,
                                    const FullyShardedDataParallelOptions& options);
-// `shard` consists of the ranks that own shards of the unit.
+// shard: the ranks that own shards of the unit.
 ReshardChoice reshard_of(const AssignedUnit& assigned,
                          const FullyShardedDataParallelOptions& options,
                          const wrap::LocatedGroup& shard);
 
-// Throws for a null module, for numbers out of range, and for options that exclude each other.
+// Throws if the module is null, if an option is out of range, or if options exclude each other.
 void check_options(const torch::nn::Module* module, const FullyShardedDataParallelOptions& options);
-// Throws for a model that cannot be sharded in these units. Changes nothing.
+// Throws if the model cannot be sharded with these units. Does not change the model.
 void check_model(const torch::nn::Module& module, const UnitAssignment& assignment,
                  const FullyShardedDataParallelOptions& options, const wrap::LocatedGroup& shard);
-// Returns the fields that must be equal on all ranks; otherwise ranks would shard different sets of
-// parameters, and gather wrong ones.
+// Returns the settings that must be equal on all ranks, with their names for errors. With different
+// settings the ranks would gather different parameters in the same collective.
 std::vector<AgreedField> fields_of(const UnitAssignment& assignment,
                                    const FullyShardedDataParallelOptions& options,
                                    const wrap::LocatedGroup& shard);

@@ -6,8 +6,8 @@
 namespace cadre::parallel {
 
 void UnitOrder::begin(Pass pass) {
-  // Without an earlier backward the prediction is: the root first, as in the forward, then the
-  // units from the last to the first.
+  // Predicts the order of the first backward: the root first, as in the forward, then the units in
+  // the reverse order of the forward.
   std::vector<size_t>& backward = known_[index(Pass::kBackward)];
   if (pass == Pass::kBackward && backward.empty()) {
     backward = known_[index(Pass::kForward)];
@@ -41,7 +41,8 @@ std::optional<size_t> UnitOrder::next() const {
 }
 
 void UnitOrder::end() {
-  // If a pass ended early, it has not used all units that the other ranks expect it to use.
+  // The pass has used fewer units than predicted, and the other ranks may still use the missing
+  // units.
   if (current_.size() < known_[index(pass_)].size()) is_expected_ = false;
   known_[index(pass_)] = std::exchange(current_, {});
   last_ = pass_;

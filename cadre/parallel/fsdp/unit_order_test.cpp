@@ -11,7 +11,7 @@ namespace {
 using parallel::UnitOrder;
 using Pass = UnitOrder::Pass;
 
-// Runs a pass that uses these units; returns whether each of the uses was expected.
+// Runs a pass that uses these units in this order. Returns for each use whether it was expected.
 std::vector<bool> pass_of(UnitOrder& order, Pass pass, const std::vector<size_t>& units) {
   order.begin(pass);
   std::vector<bool> expected;
@@ -23,7 +23,8 @@ std::vector<bool> pass_of(UnitOrder& order, Pass pass, const std::vector<size_t>
   return expected;
 }
 
-// Makes all passes of a step known: after two equal steps every use is expected.
+// Returns an order that has recorded two equal steps, so that every use of a third equal step is
+// expected.
 UnitOrder known_order() {
   UnitOrder order;
   for (int step = 0; step < 2; ++step) {
@@ -43,11 +44,11 @@ TEST(UnitOrder, ExpectsWhatTheLastPassDid) {
 TEST(UnitOrder, AUseOutOfOrderAndItsPassAreNotExpected) {
   UnitOrder order = known_order();
   EXPECT_EQ(pass_of(order, Pass::kForward, {0, 2, 1}), (std::vector<bool>{true, false, false}));
-  // A pass that ends early is noticed at the next use.
+  // If a forward leaves out its last unit, the first use of the next pass is not expected.
   order = known_order();
   pass_of(order, Pass::kForward, {0, 1});
   EXPECT_EQ(pass_of(order, Pass::kBackward, {0}), (std::vector<bool>{false}));
-  // So is a pass of a kind that did not follow before.
+  // A backward directly after an update is not expected, because a forward followed before.
   order = known_order();
   EXPECT_EQ(pass_of(order, Pass::kBackward, {0}), (std::vector<bool>{false}));
 }
@@ -73,7 +74,7 @@ TEST(UnitOrder, PredictsTheNextUnit) {
   order.visit(1);
   order.visit(2);
   order.end();
-  // The first backward: the root, then the units from the last to the first.
+  // The prediction for the first backward is the root, and then the units in reverse order.
   order.begin(Pass::kBackward);
   EXPECT_EQ(order.next(), std::nullopt) << "before the first use";
   order.visit(0);

@@ -28,14 +28,15 @@ void UnitSchedule::refuse(const std::string& what, const std::string& remedy) co
 void UnitSchedule::begin_forward(bool with_grad) {
   if (phase_ == Phase::kSummoned) {
     refuse("forward() was called while summon_full_params() holds the full parameters",
-           "End the guard's scope first");
+           "First destroy the FullParameters object that it returned");
   }
   if (phase_ == Phase::kForward) {
-    refuse("forward() was called inside of itself", "Call the modules inside of it instead");
+    refuse("forward() was called inside of itself", "Call the submodules instead of the wrapper");
   }
   if (phase_ == Phase::kBackward) {
     refuse("forward() was called inside backward()",
-           "To recompute activations, wrap modules inside of the model and not the whole model");
+           "To recompute activations, apply the recomputation to submodules and not to the whole "
+           "model");
   }
   if (awaits_step_) awaits_step_ = options_.has_gradients();
   for (const Unit& unit : units_) {
@@ -62,20 +63,21 @@ void UnitSchedule::end_forward() {
 void UnitSchedule::before_forward(size_t unit) {
   if (phase_ == Phase::kIdle || phase_ == Phase::kSummoned) {
     refuse(format("unit \"{}\" was called outside of the wrapper's forward()", units_[unit].name),
-           "Call the FullyShardedDataParallel, whose forward() calls its units; for a call of one "
-           "module alone, hold summon_full_params() and use a copy of its parameters");
+           "Call the FullyShardedDataParallel, whose forward() calls its units. To call one module "
+           "alone, copy its parameters under summon_full_params() into another module");
   }
   use(unit);
 }
 
 void UnitSchedule::after_forward(size_t unit) {
-  // A forward during backward is a recomputation, whose backward follows directly.
+  // A forward inside of a backward recomputes activations. The unit stays full, because its
+  // backward follows at once.
   if (phase_ == Phase::kBackward || keeps_all_) return;
   release_after_forward(units_[unit]);
 }
 
 void UnitSchedule::release_after_forward(const Unit& unit) {
-  // The next use gathers the unit in any case.
+  // If there is no backward, and shards may change, the next forward gathers the unit in any case.
   const bool is_gathered_again = !is_with_grad_ && may_change_;
   if (is_gathered_again || unit.reshard == Reshard::kAfterForward) {
     unit.memory->release();
@@ -91,15 +93,15 @@ void UnitSchedule::fail_forward(size_t unit) noexcept {
 
 void UnitSchedule::abandon() noexcept {
   const bool was_in_backward = std::exchange(phase_, Phase::kIdle) == Phase::kBackward;
-  // Then the next forward drops the gathered parameters that are kept below, and all ranks gather
-  // the same units.
+  // Makes the next forward gather all units on all ranks, also those of which this rank keeps a
+  // part below.
   if (was_in_backward) may_change_ = true;
   keeps_all_ = false;
   close_calls();
   order_.abandon();
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     const Unit& left = units_[unit];
-    // The gathers in follow_others() need this part.
+    // The other ranks may still gather from this rank's part; see follow_others().
     const bool has_part = left.reshard == Reshard::kOntoGroup && !left.memory->is_full();
     if (!was_in_backward || !has_part) release_after_failure(unit);
   }
@@ -109,18 +111,19 @@ void UnitSchedule::release_after_failure(size_t unit) noexcept {
   try {
     units_[unit].memory->release();
   } catch (...) {
-    // The gather has failed, and the group throws the same error for the next gather.
+    // The gather has failed. The error is not lost: the group throws it again at the next gather.
   }
 }
 
 void UnitSchedule::begin_backward() {
   if (phase_ == Phase::kBackward) return;
   if (phase_ == Phase::kForward) {
-    refuse("backward() was called inside forward()", "Return the outputs first");
+    refuse("backward() was called inside forward()",
+           "Call backward() after forward() has returned");
   }
   if (phase_ == Phase::kSummoned) {
     refuse("backward() was called while summon_full_params() holds the full parameters",
-           "End the guard's scope first");
+           "First destroy the FullParameters object that it returned");
   }
   phase_ = Phase::kBackward;
   for (size_t unit = 0; unit < units_.size(); ++unit) {
@@ -144,7 +147,8 @@ bool UnitSchedule::knows_what_follows() const {
          std::equal(gathers_.begin(), gathers_.end(), last_gathers_.begin());
 }
 
-// Releases each unit before the next is gathered, so that at most two are whole at a time.
+// Releases each unit before the gather after the next one, so that at most two units are full at a
+// time.
 void UnitSchedule::follow_others(size_t launch) {
   if (!knows_what_follows()) return;
   while (gathers_.size() < last_gathers_.size() &&
@@ -161,9 +165,9 @@ void UnitSchedule::follow_others(size_t launch) {
 
 void UnitSchedule::reached_output(const std::shared_ptr<Call>& call, const wrap::GraphNode& node) {
   begin_backward();
-  // If a unit was called with this output, the hook of that unit on the same node runs only after
-  // this hook. But its parameters must be released before the next unit is gathered, so its input
-  // counts as passed here.
+  // The output of this call may be the input of a later call of another unit. That unit's hook on
+  // the same node runs only after this one, but the unit must be released before this unit is
+  // gathered. So the later call is treated here as passed.
   const auto is_node = [&node](const wrap::GraphNode& input) {
     return input.address == node.address && input.sequence == node.sequence;
   };
@@ -204,7 +208,8 @@ void UnitSchedule::release_if_done(size_t unit) {
   if (unit == 0 || keeps_all_ || !state.was_reached) return;
   if (state.num_missing > 0 || state.num_open > 0) return;
   if (units_[unit].has_frozen && !state.had_inputs) return;
-  // The unit is kept, because under no_sync() the next forward would have to gather it again.
+  // A unit with kAfterReduction stays full, so that the next forward under no_sync() need not
+  // gather it.
   if (units_[unit].reshard == Reshard::kAfterReduction) return;
   units_[unit].memory->release();
 }
@@ -232,7 +237,7 @@ void UnitSchedule::end_reduction() {
   release_all([](Reshard) { return true; });
 }
 
-// Closes calls whose inputs the backward did not reach.
+// Marks all calls as closed, also those whose inputs the backward did not reach.
 void UnitSchedule::close_calls() {
   for (const std::weak_ptr<Call>& open : std::exchange(open_calls_, {})) {
     if (const auto call = open.lock()) call->is_open = false;
@@ -244,8 +249,8 @@ void UnitSchedule::summon() {
     refuse(format("summon_full_params() was called {}",
                   phase_ == Phase::kForward    ? "inside forward()"
                   : phase_ == Phase::kBackward ? "inside backward()"
-                                               : "while another guard holds the full parameters"),
-           "Call it between the steps, on all ranks");
+                                               : "while another FullParameters object exists"),
+           "Call it outside of forward() and backward(), on all ranks");
   }
   compare({.pass = UnitOrder::Pass::kForwardWithoutGrad, .unit = units_.size()});
   phase_ = Phase::kSummoned;
@@ -274,7 +279,7 @@ void UnitSchedule::begin_pass(UnitOrder::Pass pass) {
   order_.begin(pass);
 }
 
-// Starts an operation only if it is needed: not for a unit that is full or is being gathered.
+// Starts a gather, unless the unit is full or is being gathered.
 void UnitSchedule::gather(size_t unit) {
   if (phase_ == Phase::kBackward && !units_[unit].memory->is_full()) {
     gathers_.push_back({.unit = unit, .num_launched = num_launched_});
@@ -294,7 +299,8 @@ void UnitSchedule::use(size_t unit) {
   }
   try {
     gather(unit);
-    // The next unit is gathered after the one that is needed first, while this rank waits.
+    // The gather of the next unit is started after that of this unit, and overlaps with the
+    // computation.
     prefetch();
   } catch (const Error& error) {
     throw error.with_context(

@@ -1,32 +1,33 @@
-// Decides when the parameters of each unit are gathered and released. Every use of a sharded model
-// goes through this state machine.
+// Decides when the parameters of each unit are gathered and freed. Forwards, backwards and
+// summon_full_params() of a sharded model call this state machine.
 //
-// Threads: forward, backward and every method from one thread. Blocking: the methods that gather,
-// until the group's deadline. Lifetime: owns the units' memory. Errors: cadre::Error: those of the
-// gathers, and kInvalidArgument for a call at a point where it is not allowed.
+// Threads: one, which also runs forward and backward. Blocking: the methods that gather, until the
+// group's deadline. Lifetime: owns the units' memory. Errors: cadre::Error: those of the gathers,
+// and kInvalidArgument for a call at a point where it is not allowed.
 //
-//   sharded --gather--> on its way --wait--> full --release--> sharded
+//   sharded --gather--> in flight --wait--> full --release--> sharded
 //
-// Unit 0 is the root. It has the parameters that no other unit holds.
+// Unit 0 is the root. It has the parameters that are in no other unit.
 //
-// Forward: a unit is gathered before its first use, while the next unit in the order of the last
-// pass is prefetched. After its use it is released, if its Reshard says so.
+// Forward: a unit is gathered before its use, and the next unit in the order of the last forward is
+// prefetched. After its use the unit is released if its Reshard says so.
 //
 // Backward: a unit is gathered again when the backward reaches its outputs. The units are
 // prefetched in the order of the last backward, and in the first backward in the reverse order of
-// the forward. A unit is released when two conditions hold. The gradients of all its trained
-// parameters have arrived. And for every call of the unit whose outputs the backward has passed, it
-// has also passed the inputs, because a node between them may need a frozen parameter. Units for
-// which the second condition cannot be determined are released at the end of the backward.
+// the forward. A unit is released when two conditions hold. First, the gradients of all its trained
+// parameters have been computed. Second, for every call of the unit whose outputs the backward has
+// reached, the backward has also reached the inputs, because a node between them may need a frozen
+// parameter. If the second condition cannot be determined, the unit is released at the end of the
+// backward.
 //
-// Exceptions: a rank that leaves a backward by an exception continues to gather the units that the
-// other ranks still gather in this pass, in the order of the last backward. So the other ranks can
-// end their pass and learn of the exception. Until then the rank keeps its part of each unit that
-// was released onto its group, because the other ranks gather from it.
+// Exceptions: if a backward throws on one rank, that rank continues to take part in the gathers
+// that the other ranks still make in this backward, in the order of the last backward. So the other
+// ranks can complete their backward and then get an error. Until then the rank keeps its part of
+// each unit with Reshard::kOntoGroup, because the other ranks gather from it.
 //
-// After a backward that reduces gradients a step of the optimizer follows, which changes the
-// parameters. So units that are still full are gathered again at their next use. The same holds for
-// every later use, until a backward that only accumulates gradients.
+// After a backward that reduces gradients, the optimizer may change the parameters at any time. So
+// from then on units are gathered again at each use, also those that are still full, until a
+// backward only accumulates gradients.
 #pragma once
 
 #include <cstddef>
@@ -44,31 +45,30 @@
 
 namespace cadre::parallel {
 
-// The full parameters of one unit.
+// The parameters of one unit, which this interface gathers and frees.
 class UnitMemory {
  public:
   virtual ~UnitMemory() = default;
   // Returns whether the parameters are gathered, or are being gathered.
   virtual bool is_full() const = 0;
-  // Starts to gather from the owners; collective.
+  // Starts to gather the shards of all ranks. Collective.
   virtual void gather() = 0;
-  // Waits for the gather; the parameters may be read afterwards.
-  virtual void wait_full() = 0;  // errors name the unit
-  // Ends a gather that still runs, and frees the memory.
+  // Waits for the gather. Afterwards the parameters may be read. Errors contain the unit's name.
+  virtual void wait_full() = 0;
+  // Waits for a gather that is in flight, and frees the memory.
   virtual void release() = 0;
-  // Frees the memory except for a part, with which the next gather costs less, until mark_stale()
-  // or release().
+  // Frees the memory except for this rank's part in its reshard group. The next gather is then
+  // within that group, unless mark_stale() or release() is called before.
   virtual void release_onto_group() = 0;
-  // Called when the owners change their shards: values that were gathered before are no longer
-  // valid.
+  // Called when ranks change their shards, so that gathered values are no longer valid.
   virtual void mark_stale() = 0;
-  // Returns whether the parameters are gathered, or are being gathered, with values that this
-  // rank's shard no longer has.
+  // Returns whether this rank's shard has changed since the parameters were gathered, or since a
+  // gather in flight began.
   virtual bool is_outdated() const = 0;
 };
 
-// Calls `call` for every element, also after one of the calls has thrown; then throws the first
-// exception.
+// Calls `call` for every element, even if some of the calls throw. Then throws the first exception
+// again.
 template <typename Range, typename Call>
 void for_all(const Range& elements, const Call& call) {
   std::exception_ptr first;
@@ -88,11 +88,11 @@ class UnitSchedule {
     std::string name;  // the name of the module; "" for the root
     std::unique_ptr<UnitMemory> memory;
     Reshard reshard = Reshard::kAfterForward;
-    // The trained parameters, as gradient_arrived() numbers them.
+    // The indices of the unit's trained parameters, which are the arguments of gradient_arrived().
     std::vector<size_t> parameters = {};
     bool has_frozen = false;
   };
-  // Describes the next use of parameters, which is equal on all ranks.
+  // Describes a use of parameters, which must be equal on all ranks.
   struct Use {
     UnitOrder::Pass pass;
     size_t unit;
@@ -100,15 +100,15 @@ class UnitSchedule {
   };
   struct Options {
     int num_prefetched = 1;
-    // Compares the use with those of the other ranks, and throws on all ranks if they differ.
+    // Compares the uses of all ranks, and throws on all ranks if they differ. Collective.
     std::function<void(const Use& use)> compare = [](const Use&) {};
-    // Returns whether shards have reduced gradients, which a step of the optimizer may still use.
+    // Returns whether shards have reduced gradients, so that an optimizer step may still follow.
     // The result is the same on all ranks.
     std::function<bool()> has_gradients = [] { return false; };
-    // Returns the number of updates of the shards so far, the same on all ranks. A rank that skips
-    // an update, or makes one alone, differs from the others in the order of its passes.
+    // Returns the number of updates of the shards so far. If one rank skips an update, or makes one
+    // alone, the ranks' numbers differ, and the next comparison reports it.
     std::function<uint64_t()> num_updates = [] { return uint64_t{0}; };
-    std::string rank = "rank 0";  // messages begin with it
+    std::string rank = "rank 0";  // errors begin with this text
   };
   // units[0] is the root.
   UnitSchedule(std::vector<Unit> units, Options options);
@@ -119,56 +119,60 @@ class UnitSchedule {
   // Begin and end the root module's forward.
   void begin_forward(bool with_grad);
   void end_forward();
-  // Called for a unit's forward, in the root's forward or in a backward that recomputes the
-  // forward.
+  // Called before and after a unit's forward, which runs in the root's forward or in a backward
+  // that recomputes activations.
   void before_forward(size_t unit);
   void after_forward(size_t unit);
-  // Called when the unit's forward ended by an exception, which the root's forward may catch.
+  // Called instead of after_forward() if the unit's forward has thrown. The root's forward may
+  // catch the exception and continue.
   void fail_forward(size_t unit) noexcept;
-  // Called when the root's forward or a backward ended by an exception.
+  // Called if the root's forward or a backward has thrown.
   void abandon() noexcept;
 
-  // The first event begins the pass; the caller ensures that end_backward() or abandon() follows.
+  // Begins a backward, if none runs. The caller must ensure that end_backward() or abandon()
+  // follows.
   void begin_backward();
-  // A call of a unit that a backward passes.
+  // One call of a unit's forward, whose graph a backward goes through.
   struct Call {
     size_t unit;
-    // Has for each input of the call that has a gradient the node that made it.
+    // The autograd nodes that computed the inputs of the call, for inputs that require grad.
     std::vector<wrap::GraphNode> inputs = {};
-    bool is_open = false;  // the running backward is between the outputs and the inputs of the call
+    // The backward has reached the outputs, but not yet the inputs of the call.
+    bool is_open = false;
   };
   void reached_output(const std::shared_ptr<Call>& call, const wrap::GraphNode& node);
-  // Called when the backward has computed the gradient of an input of the call. By then it has run
-  // all nodes of the call: they are younger than the node that made the input, and autograd runs
-  // the youngest first.
+  // Called when the backward has computed the gradient of an input of the call. Autograd has then
+  // run all nodes of the call, because it runs nodes with higher sequence numbers first, and the
+  // nodes of the call were made after the node that computed the input.
   void passed_input(Call& call);
   void gradient_arrived(size_t parameter);
   struct End {
-    bool is_reduced;     // gradients were reduced, so a step of the optimizer follows
-    bool creates_graph;  // the new graph's nodes need the parameters
+    bool is_reduced;     // gradients were reduced, so an optimizer step may follow
+    bool creates_graph;  // create_graph: the new graph needs the parameters
   };
   void end_backward(const End& end);
-  // Called when a reduction begins, mostly in a backward; count_launch() counts each bucket that is
-  // reduced.
+  // begin_reduction() is called when a reduction of the gradients begins, usually in a backward,
+  // and count_launch() when the reduction of a bucket is launched.
   void begin_reduction();
   void count_launch() { ++num_launched_; }
-  // Called on a rank that has left the reducing backward by an exception: starts the gathers that
-  // the others make before they reduce bucket `launch`. Does nothing if these gathers are not
-  // known: in the first backward, and if the units were used in another order.
+  // Called on a rank on which a reducing backward has thrown. Starts the gathers that the other
+  // ranks make before they reduce bucket `launch`, so that these complete. Does nothing if these
+  // gathers cannot be predicted: in the first backward, or if the units were used in another order.
   void follow_others(size_t launch);
-  // Called when gradients were reduced outside of a backward: a step of the optimizer follows.
+  // Called when gradients were reduced outside of a backward. An optimizer step may then follow.
   void end_reduction();
-  // Called when the program has cleared gradients that were accumulated without reduction. A step
-  // of the optimizer may follow that changes the parameters without new gradients, for example by
-  // its momentum. All ranks make this call.
+  // Called on all ranks when the program has cleared gradients that were accumulated without
+  // reduction. An optimizer step may then change the parameters even without gradients, for example
+  // by its momentum.
   void expect_changes() { may_change_ = true; }
 
-  // All units are full from summon() to dismiss(), and no forward or backward is allowed meanwhile.
+  // summon() gathers all units, and dismiss() frees them. Between the two calls neither forward nor
+  // backward is allowed.
   void summon();
   void dismiss();
 
   bool is_in_backward() const { return phase_ == Phase::kBackward; }
-  // Returns whether a gradient has arrived in the running backward.
+  // Returns whether the current backward has computed a gradient.
   bool has_accumulated() const { return has_accumulated_; }
   size_t num_units() const { return units_.size(); }
   const std::string& name(size_t unit) const { return units_[unit].name; }
@@ -176,14 +180,14 @@ class UnitSchedule {
  private:
   enum class Phase : uint8_t { kIdle, kForward, kBackward, kSummoned };
   struct State {
-    // The number of trained parameters whose gradient has not arrived in this backward.
+    // Trained parameters whose gradient this backward has not computed yet.
     size_t num_missing = 0;
-    int num_open = 0;          // the number of calls that are open
-    bool had_inputs = false;   // this backward has reached a call whose inputs have gradients
-    bool was_reached = false;  // this backward has reached an output
+    int num_open = 0;          // calls with is_open
+    bool had_inputs = false;   // this backward has reached a call with inputs that require grad
+    bool was_reached = false;  // this backward has reached an output of the unit
   };
 
-  // A gather that was started in a backward.
+  // A gather of a unit in a backward, and how many buckets had been launched before it.
   struct Gather {
     size_t unit;
     size_t num_launched;
@@ -198,7 +202,7 @@ class UnitSchedule {
   void use(size_t unit);
   void prefetch();
   void release_if_done(size_t unit);
-  // Releases the unit as its Reshard says.
+  // Releases the unit, releases it onto its group or keeps it, as its Reshard says.
   void release_after_forward(const Unit& unit);
   void close_calls();
   void release_all(bool (*is_released)(Reshard));
@@ -212,23 +216,24 @@ class UnitSchedule {
   UnitOrder order_;
   Phase phase_ = Phase::kIdle;
   bool is_with_grad_ = false;
-  // If true, the program may change the shards before the next forward, by a step or by loading
-  // values. Between backwards without reduction it is expected to leave them unchanged; then the
-  // units are gathered again only after a change that is_outdated() notices, or if accumulated
-  // gradients are cleared.
+  // Whether the program may change the shards before the next forward, by an optimizer step or by
+  // loading values, so that units must be gathered again. It is false between backwards that only
+  // accumulate gradients: then units are gathered again only if is_outdated() notices a change, or
+  // after expect_changes().
   bool may_change_ = true;
-  uint64_t num_updates_ = 0;  // the number of updates at the start of the last pass
-  bool awaits_step_ = false;  // reduced gradients still wait for a step
+  uint64_t num_updates_ = 0;  // Options::num_updates() at the start of the last pass
+  bool awaits_step_ = false;  // gradients were reduced, and an optimizer step may follow
   bool has_accumulated_ = false;
-  // Nothing is released, because the graph of a derivative needs the parameters.
+  // No unit is released, because the last backward had create_graph and its new graph needs the
+  // parameters.
   bool keeps_all_ = false;
   std::vector<std::weak_ptr<Call>> open_calls_;
   size_t num_launched_ = 0;
-  bool has_backward_ = false;         // a backward has begun since the reduction began
-  bool is_compared_ = false;          // the running backward has left the expected order
-  std::vector<Gather> gathers_;       // the gathers of the running backward, or of an abandoned one
-  std::vector<Gather> last_gathers_;  // the gathers of the last backward that has reduced and ended
-  std::optional<size_t> followed_;    // the last unit that follow_others() has started
+  bool has_backward_ = false;         // the reduction is in a backward
+  bool is_compared_ = false;          // the current backward has left the predicted order
+  std::vector<Gather> gathers_;       // the gathers of the current backward, also after abandon()
+  std::vector<Gather> last_gathers_;  // those of the last backward that reduced and completed
+  std::optional<size_t> followed_;    // the last unit that follow_others() has gathered
 };
 
 }  // namespace cadre::parallel

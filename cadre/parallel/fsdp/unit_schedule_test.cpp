@@ -1,5 +1,5 @@
-// Tests when units are gathered and released, and how many are full at a time. The UnitMemory of
-// these tests only records its calls.
+// Tests when units are gathered and released, and how many are full at a time. The tests use a
+// UnitMemory that only records its calls.
 #include "cadre/parallel/fsdp/unit_schedule.h"
 
 #include <gmock/gmock.h>
@@ -23,10 +23,10 @@ using ::testing::IsEmpty;
 struct Notes {
   std::vector<std::string> events;
   std::vector<std::string> full;
-  std::vector<std::string> kept;  // units of which this rank keeps a part, on a smaller group
+  std::vector<std::string> kept;  // the units released by release_onto_group()
   size_t peak = 0;
-  std::optional<Error> refusal;  // the error that the next wait for a gather returns
-  std::string fails;             // the unit whose gather fails
+  std::optional<Error> refusal;  // an error that wait_full() throws, if set
+  std::string fails;             // gather() of the unit with this name throws
 
   std::vector<std::string> take() { return std::exchange(events, {}); }
 };
@@ -95,8 +95,8 @@ class ScheduleTest : public ::testing::Test {
                               .compare = [this](const UnitSchedule::Use&) { ++num_compared_; }});
   }
 
-  // Calls each unit with the output of the unit before it. The input of the first unit requires no
-  // gradient.
+  // Runs a forward in which the output of each unit is the input of the next one. The input of unit
+  // 1 does not require grad.
   std::vector<Call> forward(const std::vector<size_t>& order = {1, 2, 3, 4}, bool grad = true) {
     std::vector<Call> calls;
     schedule_->begin_forward(grad);
@@ -148,8 +148,8 @@ TEST_F(ScheduleTest, GathersBeforeEachUseAndReleasesAfterIt) {
   EXPECT_EQ(notes_.peak, 2);
 }
 
-// Other ranks still gather from the parts that a rank keeps, so a rank whose backward has failed
-// must keep its parts.
+// If a backward throws on a rank, that rank must keep its parts of units 1 and 2, because other
+// ranks still gather from them. If a forward throws, it must free them.
 TEST_F(ScheduleTest, AFailedBackwardKeepsPartsOnGroupsAndAFailedForwardDoesNot) {
   for (const bool is_in_backward : {true, false}) {
     notes_ = {};
@@ -229,13 +229,13 @@ TEST_F(ScheduleTest, KeepsAPartOfUnitsBetweenForwardAndBackward) {
       << "the next use gathers anew";
 }
 
-// After a reduction the optimizer may step at any time, so units that are full are gathered again
-// for their next use.
+// The optimizer may step at any time after a reduction, so every later use must gather again, until
+// a backward only accumulates.
 TEST_F(ScheduleTest, GathersAgainAfterAReduction) {
   make(Reshard::kAfterReduction, 0);
   backward(forward({1}));
   notes_.take();
-  forward({1}, /*grad=*/false);  // before the step
+  forward({1}, /*grad=*/false);  // an evaluation before the step
   EXPECT_THAT(notes_.take(), ElementsAre("gather root", "gather 1", "release 1", "release root"));
   const auto calls = forward({1});
   EXPECT_THAT(notes_.take(), ElementsAre("gather root", "gather 1"));
@@ -255,7 +255,7 @@ TEST_F(ScheduleTest, WaitsForTheInputsWhereParametersAreFrozen) {
   schedule_->gradient_arrived(4);
   schedule_->gradient_arrived(5);
   EXPECT_THAT(notes_.take(), ElementsAre("gather 2"));
-  schedule_->reached_output(calls[0], node(1));  // the input of unit 2
+  schedule_->reached_output(calls[0], node(1));  // the output of unit 1 is the input of unit 2
   EXPECT_THAT(notes_.take(), ElementsAre("release 2", "gather 1"));
   schedule_->gradient_arrived(2);
   schedule_->gradient_arrived(3);
@@ -351,9 +351,11 @@ TEST_F(ScheduleTest, RefusesUsesOutOfPlace) {
   schedule_->end_backward({.is_reduced = true, .creates_graph = false});
   schedule_->summon();
   EXPECT_EQ(notes_.full.size(), kUnits);
-  EXPECT_THAT(error_of([&] { schedule_->summon(); }), HasSubstr("another guard"));
-  EXPECT_THAT(error_of([&] { schedule_->begin_forward(true); }), HasSubstr("End the guard"));
-  EXPECT_THAT(error_of([&] { schedule_->begin_backward(); }), HasSubstr("End the guard"));
+  EXPECT_THAT(error_of([&] { schedule_->summon(); }), HasSubstr("another FullParameters"));
+  EXPECT_THAT(error_of([&] { schedule_->begin_forward(true); }),
+              HasSubstr("First destroy the FullParameters"));
+  EXPECT_THAT(error_of([&] { schedule_->begin_backward(); }),
+              HasSubstr("First destroy the FullParameters"));
   schedule_->dismiss();
   EXPECT_THAT(notes_.full, IsEmpty());
   forward();
@@ -368,7 +370,8 @@ TEST_F(ScheduleTest, AFailedGatherLeavesNothingFull) {
   forward();
 }
 
-// The error of the UnitMemory names the unit, so the schedule does not add the name.
+// The error that UnitMemory::wait_full() throws already contains the unit's name, so the schedule
+// must not add it again.
 TEST_F(ScheduleTest, AFailedGatherNamesItsUnitOnce) {
   make();
   notes_.refusal = Error(ErrorCode::kInvalidArgument, "refused");
@@ -407,7 +410,7 @@ TEST_F(ScheduleTest, ARankThatHasLeftABackwardGathersWhatTheOthersGather) {
   EXPECT_THAT(notes_.take(), ElementsAre("gather 1", "release 2"));
   schedule_->follow_others(4);
   EXPECT_THAT(notes_.take(), IsEmpty());
-  schedule_->begin_reduction();  // called outside of a backward
+  schedule_->begin_reduction();  // a reduction outside of a backward
   schedule_->follow_others(4);
   EXPECT_THAT(notes_.take(), IsEmpty());
 }

@@ -1,7 +1,9 @@
-// Compares which unit the ranks use, before they gather a unit that the last pass did not predict.
+// Compares which unit each rank is about to use. It is called before a gather that the order of the
+// last pass did not predict (unit_order.h).
 //
-// Threads: one. Blocking: the call is collective, until the group's deadline. Lifetime: shares the
-// group. Errors: kInvalidArgument on all ranks, with what two of them use; those of the group.
+// Blocking: operator() is a collective, until the group's deadline. Lifetime: shares the group.
+// Errors: kInvalidArgument on all ranks if two ranks differ, with the units that both use; those of
+// the group.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +18,7 @@ namespace cadre::parallel {
 
 class UseComparison {
  public:
-  // names[u] is the name of unit u; it is "" for the root.
+  // names[u]: the name of unit u; "" for the root.
   UseComparison(wrap::LocatedGroup group, std::vector<std::string> names)
       : group_(std::move(group)), names_(std::move(names)) {}
 

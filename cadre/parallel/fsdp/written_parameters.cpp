@@ -35,16 +35,17 @@ Error WrittenParameters::pass_error(const std::string& parameter, const std::str
   const bool is_mapped = form_ == ShardForm::kMapped;
   return Error(
       is_mapped ? ErrorCode::kCorruption : ErrorCode::kInvalidArgument,
-      format("the program has written to \"{}\" (on {}) while the parameters were {}, as a "
-             "forward() does that changes a weight (an Embedding with max_norm, a weight that is "
-             "normalized in place). {}. Let forward() compute a new tensor from the weight, or "
-             "change weights between two steps: in the shards, or in summon_full_params() with "
-             "write_back()",
-             parameter, ranks, is_mapped ? "mapped" : "gathered",
-             is_mapped ? "All ranks read and write the same memory, so the values are wrong on all "
-                         "of them; continue from the last snapshot"
-                       : "The change is lost, because the owners of the shards do not have it; "
-                         "zero the gradients, which were computed with it"));
+      format(
+          "the program has written to \"{}\" (on {}) while the parameters were {}, as a forward() "
+          "does that changes a weight in place (an Embedding with max_norm, a weight that is "
+          "normalized). {}. Let forward() compute a new tensor from the weight, or change weights "
+          "between two steps: in the shards, or in summon_full_params() with write_back()",
+          parameter, ranks, is_mapped ? "mapped" : "gathered",
+          is_mapped
+              ? "All ranks read and write the same memory, so the values are wrong on all "
+                "of them; continue from the last snapshot"
+              : "The change is lost, because it is not in the shards of the ranks that own the "
+                "parameter; zero the gradients, which were computed with the changed weight"));
 }
 
 }  // namespace cadre::parallel

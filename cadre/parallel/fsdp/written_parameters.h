@@ -1,9 +1,8 @@
-// Records that the program has written to gathered parameters, for all units of one wrapper. The
-// rank that finds such a write does not throw at once: the other ranks would go on to the end of
-// the step, and wait for it there.
+// Records, for all units of one wrapper, that the program has written to gathered parameters, which
+// is an error. The rank that finds such a write does not throw at once, because the other ranks
+// would wait for it in their next collective.
 //
-// Threads: as the wrapper. Blocking: never. Lifetime: shared by the flat parameters, which may
-// outlive the wrapper. Errors: none; it holds them.
+// Threads: as the wrapper. Lifetime: shared by the FlatParameters, which may outlive the wrapper.
 #pragma once
 
 #include <memory>
@@ -21,19 +20,21 @@ namespace cadre::parallel {
 
 class WrittenParameters {
  public:
-  // Called before the first forward. form: the form of the wrapper's shards.
+  // Must be called before the first forward. form: the form of the wrapper's shards.
   void attach(const std::shared_ptr<reduction::DataParallelCore>& core, ShardForm form);
 
-  // Begin and end a forward without grad. No pass follows in which the other ranks could learn of a
-  // write, so end_evaluation() returns the first error found in the forward, for this rank only.
+  // Called at the begin and at the end of a forward without grad. No backward follows that could
+  // report a write to the other ranks, so end_evaluation() returns the first error of this forward,
+  // which only this rank throws.
   void begin_evaluation();
   bool is_in_evaluation() const { return is_in_evaluation_; }
   std::optional<Error> end_evaluation() noexcept;
 
-  // Called when this rank has found a write. Outside of an evaluation the next pass throws on all
-  // ranks.
+  // Called when this rank has found a write. In a forward without grad, stores the error for
+  // end_evaluation(); otherwise makes the next reduction of gradients throw on all ranks.
   void tell(const std::string& parameter, const Error& error);
-  // Returns the error that this pass throws. ranks: those that have written.
+  // Returns the error that the reduction of gradients throws. ranks: text with the ranks that have
+  // written.
   Error pass_error(const std::string& parameter, const std::string& ranks) const;
 
  private:

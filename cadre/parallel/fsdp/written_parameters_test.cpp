@@ -1,5 +1,5 @@
-// Tests weights that a forward or a backward writes while they are gathered, on all ranks or on
-// one.
+// Tests that a write to a gathered weight in a forward or a backward is an error, whether all ranks
+// write or only one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -15,7 +15,7 @@
 namespace cadre {
 namespace {
 
-using namespace testing;  // NOLINT: the helpers of these tests
+using namespace testing;  // NOLINT: these tests use its helpers
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -50,7 +50,8 @@ TEST(FsdpWritten, AWeightThatForwardWritesIsRefusedInTheFirstStep) {
   }
 }
 
-// Both ranks get the error of the pass that reduces the gradients; then training goes on.
+// Lets rank 1 write to a parameter in a step. On both ranks the backward, which reduces the
+// gradients, must throw, and the next step must be correct.
 void expect_refusal_on_both_ranks(const std::shared_ptr<Stack>& net,
                                   const FullyShardedDataParallelOptions& options,
                                   const std::function<void(bool)>& set_writing,
@@ -77,7 +78,8 @@ void expect_refusal_on_both_ranks(const std::shared_ptr<Stack>& net,
   }
 }
 
-// The root stays gathered until the end of the backward, so the write is noticed only then.
+// Rank 1 writes to a parameter of the root in the backward. The root is released at the end of the
+// backward, so the write is noticed only there.
 TEST(FsdpWritten, AWriteOfOneRankToTheRootEndsTheStepOnAllRanks) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -93,7 +95,8 @@ TEST(FsdpWritten, AWriteOfOneRankToTheRootEndsTheStepOnAllRanks) {
   });
 }
 
-// The rank that has written notices it when the unit is resharded, in the middle of the forward.
+// Rank 1 writes to a parameter of a unit in the forward. With kAfterForward and kOntoGroup the
+// write is noticed in the middle of the forward, when the unit is released.
 TEST(FsdpWritten, AWriteOfOneRankToAUnitEndsTheStepOnAllRanks) {
   for (const Reshard reshard : {Reshard::kAfterForward, Reshard::kOntoGroup,
                                 Reshard::kAfterBackward, Reshard::kAfterReduction}) {
@@ -108,8 +111,8 @@ TEST(FsdpWritten, AWriteOfOneRankToAUnitEndsTheStepOnAllRanks) {
   }
 }
 
-// Under no_sync() the backward returns as on the other ranks. The reduction then throws on all
-// ranks.
+// Rank 1 writes in a forward under no_sync(), where the backward reduces nothing and must not
+// throw. The next backward, which reduces, must throw on all ranks.
 TEST(FsdpWritten, AWriteUnderNoSyncEndsTheReductionOnAllRanks) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -129,8 +132,8 @@ TEST(FsdpWritten, AWriteUnderNoSyncEndsTheReductionOnAllRanks) {
   });
 }
 
-// No reduction follows an evaluation. So the rank that has written throws at the end of the
-// evaluation, and the other ranks do not.
+// Rank 1 writes in a forward without grad. No reduction follows that could report it to the other
+// ranks, so the forward must throw on rank 1 only, and the next step must work.
 TEST(FsdpWritten, AnEvaluationOfOneRankThatWritesLeavesTheOthers) {
   for (const Reshard reshard : {Reshard::kAfterForward, Reshard::kAfterReduction}) {
     on_two_ranks([reshard](const ProcessGroup& group) {
@@ -154,8 +157,8 @@ TEST(FsdpWritten, AnEvaluationOfOneRankThatWritesLeavesTheOthers) {
   }
 }
 
-// In a world of one the gathered weights are the shards themselves, so a write to them stays, as in
-// the plain module.
+// The parameters are the memory of the shard in a world of one rank, so a write in a forward is not
+// lost and must not throw.
 TEST(FsdpWritten, AWeightThatForwardWritesRemainsInAWorldOfOne) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();

@@ -44,18 +44,18 @@ void check_sharding(const PlanOptions& options) {
       is_by_units || !options.is_mapped,
       format("is_mapped applies to fsdp and hsdp, but the strategy is {}; leave it out", strategy));
   require(is_by_units || (!options.parameter_dtype && !options.reduce_dtype),
-          format("parameter_dtype and reduce_dtype are for fsdp and hsdp, the strategy is {}; give "
-                 "the parameters themselves the dtype",
+          format("parameter_dtype and reduce_dtype are for fsdp and hsdp, but the strategy is {}; "
+                 "give the parameters themselves the dtype",
                  strategy));
   require(options.strategy == DataStrategy::kHsdp || options.num_replicas == 1,
-          format("num_replicas is {}, which is for hsdp, the strategy is {}; leave it 1",
+          format("num_replicas is {}, which is for hsdp, but the strategy is {}; leave it 1",
                  options.num_replicas, strategy));
   require(options.num_replicas >= 1 && options.num_ranks % options.num_replicas == 0,
           format("num_replicas is {}, which does not divide the {} ranks", options.num_replicas,
                  options.num_ranks));
   require(options.reshard != Reshard::kOntoGroup && options.reshard_root != Reshard::kOntoGroup,
-          "reshard is kOntoGroup, which cannot be planned; plan kAfterForward, which holds less "
-          "and moves as much, and kAfterBackward, which holds more");
+          "reshard is kOntoGroup, which cannot be planned; plan kAfterForward, which needs less "
+          "memory and transfers as much, and kAfterBackward, which needs more memory");
   require(options.num_prefetched == 0 || options.num_prefetched == 1,
           format("num_prefetched is {}; choose 0 or 1", options.num_prefetched));
   check_dtype("parameter_dtype", options.parameter_dtype);
@@ -64,21 +64,22 @@ void check_sharding(const PlanOptions& options) {
 
 void check_options(const PlanOptions& options) {
   require(options.num_ranks >= 1 && options.ranks_per_host >= 1,
-          format("{} ranks, {} on each host; both must be at least 1", options.num_ranks,
-                 options.ranks_per_host));
+          format("num_ranks is {} and ranks_per_host is {}; both must be at least 1",
+                 options.num_ranks, options.ranks_per_host));
   require(options.rank >= 0 && options.rank < options.num_ranks,
-          format("rank {} of {}", options.rank, options.num_ranks));
+          format("rank is {}; it must be from 0 to num_ranks - 1, and num_ranks is {}",
+                 options.rank, options.num_ranks));
   require(options.strategy != DataStrategy::kSingle || options.num_ranks == 1,
           format("the strategy single is for one rank, but there are {} ranks", options.num_ranks));
   require(options.accumulate >= 1,
           format("accumulate is {}; it must be at least 1", options.accumulate));
   require(options.optimizer.states >= 0 && options.optimizer.temporaries >= 0,
-          "the optimizer has a negative number of states");
+          "optimizer.states or optimizer.temporaries is negative; both must be at least 0");
   check_sharding(options);
 }
 
 void check_model(const ModelSizes& model) {
-  require(!model.units.empty(), "the model has no units; the first is the root");
+  require(!model.units.empty(), "the model has no units; it must have at least the root");
   for (size_t unit = 1; unit < model.units.size(); ++unit) {
     require(model.units[unit].parent < unit,
             format("unit {} has the parent {}; a parent must come before the units in it", unit,
@@ -86,15 +87,17 @@ void check_model(const ModelSizes& model) {
   }
   for (const ParameterSize& parameter : model.parameters) {
     require(parameter.unit < model.units.size(),
-            format("\"{}\" is in unit {}, but the model has {} units, numbered from 0, the root",
+            format("the parameter \"{}\" is in unit {}, but the model has {} units, whose numbers "
+                   "begin with 0, the root",
                    parameter.name, parameter.unit, model.units.size()));
     require(std::ranges::all_of(parameter.sizes, [](int64_t size) { return size >= 0; }),
-            format("\"{}\" has a negative size", parameter.name));
+            format("the parameter \"{}\" has a negative size", parameter.name));
   }
 }
 
 OperationTraffic moved(int64_t payload_bytes, int num_ranks, int64_t num_calls, int64_t passes) {
-  // Each rank has one of N equal parts of the payload.
+  // Each of N ranks receives N - 1 parts of the payload in an all_gather, and twice as much in an
+  // all_reduce. A part is 1/N of the payload, rounded up.
   const int64_t part_bytes = (payload_bytes + num_ranks - 1) / num_ranks;
   return {.num_calls = num_calls,
           .payload_bytes = num_calls * payload_bytes,
@@ -149,7 +152,8 @@ class Planner {
         plan_units();
         break;
     }
-    // The optimizer runs when all gradients are reduced.
+    // The optimizer runs after all gradients are reduced, so its temporaries do not exist at the
+    // same time as gradients that are not reduced.
     plan_.held.transient =
         std::max(plan_.held.transient, options().optimizer.temporaries * largest_update_bytes_);
     for (const PlannedPart& part : plan_.parts) plan_.traffic += part.traffic;
@@ -164,8 +168,8 @@ class Planner {
   int num_shards() const { return num_ranks() / options().num_replicas; }
   bool has_replicate_axis() const { return options().strategy == DataStrategy::kHsdp; }
 
-  // Adds the messages in which ranks compare numbers in each step, which come in addition to the
-  // trailer of the gradients.
+  // Adds the traffic of the small messages in which the ranks compare numbers in each step. The
+  // trailer of the gradients is counted elsewhere.
   void add_agreements() {
     if (options().strategy == DataStrategy::kSingle || trained_.empty()) return;
     OperationTraffic& all_reduce = plan_.traffic.all_reduce;
@@ -173,11 +177,11 @@ class Planner {
     if (options().strategy == DataStrategy::kZero1 || options().strategy == DataStrategy::kZero2) {
       all_reduce += all_reduced(shard::kStepMessageBytes, num_ranks());
     }
-    // ShardFence sends this message at the start of an update.
+    // ShardFence makes this all_reduce at the start of each update.
     if (plan_.is_mapped) all_reduce += all_reduced(sizeof(int64_t), num_shards());
   }
 
-  // Returns the bytes of a SymmetricTensor on one rank.
+  // Returns the bytes that a SymmetricTensor needs on one rank, and counts them as shared.
   int64_t symmetric_bytes(const FlatBuffer& buffer, int group_size) {
     if (buffer.numel == 0) return 0;
     const auto held = static_cast<int64_t>(
@@ -194,7 +198,7 @@ class Planner {
     for (const ParameterSize& parameter : trained_) add_state(parameter, parameter.numel());
   }
 
-  // Adds parameters that are not trained. Stages 1 and 2 do not move them.
+  // Adds frozen parameters, which ZeRO stages 1 and 2 do not move into flat buffers.
   void add_frozen() {
     for (const ParameterSize& parameter : model_.parameters) {
       if (!parameter.is_trained) plan_.held.parameters += parameter.num_bytes();
@@ -227,7 +231,8 @@ class Planner {
     add_gradients_on_their_way(largest_bytes);
   }
 
-  // Adds parameters that are whole on every rank and gathered after a step.
+  // Adds a flat buffer of parameters that are whole on every rank, and that are gathered after each
+  // step.
   FlatMemory add_whole(PlannedPart& part, const Parameters& members) {
     const FlatMemory memory(numels_of(members), num_ranks(),
                             {.dtype = to_scalar_type(members[0].dtype), .keep_full = true});
@@ -236,7 +241,7 @@ class Planner {
     return memory;
   }
 
-  // Adds one FlatParameters, and the optimizer's state for it.
+  // Adds the memory of one FlatParameters, and the optimizer state of this rank's shard.
   void add_flat(PlannedPart& part, const Parameters& members, const FlatMemory& memory) {
     const FlatMemory::Buffers buffers = memory.buffers();
     for (const auto& buffer : {buffers.whole, buffers.part, buffers.shard, buffers.sent}) {
@@ -256,8 +261,8 @@ class Planner {
     return plan_bucket_layout(trained_, reverse_order(trained_.size()), options().bucket_caps);
   }
 
-  // In a group of one DistributedDataParallel only calls the module, and autograd allocates the
-  // gradients.
+  // Adds whole gradients. With one rank there are no buckets, because DistributedDataParallel then
+  // only calls the module: autograd allocates the gradients.
   void add_replicated_gradients() {
     const int64_t largest_bytes = largest_gradient_bytes();
     if (num_ranks() == 1) {
@@ -278,12 +283,14 @@ class Planner {
       plan_.held.gradients += symmetric_bytes(buffer, num_ranks());
       plan_.parts.push_back(std::move(part));
     }
-    // A gradient is copied to its bucket when it is complete, and then freed.
+    // Each gradient exists beside its bucket until it is copied there, so one whole gradient is
+    // added.
     add_gradients_on_their_way(largest_bytes);
   }
 
-  // Adds gradients that are not reduced yet. Backwards without reduction accumulate whole gradients
-  // outside of the buffers.
+  // Adds num_bytes for whole gradients that are not reduced yet. If gradients are accumulated under
+  // no_sync(), all whole gradients exist outside of the buffers instead, and one more that is being
+  // added.
   void add_gradients_on_their_way(int64_t num_bytes) {
     if (options().accumulate > 1) {
       num_bytes = bytes_of_gradients(trained_) + largest_gradient_bytes();
@@ -297,7 +304,7 @@ class Planner {
     largest_update_bytes_ = std::max(largest_update_bytes_, value_bytes);
   }
 
-  // Autograd computes gradients in the dtype of the gathered parameters.
+  // Returns the dtype of gathered parameters, in which autograd also computes their gradients.
   at::ScalarType computed_dtype(DType dtype) const {
     const auto parameters = options().parameter_dtype;
     return parallel::compute_dtype_of(
@@ -323,7 +330,8 @@ class Planner {
     return largest;
   }
 
-  // Adds the memory that ShardedGradients allocates for one FlatParameters with trained parameters.
+  // Adds the gradients and the traffic of one bucket of ShardedGradients, which belongs to one
+  // FlatParameters.
   void add_sharded_gradients(PlannedPart& part, const FlatMemory& memory) {
     const shard::FlatLayout& layout = memory.layout();
     const auto reduce = options().reduce_dtype;
@@ -357,7 +365,9 @@ class Planner {
   }
 
   void plan_units() {
-    // Shards are along the last axis of the mesh, so a shard group has consecutive ranks.
+    // The ranks that own the shards of one replica are consecutive, because shards lie along the
+    // last axis of the mesh. So they are on one host if the number of shards divides
+    // ranks_per_host.
     plan_.is_mapped = options().is_mapped && (num_ranks() <= options().ranks_per_host ||
                                               options().ranks_per_host % num_shards() == 0);
     std::vector<ResidentUnit> resident;
@@ -391,13 +401,14 @@ class Planner {
       plan_.traffic.all_gather += gathered(message_bytes, num_ranks(), residency.num_comparisons);
     }
     finish_sharded_gradients();
-    // A backward begins and ends with parameters of the root, so the root's gradients exist until
-    // its end.
+    // The root's gradients are reduced at the end of the backward, so they exist together with
+    // those of each other unit.
     const int64_t root_bytes = std::exchange(gradient_bytes[0], 0);
     add_gradients_on_their_way(root_bytes + std::ranges::max(gradient_bytes));
   }
 
-  // Adds one FlatParameters of a unit. gather: the operations that gather the unit once.
+  // Adds one FlatParameters of a unit. gather: the traffic of one gather of the unit, to which that
+  // of this FlatParameters is added.
   void add_flat_of_unit(PlannedPart& part, const Parameters& members, ResidentUnit& unit,
                         OperationTraffic& gather) {
     const DType dtype = members[0].dtype;

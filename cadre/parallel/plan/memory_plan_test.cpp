@@ -16,11 +16,11 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kTrailer = 167 * 4;
-constexpr int64_t kSamples = 128;  // bytes of the message in which ranks agree on weights
-constexpr int64_t kDigests = 40;   // bytes of the digests that ZeRO compares in each step
+constexpr int64_t kSamples = 128;  // bytes of the all_reduce of the ranks' sample counts
+constexpr int64_t kDigests = 40;   // kStepMessageBytes of step_agreement.h
 
-// A model of two layers, each a unit with a weight of 64 x 64 and a bias of 64, and a head of 64 in
-// the root: 8,384 elements, 33,536 bytes.
+// A model of two layers, each of which is a unit with a weight of 64 x 64 and a bias of 64
+// elements, and of a head of 64 elements in the root. It has 8,384 elements or 33,536 bytes.
 ModelSizes small_model() {
   return {.parameters = {{.name = "a.weight", .sizes = {64, 64}, .unit = 1},
                          {.name = "a.bias", .sizes = {64}, .unit = 1},
@@ -47,8 +47,8 @@ TEST(MemoryPlan, OfOneRankIsFourTimesTheParameters) {
   EXPECT_EQ(plan.traffic.received_bytes(), 0);
 }
 
-// The first bucket is closed at 1 MiB, so it contains all gradients and the trailer: 33,884 bytes.
-// These take 9 pages, after one page of signals.
+// The first bucket has a cap of 1 MiB, so it contains all gradients and the trailer: 34,204 bytes,
+// which take 9 pages. One more page is for the signal pad of symmetric memory.
 TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
   const MemoryPlan plan = plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 2));
   EXPECT_EQ(plan.held.parameters, kAll);
@@ -58,7 +58,7 @@ TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
   EXPECT_EQ(plan.shared_bytes, 10 * kPage);
   EXPECT_EQ(plan.traffic.all_reduce.num_calls, 2);
   EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll + kTrailer + kSamples);
-  // Each of N ranks receives 2 (N - 1) / N of the payload.
+  // Each of N ranks receives 2 (N - 1) / N of the payload: all of it for N = 2, 6/4 for N = 4.
   EXPECT_EQ(plan.traffic.received_bytes(), kAll + kTrailer + kSamples);
   EXPECT_EQ(plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 4)).traffic.received_bytes(),
             6 * ((kAll + kTrailer + kSamples) / 4));
@@ -66,10 +66,12 @@ TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
 
 TEST(MemoryPlan, OfStage1DividesTheStateAndGathers) {
   PlanOptions options = on_ranks(DataStrategy::kZero1, 4);
-  options.zero_bucket_cap_bytes = 20'000;  // each layer has a buffer; the head is in the second one
+  // One buffer for layer a, and one for layer b and the head.
+  options.zero_bucket_cap_bytes = 20'000;
   const MemoryPlan plan = plan_memory(small_model(), options);
-  // A layer of 4,160 elements gives 1,040 to each rank, padded to 1,056. With the head, 4,224
-  // elements give 1,056. Both take 16,896 bytes in 5 pages, after one page of signals.
+  // The 4,160 elements of layer a give shards of 1,040 elements, padded to 1,056. The 4,224
+  // elements of layer b and the head give shards of 1,056. So each buffer has 4 * 1,056 elements,
+  // 16,896 bytes, which take 5 pages, and one more page is for the signal pad.
   EXPECT_EQ(plan.held.parameters, 12 * kPage);
   EXPECT_EQ(plan.held.gradients, 10 * kPage);
   EXPECT_EQ(plan.held.optimizer_state, 2 * 4 * (1056 + 1056));
@@ -83,8 +85,8 @@ TEST(MemoryPlan, OfStage2KeepsShardsOfGradientsAndTwoBuffers) {
   PlanOptions options = on_ranks(DataStrategy::kZero2, 2);
   options.bucket_caps = {.first_bytes = 1, .bytes = 16'000};
   const MemoryPlan plan = plan_memory(small_model(), options);
-  // The buckets from the end are the head; b.bias and b.weight; a.bias and a.weight. Their shards
-  // have 32, 2,080 and 2,080 elements.
+  // Buckets are filled in reverse order: the head; b.bias and b.weight; a.bias and a.weight. Their
+  // shards have 32, 2,080 and 2,080 elements.
   ASSERT_EQ(plan.parts.size(), 3U);
   EXPECT_EQ(plan.held.parameters, (2 + 6 + 6) * kPage);
   EXPECT_EQ(plan.held.gradients, 4 * (32 + 2080 + 2080));
@@ -98,8 +100,8 @@ TEST(MemoryPlan, OfStage2KeepsShardsOfGradientsAndTwoBuffers) {
 
 TEST(MemoryPlan, OfShardedUnitsHoldsTheRootAndTwoUnits) {
   const MemoryPlan plan = plan_memory(small_model(), on_ranks(DataStrategy::kFsdp, 3));
-  // On 3 ranks, 4,160 elements give 1,387 elements for each rank, padded to 1,408, and 64 elements
-  // give 22, padded to 32.
+  // The 4,160 elements of a layer give, on 3 ranks, shards of 1,387 elements, padded to 1,408, and
+  // the 64 elements of the head give shards of 22, padded to 32.
   constexpr int64_t kUnit = 3 * 1408 * 4;
   constexpr int64_t kRoot = 3 * 32 * 4;
   EXPECT_EQ(plan.held.parameters, (2 + 3 + 3) * kPage);
@@ -115,8 +117,8 @@ TEST(MemoryPlan, OfShardedUnitsHoldsTheRootAndTwoUnits) {
   ASSERT_EQ(plan.parts.size(), 3U);
   EXPECT_EQ(plan.parts[1].name, "unit a");
   EXPECT_EQ(plan.parts[1].shard_bytes, 1408 * 4);
-  // The last rank holds the remaining elements: 4,160 - 2 * 1,408 of each layer, and none of the
-  // root.
+  // The last rank owns the remaining elements: 4,160 - 2 * 1,408 = 1,344 of each layer, and none of
+  // the head.
   PlanOptions last = on_ranks(DataStrategy::kFsdp, 3);
   last.rank = 2;
   EXPECT_EQ(plan_memory(small_model(), last).held.optimizer_state, 2 * 4 * (2 * 1344));
@@ -128,7 +130,9 @@ TEST(MemoryPlan, OfUnitsThatStayHoldsAllOfThem) {
   options.accumulate = 3;
   const MemoryPlan kept = plan_memory(small_model(), options);
   EXPECT_EQ(kept.held.full_units, kAll);
-  // Ranks compare the order of uses twice, because accumulation changes it.
+  // The ranks compare the units that they use twice in a step, because a pass is predicted to be
+  // followed by the same kind of pass as before: but a forward follows a backward that accumulates,
+  // and an update follows one that reduces.
   constexpr int kComparisons = 2;
   EXPECT_EQ(kept.traffic.all_gather.num_calls, 3 * 3 + kComparisons);
   EXPECT_EQ(kept.held.transient, kAll + 4 * 64 * 64) << "whole gradients, and one on its way";
@@ -144,14 +148,15 @@ TEST(MemoryPlan, OfLowerPrecisionHasACopyOfTheShard) {
   options.parameter_dtype = DType::kBfloat16;
   options.reduce_dtype = DType::kFloat32;
   const MemoryPlan plan = plan_memory(small_model(), options);
-  // The shards have 32, 2,080 and 2,080 elements, in float32 and in bfloat16.
+  // Each rank has its shards of 32, 2,080 and 2,080 elements twice: in float32, and in bfloat16 for
+  // gathers. Each number of pages includes one page for the signal pad.
   EXPECT_EQ(plan.held.parameters, (2 + 4 + 4 + 2 + 3 + 3) * kPage);
   EXPECT_EQ(plan.held.full_units, kAll / 2);
   EXPECT_EQ(plan.traffic.all_gather.payload_bytes, (kHead + 4 * kLayer) / 2);
   EXPECT_EQ(plan.traffic.reduce_scatter.payload_bytes, kAll);
   EXPECT_EQ(plan.held.transient, (kHead + kLayer) / 2);
-  // A reduction in bfloat16 does not write to the float32 gradient itself, so it needs two more
-  // buffers.
+  // The result of a reduction in bfloat16 cannot be written directly to the float32 gradients, so
+  // two output buffers are added.
   options.reduce_dtype = DType::kBfloat16;
   EXPECT_EQ(plan_memory(small_model(), options).held.reduction_buffers,
             2 * (3 + 1) * kPage + 2 * 2080 * 2 + 2 * kPage);
@@ -208,8 +213,8 @@ TEST(MemoryPlan, OfOptimizersCountsTheirValues) {
   EXPECT_EQ(plan.held.transient, 3 * 4 * 64 * 64);
 }
 
-// The signals between a rank and each rank of the group take 512 bytes, so those of 8 ranks fill a
-// page.
+// The signal pad of symmetric memory has 512 bytes for each rank of the group. Those of 8 ranks
+// fill one page, and 9 ranks need a second one.
 TEST(MemoryPlan, OfManyRanksHasMorePagesOfSignals) {
   EXPECT_EQ(plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 8)).held.gradients, 10 * kPage);
   EXPECT_EQ(plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 9)).held.gradients, 11 * kPage);
@@ -226,7 +231,8 @@ TEST(MemoryPlan, OfAHostIsThatOfItsRanksWithTheirBuffers) {
   EXPECT_EQ(plan.host_bytes, 2 * plan.held.total());
 }
 
-// A later backward adds to the gradients of the first, so one more gradient exists at a time.
+// The second backward adds to the gradients of the first one, so at most one more whole gradient
+// exists at a time.
 TEST(MemoryPlan, OfOneRankThatAccumulatesHasOneGradientMore) {
   PlanOptions options = on_ranks(DataStrategy::kSingle, 1);
   options.accumulate = 2;

@@ -1,4 +1,5 @@
-// Tests that the sizes of a module are those of its registered parameters, even if it is deferred.
+// Tests that model_sizes_of() returns the sizes of a module's registered parameters, even if the
+// module is deferred.
 #include "cadre/parallel/plan/model_sizes.h"
 
 #include <gmock/gmock.h>
@@ -28,8 +29,8 @@ struct SizedBlockImpl : torch::nn::Module {
 };
 using SizedBlock = torch::nn::ModuleHolder<ShardUnit<SizedBlockImpl>>;
 
-// A model with a frozen parameter of another dtype, and with a weight of the root that has two
-// names.
+// A model whose root has a frozen parameter of another dtype, and a weight that is registered under
+// two names.
 struct SizedNet : torch::nn::Module {
   SizedNet() {
     first = register_module("first", SizedBlock());
@@ -84,8 +85,8 @@ TEST(ModelSizesOf, ADeferredModuleAndAPolicy) {
   ASSERT_EQ(sizes.units.size(), 3U);
   expect_sizes_of_net(sizes, 1, 2);
   EXPECT_TRUE(is_deferred(net->tied));
-  // The expected bytes are the sum over weights and biases of 20 elements each, the tied weight and
-  // the frozen parameter.
+  // The expected bytes: each of two layers has 15 + 5 float32 elements, the tied weight has 8, and
+  // the frozen parameter has 6 bfloat16 elements.
   EXPECT_EQ(plan_memory(sizes, {.strategy = DataStrategy::kSingle}).held.parameters,
             4 * (2 * 20 + 8) + 2 * 6);
 }

@@ -19,7 +19,7 @@ struct Counts {
   int64_t full_bytes = 0;
 };
 
-// A unit with the states of FlatParameters, but without memory.
+// A unit that has the same states as FlatParameters, but only counts its memory.
 class CountedUnit final : public UnitMemory {
  public:
   CountedUnit(size_t unit, int64_t full_bytes, Counts& counts)
@@ -38,7 +38,7 @@ class CountedUnit final : public UnitMemory {
   void release() override {
     if (std::exchange(has_buffer_, false)) counts_.full_bytes -= full_bytes_;
   }
-  void release_onto_group() override { release(); }  // Reshard::kOntoGroup is not planned
+  void release_onto_group() override { release(); }  // not supported in plans
   void mark_stale() override { is_stale_ = true; }
   bool is_outdated() const override { return false; }
 
@@ -50,7 +50,7 @@ class CountedUnit final : public UnitMemory {
   bool is_stale_ = false;
 };
 
-// Sends the schedule the events that autograd and the program would send.
+// Runs training steps: calls the methods of the schedule as autograd and the program would.
 class Steps {
  public:
   Steps(std::span<const ResidentUnit> units, const StepShape& shape)
@@ -67,7 +67,7 @@ class Steps {
   }
 
   Residency run() {
-    constexpr int kNumSteps = 3;  // in the third step the orders of use are known
+    constexpr int kNumSteps = 3;  // the order of the units is known in the third step
     for (int step = 0; step < kNumSteps; ++step) {
       counts_.residency.num_gathers.assign(units_.size(), 0);
       counts_.residency.num_comparisons = 0;
@@ -83,7 +83,7 @@ class Steps {
   }
 
  private:
-  // The gradients of all parameters of a unit count as one, with the unit's number.
+  // Treats the parameters of a unit as one trained parameter, whose index is that of the unit.
   std::vector<UnitSchedule::Unit> make_units() {
     std::vector<UnitSchedule::Unit> made;
     for (size_t unit = 0; unit < units_.size(); ++unit) {
@@ -105,7 +105,7 @@ class Steps {
 
   void forward(size_t unit) {
     calls_[unit] = std::make_shared<UnitSchedule::Call>(UnitSchedule::Call{.unit = unit});
-    // Only inputs after the first trained parameter have gradients.
+    // Inputs of a unit require grad only if a trained parameter comes before it.
     if (unit > first_trained_) {
       calls_[unit]->inputs.push_back({.address = nullptr, .sequence = unit});
     }
@@ -114,7 +114,8 @@ class Steps {
     unit == 0 ? schedule_.end_forward() : schedule_.after_forward(unit);
   }
 
-  // The outputs of units that end before the first trained parameter require no gradient.
+  // Returns whether the outputs of a unit require grad. They do not if the unit ends before the
+  // first trained parameter.
   bool requires_grad(size_t unit) const {
     size_t around = first_trained_;
     while (around > unit) around = units_[around].parent;

@@ -1,7 +1,8 @@
-// Defines the strategies by which ranks that have different rows of a batch divide the model, for
-// memory plans, verifications and the trainer, with their names. Also defines the form of shards.
+// Defines the strategies of data parallelism: how ranks that train on different rows of a batch
+// divide the model. Memory plans, verifications and the trainer use them. Also defines how ranks
+// read each other's shards.
 //
-// Threads: plain functions.
+// Threads: any.
 #pragma once
 
 #include <array>
@@ -16,10 +17,10 @@ namespace cadre {
 enum class DataStrategy : uint8_t {
   kSingle,  // one rank has all rows
   kDdp,     // each rank has the whole model
-  kZero1,   // each rank also has only a part of the optimizer state
-  kZero2,   // each rank also has only a part of the gradients
-  kFsdp,    // each rank has a part of everything
-  kHsdp,    // as fsdp, in several groups that hold the same shards
+  kZero1,   // each rank has the whole model, but only a part of the optimizer state
+  kZero2,   // like kZero1, and each rank keeps only a shard of the gradients
+  kFsdp,    // each rank has a part of parameters, gradients and optimizer state
+  kHsdp,    // like kFsdp within each group of ranks; the groups hold the same shards
 };
 inline constexpr std::array kDataStrategies{DataStrategy::kSingle, DataStrategy::kDdp,
                                             DataStrategy::kZero1,  DataStrategy::kZero2,
@@ -30,18 +31,18 @@ CADRE_EXPORT std::string_view to_string(DataStrategy strategy);
 // Does the reverse of to_string(); returns nullopt for another text.
 CADRE_EXPORT std::optional<DataStrategy> parse_data_strategy(std::string_view text);
 
-// Returns whether each rank has parts of the parameters, which are gathered by units: fsdp and
-// hsdp.
+// Returns whether each rank has only a part of the parameters, so that the parameters of one module
+// after the other are gathered: true for fsdp and hsdp.
 CADRE_EXPORT bool has_units(DataStrategy strategy);
 
 // The way in which ranks read each other's shards. It is equal on all ranks.
 enum class ShardForm : uint8_t {
-  // Each rank copies the shards into a buffer of its own.
+  // Each rank gathers the shards of all ranks into a buffer of its own.
   kGathered,
-  // If all ranks share memory, each reads the shards where their owners keep them: the buffer is
-  // one mapping of all shards, nothing is copied, and a host holds the parameters once. Shards are
-  // whole pages. They are written only in a ShardUpdate; any other write throws. Across hosts
-  // shards are gathered, as with kGathered.
+  // If all ranks are on one host, each rank maps the memory of all shards contiguously and reads
+  // them in place: no shard is copied, and the host holds the parameters once. Each shard is a
+  // number of whole pages. Shards are written only in a ShardUpdate; any other write throws. If the
+  // ranks are on several hosts, shards are gathered as with kGathered.
   kMapped,
 };
 

@@ -42,8 +42,9 @@ int64_t rounded_up(int64_t count, int64_t unit) {
   return divided_up(count, unit) * unit;
 }
 
-// Returns the alignment of shards. They are whole pages even if this group cannot map its shards,
-// because another group with the same layout may map them.
+// Returns the alignment of shards in elements. With kMapped, shards are whole pages even if the
+// ranks of this group cannot map them, because the ranks of another replica with the same layout
+// may be able to.
 int64_t shard_alignment(const FlatMemory::Options& options) {
   if (options.form != ShardForm::kMapped) return options.alignment;
   const at::ScalarType dtype = options.compute_dtype.value_or(options.dtype);
@@ -57,10 +58,9 @@ FlatLayout::FlatLayout(std::vector<int64_t> numels, int num_shards, FlatAlignmen
     : numels_(std::move(numels)), num_shards_(num_shards) {
   const int64_t least_alignment = std::min(alignment.of_shards, alignment.of_tensors);
   if (num_shards < 1 || least_alignment < 1) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("FlatLayout: {} shards with an alignment of {} elements; both must be at "
-                       "least 1",
-                       num_shards, least_alignment));
+    throw Error(ErrorCode::kInvalidArgument, format("FlatLayout: {} shards with an alignment of {} "
+                                                    "elements; both numbers must be at least 1",
+                                                    num_shards, least_alignment));
   }
   int64_t offset = 0;
   for (size_t i = 0; i < numels_.size(); ++i) {

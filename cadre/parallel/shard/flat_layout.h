@@ -1,9 +1,8 @@
-// The places of tensors in a flat buffer that ranks hold in equal consecutive shards, and the
-// buffers that FlatParameters allocates for them.
+// Computes the offsets of tensors in a flat buffer that is divided into equal consecutive shards,
+// one for each rank, and the buffers that FlatParameters allocates for them.
 //
-// Threads: plain values. Blocking: never. Lifetime: owns what it holds. Errors: kInvalidArgument
-// for numbers that make no layout. All numbers are in elements unless a name says bytes. Source:
-// the flat parameters of torch.distributed.fsdp.
+// Errors: kInvalidArgument for negative sizes, and for less than one shard. All numbers are in
+// elements unless a name says bytes. Source: the flat parameters of torch.distributed.fsdp.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -23,7 +22,7 @@ namespace cadre {
 
 struct NamedTensor;
 
-// A parameter without its values.
+// The name, the sizes and the dtype of a parameter, without its values.
 struct ParameterSize {
   std::string name = {};
   std::vector<int64_t> sizes = {};
@@ -39,7 +38,8 @@ struct ParameterSize {
   int64_t num_bytes() const { return numel() * static_cast<int64_t>(size_of(dtype)); }
 };
 
-// Returns the sizes, with `unit` 0. Throws kInvalidArgument for a dtype that no group moves.
+// Returns the ParameterSize of each parameter, with `unit` 0. Throws kInvalidArgument for a dtype
+// that collectives do not support.
 CADRE_EXPORT std::vector<ParameterSize> sizes_of(std::span<const NamedTensor> parameters);
 
 // Elements [begin, end) of a tensor in row-major order.
@@ -53,12 +53,12 @@ struct FlatRange {
 
 namespace shard {
 
-// Alignment in elements.
+// The alignment of shards and tensors in a flat buffer, in elements.
 struct FlatAlignment {
-  int64_t of_shards = 1;  // the length of every shard is a multiple of this
-  // Every tensor begins at a multiple of it. If a matrix does not begin at a multiple of 64 bytes,
-  // as separate tensors do, matrix products of libtorch round differently. So with a smaller
-  // alignment, results differ from those of plain parameters in the last bits.
+  int64_t of_shards = 1;  // the number of elements of each shard is a multiple of this
+  // Every tensor begins at a multiple of this. libtorch aligns separate tensors to 64 bytes, and
+  // its matrix products round differently for a matrix with another alignment. So if this is less
+  // than 64 bytes, results differ in the last bits from those with separate tensors.
   int64_t of_tensors = 1;
 };
 
@@ -66,20 +66,21 @@ struct FlatAlignment {
 // is padded between tensors and at its end.
 class CADRE_EXPORT FlatLayout {
  public:
-  // numels: elements of the tensors; 0 is allowed.
+  // numels: the number of elements of each tensor; 0 is allowed.
   FlatLayout(std::vector<int64_t> numels, int num_shards, FlatAlignment alignment);
 
   size_t num_parameters() const { return numels_.size(); }
   int num_shards() const { return num_shards_; }
-  // Elements of the padded buffer: num_shards() * shard_numel().
+  // Returns the number of elements of the padded buffer: num_shards() * shard_numel().
   int64_t numel() const { return num_shards_ * shard_numel_; }
   int64_t shard_numel() const { return shard_numel_; }
   int64_t numel(size_t parameter) const { return numels_[parameter]; }
-  // Returns the place in the buffer at which the parameter begins.
+  // Returns the offset in the buffer at which the parameter begins.
   int64_t offset(size_t parameter) const { return offsets_[parameter]; }
-  // Returns the parameter's own elements that are in the shard; empty if there are none.
+  // Returns which of the parameter's elements are in the shard, counted from the begin of the
+  // parameter; an empty range if none are.
   FlatRange range(size_t parameter, int shard) const;
-  // Returns the place in the shard at which range() begins.
+  // Returns the offset in the shard at which the elements of range() begin.
   int64_t offset_in_shard(size_t parameter, int shard) const;
 
   friend bool operator==(const FlatLayout&, const FlatLayout&) = default;
@@ -91,7 +92,8 @@ class CADRE_EXPORT FlatLayout {
   int64_t shard_numel_;
 };
 
-// The alignment of tensors in a flat buffer, in elements: 64 bytes of the smallest dtype.
+// The default alignment of tensors in a flat buffer, in elements: 64 bytes if an element has 2
+// bytes, as in the smallest supported dtypes.
 inline constexpr int64_t kFlatAlignment = 32;
 
 struct FlatBuffer {
@@ -101,11 +103,11 @@ struct FlatBuffer {
   int64_t num_bytes() const { return numel * static_cast<int64_t>(c10::elementSize(dtype)); }
 };
 
-// The memory of one FlatParameters. FlatParameters allocates the buffers that buffers() lists, and
-// a memory plan adds them up.
+// Says which buffers one FlatParameters needs. FlatParameters allocates the buffers that buffers()
+// returns, and a memory plan adds up their sizes.
 class CADRE_EXPORT FlatMemory {
  public:
-  // See FlatParametersOptions.
+  // Says which form the shards have. FlatParametersOptions documents each of these options.
   struct Options {
     ShardForm form = ShardForm::kGathered;
     at::ScalarType dtype = at::kFloat;  // the dtype of the shards
@@ -119,25 +121,28 @@ class CADRE_EXPORT FlatMemory {
   const FlatLayout& layout() const { return layout_; }
   at::ScalarType dtype() const { return options_.dtype; }
   at::ScalarType compute_dtype() const { return options_.compute_dtype.value_or(options_.dtype); }
-  // Called when the ranks have mapped the shards contiguously, as ShardForm::kMapped requires.
+  // FlatParameters calls this when the ranks have mapped the shards contiguously, as
+  // ShardForm::kMapped requires.
   void set_mapped() { is_mapped_ = true; }
   bool is_mapped() const { return is_mapped_; }
-  // Returns whether the shard is a part of the whole buffer.
+  // Returns whether this rank's shard is a part of its whole buffer, so that it has no memory of
+  // its own.
   bool shares_memory() const;
   // Returns whether the whole buffer is never freed.
   bool keeps_whole() const { return options_.keep_full || shares_memory() || is_mapped_; }
 
-  // A buffer that does not exist is nullopt.
+  // The buffers of one rank. A buffer that is not allocated is nullopt.
   struct Buffers {
-    std::optional<FlatBuffer> whole = {};  // memory of the group, which is never freed
-    std::optional<FlatBuffer> part = {};   // the part of the mapping that belongs to this rank
-    std::optional<FlatBuffer> shard = {};  // memory of the group, or of a file
-    std::optional<FlatBuffer> sent = {};   // the shard in the compute dtype, which peers read
-    // Is taken from the pool while the parameters are whole.
+    std::optional<FlatBuffer> whole = {};  // all parameters; never freed
+    std::optional<FlatBuffer> part = {};   // kMapped: the pages of this rank
+    std::optional<FlatBuffer> shard = {};  // this rank's shard, in memory or in a file
+    std::optional<FlatBuffer> sent = {};   // the shard in the compute dtype, for gathers
+    // All parameters, in a buffer that is taken from the pool for each gather and given back after
+    // the use.
     std::optional<FlatBuffer> gathered = {};
   };
   Buffers buffers() const;
-  // Returns each rank's part of the mapping.
+  // Returns the buffer that each rank contributes to the mapping of ShardForm::kMapped.
   FlatBuffer mapped_part() const {
     return {.numel = layout_.shard_numel(), .dtype = compute_dtype()};
   }

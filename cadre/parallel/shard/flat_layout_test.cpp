@@ -1,5 +1,5 @@
-// Compares flat layouts with a count of every element, and the boxes of a range with the elements
-// that they cut out of a tensor.
+// Compares the offsets of flat layouts with offsets that are found by counting elements one by one,
+// and the boxes of a range with the elements of that range.
 #include "cadre/parallel/shard/flat_layout.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,8 @@ using testing::failure_of;
 using ::testing::HasSubstr;
 using torch::Tensor;
 
-// The test finds the shard of each element, and its index in the shard, by counting.
+// The test counts the elements of the flat buffer one by one, and so finds each element's shard and
+// index in the shard.
 TEST(FlatLayout, RangesAreWhereCountingPutsTheElements) {
   for (const uint64_t seed : testing::test_seeds(300)) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -62,7 +63,8 @@ TEST(FlatLayout, RangesAreWhereCountingPutsTheElements) {
       }
     }
     ASSERT_LE(place, layout.numel());
-    // No shard is longer than necessary.
+    // The shards are not longer than necessary: with `alignment` fewer elements each, they could
+    // not hold all tensors.
     ASSERT_LT((layout.shard_numel() - alignment) * num_shards, std::max<int64_t>(place, 1));
   }
 }
@@ -82,7 +84,9 @@ TEST(FlatLayout, RefusesWhatIsNoLayout) {
   EXPECT_THAT(failure_of([] { shard::FlatLayout({1, -2}, 1, {}); }), HasSubstr("tensor 1 has -2"));
 }
 
-// Three elements on two ranks give shards of 2 elements, or of 1,024 if shards are whole pages.
+// A tensor of 3 floats on two ranks gives shards of 2 elements (8 bytes), or of 1,024 elements
+// (4,096 bytes) if shards are whole pages. The lists are the sizes in bytes of whole, part, shard,
+// sent and gathered.
 TEST(FlatMemory, HasTheBuffersOfItsForm) {
   const auto sizes_of_buffers = [](shard::FlatMemory::Options options, int num_shards,
                                    bool is_mapped = false) {
@@ -97,7 +101,8 @@ TEST(FlatMemory, HasTheBuffersOfItsForm) {
     return sizes;
   };
   EXPECT_THAT(sizes_of_buffers({}, 2), ElementsAre(0, 0, 8, 0, 16));
-  EXPECT_THAT(sizes_of_buffers({}, 1), ElementsAre(16, 0, 0, 0, 0)) << "it is the shard";
+  EXPECT_THAT(sizes_of_buffers({}, 1), ElementsAre(16, 0, 0, 0, 0))
+      << "the whole buffer is the shard";
   EXPECT_THAT(sizes_of_buffers({.keep_full = true}, 2), ElementsAre(16, 0, 0, 0, 0));
   EXPECT_THAT(sizes_of_buffers({.is_in_files = true}, 1), ElementsAre(0, 0, 16, 0, 16));
   const shard::FlatMemory::Options mapped = {.form = ShardForm::kMapped};
@@ -148,7 +153,7 @@ TEST(BoxesOfRange, CutOutTheElementsOfTheRange) {
     }
     ASSERT_TRUE(torch::equal(torch::cat(parts), flat.narrow(0, range.begin, range.size())));
     ASSERT_LE(boxes.size(), num_dims == 0 ? 1 : 2 * num_dims - 1);
-    // A range of whole rows needs one box.
+    // A range that covers the whole box gives just this box.
     if (num_dims > 0 && range.begin == 0 && range.size() == flat.numel() && flat.numel() > 0) {
       ASSERT_THAT(boxes, ElementsAre(box));
     }
@@ -165,7 +170,8 @@ TEST(BoxesOfRange, OfNothingAndOfANumber) {
               HasSubstr("elements [1, 4) are no range of a box of 3 elements"));
 }
 
-// The range covers rows 2 and 3 of a (4, 2, 3) tensor, except for the first and the last element.
+// The box is rows 2 and 3 of a (4, 2, 3) tensor. The range covers its 12 elements except the first
+// and the last one.
 TEST(BoxesOfRange, AreAsFewAsTheyCanBe) {
   EXPECT_THAT(shard::boxes_of_range({{2, 0, 0}, {2, 2, 3}}, {1, 11}),
               ElementsAre(Box{{2, 0, 1}, {1, 1, 2}}, Box{{2, 1, 0}, {1, 1, 3}},

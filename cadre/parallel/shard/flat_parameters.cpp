@@ -37,7 +37,8 @@ std::vector<int64_t> numels_of(const std::vector<NamedTensor>& parameters) {
   return numels;
 }
 
-// Returns the dtype of the first parameter, or any dtype if check_parameters() throws for the list.
+// Returns the dtype of the first parameter. If there is none, returns kFloat; check_parameters()
+// then throws.
 at::ScalarType dtype_of(const std::vector<NamedTensor>& parameters) {
   const bool has_first = !parameters.empty() && parameters[0].tensor.defined();
   return has_first ? parameters[0].tensor.scalar_type() : at::kFloat;
@@ -58,7 +59,8 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
                .keep_full = options_.keep_full,
                .is_in_files = options_.files != nullptr}) {
   if (parameters_.empty()) {
-    refuse("FlatParameters", "there are no parameters; leave out a set without any");
+    refuse("FlatParameters",
+           "the list of parameters is empty; make FlatParameters only for a list with parameters");
   }
   if (options_.name.empty()) options_.name = default_name(parameters_);
   if (!options_.pool) options_.pool = std::make_shared<FlatBufferPool>();
@@ -71,7 +73,7 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const int rank = group_.rank();
     const int64_t size = layout().range(i, rank).size();
-    // variable_data() gives it a version counter of its own, like that of a leaf.
+    // variable_data() gives each slice its own version counter, as a leaf has.
     values_.push_back(shard_.narrow(0, layout().offset_in_shard(i, rank), size).variable_data());
     values_.back().requires_grad_(parameters_[i].tensor.requires_grad());
     wrap::mark_as_shard(values_.back(), {.parameter = parameters_[i].name,
@@ -110,11 +112,13 @@ void FlatParameters::check_parameters() const {
   const std::string what = format("sharding {}, rank {}", options_.name, group_.rank());
   check_shardable(what, parameters_, {.shard = dtype(), .compute = compute_dtype()});
   if (options_.form == ShardForm::kMapped && options_.keep_full) {
-    refuse(what, "keep_full is a buffer of each rank, and kMapped one for all; choose one of them");
+    refuse(what,
+           "keep_full needs a buffer on each rank, but kMapped maps one buffer for all ranks; "
+           "choose one of them");
   }
   if (options_.files && (options_.form == ShardForm::kMapped || options_.keep_full)) {
     refuse(what,
-           "shards in files are gathered into a buffer that is freed again; choose "
+           "shards in files need a buffer that is freed after each gather; choose "
            "ShardForm::kGathered without keep_full, or leave out the files");
   }
   const int group_size = options_.reshard_group ? options_.reshard_group->world_size() : 1;
@@ -145,7 +149,8 @@ void FlatParameters::make_memory() {
   buffer_ = is_mapped() ? parts_->whole() : make(buffers.whole);
   if (keeps_buffer()) flat_.set_memory(buffer_);
   if (shares_memory()) {
-    // variable_data() gives it a version counter of its own, which a gather does not move.
+    // variable_data() gives the shard its own version counter, so that a gather into buffer_ does
+    // not count as a write to the shard.
     shard_ = own_part_of(buffer_).variable_data();
   } else if (options_.files) {
     shard_ = options_.files->zeros(buffers.shard->numel, buffers.shard->dtype);
@@ -176,8 +181,8 @@ void FlatParameters::take_over_parameters() {
   }
 }
 
-// Without this check a gather would write to memory that the parameter no longer uses, or an
-// optimizer would write to memory that no gather reads.
+// If a parameter or a shard was given other memory, a gather would write to memory that the
+// parameter no longer uses, or an optimizer would write to memory that no gather reads.
 void FlatParameters::check_in_place() const {
   check_shards_in_place();
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -189,9 +194,9 @@ void FlatParameters::check_in_place() const {
       continue;
     }
     refuse_use(
-        format("\"{}\" has been given other memory since it was sharded, by set_data(), by "
-               "to() of its module or by another wrapper or optimizer. Change it before it is "
-               "sharded, and shard it once",
+        format("\"{}\" has been given other memory since it was sharded, by set_data(), by to() of "
+               "its module or by another wrapper or optimizer. Change the parameter before it is "
+               "sharded, and shard it only once",
                parameters_[i].name));
   }
 }
@@ -211,13 +216,12 @@ void FlatParameters::check_shards_in_place() const {
         values.numel() == layout().range(i, rank).size() && values.scalar_type() == dtype()) {
       continue;
     }
-    refuse_use(
-        format("this rank's shard of \"{}\" has been given other memory, by set_data() for "
-               "example, which no gather reads: forward() would go on with the values of "
-               "before. Copy values into the shard instead, on all ranks: "
-               "shard.values.copy_(values), under torch::NoGradGuard and, where shards are "
-               "mapped, inside of a cadre::ShardUpdate",
-               parameters_[i].name));
+    refuse_use(format(
+        "this rank's shard of \"{}\" has been given other memory, by set_data() for example, which "
+        "no gather reads: forward() would continue to use the old values. Copy values into the "
+        "shard instead, on all ranks: shard.values.copy_(values), under torch::NoGradGuard and, "
+        "where shards are mapped, inside of a cadre::ShardUpdate",
+        parameters_[i].name));
   }
 }
 
@@ -232,9 +236,8 @@ uint32_t FlatParameters::version_of_shard() const {
   return shard_._version() + shard_watch_->num_writes();
 }
 
-// Returns no samples for mapped shards, which only updates write, and for shards that are the
-// parameters themselves, to which the program may write at any time. Shards that a step gathers are
-// compared in that step.
+// Leaves `samples` 0 where the hash is not needed: mapped shards are written only in updates, and
+// if the shard is the parameters' own memory, the program may write there at any time.
 FlatParameters::ShardState FlatParameters::state_of_shard() const {
   const bool has_samples = !is_mapped() && (options_.keep_full || !shares_memory());
   return {.version = version_of_shard(), .samples = has_samples ? shard_watch_->samples() : 0};
@@ -243,17 +246,18 @@ FlatParameters::ShardState FlatParameters::state_of_shard() const {
 bool FlatParameters::is_outdated() const {
   if (state_ == State::kSharded) return false;
   const ShardState& known = state_ == State::kGathering ? gathered_ : *filled_;
-  // The program may write to parameters that are the shard itself.
+  // If the parameters are the shard's memory, the program may write to them: only the version
+  // counts.
   if (shares_memory()) return known.version != version_of_shard();
   return known != state_of_shard();
 }
 
-// If the parameters are the shards themselves, or stay whole, writes of the program are not lost.
+// Writes of the program are not lost if the parameters stay whole or are the shard's own memory.
 void FlatParameters::check_unwritten() {
   if (options_.keep_full || shares_memory()) return;
   const std::vector<size_t> written = written_->written();
   if (written.empty()) return;
-  written_->begin();  // throws, or reports once
+  written_->begin();  // so that each write is reported once
   const std::string& name = parameters_[written[0]].name;
   const std::string where =
       format("{}, rank {}: the program has written to ", options_.name, group_.rank());
@@ -265,11 +269,11 @@ void FlatParameters::check_unwritten() {
                  "memory, so the values are wrong on all of them. Write to the "
                  "shards inside a cadre::ShardUpdate, hold summon_full_params() and write "
                  "back, or choose ShardForm::kGathered; go on from the last snapshot"
-               : format("\"{}\" while the parameters were gathered (an Embedding with max_norm, "
-                        "a weight that is normalized in place). The change is lost, because "
-                        "the owners of the shards do not have it. Let forward() compute a new "
-                        "tensor from the weight, or change weights between two steps: in the "
-                        "shards, or in summon_full_params() with write_back()",
+               : format("\"{}\" while the parameters were gathered, as an Embedding with max_norm "
+                        "does, or a weight that is normalized in place. The change is lost, "
+                        "because it is not in the shards of the ranks that own the parameter. Let "
+                        "forward() compute a new tensor from the weight, or change weights between "
+                        "two steps: in the shards, or in summon_full_params() with write_back()",
                         name)));
   if (!options_.on_written) throw error;
   options_.on_written(name, error);
@@ -278,7 +282,8 @@ void FlatParameters::check_unwritten() {
 at::Tensor FlatParameters::gather_input() {
   if (compute_dtype() == dtype()) return shard_;
   const at::NoGradGuard no_grad;
-  // A second copy of a shard that lies in a file would need the memory that the file saves.
+  // A shard in a file has no sent_, which would need the memory that the file saves. It is
+  // converted in this rank's part of the buffer.
   return (sent_.defined() ? sent_ : own_part_of(buffer_)).copy_(shard_);
 }
 
@@ -289,16 +294,16 @@ void FlatParameters::refuse_use(const std::string& problem) const {
 void FlatParameters::unshard_async() {
   if (state_ == State::kGathering) {
     if (!is_outdated()) return;
-    mark_stale();  // the values that arrive are outdated
+    mark_stale();  // the gather in flight delivers old values
   }
   check_shards_in_place();
-  // true: the program has written to the shards between two steps. Only versions count here. A
-  // change of samples may be a write to the parameters, of which the shard is a part, and only some
+  // Whether the program has written to the shards between two steps. Only the version is compared:
+  // a changed hash may come from a write to parameters that share the shard's memory, and only some
   // ranks may notice it.
   const bool is_written = is_unsharded() && filled_->version != version_of_shard();
   if (is_written && options_.keep_full) mark_stale();
   if (is_unsharded()) {
-    // The parameters are the shard itself, which the program may write.
+    // The parameters are the shard's memory, so they need no gather, only new version counters.
     if (shares_memory() && is_written) {
       bump_versions();
       filled_ = state_of_shard();
@@ -306,7 +311,9 @@ void FlatParameters::unshard_async() {
     return;
   }
   if (options_.fence->is_in_update()) {
-    refuse_use("the parameters are used during an update of the shards; end the update first");
+    refuse_use(
+        "the parameters are used during an update of the shards; end the update first, by "
+        "ShardUpdate::finish() for example");
   }
   check_in_place();
   gathered_ = state_ == State::kOnGroup ? *filled_ : state_of_shard();
@@ -336,8 +343,8 @@ void FlatParameters::wait_unsharded() {
   if (is_unsharded()) return;
   if (state_ != State::kGathering) {
     refuse_use(
-        "wait_unsharded() waits for a gather that nobody has started; call "
-        "unshard_async() before, on all ranks");
+        "wait_unsharded() was called without a gather in flight; call unshard_async() before, on "
+        "all ranks");
   }
   try {
     std::exchange(wait_, nullptr)();
@@ -356,7 +363,8 @@ void FlatParameters::drop_gather() {
   state_ = State::kSharded;
   end_private();
   guard("are not available, because gathering them from the other ranks failed");
-  // The operation may still write to the buffer and read the part, so neither is used again.
+  // The failed operation may still write to buffer_ and read part_, so the pool must not reuse
+  // them.
   if (!keeps_buffer()) options_.pool->forget(std::exchange(buffer_, at::Tensor()));
   if (part_.defined()) options_.pool->forget(std::exchange(part_, at::Tensor()));
 }
@@ -471,12 +479,12 @@ void FlatParameters::take_from_parameters() {
   }
   if (is_mapped() && !(private_.defined() && is_in_update)) {
     refuse_use(
-        "take_from_parameters() is for mapped parameters that are private, and in an update; "
-        "call make_private() before the program writes, and hold a ShardUpdate");
+        "take_from_parameters() of mapped parameters needs a private copy and an update; call "
+        "make_private() before the program writes, and hold a ShardUpdate");
   }
   const at::NoGradGuard no_grad;
   if (shares_memory() && !private_.defined()) {
-    // The memory is the same, but the values have changed.
+    // The shard is a part of the buffer, so there is nothing to copy; only its version changes.
     shard_.unsafeGetTensorImpl()->bump_version();
   } else {
     const at::Tensor own = own_part_of(private_.defined() ? private_ : buffer_);
@@ -487,7 +495,7 @@ void FlatParameters::take_from_parameters() {
   is_stale_ = false;
   flat_.clear_guard();
   written_->begin();
-  // A mapped shard has its new version at the end of the update.
+  // The version of a mapped shard is incremented at the end of the update.
   filled_ = state_of_shard();
   if (is_mapped()) ++filled_->version;
 }

@@ -1,22 +1,22 @@
 // Parameters of one dtype whose values lie in one flat buffer. Every rank of a group owns one shard
-// of it; the whole buffer exists only at times: the parameters are then unsharded, else sharded.
-// Wrappers and pipeline stages call the methods.
+// of the buffer. The parameters are unsharded while the whole buffer is in memory, and sharded
+// while only the shard is. Wrappers and pipeline stages call the methods.
 //
-// Threads: one at a time. Blocking: the constructor (a collective: it allocates memory that the
-// ranks share), wait_unsharded(), and, while a gather runs, reshard() and with keep_full the
-// destructor, each until the group's deadline. Every rank makes the same calls in the same order.
-// Lifetime: shares the parameters and the group. When this object is gone, the parameters stay as
-// they are, whole or sharded. Errors: cadre::Error. The values of a failed gather are not used: the
-// parameters are sharded then, or, with keep_full, unusable until a gather succeeds. libtorch
-// throws the sentence of Options::remedy if a parameter is touched while it is sharded. What the
-// program writes to gathered parameters would be lost when their buffer is freed; freeing the
-// buffer then throws (kInvalidArgument; kCorruption if other ranks read the same memory), or calls
+// Threads: one at a time. Blocking: the constructor, which is a collective because it allocates
+// memory that the ranks share; wait_unsharded(); while a gather is in flight, also reshard() and,
+// with keep_full, the destructor. Each waits until the group's deadline. Every rank makes the same
+// calls in the same order. Lifetime: shares the parameters and the group. After the destruction of
+// this object the parameters stay as they are, whole or sharded. Errors: cadre::Error. After a
+// failed gather the parameters are sharded or, with keep_full, unusable until a gather succeeds. An
+// access to a sharded parameter throws c10::Error with the text of Options::remedy. If the program
+// writes to gathered parameters, the change would be lost with the buffer. So freeing the buffer
+// then throws kInvalidArgument, or kCorruption if other ranks read the same memory, or calls
 // Options::on_written.
 //
-// A parameter keeps its identity, sizes, requires_grad, hooks and, unless the shards have changed
-// since the last gather, its version counter, so that a backward may go through a buffer that was
-// freed and filled again; after a change autograd refuses that, as after any change in place.
-// Source: torch.distributed.fsdp.
+// A parameter stays the same tensor object with the same sizes, requires_grad and hooks. Its
+// version counter changes only if the shards have changed since the last gather. So a backward may
+// use a buffer that was freed after the forward and gathered again. If the shards have changed in
+// between, autograd throws as after any change in place. Source: torch.distributed.fsdp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -60,25 +60,29 @@ struct FlatParametersOptions {
   std::optional<at::ScalarType> compute_dtype = {};
   // Alignment of shards and of tensors, in elements; see FlatAlignment.
   int64_t alignment = kFlatAlignment;
-  // The buffer always exists, in memory that the ranks of a host share; the shard is then a part of
-  // it, unless the compute dtype is another one. reshard() is not allowed.
+  // The whole buffer stays in memory that the ranks of a host share, and is never freed. The shard
+  // is a part of it, unless the compute dtype differs from the shard's. reshard() is then an error.
   bool keep_full = false;
   // The name of the parameters in messages: "unit \"blocks.3\" of FullyShardedDataParallel".
   std::string name = {};
-  // The remedy in the error for an access to sharded parameters.
+  // What the error for an access to sharded parameters tells the program to do.
   std::string remedy = "call unshard_async() and wait_unsharded() before";
   // Pool of buffers to share with other FlatParameters; default: a new pool.
   std::shared_ptr<FlatBufferPool> pool = {};
-  // All FlatParameters whose shards the same updates write share it. The default is a new fence.
+  // The fence that FlatParameters share if the same updates write their shards. The default is a
+  // new fence.
   std::shared_ptr<ShardFence> fence = {};
-  // The file in which the shard lies; default: memory. Only with kGathered, without keep_full.
+  // Where the shard is allocated if it is to lie in a file; default: in memory. Allowed only with
+  // kGathered and without keep_full.
   std::shared_ptr<FileMemory> files = {};
-  // Used by reshard_onto_group(): consecutive ranks of the group; of 8 ranks in groups of 2, for
-  // example ranks 4 and 5. Given on all ranks, with equal sizes.
+  // The ranks among which reshard_onto_group() divides the buffer. They are consecutive ranks of
+  // the group: if 8 ranks have groups of 2, the group of rank 4 has ranks 4 and 5. All ranks pass a
+  // group, and the groups have equal sizes.
   std::optional<wrap::LocatedGroup> reshard_group = {};
-  // Called, if set, when the program has written to a gathered parameter. Otherwise check_written()
-  // and the calls that free the buffer throw the error; but a rank that throws alone inside of a
-  // forward leaves the others. Does not throw.
+  // Called, if set, with the error that says that the program has written to a gathered parameter;
+  // it must not throw. If not set, check_written() and the calls that free the buffer throw this
+  // error. FullyShardedDataParallel sets it, because a rank that throws alone inside of a forward
+  // leaves the other ranks waiting.
   std::function<void(const std::string& parameter, const Error& error)> on_written = {};
 };
 
@@ -86,18 +90,19 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
  public:
   using Options = FlatParametersOptions;
 
-  // Returns the FlatParameters whose shard has the `values` of the ParameterShard with this memory;
-  // null if there are none.
+  // Returns the FlatParameters in whose shard the `values` of a ParameterShard with this memory
+  // lie; null if `values` lie in other memory.
   static const std::shared_ptr<FlatParameters>& of(const ShardMemory& memory) {
     return memory.flat_;
   }
 
-  // Takes over the parameters: distinct leaves of one dtype that a group moves, dense, on the CPU,
-  // which share no memory with each other; any shape. They become contiguous, with the compute
-  // dtype. If that is another dtype, their gradient accumulators are replaced, so set hooks
-  // afterwards, and a parameter that has a gradient is an error. The shard is cut out of this
-  // rank's values: broadcast them before if ranks may differ. Afterwards the parameters are
-  // sharded, or unsharded with keep_full. group: the ranks along the shard axis.
+  // Moves the values of the parameters into the buffer and this rank's shard. The parameters are
+  // distinct dense leaves on the CPU of one dtype that collectives support, and share no memory
+  // with each other. They become contiguous, with the compute dtype. If this changes their dtype,
+  // their gradient accumulators are replaced, so set hooks afterwards; a parameter that has a
+  // gradient is then an error. The shard gets the values that the parameters have on this rank:
+  // broadcast them before if ranks may differ. Afterwards the parameters are sharded or, with
+  // keep_full, unsharded. group: the ranks that own the shards.
   FlatParameters(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,
                  Options options = {});
   ~FlatParameters();
@@ -108,66 +113,71 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
   const std::string& name() const { return options_.name; }
   const wrap::LocatedGroup& group() const { return group_; }
-  // Returns whether the ranks read the shards in place. It is equal on all ranks.
+  // Returns whether the ranks map and read each other's shards in place. The result is equal on all
+  // ranks.
   bool is_mapped() const { return parts_.has_value(); }
   const std::shared_ptr<ShardFence>& fence() const { return options_.fence; }
-  // Returns whether the whole parameters always exist. Then the shard may be written at any time,
-  // and gather_changed() updates the parameters; else it is written in updates of the fence.
+  // Returns whether the whole parameters are never freed. If so, the shard may be written at any
+  // time, and gather_changed() then updates the parameters. If not, the shard is written only in
+  // updates of the fence.
   bool keeps_full() const { return options_.keep_full; }
-  // The values that this rank owns, (shard_numel), in the original dtype of the parameters. If they
-  // are written while a gather runs, the ranks get them with the next unshard_async().
+  // Returns the values that this rank owns, (shard_numel), in the original dtype of the parameters.
+  // Values that are written while a gather is in flight reach the other ranks with the next
+  // unshard_async().
   const at::Tensor& shard() const { return shard_; }
-  // The part of a parameter that is in the shard, (range(parameter, rank).size()): a leaf that
-  // shares the shard's memory and requires grad if the parameter does.
+  // Returns the elements of a parameter that are in this rank's shard, (range(parameter,
+  // rank).size()): a leaf that shares the shard's memory and requires grad if the parameter does.
   const at::Tensor& values(size_t parameter) const { return values_[parameter]; }
   // Returns the ParameterShards of these parameters, for snapshots and norms. mesh: a mesh whose
-  // axis `flat_axis` has this group; along the other axes all ranks hold the same. If parameters
-  // were divided before, their ParameterShards have the axes of both meshes.
+  // axis `flat_axis` consists of the ranks of group(); ranks along its other axes hold replicas. If
+  // a parameter was divided before, its ParameterShard has the axes of both meshes.
   std::vector<ParameterShard> parameter_shards(const DeviceMesh& mesh,
                                                const std::string& flat_axis) const;
 
-  // Returns whether the parameters may be read and have the values of the shards.
+  // Returns whether the parameters may be read and have the current values of the shards.
   bool is_unsharded() const { return state_ == State::kFull && !is_stale_; }
-  // Returns whether a gather runs, so that unshard_async() would start nothing.
+  // Returns whether a gather is in flight.
   bool is_gathering() const { return state_ == State::kGathering; }
-  // Starts to fill the buffer from the shards of all ranks, unless it is full and current, or its
-  // gather runs. If the shards were written since that gather began, waits for it and starts
-  // another one. Any access to a parameter throws until wait_unsharded().
+  // Starts to gather the shards of all ranks into the buffer. Does nothing if the buffer has the
+  // current values, or if a gather is in flight; but if shards were written since that gather
+  // began, waits for it and starts another one. Any access to a parameter throws until
+  // wait_unsharded().
   void unshard_async();
   void wait_unsharded();
-  // Frees the buffer, unless it is a mapping. Waits first for a gather that runs.
+  // Frees the buffer, unless it is a mapping of the shards. First waits for a gather that is in
+  // flight.
   void reshard();
-  // Frees the buffer except for this rank's part of it among the ranks of reshard_group, from which
-  // the next unshard_async() fills it again, unless the shards have changed. Without such a group,
-  // and for a mapping, does the same as reshard().
+  // Divides the buffer among the ranks of reshard_group: keeps this rank's part and frees the rest.
+  // The next unshard_async() gathers only within that group, unless the shards have changed. Does
+  // the same as reshard() if there is no reshard_group, or if the buffer is a mapping.
   void reshard_onto_group();
-  // Called when the shards have changed, or will change before the next unshard_async(), which then
-  // fills the buffer again.
+  // Must be called when the shards have changed, or will change before the next unshard_async().
+  // The next unshard_async() then gathers again.
   void mark_stale();
-  // Returns whether this rank's shard has changed since the last gather, which is running or has
-  // filled the buffer. A write through at::Tensor::data() is noticed only by a rank that has
-  // elements of it.
+  // Returns whether this rank's shard has changed since the last gather began. A write through
+  // at::Tensor::data() is noticed only on a rank that owns elements of the written parameter.
   bool is_outdated() const;
-  // Called before a backward if keep_full is set. Makes autograd throw from the backward if it has
-  // saved parameters whose values have changed since, because the program has written to the
-  // shards. A write through at::Tensor::data() is not noticed. The next unshard_async() gathers.
+  // Called before a backward if keep_full is set. If the program has written to the shards since
+  // the forward, increments the version counters of the parameters, so that autograd throws from a
+  // backward that uses saved parameters. A write through at::Tensor::data() is not noticed. The
+  // next unshard_async() gathers the new values.
   void show_writes() {
     if (options_.keep_full && is_unsharded() && is_outdated()) bump_versions();
   }
   // Gives this rank a copy of the parameters, to which the program may write until they are
   // resharded. They must be unsharded.
   void make_private();
-  // Copies this rank's part of the parameters to the shard, the reverse of a gather; the program
-  // has changed the parameters in the same way on all ranks. If the compute dtype differs, an
-  // element that was not changed keeps the value that its owner had. The parameters must be
-  // unsharded, or have been unsharded until an update of the fence began; mapped parameters must be
-  // private, and in an update.
+  // Copies this rank's part of the parameters to its shard, after the program has changed the
+  // parameters in the same way on all ranks. If the compute dtype differs from the shard's,
+  // elements that were not changed keep their exact values in the shard. The parameters must be
+  // unsharded, or have been unsharded when the running update of the fence began. Mapped parameters
+  // need make_private() before the change, and an update.
   void take_from_parameters();
   // Throws if a parameter, or this rank's shard of it, has been given other memory, by set_data()
   // for example. Gathers make this check, too.
   void check_in_place() const;
-  // If the program has written to the parameters since they were unsharded, throws once, or calls
-  // Options::on_written. reshard() makes this check, too.
+  // If the program has written to the parameters since they were unsharded, throws an error once,
+  // or calls Options::on_written. reshard() makes this check, too.
   void check_written() {
     if (is_unsharded() && !is_private_) check_unwritten();
   }
@@ -184,7 +194,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   at::ScalarType compute_dtype() const { return memory_.compute_dtype(); }
   bool shares_memory() const { return memory_.shares_memory(); }
   bool keeps_buffer() const { return memory_.keeps_whole(); }
-  // Makes the mapping, if all ranks can.
+  // Maps the shards of all ranks contiguously, if all ranks are able to.
   void map_memory();
   at::Tensor own_part_of(const at::Tensor& whole) const;
   at::Tensor gather_input();
@@ -192,12 +202,14 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void finish_gather();
   void drop_gather();
   void free_buffer();
-  // Makes autograd throw from a backward through graphs that were made before the shards changed.
+  // Increments the version counters of the parameters: autograd then throws from a backward of a
+  // graph that was made before the shards changed.
   void bump_versions();
   void end_private();
   void guard(const std::string& reason);
-  // The number of writes to this rank's shard, and a digest of one element of each parameter's
-  // part. The digest almost certainly changes when an optimizer writes through at::Tensor::data().
+  // The number of writes to this rank's shard that autograd has counted, and a hash of one element
+  // of each parameter in the shard. The hash almost certainly changes when an optimizer writes
+  // through at::Tensor::data(), which autograd does not count.
   struct ShardState {
     uint32_t version = 0;
     uint64_t samples = 0;
@@ -208,10 +220,12 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   ShardState state_of_shard() const;
   std::vector<NamedTensor> named_values() const;
   void check_shards_in_place() const;
-  // Throws, or reports, if the program has written to the parameters since they were unsharded.
+  // Throws, or calls Options::on_written, if the program has written to the parameters since they
+  // were unsharded.
   void check_unwritten();
   [[noreturn]] void refuse_use(const std::string& problem) const;
-  // Called by the fence, for mapped shards, when an update begins and when it ends.
+  // The fence calls allow_writes() when an update of mapped shards begins, and end_writes() when it
+  // ends.
   void allow_writes();
   void end_writes();
   void guard_writes();
@@ -222,37 +236,40 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   FlatMemory memory_;
   State state_ = State::kSharded;
   bool is_stale_ = false;
-  // (numel), in the compute dtype; the parameters are views of it. Its memory is that of buffer_,
-  // or it has no memory.
+  // The flat tensor (numel) in the compute dtype, of which the parameters are views. It has the
+  // memory of buffer_ or private_, or none while the parameters are sharded.
   GuardedStorage flat_;
-  at::Tensor buffer_;   // is undefined while the parameters are sharded
-  at::Tensor private_;  // has the shape (numel); a copy for the parameters if others read buffer_
+  at::Tensor buffer_;  // is undefined while the parameters are sharded
+  // (numel): the copy that make_private() makes if buffer_ must not be written.
+  at::Tensor private_;
   // The part of the buffer that reshard_onto_group() has kept, until the buffer is full again.
   at::Tensor part_;
   at::Tensor shard_;
-  at::Tensor sent_;  // has the shape (shard_numel) and the compute dtype, if that differs
+  at::Tensor sent_;  // (shard_numel): the shard in the compute dtype, if that is another one
   std::optional<SymmetricTensor> parts_;
   std::vector<at::Tensor> values_;
   // Says for each parameter whether it was trained when it was sharded.
   std::vector<bool> is_trained_;
-  // The divisions, by parameter, of those that were divided before.
+  // divisions_[parameter]: how the parameter was divided before, or null.
   std::vector<std::shared_ptr<const ParameterDivision>> divisions_;
-  std::function<void()> wait_;        // waits for the running gather
-  ShardState gathered_;               // the state of the shard when that gather began
-  std::optional<ShardState> filled_;  // the state of the shard that last filled the parameters
-  std::unique_ptr<wrap::WriteWatch> shard_watch_;  // watches values_
-  std::unique_ptr<wrap::WriteWatch> written_;      // watches the parameters since they became full
-  bool is_private_ = false;                        // the program may write to the parameters
+  std::function<void()> wait_;        // waits for the gather in flight
+  ShardState gathered_;               // the state of the shard when the last gather began
+  std::optional<ShardState> filled_;  // the state of the shard whose values the parameters last had
+  std::unique_ptr<wrap::WriteWatch> shard_watch_;  // notices writes to values_
+  std::unique_ptr<wrap::WriteWatch> written_;      // notices writes to unsharded parameters
+  bool is_private_ = false;  // set by make_private(): the program may write to the parameters
 };
 
-// Called when a program has changed `values` of ParameterShards with these FlatParameters, on all
-// ranks, between two steps. Gathers those with keep_full, whose whole parameters have old values;
-// the others are gathered when they are used next. Collective.
+// Called on all ranks when the program has changed, between two steps, `values` of ParameterShards
+// that lie in these FlatParameters. Gathers FlatParameters with keep_full at once, because their
+// whole parameters still have the old values. The others are gathered at their next use.
+// Collective.
 CADRE_EXPORT void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed);
 
-// Reaches what wrappers keep from programs, for the tools of other folders.
+// Gives other folders of the library access to members of wrappers that are private to programs.
 struct WrapperAccess {
-  // Returns the buffers of the parameters. If the list is empty, gradients are whole on every rank.
+  // Returns the FlatParameters of the wrapper. If the list is empty, every rank has whole
+  // gradients.
   template <typename Model>
   static auto flat_parameters(const Model& model) -> decltype(model.flat_parameters()) {
     return model.flat_parameters();
@@ -264,7 +281,7 @@ struct WrapperAccess {
   }
 };
 
-// A wrapper that may keep its parameters in such buffers.
+// A wrapper that may keep its parameters in FlatParameters.
 template <typename Model>
 concept HasFlatParameters = HasParameterShards<Model> && requires(const Model& model) {
   {

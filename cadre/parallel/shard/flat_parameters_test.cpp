@@ -34,7 +34,8 @@ Tensor leaf(const Tensor& values) {
   return values.clone().requires_grad_(true);
 }
 
-// Returns parameters of uneven sizes: one is empty, one has one element, one is not contiguous.
+// Returns parameters whose sizes are no multiples of each other. One is empty, one has one element,
+// one is not contiguous.
 std::vector<NamedTensor> make_parameters(torch::ScalarType dtype = torch::kFloat) {
   auto numbers = [dtype, next = 1.0](torch::IntArrayRef sizes) mutable {
     const Tensor values =
@@ -102,7 +103,8 @@ TEST(FlatParameters, GatherWhatWasShardedOnAnyNumberOfRanks) {
   }
 }
 
-// Each rank changes its own shard; then all ranks see all changes.
+// Each rank changes its own shard. After the next gather all ranks must see the changes of all
+// ranks.
 TEST(FlatParameters, ChangesOfTheShardsArriveEverywhere) {
   for (const bool keep_full : {false, true}) {
     for (const auto compute : {torch::kFloat, torch::kBFloat16}) {
@@ -122,7 +124,7 @@ TEST(FlatParameters, ChangesOfTheShardsArriveEverywhere) {
           flat.mark_stale();
           require(!flat.is_unsharded(), "stale");
           flat.unshard_async();
-          flat.unshard_async();  // has no effect, because a gather is running
+          flat.unshard_async();  // has no effect, because a gather is in flight
           flat.wait_unsharded();
           require_values(parameters, values, "changed");
           require(flat.shard().scalar_type() == torch::kFloat, "the master's dtype");
@@ -154,7 +156,8 @@ TEST(FlatParameters, AParameterKeepsWhatItIs) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A small network whose parameters form one unit; it computes its gradients without sharding.
+// A small network with its parameters. Each test shards the parameters itself, or uses a network
+// without sharding as the reference.
 struct Unit {
   Unit() {
     linear = torch::nn::Linear(4, 5);
@@ -165,7 +168,8 @@ struct Unit {
                   {"bias", linear->bias},
                   {"norm.weight", norm->weight},
                   {"norm.bias", norm->bias}};
-    // The values are not random: ranks are threads that share one generator.
+    // The values are not random, because the ranks are threads and share one generator: they would
+    // get different values.
     const torch::NoGradGuard no_grad;
     for (size_t i = 0; i < parameters.size(); ++i) {
       const Tensor& tensor = parameters[i].tensor;
@@ -219,8 +223,8 @@ TEST(FlatParameters, ABackwardGoesThroughABufferThatWasFreedAndFilledAgain) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The test above relies on the following: a backward reads the memory as it is after the second
-// gather.
+// The test above proves something only if the backward reads the memory that the second gather has
+// filled. Here this memory is zeroed before the backward, and the gradients must differ.
 TEST(FlatParameters, ABackwardThroughOtherValuesGivesOtherGradients) {
   Unit alone;
   alone.loss().backward();
@@ -239,8 +243,8 @@ TEST(FlatParameters, ABackwardThroughOtherValuesGivesOtherGradients) {
   EXPECT_FALSE(all_equal(unit.gradients(), alone.gradients()));
 }
 
-// The backward is refused even if the writer bypasses autograd's version counters and calls
-// gather_changed().
+// Shards are changed between forward and backward, and autograd must throw. is_told: the change
+// bypasses autograd's version counters, and gather_changed() is called instead.
 TEST(FlatParameters, ABackwardThroughAForwardBeforeAChangeIsRefused) {
   for (const auto& [keep_full, is_told] :
        {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
@@ -342,8 +346,8 @@ TEST(FlatParameters, UnitsTakeTurnsInTheMemoryOfAPool) {
   EXPECT_EQ(pool->peak_bytes(), 1024);
 }
 
-// If a peer does not finish a gather, the gather fails and gives no values, and its memory is not
-// used again.
+// Rank 1 is lost during a gather. The gather must fail, the parameters must have no values, and the
+// pool must not reuse the buffer.
 TEST(FlatParameters, AGatherThatFailsLeavesThemSharded) {
   for (const bool keep_full : {false, true}) {
     const FakeGroup group(std::make_shared<PeersFormula>(2));
@@ -363,7 +367,7 @@ TEST(FlatParameters, AGatherThatFailsLeavesThemSharded) {
         HasSubstr(
             "of unit 7 are not available, because gathering them from the other ranks failed"));
     EXPECT_EQ(pool->used_bytes() + pool->kept_bytes(), 0);
-    group.group().close();  // no operation is issued on a closed group
+    group.group().close();  // an operation on a closed group throws when it is issued
     EXPECT_THAT(failure_of([&] { flat.unshard_async(); }), HasSubstr("rank 1 is gone"));
     EXPECT_THAT(failure_of([&] { unit.loss(); }), HasSubstr("are not available"));
     EXPECT_EQ(pool->used_bytes(), 0);
@@ -448,7 +452,7 @@ std::string refusal(std::vector<NamedTensor> parameters,
 
 TEST(FlatParameters, RefuseWhatCannotBeSharded) {
   const Tensor weight = leaf(torch::ones({4, 3}));
-  EXPECT_THAT(refusal({}), HasSubstr("there are no parameters"));
+  EXPECT_THAT(refusal({}), HasSubstr("the list of parameters is empty"));
   EXPECT_THAT(refusal({{"a", Tensor()}}), HasSubstr("\"a\" is undefined"));
   EXPECT_THAT(refusal({{"a", weight * 2}}), HasSubstr("\"a\" is the result of an operation"));
   EXPECT_THAT(refusal({{"a", torch::ones({2}, torch::kMeta)}}), HasSubstr("\"a\" is on meta"));
@@ -467,7 +471,7 @@ TEST(FlatParameters, RefuseWhatCannotBeSharded) {
   EXPECT_THAT(
       refusal({{"a", weight}}, {.reshard_group = formula_of(3)}),
       HasSubstr("the group to reshard onto has 3 ranks, which does not divide the 2 ranks"));
-  weight.sum();  // the refused calls left the memory of the parameter alone
+  weight.sum();  // does not throw, because the failed calls have not changed the parameter
   const Tensor both = torch::ones({6});
   EXPECT_EQ(refusal({{"a", both.narrow(0, 0, 3)}, {"b", both.narrow(0, 3, 3)}}), "");
 }
@@ -476,7 +480,8 @@ TEST(FlatParameters, RefuseWhatIsShardedTwice) {
   const Tensor weight = leaf(torch::ones({4, 3}));
   shard::FlatParameters flat({{"weight", weight}}, formula_of(2), {});
   EXPECT_THAT(refusal({{"weight", weight}}), HasSubstr("has sharded them already"));
-  EXPECT_THAT(failure_of([&] { flat.wait_unsharded(); }), HasSubstr("nobody has started"));
+  EXPECT_THAT(failure_of([&] { flat.wait_unsharded(); }),
+              HasSubstr("was called without a gather in flight"));
   flat.unshard_async();
   flat.wait_unsharded();
   const shard::FlatParameters thief({{"weight", weight}}, formula_of(2), {});

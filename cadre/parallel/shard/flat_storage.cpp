@@ -18,7 +18,7 @@ void release_tensor(void* context) {
   const std::unique_ptr<at::Tensor> owned(static_cast<at::Tensor*>(context));
 }
 
-// Returns the memory of `buffer` for another storage, which then keeps `buffer`.
+// Returns a DataPtr to the memory of `buffer`. It keeps `buffer` alive until it is destroyed.
 at::DataPtr memory_of(const at::Tensor& buffer) {
   void* const data = buffer.mutable_data_ptr();
   auto context = std::make_unique<at::Tensor>(buffer);
@@ -26,13 +26,13 @@ at::DataPtr memory_of(const at::Tensor& buffer) {
 }
 
 constexpr const char* kOwnStepOnly =
-    "mapped shards are written by Cadre's own step only, when no rank reads them: make the "
-    "optimizer as cadre::ShardedOptimizer<cadre::AdamW>{model, options}, or hold a "
+    "mapped shards are written by Cadre's own step only, at a time when no rank reads them: make "
+    "the optimizer as cadre::ShardedOptimizer<cadre::AdamW>{model, options}, or hold a "
     "cadre::ShardUpdate while you write; or choose ShardForm::kGathered, whose shards any "
     "optimizer may write";
 
-// libtorch calls this function before each write to the memory. Because it throws, libtorch calls
-// it again at the next write.
+// libtorch calls a storage's materializer before the first write to the memory. Because this one
+// throws, libtorch does not consider the storage materialized, and calls it before every write.
 void refuse_write(c10::StorageImpl*) {
   throw Error(ErrorCode::kInvalidArgument, kOwnStepOnly);
 }

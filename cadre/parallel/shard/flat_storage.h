@@ -1,10 +1,10 @@
-// The memory of flat buffers: a pool of buffers that are filled and freed again and again; and a
-// storage that has memory only at times, while the tensors over it stay, and that throws a sentence
-// of the program's choice when it is touched at another time.
+// Provides the memory of flat buffers: a pool that reuses freed buffers, and a storage whose memory
+// is attached and detached while tensors are views of it. While no memory is attached, an access to
+// such a tensor throws an error with a text that the caller has set.
 //
-// Threads: one at a time. Blocking: never. Lifetime: buffers keep their memory, also after the
-// pool; a storage shares what it is given. Errors: libtorch throws c10::Error with the sentence of
-// a guard. Source: the storage pools of FSDP implementations, and the storage resizing of
+// Threads: one at a time. Lifetime: buffers stay valid after the destruction of the pool; a storage
+// keeps the buffer that is attached to it alive. Errors: an access to a guarded storage throws
+// c10::Error. Source: the storage pools of FSDP implementations, and the storage resizing of
 // torch.distributed.fsdp, with a guard in place of a size of 0.
 #pragma once
 
@@ -25,9 +25,10 @@ class CADRE_EXPORT FlatBufferPool {
  public:
   // Returns a contiguous tensor (numel), not initialised.
   at::Tensor take(int64_t numel, at::ScalarType dtype);
-  // Takes back a buffer from take(). No operation may still write to it.
+  // Returns a buffer of take() to the pool. No operation in flight may still write to it.
   void give_back(const at::Tensor& buffer);
-  // Called for a buffer that will not come back: an operation that failed may still write to it.
+  // Removes a buffer of take() from the count of bytes in use, without reusing it. Called if a
+  // failed operation may still write to the buffer.
   void forget(const at::Tensor& buffer);
 
   int64_t used_bytes() const { return used_bytes_; }
@@ -36,7 +37,7 @@ class CADRE_EXPORT FlatBufferPool {
   int64_t peak_bytes() const { return peak_bytes_; }
 
  private:
-  // Byte tensors, of which the last one returned is the first one reused.
+  // The returned buffers as byte tensors. The one that was returned last is reused first.
   std::vector<at::Tensor> kept_;
   int64_t used_bytes_ = 0;
   int64_t kept_bytes_ = 0;
@@ -44,20 +45,20 @@ class CADRE_EXPORT FlatBufferPool {
 };
 
 // A flat tensor whose memory is attached and detached; the program's tensors are views of it. At
-// first it has no memory. The storage always keeps its size, because libtorch checks each view
-// against it.
+// first it has no memory. The storage reports its full size also without memory, because libtorch
+// compares the extent of each view with that size.
 class CADRE_EXPORT GuardedStorage {
  public:
   // Makes a storage without elements; assign another one to it later.
   GuardedStorage() = default;
   GuardedStorage(int64_t numel, at::ScalarType dtype);
 
-  // The tensor (numel) of which views are taken.
+  // Returns the flat tensor (numel), of which the caller makes views.
   const at::Tensor& tensor() const { return tensor_; }
-  // Gives the storage the memory of buffer, (numel) of the same dtype, which it keeps alive; no
-  // memory if buffer is undefined.
+  // Attaches the memory of `buffer`, (numel) of the same dtype, and keeps it alive. If `buffer` is
+  // undefined, detaches the memory.
   void set_memory(const at::Tensor& buffer);
-  // Makes each use of the memory throw the sentence, until clear_guard().
+  // Makes each access to the memory throw c10::Error with this text, until clear_guard().
   void guard(const std::string& sentence);
   void clear_guard();
 
@@ -65,8 +66,9 @@ class CADRE_EXPORT GuardedStorage {
   at::Tensor tensor_;
 };
 
-// Makes writes to a mapped shard throw a sentence that names the updates which may write. Reading
-// is allowed, except before libtorch 2.13, which cannot distinguish reads from writes.
+// Makes each write to a mapped shard throw an error that says how a program may write it: with
+// ShardedOptimizer or ShardUpdate. Reading is allowed, except before libtorch 2.13, which cannot
+// distinguish reads from writes.
 CADRE_EXPORT void guard_against_writes(const at::Tensor& shard);
 CADRE_EXPORT void clear_write_guard(const at::Tensor& shard);
 

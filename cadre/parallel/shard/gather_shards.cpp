@@ -37,8 +37,8 @@ at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part) {
     region.copy_(elements.narrow(0, begin, box.numel()).view(box.sizes));
     begin += box.numel();
   }
-  // Each element is zero bits on all ranks except its owner, so the union of bits is the owner's
-  // value.
+  // Each element has only zero bits on all ranks except its owner. So a bitwise OR gives the
+  // owner's bits.
   const at::Tensor bits = whole.view(-1).view(at::kByte);
   for (const ProcessGroup& group : dividing_groups({&shard, 1})) {
     group.all_reduce(bits, {.op = ReduceOp::kBor});

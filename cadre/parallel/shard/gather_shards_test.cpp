@@ -14,7 +14,7 @@
 namespace cadre::testing {
 namespace {
 
-// A rank whose part of a parameter has no gradient takes part, with zeros.
+// Only some ranks have a gradient. The others must take part in the gather with zeros.
 TEST_P(GradientToolsOnRanks, GatherGradientsThatSomeRanksHave) {
   run([](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"shard", group.world_size()}});

@@ -28,7 +28,7 @@ namespace cadre {
 
 namespace {
 
-// The smallest scale whose inverse float32 can represent, too.
+// The smallest scale: float32 can represent both it and its inverse.
 constexpr double kSmallestScale = 0x1p-126;
 
 void check_scale(double scale) {
@@ -49,7 +49,8 @@ struct ScaledGradient {
   at::Tensor gradient;
 };
 
-// Returns each gradient once: a tied weight may be in a list twice.
+// Returns each gradient once, because a tied weight may be in the list twice and must be divided
+// once.
 std::vector<ScaledGradient> distinct_gradients(std::span<const NamedTensor> parameters) {
   std::vector<ScaledGradient> gradients;
   for (const auto& [name, parameter] : parameters) {
@@ -96,7 +97,7 @@ void check_representable(const std::vector<ScaledGradient>& scaled, double scale
   }
 }
 
-// Multiplies in place. Returns whether all elements were finite.
+// Multiplies the gradients by `by`, in place. Returns whether all elements were finite.
 bool multiply(const std::vector<at::Tensor>& gradients, double by) {
   const at::NoGradGuard no_grad;
   at::Tensor num_found = at::zeros({1}, at::kFloat);
@@ -107,8 +108,8 @@ bool multiply(const std::vector<at::Tensor>& gradients, double by) {
   return num_found.item<float>() == 0;
 }
 
-// The results of the checks of all ranks: whether all gradients are finite, whether a rank has an
-// error, and the smallest and the largest scale.
+// The results of one rank or, after findings_of_all(), of all ranks: whether all gradients are
+// finite, whether a check has failed, and the smallest and the largest scale.
 struct CommonFindings {
   bool are_finite = true;
   bool is_refused = false;
@@ -116,7 +117,9 @@ struct CommonFindings {
   double largest_scale = 0;
 };
 
-// Collective over these groups. Scales are positive, so their bits have the order of the scales.
+// Reduces the findings of the ranks of these groups, with one all_reduce(min) for each group.
+// Scales are sent as the integers with their bits: positive doubles and these integers have the
+// same order.
 CommonFindings findings_of_all(const CommonFindings& own, std::span<const ProcessGroup> groups) {
   const at::Tensor least = at::empty({4}, at::kLong);
   auto* const values = least.mutable_data_ptr<int64_t>();
@@ -177,7 +180,8 @@ bool GradScaler::unscale_(std::span<const ParameterShard> shards) {
     const std::vector<ScaledGradient> scaled = distinct_gradients(named);
     check_representable(scaled, state_.scale);
     gradients = tensors_of(scaled);
-    own.are_finite = multiply(gradients, 1.0);  // multiplying by 1 only checks them
+    // Multiplying by 1 only finds out whether they are finite.
+    own.are_finite = multiply(gradients, 1.0);
   } catch (...) {
     refusal = caught_error();
     own.is_refused = true;
@@ -188,8 +192,9 @@ bool GradScaler::unscale_(std::span<const ParameterShard> shards) {
     const auto common = common_refusal(groups, "GradScaler::unscale_", [&refusal] {
       if (refusal) throw *refusal;
     });
-    throw common.value_or(
-        Error(ErrorCode::kInternal, "GradScaler: a rank reported an error without a text"));
+    throw common.value_or(Error(
+        ErrorCode::kInternal,
+        "GradScaler: another rank reported an error, but no rank has one; please report this bug"));
   }
   if (found.least_scale != found.largest_scale) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -217,7 +222,7 @@ void GradScaler::update() {
     state_ = {.scale = std::max(state_.scale * options_.backoff_factor, kSmallestScale)};
   } else if (++state_.num_good_steps >= options_.growth_interval) {
     const double grown = state_.scale * options_.growth_factor;
-    // A scale beyond float32 would make every scaled loss infinite.
+    // If float32 could not represent the scale, every scaled loss would be infinite.
     const bool fits = grown <= std::numeric_limits<float>::max();
     state_ = {.scale = fits ? grown : state_.scale};
   }

@@ -1,18 +1,18 @@
-// Scales the loss, so that small gradients do not become zero in float16, and scales the gradients
-// back. Adapts the scale to the largest value that keeps the gradients finite.
+// Scales the loss, so that small gradients do not become zero in float16, and divides the gradients
+// by the scale afterwards. Adapts the scale to the largest value with which the gradients stay
+// finite.
 //
-// Threads: one. Blocking: unscale_() of shards is a collective of the ranks that hold the
-// parameters in parts; nothing else communicates. Lifetime: keeps nothing of the model. Errors:
-// kInvalidArgument for options out of range, for calls in another order than scale(), backward(),
-// unscale_(), step(), update(), for ranks with different scales (for shards, where ranks
-// communicate), and for float16 gradients that float16 cannot hold without the scale. All ranks
-// have the same scale, because they find the same gradients finite: gradients that are whole on
-// every rank are equal there, and for shards the ranks agree. Source: torch.amp.GradScaler and
-// torch.distributed.fsdp.sharded_grad_scaler.
+// Blocking: unscale_() of shards is a collective of the ranks that own the shards; no other call
+// communicates. Errors: kInvalidArgument for options out of range, for calls in another order than
+// scale(), backward(), unscale_(), step(), update(), for float16 gradients that float16 cannot
+// represent without the scale, and, if gradients are in shards, for different scales on the ranks.
+// The scale stays equal on all ranks, because all ranks find the same gradients finite: whole
+// gradients are equal on every rank, and for shards the ranks exchange what they found. Source:
+// torch.amp.GradScaler and torch.distributed.fsdp.sharded_grad_scaler.
 //
 //   scaler.scale(loss).backward();
-//   scaler.unscale_(model);    // says whether every gradient is finite
-//   scaler.step(optimizer);   // left out if an element is NaN or infinite
+//   scaler.unscale_(model);   // says whether every gradient is finite
+//   scaler.step(optimizer);   // skipped if an element is NaN or infinite
 //   scaler.update();
 #pragma once
 
@@ -33,7 +33,7 @@ struct GradScalerOptions {
   double initial_scale = 65536.0;
   double growth_factor = 2.0;   // must be above 1
   double backoff_factor = 0.5;  // is in (0, 1), and is applied after a skipped step
-  // The scale grows after this many consecutive steps that were done.
+  // The scale grows after this many consecutive steps with finite gradients.
   int64_t growth_interval = 2000;
 };
 
@@ -42,22 +42,22 @@ class CADRE_EXPORT GradScaler {
   // The state that a snapshot keeps.
   struct State {
     double scale = 0;
-    int64_t num_good_steps = 0;  // the number of good steps since the scale last changed
+    int64_t num_good_steps = 0;  // steps with finite gradients since the last change of the scale
     friend bool operator==(const State&, const State&) = default;
   };
 
   explicit GradScaler(const GradScalerOptions& options = {});
 
-  // Returns the scaled loss; autograd records the product.
+  // Returns the loss multiplied by the scale, with its autograd graph.
   at::Tensor scale(const at::Tensor& loss) const;
 
   // Divides the gradients by the scale, in place, and returns whether every element on every rank
-  // is finite. A float16 gradient of which an element would become 0, or lose digits below 2^-14,
-  // is an error on all ranks, and no gradient is changed: dividing it would undo the purpose of the
-  // scale. Keep such parameters in float32, and compute in float16 with cadre::Autocast.
-  // torch.amp.GradScaler refuses all float16 gradients, and ShardedGradScaler rounds them to 0.
-  // Gradients: dense, floating point. parameters: each once, whole on each rank, with gradients
-  // that DistributedDataParallel has reduced; shards of a wrapper are refused.
+  // is finite. Throws on all ranks, and changes no gradient, if an element of a float16 gradient
+  // would become 0 or, below 2^-14, lose digits: this is what the scale is to prevent. Keep such
+  // parameters in float32, and compute in float16 with cadre::Autocast. torch.amp.GradScaler
+  // refuses all float16 gradients, and ShardedGradScaler rounds them to 0. Gradients must be dense
+  // and floating point. parameters: whole parameters with gradients that DistributedDataParallel
+  // has reduced; the shards of a wrapper are an error here.
   // NOLINTBEGIN(readability-identifier-naming): torch's name for what works in place
   bool unscale_(std::span<const at::Tensor> parameters);
   bool unscale_(std::span<const ParameterShard> shards);
@@ -73,8 +73,8 @@ class CADRE_EXPORT GradScaler {
   }
   // NOLINTEND(readability-identifier-naming)
 
-  // Calls optimizer.step() if unscale_() has found all gradients finite; returns whether it has
-  // called it.
+  // Calls optimizer.step() if unscale_() has found all gradients finite. Returns whether it called
+  // step().
   template <typename Optimizer>
   bool step(Optimizer& optimizer) {
     if (!may_step()) return false;
@@ -82,7 +82,7 @@ class CADRE_EXPORT GradScaler {
     return true;
   }
 
-  // Computes a new scale. Called once after each step.
+  // Computes the scale of the next step. Must be called once after each step.
   void update();
 
   const State& state() const { return state_; }

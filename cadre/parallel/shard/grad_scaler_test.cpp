@@ -1,4 +1,4 @@
-// The scaling of losses whose gradients are float16.
+// Tests the scaling of losses for float16 gradients.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
@@ -25,7 +25,8 @@ using ::testing::HasSubstr;
 constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 constexpr double kPositiveInfinity = std::numeric_limits<double>::infinity();
 
-// The parameters are 0 and their gradients are 1 times the scale, so SGD of rate 1 leaves -1.
+// The gradients are set to the scale, so after unscale_() all must be 1. After 2 good steps
+// (growth_interval) the scale must double.
 TEST_P(GradientToolsOnRanks, ScalerUnscalesGradientsAndAllRanksStep) {
   run([](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"shard", group.world_size()}});
@@ -59,17 +60,18 @@ TEST_P(GradientToolsOnRanks, ScalerLeavesAStepOutOnAllRanksAndLowersTheScale) {
     EXPECT_TRUE(scaler.unscale_(std::span(shards)));
     EXPECT_TRUE(scaler.step(optimizer));
     scaler.update();
-    set_gradient(shards[0], 7, kPositiveInfinity);  // held by the last rank
+    set_gradient(shards[0], 7, kPositiveInfinity);  // an element that the last rank owns
     EXPECT_FALSE(scaler.unscale_(std::span(shards)));
     EXPECT_FALSE(scaler.step(optimizer));
     scaler.update();
     EXPECT_EQ(optimizer.num_steps, 1);
-    // The good step before the bad one does not count towards the next growth.
+    // The bad step has halved the scale and reset the count of good steps to 0.
     EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 4, .num_good_steps = 0}));
   });
 }
 
-// float16's smallest number is 2^-24, so 2^-20 becomes 0 when it is multiplied by 2^-6.
+// The gradient is 2^-20 * 2^-6 = 2^-26. Without a scale float16 rounds it to 0, because its
+// smallest number is 2^-24. With a scale of 2^10 it is 2^-16.
 TEST(GradScaler, KeepsGradientsThatFloat16WouldLose) {
   const auto gradient_of = [](const std::function<Tensor(const Tensor&)>& scale) {
     const Tensor x = torch::full({1}, std::ldexp(1.0, -20), torch::kHalf);
@@ -86,8 +88,8 @@ TEST(GradScaler, KeepsGradientsThatFloat16WouldLose) {
   EXPECT_EQ(scaled, std::ldexp(1.0, -16));
 }
 
-// 2^-14 is the smallest normal number of float16: below it digits are lost, and below 2^-25 the
-// whole number.
+// The scale is 2^16. A float16 gradient that is below 2^-14 after the division loses digits,
+// because 2^-14 is the smallest normal number of float16; below 2^-25 it is rounded to 0.
 TEST(GradScaler, RefusesToUnscaleWhatFloat16CannotHold) {
   const auto unscale = [](GradScaler& scaler, double value) {
     const Tensor fine = torch::zeros({3}).requires_grad_();
@@ -106,25 +108,28 @@ TEST(GradScaler, RefusesToUnscaleWhatFloat16CannotHold) {
               AllOf(HasSubstr("kInvalidArgument: GradScaler: the gradient of parameter 1 of 2 is "
                               "Half"),
                     HasSubstr("3 of its 4 elements")));
-  EXPECT_NE(unscale(scaler, std::ldexp(1.0 + 0x1p-10, -1)), "") << "digits of 2^-17 are lost";
+  EXPECT_NE(unscale(scaler, std::ldexp(1.0 + 0x1p-10, -1)), "")
+      << "(1 + 2^-10) * 2^-17 loses digits in float16";
   EXPECT_EQ(unscale(scaler, 8.0), "");
   scaler.update();
-  EXPECT_EQ(unscale(scaler, std::ldexp(1.0, -1)), "") << "2^-17 is held exactly";
+  EXPECT_EQ(unscale(scaler, std::ldexp(1.0, -1)), "") << "float16 represents 2^-17 exactly";
 }
 
-// A gradient that only one rank holds decides for all ranks, before any gradient is changed.
+// Only the last rank owns a gradient that float16 cannot represent without the scale. All ranks
+// must throw, and no gradient may have changed.
 TEST_P(GradientToolsOnRanks, ScalerRefusesWhatFloat16CannotHoldOnAllRanks) {
   run([](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"shard", group.world_size()}});
     const auto shards = shards_of_ones(mesh, {8, 8}, torch::kHalf);
-    set_gradient(shards[1], 7, std::ldexp(1.0, -16));  // held by the last rank
+    set_gradient(shards[1], 7, std::ldexp(1.0, -16));  // an element that the last rank owns
     GradScaler scaler({.initial_scale = 1024});
     const std::string text = failure_of([&] { (void)scaler.unscale_(std::span(shards)); });
     EXPECT_THAT(text, HasSubstr("the gradient of \"p1\" is Half"));
     const Tensor first = shards[0].values.grad();
     EXPECT_TRUE(first.eq(1).all().item<bool>()) << first;
     set_gradient(shards[1], 7, 2);
-    EXPECT_TRUE(scaler.unscale_(std::span(shards))) << "the order of calls is as before";
+    EXPECT_TRUE(scaler.unscale_(std::span(shards)))
+        << "the failed call does not count as a call of unscale_()";
     EXPECT_TRUE(first.eq(1.0 / 1024).all().item<bool>()) << first;
   });
 }
@@ -149,7 +154,8 @@ TEST(GradScaler, LoadsOnlyAStateThatCanGrow) {
   GradScaler scaler({.initial_scale = 8, .growth_interval = 3});
   EXPECT_THAT(failure_of([&] { scaler.load_state({.scale = 8, .num_good_steps = -1}); }),
               HasSubstr("num_good_steps is -1"));
-  scaler.load_state({.scale = 8, .num_good_steps = 100});  // saved with a longer interval
+  // The state of a program with a longer growth_interval.
+  scaler.load_state({.scale = 8, .num_good_steps = 100});
   EXPECT_TRUE(scaler.unscale_(std::span<const Tensor>()));
   scaler.update();
   EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 16, .num_good_steps = 0}));
@@ -172,7 +178,8 @@ TEST(GradScaler, GoesOnFromASnapshot) {
   EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 64, .num_good_steps = 0}));
 }
 
-// Without a bound 1 / scale would be infinite, and so would every gradient.
+// Every step is bad, so the scale shrinks. It must stay above 2^-126: below, 1 / scale and every
+// gradient would be infinite in float32.
 TEST(GradScaler, NeverReachesAScaleThatFloat32CannotInvert) {
   const Tensor weight = torch::zeros({1}).requires_grad_();
   GradScaler scaler({.initial_scale = 1, .backoff_factor = std::ldexp(1.0, -60)});

@@ -1,5 +1,5 @@
-// Tests that flat parameters in memory that all ranks of a host map give the same values as
-// gathered ones, whichever rank is late.
+// Tests that training with mapped shards gives the same bits as training with gathered shards,
+// whichever rank is slow.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -78,8 +78,9 @@ TEST(MappedParameters, TrainInEveryDtype) {
     const auto result = run_groups(3, [&](const ProcessGroup& group) {
       ShardedTrainingOptions options{.dtype = test.dtype};
       options.flat.compute_dtype = test.compute;
-      // Shards of both forms end at the same elements: in bf16 the bits of torch::optim depend on
-      // whether a kernel takes an element in a vector or alone.
+      // The shards of both forms have the same bounds with this alignment. In bf16 the results of
+      // torch::optim depend on whether a kernel processes an element in a vector or in the scalar
+      // rest.
       options.flat.alignment = SymmetricTensor::kPageBytes;
       compare_forms(group, options, 10);
     });
@@ -87,7 +88,8 @@ TEST(MappedParameters, TrainInEveryDtype) {
   }
 }
 
-// The units have less than a page, a page and one element, or fewer elements than there are ranks.
+// The widths of the layers give units with fewer elements than there are ranks, with less than a
+// page, and with one element more than a page.
 TEST(MappedParameters, TrainWhereSomeRanksOwnNothing) {
   for (const std::vector<int64_t>& widths :
        {std::vector<int64_t>{1, 2, 1}, std::vector<int64_t>{31, 32, 33, 3}}) {
@@ -100,7 +102,8 @@ TEST(MappedParameters, TrainWhereSomeRanksOwnNothing) {
   }
 }
 
-// The reference trains the plain parameters in one process, with the mean of all ranks' gradients.
+// The reference trains the plain parameters on each rank without communication: it computes the
+// gradients of the inputs of all ranks and uses their mean.
 TEST(MappedParameters, TrainAsOneProcess) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped({.dtype = torch::kDouble}));
@@ -127,8 +130,8 @@ TEST(MappedParameters, TrainAsOneProcess) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The other ranks must not write parameters that a rank still reads in a forward between backward
-// and step.
+// One slow rank runs a forward after the backward. The other ranks must wait for it before they
+// write their shards in the step.
 TEST(MappedParameters, AnOwnerWaitsForTheLastReader) {
   for (const int slow : {0, 2}) {
     const auto result = run_groups(3, [&](const ProcessGroup& group) {
@@ -174,7 +177,8 @@ TEST(MappedParameters, AReaderWaitsForTheFirstValues) {
     const testing::FakeGroup fake(group);
     fake.on_call = [&](testing::GroupCall& call) {
       call.pass_on();
-      // Rank 1 pauses before it writes its values to the memory.
+      // Rank 1 pauses after the allocation and before it writes its values to the memory. The other
+      // ranks must not read these values before.
       if (call.kind == OpKind::kAllocate && group.rank() == 1) nap(group, milliseconds(20));
     };
     shard::FlatParameters flat({{"weight", weight}}, fake.group(), {.form = ShardForm::kMapped});
@@ -186,8 +190,8 @@ TEST(MappedParameters, AReaderWaitsForTheFirstValues) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Gathered parameters behave in the same way. The test also covers ranks that do not wait for each
-// other.
+// Rank 1 aborts the group. A use of mapped parameters must then throw on both ranks, as with
+// gathered parameters, although no rank waits for another.
 TEST(MappedParameters, AreNotThereAfterAFailureOfTheGroup) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped());
@@ -256,7 +260,7 @@ TEST(MappedParameters, OfTwoOptimizersAreWrittenInTurn) {
       training.backward(step);
       training.update();
       if (group.rank() == 1) nap(group, microseconds(200));
-      training.update();  // no forward ran since the last update
+      training.update();  // there was no forward between the two updates
     }
     require(fence->num_updates() == 40, "counted");
   });
@@ -271,8 +275,8 @@ TEST(MappedParameters, AreGatheredWhereRanksShareNoMemory) {
                    ShardedTraining training(group, mapped());
                    for (const auto& unit : training.units) {
                      require(!unit->is_mapped(), "gathered");
-                     // Replicas of these shards on another host may be mapped, and must have the
-                     // same length.
+                     // Shards must be whole pages also here: a replica of them on another host may
+                     // be mapped, and all replicas have the same layout.
                      require(unit->layout().shard_numel() % 1024 == 0, "in whole pages");
                    }
                    require(training.train(5) == reference.train(5), "the losses");
@@ -286,8 +290,8 @@ TEST(MappedParameters, AreGatheredWhereRanksShareNoMemory) {
   EXPECT_FALSE(flat.is_mapped());
 }
 
-// This holds for mapped parameters, too: from the beginning of an update no rank reads memory that
-// the owners write.
+// Parameters are asked to be mapped, but gathered over TCP. As with mapped ones, an access during
+// an update must throw.
 TEST(MappedParameters, ThatAreGatheredAreNotThereDuringAnUpdate) {
   const auto result = run_groups(
       2,
@@ -319,7 +323,9 @@ TEST(MappedParameters, ThatAreGatheredAreNotThereDuringAnUpdate) {
 }
 
 TEST(MappedParameters, LeaveNothingBehindAlsoWhenTensorsOutliveTheGroup) {
-  run_groups(2, [](const ProcessGroup& group) { compare_forms(group, {}, 1); });  // starts threads
+  // This run starts libtorch's own threads before the resources are counted, so that the test does
+  // not report them as leaks.
+  run_groups(2, [](const ProcessGroup& group) { compare_forms(group, {}, 1); });
   const testing::Resources before = testing::count_resources();
   std::vector<Tensor> kept(2);
   const auto result = run_groups(2, [&](const ProcessGroup& group) {

@@ -1,8 +1,8 @@
-// Finds the gradients of a wrapped model, which are in the shards that its ranks own, or, whole and
-// the same on all ranks, in its parameters. Functions that read the gradients of any wrapper use
-// this.
+// Finds the gradients of a wrapped model. Depending on the wrapper, they belong to the shards that
+// each rank owns, or to the parameters, whole and equal on all ranks. Functions that read the
+// gradients of any wrapper use this.
 //
-// Threads: one for the same model. Blocking: never. Lifetime: shares the tensors. Errors: none.
+// Threads: one at a time for the same model. Lifetime: shares the tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,8 +25,9 @@ bool has_whole_gradients(Model& model) {
   }
 }
 
-// Calls of_shards(std::span<const ParameterShard>), or, if each rank has whole gradients,
-// of_whole(model). of_whole is a generic lambda, because not every model has parameters().
+// Calls of_whole(model) if each rank has whole gradients, else of_shards(std::span<const
+// ParameterShard>). of_whole must be a generic lambda, because it must compile for models without
+// parameters().
 template <HasGradients Model, typename OfShards, typename OfWhole>
 auto with_gradients_of(Model& model, const OfShards& of_shards, const OfWhole& of_whole) {
   if constexpr (HasParameterShards<Model>) {

@@ -15,8 +15,8 @@ namespace cadre {
 
 namespace {
 
-// This number is larger than any number of ranks, so that one integer can hold a parameter and a
-// rank.
+// More than any number of ranks, so that parameter index * kMaxRanks + rank identifies both in one
+// integer.
 constexpr int64_t kMaxRanks = int64_t{1} << 31;
 
 bool is_finite(const at::Tensor& gradient) {
@@ -62,7 +62,8 @@ std::optional<NonFiniteGradient> find_nonfinite_gradient(std::span<const Paramet
     if (first == num_shards) return std::nullopt;
     return NonFiniteGradient{.parameter = shards[first].name, .rank = std::nullopt};
   }
-  // The smallest key over all ranks contains the first such parameter and the lowest rank that has
+  // Each rank contributes a key from its first parameter with a non-finite gradient and its rank.
+  // The minimum of the keys is the first such parameter of all ranks and the lowest rank that has
   // found it.
   const at::Tensor key =
       at::full({1}, first * kMaxRanks + groups[0].global_rank(groups[0].rank()), at::kLong);

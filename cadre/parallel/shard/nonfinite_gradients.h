@@ -1,11 +1,11 @@
-// Finds gradients with elements that are NaN or infinite, and makes one decision for all ranks
-// about the step.
+// Finds gradients with elements that are NaN or infinite, and decides, equally on all ranks, what
+// happens to the step.
 //
-// Threads: one for the same gradients. Blocking: a collective of the ranks that hold the parameters
-// in parts; no communication if every rank holds whole parameters. Lifetime: keeps nothing. Errors:
-// kInvalidArgument, the same on all ranks, from NonFinitePolicy::kStop; errors of the group.
-// To be called after backward() has reduced the gradients and before they are clipped: the factor
-// of a NaN norm would make every gradient NaN.
+// Blocking: a collective of the ranks that own the shards; no communication if every rank has whole
+// gradients. Errors: kInvalidArgument, the same on all ranks, from NonFinitePolicy::kStop; errors
+// of the group. Call these functions after backward() has reduced the gradients and before
+// clip_grad_norm_(): if one element is NaN, the norm is NaN, and clipping would make every gradient
+// NaN.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,38 +25,39 @@ namespace cadre {
 
 struct NonFiniteGradient {
   std::string parameter;
-  // The rank, in the group that was created first, that holds the part of the gradient with the
-  // element; nullopt if every rank holds the whole gradient.
+  // The rank whose shard of the gradient has the element, as its number in the world; nullopt if
+  // every rank has the whole gradient.
   std::optional<int> rank;
   friend bool operator==(const NonFiniteGradient&, const NonFiniteGradient&) = default;
 };
 
-// Returns the first parameter, in the order of the list, that has a gradient with a NaN or an
-// infinity on any rank, and the lowest such rank. The result is the same on all ranks. nullopt if
-// all gradients are finite. The list has the same parameters in the same order on all ranks.
+// Returns the first parameter of the list whose gradient has a NaN or an infinity on any rank, and
+// the lowest rank on which it has one; nullopt if all gradients are finite. The result is the same
+// on all ranks. The list must have the same parameters in the same order on all ranks.
 CADRE_EXPORT std::optional<NonFiniteGradient> find_nonfinite_gradient(
     std::span<const ParameterShard> shards);
 
 enum class NonFinitePolicy {
-  kStop,      // throws an error
-  kSkip,      // the step is left out on all ranks
+  kStop,      // an error is thrown on all ranks
+  kSkip,      // the step is skipped on all ranks
   kContinue,  // the step is done, and the program decides what to do about it
 };
 
 struct NonFiniteOptions {
   NonFinitePolicy policy = NonFinitePolicy::kStop;
   int64_t step = 0;  // the number of the step in messages
-  // Gets a warning if the policy does not throw. Null: the log of the group, on its rank 0; no log
-  // for a list of parameters, or for shards in a world of one, where there is no group.
+  // The log for a warning if the policy does not throw. If null, rank 0 writes to the log of its
+  // group; without a group, as for a list of parameters or in a world of one rank, there is no
+  // warning.
   LogSink* log = nullptr;
 };
 
-// Returns whether the optimizer should step; the same on all ranks. The caller clears the gradients
-// of a skipped step.
+// Returns whether the optimizer should make its step, equally on all ranks. If it should not, the
+// caller clears the gradients.
 CADRE_EXPORT bool check_gradients_finite(std::span<const ParameterShard> shards,
                                          const NonFiniteOptions& options = {});
 
-// Takes parameters that each rank has whole, with the same gradients on all ranks.
+// These overloads take parameters with whole gradients, which are equal on all ranks.
 CADRE_EXPORT std::optional<NonFiniteGradient> find_nonfinite_gradient(
     std::span<const NamedTensor> parameters);
 CADRE_EXPORT bool check_gradients_finite(std::span<const NamedTensor> parameters,

@@ -1,5 +1,5 @@
-// The search for gradients that are not finite, and the models and shards that the functions of
-// gradients take or refuse. A formula gives the gradients of the shards.
+// Tests the search for gradients that are not finite, and which models and lists the functions on
+// gradients accept. The gradients of the shards are set by a formula.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
@@ -70,7 +70,7 @@ TEST_P(GradientToolsOnRanks, DecideAlikeWhatBecomesOfAStep) {
   });
 }
 
-// A wrapper with gradients that are whole on every rank.
+// A wrapper with whole gradients on every rank.
 struct WholeModel {
   std::shared_ptr<torch::nn::LinearImpl> net = std::make_shared<torch::nn::LinearImpl>(2, 1);
   const auto& module() const { return net; }
@@ -95,7 +95,8 @@ TEST(GradientTools, TakeAModelWhoseGradientsAreWhole) {
   EXPECT_FALSE(scaler.unscale_(model));
 }
 
-// A wrapper with a group, like DistributedDataParallel: its rank 0 warns for all.
+// A wrapper with a process group, like DistributedDataParallel. Only rank 0 of the group writes the
+// warning.
 struct GroupedModel : WholeModel {
   const ProcessGroup& process_group() const { return group; }
   ProcessGroup group;
@@ -130,7 +131,8 @@ TEST(GradientTools, WarnInTheLogOfTheGroupUnlessToldAnother) {
   EXPECT_THAT(log_of_wrapped->get(), lines);
 }
 
-// In a list, shards are tensors like others, and the result would be that of one rank's shards.
+// Functions that take a list of whole parameters must throw if one of them is a shard, because they
+// would compute the result of one rank's shards only.
 TEST_P(GradientToolsOnRanks, RefuseAListOfShards) {
   run([](const ProcessGroup& group) {
     const shard::FlatParameters flat({{"w", torch::ones({3, 5}).requires_grad_()}}, group,

@@ -12,7 +12,7 @@ namespace shard {
 
 std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& mesh,
                                                              const std::string& flat_axis) const {
-  // Null if this object is not owned by a shared_ptr.
+  // Is null if no shared_ptr owns this object.
   const auto self = std::const_pointer_cast<FlatParameters>(weak_from_this().lock());
   std::vector<ParameterShard> shards;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -30,7 +30,8 @@ std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& m
   return shards;
 }
 
-// The values may have been written without a change of autograd's version counters.
+// Increments the version of every shard, because the program may have written values in a way that
+// autograd's version counters do not notice.
 void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed) {
   for (const auto& flat : changed) {
     if (!flat->is_mapped()) flat->shard_.unsafeGetTensorImpl()->bump_version();

@@ -1,10 +1,11 @@
-// What a rank owns of one parameter of a wrapped model, and the scope in which a program writes it.
-// Norms, optimizers and snapshots read ParameterShards and nothing else of a wrapper.
+// Describes which elements of a parameter of a wrapped model this rank owns, and provides the scope
+// in which a program writes them. Norms, optimizers and snapshots work with ParameterShards and
+// need no other information about a wrapper.
 //
-// Threads: records are plain values; an update as the wrapper. Blocking: the constructor and
-// finish() of an update are collective, until the group's deadline. Lifetime: shares the tensors
-// and the mesh. Errors: those of the group; kInvalidArgument for an update inside of an update;
-// kCorruption after a rank was lost while it wrote shards that others map.
+// Threads: as the wrapper. Blocking: the constructor and finish() of a ShardUpdate are collectives
+// and wait until the group's deadline. Lifetime: shares the tensors and the mesh. Errors: those of
+// the group; kInvalidArgument for a ShardUpdate inside of another one; kCorruption after a rank was
+// lost while it wrote shards that other ranks map.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,12 +33,12 @@ class FlatParameters;
 struct WrapperAccess;
 }  // namespace shard
 
-// The memory of a wrapper in which the `values` of its ParameterShards lie. Only Cadre looks into
-// it.
+// Identifies the FlatParameters of a wrapper in which `values` of a ParameterShard lie. Programs
+// only test whether there is one.
 class ShardMemory {
  public:
   ShardMemory() = default;
-  // Whether `values` lie in such memory.
+  // Returns whether `values` lie in FlatParameters.
   explicit operator bool() const { return flat_ != nullptr; }
 
  private:
@@ -47,36 +48,39 @@ class ShardMemory {
   std::shared_ptr<shard::FlatParameters> flat_;  // the wrapper shares it
 };
 
-// Describes the part of one parameter that this rank has. A snapshot has a SnapshotTensor
-// (train/checkpoint/snapshot_parts.h) instead, which says only which boxes of a tensor this rank
-// holds.
+// Describes the elements of one parameter that this rank has. Snapshots contain a SnapshotTensor
+// (train/checkpoint/snapshot_parts.h) instead, which only lists the boxes of a tensor that a rank
+// has.
 struct ParameterShard {
   std::string name;            // the name in the plain module
   std::vector<int64_t> sizes;  // the sizes of the whole parameter
   DeviceMesh mesh;
-  // The placements by axis of the mesh; Replicate() on the flat axis.
+  // One placement for each axis of the mesh; Replicate() on the flat axis.
   std::vector<Placement> placements;
-  // The axis whose ranks hold consecutive ranges of the elements of the local box, row-major. If
-  // nullopt, each rank holds the whole local box.
+  // The local box is the part of the parameter that the placements give this rank. The ranks along
+  // the flat axis divide the elements of that box, in row-major order, into consecutive ranges. If
+  // nullopt, each rank has the whole local box.
   std::optional<std::string> flat_axis;
-  FlatRange range;  // the range of the local box's elements that this rank has
-  // Has the shape (range.size()), and is a leaf that an optimizer updates; its grad is reduced.
+  FlatRange range;  // the elements of the local box that this rank has
+  // The values of these elements, (range.size()): a leaf that an optimizer updates; its grad() is
+  // the reduced gradient.
   at::Tensor values;
-  // The plain module's tensor, of the full shape, for rules by name or dimension.
+  // The tensor of the plain module, for options that depend on a parameter's name or number of
+  // dims.
   at::Tensor parameter;
-  // A program that writes `values` which lie in the memory of a wrapper holds a ShardUpdate
-  // meanwhile; it may write other ones at any time.
+  // Where `values` lie. A program must hold a ShardUpdate while it writes `values` in
+  // FlatParameters; it may write other `values` at any time.
   ShardMemory memory = {};
-  // The axis of a pipeline's stages. A rank of it holds what the fields above say or, if it has
-  // other stages than the parameter's, an empty range. If nullopt, all ranks hold the parameter.
+  // The axis along which the ranks have different stages of a pipeline. On ranks that do not have
+  // the parameter's stage, `range` is empty. If nullopt, there is no pipeline.
   std::optional<std::string> stage_axis = {};
-  // Another rank of stage_axis holds the same elements, as for a tied weight. A norm counts only
-  // the elements of that other rank.
+  // Whether another rank along stage_axis owns the same elements, as for a weight that two stages
+  // share. A norm counts only the elements of that other rank.
   bool is_copy = false;
 };
 
-// A wrapper in which every rank owns a part of the parameters, or all of them. The list has the
-// same parameters in the same order on all ranks.
+// A wrapper that describes what each rank owns by a list of ParameterShards. The list has the same
+// parameters in the same order on all ranks.
 template <typename Model>
 concept HasParameterShards = requires(Model& model) {
   { model.parameter_shards() } -> std::convertible_to<std::vector<ParameterShard>>;
@@ -88,8 +92,9 @@ concept HasParameters = requires(Model& model) {
   { model.parameters() } -> std::convertible_to<std::vector<at::Tensor>>;
 };
 
-// A scope in which the program writes the values of a wrapper's ParameterShards. An exception
-// before finish() abandons it: shards that other ranks map are lost then. All ranks make it.
+// A scope in which the program writes the values of a wrapper's ParameterShards. All ranks make it
+// together. An exception before finish() abandons the update: mapped shards are then unusable on
+// all ranks.
 //
 //   cadre::ShardUpdate update{model};   // a wrapper, or a list of its ParameterShards
 //   ... write ParameterShard::values ...
@@ -103,17 +108,17 @@ class CADRE_EXPORT ShardUpdate {
   ShardUpdate(const ShardUpdate&) = delete;
   ShardUpdate& operator=(const ShardUpdate&) = delete;
 
-  // Ends the update, and gathers the parameters of wrappers that keep them whole. Without this call
-  // the destructor abandons the update.
+  // Ends the update. If the wrapper keeps its parameters whole, also gathers them. Without this
+  // call the destructor abandons the update.
   void finish();
 
  private:
   std::unique_ptr<shard::FencedUpdate> update_;
-  // Buffers whose whole parameters have old values.
+  // FlatParameters that keep their parameters whole, which finish() gathers.
   std::vector<std::shared_ptr<shard::FlatParameters>> kept_;
 };
 
-// The argument of clip_grad_norm_(), GradScaler and check_gradients_finite().
+// A model that clip_grad_norm_(), GradScaler and check_gradients_finite() accept.
 template <typename Model>
 concept HasGradients = HasParameterShards<Model> || HasParameters<Model>;
 

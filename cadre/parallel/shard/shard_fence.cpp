@@ -18,8 +18,8 @@
 namespace cadre::shard {
 namespace {
 
-constexpr uint32_t kWritten = 0;  // an owner signals with it that it has ended an update
-constexpr uint32_t kOwn = 1;      // a rank signals itself with it
+constexpr uint32_t kWritten = 0;  // the signal to the other ranks at the end of an update
+constexpr uint32_t kOwn = 1;      // a signal that a rank sends to itself
 constexpr int64_t kWordsOfPage =
     SymmetricTensor::kPageBytes / static_cast<int64_t>(sizeof(uint64_t));
 
@@ -27,8 +27,9 @@ constexpr int64_t kWordsOfPage =
 
 bool ShardFence::prepare(const wrap::LocatedGroup& group) {
   if (is_writing_) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("{}: parameters cannot be sharded during an update; do it before", where()));
+    throw Error(ErrorCode::kInvalidArgument, format("{}: parameters cannot be sharded during an "
+                                                    "update; shard them before the update begins",
+                                                    where()));
   }
   if (group_ && (group_->world_size() != group.world_size() || group_->rank() != group.rank())) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -45,7 +46,7 @@ bool ShardFence::prepare(const wrap::LocatedGroup& group) {
 }
 
 void ShardFence::add(FlatParameters& unit) {
-  // When all ranks have made this call, the owners have written the first values.
+  // This barrier ensures that all ranks have written the first values of their shards.
   if (unit.is_mapped()) meet(std::nullopt);
   units_.push_back(&unit);
   had_units_ = true;
@@ -75,7 +76,8 @@ void ShardFence::publish_version(uint64_t version) {
   std::atomic_ref(words[0]).store(version, std::memory_order_release);
 }
 
-// Waits until all ranks have made this call, and throws on all of them if one passes a problem.
+// Waits until all ranks have called this function. If one of them passes a problem, throws on all
+// ranks.
 void ShardFence::meet(const std::optional<Error>& problem) {
   const at::Tensor first =
       at::tensor({problem ? static_cast<int64_t>(group_->rank()) : -1}, at::kLong);
@@ -93,7 +95,8 @@ void ShardFence::meet(const std::optional<Error>& problem) {
       .with_culprit(static_cast<int>(rank));
 }
 
-// After this call this rank does not read the shards of other ranks.
+// Marks all parameters as stale, so that this rank does not read the shards of other ranks any
+// more.
 void ShardFence::withdraw() {
   for (FlatParameters* const unit : units_) unit->mark_stale();
 }
@@ -111,7 +114,8 @@ void ShardFence::check_on_all(const char* call, const std::function<void()>& che
 
 void ShardFence::agree_on_step(const Step& step) {
   const ProcessGroup* const ranks = stepping_ranks();
-  if (ranks == nullptr || units_.empty()) return;  // begin_update() throws the error
+  // If all units were destroyed, begin_update() throws.
+  if (ranks == nullptr || units_.empty()) return;
   const auto check = [&] {
     if (failure_) throw *failure_;
     for (const FlatParameters* const unit : units_) unit->check_in_place();
@@ -123,8 +127,8 @@ void ShardFence::agree_on_step(const Step& step) {
           throw Error(
               ErrorCode::kInvalidArgument,
               format("cadre::ShardedOptimizer: the shard of \"{}\", {}, belongs to another wrapper "
-                     "than the one from which the optimizer was made, so its gradient and state "
-                     "are not compared; make one optimizer for each wrapper",
+                     "than the one with which the optimizer was made, so the ranks cannot compare "
+                     "its gradient and state before a step; make one optimizer for each wrapper",
                      mark->parameter, mark->owner));
         }
         check_gradient(parameter);
@@ -177,8 +181,8 @@ void ShardFence::begin_update() {
     is_writing_ = true;
     return;
   }
-  // The signals of an update must not count for the next one, so they are taken before it. If this
-  // throws, all ranks throw.
+  // Receives the signals of the last update first, so that they are not taken for signals of the
+  // new one. If this throws, it throws on all ranks.
   if (is_awaiting_) wait_for_owners();
   std::optional<Error> problem;
   try {
@@ -219,9 +223,10 @@ void ShardFence::abandon_update(const std::string& reason) noexcept {
                           where(), names(), reason));
   try {
     for (FlatParameters* const unit : units_) unit->guard_writes();
-    versions_->signal_peers(kWritten);  // the version stays odd, which marks half-written shards
+    // The version stays odd, by which others recognize half-written shards.
+    versions_->signal_peers(kWritten);
   } catch (...) {
-    // The group has failed, and all its ranks learn of that.
+    // The group has failed. Its failure is reported to all ranks, so the signals are not needed.
   }
 }
 
@@ -235,8 +240,9 @@ void ShardFence::wait_for_owners() {
     if (is_awaiting_) {
       versions_->wait_for_peers(kWritten);
     } else {
-      // Takes a signal of this rank itself, which returns at once, or throws if the group has
-      // failed, as a gather would: the shards are undefined then.
+      // There is no update to wait for. Waiting for a signal that this rank sends to itself returns
+      // at once, but throws if the group has failed, as a gather would: the shards are then
+      // undefined.
       versions_->signal(group_->rank(), kOwn);
       versions_->wait_signal(group_->rank(), kOwn);
     }
@@ -261,7 +267,8 @@ void ShardFence::check_versions() {
   }
 }
 
-// An owner that is lost with an odd version will not complete its shards.
+// Returns kCorruption if a lost rank has an odd version, because it was writing its shards and will
+// not complete them; otherwise returns `error`.
 Error ShardFence::with_half_written(const Error& error) {
   const auto known = group_->process_group().communicator().lost_ranks();
   std::vector<int> lost(known.begin(), known.end());
@@ -304,7 +311,7 @@ FencedUpdate::~FencedUpdate() {
 
 void FencedUpdate::abandon() noexcept {
   for (const auto& fence : fences_) {
-    fence->abandon_update("an exception, or ShardUpdate::finish() was not called");
+    fence->abandon_update("an exception was thrown, or ShardUpdate::finish() was not called");
   }
 }
 

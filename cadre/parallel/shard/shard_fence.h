@@ -1,23 +1,24 @@
 // Separates the phases in which ranks read each other's mapped shards from the phases in which
-// owners write them. Every FlatParameters of ShardForm::kMapped has a fence.
+// owners write them. FlatParameters whose shards are written by the same updates share a fence;
+// these FlatParameters are called units below.
 //
-// Threads: as FlatParameters. Blocking: agree_on_step(), begin_update(), and a use of parameters
-// after an update, until the group's deadline. Lifetime: does not own the FlatParameters, which may
-// be destroyed in any order. Errors: those of the group; kInvalidArgument for an update inside of
-// an update, and for one whose FlatParameters are all destroyed; kCorruption if a rank was lost, or
-// its step threw, while it wrote its shards, so that they may be half written. After that the
-// parameters can no longer be used: resume from the last snapshot. Source: the fence and the access
-// epochs of MPI's one-sided communication, and sequence locks.
+// Threads: as FlatParameters. Blocking: agree_on_step(), begin_update(), and the first use of
+// parameters after an update wait until the group's deadline. Lifetime: does not own the units,
+// which may be destroyed in any order. Errors: those of the group; kInvalidArgument for an update
+// inside of another one, and for an update after all units were destroyed; kCorruption if a rank
+// was lost, or its step threw, while it wrote its shards, which may then be half written. After
+// kCorruption the parameters can no longer be used: resume from the last snapshot. Source: the
+// fence and the access epochs of MPI's one-sided communication, and sequence locks.
 //
 //   all ranks read --begin_update()--> owners write --end_update()--> all ranks read
 //
-// A rank calls begin_update() when its last pass over the units has ended, of whatever kind that
-// pass was. The call protects this rank's parameters from use, and waits until all ranks have
-// called it. The end of a reduction does not show that a rank reads no more, because a forward
-// without grad may follow. From begin_update() on the rank's version is odd, until end_update().
-// That call signals the other ranks and does not wait; the next use of parameters waits for the
-// signals of the others. So an update costs one synchronisation before the writes and one after
-// them, for all units together.
+// A rank calls begin_update() after its last forward or backward before the step. begin_update()
+// marks this rank's parameters as stale, so that an access to them throws, and waits until all
+// ranks have called it. The reduction of the gradients cannot serve as this barrier, because a rank
+// may run a forward without grad after it. Each rank publishes a version, which is odd between
+// begin_update() and end_update(). end_update() signals the other ranks and does not wait; the next
+// use of parameters waits for the signals of all other ranks. So an update costs one
+// synchronisation before the writes and one after them, for all units together.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,8 +51,8 @@ class FlatParameters;
 class CADRE_EXPORT ShardFence {
  public:
   ShardFence() = default;
-  // `ranks` are the ranks that step together, for example those of several replicas. The default
-  // are the ranks of the units.
+  // ranks: all ranks that call the optimizer's step() together, for example the ranks of several
+  // replicas. The default is the group of the units.
   explicit ShardFence(const ProcessGroup& ranks) : ranks_(ranks) {}
   ShardFence(const ShardFence&) = delete;
   ShardFence& operator=(const ShardFence&) = delete;
@@ -60,31 +61,34 @@ class CADRE_EXPORT ShardFence {
     std::string optimizer;  // the name of the optimizer in messages
     int64_t number;         // counts the optimizer's steps from 1
     const std::vector<torch::optim::OptimizerParamGroup>& groups;
-    std::function<int64_t(const at::Tensor& leaf)> state_mark_of;  // optim_state::mark_of_state()
+    // See optim_state::mark_of_state().
+    std::function<int64_t(const at::Tensor& leaf)> state_mark_of;
   };
-  // Called before the update of an optimizer. Throws on all ranks, before anything is written,
-  // unless the ranks have the same groups, options and states of the shards, and no stepped shard
-  // has, on any rank, a gradient that waits for its reduction. Tensors in the groups that are no
-  // shards are not compared. Collective.
+  // Called before an optimizer updates the shards. Throws on all ranks, before a shard is written,
+  // if parameter groups, options or optimizer states of the shards differ between the ranks, or if
+  // a gradient is not reduced to its shard yet on any rank. Does not compare tensors in the groups
+  // that are not shards. Collective.
   void agree_on_step(const Step& step);
-  // Runs `check`. If it throws on one rank, all ranks throw that error. But while the fence has no
-  // units and was made without ranks, only this rank throws. Collective. `call` is the name of the
-  // program's call in the error, as static text.
+  // Runs `check`. If it throws on one rank, all ranks throw that error. Collective. If the fence
+  // has no units and was made without `ranks`, runs `check` only on this rank. call: the name of
+  // the called function for the error, as static text.
   void check_on_all(const char* call, const std::function<void()>& check) const;
 
-  // Covers all FlatParameters made with this fence; every rank makes the same calls. Between the
-  // two this rank may write its shards, and no parameter may be used. FencedUpdate makes the calls.
-  // Gathered parameters become stale, without communication.
+  // This rank may write its shards of all units between begin_update() and end_update(), and must
+  // not use a parameter meanwhile. All ranks make the calls together; FencedUpdate does it for
+  // them. If the units are not mapped, the calls only mark the parameters as stale, without
+  // communication.
   void begin_update();
   void end_update();
-  // Called instead of end_update() if the step has thrown: shards that others map are lost.
+  // Called instead of end_update() if the step has thrown. Mapped shards are then unusable on all
+  // ranks.
   void abandon_update(const std::string& reason) noexcept;
   bool is_in_update() const { return is_writing_; }
   // Number of completed updates.
   uint64_t num_updates() const { return num_updates_; }
-  // Sets a check that runs before the gradient of a shard of these FlatParameters is read; it
-  // throws if the gradient may not be read. Null: no check. The objects that `check` uses must
-  // outlive it.
+  // Sets a function that check_gradient() calls before the gradient of a unit's shard is read, and
+  // that throws if the gradient may not be read. Null: no check. The objects that `check` refers to
+  // must outlive the fence, or the next call of this function.
   void set_gradient_check(std::function<void(const at::Tensor& shard)> check) {
     gradient_check_ = std::move(check);
   }
@@ -92,7 +96,8 @@ class CADRE_EXPORT ShardFence {
   void check_gradient(const at::Tensor& shard) const {
     if (gradient_check_) gradient_check_(shard);
   }
-  // Returns the ranks that step together; null while they are not known.
+  // Returns the ranks that call the optimizer's step() together; null if the fence has neither
+  // `ranks` nor units.
   const ProcessGroup* stepping_ranks() const;
 
  private:
@@ -100,9 +105,10 @@ class CADRE_EXPORT ShardFence {
 
   void add(FlatParameters& unit);
   void remove(const FlatParameters& unit);
-  // Called before a unit is mapped. Returns whether units can be mapped. Collective.
+  // A unit calls this before it maps its shards. Returns whether the ranks can map each other's
+  // memory. Collective.
   bool prepare(const wrap::LocatedGroup& group);
-  // Waits until the owners have ended the last update.
+  // Waits until all ranks have ended the last update.
   void wait_for_owners();
 
   void meet(const std::optional<Error>& problem);
@@ -119,35 +125,39 @@ class CADRE_EXPORT ShardFence {
   std::optional<ProcessGroup> ranks_;
   std::function<void(const at::Tensor&)> gradient_check_;
   optim_state::UncomparedOptions uncompared_options_;
-  std::optional<wrap::LocatedGroup> group_;  // nullopt if there are no mapped units
-  // A page of each rank, which begins with its version; and all pages.
+  // The group of the mapped units; nullopt if there are none.
+  std::optional<wrap::LocatedGroup> group_;
+  // One page of each rank, which begins with that rank's version; pages_ maps the pages of all
+  // ranks.
   std::optional<SymmetricTensor> versions_;
   at::Tensor pages_;
   uint64_t num_updates_ = 0;
   bool is_writing_ = false;
-  bool is_awaiting_ = false;  // the next use of parameters waits for the signals of the last update
+  bool is_awaiting_ = false;  // the signals of the last update have not been awaited yet
   std::optional<Error> failure_;
 };
 
-// An update of fences that lasts as long as this object. An exception before finish() abandons it.
-// Made on all ranks.
+// An update of one or several fences: the constructor calls begin_update(), finish() calls
+// end_update(). If the object is destroyed before finish(), by an exception for example, it
+// abandons the update. All ranks make it together.
 class CADRE_EXPORT FencedUpdate {
  public:
   explicit FencedUpdate(const std::shared_ptr<ShardFence>& fence);
-  // Begins the updates of several fences in this order, on all ranks; each once, null ones are
-  // skipped.
+  // Begins the updates of the fences in the order of the list, which must be the same on all ranks.
+  // Skips null pointers and repeated fences.
   explicit FencedUpdate(std::span<const std::shared_ptr<ShardFence>> fences);
   ~FencedUpdate();
   FencedUpdate(const FencedUpdate&) = delete;
   FencedUpdate& operator=(const FencedUpdate&) = delete;
 
-  // Ends the update; without this call the destructor abandons it.
+  // Ends the updates.
   void finish();
 
  private:
   void abandon() noexcept;
 
-  std::vector<std::shared_ptr<ShardFence>> fences_;  // the fences whose updates have begun
+  // The fences whose updates have begun and not ended.
+  std::vector<std::shared_ptr<ShardFence>> fences_;
 };
 
 }  // namespace cadre::shard

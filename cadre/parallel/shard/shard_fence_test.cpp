@@ -1,4 +1,5 @@
-// Tests when mapped shards may be read and written, and the errors at other times.
+// Tests when mapped shards may be read and when they may be written, and which errors an access at
+// another time throws.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -62,11 +63,11 @@ TEST(ShardFence, ThrowTheSameSentencesAsGatheredOnesWhereTheyAreNotThere) {
   EXPECT_EQ(sentences[0], sentences[1]);
 }
 
-// libtorch distinguishes reads from writes since 2.13.
+// Whether a guard against writes allows reads: since libtorch 2.13.
 template <typename Storage>
 constexpr bool kReadsArePossible = requires(Storage& storage) { storage.has_materializer(); };
 
-// Norms and snapshots read shards, so the shard must be readable.
+// Requires that a mapped shard can be read outside of an update, as norms and snapshots do.
 void require_readable(const Tensor& leaf) {
   require(torch::equal(leaf.detach().clone(), leaf.detach() + 0), "copies");
   require(std::isfinite(leaf.detach().norm().item<double>()), "a norm");
@@ -87,7 +88,8 @@ TEST(ShardFence, AreWrittenByCadresStepOnly) {
       torch::optim::SGD sgd(leaves, 0.1);
       torch::optim::AdamW adamw(leaves);
       training.backward(0);
-      if (group.rank() == 0) {  // rank 1 owns no element of this small unit
+      // Rank 1 owns no element of this small unit, so its step writes nothing.
+      if (group.rank() == 0) {
         refused([&] { sgd.step(); });
         refused([&] { adamw.step(); });
         const torch::NoGradGuard no_grad;
@@ -131,8 +133,8 @@ TEST(ShardFence, AStepThatThrowsIsCorruptionOnAllRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// No use of parameters follows the failed step, so the other ranks get the error when they begin
-// the next update.
+// Rank 1's step throws. The other ranks do not use the parameters afterwards, so they get the error
+// only when they begin the next update.
 TEST(ShardFence, AStepAfterAStepThatThrewIsRefusedOnAllRanks) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped());
@@ -194,7 +196,7 @@ TEST(ShardFence, RefuseAnUpdateOutOfPlace) {
     unit.unshard_async();
     unit.wait_unsharded();
     require_in(failure_of([&] { unit.take_from_parameters(); }),
-               "for mapped parameters that are private, and in an update");
+               "of mapped parameters needs a private copy and an update");
     unit.reshard();
     require_in(failure_of([&] { unit.make_private(); }), "needs the whole parameters");
     require_in(failure_of([&] {
@@ -213,7 +215,8 @@ TEST(ShardFence, RefuseAnUpdateOutOfPlace) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// All ranks write the same memory, so a change by each rank would be applied once for each rank.
+// The program must not write to mapped parameters: if each rank added 1 in place, the shared memory
+// would change by the number of ranks.
 TEST(ShardFence, AWriteToTheParametersIsNoticed) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped());
@@ -229,7 +232,8 @@ TEST(ShardFence, AWriteToTheParametersIsNoticed) {
       require_in(own, "kCorruption: of unit 0, rank 1: the program has written");
     if (group.rank() == 0) require(own.empty(), own);
     require_in(failure_of([&] { training.weights[0].sum(); }), "are sharded");
-    // If a rank writes between a use of the parameters and the step, the step fails on all ranks.
+    // Rank 1 writes to the parameters after a forward. The step of the optimizer must then fail on
+    // all ranks.
     training.units[1]->unshard_async();
     training.units[1]->wait_unsharded();
     if (group.rank() == 1) {
@@ -245,7 +249,7 @@ TEST(ShardFence, AWriteToTheParametersIsNoticed) {
 
 TEST(ShardFence, ABackwardThroughAForwardBeforeAStepIsRefused) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
-    // The weight is so small that rank 1 owns no element of it.
+    // The weight has less than a page, so rank 1 owns no element of it.
     const Tensor weight = parameter_of(torch::ones({3}));
     shard::FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
     flat.unshard_async();

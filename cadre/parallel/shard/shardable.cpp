@@ -25,14 +25,15 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, format("{}: {}", what, problem));
 }
 
-// A tensor whose memory is compared with that of others.
+// A tensor and the range of bytes in memory that its elements span.
 struct Occupant {
   const NamedTensor* named;
   bool is_moved;
   MemoryExtent extent;
 };
 
-// Returns the bytes of the tensor's elements as a view of `bytes`, whose first byte is at `origin`.
+// Returns a view of `bytes` that covers the bytes of the tensor's elements. `bytes` stands for the
+// memory that begins at address `origin`.
 at::Tensor bytes_in(const at::Tensor& bytes, const Occupant& occupant, const std::byte* origin) {
   const at::Tensor& tensor = occupant.named->tensor;
   const auto size = static_cast<int64_t>(tensor.element_size());
@@ -44,8 +45,8 @@ at::Tensor bytes_in(const at::Tensor& bytes, const Occupant& occupant, const std
   return bytes.as_strided(sizes, strides, occupant.extent.begin - origin);
 }
 
-// Returns whether two tensors whose extents overlap have an element in common. Columns of a matrix
-// have none.
+// Returns whether two tensors whose extents overlap have an element in common. Two columns of a
+// matrix overlap without a common element.
 bool share_elements(const Occupant& first, const Occupant& second) {
   if (first.named->tensor.is_non_overlapping_and_dense() &&
       second.named->tensor.is_non_overlapping_and_dense()) {
@@ -72,10 +73,12 @@ void check_apart_in_space(const std::string& what, const std::vector<Occupant>& 
         if (!first.is_moved && !second.is_moved) continue;
         if (first.named->tensor.is_same(second.named->tensor)) continue;
         if (!share_elements(first, second)) continue;
-        refuse_parameter(what, format("\"{}\" and \"{}\" share memory, and only one place can hold "
-                                      "it; give them memory of their own, or make them one tensor "
-                                      "that is registered under both names",
-                                      first.named->name, second.named->name));
+        refuse_parameter(
+            what,
+            format(
+                "\"{}\" and \"{}\" share memory, which cannot be kept when their values are moved "
+                "into shards; give each its own memory, or register one tensor under both names",
+                first.named->name, second.named->name));
       }
     }
   }
@@ -92,10 +95,9 @@ void check_form(const std::string& what, const NamedTensor& parameter, const Sha
                                  : "on " + tensor.device().str() + " or not dense"));
   }
   if (!tensor.is_leaf()) {
-    refuse_parameter(
-        what, format("\"{}\" is the result of an operation and no leaf; pass the parameters of "
-                     "a module",
-                     parameter.name));
+    refuse_parameter(what, format("\"{}\" is the result of an operation and no leaf of autograd; "
+                                  "pass the parameters of a module",
+                                  parameter.name));
   }
   if (tensor.scalar_type() != rules.shard) {
     refuse_parameter(
@@ -106,12 +108,12 @@ void check_form(const std::string& what, const NamedTensor& parameter, const Sha
   }
 }
 
-// Throws for a parameter that is sharded already.
+// Throws if the parameter has no values, because a wrapper or optimizer has sharded it already.
 void check_has_values(const std::string& what, const NamedTensor& parameter) {
   if (parameter.tensor.is_meta()) return;
   if (const auto reason = reason_without_values(parameter.tensor)) {
-    refuse_parameter(what, format("the values of \"{}\" are not available; {}. Use that one; when "
-                                  "it is gone, construct the module again",
+    refuse_parameter(what, format("the values of \"{}\" are not available; {}. Use that wrapper or "
+                                  "optimizer; after its destruction construct the module again",
                                   parameter.name, *reason));
   }
 }
@@ -125,7 +127,7 @@ bool has_memory(const at::Tensor& tensor) {
 
 std::optional<std::string_view> reason_without_values(const at::Tensor& parameter) {
   if (parameter.is_meta()) {
-    return "it is deferred or on the meta device, and needs materialize() first";
+    return "the tensor is deferred or on the meta device, and needs materialize() first";
   }
   try {
     static_cast<void>(parameter.const_data_ptr());
@@ -137,7 +139,8 @@ std::optional<std::string_view> reason_without_values(const at::Tensor& paramete
 
 void check_apart(const std::string& what, std::span<const NamedTensor> moved,
                  std::span<const NamedTensor> kept) {
-  // The address spaces: that of the process (null), and each storage on the meta device.
+  // Tensors by address space. The key is null for the memory of the process; each storage on the
+  // meta device is an address space of its own.
   std::map<const void*, std::vector<Occupant>> spaces;
   const auto add = [&](const NamedTensor& named, bool is_moved) {
     const at::Tensor& tensor = named.tensor;
@@ -178,10 +181,9 @@ void warn_of_other_holders(LogSink& log, std::string_view component,
   if (first == nullptr) return;
   log.write(LogLevel::kWarning, component,
             format("tensors that are not registered share memory with parameters first=\"{}\" "
-                   "parameters={} effect=\"a member made by detach(), a view or a "
-                   "slice, or the weight of another module keeps the values of "
-                   "before, because the parameters get other memory; make it from the parameter in "
-                   "each forward()\"",
+                   "parameters={} effect=\"the parameters get other memory, so a member made by "
+                   "detach(), a view or a slice, or the weight of another module keeps the old "
+                   "values; make such a tensor from the parameter in each forward()\"",
                    first->name, num_held));
 }
 
@@ -192,15 +194,15 @@ void check_shardable(const std::string& what, const std::vector<NamedTensor>& pa
   wrap::refuse_inference_tensors(what, parameters);
   for (const at::ScalarType dtype : {rules.shard, rules.compute}) {
     if (to_dtype(dtype)) continue;
-    refuse_parameter(what, format("{} cannot be exchanged; supported are {}", c10::toString(dtype),
-                                  dtype_names()));
+    refuse_parameter(what, format("the dtype {} cannot be sent between ranks; supported are {}",
+                                  c10::toString(dtype), dtype_names()));
   }
   for (size_t i = 0; i < parameters.size(); ++i) {
     const NamedTensor& parameter = parameters[i];
     if (rules.compute != rules.shard && parameter.tensor.grad().defined()) {
       refuse_parameter(
-          what, format("\"{}\" has a gradient in {}, and its values become {}; call "
-                       "zero_grad() before",
+          what, format("\"{}\" has a gradient in {}, and sharding would change the parameter's "
+                       "dtype to {}; call zero_grad() before",
                        parameter.name, c10::toString(rules.shard), c10::toString(rules.compute)));
     }
     for (size_t k = 0; k < i; ++k) {

@@ -1,4 +1,4 @@
-// Tests which tensors share memory; of these only one may be divided.
+// Tests which tensors are found to share memory, so that they cannot be sharded.
 #include "cadre/parallel/shard/shardable.h"
 
 #include <gmock/gmock.h>

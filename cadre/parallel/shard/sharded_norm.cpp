@@ -26,12 +26,13 @@ void check_is_reduced(const ParameterShard& shard) {
       shard.placements, [](const Placement& placement) { return placement.partial() != nullptr; });
   if (!is_partial) return;
   throw Error(ErrorCode::kInvalidArgument,
-              format("the norm of gradients: \"{}\" lies as {} on {}, so no rank has its "
-                     "gradient; redistribute() it before",
+              format("the norm of gradients: \"{}\" has the placements {} on the mesh {}, so no "
+                     "rank has its gradient; call redistribute() on it before",
                      shard.name, to_string(shard.placements), shard.mesh.to_string()));
 }
 
-// The norm as one sum for each set of axes along which parameters are divided.
+// Computes the norm. Parameters that are divided along the same mesh axes have one common sum,
+// which is reduced in the groups of these axes.
 class JointNorm {
  public:
   JointNorm(std::span<const ParameterShard> shards, double p) : shards_(shards), p_(p) {
@@ -50,7 +51,8 @@ class JointNorm {
 
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
 
-  // Throws the same error on all ranks.
+  // Throws an error that names the first non-finite gradient, the same on all ranks. `norm` is NaN
+  // or infinite.
   [[noreturn]] void refuse(double norm) const {
     std::string cause = "every element is finite, so the sum of their powers exceeds float64";
     if (const auto found = find_nonfinite_gradient(shards_)) {
@@ -68,7 +70,7 @@ class JointNorm {
   struct Part {
     std::vector<ProcessGroup> groups;
     double value;
-    bool is_flat = false;  // one of the groups divides flat shards
+    bool is_flat = false;  // a parameter of this sum has a flat axis
   };
 
   static bool has(const std::vector<ProcessGroup>& groups, const ProcessGroup& group) {
@@ -104,9 +106,9 @@ class JointNorm {
     part->value = wrap::joint_power_sum(part->value, wrap::power_sum(gradient, p_), p_);
   }
 
-  // Along an axis along which ranks divide other parameters unevenly, flat shards end at different
-  // places, and the same elements are added in different orders. So all ranks take the largest of
-  // their sums.
+  // Ranks along an axis that only divides other parameters have the same elements, but possibly in
+  // different flat shards, so their sums may differ in the last bits. They all take the largest
+  // sum.
   void agree(Part& part) const {
     std::vector<ProcessGroup> others;
     for (const Part& other : parts_) {
@@ -127,7 +129,7 @@ class JointNorm {
     value = sum.item<double>();
   }
 
-  // NaN is sent in a second element, because a maximum would lose it.
+  // Whether a value is NaN is sent as a second element, because a maximum does not preserve NaN.
   static void take_largest(const ProcessGroup& group, double& value) {
     const bool is_nan = std::isnan(value);
     const at::Tensor largest = at::tensor({is_nan ? 0.0 : value, is_nan ? 1.0 : 0.0}, at::kDouble);

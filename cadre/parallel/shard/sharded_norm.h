@@ -1,19 +1,18 @@
-// The joint norm of gradients of which each rank has a part, and its limit: the norm that one
-// process with all of them would have.
+// Computes the norm of all gradients of a model whose gradients are divided among ranks, and clips
+// them by it. The norm equals that of one process with all gradients.
 //
-// Threads: one for the same gradients. Blocking: collective, along the flat axis and the axes with
-// Shard placements of the parameters, until the deadline of their groups: all ranks call it, also
-// one that owns no element. Lifetime: keeps nothing.
-// Errors: those of tensor/hooks/gradient_norm.h, the same on all ranks; kInvalidArgument for a
-// gradient that is not dense, or whose placement is Partial.
+// Blocking: the functions are collectives over the ranks that divide the parameters, along flat
+// axes and axes with Shard placements, until the deadline of their groups. All ranks call them,
+// also a rank that owns no element. Errors: those of tensor/hooks/gradient_norm.h, the same on all
+// ranks; kInvalidArgument for a gradient that is not dense, or whose placement is Partial.
 //
-// Each rank sums the powers of its elements in float64, whatever their dtype, and the sums are
-// added along those axes; along replicated axes nothing is added. All ranks get the same bits: if
-// flat shards may end at different places along an axis, because it divides other parameters, the
-// ranks of that axis take the largest of their sums, which differ in the last bits. With another
-// number of ranks only the order of the float64 additions differs: the result is within 1e-12 of
-// the norm of the exact real numbers, for up to 1e12 elements.
-// Source: torch.nn.utils.clip_grad_norm_ on DTensors.
+// Each rank adds up the powers of its elements in float64, whatever their dtype. The sums are
+// all_reduced along the axes that divide the parameters, and not along replicated axes. All ranks
+// get the same bits. To ensure this, replicas take the largest of their sums where these may differ
+// in the last bits: tensor parallelism may leave replicas of a parameter with different flat
+// shards, and so with another order of additions. The number of ranks changes only the order of the
+// float64 additions: the relative error is below 1e-12 for up to 1e12 elements. Source:
+// torch.nn.utils.clip_grad_norm_ on DTensors.
 #pragma once
 
 #include <span>
@@ -26,16 +25,17 @@
 
 namespace cadre {
 
-// Returns the p-norm of the gradients of all `values`; one without a gradient does not count.
+// Returns the p-norm of the gradients of all `values`, p = norm_type. Values without a gradient do
+// not count.
 CADRE_EXPORT double gradient_norm(std::span<const ParameterShard> shards, double norm_type = 2.0);
 
-// Scales this rank's gradients like the clip_grad_norm_() of tensor/hooks/gradient_norm.h, by the
-// norm over all ranks; returns the norm before.
+// Scales this rank's gradients like the clip_grad_norm_() of tensor/hooks/gradient_norm.h, but with
+// the norm over all ranks. Returns the norm before the scaling.
 CADRE_EXPORT double clip_grad_norm_(std::span<const ParameterShard> shards, double max_norm,
                                     const ClipGradNormOptions& options = {});
 
-// Takes any wrapper: uses its shards if it has them, else its parameters, whose gradients are whole
-// and the same on all ranks.
+// Takes any wrapper or a plain module. Uses the gradients of its shards if it has shards, else
+// those of its parameters, which are whole and equal on all ranks.
 template <HasGradients Model>
 double clip_grad_norm_(Model& model, double max_norm, const ClipGradNormOptions& options = {}) {
   return shard::with_gradients_of(

@@ -26,7 +26,7 @@ using Shards = std::vector<ParameterShard>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Returns the whole gradients, which are equal on all ranks. Some have uneven sizes, some few
+// Returns the whole gradients, which are equal on all ranks. Some have odd sizes, some only a few
 // elements or none.
 std::vector<Tensor> whole_gradients(torch::ScalarType dtype) {
   std::vector<Tensor> gradients;
@@ -54,7 +54,7 @@ double norm_by_formula(const std::vector<Tensor>& gradients, double p) {
 
 struct Division {
   std::vector<MeshAxis> axes;
-  // The placement of each parameter. A parameter without sharded dims is replicated.
+  // The placements of all parameters along `axes`. A parameter of 0 dims is replicated instead.
   std::vector<Placement> placements;
   std::optional<std::string> flat_axis;
 };
@@ -161,7 +161,8 @@ TEST(ShardedNorm, ScalesEveryShardOnce) {
   }
 }
 
-// If only some ranks have a gradient, the norm counts it on these ranks only.
+// Gradients are removed on all ranks, or on some of them. The norm must count only the elements
+// that have a gradient.
 TEST(ShardedNorm, AnUnusedParameterDoesNotCount) {
   const auto result = testing::run_groups(3, [](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"dp", 3}});
@@ -170,7 +171,7 @@ TEST(ShardedNorm, AnUnusedParameterDoesNotCount) {
     for (ParameterShard& shard : shards) shard.values.mutable_grad().reset();
     require(clip_grad_norm_(shards, 1.0) == 0, "without gradients");
     if (group.rank() == 1) shards[0].values.mutable_grad() = torch::full_like(shards[0].values, 2);
-    const double expected = 2 * std::sqrt(12.0);  // 35 elements form shards of 12, 12 and 11
+    const double expected = 2 * std::sqrt(12.0);  // the 35 elements form shards of 12, 12 and 11
     require_near(gradient_norm(shards), expected, "of one rank's part");
   });
   EXPECT_TRUE(result.ok()) << result.failures();

@@ -1,21 +1,19 @@
-// An optimizer whose step() is an update of shards: the only step that mapped shards allow. On
-// gathered ones it does what O does.
+// An optimizer O whose step() updates shards inside of a ShardUpdate, which mapped shards require.
+// With gathered shards, step() does the same as that of O.
 //
 //   cadre::FullyShardedDataParallel model{net, world, {.form = cadre::ShardForm::kMapped}};
 //   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
 //
-// Threads: as O. Blocking: the constructor, step() and load(), until the other ranks call them,
-// too. Lifetime: shares what guards the shards. Errors: those of O and of ShardUpdate;
-// kInvalidArgument on all ranks from the constructor in inference mode. step() throws
-// kInvalidArgument on all ranks, before anything is written, where groups, options or the steps of
-// states differ between the ranks, or a gradient of one of them waits for its reduction. A step
-// that throws in O leaves mapped shards unusable on all ranks, because some elements may have been
-// updated and others not. torch::save() writes the state of this rank's shards, and which rank owns
-// them; torch::load() of another rank's file, or of one that O refuses on any rank, throws on all
-// ranks and changes nothing. The parameters of O are the shards of one wrapper,
-// ParameterShard::values, and other parameters of the program. O is elementwise: its update of an
-// element depends on no other element. Source: torch.optim over sharded parameters, as FSDP2 uses
-// it.
+// Threads: as O. Blocking: the constructor, step() and load() wait until all ranks have called
+// them. Errors: those of O and of ShardUpdate; kInvalidArgument on all ranks from the constructor
+// in inference mode. step() throws kInvalidArgument on all ranks, before a shard is written, if
+// parameter groups, options or step numbers of states differ between the ranks, or if a gradient is
+// not reduced yet on any rank. If O::step() throws, mapped shards are unusable on all ranks,
+// because they may be half written. torch::save() writes the state of this rank's shards and the
+// rank number. torch::load() of another rank's file, or of a file that O rejects on any rank,
+// throws on all ranks and changes no state. The parameters of O are ParameterShard::values of one
+// wrapper, and other parameters of the program. O must be elementwise: its update of an element
+// must not depend on other elements. Source: torch.optim with the sharded parameters of FSDP2.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +39,7 @@
 
 namespace cadre {
 
-// A wrapper whose shards are written together, in one update: FullyShardedDataParallel.
+// A wrapper with one ShardFence for all its shards: FullyShardedDataParallel.
 template <typename Model>
 concept HasShardUpdates = requires(const Model& model) {
   {
@@ -63,21 +61,22 @@ class ShardedOptimizer : public O {
                 "and each rank has only its shard; use an optimizer that is elementwise");
 
  public:
-  // Optimizes all parameters of the model. arguments: the arguments of O's constructor after the
+  // Optimizes all parameters of the model. arguments: what O's constructor takes after the list of
   // parameters.
   template <HasShardUpdates Model, typename... Arguments>
     requires(!(GroupsOfParameters<Arguments> || ...))
   explicit ShardedOptimizer(const Model& model, Arguments&&... arguments)
       : ShardedOptimizer(shard::WrapperAccess::shard_fence(model), model.parameters(),
                          std::forward<Arguments>(arguments)...) {}
-  // Optimizes groups of these parameters, which may also have other parameters of the program.
+  // Optimizes groups of the model's parameters. A group may also contain other parameters of the
+  // program.
   template <HasShardUpdates Model, typename... Arguments>
   ShardedOptimizer(const Model& model, const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    Arguments&&... arguments)
       : ShardedOptimizer(shard::WrapperAccess::shard_fence(model), groups,
                          std::forward<Arguments>(arguments)...) {}
 
-  // The closure runs before the update, because it uses the parameters.
+  // The closure runs before the update, because during the update no parameter may be used.
   at::Tensor step(typename O::LossClosure closure = nullptr) override {
     at::Tensor loss;
     if (closure) {
@@ -103,7 +102,7 @@ class ShardedOptimizer : public O {
       optim_state::write_part(archive, this->param_groups());
     }
   }
-  // Collective: each rank loads the archive that it has saved.
+  // Each rank loads the archive that it has saved itself. Collective.
   void load(torch::serialize::InputArchive& archive) override {
     check_has_fence();
     optim_state::SetAside earlier(*this);
@@ -117,7 +116,8 @@ class ShardedOptimizer : public O {
  private:
   static constexpr const char* kName = "cadre::ShardedOptimizer";
 
-  // `arguments` are those of O's constructor; its parameters are leaves of this fence.
+  // arguments: the arguments of O's constructor; the parameters among them are shards of this
+  // fence's units.
   template <typename... Arguments>
   explicit ShardedOptimizer(std::shared_ptr<shard::ShardFence> fence, Arguments&&... arguments)
       : O(std::forward<Arguments>(arguments)...), fence_(std::move(fence)) {
@@ -128,11 +128,11 @@ class ShardedOptimizer : public O {
   void check_has_fence() const {
     if (fence_) return;
     throw Error(ErrorCode::kInvalidArgument,
-                "cadre::ShardedOptimizer: it has no shards, because it was moved from; use the "
-                "object that it was moved to");
+                "cadre::ShardedOptimizer: this optimizer has no shards, because it was moved from; "
+                "use the optimizer that it was moved to");
   }
 
-  std::shared_ptr<shard::ShardFence> fence_;  // the FlatParameters share it
+  std::shared_ptr<shard::ShardFence> fence_;  // shared with the FlatParameters of the wrapper
   int64_t num_steps_ = 0;
 };
 

@@ -18,8 +18,9 @@ bool agree_on_step(const wrap::LocatedGroup& group, const StepTerms& terms) {
   } catch (...) {
     refusal = std::current_exception();
   }
-  // The maximum of a number and the maximum of its complement are complements of each other only if
-  // all ranks have the same number.
+  // Each number is sent together with its bitwise complement. The maximum of the complement is the
+  // complement of the minimum. So the two maxima are complements of each other only if all ranks
+  // have the same number.
   const auto own_digest = static_cast<int64_t>(digest);
   const auto own_sample = static_cast<int64_t>(sample);
   const std::array<int64_t, 5> own = {own_digest, ~own_digest, own_sample, ~own_sample,

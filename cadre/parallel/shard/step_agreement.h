@@ -1,10 +1,9 @@
-// Agreement of the ranks of an optimizer before a step that changes what they share: an error of
-// one rank is thrown on all, and settings that must be equal are compared.
+// Lets the ranks agree before an optimizer step that changes shared state: if a check fails on one
+// rank, all ranks throw its error, and settings that must be equal are compared.
 //
-// Threads: one. Blocking: collective, until the group's deadline; one all_reduce of
-// kStepMessageBytes if no rank has an error and nothing differs. Lifetime: keeps nothing. Errors:
-// those of tensor/group/agreement.h, the same on all ranks; if the ranks are not in the same step,
-// those of wrap::LocatedGroup.
+// Blocking: a collective, until the group's deadline. It is one all_reduce of kStepMessageBytes,
+// unless a check fails or settings differ. Errors: those of tensor/group/agreement.h, the same on
+// all ranks; if the ranks are in different steps, those of wrap::LocatedGroup.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +18,22 @@
 namespace cadre::shard {
 
 struct StepTerms {
-  const char* subject;               // the optimizer, as in AgreementSubject
-  std::function<void()> check;       // throws if this rank cannot make the step
-  std::function<uint64_t()> digest;  // returns a digest of the values that must be equal
-  // Returns the values that must be equal. Called if the digests differ.
+  const char* subject;               // the optimizer's name in errors, as in AgreementSubject
+  std::function<void()> check;       // throws if this rank cannot step
+  std::function<uint64_t()> digest;  // returns a hash of the settings that must be equal
+  // Returns the settings that must be equal. Called only if the digests differ, for the error.
   std::function<std::vector<AgreedField>()> fields;
   std::string_view remedy;
-  // Returns a digest of values that are expected to be equal. A difference is reported in the log
-  // and is no error. Null means that there is no sample.
+  // Returns a hash of values that are expected to be equal, for example of a few elements of the
+  // gradients. A difference is not an error: agree_on_step() returns false.
+  // Null: no sample.
   std::function<uint64_t()> sample = {};
 };
 
-// The size of the message that the ranks reduce in each step: the bounds of digest and sample, and
-// whether a rank has an error.
+// The size of the message that is all_reduced in each step: the minimum and the maximum of the
+// digest and of the sample, and whether a check has failed.
 inline constexpr int64_t kStepMessageBytes = 5 * sizeof(int64_t);
-// Agrees on the terms. Returns whether the samples are equal on all ranks.
+// Makes the checks that `terms` describes. Returns whether the samples are equal on all ranks.
 CADRE_EXPORT bool agree_on_step(const wrap::LocatedGroup& group, const StepTerms& terms);
 
 }  // namespace cadre::shard

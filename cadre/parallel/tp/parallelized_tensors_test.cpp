@@ -110,9 +110,10 @@ TEST(ParallelizedTensors, RefusesTensorsOnTheMetaDevice) {
   };
   for (const bool is_parameter : {true, false}) {
     Model model(is_parameter);
-    EXPECT_THAT(refusal_of_plan(model, {{"head", ParallelStyle::kColwise}}),
-                HasSubstr("parallelize_module: the values of \"scale\" are not available; it is "
-                          "deferred or on the meta device, and needs materialize() first"));
+    EXPECT_THAT(
+        refusal_of_plan(model, {{"head", ParallelStyle::kColwise}}),
+        HasSubstr("parallelize_module: the values of \"scale\" are not available; the tensor is "
+                  "deferred or on the meta device, and needs materialize() first"));
     EXPECT_FALSE(model.head->is_parallelized());
   }
 }

@@ -1,6 +1,6 @@
-// Options of ZeroRedundancyOptimizer.
+// Defines the options of ZeroRedundancyOptimizer.
 //
-// Threads: plain values. Equal on all ranks.
+// All ranks must pass the same options.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,22 @@
 namespace cadre {
 
 struct ZeroOptions {
-  // Cap of the flat buffers that hold the parameters: while one buffer is gathered, the next one is
-  // stepped. A parameter of more bytes has a buffer of its own.
+  // The maximum size of the flat buffers that hold the parameters. The gather of one buffer
+  // overlaps with the step of the next one. A parameter that is larger than this gets its own
+  // buffer.
   int64_t bucket_cap_bytes = int64_t{16} << 20;
-  // If true, step() returns when all parameters have arrived. If false, the next forward of the
-  // wrapper waits, or wait(), and reading a parameter before that throws. The default is true in
-  // stage 1, which has no wrapper that waits, else false.
+  // If true, step() waits until all parameters are gathered. If false, step() returns earlier, and
+  // the next forward of the wrapper, or wait(), waits for the gathers; reading a parameter before
+  // that throws. The default is true in stage 1, else false.
   std::optional<bool> wait_in_step = {};
 };
 
-// The place of the gradients when step() is called.
+// Where the gradients are when step() is called.
 enum class ZeroStage : uint8_t {
-  // Each rank has the whole gradients in parameter.grad(), the same on all ranks.
+  // Each rank has the whole reduced gradients in parameter.grad().
   kReplicatedGradients = 1,
-  kShardedGradients = 2,  // the gradients are reduced to their owners, in the grad() of the shards
+  // Each rank has only the gradients of its shards, in the grad() of ParameterShard::values.
+  kShardedGradients = 2,
 };
 
 }  // namespace cadre

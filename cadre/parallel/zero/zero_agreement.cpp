@@ -1,4 +1,5 @@
-// The checks and agreements of the ranks of a ZeroRedundancyOptimizer before anything changes.
+// Implements the checks that the ranks of a ZeroRedundancyOptimizer make, and the settings that
+// they compare, in the constructor and before each step.
 #include <ATen/ops/empty.h>
 #include <torch/optim/optimizer.h>
 
@@ -31,8 +32,8 @@ constexpr std::string_view kEqualGroups =
 constexpr std::string_view kInConstruction = "its construction";
 constexpr std::string_view kInStep = "its step {}";
 
-// Adds up to 16 elements of the parameter's gradient, from the first to the last, and whether there
-// is a gradient.
+// Adds to the digest whether the parameter has a gradient, and up to 16 of its elements at equal
+// distances, including the first and the last one.
 void add_gradient_sample(Fnv1a& digest, const at::Tensor& parameter) {
   constexpr int64_t kNumSamples = 16;
   at::Tensor gradient = parameter.grad();
@@ -81,17 +82,18 @@ void ZeroCore::add_group(const torch::optim::OptimizerParamGroup& group,
 
 void ZeroCore::check_named() const {
   for (const NamedTensor& parameter : named_) {
-    static_cast<void>(shard::division_of(parameter));  // throws if the division is not known
+    // Throws if the parameter was divided without a mesh.
+    static_cast<void>(shard::division_of(parameter));
     if (parameter.tensor.is_meta()) {
       refuse(
-          format("\"{}\" is on the meta device and has no values; call cadre::materialize(module) "
-                 "before, on all ranks",
+          format("the parameter \"{}\" is on the meta device and has no values; call "
+                 "cadre::materialize(module) before, on all ranks",
                  parameter.name));
     }
     if (parameter.tensor.is_contiguous()) continue;
     refuse(
-        format("\"{}\" is not contiguous, but a parameter in a flat buffer must be; call "
-               "parameter.set_data(parameter.contiguous()) before it is given to a wrapper",
+        format("the parameter \"{}\" is not contiguous, as it must be in a flat buffer; call "
+               "parameter.set_data(parameter.contiguous()) before you pass it to a wrapper",
                parameter.name));
   }
   std::vector<at::Tensor> trained;
@@ -101,8 +103,8 @@ void ZeroCore::check_named() const {
   check_fresh(trained);
 }
 
-// Throws for tensors that cannot be moved into buffers, for example because they share memory with
-// a tensor that is not moved.
+// Throws if new trained parameters among `parameters` cannot be moved into flat buffers, for
+// example because they share memory with a tensor that is not moved.
 void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
   if (stage_ == ZeroStage::kShardedGradients) return;
   std::vector<bool> is_moved(named_.size(), false);
@@ -110,7 +112,8 @@ void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
     const size_t index = index_of(parameter);
     is_moved[index] = parameter.requires_grad() && !leaves_.contains(key_of(parameter));
   }
-  if (std::ranges::find(is_moved, true) == is_moved.end()) return;  // is true in nearly every step
+  // Nearly always: no parameter is new.
+  if (std::ranges::find(is_moved, true) == is_moved.end()) return;
   std::vector<NamedTensor> moved;
   std::vector<NamedTensor> kept;
   for (size_t i = 0; i < named_.size(); ++i) {
@@ -131,9 +134,8 @@ size_t ZeroCore::index_of(const at::Tensor& parameter) const {
   const auto found = indices_.find(key_of(parameter));
   if (found != indices_.end()) return found->second;
   refuse(
-      format("a parameter of sizes {} in a parameter group is none of the {} parameters that "
-             "the optimizer was made for; give it the parameters of the model that is "
-             "trained",
+      format("a parameter of sizes {} in a parameter group is none of the {} parameters that the "
+             "optimizer was made for; pass groups with parameters of the same model",
              list_of(parameter.sizes()), std::max(named_.size(), shards_.size())));
 }
 
@@ -171,13 +173,14 @@ void ZeroCore::check_frozen() const {
   for (const at::Tensor& parameter : frozen_) {
     if (!parameter.grad().defined() || leaves_.contains(key_of(parameter))) continue;
     refuse(
-        format("a parameter of sizes {} was frozen when the optimizer was made and has a "
-               "gradient now; make the optimizer after it is unfrozen",
+        format("a parameter of sizes {} was frozen when the optimizer was made and has a gradient "
+               "now; unfreeze parameters before the optimizer is made",
                list_of(parameter.sizes())));
   }
 }
 
-// In stage 2, throws if a stepped parameter has a gradient on this rank that is not reduced yet.
+// Called in stage 2. Throws if a parameter of the groups has a gradient on this rank that is not
+// reduced yet.
 void ZeroCore::check_gradients(const Groups& groups) const {
   for (const torch::optim::OptimizerParamGroup& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
@@ -226,7 +229,8 @@ void ZeroCore::warn_of_uncompared(const Groups& groups,
   uncompared_options_.warn(group_.log_sink(), "zero", terms_of(groups, defaults, {}));
 }
 
-// Returns a digest of some elements of each whole gradient; in stage 2 of no elements.
+// Stage 1: returns a hash of sampled elements of each gradient, which must be equal on all ranks.
+// Stage 2: returns a constant, because the ranks have different gradients.
 uint64_t ZeroCore::digest_of_samples(const Groups& groups) const {
   Fnv1a digest;
   if (stage_ == ZeroStage::kShardedGradients) return digest.value();
@@ -238,8 +242,8 @@ uint64_t ZeroCore::digest_of_samples(const Groups& groups) const {
   return digest.value();
 }
 
-// Throws for gradients that were not reduced, which differ between the ranks. The first step
-// compares whole gradients, later steps only some elements.
+// Throws if the gradients were not reduced, and therefore differ between the ranks. The first step
+// compares whole gradients, later steps only sampled elements.
 void ZeroCore::check_reduced() {
   if (!std::exchange(is_reduction_checked_, true)) return check_whole_gradients();
   if (samples_are_equal_) return;

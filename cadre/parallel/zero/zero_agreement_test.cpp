@@ -1,5 +1,6 @@
-// Tests what the ranks of a ZeRO optimizer compare, and how its parameters are put into buffers.
-// The tests set the gradients, which are equal on all ranks except for what a test changes.
+// Tests what the ranks of a ZeRO optimizer compare, and how its parameters are divided into flat
+// buffers. The tests set the gradients to equal values on all ranks, and then change them on rank
+// 1.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -23,7 +24,8 @@ using testing::require;
 using testing::run_groups;
 using torch::Tensor;
 
-// A model in which layer "a" has 1,000 and 50 elements, and layer "b" 250 and 5.
+// A model whose layer "a" has a weight of 1,000 and a bias of 50 elements, and layer "b" of 250 and
+// 5.
 struct TwoLayers : torch::nn::Module {
   TwoLayers() {
     a = register_module("a", torch::nn::Linear(20, 50));
@@ -46,8 +48,8 @@ struct TwoLayers : torch::nn::Module {
 
 using DividedSgd = ZeroRedundancyOptimizer<torch::optim::SGD>;
 
-// Lets rank 1 change its gradients before a step, and returns the errors of both ranks. The step
-// must change nothing.
+// Makes num_steps_before steps, lets rank 1 change its gradients, and returns the error of the next
+// step, which must be the same on both ranks and must change no parameter.
 std::string refusal_of_step(int num_steps_before, const std::function<void(TwoLayers&)>& change) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
     TwoLayers net;
@@ -67,7 +69,8 @@ std::string refusal_of_step(int num_steps_before, const std::function<void(TwoLa
   return first;
 }
 
-// Steps after the first compare samples of the gradients, which include both ends.
+// Rank 1 changes the first or the last element of a gradient. The first step compares all elements;
+// later steps compare samples, which include these two.
 TEST(ZeroAgreement, ComparesTheFirstAndTheLastElementInEveryStep) {
   for (const int num_steps_before : {0, 2}) {
     for (const int64_t element : {0, 999}) {
@@ -80,8 +83,9 @@ TEST(ZeroAgreement, ComparesTheFirstAndTheLastElementInEveryStep) {
   }
 }
 
-// An optimizer applies weight decay to a parameter whose gradient is zeros, and does not change one
-// without a gradient. So ranks must compare which gradients exist.
+// A gradient is zeros on rank 0 and undefined on rank 1. This must be an error, because an
+// optimizer applies weight decay to a parameter with a zero gradient, but not to one without a
+// gradient.
 TEST(ZeroAgreement, TellsNoGradientFromOneOfZeros) {
   for (const int num_steps_before : {0, 2}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -127,8 +131,8 @@ TEST(ZeroAgreement, RefusesStatesOfOtherStepsOnAllRanks) {
   }
 }
 
-// The parameters have 4,000 and 200, 1,000 and 20 bytes. A buffer is closed before the parameter
-// that exceeds the cap, and the count starts again with that parameter.
+// The parameters have 4,000, 200, 1,000 and 20 bytes. A parameter with which a buffer would exceed
+// the cap begins a new buffer.
 TEST(ZeroAgreement, ABufferIsClosedBeforeItExceedsTheCap) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     for (const auto& [cap, expected] :
@@ -147,8 +151,8 @@ TEST(ZeroAgreement, ABufferIsClosedBeforeItExceedsTheCap) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// In stage 1 the shards borrow the gradients during the step. Afterwards the program finds
-// gradients only in the parameters.
+// Stage 1: the shards have gradients only during a step, as views of those of the parameters. After
+// the step only the parameters must have gradients.
 TEST(ZeroAgreement, ShardsHaveNoGradientAfterAStepOfWholeGradients) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     TwoLayers net;

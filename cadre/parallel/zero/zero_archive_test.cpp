@@ -1,6 +1,6 @@
-// Tests archives of torch::save(): an archive fits only the rank that has saved it, and if one rank
-// refuses its archive, nothing changes on any rank. Also tests option classes that the program
-// defines.
+// Tests archives of torch::save(): an archive can be loaded only by the rank that has saved it, and
+// if loading fails on one rank, no state changes on any rank. Also tests option classes that the
+// program defines.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -30,7 +30,7 @@ using testing::require;
 using testing::run_groups;
 using torch::Tensor;
 
-// A model of one parameter, of which 2 ranks have parts of equal sizes.
+// A model of one parameter with 64 elements, of which each of 2 ranks owns 32.
 struct Row : torch::nn::Module {
   Row() { v = register_parameter("v", torch::linspace(-1, 1, 64, torch::kDouble)); }
   void backward(int step) { v.mutable_grad() = torch::arange(64, torch::kDouble).add(step).sin(); }
@@ -54,8 +54,8 @@ void load(torch::optim::Optimizer& optimizer, const std::string& bytes) {
   optimizer.load(archive);
 }
 
-// Trains 2 steps, lets each rank load the archive that `bytes_of` returns, and trains on. Returns
-// the error of the loading on each rank.
+// Trains 2 steps, lets each rank load the archive that bytes_of() returns, and trains 2 more steps,
+// which must be correct. Returns the error of load() on each rank.
 template <typename O>
 std::vector<std::string> load_in_training(
     const std::function<std::string(const ProcessGroup&, const torch::optim::Optimizer&)>&
@@ -110,7 +110,8 @@ TEST(ZeroArchive, OneOfAnotherOptimizerOrOtherGroupsIsRefused) {
                 return saved(AdamW({torch::ones({64}, torch::kDouble)}, options));
               }),
               ElementsAre(is_nobodys, is_nobodys));
-  // Only one rank has a wrong archive. The other rank keeps its state, too.
+  // Only rank 1 has a wrong archive. Loading must throw on both ranks, and rank 0 must keep its
+  // state, too.
   const auto are_others = HasSubstr("has the state of rank 1 of 2 for other parameter groups");
   EXPECT_THAT(
       load_in_training<AdamW>([&](const ProcessGroup& group, const torch::optim::Optimizer& zero) {
@@ -163,7 +164,8 @@ class Descent : public torch::optim::Optimizer {
   }
 };
 
-// Steps with options that are equal on all ranks, and then with options that differ.
+// Makes three steps with equal options on both ranks, and then one step for which rank 1 has
+// changed `decay`. Returns the error of the last step on each rank.
 template <typename Options>
 std::vector<std::string> step_with_other_options(const std::shared_ptr<testing::LogLines>& log) {
   const auto result =

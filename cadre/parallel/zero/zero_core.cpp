@@ -82,8 +82,8 @@ ZeroCore::~ZeroCore() {
     try {
       flat->wait_unsharded();
     } catch (...) {
-      // The gather has failed, or a step ended by an exception before it. Any access to a parameter
-      // throws the reason.
+      // The gather has failed, or a step has thrown before it. Any access to a parameter throws an
+      // error that says so.
     }
   }
 }
@@ -93,7 +93,8 @@ void ZeroCore::refuse(const std::string& problem) const {
                                                   optimizer_, group_.rank(), problem));
 }
 
-// In stage 1, moves the parameters that require grad into buffers.
+// Stage 1: moves the parameters that require grad and are not in a flat buffer yet into new
+// buffers.
 void ZeroCore::adopt(std::span<const at::Tensor> parameters) {
   if (stage_ == ZeroStage::kShardedGradients) return;
   std::vector<NamedTensor> fresh;
@@ -155,8 +156,8 @@ std::vector<ParameterShard> ZeroCore::parameter_shards() const {
   return shards;
 }
 
-// Returns the part of the gradient that this rank steps: a view of the whole gradient if that is
-// contiguous.
+// Returns the gradient of the elements that this rank updates. In stage 1 it is a view of the whole
+// gradient if that is contiguous.
 at::Tensor ZeroCore::gradient_of(const shard::FlatParameters& flat, size_t parameter) const {
   if (stage_ == ZeroStage::kShardedGradients) return flat.values(parameter).grad();
   const NamedTensor& named = flat.parameters()[parameter];
@@ -202,8 +203,8 @@ void ZeroCore::gather(size_t bucket) {
   buckets_[bucket]->unshard_async();
 }
 
-// Sets the gradients of the leaves after a step. In stage 2 the leaves keep the gradients of the
-// shards. In stage 1 they get none, because their gradients were views for this step.
+// Stage 2: gives the leaves the gradients of the shards back. Stage 1: removes the gradients of the
+// leaves, which were views of the parameters' gradients for this step only.
 void ZeroCore::end_step() {
   for (size_t k = 0; k < gradients_.size(); ++k) {
     for (size_t i = 0; i < gradients_[k].size(); ++i) {
@@ -240,8 +241,8 @@ void ZeroCore::check_alike(std::span<const int64_t> marks, const std::string& wh
   for (int64_t i = 0; i < count; ++i) {
     if (values[i] == -values[count + i]) continue;
     refuse(
-        format("{} of parameter {} is not the same on all ranks: from {} to {}. All ranks make "
-               "the same steps and load the same state",
+        format("{} of parameter {} is not the same on all ranks: from {} to {}. Make the same "
+               "steps on all ranks, and load the same state on all of them",
                what, i, -values[count + i], values[i]));
   }
 }
@@ -281,8 +282,8 @@ std::pair<std::shared_ptr<shard::FlatParameters>, size_t> ZeroCore::find(
     }
   }
   refuse(
-      format("the state has \"{}\", which does not belong to this optimizer; load the state of the "
-             "same model",
+      format("the state has a parameter \"{}\", which does not belong to this optimizer; load the "
+             "state of the same model",
              parameter));
 }
 
@@ -306,8 +307,8 @@ void ZeroCore::check_state(const ParameterState& given, const ExpectedState& exp
     if (std::ranges::find(given.tensors, field, &NamedTensor::name) != given.tensors.end())
       continue;
     refuse(
-        format("the state of \"{}\" has no \"{}\", without which the optimizer would start again; "
-               "load a whole state, or leave the parameter out",
+        format("the state of \"{}\" has no \"{}\", so the optimizer would start again with zeros; "
+               "load a complete state, or leave the parameter out of it",
                given.parameter, field));
   }
 }

@@ -1,6 +1,6 @@
-// Tests that the options of a ZeRO optimizer have one source, param_groups(), from which the step,
-// a snapshot and the other ranks take them. Also tests what happens to the parameters when the
-// optimizer is destroyed.
+// Tests that steps, snapshots and comparisons between the ranks all use the options in
+// param_groups(). Also tests that the parameters can be used after the destruction of the
+// optimizer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -54,7 +54,7 @@ TEST(ZeroSettings, ALoadedOptimizerStepsWithTheLoadedOptions) {
       torch::optim::Optimizer& optimizer =
           each == &net ? static_cast<torch::optim::Optimizer&>(zero) : plain;
       train_step(*each, group, optimizer, 0);
-      // No step uses this rate before the archive is written.
+      // This learning rate is set after the last step, and must be in the archive.
       optimizer.param_groups()[0].options().set_lr(0.01);
     }
     SGD plain_loaded(plain_net.parameters(), SGDOptions(0.1));
@@ -72,7 +72,8 @@ TEST(ZeroSettings, ALoadedOptimizerStepsWithTheLoadedOptions) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The base class takes an option of a new group for unset if it equals the default of its class.
+// The learning rate of an added group is set to the default of its class. It must be used, although
+// torch::optim::Optimizer ignores options that equal the defaults of their class.
 TEST(ZeroSettings, AGroupThatIsAddedKeepsWhatIsSetLater) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Net plain_net;
@@ -93,7 +94,8 @@ TEST(ZeroSettings, AGroupThatIsAddedKeepsWhatIsSetLater) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Only the class of the optimizer knows how the options of a group are merged with its defaults.
+// Adadelta merges the options of a group with its defaults in its own way, which the ZeRO optimizer
+// must keep.
 TEST(ZeroSettings, GroupsOfAdadeltaKeepTheirOptions) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto with = [](const torch::optim::OptimizerParamGroup& given, double rho) {
@@ -134,7 +136,8 @@ TEST(ZeroSettings, AGroupWithOptionsOfAnotherOptimizerIsNotAdded) {
   EXPECT_EQ(zero.local_optimizer().param_groups().size(), 1U);
 }
 
-// Makes an optimizer that differs on rank 1, and returns the errors of both ranks.
+// Calls make(), which constructs an optimizer with a difference on rank 1, and returns the error,
+// which must be the same on both ranks.
 std::string refusal_of(const std::function<void(const ProcessGroup&, Net&)>& make) {
   return testing::refusal_of_both_ranks(
       [](const ProcessGroup&) { return std::make_shared<Net>(); },
@@ -170,8 +173,8 @@ TEST(ZeroSettings, GroupsThatDifferBetweenTheRanksAreRefused) {
               HasSubstr("bucket_cap_bytes is 200 on rank 0 and 100 on rank 1"));
 }
 
-// The second group cannot be divided, either on one rank or on all. Then the first group must not
-// be divided, either.
+// The second group has a parameter of another model, on rank 1 (1) or on both ranks (2). The
+// constructor must throw and must not have moved the parameters of the first group.
 TEST(ZeroSettings, ARefusedConstructorChangesNothing) {
   for (const int refusing : {1, 2}) {
     const std::string refusal = refusal_of([refusing](const ProcessGroup& group, Net& net) {
@@ -187,8 +190,8 @@ TEST(ZeroSettings, ARefusedConstructorChangesNothing) {
   }
 }
 
-// The two tensors would lie in one buffer or in two; in both cases they would no longer share
-// memory.
+// Two parameters share memory. With the first cap they would be moved into one buffer, with the
+// second cap into two; in both cases the constructor must throw.
 TEST(ZeroSettings, ATieByMemoryIsRefused) {
   for (const int64_t cap : {int64_t{1} << 20, int64_t{100}}) {
     EXPECT_THAT(refusal_of([cap](const ProcessGroup& group, Net& net) {
@@ -273,7 +276,8 @@ TEST(ZeroSettings, AStateThatLacksATensorIsRefusedOnAllRanks) {
   }
 }
 
-// The values are valid although a ParameterShard still exists.
+// The optimizer is destroyed directly after a step that has not waited. The parameters must have
+// the new values, although ParameterShards still exist.
 TEST(ZeroSettings, ParametersAreThereAfterAnOptimizerThatDidNotWait) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Net plain_net;
@@ -299,9 +303,9 @@ TEST(ZeroSettings, OneThatWasMovedFromSaysSo) {
   ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), alone, SGDOptions(0.1));
   ZeroRedundancyOptimizer<SGD> other = std::move(zero);
   const auto refuses = [](const auto& call) {
-    EXPECT_THAT(failure_of(call), HasSubstr("it was moved from"));
+    EXPECT_THAT(failure_of(call), HasSubstr("this optimizer was moved from"));
   };
-  refuses([&] { zero.step(); });  // NOLINT: the use after the move is tested
+  refuses([&] { zero.step(); });  // NOLINT: tests the use after the move
   refuses([&] { zero.wait(); });
   refuses([&] { static_cast<void>(zero.stage()); });
   refuses([&] { static_cast<void>(zero.local_optimizer()); });

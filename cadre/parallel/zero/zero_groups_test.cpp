@@ -26,8 +26,8 @@ using zero_net::options;
 using zero_net::require_same;
 using zero_net::train_step;
 
-// Rules that depend on the number of dimensions see the original shapes, and a scheduler sees the
-// groups, as without ZeRO.
+// Groups are chosen by the parameters' number of dims, and a scheduler changes their learning
+// rates. The results must equal those of the plain optimizer.
 TEST(ZeroGroups, HasGroupsAndSchedulersOfAPlainOptimizer) {
   for (const int world_size : {1, 3, 4}) {
     const auto result = run_groups(world_size, [](const ProcessGroup& group) {
@@ -71,7 +71,7 @@ TEST(ZeroGroups, TakesGroupsThatAreAddedLater) {
       train_step(net, group, zero, step);
     }
     require_same(net, plain_net, "added");
-    // Adds a group through the base class torch::optim::Optimizer.
+    // Adds the group by a call through the base class torch::optim::Optimizer.
     Net plain_late_net;
     Net late_net;
     AdamW plain_late(Groups{all(plain_late_net)[0]}, options());
@@ -88,7 +88,8 @@ TEST(ZeroGroups, TakesGroupsThatAreAddedLater) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The program removes a group, or exchanges the parameters of two groups of equal size.
+// The program removes a group before the second step, or swaps the parameters of two groups of
+// equal size. The results must equal those of the plain optimizer.
 TEST(ZeroGroups, FollowsWhatTheProgramDoesToItsGroups) {
   using torch::optim::SGDOptions;
   const std::vector<std::function<void(Groups&)>> changes = {

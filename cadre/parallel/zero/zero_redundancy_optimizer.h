@@ -1,31 +1,30 @@
-// Divides an optimizer among ranks: each keeps the state of a part of the parameters, steps that
-// part, and gets the other parts from their owners.
+// Divides an optimizer O among ranks (ZeRO stage 1 and 2): each rank has the optimizer state of its
+// shard of the parameters and updates only that shard; then the ranks all_gather the parameters.
 // docs/guide/parallel/zero.md shows programs.
 //
 // Threads: one. Blocking: the constructor, step(), wait(), add_param_group(), state_dict(),
-// load_state_dict() and load(), each until the group's deadline. All ranks call them in the same
-// order. Lifetime: shares the parameters and the group. The parameters keep their values when the
-// optimizer is gone; the destructor waits for the values of the last step. An optimizer that was
-// moved from throws kInvalidArgument. Errors: cadre::Error; an error of one rank before a step or
-// in the constructor is thrown on all ranks. Also whatever O throws, after which the ranks may have
-// different parameters.
+// load_state_dict() and load() are collectives and wait until the group's deadline. All ranks call
+// them in the same order. Lifetime: shares the parameters and the group. The destructor waits for
+// the gathers of the last step; the parameters keep their values. The methods of an optimizer that
+// was moved from throw kInvalidArgument. Errors: cadre::Error. If a check fails on one rank in the
+// constructor or before a step, all ranks throw its error. Exceptions of O::step() pass through;
+// the ranks may have different parameters afterwards.
 //
 // O: torch::optim::AdamW, Adam, SGD, RMSprop, Adagrad, those of cadre/tensor/optim, or another
-// optimizer whose result for an element depends on that element alone; it is constructed from
-// parameter groups and options. It steps slices of flat buffers. With the optimizers of
-// cadre/tensor/optim every element gets the bits that it would get without this class; with others
-// it may differ in the last ones.
+// elementwise optimizer that is constructed from parameter groups and options. O updates slices of
+// flat buffers. With the optimizers of cadre/tensor/optim the results have the same bits as without
+// ZeRO; with others they may differ in the last bits.
 //
-// It is a torch::optim::Optimizer, so schedulers and zero_grad() work on it. param_groups() returns
-// the groups that were given; their options may be changed between steps, and rules by dimension
-// see the original shapes. In stage 1 (gradients whole on all ranks) their params() are the
-// parameters. In stage 2 (DistributedDataParallel with GradientPlacement::kSharded) they are the
-// shards, whose grad() is this rank's part of the gradients. state() is empty: see
-// local_optimizer() and state_dict(). torch::save() writes only this rank's part, with the options
-// of param_groups(), and torch::load() restores both. An archive fits the rank that saved it, in a
-// group of equally many ranks. If any rank's archive does not fit, load() throws on all ranks and
-// changes nothing.
-// Source: torch.distributed.optim.ZeroRedundancyOptimizer; ZeRO, arXiv:1910.02054.
+// The class is a torch::optim::Optimizer, so schedulers and zero_grad() work with it.
+// param_groups() returns the groups that were passed; their options may be changed between steps.
+// Options may depend on a parameter's number of dims, because groups contain tensors of the
+// original shapes. In stage 1 (whole gradients on all ranks) the params() of the groups are the
+// parameters. In stage 2 (DistributedDataParallel with GradientPlacement::kSharded) they are this
+// rank's shards, whose grad() is the shard of the gradients. state() is empty: see
+// local_optimizer() and state_dict(). torch::save() writes only this rank's part of the state and
+// the options of param_groups(); torch::load() restores both, but only on the same rank of a group
+// of the same size. If the archive is wrong on any rank, load() throws on all ranks and changes no
+// state. Source: torch.distributed.optim.ZeroRedundancyOptimizer; ZeRO, arXiv:1910.02054.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -64,7 +63,8 @@ namespace cadre {
 template <typename T>
 concept OptimizerOptionsType = std::derived_from<T, torch::optim::OptimizerOptions>;
 
-// A wrapper whose ranks have replicas of its module, with whole gradients or shards of them.
+// A wrapper such as DistributedDataParallel: every rank has all parameters, and whole gradients or
+// shards of them.
 template <typename Model>
 concept HasReplicas = requires(Model& model) {
   { model.module()->named_parameters() };
@@ -81,15 +81,16 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   using Named = torch::OrderedDict<std::string, at::Tensor>;
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
-  // Stage 1: the gradients are whole and the same on all ranks when step() is called, as
-  // DistributedDataParallel leaves them. Rank 0's values are copied to all.
+  // Constructs an optimizer for stage 1: when step() is called, the gradients must be whole and
+  // equal on all ranks, as after a backward of DistributedDataParallel. Broadcasts rank 0's values.
   template <OptimizerOptionsType Options>
   // ranks: a ProcessGroup, or a mesh of one axis.
   ZeroRedundancyOptimizer(const Named& parameters, const Ranks& ranks, const Options& defaults,
                           const ZeroOptions& options = {})
       : ZeroRedundancyOptimizer(parameters, ranks, one_group(parameters.values()), defaults,
                                 options) {}
-  // groups: their tensors are among `parameters`; parameters in no group are not stepped.
+  // groups: parameter groups with tensors of `parameters`. Parameters that are in no group are not
+  // updated.
   template <OptimizerOptionsType Options>
   ZeroRedundancyOptimizer(const Named& parameters, const Ranks& ranks, const Groups& groups,
                           const Options& defaults, const ZeroOptions& options = {})
@@ -98,8 +99,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                       {groups, &defaults}),
             groups, defaults, options) {}
 
-  // Takes a wrapped model, whose options determine the stage. Without groups it takes each
-  // parameter once, even if it is registered under two names.
+  // Takes a wrapper, whose options determine the stage. Without `groups`, one group contains all
+  // parameters, each once even if it is registered under two names.
   template <typename Model, OptimizerOptionsType Options>
     requires HasReplicas<Model>
   ZeroRedundancyOptimizer(Model& model, const Options& defaults, const ZeroOptions& options = {})
@@ -112,7 +113,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       : ZeroRedundancyOptimizer(make_core_of(model, options, {groups, &defaults}), groups, defaults,
                                 options) {}
 
-  // Throws for a wrapper whose ranks own shards of the parameters already.
+  // Does not compile, with a message that says why, for a wrapper such as FullyShardedDataParallel,
+  // whose optimizer is divided already.
   template <typename Model, OptimizerOptionsType Options>
     requires(HasParameterShards<Model> && !HasReplicas<Model>)
   ZeroRedundancyOptimizer(Model&, const Options&, const ZeroOptions& = {})
@@ -120,13 +122,14 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                                 std::unique_ptr<torch::optim::OptimizerOptions>()) {
     static_assert(kHasDividedOptimizer<Model>,
                   "cadre::ZeroRedundancyOptimizer: each rank owns shards of this wrapper's "
-                  "parameters, so their optimizer's state is divided already. Make the optimizer "
-                  "itself from model.parameters(), for example cadre::AdamW");
+                  "parameters, so the optimizer state is divided already. Make a plain optimizer "
+                  "from model.parameters(), for example cadre::AdamW");
   }
 
   ZeroStage stage() const { return core().stage(); }
 
-  // closure: computes this rank's loss, which is returned unchanged.
+  // Updates this rank's shard and gathers the parameters. closure: computes this rank's loss, which
+  // step() returns.
   at::Tensor step(LossClosure closure = nullptr) override {
     const at::NoGradGuard no_grad;
     at::Tensor loss;
@@ -148,21 +151,21 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     return loss;
   }
 
-  // Waits until the parameters of the last step have arrived.
+  // Waits for the gathers of the last step.
   void wait() { core().finish_gathers(); }
 
-  // group: a group of parameters, as in the constructor.
+  // Adds a parameter group, of the same kind as those of the constructor.
   void add_param_group(const torch::optim::OptimizerParamGroup& group) {
     core().add_group(group, this->defaults());
     follow_groups();
     const torch::optim::OptimizerParamGroup outer = outer_group(*core_, group);
-    local_->add_param_group(local_group(outer));  // the first, because O may throw
+    local_->add_param_group(local_group(outer));  // first of all, because O may throw
     Optimizer::add_param_group(outer);
     take_options_of_local();
   }
 
-  // Returns the optimizer of this rank's parts: its groups and states are those of the `values` of
-  // parameter_shards(). Each step copies the options from param_groups() to it.
+  // Returns the optimizer that updates this rank's shard: its groups and states contain the
+  // `values` of parameter_shards(). Each step copies the options of param_groups() to it.
   O& local_optimizer() {
     copy_options();
     return *local_;
@@ -171,18 +174,18 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     copy_options();
     return *local_;
   }
-  // Returns the shards that this rank steps, in the order of the buffers; in stage 2, in the order
-  // of the model's parameter_shards().
+  // Returns the shards that this rank updates: in stage 1 in the order of the flat buffers, in
+  // stage 2 in the order of the model's parameter_shards().
   std::vector<ParameterShard> parameter_shards() const { return core().parameter_shards(); }
 
-  // Returns the whole state of every parameter that has one, on all ranks; or only on rank
-  // `only_on`, in which case the others get an empty list. Learning rates and other options are not
-  // part of it. Collective.
+  // Gathers and returns the whole optimizer state of every parameter that has one, without learning
+  // rates and other options. If only_on is given, only that rank gets the result, and the others an
+  // empty list. Collective.
   std::vector<ParameterState> state_dict(std::optional<int> only_on = {}) const {
     const int num_ranks = core().group().world_size();
     if (only_on && (*only_on < 0 || *only_on >= num_ranks)) {
-      core_->refuse("state_dict() is called for rank " + std::to_string(*only_on) +
-                    ", expected one from 0 to " + std::to_string(num_ranks - 1));
+      core_->refuse("state_dict(only_on) is called with rank " + std::to_string(*only_on) +
+                    ", expected a rank from 0 to " + std::to_string(num_ranks - 1));
     }
     std::vector<ParameterState> states;
     const bool is_kept = !only_on || core_->group().rank() == *only_on;
@@ -194,9 +197,10 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     }
     return states;
   }
-  // Replaces the whole state by `states`, which is the same list on all ranks. The number of ranks
-  // may differ from that of the ranks which have saved it. A parameter that is not in the list has
-  // no state afterwards, as in a new optimizer. Everything is checked first.
+  // Replaces the optimizer state by `states`, which must be the same list on all ranks. It may have
+  // been saved by another number of ranks. A parameter that is not in the list has no state
+  // afterwards, as in a new optimizer. If a check fails on any rank, throws on all ranks and
+  // changes no state.
   void load_state_dict(std::span<const ParameterState> states) {
     std::vector<std::pair<at::Tensor, std::unique_ptr<State>>> loaded;
     core().check_on_all([&] {
@@ -345,19 +349,19 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     if (core_) return *core_;
     throw Error(ErrorCode::kInvalidArgument,
                 "ZeroRedundancyOptimizer of " + name() +
-                    ": it was moved from; use the object that it was moved to");
+                    ": this optimizer was moved from; use the optimizer that it was moved to");
   }
 
-  // Copies the options that O has given to new groups. The base class of this wrapper does not know
-  // how O merges the options of a group with its defaults.
+  // Copies the options of new groups from the local optimizer to param_groups(), because only O
+  // knows how it merges a group's options with its defaults.
   void take_options_of_local() {
     for (size_t i = 0; i < param_groups().size(); ++i) {
       param_groups()[i].set_options(local_->param_groups()[i].options().clone());
     }
   }
 
-  // Copies the options to the local optimizer, because a scheduler or the program may have changed
-  // them since the last step.
+  // Copies the options of param_groups() to the local optimizer, because a scheduler or the program
+  // may have changed them since the last step.
   void copy_options() const {
     static_cast<void>(core());
     Groups& locals = local_->param_groups();
@@ -366,7 +370,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     }
   }
 
-  // Returns whether the local group has the leaves of the parameters that the group lists now.
+  // Returns whether `local`, a group of the local optimizer, has exactly the leaves of the
+  // parameters in `group`.
   bool is_followed(const torch::optim::OptimizerParamGroup& group,
                    const torch::optim::OptimizerParamGroup& local) const {
     return std::ranges::equal(group.params(), local.params(),
@@ -376,8 +381,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                               });
   }
 
-  // Copies changes of the program in param_groups() to the local optimizer: options, added and
-  // removed groups, and the parameters of a group.
+  // Repeats in the local optimizer what the program has changed in param_groups(): options, added
+  // and removed groups, and the parameters of a group.
   void follow_groups() {
     Groups& locals = local_->param_groups();
     for (size_t i = 0; i < param_groups().size(); ++i) {
@@ -388,8 +393,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       }
       group = outer_group(*core_, group);
       if (i == locals.size()) {
-        // add_param_group() treats options that equal the defaults of their class as not given, so
-        // the options are set again below.
+        // add_param_group() ignores options that equal the defaults of their class, so they are set
+        // again below.
         local_->add_param_group(local_group(group));
         locals[i].set_options(group.options().clone());
       } else {
@@ -399,7 +404,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     while (locals.size() > param_groups().size()) locals.pop_back();
   }
 
-  // Returns the options of the leaf's group; null for a leaf that is in no group.
+  // Returns the options of the leaf's group; null if the leaf is in no group.
   const torch::optim::OptimizerOptions* options_of(const at::Tensor& leaf) const {
     for (const auto& group : local_->param_groups()) {
       const auto is_leaf = [&leaf](const at::Tensor& other) { return other.is_same(leaf); };
@@ -488,7 +493,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   }
 
   std::shared_ptr<parallel::ZeroCore>
-      core_;  // the wrapper shares it, and waits for it in its forward
+      core_;  // the wrapper refers to it, and its forward waits for the gathers
   bool waits_in_step_;
   std::unique_ptr<O> local_;
 };

@@ -1,4 +1,4 @@
-// Tests the state of a ZeRO optimizer, when it waits, and its errors for misuse.
+// Tests the state of a ZeRO optimizer, when it waits for gathers, and its errors.
 // zero_groups_test.cpp tests its parameter groups.
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 
@@ -64,7 +64,8 @@ TEST(ZeroRedundancyOptimizer, CallsTheClosureOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The all_gathers of a step still run when the optimizer and the mesh of its group are destroyed.
+// The optimizer and the mesh of its group are destroyed while all_gathers of a step may still be in
+// flight.
 TEST(ZeroRedundancyOptimizer, AMeshEndsAfterAStepThatNobodyHasWaitedFor) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     {
@@ -80,8 +81,8 @@ TEST(ZeroRedundancyOptimizer, AMeshEndsAfterAStepThatNobodyHasWaitedFor) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The state is that of the plain optimizer, with the original sizes. Any number of ranks can load
-// it.
+// The saved state must equal that of the plain optimizer, with the original sizes, and any number
+// of ranks must be able to load it.
 TEST(ZeroRedundancyOptimizer, StateGoesFromAnyNumberOfRanksToAnyOther) {
   for (const int from : {1, 2, 3, 8}) {
     std::vector<ParameterState> saved;
@@ -125,7 +126,7 @@ TEST(ZeroRedundancyOptimizer, StateGoesFromAnyNumberOfRanksToAnyOther) {
           for (size_t i = 0; i < values.size(); ++i) each->parameters()[i].copy_(values[i]);
         }
         ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), group, options());
-        // The reference is the undivided optimizer; each rank runs it in a group of one.
+        // The reference is the same optimizer in a group of one rank, where it is not divided.
         const ProcessGroup alone = init_process_group();
         ZeroRedundancyOptimizer<AdamW> plain(plain_net.named_parameters(), alone, options());
         zero.load_state_dict(saved);
@@ -136,7 +137,8 @@ TEST(ZeroRedundancyOptimizer, StateGoesFromAnyNumberOfRanksToAnyOther) {
         }
         require_same(net, plain_net, "resumed");
         for (const ParameterState& state : zero.state_dict()) {
-          // A layer that is listed twice is stepped twice in each step, as in torch::optim.
+          // The layer "in" is in the list twice, so each step updates it twice, as in torch::optim.
+          // The layer "rare" has gradients in 4 of 6 steps.
           const int64_t expected = state.parameter.starts_with("rare")
                                        ? 4
                                        : (state.parameter.starts_with("in") ? 12 : 6);
@@ -186,9 +188,10 @@ TEST(ZeroRedundancyOptimizer, RefusesAStateOfOthers) {
   zero.load_state_dict(std::vector<ParameterState>{given});
   EXPECT_EQ(zero.state_dict().size(), 1U);
   for (const int rank : {-1, 1}) {
-    EXPECT_THAT(failure_of([&] { zero.state_dict(rank); }), HasSubstr("expected one from 0 to 0"));
+    EXPECT_THAT(failure_of([&] { zero.state_dict(rank); }),
+                HasSubstr("expected a rank from 0 to 0"));
   }
-  zero.load_state_dict({});  // an empty list removes the state of the parameter
+  zero.load_state_dict({});  // an empty list removes all states
   EXPECT_TRUE(zero.state_dict().empty());
 }
 
@@ -205,7 +208,7 @@ TEST(ZeroRedundancyOptimizer, ParametersArriveWhenTheProgramWaits) {
     zero.wait();
     zero.wait();
     net.in->weight.sum();
-    zero.step();  // returns before the gathers have ended
+    zero.step();  // does not wait for the gathers
     zero.step();
     zero.wait();
   });
@@ -267,7 +270,7 @@ TEST(ZeroRedundancyOptimizer, SaysWhatEachRankSteps) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A wrapper that has whole gradients, a module and a group.
+// A wrapper with whole gradients, as far as the optimizer needs one: a module and a process group.
 struct ReplicatedModel {
   const std::shared_ptr<Net>& module() const { return net; }
   const ProcessGroup& process_group() const { return group; }
@@ -292,8 +295,7 @@ TEST(ZeroRedundancyOptimizer, StepsAWrapperOfWholeGradients) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Without DistributedDataParallel the gradients differ between ranks, which the optimizer must
-// notice.
+// The gradients are not reduced, so they differ between the ranks. The first step must throw.
 TEST(ZeroRedundancyOptimizer, NoticesGradientsThatNobodyReduced) {
   const auto result = run_groups(3, [](const ProcessGroup& group, std::string& output) {
     Net net;
@@ -309,7 +311,8 @@ TEST(ZeroRedundancyOptimizer, NoticesGradientsThatNobodyReduced) {
   }
 }
 
-// Every step compares some elements of each gradient.
+// The gradients of the fourth step are not reduced. The step must throw, because every step
+// compares sampled elements.
 TEST(ZeroRedundancyOptimizer, NoticesALaterStepThatNobodyReduced) {
   const auto result = run_groups(3, [](const ProcessGroup& group, std::string& output) {
     Net net;

@@ -9,9 +9,9 @@
 namespace cadre::shard {
 namespace {
 
-// Cuts a range of a box into boxes. The rows of a dim that the range covers completely are one box.
-// The first and the last row, of which it may cover a part, are cut in the same way along the next
-// dims.
+// Cuts a range of a box's elements into boxes. All rows of a dim that the range covers completely
+// form one box. The range may cover only a part of its first and of its last row; such a row is cut
+// by recursion along the next dim.
 class Cutter {
  public:
   explicit Cutter(const Box& box) : box_(box), row_numels_(box.sizes.size()) {
@@ -22,8 +22,8 @@ class Cutter {
     }
   }
 
-  // The range counts the elements of `row`, which is the whole box or has size 1 in all dims before
-  // `dim`.
+  // `range` is a range of the elements of `row`. `row` is the whole box, or has size 1 in all dims
+  // before `dim`.
   void cut(Box row, size_t dim, FlatRange range) {
     if (range.size() == 0) return;
     if (dim == box_.sizes.size()) {

@@ -11,7 +11,8 @@
 
 namespace cadre::shard {
 
-// Returns the groups in the order of the list, which is the same on all ranks.
+// Returns the groups in the order in which the shards of the list use them. The list has the same
+// order on all ranks.
 std::vector<ProcessGroup> dividing_groups(std::span<const ParameterShard> shards) {
   std::vector<ProcessGroup> groups;
   for (const ParameterShard& shard : shards) {
@@ -34,7 +35,7 @@ void keep_division(const ParameterShard& record) {
   const wrap::ShardMark* const known = wrap::shard_mark_of(record.parameter);
   if (known == nullptr) {
     throw Error(ErrorCode::kInternal,
-                format("\"{}\" is divided, but not marked as a shard", record.name));
+                format("the parameter \"{}\" is divided, but has no ShardMark", record.name));
   }
   wrap::ShardMark mark = *known;
   mark.division = std::make_shared<const ParameterDivision>(
@@ -45,12 +46,11 @@ void keep_division(const ParameterShard& record) {
 std::shared_ptr<const ParameterDivision> division_of(const NamedTensor& parameter) {
   const wrap::ShardMark* const mark = wrap::shard_mark_of(parameter.tensor);
   if (mark == nullptr || mark->division) return mark == nullptr ? nullptr : mark->division;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      format("\"{}\" is the shard of rank {} ({}), and it is not known along which axis: to "
-             "shard it further, or to put it into a pipeline, divide its layer with "
-             "parallelize_module(module, mesh[axis], plan)",
-             parameter.name, mark->rank, mark->owner));
+  throw Error(ErrorCode::kInvalidArgument,
+              format("the parameter \"{}\" is the shard of rank {} ({}), and it is not known along "
+                     "which mesh axis. To shard the parameter further, or to put it into a "
+                     "pipeline, divide its layer with parallelize_module(module, mesh[axis], plan)",
+                     parameter.name, mark->rank, mark->owner));
 }
 
 ParameterShard on_joint_mesh(ParameterShard record, const ParameterDivision* division) {

@@ -1,9 +1,9 @@
-// How parameters are divided along the axes of meshes: what a parameter keeps of the division that
-// was made before a wrapper, the ParameterShards of both together, and the groups that divide the
-// elements.
+// Says how parameters are divided along the axes of meshes. A parameter may be divided twice, for
+// example by tensor parallelism and then by FSDP. It stores its first division, and its
+// ParameterShard then describes both.
 //
-// Threads: one for the same parameters. Blocking: mesh_of_wrapper() may make a mesh, which is a
-// collective. Lifetime: a parameter owns its division. Errors: cadre::Error.
+// Threads: one at a time for the same parameters. Blocking: mesh_of_wrapper() may make a mesh,
+// which is a collective. Lifetime: a parameter owns its division. Errors: cadre::Error.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace cadre::shard {
 
-// Says how a parameter was divided before a wrapper is made of its module.
+// Says how a parameter was divided before its module was wrapped.
 struct ParameterDivision {
   std::vector<int64_t> sizes;  // the sizes of the whole parameter
   DeviceMesh mesh;
@@ -29,26 +29,28 @@ struct ParameterDivision {
 };
 
 // Stores in a divided parameter how it is divided, so that the ParameterShards of later wrappers
-// have the axes of both. parallelize_module() and others that divide parameters call this for each
-// of them. The parameter of `record` is marked as a shard.
+// have the axes of both divisions. parallelize_module() and other functions that divide parameters
+// call this once for each parameter. `record.parameter` must have a ShardMark already.
 CADRE_EXPORT void keep_division(const ParameterShard& record);
-// Returns how the parameter is divided; null if it is whole. Throws kInvalidArgument for a
-// parameter that is divided along no mesh, as by a layer that was constructed with a group.
+// Returns how the parameter is divided; null if it is whole. Throws kInvalidArgument if the
+// parameter is divided among ranks without a mesh, for example by a layer that was constructed with
+// a group.
 CADRE_EXPORT std::shared_ptr<const ParameterDivision> division_of(const NamedTensor& parameter);
-// Returns `record` on the axes of both meshes, with the sizes of the whole parameter. `record` is
-// of a wrapper for which the parameter, as it was divided before, is the whole. `division` may be
+// Returns `record` with the axes of its own mesh and of the mesh of `division`, and with the sizes
+// of the undivided parameter. `record` comes from a wrapper that divided the parameter a second
+// time and took the local part of the first division, `division`, for the whole. `division` may be
 // null.
 CADRE_EXPORT ParameterShard on_joint_mesh(ParameterShard record, const ParameterDivision* division);
-// Returns the ranks of a wrapper as a mesh of one axis. If parameters are divided, it is the axis
-// of their mesh along which the ranks lie; else a new mesh with an axis of this name, which is a
-// collective of the group. Throws kInvalidArgument if the parameters are divided along a mesh of
-// other ranks.
+// Returns a mesh of one axis with the ranks of `group`, the group of a wrapper. If parameters are
+// divided already, this is the axis of their mesh that consists of these ranks. Otherwise it is a
+// new mesh with an axis of this name; making it is a collective of the group. Throws
+// kInvalidArgument if the parameters are divided along a mesh of other ranks.
 CADRE_EXPORT DeviceMesh mesh_of_wrapper(const ProcessGroup& group, const std::string& axis,
                                         std::span<const NamedTensor> parameters);
 
-// Returns the groups of several ranks, along the axes, that divide the elements of any parameter of
-// the list. A sum over all elements adds up the ranks' values in each of these groups, one group
-// after the other.
+// Returns the groups of those mesh axes along which a parameter of the list is divided, without
+// groups of one rank. A sum over all elements of the parameters is computed by one all_reduce in
+// each of these groups, one after the other.
 CADRE_EXPORT std::vector<ProcessGroup> dividing_groups(std::span<const ParameterShard> shards);
 
 }  // namespace cadre::shard
