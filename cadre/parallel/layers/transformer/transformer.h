@@ -68,7 +68,8 @@ class CADRE_EXPORT TransformerEmbeddingImpl : public torch::nn::Module,
 };
 TORCH_MODULE(TransformerEmbedding);
 
-// Computes h = x + attention(norm_1(x)), then h + down(gelu(up(norm_2(h)))).
+// Computes h = x + attention(norm_1(x)), then h + down(gelu(up(norm_2(h)))). gelu is the exact
+// function, as torch::nn::GELU; GPT-2 itself uses the approximation by tanh.
 class CADRE_EXPORT TransformerBlockImpl : public torch::nn::Module, public PlannedModule {
  public:
   explicit TransformerBlockImpl(const TransformerOptions& options);
