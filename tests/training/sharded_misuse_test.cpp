@@ -260,7 +260,7 @@ TEST(ShardedMisuse, ASnapshotOfAnotherModel) {
 TEST(ShardedMisuse, TheStateOfADividedOptimizer) {
   expect_sentence(
       "a snapshot cannot hold the state of cadre::ZeroRedundancyOptimizer<cadre::SGD>; expected "
-      "Adam, AdamW, SGD, RMSprop, Adagrad or Adadelta. Of a cadre::ZeroRedundancyOptimizer pass "
+      "Adam, AdamW, SGD, RMSprop, Adagrad or Adadelta. For a cadre::ZeroRedundancyOptimizer pass "
       "local_optimizer(), with the parts of its parameter_shards()",
       [](const ProcessGroup& group) {
         Replicated model{std::make_shared<Layers>(), group};

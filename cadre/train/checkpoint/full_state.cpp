@@ -25,7 +25,7 @@ std::vector<Box> whole_box(const ManifestTensor& tensor) {
   return {{std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape}};
 }
 
-// Checks everything, then fills the file.
+// Checks all tensors before it writes the first byte of the file.
 void write_whole(SnapshotReader& reader, const std::vector<const ManifestTensor*>& tensors,
                  os::FileSystem& files, const std::string& path) {
   std::map<std::string, const ManifestTensor*> by_name;

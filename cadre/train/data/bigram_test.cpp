@@ -14,7 +14,7 @@
 namespace cadre::bigram_test {
 namespace {
 
-// Matches the text of a kInvalidArgument whose message has this part.
+// Matches a kInvalidArgument whose message contains `part`.
 auto refusal(const char* part) {
   return ::testing::AllOf(::testing::StartsWith("kInvalidArgument: "), ::testing::HasSubstr(part));
 }
