@@ -13,9 +13,9 @@
 // group of several ranks and waits at most for the group's timeout. A request for a batch takes as
 // long as Dataset::get, or waits at most `.timeout` for a thread that fetches it. The destructor,
 // seek() and epoch() wait until the threads have finished their batches. Lifetime: shares the
-// dataset; does not keep the group; an Epoch must not outlive its loader. After a kTimeout nobody
-// joins the threads: they keep the dataset until their Dataset::get returns, if ever, so whatever
-// get() uses must live as long.
+// dataset; does not keep the group; an Epoch must not outlive its loader. After a kTimeout the
+// threads are not joined: they keep the dataset until their Dataset::get returns, if ever, so
+// whatever get() uses must live as long.
 //
 // Errors: kInvalidArgument for invalid options, for an epoch or a position out of range, for a
 // loader that was moved from, for a batch whose number of rows is not the number of samples, and
