@@ -11,13 +11,6 @@
 // rank can compare its own values with them. Each rank keeps them for all steps: 2 * steps copies
 // of the parameters, or 3 * steps if the bounds are given for each element. Each case has its own
 // group of all ranks, so a case that fails on one rank does not end the others.
-//
-// The reference runs on rank 0 in a world of one process: its functions get a group of one rank,
-// and a group of several ranks refuses every call there (tensor/group/operands/world_of_one.h).
-// After each step rank 0 sends its loss, gradients and parameters to the other ranks, so that every
-// rank compares its own values. Each rank keeps them for all steps: 2 * steps copies of the
-// parameters, or 3 * steps with bounds by element. Each case has its own group of all ranks, so
-// that a case that fails on one rank does not end the others.
 #pragma once
 
 #include <chrono>
