@@ -85,8 +85,8 @@ class CADRE_EXPORT SnapshotFolder {
   std::optional<std::string> folder_named_by(std::string_view pointer) const;
 
   std::string run_folder_;
-  std::shared_ptr<os::FileSystem> files_;  // shared by copies; owned by them unless a test passed
-                                           // it
+  // Shared by copies; owned by them unless a test passed it.
+  std::shared_ptr<os::FileSystem> files_;
 };
 
 }  // namespace cadre

@@ -29,8 +29,8 @@ class CADRE_EXPORT ContentHash {
   void add_stripe(const char* stripe);
 
   std::array<uint64_t, 4> lanes_;
-  std::array<char, kStripeBytes> rest_{};  // only the first num_bytes_ % kStripeBytes bytes are
-                                           // used
+  // Only the first num_bytes_ % kStripeBytes bytes are used.
+  std::array<char, kStripeBytes> rest_{};
   uint64_t num_bytes_ = 0;
 };
 

@@ -232,8 +232,8 @@ TEST(DataLoader, AnotherOperationInItsPlaceIsRefusedOnAllRanks) {
       if (world.rank() == 0) {
         (void)make_data_loader(Counting(9), {.batch_size = 2, .ranks = world});
       } else {
-        const std::vector<std::byte> bytes(128);  // equal in size to the message in which loaders
-                                                  // compare their options
+        // Equal in size to the message in which loaders compare their options.
+        const std::vector<std::byte> bytes(128);
         std::vector<std::byte> all(256);
         world.communicator().all_gather(bytes, all, DType::kUint8);
       }

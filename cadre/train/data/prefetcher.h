@@ -68,8 +68,8 @@ class Prefetcher {
   T next() {
     Item item = take(system_.deadline_in(options_.timeout));
     for (auto& maker : makers_)
-      maker->unpark();  // a slot is free again, so a thread may make
-                        // another item
+      // A slot is free again, so a thread may make another item.
+      maker->unpark();
     if (item.error) std::rethrow_exception(item.error);
     return std::move(*item.value);
   }

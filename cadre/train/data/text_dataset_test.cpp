@@ -45,8 +45,8 @@ class TextDatasetTest : public ::testing::Test {
 
 TEST_F(TextDatasetTest, SamplesPredictEachTokenOnce) {
   const auto corpus = open();
-  const TextDataset dataset(corpus, {1, 9}, 3);  // the tokens "bcdefgh|", where "|" is
-                                                 // <|endoftext|>
+  // The tokens "bcdefgh|", where "|" is <|endoftext|>.
+  const TextDataset dataset(corpus, {1, 9}, 3);
   ASSERT_EQ(dataset.size(), 2);
   const std::vector<int64_t> indices = {1, 0};
   const Batch batch = dataset.get(indices);

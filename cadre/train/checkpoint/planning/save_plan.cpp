@@ -252,8 +252,8 @@ class Planner {
   void assign(ManifestTensor tensor, const Holders& boxes) {
     const size_t index = plan_.manifest.tensors.size();
     const bool is_optimizer = !tensor.state.empty();
-    std::map<int, size_t> num_pieces;  // maps a rank to the number of pieces of this tensor that it
-                                       // writes
+    // Maps a rank to the number of pieces of this tensor that it writes.
+    std::map<int, size_t> num_pieces;
     for (const auto& [box, holders] : boxes) {
       const int writer = *std::ranges::min_element(
           holders, {}, [this](int rank) { return load_[static_cast<size_t>(rank)]; });
@@ -325,8 +325,8 @@ Result<std::vector<HeldTensor>> decode_held(std::string_view text) {
 }
 
 Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank) {
-  std::map<std::pair<std::string, std::string>, Known> tensors;  // the key is (name of the state,
-                                                                 // name of the tensor)
+  // The key is (name of the state, name of the tensor).
+  std::map<std::pair<std::string, std::string>, Known> tensors;
   for (size_t i = 0; i < by_rank.size(); ++i) {
     const int rank = static_cast<int>(i);
     for (const HeldTensor& held : by_rank[i]) {

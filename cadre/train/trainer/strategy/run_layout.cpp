@@ -13,14 +13,15 @@
 namespace cadre::train {
 namespace {
 
-// Default for parallel.microbatches=0. More microbatches would shorten the bubble only slightly.
+// The number of microbatches for each process, if parallel.microbatches is 0. More microbatches
+// would shorten the bubble only slightly.
 constexpr int64_t kMicrobatchesOfARank = 4;
 
 [[noreturn]] void refuse(const std::string& sentence) {
   throw Error(ErrorCode::kInvalidArgument, sentence);
 }
 
-// Returns, for example, "tensor 2 * pipeline 2".
+// Returns the degrees above 1 as a text, for example "tensor 2 * pipeline 2".
 std::string product_text(const ParallelConfig& parallel) {
   std::string text;
   for (const auto& [name, size] : {std::pair{"tensor", parallel.tensor},
@@ -186,7 +187,7 @@ PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees)
 RunLayout lay_out(const Config& config, const ProcessGroup& world) {
   const ParallelConfig& parallel = config.parallel;
   const Degrees degrees = degrees_of(parallel, world.world_size());
-  // Routers see the tokens of all processes, even if each process has all experts.
+  // Routers need the token counts of all processes, even if each process has all experts.
   const bool has_experts = config.model.experts > 0 && world.world_size() > 1;
   if (!parallel.divides_model() && !has_experts) {
     return {.world = world,
