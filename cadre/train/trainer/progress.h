@@ -25,7 +25,7 @@ struct StepReport {
   double loss = 0;  // the mean over the samples of all ranks, before the update
   double learning_rate = 0;
   double gradient_norm = 0;               // the norm before clipping
-  double items_per_second = 0;            // of all ranks together
+  double items_per_second = 0;            // summed over all ranks
   std::string_view item_name = "tokens";  // the unit of the speed
   // The fraction of this rank's time that is spent in communication, at most 1.
   double communication_share = 0;

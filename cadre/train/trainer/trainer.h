@@ -124,7 +124,7 @@ class Trainer {
   std::optional<InitialWeights> weights_;  // set if model.weights is set
   std::optional<Resumption> resumption_;   // set by the constructor only
   std::shared_ptr<Model> model_;           // null after it was cut into stages
-  int64_t num_parameters_ = 0;             // of the whole model
+  int64_t num_parameters_ = 0;             // counts the whole model
   std::optional<RunLayout> layout_;
   std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<SnapshotWriter> snapshot_writer_;

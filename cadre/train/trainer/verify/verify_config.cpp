@@ -196,7 +196,7 @@ class StrategyRun final : public verify::SteppedTraining {
   Config config_;
   RunLayout layout_;
   std::shared_ptr<Model> model_;
-  Sizes sizes_;  // of the plain model
+  Sizes sizes_;  // the sizes in the plain model
   Batches batches_;
   std::unique_ptr<Strategy> strategy_;
 };
