@@ -10,7 +10,7 @@
 // Declares:
 // - `Membership`: the result: this process's rank, the number of ranks, the round and the store.
 // - `Rendezvous`: the interface.
-// - `TcpRendezvous`, `TcpRendezvousOptions`, `parse_tcp_url()`: a rendezvous at an address of rank
+// - `TcpRendezvous`, `TcpRendezvousOptions`, `parse_tcp_url()`: a rendezvous at the address of rank
 //   0.
 // - `FileRendezvous`, `FileRendezvousOptions`, `parse_file_url()`: a rendezvous through a file.
 // - `join_within()`: joins within a timeout, and throws on failure.
