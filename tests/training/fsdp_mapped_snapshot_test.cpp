@@ -1,5 +1,5 @@
-// Tests that sharded snapshots of models with mapped shards can be loaded under either form, and
-// that training then goes on with the bits of an uninterrupted run.
+// Tests that a sharded snapshot of a model with mapped or gathered shards can be loaded into either
+// form, and that training then continues with the bits of an uninterrupted run.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
