@@ -13,9 +13,12 @@ endif()
 # file, so only those files load it that would take longer without. clang++ reads of it what it needs.
 cadre_precompiled_headers(cadre_torch_pch <torch/torch.h>)
 target_link_libraries(cadre_torch_pch PUBLIC LibTorch::LibTorch)
-if(CADRE_WITH_TESTS AND CADRE_TEST_COMPILER)
+# These pay also where those of the core do not (see CadreCompiler.cmake).
+set_target_properties(cadre_torch_pch PROPERTIES DISABLE_PRECOMPILE_HEADERS OFF)
+if(CADRE_WITH_TESTS AND (CADRE_TEST_COMPILER OR CADRE_SANITIZE))
   cadre_precompiled_test_headers(cadre_torch_test_pch <torch/torch.h> <gtest/gtest.h>)
   target_link_libraries(cadre_torch_test_pch PUBLIC LibTorch::LibTorch)
+  set_target_properties(cadre_torch_test_pch PROPERTIES DISABLE_PRECOMPILE_HEADERS OFF)
 endif()
 
 # cadre_reuse_torch_headers(TARGET [size [headers]]): size is that of its units, headers what is
@@ -27,6 +30,7 @@ function(cadre_reuse_torch_headers target)
     set(headers ${ARGV2})
   endif()
   cadre_reuse_precompiled_headers(${target} ${headers})
+  set_target_properties(${target} PROPERTIES DISABLE_PRECOMPILE_HEADERS OFF)
   get_target_property(sources ${target} SOURCES)
   list(FILTER sources INCLUDE REGEX "\\.cpp$")
   foreach(source IN LISTS sources)
@@ -54,7 +58,7 @@ target_link_libraries(cadre PUBLIC cadre_core LibTorch::LibTorch)
 
 # The trainer: with verify the only place where the wrappers meet.
 cadre_sources(train_sources library train/trainer)
-if(train_sources)
+if(train_sources AND NOT CADRE_SANITIZE)
   find_package(tomlplusplus REQUIRED)
   find_package(CLI11 REQUIRED)
   add_library(cadre_train_objects OBJECT ${train_sources})
@@ -108,7 +112,9 @@ if(CADRE_WITH_TESTS)
       list(APPEND programs ${name})
     endif()
   endforeach()
-  if(NOT CADRE_SANITIZE)  # half of their time is waiting
+  if(CADRE_SANITIZE)  # the folders that work on memory by address: buffers, buckets, shards, rows
+    set(programs group hooks buckets parallel data)
+  else()  # half of the time of these is waiting
     set(shards_of_checkpoint SHARDS 2)
     set(shards_of_layers SHARDS 2)
   endif()
@@ -120,10 +126,13 @@ if(CADRE_WITH_TESTS)
                  PROPERTIES TIMEOUT 600 LABELS torch)
     endif()
   endforeach()
-  # The longest begin first, so that none of them runs alone at the end.
-  set_tests_properties(train PROPERTIES COST 100)
-  # Equality with one process: a share of the cases; `make equality` runs all.
-  set_tests_properties(layers parallel pipeline_parallel train PROPERTIES ENVIRONMENT CADRE_CASES_ONE_IN=4)
+  if(NOT CADRE_SANITIZE)
+    # The longest begin first, so that none of them runs alone at the end.
+    set_tests_properties(train PROPERTIES COST 100)
+    # Equality with one process: a share of the cases; `make equality` runs all.
+    set_tests_properties(layers parallel pipeline_parallel train PROPERTIES ENVIRONMENT
+                                                                            CADRE_CASES_ONE_IN=4)
+  endif()
   if(TARGET cadre_train_test)
     target_sources(cadre_train_test PRIVATE $<TARGET_OBJECTS:cadre_train_objects>)
   endif()

@@ -50,8 +50,7 @@ endif()
 # For tests. Optimizing them, and watching them as well as what they test, takes most of the time to
 # compile them. Where the library is compiled by g++, the tests are compiled by clang++, if there is
 # one: with its precompiled headers it takes a quarter of the time, and both compilers see every
-# header. With torch and a sanitizer the tests share the library's precompiled headers, and clang++
-# wants one level of optimization for both.
+# header.
 add_library(cadre_test_options INTERFACE)
 target_link_libraries(cadre_test_options INTERFACE cadre_options)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT CADRE_SANITIZE)
@@ -68,7 +67,7 @@ set(CADRE_LAST_TEST_COMPILER "${CADRE_TEST_COMPILER}" CACHE INTERNAL "The compil
 if(CADRE_SANITIZE MATCHES "undefined")
   target_compile_options(cadre_test_options INTERFACE -fno-sanitize=undefined)
 endif()
-if(CADRE_SANITIZE AND NOT CADRE_WITH_TORCH)
+if(CADRE_SANITIZE)
   target_compile_options(cadre_test_options INTERFACE -O0)
 elseif(CADRE_TEST_COMPILER)
   target_compile_options(cadre_test_options INTERFACE $<$<CONFIG:RelWithDebInfo>:-O0;-g0>
@@ -109,7 +108,7 @@ function(cadre_precompiled_test_headers name)
   cadre_compile_as_test(${name})
   target_link_libraries(${name} PRIVATE GTest::gtest)
   target_compile_options(${name} PRIVATE -fPIC)
-  if(CADRE_TEST_COMPILER)
+  if(CADRE_TEST_COMPILER OR CADRE_SANITIZE)
     target_compile_options(${name} PRIVATE "SHELL:-Xclang -fmodules-embed-all-files")
   endif()
 endfunction()

@@ -141,9 +141,14 @@ class TidyTest(unittest.TestCase):
         self.assert_finds("cadre/core/base/a.cpp", "// TODO later\n", "issue number")
 
     def test_comment_without_its_subject(self):
-        for comment in ["// Of the last step.", "int step = 0;  // of the last snapshot"]:
+        for comment in ["// Of the last step.", "int step = 0;  // of the last snapshot",
+                        "int a;\n// With shards, the sizes differ.", 'f("//");  // as above']:
             with self.subTest(comment):
                 self.assert_finds("cadre/core/base/a.cpp", comment + "\n", "begins with its subject")
+        for comment in ["// The sum. In a shard\n// of the last rank it is 0.", "int a;  // at most 4",
+                        "// For example 3.", 'f("// of it");']:
+            with self.subTest(comment):
+                self.assertEqual(run_tidy({"cadre/core/base/a.cpp": comment + "\n"})[0], 0)
 
     def test_shared_folder_of_a_test(self):
         self.assert_finds("cadre/core/base/a_test.cpp", 'auto path = ::testing::TempDir() + "x";\n',

@@ -61,8 +61,8 @@ AxesTraining train_on_ranks(const AxesCase& given, const std::vector<Tensor>& ba
   std::vector<AxesTraining> trained(static_cast<size_t>(layout.num_ranks()));
   const auto whole = testing::make_axes_gpt(layout.kind, given.training.dtype, kEqualitySeed);
   const auto result = testing::run_groups(layout.num_ranks(), [&](const ProcessGroup& world) {
-    AxesRank rank(layout, given.training, world, *whole, mistake);
-    trained[static_cast<size_t>(world.rank())] = rank.train(batches);
+    AxesRank rank(layout, given.training, world, *whole, batches, mistake);
+    trained[static_cast<size_t>(world.rank())] = rank.train();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   if (!result.ok()) return {};

@@ -28,7 +28,7 @@ using testing::DisturbedRank;
 using testing::Layout;
 
 constexpr int kSteps = 4;
-constexpr int kStepOfFailure = 2;  // counted from 0
+constexpr int kStepOfFailure = 3;  // counted from 1
 
 enum class AxesPhase { kForward, kBackward, kClip, kOptimizer, kBetweenSteps };
 
@@ -50,18 +50,17 @@ std::ostream& operator<<(std::ostream& out, const AxesFailureCase& test) {
 }
 
 // Runs one training step, and calls `act` in the given phase.
-void step_disturbed(AxesRank& rank, const torch::Tensor& batch, AxesPhase phase,
+void step_disturbed(AxesRank& rank, int64_t step, AxesPhase phase,
                     const std::function<void()>& act) {
   const auto act_in = [&](AxesPhase here) {
     if (act && phase == here) act();
   };
   act_in(AxesPhase::kBetweenSteps);
-  rank.disturb([=] { act_in(AxesPhase::kForward); }, [=] { act_in(AxesPhase::kBackward); });
-  rank.step(batch);
-  act_in(AxesPhase::kClip);
-  rank.clip();
+  rank.disturb([=] { act_in(AxesPhase::kForward); }, [=] { act_in(AxesPhase::kBackward); },
+               [=] { act_in(AxesPhase::kClip); });
+  rank.backward(step);
   act_in(AxesPhase::kOptimizer);
-  rank.step_optimizer();
+  rank.update(step);
 }
 
 class AxesFailure : public ::testing::TestWithParam<AxesFailureCase> {};
@@ -71,13 +70,13 @@ TEST_P(AxesFailure, IsNamedByAllSurvivorsInTime) {
   const testing::DisturbedJob job{.world_size = test.layout.num_ranks(), .signal = test.signal};
   const auto train = [&](DisturbedRank& self, const ProcessGroup& group) {
     const auto whole = testing::make_axes_gpt(test.layout.kind, torch::kDouble, 3);
-    AxesRank rank(test.layout, {"gpt", "sgd", testing::kAxesRows, torch::kDouble}, group, *whole);
+    AxesRank rank(test.layout, {"gpt", "sgd", testing::kAxesRows, torch::kDouble}, group, *whole,
+                  testing::axes_batches(kSteps));
     const auto report = self.report_of([&] {
-      const auto batches = testing::axes_batches(kSteps);
-      for (size_t i = 0; i < batches.size(); ++i) {
+      for (int64_t step = 1; step <= kSteps; ++step) {
         std::function<void()> act;
-        if (i == kStepOfFailure && self.is_victim()) act = [&] { self.disturb_self(); };
-        step_disturbed(rank, batches[i], test.phase, act);
+        if (step == kStepOfFailure && self.is_victim()) act = [&] { self.disturb_self(); };
+        step_disturbed(rank, step, test.phase, act);
       }
     });
     rank.close();

@@ -168,8 +168,8 @@ TEST(AxesGradients, OneThatIsNotFiniteIsFoundOnAllStages) {
   const auto result = testing::run_groups(8, [&](const ProcessGroup& world) {
     const testing::Layout layout = testing::axes_layout("pp_x_fsdp_x_tp");
     const auto whole = testing::make_axes_gpt(layout.kind, torch::kDouble, 1);
-    AxesRank rank(layout, sgd, world, *whole);
-    rank.step(testing::axes_batches(1)[0]);
+    AxesRank rank(layout, sgd, world, *whole, testing::axes_batches(1));
+    rank.backward(1);
     const std::vector<ParameterShard> records = rank.records();
     require(!find_nonfinite_gradient(std::span<const ParameterShard>(records)), "finite");
     for (const ParameterShard& record : records) {

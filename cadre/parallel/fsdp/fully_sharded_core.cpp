@@ -28,6 +28,7 @@
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/hooks/tensor_version.h"
+#include "cadre/tensor/mesh/whole_axes.h"
 
 namespace cadre::parallel {
 
@@ -116,7 +117,7 @@ ShardGroups on_mesh_of(ShardGroups groups, const torch::nn::Module& module) {
   for (const NamedTensor& parameter : distinct_parameters(module)) {
     const auto division = shard::division_of(parameter);
     if (!division) continue;
-    if (const auto axis = division->mesh.axis_of(groups.all); axis && !groups.shard) {
+    if (const auto axis = mesh::axis_of(division->mesh, groups.all); axis && !groups.shard) {
       groups.mesh = *axis;
       groups.shard_axis = axis->axes()[0].name;
     }

@@ -13,6 +13,7 @@
 #include "cadre/core/wire/byte_codec.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/shard/division/parameter_division.h"
+#include "cadre/tensor/mesh/whole_axes.h"
 
 namespace cadre::parallel {
 namespace {
@@ -44,7 +45,7 @@ Description description_of(std::vector<StageParameter> names, const ParameterSha
     const Shard* const shard = record.placements[i].shard();
     if (shard == nullptr && record.flat_axis != axis) continue;
     text.axes.push_back({.name = axis,
-                         .whole_axes = record.mesh.whole_axes_of(axis),
+                         .whole_axes = mesh::whole_axes_of(record.mesh, axis),
                          .dim = shard != nullptr ? shard->dim : kFlat});
   }
   return text;
@@ -192,7 +193,7 @@ ParameterShard empty_record(const Description& text, const DeviceMesh& pipeline)
                         .parameter = nothing};
   for (const AxisDivision& axis : text.axes) {
     shard::ParameterDivision division{
-        text.sizes, pipeline.axis_over(axis.whole_axes, axis.name), {Replicate()}};
+        text.sizes, mesh::axis_over(pipeline, axis.whole_axes, axis.name), {Replicate()}};
     if (axis.dim == kFlat) {
       record.flat_axis = axis.name;
     } else {

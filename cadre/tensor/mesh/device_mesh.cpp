@@ -12,6 +12,7 @@
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/group/operands/operands.h"
 #include "cadre/tensor/mesh/mesh_groups.h"
+#include "cadre/tensor/mesh/whole_axes.h"
 
 namespace cadre {
 namespace {
@@ -295,31 +296,31 @@ DeviceMesh DeviceMesh::joined_with(const DeviceMesh& other) const {
   return DeviceMesh(groups_, std::move(axes), std::move(steps), whole_);
 }
 
-std::vector<std::string> DeviceMesh::whole_axes_of(std::string_view axis) const {
+std::vector<std::string> mesh::whole_axes_of(const DeviceMesh& mesh, std::string_view axis) {
   std::vector<std::string> names;
-  for (const Step& step : view_->steps[index_of(axis)]) {
-    names.push_back(whole_->axes[step.axis].name);
+  for (const DeviceMesh::Step& step : mesh.view_->steps[mesh.index_of(axis)]) {
+    names.push_back(mesh.whole_->axes[step.axis].name);
   }
   return names;
 }
 
-DeviceMesh DeviceMesh::axis_over(const std::vector<std::string>& whole_axes,
-                                 std::string name) const {
-  const DeviceMesh all = whole();
-  std::vector<Step> steps;
+DeviceMesh mesh::axis_over(const DeviceMesh& mesh, const std::vector<std::string>& whole_axes,
+                           std::string name) {
+  const DeviceMesh all = mesh.whole();
+  std::vector<DeviceMesh::Step> steps;
   for (const std::string& axis : whole_axes) {
-    const std::vector<Step>& given = whole_->steps[all.index_of(axis)];
+    const std::vector<DeviceMesh::Step>& given = all.whole_->steps[all.index_of(axis)];
     steps.insert(steps.end(), given.begin(), given.end());
   }
   std::vector<MeshAxis> axes{{std::move(name), size_of_steps(steps)}};
-  return DeviceMesh(groups_, std::move(axes), {std::move(steps)}, whole_);
+  return DeviceMesh(mesh.groups_, std::move(axes), {std::move(steps)}, mesh.whole_);
 }
 
-std::optional<DeviceMesh> DeviceMesh::axis_of(const ProcessGroup& group) const {
-  const DeviceMesh mesh = whole();
+std::optional<DeviceMesh> mesh::axis_of(const DeviceMesh& mesh, const ProcessGroup& group) {
+  const DeviceMesh all = mesh.whole();
   const std::vector<int> members = group.global_ranks();
-  for (const MeshAxis& axis : mesh.axes()) {
-    if (mesh.ranks(axis.name) == members) return mesh[axis.name];
+  for (const MeshAxis& axis : all.axes()) {
+    if (all.ranks(axis.name) == members) return all[axis.name];
   }
   return std::nullopt;
 }

@@ -25,7 +25,14 @@
 
 namespace cadre {
 
+class DeviceMesh;
 class MeshGroups;
+
+namespace mesh {  // see whole_axes.h
+std::vector<std::string> whole_axes_of(const DeviceMesh& mesh, std::string_view axis);
+DeviceMesh axis_over(const DeviceMesh& mesh, const std::vector<std::string>& whole_axes,
+                     std::string name);
+}  // namespace mesh
 
 struct MeshAxis {
   std::string name;
@@ -80,16 +87,6 @@ class CADRE_EXPORT DeviceMesh {
   // different meshes, if an axis of one is a part of a flattened axis of the other, or if two axes
   // of different ranks have one name. No communication.
   DeviceMesh joined_with(const DeviceMesh& other) const;
-  // Returns the axes of whole() of which an axis consists, the slowest first: one axis, or those
-  // that were flattened.
-  std::vector<std::string> whole_axes_of(std::string_view axis) const;
-  // Does the reverse of whole_axes_of(): returns a mesh of one axis with this name, which consists
-  // of these axes of whole(). It equals the axis that flatten() makes, also on ranks that have not
-  // called flatten(). No communication.
-  DeviceMesh axis_over(const std::vector<std::string>& whole_axes, std::string name) const;
-  // Returns a mesh of one axis, the axis of whole() along which the ranks of `group` lie; nullopt
-  // if no axis has exactly these ranks. No communication.
-  std::optional<DeviceMesh> axis_of(const ProcessGroup& group) const;
   // Returns the mesh that the constructor made over all ranks of the world: this mesh itself, or
   // the mesh from which it was made (slice(), flatten(), ...).
   DeviceMesh whole() const;
@@ -112,6 +109,11 @@ class CADRE_EXPORT DeviceMesh {
     bool operator==(const Step&) const = default;
   };
   struct View;
+
+  friend std::vector<std::string> mesh::whole_axes_of(const DeviceMesh& mesh,
+                                                      std::string_view axis);
+  friend DeviceMesh mesh::axis_over(const DeviceMesh& mesh,
+                                    const std::vector<std::string>& whole_axes, std::string name);
 
   DeviceMesh(std::shared_ptr<MeshGroups> groups, std::vector<MeshAxis> axes,
              std::vector<std::vector<Step>> steps, std::shared_ptr<const View> whole = nullptr);

@@ -195,38 +195,6 @@ TEST(DeviceMesh, SlicesJoinInTheOrderOfTheirMesh) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Makes the axis on ranks that have not flattened it. The parts come in another order than in the
-// mesh.
-TEST(DeviceMesh, AnAxisIsMadeAgainFromTheAxesItConsistsOf) {
-  const auto result = run_groups(8, [](const ProcessGroup& world) {
-    const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}, {"z", 2}});
-    const DeviceMesh nested = mesh.flatten({"x", "z"}, "xz").flatten({"xz", "y"}, "all");
-    const std::vector<std::string> parts = nested.whole_axes_of("all");
-    require(parts == std::vector<std::string>{"x", "z", "y"}, "parts");
-    const DeviceMesh again = mesh["y"].axis_over(parts, "all");
-    require(again.to_string() == "{all: 8}", again.to_string());
-    require(again.coordinate("all") == nested.coordinate("all"), "coordinate");
-    require(again.ranks("all") == nested.ranks("all"), "ranks");
-    require(nested["all"].joined_with(again).to_string() == "{all: 8}", "the same axis");
-    require(mesh.whole_axes_of("y") == std::vector<std::string>{"y"}, "one axis");
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-TEST(DeviceMesh, FindsTheAxisOfAGroup) {
-  const auto result = run_groups(8, [](const ProcessGroup& world) {
-    const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}, {"z", 2}});
-    require(mesh["x"].axis_of(mesh.group("y")).value().to_string() == "{y: 2}", "a slice");
-    require(!mesh.axis_of(mesh.joint_group({"x", "y"})), "two axes");
-    require(!mesh.axis_of(world), "the world");
-    // This group has the same ranks as a group of the mesh, but does not belong to the mesh.
-    const ProcessGroup pairs = *world.split({.color = world.rank() / 2});
-    require(mesh.axis_of(pairs).value().to_string() == "{z: 2}", "another group");
-    pairs.close();
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
 TEST(DeviceMesh, AWorldOfOneNeedsNoStore) {
   const auto result = run_groups(1, [](const ProcessGroup& world) {
     require(world.communicator().membership().store == nullptr, "there is none");

@@ -38,6 +38,7 @@
 #include "cadre/testing/torch/wrap_bounds.h"
 #include "cadre/testing/torch/wrap_training.h"
 #include "cadre/train/checkpoint/snapshot_parts.h"
+#include "cadre/train/verify/stepped_training.h"
 
 namespace cadre::testing {
 
@@ -118,19 +119,20 @@ inline AxesTraining train_axes_alone(const Case& test_case, AxesGpt& model,
   return result;
 }
 
-// One rank of a layout. The constructor makes the members in the order in which they are declared.
-class AxesRank {
+// One rank of a layout, which trains on `batches`. The constructor makes the members in the order
+// in which they are declared.
+class AxesRank final : public verify::SteppedTraining {
  public:
   AxesRank(const Layout& layout, const Case& test_case, const ProcessGroup& world,
-           const AxesGpt& whole, AxesMistake mistake = AxesMistake::kNone)
+           const AxesGpt& whole, const std::vector<Tensor>& batches,
+           AxesMistake mistake = AxesMistake::kNone)
       : layout_(layout),
         mistake_(mistake),
+        batches_(batches),
+        names_(parameter_names_of(whole)),
         world_(world),
         mesh_(world, with_tp(layout.axes)),
         data_(data_ranks(mesh_)) {
-    for (const NamedTensor& parameter : distinct_parameters(whole)) {
-      names_.push_back(parameter.name);
-    }
     make_parts(whole);
     for (const auto& part : parts_) divide(*part);
     if (layout.has("pp")) {
@@ -141,42 +143,37 @@ class AxesRank {
     make_optimizer_for(test_case);
   }
 
-  // Runs a step. Returns the mean loss over all rows, and leaves the gradients that the optimizer
-  // has used.
-  double step(const Tensor& batch) {
+  // Leaves clipped gradients.
+  double backward(int64_t step) override {
     optimizer_->zero_grad();
     for (const auto& part : parts_) {
-      ++part->stream->step;
+      part->stream->step = static_cast<uint64_t>(step);
       part->stream->first_sample = first_row();
     }
-    const Tensor own = batch.narrow(0, first_row(), num_rows());
+    const Tensor own = batches_[static_cast<size_t>(step - 1)].narrow(0, first_row(), num_rows());
     const Tensor loss = pipeline_ ? step_of_pipeline(own) : step_of_module(own);
     sum_gradients();
+    if (before_clip_) before_clip_();
+    norms_.push_back(clip());
     return data_.mean(loss).item<double>();
   }
-
-  double clip() {
-    if (has_mistake(AxesMistake::kCountedTwice)) return norm_of_all_ranks();
-    const std::vector<ParameterShard> records = gradient_records();
-    return clip_grad_norm_(std::span<const ParameterShard>(records), kAxesMaxNorm);
+  std::vector<NamedTensor> gradients() override {
+    return shard::gather_gradients(gradient_records(), world_);
   }
-
-  AxesTraining train(const std::vector<Tensor>& batches) {
-    AxesTraining result;
-    for (const Tensor& batch : batches) {
-      result.training.losses.push_back(step(batch));
-      result.norms.push_back(clip());
-      result.training.gradients.push_back(
-          in_order(shard::gather_gradients(gradient_records(), world_)));
-      optimizer_->step();
-    }
-    result.training.parameters = parameters();
+  void update(int64_t /*step*/) override { optimizer_->step(); }
+  std::vector<NamedTensor> parameters() override {
     if (pipeline_ && !has_mistake(AxesMistake::kUntied)) pipeline_->check_tied_parameters();
-    return result;
+    return shard::gather_values(records());
   }
 
   // Returns whole parameters, in the order of the plain module.
-  Snapshot parameters() { return in_order(shard::gather_values(records())); }
+  Snapshot whole_parameters() { return in_order(names_, parameters()); }
+
+  AxesTraining train() {
+    AxesTraining result{.training = train_in_steps(*this, names_, batches_.size())};
+    result.norms = norms_;
+    return result;
+  }
 
   // Returns the ParameterShards of this rank, for snapshots.
   std::vector<ParameterShard> records() {
@@ -188,18 +185,16 @@ class AxesRank {
   SnapshotParts parts() { return parts_of(records()); }
   // Returns the optimizer that holds the state of the parameters in records().
   torch::optim::Optimizer& optimizer() { return zero_local_ ? zero_local_() : *optimizer_; }
-  void step_optimizer() { optimizer_->step(); }
-  // Sets functions that run in the forward and the backward of this rank's first stage.
-  void disturb(std::function<void()> in_forward, std::function<void()> in_backward) {
+  // Sets functions that run in the forward and the backward of this rank's first stage, and before
+  // the gradients are clipped.
+  void disturb(std::function<void()> in_forward, std::function<void()> in_backward,
+               std::function<void()> before_clip) {
     parts_[0]->in_forward = std::move(in_forward);
     parts_[0]->in_backward = std::move(in_backward);
+    before_clip_ = std::move(before_clip);
   }
   // Closes the mesh. After an error the destructor of the mesh does that.
   void close() { mesh_.close(); }
-  // Continues a training of num_steps steps: sets the counters of steps.
-  void start_after(int num_steps) {
-    for (const auto& part : parts_) part->stream->step = static_cast<uint64_t>(num_steps);
-  }
 
  private:
   static std::vector<MeshAxis> with_tp(std::vector<MeshAxis> axes) {
@@ -376,6 +371,13 @@ class AxesRank {
     }
   }
 
+  // Returns the norm of all gradients before they are clipped.
+  double clip() {
+    if (has_mistake(AxesMistake::kCountedTwice)) return norm_of_all_ranks();
+    const std::vector<ParameterShard> records = gradient_records();
+    return clip_grad_norm_(std::span<const ParameterShard>(records), kAxesMaxNorm);
+  }
+
   double norm_of_all_ranks() {
     double sum = 0;
     for (const ParameterShard& record : gradient_records()) {
@@ -393,22 +395,13 @@ class AxesRank {
 
   std::vector<ParameterShard> gradient_records() { return zero_records_ ? shards_ : records(); }
 
-  Snapshot in_order(const std::vector<NamedTensor>& named) const {
-    Snapshot ordered;
-    for (const std::string& name : names_) {
-      const auto found = std::ranges::find(named, name, &NamedTensor::name);
-      require(found != named.end(), "no record of " + name);
-      ordered.push_back(found->tensor);
-    }
-    return ordered;
-  }
-
   Layout layout_;
   AxesMistake mistake_;
+  std::vector<Tensor> batches_;
+  std::vector<std::string> names_;  // the names of the parameters in the plain module
   ProcessGroup world_;
   DeviceMesh mesh_;
   DataRanks data_;
-  std::vector<std::string> names_;  // the names of the parameters in the plain module
   PipelineSchedule schedule_;
   std::vector<std::shared_ptr<AxesGpt>> parts_;
   std::vector<ParameterShard> shards_;
@@ -419,6 +412,8 @@ class AxesRank {
   std::unique_ptr<FullyShardedDataParallel<AxesGpt>> fsdp_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::vector<double> norms_;
+  std::function<void()> before_clip_;
   std::function<torch::optim::Optimizer&()> zero_local_;
   std::function<std::vector<ParameterShard>()> zero_records_;
 };

@@ -1,5 +1,5 @@
 // Trains the models of wrap_models.h on ranks under every wrapper, and with every way to divide a
-// batch among ranks and backwards.
+// batch among ranks and backwards. The trainings are those of cadre/train/verify.
 //
 // Threads: one for each rank. Blocking: collective, until the group's deadline. Errors: those of
 // the wrappers. For tests only.
@@ -19,14 +19,11 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/shard/data_strategy.h"
-#include "cadre/parallel/shard/sharded_optimizer.h"
-#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/torch/fsdp_training.h"
 #include "cadre/testing/torch/wrap_bounds.h"
+#include "cadre/train/verify/trainings.h"
 
 namespace cadre::testing {
 
@@ -40,6 +37,10 @@ struct Strategy {
   bool has_units = true;  // is used by kFsdp and kHsdp; if false, all parameters belong to the root
   // Whether the ranks can map each other's memory. If not, mapped shards are gathered.
   bool shares_memory = true;
+
+  StrategyCase strategy_case() const {
+    return {.strategy = sharding, .form = fsdp.form, .num_replicas = num_replicas};
+  }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Strategy& strategy) {
@@ -130,98 +131,102 @@ inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_
 using Disturbance = std::function<void(const FakeGroup& group)>;
 
 // Returns the rows of one rank in one part of a step's batch.
-inline Share rows_of(const ShardedCase& test_case, size_t step, Share part,
-                     const ProcessGroup& group) {
-  const int world_size = group.world_size();
-  int rank = group.rank();
-  int num_sharing = world_size;
-  if (test_case.division == Division::kEmpty && world_size > 1) {
-    const int empty = static_cast<int>(step % static_cast<size_t>(world_size));
-    if (rank == empty) return {part.begin, part.begin};
-    if (rank > empty) --rank;
-    --num_sharing;
+inline FlatRange rows_of(const ShardedCase& test_case, int64_t step, const FlatRange& part,
+                         const ProcessGroup& group) {
+  verify::RowsPart own{.index = group.rank(), .count = group.world_size()};
+  if (test_case.division == Division::kEmpty && own.count > 1) {
+    const int64_t empty = (step - 1) % own.count;
+    if (own.index == empty) return {part.begin, part.begin};
+    if (own.index > empty) --own.index;
+    --own.count;
   }
-  const Share share = share_of(part.size(), rank, num_sharing);
-  return {part.begin + share.begin, part.begin + share.end};
+  return verify::rows_of_part(part, own);
 }
 
-// Runs the forwards and backwards of one step. The loss is the mean over the batch, which is
-// returned.
-template <typename Wrapper>
-double run_step(const ShardedCase& test_case, size_t step, const Tensor& batch, Wrapper& wrapper,
-                Model& model, const ProcessGroup& group) {
-  const int64_t num_rows = batch.size(0);
-  std::vector<Share> parts = {{0, num_rows}};
+// Returns the backwards of one rank in a step whose loss is the mean over `num_rows` rows.
+inline verify::PlannedStep plan_of(const ShardedCase& test_case, int64_t step, int64_t num_rows,
+                                   const ProcessGroup& group) {
   const bool is_local = test_case.division == Division::kNoSync;
-  if (is_local || test_case.division == Division::kSynced) {
-    parts = {{0, num_rows / 2}, {num_rows / 2, num_rows}};
-  }
-  int64_t num_own = 0;
-  for (const Share& part : parts) num_own += rows_of(test_case, step, part, group).size();
+  const bool is_synced = test_case.division == Division::kSynced;
+  std::vector<FlatRange> parts = {{0, num_rows}};
+  if (is_local || is_synced) parts = {{0, num_rows / 2}, {num_rows / 2, num_rows}};
   // All backwards that reduce in one step need the same share of the rows.
   const bool is_even = num_rows % (2 * group.world_size()) == 0;
-  const bool is_reduced_at_end = is_local && (!is_even || step % 2 == 0);
-  double mean = 0;
+  verify::PlannedStep plan{.is_reduced_at_end = is_local && (!is_even || step % 2 == 1)};
+  int64_t num_own = 0;
+  for (const FlatRange& part : parts) {
+    const FlatRange own = rows_of(test_case, step, part, group);
+    num_own += own.size();
+    plan.backwards.push_back({.rows = own});
+  }
   for (size_t k = 0; k < parts.size(); ++k) {
-    const Share own = rows_of(test_case, step, parts[k], group);
-    const Tensor rows = batch.narrow(0, own.begin, own.size());
-    const auto run = [&] {
-      const Tensor loss = model.loss(wrapper(rows), rows);
-      double share = 1;
-      if (is_local) share = static_cast<double>(own.size()) / static_cast<double>(num_own);
-      if (test_case.division == Division::kSynced) {
-        share = static_cast<double>(parts[k].size()) / static_cast<double>(num_rows);
-      }
-      (loss * share).backward();
-      return loss;
-    };
-    Tensor loss;
-    if (is_local && (k == 0 || is_reduced_at_end)) {
-      const auto guard = wrapper.no_sync();
-      loss = run();
-    } else {
-      loss = run();
+    verify::PlannedBackward& backward = plan.backwards[k];
+    backward.is_local = is_local && (k == 0 || plan.is_reduced_at_end);
+    if (is_local) {
+      backward.weight = static_cast<double>(backward.rows.size()) / static_cast<double>(num_own);
+    } else if (is_synced) {
+      backward.weight = static_cast<double>(parts[k].size()) / static_cast<double>(num_rows);
     }
-    mean += wrapper.mean_over_ranks(loss) * static_cast<double>(parts[k].size()) /
-            static_cast<double>(num_rows);
   }
-  if (is_reduced_at_end) wrapper.reduce_gradients();
-  return mean;
+  return plan;
 }
 
-// Assembles tensors of which each rank owns parts.
-template <typename Wrapper, typename Part>
-Snapshot whole_of(const Wrapper& wrapper, const Part& part) {
-  Snapshot tensors;
-  for (const ParameterShard& shard : wrapper.parameter_shards()) {
-    tensors.push_back(
-        assembled(shard, part(shard),
-                  shard.mesh.group(shard.flat_axis.value_or(shard.mesh.axes().back().name))));
-  }
-  return tensors;
+inline ProcessGroup disturbed(const ProcessGroup& group, const Disturbance& disturb) {
+  const FakeGroup fake(group);
+  disturb(fake);
+  return fake.group();
 }
 
-template <typename Wrapper>
-Training train_with(const Strategy& strategy, const ShardedCase& test_case,
-                    const std::vector<Tensor>& batches, const ProcessGroup& group, Wrapper& wrapper,
-                    torch::optim::Optimizer& optimizer) {
-  Model& model = *wrapper.module();
-  const bool has_shards = strategy.sharding >= DataStrategy::kZero2;
-  Training training;
-  for (size_t step = 0; step < batches.size(); ++step) {
-    optimizer.zero_grad();
-    training.losses.push_back(run_step(test_case, step, batches[step], wrapper, model, group));
-    training.gradients.push_back(
-        has_shards
-            ? whole_of(wrapper, [](const ParameterShard& shard) { return shard.values.grad(); })
-            : gradients_of(model));
-    optimizer.step();
+// The program of a verification (see verify/verify_program.h) that trains a given model with an
+// optimizer of type O.
+template <typename O, typename Defaults>
+struct ShardedProgram {
+  using Module = Model;
+  using RankOptimizer = O;
+
+  std::shared_ptr<Model> module(const ProcessGroup& /*group*/) const { return model; }
+  Tensor batch(int64_t step) const { return batches[static_cast<size_t>(step - 1)]; }
+
+  template <typename Wrapper>
+  Tensor loss_of(Wrapper& wrapper, const Tensor& rows, const ProcessGroup& /*group*/) const {
+    if constexpr (requires { wrapper.form(); }) {
+      const ShardForm form = strategy.shares_memory ? strategy.fsdp.form : ShardForm::kGathered;
+      require(wrapper.form() == form, strategy.name + ": the form of the shards");
+    }
+    return model->loss(wrapper(rows), rows);
   }
-  training.parameters =
-      has_shards ? whole_of(wrapper, [](const ParameterShard& shard) { return shard.values; })
-                 : copies_of(parameters_of(model));
-  return training;
-}
+
+  verify::PlannedStep plan_step(const StrategyCase& /*strategy*/, int64_t step, int64_t num_rows,
+                                const ProcessGroup& world) const {
+    return plan_of(test_case, step, num_rows, world);
+  }
+
+  // The caps are small, so that each model has several buckets.
+  DistributedDataParallelOptions ddp_options(const StrategyCase& given) const {
+    DistributedDataParallelOptions ddp{
+        .bucket_caps = {.first_bytes = 64 * element_bytes(), .bytes = 256 * element_bytes()}};
+    if (given.strategy == DataStrategy::kZero2) ddp.gradients = GradientPlacement::kSharded;
+    return ddp;
+  }
+  ZeroOptions zero_options() const {
+    return {.bucket_cap_bytes = 250 * element_bytes(), .wait_in_step = true};
+  }
+  FullyShardedDataParallelOptions fsdp_options(const StrategyCase& /*strategy*/) const {
+    FullyShardedDataParallelOptions fsdp = strategy.fsdp;
+    if (strategy.has_units) fsdp.wrap_policy = wrap_by_size(1);
+    return fsdp;
+  }
+  int64_t element_bytes() const {
+    return static_cast<int64_t>(torch::elementSize(test_case.training.dtype));
+  }
+
+  const Strategy& strategy;
+  const ShardedCase& test_case;
+  const std::vector<Tensor>& batches;
+  std::shared_ptr<Model> model;
+  Defaults optimizer;
+  VerifyOptions options;
+};
 
 // Calls `call` with the type of the optimizer and with its options.
 template <typename Call>
@@ -234,77 +239,22 @@ auto with_optimizer(const ShardedCase& test_case, const Call& call) {
                             : call(std::type_identity<torch::optim::AdamW>(), adamw_options());
 }
 
-inline ProcessGroup disturbed(const ProcessGroup& group, const Disturbance& disturb) {
-  const FakeGroup fake(group);
-  disturb(fake);
-  return fake.group();
-}
-
-inline Training train_replicated(const Strategy& strategy, const ShardedCase& test_case,
-                                 const std::vector<Tensor>& batches, const ProcessGroup& group,
-                                 const std::shared_ptr<Model>& module, const Disturbance& disturb) {
-  const auto element_bytes = static_cast<int64_t>(torch::elementSize(test_case.training.dtype));
-  // The caps are small, so that each model has several buckets.
-  DistributedDataParallelOptions options{
-      .bucket_caps = {.first_bytes = 64 * element_bytes, .bytes = 256 * element_bytes}};
-  if (strategy.sharding == DataStrategy::kZero2) options.gradients = GradientPlacement::kSharded;
-  DistributedDataParallel<Model> wrapper(module, disturb ? disturbed(group, disturb) : group,
-                                         options);
-  return with_optimizer(test_case, [&]<typename O>(std::type_identity<O>, const auto& defaults) {
-    if (strategy.sharding == DataStrategy::kDdp) {
-      O optimizer(parameters_of(*module), defaults);
-      return train_with(strategy, test_case, batches, group, wrapper, optimizer);
-    }
-    ZeroRedundancyOptimizer<O> optimizer(
-        wrapper, defaults,
-        ZeroOptions{.bucket_cap_bytes = 250 * element_bytes, .wait_in_step = true});
-    return train_with(strategy, test_case, batches, group, wrapper, optimizer);
-  });
-}
-
-inline parallel::ShardGroups groups_of(const Strategy& strategy, const ProcessGroup& group,
-                                       const Disturbance& disturb) {
-  const auto shard_size = group.world_size() / strategy.num_replicas;
-  parallel::ShardGroups groups =
-      strategy.num_replicas == 1
-          ? parallel::ShardGroups::of(group)
-          : parallel::ShardGroups::of(
-                DeviceMesh(group, {{"replicate", strategy.num_replicas}, {"shard", shard_size}}));
-  if (!disturb) return groups;
-  groups.all = disturbed(group, disturb);
-  if (groups.shard) groups.shard = disturbed(groups.mesh.group("shard"), disturb);
-  if (groups.replicate) groups.replicate = disturbed(groups.mesh.group("replicate"), disturb);
-  return groups;
-}
-
-inline Training train_fully_sharded(const Strategy& strategy, const ShardedCase& test_case,
-                                    const std::vector<Tensor>& batches, const ProcessGroup& group,
-                                    const std::shared_ptr<Model>& module,
-                                    const Disturbance& disturb) {
-  const parallel::ShardGroups groups = groups_of(strategy, group, disturb);
-  FullyShardedDataParallelOptions options = strategy.fsdp;
-  if (strategy.has_units) options.wrap_policy = wrap_by_size(1);
-  Training training;
-  {
-    FullyShardedDataParallel<Model> wrapper{module, groups, options};
-    const ShardForm form = strategy.shares_memory ? options.form : ShardForm::kGathered;
-    require(wrapper.form() == form, strategy.name + ": the form of the shards");
-    training =
-        with_optimizer(test_case, [&]<typename O>(std::type_identity<O>, const auto& defaults) {
-          ShardedOptimizer<O> optimizer(wrapper, defaults);
-          return train_with(strategy, test_case, batches, group, wrapper, optimizer);
-        });
-  }
-  groups.mesh.close();
-  return training;
-}
-
 // Trains on one rank. All ranks call it, each with its own module.
 inline Training train_under(const Strategy& strategy, const ShardedCase& test_case,
                             const std::vector<Tensor>& batches, const ProcessGroup& group,
                             const std::shared_ptr<Model>& module, const Disturbance& disturb = {}) {
-  const auto train = has_units(strategy.sharding) ? train_fully_sharded : train_replicated;
-  return train(strategy, test_case, batches, group, module, disturb);
+  const std::vector<std::string> names = parameter_names_of(*module);
+  VerifyOptions options;
+  if (disturb) {
+    options.group_for = [&](const ProcessGroup& given) { return disturbed(given, disturb); };
+  }
+  return with_optimizer(test_case, [&]<typename O, typename Defaults>(std::type_identity<O>,
+                                                                      const Defaults& defaults) {
+    const auto program = std::make_shared<ShardedProgram<O, Defaults>>(ShardedProgram<O, Defaults>{
+        strategy, test_case, batches, module, defaults, std::move(options)});
+    const auto training = verify::make_wrapped_training(program, group, strategy.strategy_case());
+    return train_in_steps(*training, names, batches.size());
+  });
 }
 
 }  // namespace cadre::testing

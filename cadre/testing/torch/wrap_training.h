@@ -9,6 +9,7 @@
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "cadre/testing/torch/group_fakes.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/testing/torch/wrap_models.h"
+#include "cadre/train/verify/stepped_training.h"
 
 namespace cadre::testing {
 
@@ -120,6 +122,39 @@ inline std::string bits_of(const Snapshot& tensors) {
     bits.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
   }
   return bits;
+}
+
+// Returns copies of the tensors of these names, in their order.
+inline Snapshot in_order(const std::vector<std::string>& names,
+                         const std::vector<NamedTensor>& named) {
+  std::vector<Tensor> tensors;
+  for (const std::string& name : names) {
+    const auto found = std::ranges::find(named, name, &NamedTensor::name);
+    require(found != named.end(), "the training has no parameter " + name);
+    tensors.push_back(found->tensor);
+  }
+  return copies_of(tensors);
+}
+
+// Runs num_steps steps. Tensors are in the order of `names`, the parameters of the plain module.
+inline Training train_in_steps(verify::SteppedTraining& stepped,
+                               const std::vector<std::string>& names, size_t num_steps) {
+  Training training;
+  for (size_t i = 0; i < num_steps; ++i) {
+    const auto step = static_cast<int64_t>(i + 1);
+    training.losses.push_back(stepped.backward(step));
+    training.gradients.push_back(in_order(names, stepped.gradients()));
+    stepped.update(step);
+  }
+  training.parameters = in_order(names, stepped.parameters());
+  return training;
+}
+
+// Returns the names of distinct parameters, in their order.
+inline std::vector<std::string> parameter_names_of(const nn::Module& module) {
+  std::vector<std::string> names;
+  for (const NamedTensor& parameter : distinct_parameters(module)) names.push_back(parameter.name);
+  return names;
 }
 
 inline std::vector<Tensor> make_batches(const Case& test_case, uint64_t seed) {

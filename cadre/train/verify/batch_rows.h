@@ -104,4 +104,33 @@ inline FlatRange rows_of_part(const FlatRange& rows, const RowsPart& part) {
           .end = rows.begin + rows.size() * (part.index + 1) / part.count};
 }
 
+// One forward and backward of a step on one rank.
+struct PlannedBackward {
+  FlatRange rows;         // the rows of the global batch whose mean loss this rank computes
+  double weight = 1;      // the factor of that loss in the backward
+  bool is_local = false;  // true: the backward runs under no_sync()
+};
+
+// The forwards and backwards of a step on one rank, in their order.
+struct PlannedStep {
+  std::vector<PlannedBackward> backwards;
+  // True if all backwards are local, so that reduce_gradients() must be called after the last one.
+  bool is_reduced_at_end = false;
+};
+
+// Divides a global batch of `num_rows` rows evenly among ranks, and the share of each rank into
+// `num_parts` backwards, of which only the last one is reduced.
+inline PlannedStep plan_even_step(int64_t num_rows, const RowsPart& rank, int64_t num_parts) {
+  const FlatRange share = rows_of_part({.begin = 0, .end = num_rows}, rank);
+  PlannedStep step;
+  for (int64_t part = 0; part < num_parts; ++part) {
+    const FlatRange rows = rows_of_part(share, {.index = part, .count = num_parts});
+    const double weight =
+        share.size() == 0 ? 1.0
+                          : static_cast<double>(rows.size()) / static_cast<double>(share.size());
+    step.backwards.push_back({rows, weight, part + 1 < num_parts});
+  }
+  return step;
+}
+
 }  // namespace cadre::verify

@@ -127,29 +127,28 @@ class WrappedTraining : public SteppedTraining {
   double backward(int64_t step) override {
     optimizer().zero_grad();
     const auto batch = program_->batch(step);
-    const FlatRange share = rows_of_part({.begin = 0, .end = num_rows_of_batch(batch)},
-                                         {.index = world_.rank(), .count = world_.world_size()});
-    double mean = 0;
-    for (int64_t part = 0; part < num_parts_; ++part) {
-      const FlatRange rows = rows_of_part(share, {.index = part, .count = num_parts_});
+    const PlannedStep plan = program_->plan_step(strategy_, step, num_rows_of_batch(batch), world_);
+    double sum = 0;
+    int64_t num_rows = 0;
+    for (const PlannedBackward& planned : plan.backwards) {
       std::optional<NoSync> no_sync;
-      if (part + 1 < num_parts_) no_sync.emplace(model_.no_sync());
+      if (planned.is_local) no_sync.emplace(model_.no_sync());
       // The forward also runs if this rank has no rows, because a forward of a sharded model is a
       // collective.
-      at::Tensor loss = program_->loss_of(model_, rows_of_batch(batch, rows), world_);
-      if (rows.size() < share.size()) {
-        loss = loss * (static_cast<double>(rows.size()) / static_cast<double>(share.size()));
-      }
-      loss.backward();
+      const at::Tensor loss = program_->loss_of(model_, rows_of_batch(batch, planned.rows), world_);
+      (planned.weight == 1 ? loss : loss * planned.weight).backward();
       // If this rank has no rows, the mean loss is NaN, so it is not added.
-      if (rows.size() > 0) mean += loss.template item<double>();
+      if (planned.rows.size() == 0) continue;
+      sum += loss.template item<double>() * static_cast<double>(planned.rows.size());
+      num_rows += planned.rows.size();
     }
+    if (plan.is_reduced_at_end) model_.reduce_gradients();
     if (const auto limit = program_->options.clip_norm) clip_grad_norm_(model_, *limit);
-    return mean_over_rows(mean, share.size(), world_);
+    return mean_over_rows(sum / static_cast<double>(num_rows), num_rows, world_);
   }
   void update(int64_t /*step*/) override { optimizer().step(); }
   std::vector<NamedTensor> buffers() override {
-    if (num_parts_ > 1) return {};
+    if (strategy_.num_parts > 1) return {};
     return distinct_buffers(*model_.module());
   }
 
@@ -159,14 +158,14 @@ class WrappedTraining : public SteppedTraining {
                   const StrategyCase& strategy, const Ranks& ranks, const Options& options)
       : program_(program),
         world_(world),
-        num_parts_(strategy.num_parts),
+        strategy_(strategy),
         model_(program->module(world), ranks, options) {}
 
   virtual torch::optim::Optimizer& optimizer() = 0;
 
   std::shared_ptr<Program> program_;
   ProcessGroup world_;
-  int64_t num_parts_;
+  StrategyCase strategy_;
   Wrapper model_;
 };
 
@@ -180,7 +179,7 @@ class ReplicatedTraining final : public DdpTraining<Program> {
   ReplicatedTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
                      const StrategyCase& strategy)
       : DdpTraining<Program>(program, world, strategy, program->options.group_for(world),
-                             DistributedDataParallelOptions{}),
+                             program->ddp_options(strategy)),
         optimizer_(this->model_.parameters(), program->optimizer) {}
 
   std::vector<NamedTensor> gradients() override { return whole_gradients(*this->model_.module()); }
@@ -201,9 +200,9 @@ class ZeroTraining final : public DdpTraining<Program> {
   ZeroTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
                const StrategyCase& strategy)
       : DdpTraining<Program>(program, world, strategy, program->options.group_for(world),
-                             options_of(strategy)),
+                             program->ddp_options(strategy)),
         has_shards_(strategy.strategy == DataStrategy::kZero2),
-        optimizer_(this->model_, program->optimizer) {}
+        optimizer_(this->model_, program->optimizer, program->zero_options()) {}
 
   std::vector<NamedTensor> gradients() override {
     if (!has_shards_) return whole_gradients(*this->model_.module());
@@ -215,11 +214,6 @@ class ZeroTraining final : public DdpTraining<Program> {
   }
 
  private:
-  static DistributedDataParallelOptions options_of(const StrategyCase& strategy) {
-    return {.gradients = strategy.strategy == DataStrategy::kZero2
-                             ? GradientPlacement::kSharded
-                             : GradientPlacement::kReplicated};
-  }
   torch::optim::Optimizer& optimizer() override { return optimizer_; }
 
   bool has_shards_;
@@ -236,7 +230,7 @@ class ShardedTraining final : public FsdpTraining<Program> {
   ShardedTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
                   const StrategyCase& strategy)
       : FsdpTraining<Program>(program, world, strategy, groups_of(*program, world, strategy),
-                              options_of(*program, strategy)),
+                              program->fsdp_options(strategy)),
         optimizer_(this->model_, program->optimizer) {}
 
   std::vector<NamedTensor> gradients() override {
@@ -247,17 +241,6 @@ class ShardedTraining final : public FsdpTraining<Program> {
   }
 
  private:
-  static FullyShardedDataParallelOptions options_of(const Program& program,
-                                                    const StrategyCase& strategy) {
-    FullyShardedDataParallelOptions options;
-    options.reshard = strategy.reshard;
-    options.form = strategy.form;
-    if (strategy.reshard == Reshard::kOntoGroup) {
-      options.reshard_group_size = strategy.reshard_group_size;
-    }
-    options.wrap_policy = program.options.wrap_policy;
-    return options;
-  }
   static parallel::ShardGroups groups_of(const Program& program, const ProcessGroup& world,
                                          const StrategyCase& strategy) {
     const auto& group_for = program.options.group_for;

@@ -21,10 +21,13 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/parallel/ddp/options.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/reduction/data_parallel_module.h"
+#include "cadre/parallel/zero/options.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/train/verify/batch_rows.h"
+#include "cadre/train/verify/strategy_case.h"
 #include "cadre/train/verify/verification.h"
 #include "cadre/train/verify/verified_optimizer.h"
 
@@ -145,6 +148,31 @@ struct VerifyProgram {
     throw Error(ErrorCode::kInvalidArgument,
                 "verify_strategies: loss() must return a tensor of one element that depends on "
                 "parameters: the mean loss of the rows it is given");
+  }
+
+  // Returns how a rank of `world` computes a step whose global batch has `num_rows` rows.
+  verify::PlannedStep plan_step(const StrategyCase& strategy, int64_t /*step*/, int64_t num_rows,
+                                const ProcessGroup& world) const {
+    return verify::plan_even_step(num_rows, {.index = world.rank(), .count = world.world_size()},
+                                  strategy.num_parts);
+  }
+
+  // Return the options of the wrapper and of the optimizer of a case.
+  DistributedDataParallelOptions ddp_options(const StrategyCase& strategy) const {
+    return {.gradients = strategy.strategy == DataStrategy::kZero2
+                             ? GradientPlacement::kSharded
+                             : GradientPlacement::kReplicated};
+  }
+  ZeroOptions zero_options() const { return {}; }
+  FullyShardedDataParallelOptions fsdp_options(const StrategyCase& strategy) const {
+    FullyShardedDataParallelOptions fsdp;
+    fsdp.reshard = strategy.reshard;
+    fsdp.form = strategy.form;
+    if (strategy.reshard == Reshard::kOntoGroup) {
+      fsdp.reshard_group_size = strategy.reshard_group_size;
+    }
+    fsdp.wrap_policy = options.wrap_policy;
+    return fsdp;
   }
 
   MakeModule make_module;

@@ -7,6 +7,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/hooks/shard_mark.h"
+#include "cadre/tensor/mesh/whole_axes.h"
 
 namespace cadre::shard {
 
@@ -78,7 +79,7 @@ DeviceMesh mesh_of_wrapper(const ProcessGroup& group, const std::string& axis,
   std::vector<std::shared_ptr<const ParameterDivision>> divisions;
   for (const NamedTensor& parameter : parameters) {
     divisions.push_back(division_of(parameter));
-    if (divisions.back() && !mesh) mesh = divisions.back()->mesh.axis_of(group);
+    if (divisions.back() && !mesh) mesh = mesh::axis_of(divisions.back()->mesh, group);
   }
   if (!mesh) mesh = DeviceMesh(group, {{axis, group.world_size()}});
   for (const auto& division : divisions) {
