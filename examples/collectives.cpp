@@ -26,7 +26,7 @@ int main() try {
       mine.repeat({size, 1}) + torch::arange(size).unsqueeze(1) * 100;  // one row for each rank
   const auto nothing = torch::Tensor();  // passed on ranks other than the root
 
-  // In place: every rank's tensor is replaced by the result.
+  // The operation is in place: the result replaces every rank's tensor.
   auto sum = mine.clone();
   world.all_reduce(sum);
   show(rank, "all_reduce", sum);

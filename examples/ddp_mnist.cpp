@@ -36,7 +36,7 @@ int main(int argc, char** argv) try {
     std::cerr << "ddp_mnist: EPOCHS must be a number from 1, is " << argv[2] << std::endl;
     return 2;
   }
-  auto world = cadre::init_process_group();  // without a launcher this is a group of one rank
+  auto world = cadre::init_process_group();  // a group of one rank if there is no launcher
   torch::manual_seed(world.rank());          // so that dropout differs between ranks
   at::set_num_threads(1);
 

@@ -359,7 +359,7 @@ int main(int argc, char** argv) try {
     return 2;
   }
   at::set_num_threads(1);
-  prctl(PR_SET_TIMERSLACK, 1UL);  // without this the kernel would end sleeps late
+  prctl(PR_SET_TIMERSLACK, 1UL);  // the kernel would otherwise end sleeps late
   const auto world = cadre::init_process_group();
   if (settings.schedule.empty()) {
     measure_hand_over(world, settings);

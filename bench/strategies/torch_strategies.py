@@ -142,7 +142,7 @@ def main():
         optimizer.zero_grad()
         loss = trained.backward(data[indices], target[indices])
         optimizer.step()
-        if strategy != "tp":  # under tp all ranks have the same loss
+        if strategy != "tp":  # all ranks of tp have the same loss
             dist.all_reduce(loss)
         if trained.shares_batch:
             loss /= size

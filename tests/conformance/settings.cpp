@@ -55,7 +55,7 @@ testing::RanksResult run_simulated(int world_size, uint64_t seed, CommunicatorOp
                                    const GroupMain& group_main) {
   const auto num_ranks = static_cast<size_t>(world_size);
   const bool is_tcp = options.transport == TransportChoice::kTcp;
-  options.timeout = hours(100);  // in virtual time
+  options.timeout = hours(100);  // the limit is in virtual time
   const sim::SimOptions sim_options{
       .ranks_per_host = is_tcp ? std::vector<int>(num_ranks, 1) : std::vector<int>{world_size},
       .slow_link_probability = 0,

@@ -23,7 +23,7 @@ import reference
 
 SEEDS = (1, 2, 3)
 BATCH_SIZE = 64
-LEARNING_RATE = 1.0  # for Adadelta, and the decay by 0.7 each epoch: PyTorch's example
+LEARNING_RATE = 1.0  # the rate of Adadelta in PyTorch's example, with a decay by 0.7 each epoch
 GAMMA = 0.7
 HELD_OUT = 0.2
 MAX_DIFFERENCE = 0.01

@@ -408,7 +408,7 @@ def compare(command, cases):
             bound = bound_of(case)
             good = learned and to_gloo <= bound
             if not strategy.endswith("bf16"):
-                # On some processors a kernel sums half of a batch in another order than the whole
+                # A kernel of some processors sums half of a batch in another order than the whole
                 # batch.
                 good = good and to_single <= bound + difference(distributed[case], single[case])
             planted = ""

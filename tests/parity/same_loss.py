@@ -76,7 +76,7 @@ def compare(command, data, num_steps):
             expected = None
             for title, (strategy, variant) in STRATEGIES.items():
                 for num_ranks in ranks_of(strategy):
-                    # With fewer than four ranks, each rank is a replica of its own.
+                    # Each rank is a replica of its own if there are fewer than four ranks.
                     replicas = {"parallel.replicas": min(num_ranks, 2)} if strategy == "hsdp" else {}
                     first, last, held_out = train(
                         command, folder, f"{model}_{title}_{num_ranks}".replace(" ", "_"),

@@ -261,7 +261,7 @@ std::vector<Oddity> oddities_of(const Args& usual) {
   oddities.push_back({"order", {{.kind = OpKind::kBarrier}, usual}});
   oddities.push_back({"count", {{.kind = usual.kind, .count = 5}}});
   oddities.push_back({"dtype", {{.kind = usual.kind, .dtype = DType::kInt32}}});
-  // For all_to_all_v the shapes are not compared as a whole, because the sizes of the parts are
+  // The shapes of all_to_all_v are not compared as a whole, because the sizes of the parts are
   // compared pair by pair.
   if (usual.kind != OpKind::kAllToAllV) {
     oddities.push_back({"shape", {{.kind = usual.kind, .num_rows = 2}}});

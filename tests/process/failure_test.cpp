@@ -106,8 +106,8 @@ class Call {
   }
 
  private:
-  // For send and recv: survivors send to the victim or receive from it, while the victim waits for
-  // a message that is never sent.
+  // Tests send and recv: survivors send to the victim or receive from it, while the victim waits
+  // for a message that is never sent.
   void exchange(Communicator& group, Bytes data) {
     const bool is_victim = group.rank() == kVictim;
     if (is_victim) return group.recv(data.first(4), DType::kFloat32, kKiller, /*tag=*/99);
@@ -116,7 +116,8 @@ class Call {
   }
 
   OpKind kind_;
-  testing::CollectiveCall call_;  // for a message, describes a broadcast of as many elements
+  // Describes a broadcast of as many elements, if a message is tested.
+  testing::CollectiveCall call_;
   std::vector<float> in_;
   std::vector<float> out_;
 };

@@ -125,7 +125,8 @@ std::vector<std::pair<std::string, std::function<void()>>> calls_of(Communicator
   };
 }
 
-// In the child: checks the error of every call, and destroys all copies of the parent's objects.
+// Runs in the child: checks the error of every call, and destroys all copies of the parent's
+// objects.
 void try_everything(std::unique_ptr<Communicator>& group, std::shared_ptr<SymmetricBuffer>& buffer,
                     std::unique_ptr<Work>& pending, const std::string& expected) {
   require(group->rank() == 0 && group->world_size() == 3, "plain values can be read");

@@ -287,7 +287,7 @@ TEST_F(NetworkTest, ProcessesInNetworksOfTheirOwnAreOnHostsOfTheirOwn) {
   EXPECT_NE(result.ranks[0].output, result.ranks[2].output);
 }
 
-// On one host, a rank is killed after the rendezvous at the store, while the ranks connect.
+// A rank is killed after the rendezvous at the store, while the ranks of one host connect.
 TEST(ConnectingTest, ARankThatDiesWhileTheOthersConnectIsNamedAtOnce) {
   const auto result = testing::run_ranks_as_processes(
       4,

@@ -44,7 +44,7 @@ CollectiveCall call_of(const Step& step, int world_size) {
           .root = step.root,
           .reduction = ReduceOp::kSum,
           .world_size = world_size,
-          // About one part in four is empty.
+          // One part in four is empty on average.
           .parts = [&step, num_ranks](int from, int to) -> uint64_t {
             Random random(step.seed ^
                           (static_cast<uint64_t>(from) * num_ranks + static_cast<uint64_t>(to)));

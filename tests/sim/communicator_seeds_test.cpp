@@ -167,8 +167,8 @@ Fault fault_of(Scenario scenario, const JobPlan& plan) {
 JobPlan plan_of(Scenario scenario, uint64_t seed) {
   const bool needs_hosts = scenario == Scenario::kPartition || scenario == Scenario::kHeal;
   JobPlan plan = needs_hosts ? plan_job(seed, kSeveralHosts) : plan_job(seed, kAllShapes);
-  // With such long naps a lost wake-up causes a timeout, which fails the test if no rank was killed
-  // or cut off.
+  // A lost wake-up then causes a timeout, because naps are so long; that fails the test if no rank
+  // was killed or cut off.
   if (ends_right(scenario)) plan.options.max_nap = hours(1);
   if (scenario != Scenario::kNoFault) plan.options.faults = {fault_of(scenario, plan)};
   return plan;
@@ -322,7 +322,7 @@ TEST(SimulatedJobs, EveryKindOfStepIsInATenthOfThem) {
     }
     for (size_t kind = 0; kind < is_in.size(); ++kind) num_jobs_with[kind] += is_in[kind] ? 1 : 0;
   }
-  if (seeds.size() < 100) return;  // with so few seeds, effects need not occur
+  if (seeds.size() < 100) return;  // so few seeds need not have every effect
   for (size_t kind = 0; kind < num_jobs_with.size(); ++kind) {
     EXPECT_GE(num_jobs_with[kind] * 10, static_cast<int>(seeds.size()))
         << to_string(static_cast<Step::Kind>(kind)) << " is in too few";

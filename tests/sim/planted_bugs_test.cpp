@@ -49,7 +49,7 @@ uint64_t find_bug(const Hunt& hunt, uint64_t num_seeds = kNumSeeds) {
   return 0;
 }
 
-// With the bug, some seed must fail. Without the bug none may fail, which
+// Some seed must fail if the bug is planted. None may fail without it, which
 // communicator_seeds_test.cpp checks more thoroughly.
 void expect_found(Hunt hunt) {
   const uint64_t seed = find_bug(hunt);
@@ -67,7 +67,7 @@ TEST(PlantedBugs, AWrongTagIsFound) {
   expect_found({.bug = PlantedBug::kWrongTag, .shape = Shape::kHostEach});
 }
 
-// With this bug a rank does not notice the interrupt, so it learns of a death only when ranks that
+// A rank with this bug does not notice the interrupt, so it learns of a death only when ranks that
 // know of it close their connections.
 TEST(PlantedBugs, AMissingAbortCheckIsFound) {
   constexpr int kVictim = 2;

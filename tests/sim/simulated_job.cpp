@@ -51,7 +51,7 @@ void run_rank(os::System& simulated, Store& shared, int rank, const JobPlan& pla
       try {
         run_program(*group, plan.program);
       } catch (const Error&) {
-        report.failed_at = system.now();  // before the group announces that this rank leaves
+        report.failed_at = system.now();  // taken before the group announces that this rank leaves
         if (plan.keeps_failed_group > Duration{}) {
           system.make_waiter()->park(system.deadline_in(plan.keeps_failed_group));
         }

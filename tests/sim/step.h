@@ -44,11 +44,11 @@ struct Step {
   uint64_t seed = 0;  // the seed of the values, and of the order in which each rank receives
   // The number of elements of each rank; for all_to_all approximately that of all ranks together.
   size_t count = 0;
-  int root = 0;  // for kBroadcast, kReduce, kGather and kScatter
+  int root = 0;  // used by kBroadcast, kReduce, kGather and kScatter
   // Whether inputs are in symmetric memory, and all_reduce and reduce work in place.
   bool is_symmetric = false;
-  // For kMessages. A rank posts either all its receives before its first blocking send, or all its
-  // sends before its first blocking receive; otherwise the ranks' calls could deadlock.
+  // Used by kMessages. A rank posts either all its receives before its first blocking send, or all
+  // its sends before its first blocking receive; otherwise the ranks' calls could deadlock.
   std::vector<Letter> letters;
   bool blocks_in_sends = false;
   bool reduces_between = false;  // whether an all_reduce runs while messages are in flight

@@ -33,7 +33,7 @@ using torch::Tensor;
 
 // The phases of a step, in order.
 enum class Moment {
-  kInForward,  // during the broadcast of the buffers
+  kInForward,  // while the buffers are broadcast
   kBeforeAnyBucket,
   kAfterTheFirstBucket,
   kAtTheLastBucket,  // the others may be inside the reduction of the last bucket
@@ -236,7 +236,7 @@ testing::FailureReport live_through(const DisturbedRank& self, Moment moment) {
   {
     Replica replica(self, self.membership, net);
     check_step(replica);
-    check_step(replica);  // in the first step the wrapper learns the order of the buckets
+    check_step(replica);  // the wrapper learns the order of the buckets in the first step
     meet(self);
     if (moment == Moment::kAtTheEndOfTheLoop && self.is_victim()) {
       report.message =

@@ -68,7 +68,7 @@ Config config_of(const DividedRun& run, const testing::TemporaryFolder& folder) 
   return config;
 }
 
-// From now on, `act` is called before each operation of libtorch on this thread, in forward and
+// Lets `act` be called before each operation of libtorch on this thread from now on, in forward and
 // backward. `operation` is its name, for example "aten::gelu".
 void before_each_operation(std::function<void(std::string_view operation)> act) {
   static thread_local std::function<void(std::string_view)> act_of_thread;

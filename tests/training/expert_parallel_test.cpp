@@ -108,7 +108,7 @@ TEST(ExpertParallelTraining, EqualsOneProcessUnderDistributedDataParallel) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Along "ep" the ranks have different experts. A DistributedDataParallel over these ranks would
+// The ranks along "ep" have different experts. A DistributedDataParallel over these ranks would
 // broadcast the experts of rank 0 to all of them.
 TEST(ExpertParallelTraining, DistributedDataParallelRefusesRanksWithOtherExperts) {
   std::vector<std::shared_ptr<ExpertNet>> nets;

@@ -36,7 +36,7 @@ using torch::Tensor;
 constexpr int64_t kSide = 64;  // so large that every rank owns whole pages of each unit
 
 enum class StepPhase {
-  kForward,   // in the forward, inside a unit
+  kForward,   // the victim is in the forward, inside a unit
   kBackward,  // in the backward, between the gradients of two units
   // The victim's gradients are reduced; the others wait for it before they write their shards.
   kBeginUpdate,
@@ -154,7 +154,7 @@ testing::FailureReport survive_step(DisturbedRank& self, const ProcessGroup& wor
       [&] { take_steps(self, rank, phase); },
       [&](const Error& error) {
         require(error.details().culprit == Rank(kVictim), error.message());
-        // After the failure, every use of the parameters must throw.
+        // Every use of the parameters must throw after the failure.
         for (int times = 0; times < 2; ++times) {
           require(!testing::failure_of([&] { rank.step(); }).empty(),
                   "a step after the failure must throw");
@@ -198,7 +198,7 @@ std::vector<StepFailureCase> step_failure_cases() {
         StepPhase::kEndUpdate, StepPhase::kAfterUpdate}) {
     cases.push_back({3, phase, SIGKILL});
   }
-  // In each of these phases the survivors notice only at the deadline of the group.
+  // The survivors notice only at the deadline of the group in each of these phases.
   for (const StepPhase phase : {StepPhase::kForward, StepPhase::kBackward, StepPhase::kBeginUpdate,
                                 StepPhase::kWriting, StepPhase::kEndUpdate}) {
     cases.push_back({3, phase, SIGSTOP});

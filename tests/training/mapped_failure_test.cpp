@@ -37,7 +37,7 @@ using torch::Tensor;
 
 enum class Place {
   kInItsWrite,
-  kBeforeTheUpdate,  // after the victim's backward
+  kBeforeTheUpdate,  // the victim has ended its backward
   kAfterTheUpdate,   // after the update, before the victim reads parameters again
 };
 

@@ -119,8 +119,7 @@ testing::RanksResult train_limited(const std::vector<std::unique_ptr<MemoryCgrou
   return testing::run_job(job, [&](RankContext& context, const Membership& membership) {
     cgroups[static_cast<size_t>(context.rank.value)]->enter();
     at::set_num_threads(1);
-    // Without this, glibc would keep the memory of freed tensors that lie between small
-    // allocations.
+    // glibc would otherwise keep the memory of freed tensors that lie between small allocations.
     ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
     const ProcessGroup group(
         testing::connect(context, membership, {.timeout = std::chrono::seconds(60)}));

@@ -28,7 +28,7 @@ namespace {
 using testing::require;
 using torch::Tensor;
 
-// With this number of words, two ranks divide the tied weight at different rows in the first and in
+// This number of words lets two ranks divide the tied weight at different rows in the first and in
 // the last stage.
 constexpr int64_t kWords = 40;
 constexpr int64_t kWidth = 3;

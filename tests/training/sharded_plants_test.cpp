@@ -159,9 +159,9 @@ TEST_P(ShardedEqualityNotices, ThePlant) {
   const bool is_noticed =
       given.plant == Plant::kDroppedReduction || given.plant == Plant::kNoBroadcast;
   if (is_replicated && is_noticed) {
-    // With this defect the ranks' parameters differ, which the wrapper notices by comparing samples
-    // of them. Without any reduction it cannot notice that, because the samples are sent with the
-    // gradients.
+    // The ranks' parameters differ after this defect, which the wrapper notices by comparing
+    // samples of them. It cannot notice that if there is no reduction at all, because the samples
+    // are sent with the gradients.
     EXPECT_THAT(failures, ::testing::HasSubstr("has other values on rank 1 than on rank 0"));
   }
   if (!failures.empty()) return;

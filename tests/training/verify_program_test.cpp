@@ -81,7 +81,7 @@ TEST_F(VerifyProgram, Float64IsABillionTimesCloser) {
                                  "fsdp/after_backward/accumulate"));
 }
 
-// With this learning rate, training in float32 is chaotic, so rounding exceeds every bound, as a
+// Training in float32 is chaotic with this learning rate, so rounding exceeds every bound, as a
 // defect would.
 TEST_F(VerifyProgram, ADeviationHasAnExitCodeOfItsOwn) {
   const std::vector<std::string> unstable{"--steps",

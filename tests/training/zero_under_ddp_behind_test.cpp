@@ -209,7 +209,7 @@ void double_shards(const std::vector<ParameterShard>& shards) {
 
 const char* const kModified = "modified by an inplace operation";
 
-// As in one process, the backward throws, because a tensor that the forward has saved was changed.
+// The backward throws, as in one process, because a tensor that the forward has saved was changed.
 TEST(ZeroUnderDdp, ABackwardAfterAWriteToTheShardsIsRefused) {
   for (const int world_size : {1, 2, 3}) {
     for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
@@ -242,8 +242,8 @@ TEST(ZeroUnderDdp, ABackwardAfterAWriteToTheShardsIsRefused) {
   }
 }
 
-// Between two forwards and their backwards, either an optimizer of the shards or the ZeRO optimizer
-// makes a step.
+// Either an optimizer of the shards or the ZeRO optimizer makes a step between two forwards and
+// their backwards.
 TEST(ZeroUnderDdp, AStepBetweenTwoForwardsAndTheirBackwardsIsRefused) {
   for (const bool is_divided : {false, true}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {

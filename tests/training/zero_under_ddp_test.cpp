@@ -16,7 +16,7 @@
 namespace cadre {
 namespace {
 
-// With kStage1Later, step() does not wait for the gathers of the parameters; the next forward does.
+// kStage1Later: step() does not wait for the gathers of the parameters; the next forward does.
 enum class Way { kUndivided, kStage1, kStage1Later, kStage2 };
 
 // Trains eight steps on this rank's rows, whose number differs between ranks. Every third step

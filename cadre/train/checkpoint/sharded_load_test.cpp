@@ -289,7 +289,8 @@ TEST_F(ShardedFailureTest, AFolderThatIsNoShardedSnapshotIsNamed) {
                 other.path().string() + "/model.safetensors, which has no state of an optimizer");
 }
 
-// Without this error the other rank would wait for the failed rank in the gather of the parameters.
+// The other rank must not wait for the failed rank in the gather of the parameters; it gets the
+// same error instead.
 TEST(ShardedLoad, AnErrorOfLibtorchOnOneRankIsThatOfAll) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {

@@ -130,7 +130,7 @@ void interrupt_everywhere(std::optional<Unsynced> after_power_cut, int64_t next)
       return;
     }
     EXPECT_TRUE(!failure.empty() || step == next);
-    // After the interruption the next attempt succeeds.
+    // The next attempt succeeds.
     save_sharded(folder, next, parts_of_step(next));
     ASSERT_EQ(problem_of_run(disk, &step), "");
     EXPECT_EQ(step, next);
@@ -164,7 +164,7 @@ std::string latest_text(const SnapshotFolder& folder) {
   return latest ? files_of(folder).read(*latest + "/x", 100).value_or_throw() : "none";
 }
 
-// For n = 1, 2, ...: runs `prepare`, then `act`, whose n-th file operation fails, then `check`. The
+// Runs `prepare`, then `act`, whose n-th file operation fails, then `check`; for n = 1, 2, .... The
 // argument of `check` says whether `act` returned without an error.
 void interrupt_branch(const std::function<void(SnapshotFolder&)>& prepare,
                       const std::function<void(SnapshotFolder&)>& act,
@@ -251,7 +251,7 @@ TEST(SnapshotCrash, AnAbandonedSnapshotIsNeverTakenForTheLatest) {
       });
 }
 
-// For every possible size of the disk: the save fails with an error when the disk is full.
+// The disk has every possible size. The save must fail with an error when the disk is full.
 TEST(SnapshotCrash, AFullDiskLeavesTheSnapshotBeforeAndNothingElse) {
   const auto bytes_of_snapshots = [](int count) {
     for (size_t capacity = 1024;; capacity += 1024) {
@@ -297,7 +297,8 @@ TEST(SnapshotCrash, TheBestAndTheKeptSnapshotsOutliveAPowerCut) {
   EXPECT_EQ(step, 3);
 }
 
-// After a power cut, a folder that has the name of a step must contain all files of its snapshot.
+// A folder that has the name of a step must contain all files of its snapshot, even after a power
+// cut.
 TEST(SnapshotCrash, APowerCutWhileSnapshotsAreRemovedLeavesNoPartialOne) {
   for (const Unsynced kept : {Unsynced::kNone, Unsynced::kOnlyWhatDestroys}) {
     for (uint64_t n = 1;; ++n) {

@@ -13,7 +13,7 @@
 namespace cadre {
 namespace {
 
-constexpr int64_t kMaxSamples = int64_t{1} << 48;  // with this limit, no sum of sizes overflows
+constexpr int64_t kMaxSamples = int64_t{1} << 48;  // a larger number could overflow a sum of sizes
 
 int64_t ceil_divide(int64_t a, int64_t b) {
   return (a + b - 1) / b;

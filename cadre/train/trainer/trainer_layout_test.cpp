@@ -314,8 +314,8 @@ TEST_F(TrainerLayoutTest, SharesAndPartsMayBeUneven) {
   }
 }
 
-// Without an auxiliary loss, the loss of a step is the mean over the losses of its accumulated
-// parts. The parts have different sizes, and some are empty on some or all processes.
+// The loss of a step is the mean over the losses of its accumulated parts if there is no auxiliary
+// loss. The parts have different sizes, and some are empty on some or all processes.
 TEST_F(TrainerLayoutTest, PartsOfExpertsAddUpToTheStep) {
   const auto in_parts = [this](TrainedLayout layout, int64_t batch, int64_t num_parts) {
     layout.is_tied = layout.has_experts = true;
@@ -356,8 +356,8 @@ TEST_F(TrainerLayoutTest, TheLossHasTheAuxiliaryLossOfAllBlocks) {
   }
 }
 
-// Under a capacity, the same tokens must be dropped as in one process, even if processes have
-// different numbers of samples.
+// A capacity must drop the same tokens as in one process, even if processes have different numbers
+// of samples.
 TEST_F(TrainerLayoutTest, ACapacityOfExpertsIsThatOfAllTokens) {
   const auto limited = [this](TrainedLayout layout, double capacity_factor) {
     layout.is_tied = layout.has_experts = true;

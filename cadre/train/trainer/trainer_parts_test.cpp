@@ -286,7 +286,7 @@ TEST(UnsavedEnd, DiskSpaceIsNamedOnlyWhereItHelps) {
 
 TEST_F(TrainerPartsTest, TheBestIsMarkedWhenItIsThereAndForgottenWhenItIsNot) {
   Config config = config_of("fsdp", "a");
-  // With this rate the loss never falls below that of the first evaluation.
+  // This rate never lets the loss fall below that of the first evaluation.
   config.optimizer.learning_rate = 0;
   config.run.evaluate_every = 2;
   config.run.keep_best = true;

@@ -108,7 +108,7 @@ TEST_F(TrainerStrategyTest, SingleHasTheBitsOfOneReplica) {
   expect_same_bits("alone", "ddp", 12);
 }
 
-// On one host the order of additions does not depend on the strategy, so the bits are equal.
+// The order of additions on one host does not depend on the strategy, so the bits are equal.
 // Gradients are not clipped here: the squares in their norm are summed in another order over shards
 // than over whole gradients.
 TEST_F(TrainerStrategyTest, UnclippedStrategiesOfOneHostHaveTheSameBits) {

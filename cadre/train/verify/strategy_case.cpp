@@ -51,8 +51,7 @@ std::string name_of(const StrategyCase& strategy, int world_size) {
         world_size / (strategy.pipeline * strategy.expert * strategy.context * strategy.tensor);
     name += format("-{}x{}", strategy.num_replicas, std::max(1, num_ranks / strategy.num_replicas));
   }
-  // In a pipeline, fsdp does not reshard by units, so the name of the case lacks the mode of
-  // resharding.
+  // The name has no mode of resharding in a pipeline, because fsdp does not reshard by units there.
   if (has_units(strategy.strategy) && strategy.pipeline == 1)
     name += format("/{}", to_string(strategy.reshard));
   if (strategy.form == ShardForm::kMapped) name += "/mapped";

@@ -67,7 +67,7 @@ struct RankDeviations {
     int64_t step;
     int64_t tensor;  // the index of the parameter or buffer; -1 for the loss
   };
-  std::array<Of, 4> of;  // in the order loss, gradients, parameters, buffers
+  std::array<Of, 4> of;  // the order is loss, gradients, parameters, buffers
 };
 
 // The outcome of a case on one rank. The ranks exchange it at the end of the case. An empty message

@@ -121,8 +121,8 @@ TEST(VerifyWorld, ACorrectLayerWithACollectiveIsWithin) {
         kSteps, {.num_steps = 2, .strategies = {"ddp", "zero1"}});
   });
   for (const StrategyReport& strategy : report.strategies) {
-    // With accumulation the module subtracts the mean over the rows of a part, not of the whole
-    // batch, so the result deviates.
+    // The module subtracts the mean over the rows of a part, not of the whole batch, if gradients
+    // are accumulated; so the result deviates.
     EXPECT_EQ(strategy.is_within(), !strategy.strategy.ends_with("/accumulate"))
         << report.to_text();
   }
@@ -207,7 +207,7 @@ TEST(VerifyWorld, BoundsThatEveryDeviationWouldBeWithinAreRefused) {
   const double infinity = std::numeric_limits<double>::infinity();
   const auto refused = [](const VerifyBounds& bounds) {
     return error_of_ranks(2, [&](const ProcessGroup& group) {
-      // On two ranks the loss is twice as large as it should be.
+      // The loss is twice as large on two ranks as it should be.
       verify_strategies(group, make_heads, rows_of_step,
                         [](auto& model, const Tensor& rows, const ProcessGroup& ranks) {
                           return mean_loss(model, rows) * ranks.world_size();

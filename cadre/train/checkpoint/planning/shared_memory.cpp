@@ -62,7 +62,7 @@ class SharedBytes {
   }
 
   const std::byte* begin_;
-  at::Tensor owners_;  // for each byte, the index in added_ of its last write; -1 if there is none
+  at::Tensor owners_;  // owners_[i]: the index in added_ of the last write to byte i; -1: none
   at::Tensor values_;  // one value for each byte
   std::vector<const PlannedWrite*> added_;
 };

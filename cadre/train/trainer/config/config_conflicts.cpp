@@ -8,7 +8,7 @@
 namespace cadre::train {
 namespace {
 
-// With a smaller temperature, a logit divided by it may be infinite in float32.
+// A logit that is divided by a smaller temperature may be infinite in float32.
 constexpr double kMinTemperature = 1e-30;
 
 std::optional<ConfigConflict> find_expert_conflict(const Config& config) {

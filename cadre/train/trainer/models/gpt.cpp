@@ -248,8 +248,8 @@ std::vector<PlanEntry> Gpt::plan(bool sequence) const {
   if (!blocks_.empty()) {
     add(kColwise, {"*.attn_c_attn"});
     add(kRowwise, {"*.attn_c_proj"});
-    // With experts, the MLPs are not divided: experts have uneven numbers of rows, so every process
-    // would wait for the largest expert twice in each block.
+    // The MLPs are not divided if there are experts: experts have uneven numbers of rows, so every
+    // process would wait for the largest expert twice in each block.
     if (!blocks_[0]->has_experts()) {
       add(kColwise, {"*.mlp_c_fc"});
       add(kRowwise, {"*.mlp_c_proj"});

@@ -55,8 +55,8 @@ WindowMlp::WindowMlp(const ModelConfig& config, int64_t vocabulary, const at::Ge
     if (parameter.dim() < 2) {
       parameter.zero_();
     } else {
-      // With this deviation the variance of activations stays about constant through GELU (He et
-      // al., 2015).
+      // This deviation keeps the variance of activations about constant through GELU (He et al.,
+      // 2015).
       parameter.normal_(0.0, std::sqrt(2.0 / static_cast<double>(parameter.size(1))), generator);
     }
   }

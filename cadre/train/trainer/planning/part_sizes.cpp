@@ -123,7 +123,7 @@ int64_t tensor_traffic(const ModelSizes& part, const Config& config, int64_t act
   int64_t bytes = count * activation;
   // The vocabulary-parallel loss exchanges three numbers for each token.
   if (stages.has_last()) bytes += 2 * 3 * activation / config.model.width;
-  // After each backward, the gradients of layers that see only a part of the sequence are summed.
+  // The gradients of layers that see only a part of the sequence are summed after each backward.
   if (is_sequence) {
     bytes += 2 * num_backwards * bytes_of(part, [](std::string_view name) {
                return name.starts_with("wpe") || name.find("ln_") != std::string_view::npos;
@@ -136,9 +136,9 @@ int64_t context_traffic(const ModelSizes& part, const Config& config, int64_t ac
                         const StagesOfRank& stages) {
   const int64_t size = config.parallel.context;
   const int64_t of_heads = activation / config.parallel.tensor;
-  // In ring attention, keys and values go around the ring in the forward and again in the backward,
-  // and their gradients go around once in the backward. In all_to_all attention, eight tensors are
-  // exchanged, four before and four after attention.
+  // Ring attention sends keys and values around the ring in the forward and again in the backward,
+  // and their gradients once in the backward. all_to_all attention exchanges eight tensors, four
+  // before and four after attention.
   const int64_t of_a_block = config.parallel.attention == "ring"
                                  ? 4 * (size - 1) * of_heads + 2 * size * of_heads
                                  : 8 * of_heads * (size - 1) / size;

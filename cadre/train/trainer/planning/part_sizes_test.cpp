@@ -29,7 +29,7 @@ using testing::CountedMemory;
 // An upper bound for small messages: agreements, losses of microbatches, and counts of the
 // optimizer.
 constexpr int64_t kFewBytes = 1024;
-// As kFewBytes, but with the numbers of tokens that each router sends to each expert.
+// An upper bound that also includes the numbers of tokens that each router sends to each expert.
 constexpr int64_t kFewBytesOfRouters = 4096;
 
 struct PlannedLayout {
@@ -140,8 +140,8 @@ class PartSizes : public TrainerTest, public ::testing::WithParamInterface<Plann
   }
 };
 
-// With strategy ddp each replica has all parameters that the division leaves, so the plan can be
-// compared directly.
+// The strategy is ddp, so each replica has all parameters that the division leaves, and the plan
+// can be compared directly.
 TEST_P(PartSizes, AreThoseOfARun) {
   const PlannedLayout& layout = GetParam();
   const Config config = config_of(layout);
@@ -173,7 +173,7 @@ TEST_P(PartSizes, AreThoseOfARun) {
     largest_held = std::max(largest_held, measured.held_bytes);
   }
   const HeldBytes& held = plan.plan.held;
-  // In zb-v one process has the tied weight twice. The second copy's gradient is planned, but it is
+  // One process has the tied weight twice in zb-v. The second copy's gradient is planned, but it is
   // freed when the first copy has been updated, before the measurement.
   const int64_t freed = layout.parallel.schedule == "zb-v"
                             ? kVocabularySize * config.model.width * int64_t{sizeof(float)}

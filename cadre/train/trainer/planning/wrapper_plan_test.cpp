@@ -128,7 +128,7 @@ void expect_plan(Model& model, Optimizer& optimizer, const std::vector<ProcessGr
   if constexpr (requires { model.peak_full_bytes(); }) {
     EXPECT_EQ(model.peak_full_bytes(), plan.held.full_units);
   }
-  // In a group of one rank no operation moves data, so there is nothing to compare.
+  // A group of one rank moves no data, so there is nothing to compare.
   if (options.num_ranks == 1) return;
   // The plan describes the optimizer of the trainer. The ShardedOptimizer of this test additionally
   // compares its options among the ranks before each step.

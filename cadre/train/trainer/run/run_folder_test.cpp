@@ -47,7 +47,8 @@ class RunFolderTest : public TrainerTest {
   }
 };
 
-// Without the lock, another run could write a later snapshot after this run has chosen one.
+// Another run could write a later snapshot after this run has chosen one, if the folder were not
+// locked before.
 TEST_F(RunFolderTest, ItIsLockedBeforeTheSnapshotIsChosen) {
   Config config = config_of_steps("a", 2);
   config.run.resume = folder_ + "/nothing";
@@ -124,7 +125,7 @@ TEST_F(RunFolderTest, ARunFromASnapshotBelowItsFolderGoesOnInIt) {
   EXPECT_EQ(losses("a"), expected);
   config.run.steps = 8;
   EXPECT_THAT(run(config).screen, HasSubstr("resuming from " + folder_ + "/a/step-000006\n"));
-  // After the run has gone back to one of its own snapshots, it has no origin.
+  // A run that has gone back to one of its own snapshots has no origin.
   config.run.resume = folder_ + "/a/step-000002";
   run_until(config, 3);
   config.run.resume = "auto";

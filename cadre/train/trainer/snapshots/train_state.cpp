@@ -81,7 +81,7 @@ TrainState from_json(const Json& json) {
   state.step = json.at("step").get<int64_t>();
   state.loader.epoch = json.at("loader").at("epoch").get<int64_t>();
   state.loader.samples = json.at("loader").at("samples").get<int64_t>();
-  // In format 1 the data are always text.
+  // Format 1 has only text as data.
   const Json& data = json.at(format == 1 ? "text" : "data");
   state.data.size = data.at(format == 1 ? "num_tokens" : "size").get<int64_t>();
   state.data.fingerprint = std::stoull(data.at("fingerprint").get<std::string>(), nullptr, 16);

@@ -29,8 +29,8 @@ class Module;
 namespace cadre::train {
 
 inline constexpr int kFirstFormatWithDigests = 3;
-// From this format on, ranks that hold shards each write their own shard. In earlier formats rank 0
-// writes whole files, which it still does if it has the whole model.
+// The first format in which ranks that hold shards each write their own shard. In earlier formats
+// rank 0 writes whole files, which it still does if it has the whole model.
 inline constexpr int kFirstFormatInParts = 4;
 
 struct TrainState {

@@ -154,8 +154,8 @@ at::ScalarType dtype_of(const std::string& name) {
   return to_scalar_type(parse_dtype(name).value());
 }
 
-// With experts, gradients are summed over the ranks, because the loss of each rank is already
-// divided by the number of tokens of all ranks.
+// Gradients of a model with experts are summed over the ranks, because the loss of each rank is
+// already divided by the number of tokens of all ranks.
 GradientWeighting weighting_of(const Config& config) {
   return config.model.experts > 0 ? GradientWeighting::kSum : GradientWeighting::kSamples;
 }

@@ -80,7 +80,7 @@ TEST_F(TextTaskTest, GeneratesTheMostLikelyTokensFromTheLastOnes) {
   EXPECT_EQ(task()->sample(alphabet('z', &longest)), "abcdefg");
   EXPECT_EQ(longest, 4) << "model.context";
   EXPECT_EQ(task()->sample(alphabet('d')), "abcd") << "the text must end at <|endoftext|>";
-  // With top_k = 1 there is only one candidate, so the temperature has no effect.
+  // There is only one candidate if top_k is 1, so the temperature has no effect.
   config_.sample.temperature = 3;
   config_.sample.top_k = 1;
   EXPECT_EQ(task()->sample(alphabet('z')), "abcdefg");
