@@ -204,7 +204,7 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
     if (tensor->scalar_type() != values.scalar_type()) {
       refuse(
           rule, given.parameter,
-          cadre::format("'{}' is {}; expected {}, as the parameter", name,
+          cadre::format("'{}' has dtype {}; expected {}, the dtype of the parameter", name,
                         c10::toString(tensor->scalar_type()), c10::toString(values.scalar_type())));
     }
     *field = copy_beside(values, *tensor);
@@ -233,12 +233,12 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
   }
   if (given.tensors.size() != wanted.tensors.size()) {
     refuse(rule, given.parameter,
-           cadre::format("{} tensors; expected {}, each once", given.tensors.size(),
+           cadre::format("it has {} tensors; expected {}, each once", given.tensors.size(),
                          wanted.tensors.size()));
   }
   if (given.scalars.size() != num_scalars) {
     refuse(rule, given.parameter,
-           cadre::format("{} scalars; expected {}", given.scalars.size(), num_scalars));
+           cadre::format("it has {} scalars; expected {}", given.scalars.size(), num_scalars));
   }
   return state;
 }

@@ -256,13 +256,14 @@ TEST(OptimizerState, AStateThatDoesNotFitIsRefusedAndNothingIsChanged) {
             "state of 'p0' for AdamW: the optimizer has no state 'sum' with these options; use the "
             "kind of optimizer that was saved");
   EXPECT_EQ(refusal([](auto& all) { all[0].scalars.emplace_back("lr", torch::zeros({})); }),
-            "state of 'p0' for AdamW: 2 scalars; expected 1");
+            "state of 'p0' for AdamW: it has 2 scalars; expected 1");
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors[0].tensor = torch::zeros({12}, at::kDouble); }),
-            "state of 'p0' for AdamW: 'exp_avg' is Double; expected Float, as the parameter");
+            "state of 'p0' for AdamW: 'exp_avg' has dtype Double; expected Float, the dtype of the "
+            "parameter");
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors[1].tensor = at::Tensor(); }),
             "state of 'p0' for AdamW: 'exp_avg_sq' is missing");
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors.push_back(all[0].tensors[0]); }),
-            "state of 'p0' for AdamW: 3 tensors; expected 2, each once");
+            "state of 'p0' for AdamW: it has 3 tensors; expected 2, each once");
   EXPECT_EQ(refusal([](auto& all) { all.push_back(all[0]); }),
             "state of 'p0' for AdamW: the state is given twice");
   EXPECT_EQ(refusal([](auto& all) { all[0].scalars[0].tensor = torch::tensor(-1); }),

@@ -330,8 +330,8 @@ Result<SavePlan> agree_on_plan(const Result<Held>& held, std::string_view subjec
     if (subject_of(rank) != subject_of(0)) {
       return Error(
           ErrorCode::kInvalidArgument,
-          cadre::format("rank {} saves a {}, but rank 0 a {}; all ranks save the same step", rank,
-                        subject_of(rank), subject_of(0)));
+          cadre::format("rank {} saves a {}, but rank 0 a {}; all ranks must save the same step",
+                        rank, subject_of(rank), subject_of(0)));
     }
     auto decoded =
         decode_held(std::string_view((*texts)[rank]).substr(subject_of(rank).size() + 1));

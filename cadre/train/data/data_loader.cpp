@@ -177,7 +177,7 @@ DataLoader::Epoch DataLoader::epoch(int64_t epoch) {
   (void)dataset();
   if (epoch < 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("DataLoader: epoch {}; expected 0 or more", epoch));
+                cadre::format("DataLoader: the epoch is {}; expected 0 or more", epoch));
   }
   if (!is_positioned_ || position_.epoch != epoch) position_ = {.epoch = epoch, .samples = 0};
   is_positioned_ = false;

@@ -326,8 +326,8 @@ void TextCorpus::copy_tokens(int64_t begin, std::span<int64_t> out) const {
   const int64_t left = num_tokens() - begin;
   if (begin < 0 || left < 0 || out.size() > static_cast<size_t>(left)) {
     throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("TextCorpus: {} tokens from {} on; the text has {}", out.size(),
-                              begin, num_tokens()));
+                cadre::format("TextCorpus: cannot read {} tokens from token {} on; the text has {}",
+                              out.size(), begin, num_tokens()));
   }
   if (out.empty()) return;
   auto document = std::ranges::upper_bound(documents, begin, {}, &Document::first_token) - 1;

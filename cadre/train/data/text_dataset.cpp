@@ -58,7 +58,8 @@ Batch TextDataset::get(std::span<const int64_t> indices) const {
   for (const int64_t index : indices) {
     if (index < 0 || index >= num_samples_) {
       throw Error(ErrorCode::kInvalidArgument,
-                  cadre::format("TextDataset: sample {} of {}", index, num_samples_));
+                  cadre::format("TextDataset: sample {} does not exist; the dataset has {} samples",
+                                index, num_samples_));
     }
     corpus().copy_tokens(range_.begin + index * context_, std::span(first, row_size));
     first += row_size;

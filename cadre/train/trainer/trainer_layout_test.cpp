@@ -461,10 +461,10 @@ TEST_F(TrainerLayoutTest, ASnapshotOfAnotherModelIsRefused) {
 TEST_F(TrainerLayoutTest, ALayoutThatDoesNotFitEndsTheRunBeforeTheModelIsConstructed) {
   Config config = config_of(layout_named("ddp_tensor"));
   const Run run = this->run(config, 3);
-  EXPECT_THAT(
-      run.failures,
-      HasSubstr("tensor 2 is 2 processes, which do not divide the 3 processes of this job: "
-                "start a multiple of 2, or change parallel.tensor, pipeline, context or expert"));
+  EXPECT_THAT(run.failures,
+              HasSubstr("tensor 2 takes 2 processes, and the 3 processes of this job are not a "
+                        "multiple of that: start a multiple of 2 processes, or change "
+                        "parallel.tensor, pipeline, context or expert"));
 }
 
 }  // namespace

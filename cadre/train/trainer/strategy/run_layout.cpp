@@ -99,7 +99,7 @@ void check_pipeline(const Config& config, const Degrees& degrees) {
 void check_data_degree(const ParallelConfig& parallel, const Degrees& degrees, int world_size) {
   const bool divides = parallel.divides_model();
   if (data_strategy(parallel) == DataStrategy::kSingle && degrees.data > 1) {
-    refuse(divides ? cadre::format("parallel.strategy is single, but {} of {} processes leave {} "
+    refuse(divides ? cadre::format("parallel.strategy is single, but {} on {} processes makes {} "
                                    "groups with different samples: choose ddp, zero1, zero2, fsdp "
                                    "or hsdp, or start {} processes",
                                    product_text(parallel), world_size, degrees.data,
@@ -111,8 +111,8 @@ void check_data_degree(const ParallelConfig& parallel, const Degrees& degrees, i
   }
   if (data_strategy(parallel) == DataStrategy::kHsdp && degrees.data % parallel.replicas != 0) {
     refuse(divides
-               ? cadre::format("parallel.replicas is {}, which does not divide the {} groups "
-                               "that {} leaves of {} processes",
+               ? cadre::format("parallel.replicas is {}, which does not divide {}, the number of "
+                               "groups that each have the whole model ({} on {} processes)",
                                parallel.replicas, degrees.data, product_text(parallel), world_size)
                : cadre::format("parallel.replicas is {}, which does not divide the {} "
                                "processes",
@@ -125,11 +125,10 @@ void check_data_degree(const ParallelConfig& parallel, const Degrees& degrees, i
 Degrees degrees_of(const ParallelConfig& parallel, int world_size) {
   const int64_t product = parallel.tensor * parallel.pipeline * parallel.context * parallel.expert;
   if (world_size % product != 0) {
-    refuse(
-        cadre::format("{} is {} processes, which do not divide the {} processes of this job: "
-                      "start a multiple of {}, or change parallel.tensor, pipeline, context or "
-                      "expert",
-                      product_text(parallel), product, world_size, product));
+    refuse(cadre::format(
+        "{} takes {} processes, and the {} processes of this job are not a multiple of that: start "
+        "a multiple of {} processes, or change parallel.tensor, pipeline, context or expert",
+        product_text(parallel), product, world_size, product));
   }
   return {.pipeline = static_cast<int>(parallel.pipeline),
           .data = static_cast<int>(world_size / product),

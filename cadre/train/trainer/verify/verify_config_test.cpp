@@ -155,7 +155,7 @@ TEST_F(VerifyLayouts, AConfigurationThatCannotRunIsReportedAsNotRun) {
   ASSERT_FALSE(cases.impossible.empty());
   EXPECT_TRUE(cases.impossible[0].is_own);
   EXPECT_EQ(name_of(cases.impossible[0].strategy, 2), "ddp/tp-4");
-  EXPECT_THAT(cases.impossible[0].reason, ::testing::HasSubstr("tensor 4 is 4 processes"));
+  EXPECT_THAT(cases.impossible[0].reason, ::testing::HasSubstr("tensor 4 takes 4 processes"));
   config.parallel = {.strategy = "hsdp", .replicas = 3};
   EXPECT_EQ(name_of(layout_cases(config, 4).impossible[0].strategy, 4), "hsdp-3x1/after_forward");
 }
