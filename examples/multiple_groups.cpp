@@ -39,7 +39,8 @@ int main(int argc, char** argv) try {
   for (int i = 0; i < world.world_size(); i += 2) even_ranks.push_back(i);
   const auto evens = world.new_group(even_ranks);
 
-  // Each group counts its own operations, so ranks of different groups need not call them in step.
+  // Each group counts its own operations, so different groups may run operations at different
+  // times.
   std::ostringstream line;
   line << "rank " << rank << ": row " << row << " sums to " << sum_over(row_group, rank)
        << ", column " << column << " to " << sum_over(column_group, rank);

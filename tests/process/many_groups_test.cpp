@@ -126,7 +126,7 @@ TEST_P(ManyGroups, GiveTheirSharedMemoryBack) {
   const auto result = run([](Communicator& world, const Resources&) {
     const int64_t with_world = count_in_peace(world, testing::committed_shared_bytes);
     // This memory is only the job's status page if the transport is TCP.
-    require(with_world > 0, "the job's shared memory is seen");
+    require(with_world > 0, "no shared memory of the job was found");
     int64_t closed_before = with_world;
     for (const int64_t share_that_may_stay : {8, 32}) {
       Groups groups = make_groups(world);

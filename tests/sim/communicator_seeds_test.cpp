@@ -167,8 +167,8 @@ Fault fault_of(Scenario scenario, const JobPlan& plan) {
 JobPlan plan_of(Scenario scenario, uint64_t seed) {
   const bool needs_hosts = scenario == Scenario::kPartition || scenario == Scenario::kHeal;
   JobPlan plan = needs_hosts ? plan_job(seed, kSeveralHosts) : plan_job(seed, kAllShapes);
-  // A lost wake-up then causes a timeout, because naps are so long; that fails the test if no rank
-  // was killed or cut off.
+  // Naps are so long that a lost wake-up causes a timeout, which fails the test, because every rank
+  // must end right in this scenario.
   if (ends_right(scenario)) plan.options.max_nap = hours(1);
   if (scenario != Scenario::kNoFault) plan.options.faults = {fault_of(scenario, plan)};
   return plan;

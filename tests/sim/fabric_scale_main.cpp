@@ -156,7 +156,7 @@ class Job {
   const Shape shape_;
   sim::Simulator simulator_;
   const std::shared_ptr<HashStore> store_;
-  // The request counts of each rank's store, which shares them.
+  // The request counts of the ranks' stores, indexed by rank. The stores share them.
   std::vector<std::shared_ptr<StoreCounts>> store_counts_;
   ScaleReport report_;
   std::mutex mutex_;

@@ -40,8 +40,8 @@ std::ostream& operator<<(std::ostream& out, const AxesCase& given) {
   return out << given.layout.name << "_" << given.training;
 }
 
-// Returns for every layout a case with SGD in float64, and one in which the optimizer and the dtype
-// alternate.
+// Returns three cases for every layout: SGD in float64, AdamW in float64, and one of the two,
+// alternately, in float32.
 std::vector<AxesCase> axes_cases() {
   std::vector<AxesCase> cases;
   for (const Layout& layout : testing::axes_layouts()) {

@@ -153,7 +153,8 @@ std::vector<MappedFailureCase> mapped_cases() {
     cases.push_back({2, place, SIGKILL});
     cases.push_back({3, place, SIGKILL});
   }
-  // These are the only cases with three ranks; fsdp_mapped_failure_test.cpp tests the other phases.
+  // A victim that is stopped or leaves is tested only while it writes; fsdp_mapped_failure_test.cpp
+  // tests the other phases.
   cases.push_back({3, Place::kInItsWrite, SIGSTOP});
   cases.push_back({3, Place::kInItsWrite, 0});
   return cases;

@@ -28,7 +28,7 @@ namespace cadre {
 
 class CADRE_EXPORT SnapshotSaver {
  public:
-  // Collective.
+  // Makes a saver for the ranks of a group. Collective.
   SnapshotSaver(SnapshotFolder folder, const ProcessGroup& group, SaveOptions options = {});
   // Makes a saver for a single process, without a group.
   explicit SnapshotSaver(SnapshotFolder folder, SaveOptions options = {});

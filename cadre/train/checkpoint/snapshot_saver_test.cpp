@@ -190,8 +190,8 @@ TEST(SnapshotSaver, AnExceptionAfterTheSaveLosesNothing) {
   EXPECT_EQ(SnapshotFolder(run.path()).latest_step(), 7);
 }
 
-// Rank 1 throws before it begins a save that rank 0 has begun. Rank 0 is told so and reports the
-// lost snapshot long before the timeout.
+// Rank 1 throws before it begins a save that rank 0 has begun. Rank 0 must notice that, and
+// report the lost snapshot long before the timeout.
 TEST(SnapshotSaver, ASaveThatOneRankNeverBeginsIsReportedAsLost) {
   const testing::TemporaryFolder run;
   ::testing::internal::CaptureStderr();

@@ -36,8 +36,9 @@ constexpr const char* kRemedy =
 // fraction of the model's largest gradient.
 constexpr double kShareOfLargestGradient = 0.01;
 
-// Constants of the disturbed training, for float32: the size of the random errors in the gradients,
-// as a fraction of the bound, and in the parameters.
+// Constants of the disturbed training in float32: the size of its random errors in the gradients
+// (as a fraction of their bound) and in the parameters, and the factor by which the resulting
+// differences are multiplied.
 constexpr double kDisturbedShareOfBound = 0.1;
 constexpr double kDisturbedRoundings = 4 * 0x1p-24;
 constexpr double kDisturbanceFactor = 4;

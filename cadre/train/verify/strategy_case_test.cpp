@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Tests all kinds of names, with two meshes of two axes.
+// Tests the list of cases with all kinds of names, and with two meshes of two axes.
 TEST(StrategyCases, AreAllThatApply) {
   const auto names = [](const StrategySpace& space) {
     std::vector<std::string> all;

@@ -1,4 +1,5 @@
-// Compares plans from a configuration with plans from its models, and tests the tables of plans.
+// Tests that the plan of a configuration equals the plan of its model, and tests the tables of
+// plans.
 #include "cadre/train/trainer/planning/config_plan.h"
 
 #include <gmock/gmock.h>

@@ -67,8 +67,8 @@ struct Setting {
   int64_t wanted;
 };
 
-// Returns the settings on which it depends whether the layout divides the model and the batch, each
-// with the nearest value that allows it.
+// Returns the settings that decide whether a layout can divide the model and the batch, each with
+// the nearest value that allows it.
 std::vector<Setting> settings_for(Config& config, int world_size) {
   ParallelConfig& parallel = config.parallel;
   const int64_t parts = parallel.pipeline * parallel.expert * parallel.context * parallel.tensor;
