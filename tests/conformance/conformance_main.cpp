@@ -87,7 +87,8 @@ uint64_t run_case(Communicator& group, const Case& c) {
           c.to_string() + ": not what the formula says");
   const auto at_random = [&](uint64_t count) { return noise(c, rank, count); };
   const auto first = entry.run(group, c, at_random);
-  require(entry.run(group, c, at_random) == first, c.to_string() + ": other bits the second time");
+  require(entry.run(group, c, at_random) == first,
+          c.to_string() + ": a second run gives other bits");
   return digest_of(first);
 }
 

@@ -180,7 +180,8 @@ void rebuild(RankContext& context, const Membership& membership, const std::vect
   std::vector<int32_t> values(1000, next.rank + 1);
   const Bytes bytes = std::as_writable_bytes(std::span(values));
   group->all_reduce(bytes, bytes, DType::kInt32, ReduceOp::kSum);
-  for (const int32_t value : values) require(value == 3, "1 + 2 in the rebuilt group");
+  for (const int32_t value : values)
+    require(value == 3, "the sum of the rebuilt group must be 1 + 2");
   group->close(context.system.deadline_in(seconds(5)));
 }
 

@@ -50,9 +50,9 @@ struct ChildOutcome {
 
 ChildOutcome run_in_child(const std::function<void()>& body) {
   std::array<int, 2> ends{};
-  require(::pipe(ends.data()) == 0, "a pipe");
+  require(::pipe(ends.data()) == 0, "pipe() failed");
   const pid_t pid = ::fork();
-  require(pid >= 0, "a child");
+  require(pid >= 0, "fork() failed");
   if (pid == 0) {
     ::alarm(kChildSeconds);
     const std::string failure = testing::failure_of(body);
@@ -129,7 +129,8 @@ std::vector<std::pair<std::string, std::function<void()>>> calls_of(Communicator
 // objects.
 void try_everything(std::unique_ptr<Communicator>& group, std::shared_ptr<SymmetricBuffer>& buffer,
                     std::unique_ptr<Work>& pending, const std::string& expected) {
-  require(group->rank() == 0 && group->world_size() == 3, "plain values can be read");
+  require(group->rank() == 0 && group->world_size() == 3,
+          "rank and size must be readable in the child");
   for (const auto& [name, call] : calls_of(*group, *pending)) {
     const std::string failure = testing::failure_of(call);
     require(failure == expected, format("{} in the child: {}", name, failure));
@@ -140,7 +141,7 @@ void try_everything(std::unique_ptr<Communicator>& group, std::shared_ptr<Symmet
   // A group that the child itself connects must work.
   const auto system = os::make_native_system();
   const auto own = Communicator::connect(*system, {}, {}, system->deadline_in(seconds(5)));
-  require(sum(*own, 5).front() == 5, "a group that the child connected");
+  require(sum(*own, 5).front() == 5, "wrong sum of the group that the child has connected");
   own->close(system->deadline_in(seconds(5)));
 }
 
@@ -151,7 +152,7 @@ void fork_in_a_job(RankContext& context, const Membership& membership, Transport
         testing::connect(context, membership, {.timeout = seconds(30), .transport = transport});
     std::shared_ptr<SymmetricBuffer> buffer = group->allocate_symmetric(4096);
     const int own = group->rank().value + 1;
-    require(sum(*group, own).front() == 6, "1 + 2 + 3");
+    require(sum(*group, own).front() == 6, "the sum of the three ranks must be 1 + 2 + 3");
     group->barrier_async().wait();  // afterwards the group has started all its threads
     std::array<std::byte, 4> message{};
     const Bytes bytes = message;
@@ -226,7 +227,7 @@ void outlive_a_parent(RankContext& context, const Membership& membership,
   group->barrier();
   if (context.rank == kVictim) {
     const pid_t child = ::fork();
-    require(child >= 0, "a child");
+    require(child >= 0, "fork() failed");
     if (child == 0) {
       ::alarm(kChildSeconds);
       while (true) ::pause();
@@ -250,7 +251,8 @@ void outlive_a_parent(RankContext& context, const Membership& membership,
           .value_or_throw();
   require(next.world_size == 2, format("{} are left", next.world_size));
   group = testing::connect(context, next, {.transport = transport});
-  require(sum(*group, next.rank.value + 1).front() == 3, "1 + 2 in the rebuilt group");
+  require(sum(*group, next.rank.value + 1).front() == 3,
+          "the sum of the rebuilt group must be 1 + 2");
   group->close(context.system.deadline_in(seconds(5)));
   if (context.rank == 0) require(::kill(child, SIGKILL) == 0, "the child has ended too early");
 }

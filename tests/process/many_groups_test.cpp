@@ -39,7 +39,7 @@ void all_reduce_8_bytes(Communicator& group) {
   std::vector<int64_t> value = {group.rank() + 1};
   const Bytes data = std::as_writable_bytes(std::span(value));
   group.all_reduce(data, data, DType::kInt64, ReduceOp::kSum);
-  require(value[0] == kNumRanks * (kNumRanks + 1) / 2, "the sum of the group");
+  require(value[0] == kNumRanks * (kNumRanks + 1) / 2, "wrong sum of the group");
 }
 
 // Two ranks may open a connection when they first exchange data. Here every pair does so first, so

@@ -82,7 +82,8 @@ class NetworkTest : public ::testing::Test {
     world.all_to_all(std::as_bytes(std::span(sent)), std::as_writable_bytes(std::span(received)),
                      DType::kInt32);
     for (size_t rank = 0; rank < received.size(); ++rank) {
-      testing::require(received[rank] == static_cast<int32_t>(rank) + 1, "what a rank received");
+      testing::require(received[rank] == static_cast<int32_t>(rank) + 1,
+                       "a rank has received a wrong value");
     }
   }
 

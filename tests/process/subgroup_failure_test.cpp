@@ -42,7 +42,8 @@ int64_t sum(Communicator& group, int64_t mine) {
 // Runs operations of the half without the victim, which must work both before and after the world
 // has failed.
 void work_on(Communicator& half, int rank) {
-  for (int step = 0; step < 100; ++step) require(sum(half, rank) == 0 + 2, "sum of the even ranks");
+  for (int step = 0; step < 100; ++step)
+    require(sum(half, rank) == 0 + 2, "wrong sum of the even ranks");
 }
 
 // Waits until every rank has created its half: if the victim died during the creation, that would
@@ -61,7 +62,7 @@ void live_through(RankContext& context, const Membership& membership, TransportC
     const int victim_pid = world->peers()[kVictim].pid;
     const auto half =
         split(*world, {.color = me % 2, .name = "half"}, context.system.deadline_in(kTimeout));
-    require(sum(*half, me) == (me % 2 == 0 ? 2 : 4), "sum of the half");
+    require(sum(*half, me) == (me % 2 == 0 ? 2 : 4), "wrong sum of the half");
     await_creation(context, *membership.store);
     if (me == kVictim) ::raise(SIGKILL);
     const TimePoint begin = context.system.now();

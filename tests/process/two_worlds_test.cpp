@@ -58,7 +58,7 @@ class Sum {
 
   void finish() {
     work_.wait();
-    for (const int64_t value : *data_) require(value == expected_, "the sum of the group");
+    for (const int64_t value : *data_) require(value == expected_, "wrong sum of the group");
   }
 
  private:

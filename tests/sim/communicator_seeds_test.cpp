@@ -264,7 +264,8 @@ class Seeds : public ::testing::TestWithParam<Scenario> {
           outcome.sim.ranks[static_cast<size_t>(rank)].kind == sim::RankEnd::Kind::kReturned;
       // Skips the victim, and ranks whose results were right.
       if (!has_returned || !report.failure) continue;
-      EXPECT_TRUE(is_just(plan, outcome, rank)) << "rank " << rank << " blames another";
+      EXPECT_TRUE(is_just(plan, outcome, rank))
+          << "rank " << rank << " blames a rank that it may not blame";
       EXPECT_TRUE(is_in_time(plan, outcome, report)) << "rank " << rank << " was late";
       const bool is_kill = plan.options.faults.front().kind == FaultKind::kKill;
       if (is_kill && !verdict_of(outcome, rank).is_connecting) {
@@ -325,7 +326,7 @@ TEST(SimulatedJobs, EveryKindOfStepIsInATenthOfThem) {
   if (seeds.size() < 100) return;  // so few seeds need not have every effect
   for (size_t kind = 0; kind < num_jobs_with.size(); ++kind) {
     EXPECT_GE(num_jobs_with[kind] * 10, static_cast<int>(seeds.size()))
-        << to_string(static_cast<Step::Kind>(kind)) << " is in too few";
+        << to_string(static_cast<Step::Kind>(kind)) << " occurs in too few of the jobs";
   }
 }
 

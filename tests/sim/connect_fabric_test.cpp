@@ -84,7 +84,8 @@ void require_right_peers(os::System& system, FabricConnections& fabric, int rank
     const auto& socket = fabric.control[static_cast<size_t>(peer)];
     require((socket != nullptr) == peers.contains(peer), format("the connection to {}", peer));
     const std::byte own{static_cast<uint8_t>(rank)};
-    if (socket) require(socket->try_send(ConstBytes(&own, 1)).value_or_throw() == 1, "sent");
+    if (socket)
+      require(socket->try_send(ConstBytes(&own, 1)).value_or_throw() == 1, "the byte was not sent");
   }
   for (const int peer : peers) {
     os::Socket& socket = *fabric.control[static_cast<size_t>(peer)];
@@ -303,7 +304,7 @@ TEST(FabricInTheSimulator, ManyHostsMeetWithFewSocketsAndRequests) {
                                        system.deadline_in(kConnectTime))
                             .value_or_throw();
     times[static_cast<size_t>(rank)] = system.now() - start;
-    require(fabric.layout->num_hosts() == num_hosts, "the number of hosts");
+    require(fabric.layout->num_hosts() == num_hosts, "the layout has a wrong number of hosts");
     const std::set<int> peers = expected_peers(*fabric.layout, rank);
     for (int peer = 0; peer < num_ranks; ++peer) {
       const bool is_connected = fabric.control[static_cast<size_t>(peer)] != nullptr;

@@ -171,14 +171,16 @@ TEST(AxesGradients, OneThatIsNotFiniteIsFoundOnAllStages) {
     AxesRank rank(layout, sgd, world, *whole, testing::axes_batches(1));
     rank.backward(1);
     const std::vector<ParameterShard> records = rank.records();
-    require(!find_nonfinite_gradient(std::span<const ParameterShard>(records)), "finite");
+    require(!find_nonfinite_gradient(std::span<const ParameterShard>(records)),
+            "no gradient may be reported as not finite");
     for (const ParameterShard& record : records) {
       if (record.name == "second.down.weight" && world.rank() == 7) {
         record.values.grad().fill_(std::numeric_limits<double>::infinity());
       }
     }
     const auto found = find_nonfinite_gradient(std::span<const ParameterShard>(records));
-    require(found.has_value() && found->parameter == "second.down.weight", "found");
+    require(found.has_value() && found->parameter == "second.down.weight",
+            "the gradient that is not finite was not found");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -158,7 +158,8 @@ testing::FailureReport survive_step(DisturbedRank& self, const ProcessGroup& wor
         for (int times = 0; times < 2; ++times) {
           require(!testing::failure_of([&] { rank.step(); }).empty(),
                   "a step after the failure must throw");
-          require(!testing::failure_of([&] { rank.optimizer->step(); }).empty(), "no update");
+          require(!testing::failure_of([&] { rank.optimizer->step(); }).empty(),
+                  "an update after the failure must throw");
         }
         const std::string touched = testing::failure_of([&] { rank.net->first->weight.sum(); });
         require(touched.find("of unit \"first\"") != std::string::npos, "guarded: " + touched);

@@ -82,7 +82,8 @@ TEST(LoadIntoWrappers, ADividedOptimizerOfWholeGradients) {
         model(input()).sum().backward();
         optimizer.step();
         optimizer.wait();
-        require(!torch::equal(net->first->weight, run.saved.first->weight), "a step");
+        require(!torch::equal(net->first->weight, run.saved.first->weight),
+                "the step has not changed the weight");
       }
     });
   }
@@ -120,7 +121,8 @@ TEST(LoadIntoWrappers, AFullyShardedModel) {
         model(input()).sum().backward();  // afterwards the parameters stay gathered
       }
       load_sharded(run.path, parts_of(model.parameter_shards(), *net), group);
-      require(torch::allclose(model(input()), expected, 1e-12, 1e-12), "the loaded values");
+      require(torch::allclose(model(input()), expected, 1e-12, 1e-12),
+              "the model does not use the loaded values");
     });
   }
 }
@@ -157,7 +159,8 @@ TEST(LoadIntoWrappers, AParameterThatIsTrainedFromNowOn) {
     optimizer.step();
     plain_after.step();
     const torch::NoGradGuard no_grad;
-    require(torch::allclose(model(input()), plain->forward(input()), 1e-12, 1e-12), "trained");
+    require(torch::allclose(model(input()), plain->forward(input()), 1e-12, 1e-12),
+            "the parameter was not trained as in one process");
   });
 }
 

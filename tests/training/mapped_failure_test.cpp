@@ -92,7 +92,8 @@ void require_guarded(ShardedTraining& training, const Error& error) {
     const std::string again = testing::failure_of([&] { training.evaluate(0); });
     require(again.find(std::string(to_string(error.code()))) == 0, first + "\n  then: " + again);
   }
-  require(!testing::failure_of([&] { training.update(); }).empty(), "no step");
+  require(!testing::failure_of([&] { training.update(); }).empty(),
+          "an update after the failure must throw");
   for (const auto& unit : training.units) {
     for (const NamedTensor& parameter : unit->parameters()) {
       const std::string touched = testing::failure_of([&] { parameter.tensor.sum(); });

@@ -138,9 +138,9 @@ class TiedRank {
 
 void require_equal(const std::vector<NamedTensor>& given, const std::vector<NamedTensor>& expected,
                    const std::string& what) {
-  require(given.size() == expected.size(), what + ": number");
+  require(given.size() == expected.size(), what + ": the number of tensors differs");
   for (size_t i = 0; i < given.size(); ++i) {
-    require(given[i].name == expected[i].name, what + ": names");
+    require(given[i].name == expected[i].name, what + ": the names differ");
     require(torch::equal(given[i].tensor, expected[i].tensor), what + ": " + given[i].name);
   }
 }

@@ -38,14 +38,16 @@ TEST(ZeroUnderDdp, RecordsOfFrozenParametersStayTheSameTensor) {
     Wrapped model{net, group, options_of(GradientPlacement::kSharded)};
     const ZeroRedundancyOptimizer<SGD> zero(model, torch::optim::SGDOptions(0.1));
     const Tensor first = record_of_frozen(model.parameter_shards()).values;
-    require(record_of_frozen(model.parameter_shards()).values.is_same(first), "one tensor");
+    require(record_of_frozen(model.parameter_shards()).values.is_same(first),
+            "two calls must return the same tensor object");
     for (const double value : {7.0, 9.0}) {
       net->frozen->weight.set_data(torch::full({11, 11}, value, torch::kDouble));
       for (const Tensor& values : {record_of_frozen(zero.parameter_shards()).values,
                                    record_of_frozen(model.parameter_shards()).values}) {
         require(values.is_same(first), "the ParameterShard has another tensor object");
         require(values.numel() == 121, "the tensor has another size than the parameter");
-        require(values.const_data_ptr() == net->frozen->weight.const_data_ptr(), "its memory");
+        require(values.const_data_ptr() == net->frozen->weight.const_data_ptr(),
+                "the tensor does not share the parameter's memory");
       }
     }
   });

@@ -76,8 +76,9 @@ TEST(ShardedSnapshot, EveryStrategyAndWorldLoadsWhatEveryOtherSaved) {
         const std::string different = difference(expected, parts);
         require(different.empty(), cadre::format("{} loads {}: {}", to_string(world),
                                                  to_string(worlds()[i]), different));
-        require(loaded.step == static_cast<int64_t>(i), "another step");
-        require(nlohmann::json::parse(loaded.extra) == nlohmann::json{{"epoch", 3}}, "extra");
+        require(loaded.step == static_cast<int64_t>(i), "the snapshot has another step");
+        require(nlohmann::json::parse(loaded.extra) == nlohmann::json{{"epoch", 3}},
+                "`extra` has another value");
       }
     });
     EXPECT_TRUE(result.ok()) << result.failures();

@@ -245,7 +245,7 @@ TEST_F(SnapshotFolderTest, AKillAtAnyMomentLeavesALatestThatIsWhole) {
     ::kill(child, SIGKILL);
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFSIGNALED(status)) << "a snapshot failed";
+    ASSERT_TRUE(WIFSIGNALED(status)) << "the child ended by itself, because a save failed";
     const SnapshotFolder snapshots(run_);
     ASSERT_TRUE(snapshots.latest_step());
     for (const int64_t step : snapshots.steps()) {

@@ -117,7 +117,8 @@ TEST_F(TrainerTest, AFullDiskLosesLinesOfTheMetricsAndNotTheRest) {
   ASSERT_EQ(run.failures, "");
   const std::string warning = "warning: write " + folder_ + "/a/metrics.jsonl: ";
   EXPECT_THAT(run.screen, HasSubstr(warning));
-  EXPECT_EQ(run.screen.find(warning), run.screen.rfind(warning)) << "said once";
+  EXPECT_EQ(run.screen.find(warning), run.screen.rfind(warning))
+      << "the warning must be printed once";
   std::vector<int> steps;
   for (const nlohmann::json& line : metrics("a")) {
     if (line.contains("loss")) steps.push_back(line["step"]);

@@ -78,7 +78,7 @@ TEST_F(TrainerIntegrityTest, AFileThatIsCutOrEmptyOrMissingIsFound) {
         AllOf(HasSubstr(": " + (latest_ / file).string() + " is missing"), HasSubstr(remedy_)));
     write_content(latest_ / file, whole);
   }
-  EXPECT_EQ(run(config_).failures, "") << "whole again";
+  EXPECT_EQ(run(config_).failures, "") << "the restored snapshot must be accepted";
 }
 
 TEST_F(TrainerIntegrityTest, AFileOfAnotherStepIsFound) {

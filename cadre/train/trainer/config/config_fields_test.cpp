@@ -31,7 +31,7 @@ TEST_F(ConfigTest, EveryOptimizerHasItsOwnDefaults) {
   EXPECT_EQ(set.optimizer.weight_decay, 0.5);
   EXPECT_EQ(set.optimizer.learning_rate, 0.25);
   EXPECT_EQ(set.optimizer.epsilon, 1e-6);
-  EXPECT_EQ(load("").optimizer.weight_decay, 0.1) << "of adamw";
+  EXPECT_EQ(load("").optimizer.weight_decay, 0.1) << "the default of adamw must be used";
 }
 
 TEST_F(ConfigTest, TextsThatMeanSomethingElseAreRefused) {

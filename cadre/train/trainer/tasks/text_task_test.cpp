@@ -78,7 +78,7 @@ TEST_F(TextTaskTest, APartWithoutASampleIsRefused) {
 TEST_F(TextTaskTest, GeneratesTheMostLikelyTokensFromTheLastOnes) {
   int64_t longest = 0;
   EXPECT_EQ(task()->sample(alphabet('z', &longest)), "abcdefg");
-  EXPECT_EQ(longest, 4) << "model.context";
+  EXPECT_EQ(longest, 4) << "the model must get at most model.context tokens";
   EXPECT_EQ(task()->sample(alphabet('d')), "abcd") << "the text must end at <|endoftext|>";
   // There is only one candidate if top_k is 1, so the temperature has no effect.
   config_.sample.temperature = 3;

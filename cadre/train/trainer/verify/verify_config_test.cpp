@@ -88,7 +88,7 @@ TEST_F(VerifyLayouts, AreThoseThatTheModelAndTheProcessesAllow) {
                            "hsdp-2x2/after_forward/tp-2", "zero2/cp-2", "ddp/cp-8"}) {
     EXPECT_THAT(of_8, Contains(name));
   }
-  EXPECT_THAT(of_8, Not(Contains("ddp/tp-8"))) << "4 heads";
+  EXPECT_THAT(of_8, Not(Contains("ddp/tp-8"))) << "8 ranks cannot divide 4 heads";
   EXPECT_THAT(of_8, Not(Contains("zero1/pp-2")));
   Config own = gpt(true);
   own.parallel = {.strategy = "fsdp", .tensor = 4};
@@ -106,7 +106,7 @@ TEST_F(VerifyLayouts, OfExpertsAreWithoutPipelines) {
                            "hsdp-2x2/after_forward/ep-2", "ddp/ep-2/cp-2/tp-2"}) {
     EXPECT_THAT(of_8, Contains(name));
   }
-  EXPECT_THAT(of_8, Not(Contains("ddp/ep-8"))) << "4 experts";
+  EXPECT_THAT(of_8, Not(Contains("ddp/ep-8"))) << "8 ranks cannot divide 4 experts";
   Config own = experts(true);
   own.parallel.expert = 4;
   EXPECT_THAT(names(own, 8), Contains("ddp/ep-4"));
