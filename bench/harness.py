@@ -122,8 +122,8 @@ class CoreDistance:
 
     def text(self):
         low, middle, high = quartiles(self.seen)
-        return (f"Between the cores {middle:.2f} µs one way ({low:.2f} to {high:.2f}); "
-                f"{self.dropped} rounds dropped because it changed by more than {self.FLIP:.0f} times.")
+        return (f"The latency between the cores was {middle:.2f} µs one way ({low:.2f} to {high:.2f}); "
+                f"{self.dropped} rounds were dropped, because it changed by a factor of more than {self.FLIP:.0f}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,7 +280,7 @@ def write_report(name, title, body):
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
                             cwd=ROOT).stdout.strip()
     text = (f"# {title}\n\nDate: {today}. Commit: {commit}. Machine: {machine()}; "
-            f"other processes took {foreign_share():.0%} of its CPU time meanwhile.\n"
+            f"other processes took {foreign_share():.0%} of its CPU time during the bench.\n"
             f"Command: `{command}`\n\n{body}\n")
     path = report_path(name)
     path.write_text(text)
