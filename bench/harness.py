@@ -1,7 +1,8 @@
-"""The common parts of all benches against a peer: interleaved rounds, ratios with quartiles, dated reports.
+"""The common parts of all benches that compare Cadre with a peer (another library): interleaved rounds, ratios with
+quartiles, dated reports.
 
 Method: every round runs our program and each peer once, in an order that is reversed in every other
-round, and gives one ratio for each peer; a report has the median of the ratios and their quartiles. A
+round, and gives the ratio of the two times for each peer. A report has the median of the ratios and their quartiles. A
 goal is met if the worse quartile meets it. Every program has the same memory settings. The latency
 between the cores is measured before and after each round, because the hypervisor may move virtual cores:
 a round in which it changed by more than a factor of two is dropped. Limits of the machine are measured in
@@ -45,7 +46,7 @@ def foreign_share():
 
 
 def torch_python():
-    """A Python with torch: CADRE_TORCH, .venv, or python3 of PATH."""
+    """Returns a Python that has torch: that of CADRE_TORCH or of .venv, or python3 of PATH."""
     named = os.environ.get("CADRE_TORCH", "")
     if named and not pathlib.Path(named).is_dir():
         return named
@@ -69,8 +70,8 @@ def memory_settings():
 
 
 def in_turn(names, number):
-    """The order of round `number`: every other round is reversed, so that no program always runs
-    after the same other one."""
+    """Returns the order of the programs in round `number`: every other round is reversed, so that no program always
+    runs after the same other one."""
     return list(names) if number % 2 == 0 else list(reversed(list(names)))
 
 
@@ -86,7 +87,7 @@ def machine_limits(*arguments):
 
 
 class CoreDistance:
-    """The latency between the cores before the first round and after each one."""
+    """Measures the latency between the cores before the first round and after each round."""
 
     FLIP = 2.0
 
@@ -110,8 +111,8 @@ class CoreDistance:
             yield number
 
     def stayed(self):
-        """Called after each round: whether the latency is the same as before it. With --quick every round
-        counts, because no figures are reported."""
+        """Is called after each round; returns whether the latency is the same as before the round. With --quick every
+        round counts, because no figures are reported."""
         before, self.before = self.before, self.now()
         self.seen.append(self.before)
         low, high = sorted((before, self.before))
@@ -128,7 +129,7 @@ class CoreDistance:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A bound of a figure; `at_most` is false if larger is better."""
+    """The limit that a figure should keep; `at_most` is false if larger is better."""
     limit: float
     at_most: bool
 
@@ -136,7 +137,7 @@ class Goal:
         return f"{'at most' if self.at_most else 'at least'} {self.limit:g}"
 
     def verdict(self, values):
-        """"met" or "not met", by the worse quartile of the rounds' values."""
+        """Returns "met" or "not met": compares the worse quartile of the rounds' values with the limit."""
         low, _, high = quartiles(values)
         worse = high if self.at_most else low
         met = worse <= self.limit if self.at_most else worse >= self.limit
@@ -199,8 +200,8 @@ def timed(command, timeout_s, env=None):
 
 
 def figures(command, timeout_s, environment=None):
-    """What a program printed as one line of JSON, whatever the launcher wrote before it on the line, and `cpu_s`. One
-    thread and memory_settings(), unless there is another environment."""
+    """Runs a program and returns the line of JSON that it printed, with `cpu_s` added; text of the launcher before it
+    on the line is ignored. The program gets one thread and memory_settings(), unless another environment is passed."""
     _, cpu, output = timed(command, timeout_s, environment or {"OMP_NUM_THREADS": "1", **memory_settings()})
     for line in output.splitlines():
         start = line.find('{"')
@@ -210,14 +211,15 @@ def figures(command, timeout_s, environment=None):
 
 
 def descendants(root):
-    """A process of ours and all its descendants, in whichever session a launcher has put them."""
+    """Returns a process that the bench started and all its descendants, even if a launcher has put them into other
+    sessions."""
     parents = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             parents[int(folder.name)] = int(fields[1])
         except (FileNotFoundError, ProcessLookupError):
-            pass  # it has ended meanwhile
+            pass  # the process has ended since it was listed
     tree = [root]
     for process in tree:
         tree += [child for child, parent in parents.items() if parent == process]
@@ -225,7 +227,7 @@ def descendants(root):
 
 
 def kill_tree(root):
-    """Kills a process of ours and all its descendants."""
+    """Kills a process that the bench started and all its descendants."""
     for process in descendants(root):
         try:
             os.kill(process, signal.SIGKILL)
@@ -234,8 +236,8 @@ def kill_tree(root):
 
 
 def of_peer(run, attempts=3):
-    """What `run` returns. A peer that fails is started again: programs over gloo end with SIGABRT now
-    and then, also when their work is done."""
+    """Returns the result of `run`. Calls it again if it fails, because programs over gloo sometimes end with SIGABRT,
+    even after their work is done."""
     for attempt in range(1, attempts + 1):
         try:
             return run()
@@ -246,7 +248,7 @@ def of_peer(run, attempts=3):
 
 
 def machine():
-    """One line that says what the figures were taken on."""
+    """Returns one line that describes the machine."""
     model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo")
                   if line.startswith("model name")), platform.machine())
     return f"{os.cpu_count()} cores, {model}, {platform.system()} {platform.release()}"
@@ -260,25 +262,26 @@ def table(header, rows):
 
 
 def report_path(name, suffix=".md"):
-    """Where the report of that name is written today, or a file that belongs to it."""
+    """Returns the path of today's report of that name, or of a file that belongs to it."""
     REPORTS.mkdir(parents=True, exist_ok=True)
     return REPORTS / f"{datetime.date.today().isoformat()}-{name}{suffix}"
 
 
 def write_report(name, title, body):
-    """bench/reports/DATE-name.md with the command that makes it; prints it too. A run with --quick
-    proves only that the bench works, so it is printed and not kept."""
+    """Writes bench/reports/DATE-name.md, with the command that makes it, and prints it. The report of a run with
+    --quick, which only shows that the bench works, is printed and not written."""
     if "--quick" in sys.argv:
         print(f"# {title}\n\n{body}\n")
         return
     today = datetime.date.today().isoformat()
-    # As it would be typed in the project's folder: where that lies is this machine's affair.
+    # Shows the command as one would type it in the project's folder, without the path of this
+    # checkout.
     words = [os.path.relpath(word, ROOT) if word.startswith("/") else word for word in sys.argv]
     command = " ".join([os.path.relpath(sys.argv[0], ROOT), *words[1:]])
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
                             cwd=ROOT).stdout.strip()
     text = (f"# {title}\n\nDate: {today}. Commit: {commit}. Machine: {machine()}; "
-            f"other processes took {foreign_share():.0%} of its CPU time meanwhile.\n"
+            f"other processes took {foreign_share():.0%} of its CPU time during the bench.\n"
             f"Command: `{command}`\n\n{body}\n")
     path = report_path(name)
     path.write_text(text)

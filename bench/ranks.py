@@ -1,6 +1,7 @@
-"""Programs as the ranks of a job on this machine: ours and torch's by the environment, MPI's by mpirun.
+"""Runs programs as the ranks of a job on this machine: Cadre's and torch's get their rank from the environment, MPI's
+from mpirun.
 
-Processes that run too long are killed; a failure is a RuntimeError with the end of the rank's output.
+Processes that run too long are killed. A failure raises a RuntimeError with the end of the rank's output.
 """
 
 import contextlib
@@ -27,8 +28,8 @@ def free_port():
 
 @contextlib.contextmanager
 def started(command, ranks, pipe_input=False):
-    """The command's processes as the ranks of a job, not bound to cores, as under a launcher; processes
-    that still run at the end are killed."""
+    """Starts the command as the ranks of a job, not bound to cores, as a launcher does. Processes that still run at the
+    end of the `with` block are killed."""
     job = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
            "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", **harness.memory_settings()}
     processes = [subprocess.Popen(
@@ -57,13 +58,13 @@ def outputs_of(processes, time_limit_s=TIME_LIMIT_S):
 
 
 def spawn(command, ranks):
-    """Rank 0's output."""
+    """Runs Cadre's program and returns the output of rank 0."""
     with started(command, ranks) as processes:
         return outputs_of(processes)[0]
 
 
 def run_mpi(program, arguments, ranks, options=()):
-    """Rank 0's output."""
+    """Runs torch's program and returns the output of rank 0."""
     binding = ["--bind-to", "core"] if ranks <= os.cpu_count() else ["--oversubscribe"]
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                    **harness.memory_settings()}
@@ -83,7 +84,7 @@ def run_mpi(program, arguments, ranks, options=()):
 
 
 def build_mpi_program(source):
-    """The program of the MPI peer, built with mpicxx; None if OpenMPI is not installed."""
+    """Builds the MPI program with mpicxx and returns its path; None if OpenMPI is not installed."""
     if not shutil.which("mpicxx.openmpi") or not shutil.which("mpirun.openmpi"):
         return None
     source = pathlib.Path(source)
@@ -96,7 +97,7 @@ def build_mpi_program(source):
 
 
 def figures_of(output):
-    """The JSON lines of an output; MPI and torch may print other lines."""
+    """Returns the JSON lines of an output; MPI and torch may print other lines, which are ignored."""
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
@@ -111,8 +112,8 @@ def measured(run):
 
 
 def measure_rounds(programs, count, num_ranks, distance):
-    """For each program, its figures of each round; rounds with a missing figure, or in which the latency
-    changed, are dropped."""
+    """Returns the figures of each round for each program. Rounds with a missing figure, or in which the latency between
+    the cores changed, are dropped."""
     results = {name: [] for name in programs}
     for number in distance.rounds(count, f"{num_ranks} ranks"):
         figures = {}

@@ -1,5 +1,5 @@
-"""Trainings as they are seen from outside: when each line of a step was printed, the losses, the CPU time, and the
-memory of the workers."""
+"""Runs a training and observes it from outside: the time at which each step's line was printed, the losses, the CPU
+time, and the memory of the workers."""
 
 import dataclasses
 import os
@@ -17,7 +17,7 @@ STEP = re.compile(r"step\s+(\d+)/\d+\s+loss (\S+)")
 
 
 def write_text(path, limit):
-    """The beginning of Python's standard library, one file after the other."""
+    """Returns the beginning of the sources of Python's standard library, one file after the other."""
     size = 0
     with open(path, "wb") as text:
         for source in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -27,23 +27,23 @@ def write_text(path, limit):
 
 @dataclasses.dataclass
 class Training:
-    times: dict    # by step, when its line was printed, in seconds
+    times: dict    # maps each step to the time at which its line was printed, in seconds
     losses: list   # as printed
     cpu_s: float
-    memory: list   # bytes of each worker before the last step, the largest ones; a shared page counts by its share
+    memory: list   # the bytes of each worker before the last step; a page of n processes counts as 1/n
 
     def seconds(self, first, last):
-        """From the end of step `first` to that of step `last`."""
+        """The time from the end of step `first` to the end of step `last`."""
         return self.times[last] - self.times[first]
 
     def p99_ms(self, first, last):
-        """Of the steps behind `first`."""
+        """The seconds of each step after step `first`."""
         spent = sorted(self.seconds(step - 1, step) for step in range(first + 1, last + 1))
         return 1000 * spent[len(spent) * 99 // 100]
 
 
 def proportional_bytes(process):
-    """The resident memory of a process, in which a page of n processes counts as 1/n; 0 if it has ended."""
+    """Returns the resident memory of a process, in which a page of n processes counts as 1/n; 0 if it has ended."""
     try:
         lines = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -52,7 +52,7 @@ def proportional_bytes(process):
 
 
 def run_steps(command, steps, time_limit_s, ranks=0):
-    """Runs a training of `steps` steps; `ranks`: the number of workers whose memory is wanted."""
+    """Runs a training of `steps` steps. `ranks` is the number of workers whose memory is measured."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=harness.ROOT,
                                env={**os.environ, "OMP_NUM_THREADS": "1", **harness.memory_settings()})

@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-// Prints "rank 1 all_reduce: 33 36" in one write, because the ranks share the terminal.
+// Prints a line such as "rank 1 all_reduce: 33 36" with a single write, because the ranks share the
+// terminal.
 static void show(int rank, const std::string& what, const torch::Tensor& tensor) {
   std::ostringstream line;
   line << "rank " << rank << ' ' << what << ':';
@@ -23,9 +24,9 @@ int main() try {
   const auto mine = torch::tensor({1, 2}) + 10 * rank;  // rank 2 has [21, 22]
   const auto rows =
       mine.repeat({size, 1}) + torch::arange(size).unsqueeze(1) * 100;  // one row for each rank
-  const auto nothing = torch::Tensor();  // for ranks other than the root
+  const auto nothing = torch::Tensor();  // passed on ranks other than the root
 
-  // In place: the result replaces every rank's tensor.
+  // The operation is in place: the result replaces every rank's tensor.
   auto sum = mine.clone();
   world.all_reduce(sum);
   show(rank, "all_reduce", sum);
@@ -42,7 +43,7 @@ int main() try {
   world.reduce(total, {.root = 0});  // only the root's tensor changes
   show(rank, "reduce", total);
 
-  // From an input to an output tensor; the output is the first argument.
+  // The output is the first argument, the input the second.
   auto all = torch::empty({size, 2}, torch::kInt64);
   world.all_gather(all, mine);
   show(rank, "all_gather", all);
@@ -63,7 +64,7 @@ int main() try {
   world.all_to_all(exchanged, rows);  // row i of rank j becomes row j of rank i
   show(rank, "all_to_all", exchanged);
 
-  // Uneven parts: every rank sends i + 1 elements to rank i.
+  // Parts of different sizes: every rank sends i + 1 elements to rank i.
   std::vector<int64_t> sends;
   for (int i = 0; i < size; ++i) sends.push_back(i + 1);
   const std::vector<int64_t> receives(static_cast<size_t>(size), rank + 1);
@@ -72,7 +73,8 @@ int main() try {
   world.all_to_all(output, input, {.output_split_sizes = receives, .input_split_sizes = sends});
   show(rank, "all_to_all uneven", output);
 
-  // Each has an asynchronous form: `_async` returns a Work, which keeps the tensors alive.
+  // Each collective has an asynchronous form `_async`, which returns a Work. The Work keeps the
+  // tensors alive.
   auto later = mine.clone();
   cadre::Work work = world.all_reduce_async(later);
   const auto meanwhile = mine.square();

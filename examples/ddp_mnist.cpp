@@ -36,19 +36,20 @@ int main(int argc, char** argv) try {
     std::cerr << "ddp_mnist: EPOCHS must be a number from 1, is " << argv[2] << std::endl;
     return 2;
   }
-  auto world = cadre::init_process_group();  // without a launcher: a group of one rank
+  auto world = cadre::init_process_group();  // a group of one rank if there is no launcher
   torch::manual_seed(world.rank());          // so that dropout differs between ranks
   at::set_num_threads(1);
 
   cadre::DistributedDataParallel model{std::make_shared<Net>(), world};
   torch::optim::SGD optimizer{model.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)};
-  // 64 samples of all ranks together in each step; every rank gets its share of them.
+  // 64 is the number of samples of all ranks together in a step; each rank gets its share of them.
   auto loader =
       cadre::make_data_loader(cadre::Mnist{argv[1]}, {.batch_size = 64, .ranks = world, .seed = 0});
   for (int epoch = 0; epoch < num_epochs; ++epoch) {
     for (const auto& [images, labels] : loader.epoch(epoch)) {  // this rank's share of each batch
       optimizer.zero_grad();
-      // Shares of a batch may differ in size, or be empty: each rank is weighted by its images.
+      // The ranks' shares of a batch may differ in size or be empty; DDP weights each rank by its
+      // number of images.
       auto loss = torch::nll_loss(model(images), labels);
       loss.backward();  // also reduces the gradients; they are complete on return
       optimizer.step();
@@ -60,7 +61,8 @@ int main(int argc, char** argv) try {
   torch::NoGradGuard no_grad;
   auto tests = cadre::make_data_loader(cadre::Mnist{argv[1], cadre::kMnistTest},
                                        {.batch_size = 64, .ranks = world, .shuffle = false});
-  auto sums = torch::zeros({2}, torch::kInt64);  // correct, all
+  // The number of correctly classified images, and of all images.
+  auto sums = torch::zeros({2}, torch::kInt64);
   for (const auto& [images, labels] : tests.epoch(0)) {
     if (images.size(0) == 0) continue;
     sums[0] += model->forward(images).argmax(1).eq(labels).sum();

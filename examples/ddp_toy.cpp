@@ -16,7 +16,7 @@ int main() {
     auto x = torch::rand({64, 1}) * 6.2832f;
     optimizer.zero_grad();
     auto loss = torch::mse_loss(model(x), x.sin());
-    loss.backward();  // averages the gradients of all ranks meanwhile
+    loss.backward();  // meanwhile averages the gradients over the ranks
     optimizer.step();
     loss_value = loss.item<float>();
   }

@@ -1,5 +1,5 @@
-// ddp_toy as a run that may be stopped at any time: started again, it resumes from the latest
-// snapshot in FOLDER and ends with the same weights.
+// ddp_toy as a run that may be interrupted at any time. If it is started again, it resumes from the
+// latest snapshot in FOLDER and ends with the same weights.
 //   cadre run --nproc-per-node 2 ./ddp_toy_resume FOLDER [STEPS]
 #include <cadre/cadre.h>
 #include <torch/torch.h>
@@ -8,7 +8,7 @@
 #include <iostream>
 #include <string>
 
-// torch's own error does not name the file, and contains a stack trace.
+// Adds the name of the file to torch's error, and drops its stack trace.
 static void load_optimizer(torch::optim::Adam& optimizer, const std::string& path) try {
   torch::load(optimizer, path);
 } catch (const c10::Error& error) {
@@ -22,7 +22,8 @@ int main(int argc, char** argv) try {
     return 2;
   }
   auto world = cadre::init_process_group();
-  torch::manual_seed(0);  // seed of the initial weights: every run ends with the same weights
+  // The seed of the initial weights, so that every run ends with the same weights.
+  torch::manual_seed(0);
   torch::nn::Sequential net(torch::nn::Linear(1, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
   torch::optim::Adam optimizer{net->parameters(), /*lr=*/0.01};
   cadre::SnapshotFolder snapshots{argc > 1 ? argv[1] : "ddp_toy"};
@@ -33,13 +34,15 @@ int main(int argc, char** argv) try {
   }
   cadre::DistributedDataParallel model{net, world};
   for (int64_t step = first; step < num_steps; ++step) {
-    torch::manual_seed(step * world.world_size() + world.rank());  // this step's samples
+    // Draws the same samples for this step after a restart.
+    torch::manual_seed(step * world.world_size() + world.rank());
     auto x = torch::rand({64, 1}) * 6.2832f;
     optimizer.zero_grad();
     torch::mse_loss(model(x), x.sin()).backward();
     optimizer.step();
     if (world.rank() != 0 || (step + 1) % 50 != 0) continue;
-    const auto write = [&](const std::string& folder) {  // a folder that is renamed when complete
+    // The folder is renamed when this function has filled it.
+    const auto write = [&](const std::string& folder) {
       cadre::save(net, folder + "/net.safetensors");
       torch::save(optimizer, folder + "/adam.pt");
     };

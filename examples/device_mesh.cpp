@@ -17,10 +17,12 @@ int main() {
 
   const auto product = torch::matmul(x.local(), weight.local());  // this rank's block of y
   auto y = DTensor::from_local(product, mesh, {Shard(0), Shard(1)}, {6, 3});
-  const auto loss = y.full_tensor().square().sum() / 2;  // loss of the whole y, on every rank
+  // The loss of the whole y, equal on every rank.
+  const auto loss = y.full_tensor().square().sum() / 2;
   loss.backward();
 
-  // Each rank has the gradient of its columns from its rows only: it must be summed along "dp".
+  // Each rank has computed the gradient of its columns from its rows only, so it is a partial sum
+  // along "dp".
   auto gradient =
       DTensor::from_local(weight.local().grad(), mesh, {Partial(), Shard(1)}, {2, 3}).full_tensor();
   std::cout << "rank " + std::to_string(world.rank()) + " at (" +

@@ -1,8 +1,9 @@
-// Trains a small transformer whose blocks are sharded over any number of processes: `cadre run
-// --nproc-per-node 2 ./fsdp_gpt [FOLDER]`. Each rank owns its share of every block, and gathers a
-// block while it computes with it; backward recomputes the activations of blocks. With a FOLDER on
-// a disk, the rank keeps its shards in a file there, so that the model may be larger than memory.
-// No rank ever holds the whole model: the wrapper initializes the parameters block by block.
+// Trains a small transformer whose blocks are sharded over any number of processes:
+//   cadre run --nproc-per-node 2 ./fsdp_gpt [FOLDER]
+// Each rank owns a shard of every block, and gathers a block while it computes with it; backward
+// recomputes the activations of blocks. With a FOLDER on a disk, each rank keeps its shards in a
+// file there, so that the model may be larger than memory. No rank ever holds the whole model: the
+// wrapper initializes the parameters block by block.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -29,7 +30,7 @@ nn::Sequential make_gpt() {
 int main(int argc, char** argv) {
   auto world = cadre::init_process_group();
   torch::manual_seed(0);
-  const auto gpt = cadre::defer_init(make_gpt);  // no memory yet
+  const auto gpt = cadre::defer_init(make_gpt);  // allocates no memory for the parameters yet
   const int64_t total = cadre::num_elements(gpt->parameters());
   // Ranks of one host read each other's shards in place, without copies.
   cadre::FullyShardedDataParallelOptions options{.form = cadre::ShardForm::kMapped};
@@ -40,7 +41,8 @@ int main(int argc, char** argv) {
 
   double first = 0, last = 0;
   for (int step = 0; step < 40; ++step) {
-    // Sequences that count in steps of one to four; this rank has every world_size-th of twelve.
+    // Training data: twelve sequences that count up in steps of one to four. This rank trains on
+    // every world_size-th of them.
     const auto rows = torch::arange(world.rank(), 12, world.world_size()).unsqueeze(1);
     const auto all =
         (rows * 5 + step + torch::arange(kGpt.context + 1) * (rows % 4 + 1)) % kGpt.vocabulary;

@@ -11,7 +11,7 @@ constexpr cadre::TransformerOptions kGpt{
     .vocabulary = 17, .context = 16, .embed_dim = 32, .num_heads = 4, .num_blocks = 2};
 constexpr int64_t kRows = 8;
 
-// Returns the whole model, which is the same on all ranks. The head has the embedding's weight.
+// Returns the whole model, which is equal on all ranks. The head is tied to the embedding.
 torch::nn::Sequential make_gpt() {
   torch::manual_seed(0);
   const cadre::TransformerEmbedding embedding(kGpt);
@@ -35,17 +35,19 @@ int main() try {
     return cadre::vocab_parallel_cross_entropy(logits, targets, mesh.group("tp"),
                                                {.vocabulary = kGpt.vocabulary});
   };
-  // Ranks that differ along "dp" have different rows of the batch, the others the same.
+  // Ranks with different coordinates along "dp" have different rows of the batch; the others have
+  // the same rows.
   const cadre::DataRanks data = cadre::data_ranks(mesh);
   for (int step = 0; step <= 20; ++step) {
-    // Sequences that count in steps of one to four.
+    // Training data: sequences that count up in steps of one to four.
     const auto rows = torch::arange(data.rank, kRows, data.size).unsqueeze(1);
     const auto all =
         (rows * 5 + step + torch::arange(kGpt.context + 1) * (rows % 4 + 1)) % kGpt.vocabulary;
     optimizer.zero_grad();
     const auto result = pipeline.step(all.slice(1, 0, kGpt.context), all.slice(1, 1), loss_function,
                                       {.broadcast_losses = true});
-    const double norm = cadre::clip_grad_norm_(pipeline, 1.0);  // norm of the whole model
+    // The norm is that of the whole model's gradient.
+    const double norm = cadre::clip_grad_norm_(pipeline, 1.0);
     optimizer.step();
     const auto loss = data.mean(result.loss);
     if (step % 10 == 0 && world.rank() == 0) {

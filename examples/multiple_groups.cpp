@@ -1,4 +1,4 @@
-// Groups of some of the ranks: a grid's rows and columns, and a list of ranks.
+// Makes groups of some of the ranks: the rows and columns of a grid, and a list of ranks.
 //   cadre run --nproc-per-node 4 ./multiple_groups [COLUMNS]
 #include <cadre/cadre.h>
 #include <torch/torch.h>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-// The sum of `value` over the ranks of a group.
+// Returns the sum of `value` over the ranks of the group.
 static int64_t sum_over(const cadre::ProcessGroup& group, int64_t value) {
   auto sum = torch::tensor({value});
   group.all_reduce(sum);
@@ -27,19 +27,20 @@ int main(int argc, char** argv) try {
   const int row = rank / num_columns;
   const int column = rank % num_columns;
 
-  // Ranks with one color form a group, in the order of their keys.
+  // Ranks that pass the same color form a group, ordered by their keys.
   const auto row_group =
       *world.split({.color = row, .key = column, .name = "row" + std::to_string(row)});
   const auto column_group =
       *world.split({.color = column, .key = row, .name = "column" + std::to_string(column)});
 
-  // All ranks call new_group with the same list; it returns nullopt on ranks that are not in the
-  // list.
+  // All ranks must call new_group with the same list. It returns nullopt on a rank that is not in
+  // the list.
   std::vector<int> even_ranks;
   for (int i = 0; i < world.world_size(); i += 2) even_ranks.push_back(i);
   const auto evens = world.new_group(even_ranks);
 
-  // Each group numbers its own operations: ranks of different groups need not be synchronous.
+  // Each group counts its own operations, so different groups may run operations at different
+  // times.
   std::ostringstream line;
   line << "rank " << rank << ": row " << row << " sums to " << sum_over(row_group, rank)
        << ", column " << column << " to " << sum_over(column_group, rank);

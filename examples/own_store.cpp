@@ -1,5 +1,5 @@
-// A store of the program's own: it counts the requests that pass through it to another store. Uses
-// only the core, without torch; runs as one process.
+// A store that the program implements itself: it forwards requests to another store and counts
+// them. The program uses only the core, without torch, and runs as one process.
 #include <cadre/core.h>
 
 #include <atomic>
@@ -10,7 +10,8 @@
 
 using namespace std::chrono_literals;
 
-// A store that keeps the keys itself answers each verb in answer() (docs/guide/reference/store.md).
+// This store forwards. A store that keeps the keys itself answers each request in answer()
+// (docs/guide/reference/store.md).
 class CountingStore final : public cadre::Store {
  public:
   explicit CountingStore(std::shared_ptr<cadre::Store> store)

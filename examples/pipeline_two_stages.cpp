@@ -1,5 +1,5 @@
-// An MLP in two stages: cadre run --nproc-per-node 2 ./pipeline_two_stages. It trains as on one
-// process; on one rank that rank holds both stages.
+// An MLP as a pipeline of two stages: cadre run --nproc-per-node 2 ./pipeline_two_stages. It prints
+// the same losses as on one rank, which then has both stages.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-// Stage 0 is tanh(x up^T), stage 1 is h down^T.
+// Stage 0 computes h = tanh(x up^T), stage 1 computes h down^T.
 struct Half : torch::nn::Module {
   explicit Half(int number) : stage(number) {
     const auto sizes = stage == 0 ? std::vector<int64_t>{12, 3} : std::vector<int64_t>{2, 12};
@@ -32,11 +32,11 @@ int main() try {
     stages.emplace_back(half, cadre::PipelineStageOptions{.stage = stage, .num_stages = 2});
     parameters.push_back(half->weight);
   }
-  // "1f1b" is for one stage on each rank.
+  // The schedule "1f1b" needs exactly one stage on each rank.
   const char* const schedule = world.world_size() == 1 ? "interleaved-1f1b" : "1f1b";
   cadre::Pipeline pipeline(stages, world, {.schedule = schedule, .num_microbatches = 4});
   torch::optim::SGD optimizer(parameters, /*lr=*/0.1);
-  // The whole batch on every rank.
+  // Every rank passes the whole batch.
   const auto x = torch::arange(24, torch::kDouble).sin().view({8, 3}) / 2;
   const auto target = torch::stack({x.sum(1), x.prod(1)}, 1);
   const auto loss_function = [](const torch::Tensor& output, const torch::Tensor& expected) {

@@ -1,4 +1,4 @@
-// Messages between pairs of ranks, in a ring: cadre run --nproc-per-node 3 ./point_to_point
+// Sends messages between pairs of ranks, in a ring: cadre run --nproc-per-node 3 ./point_to_point
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-// A token is sent once around the ring; each rank adds its number plus one. Uses blocking send and
-// recv.
+// Sends a token once around the ring with blocking send and recv; each rank adds its number plus
+// one.
 static int64_t pass_token(const cadre::ProcessGroup& world) {
   const int rank = world.rank();
   const int size = world.world_size();
@@ -19,9 +19,9 @@ static int64_t pass_token(const cadre::ProcessGroup& world) {
   return token.item<int64_t>();
 }
 
-// The tensors of all ranks are sent around the ring at the same time, and every rank adds up those
-// that it receives. Messages of this size wait for their receiver, so a ring of blocking sends
-// would deadlock: use send_async.
+// Sends the tensors of all ranks around the ring at the same time; every rank adds up the tensors
+// that it receives. send() of a message of this size blocks until the receiver takes it, so a ring
+// of blocking sends would deadlock: use send_async.
 static torch::Tensor sum_around(const cadre::ProcessGroup& world, const torch::Tensor& mine) {
   const int rank = world.rank();
   const int size = world.world_size();

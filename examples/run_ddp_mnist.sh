@@ -1,6 +1,6 @@
 #!/bin/bash
-# Makes a folder of small images in MNIST's format and trains on it, alone and on two processes: both
-# must tell most test images apart and write the weights.
+# Makes a folder of small images in MNIST's format and trains on it, with one process and with two:
+# both runs must classify most test images correctly and write the weights.
 #   run_ddp_mnist.sh CADRE DDP_MNIST MAKE_IMAGES
 set -euo pipefail
 folder=$(mktemp -d)

@@ -31,14 +31,14 @@ def run(program, *arguments, ranks=1, cwd=None):
 
 
 def expected_collectives(size):
-    """What examples/collectives.cpp computes, with plain lists."""
+    """The lines that examples/collectives.cpp must print, computed with plain lists."""
     mine = [[1 + 10 * r, 2 + 10 * r] for r in range(size)]
     rows = [[[x + 100 * i for x in mine[r]] for i in range(size)] for r in range(size)]
     uneven = [list(range(100 * r, 100 * r + size * (size + 1) // 2)) for r in range(size)]
     total = [sum(m[k] for m in mine) for k in range(2)]
     lines = []
     for r in range(size):
-        begin = r * (r + 1) // 2  # begin of rank r's part in each rank's uneven input
+        begin = r * (r + 1) // 2  # where rank r's part begins in each rank's uneven input
         results = {
             "all_reduce": total,
             "all_reduce max": mine[-1],
@@ -58,7 +58,7 @@ def expected_collectives(size):
 
 
 def expected_losses():
-    """What tensor_parallel_mlp.cpp and pipeline_two_stages.cpp print: the MLP and its gradients on one process, with plain lists."""
+    """The lines that tensor_parallel_mlp.cpp and pipeline_two_stages.cpp must print, computed on one process with plain lists."""
     def weights(rows, columns):
         return [[math.sin(r * columns + c) / 2 for c in range(columns)] for r in range(rows)]
 
@@ -98,7 +98,8 @@ class Examples(unittest.TestCase):
         for size in (1, 2, 3):
             with self.subTest(size=size):
                 around = size * (size + 1) // 2
-                # Rank 0 receives the token back; rank r prints it after r + 1 additions.
+                # The token comes back to rank 0; rank r prints it when r + 1 ranks have added their
+                # number.
                 tokens = [around] + [(r + 1) * (r + 2) // 2 for r in range(1, size)]
                 self.assertEqual(run("point_to_point", ranks=size),
                                  [f"rank {r}: token {tokens[r]}, sums {around} to {around}" for r in range(size)])
@@ -136,7 +137,7 @@ class Examples(unittest.TestCase):
                 self.assertEqual(run("pipeline_two_stages", ranks=size), expected_losses())
 
     def test_gpt_3d(self):
-        """The same losses and norms on 1, 2, 4 and 8 ranks; the loss falls."""
+        """Losses and norms are equal on 1, 2, 4 and 8 ranks, and the loss falls."""
         def numbers(lines):
             return [(int(found[1]), float(found[2]), float(found[3])) for found in
                     (re.fullmatch(r"step (\d+): loss (\S+), norm (\S+)", line) for line in lines)]
@@ -151,7 +152,7 @@ class Examples(unittest.TestCase):
                         self.assertAlmostEqual(expected, found, delta=0.002)
 
     def test_fsdp_gpt(self):
-        """The same losses on any number of ranks, and an even share of the parameters on each."""
+        """Losses are equal on any number of ranks, and each rank owns an equal share of the parameters."""
         alone = run("fsdp_gpt")
         first, last, total = re.fullmatch(
             r"rank 0: loss (\S+) to (\S+), owns (\d+) of \d+ elements, .*", alone[0]).groups()
@@ -165,7 +166,7 @@ class Examples(unittest.TestCase):
                     self.assertAlmostEqual(float(found[1]), float(first), delta=1e-4)
                     self.assertAlmostEqual(float(found[2]), float(last), delta=1e-3)
                     self.assertEqual(found[4], total)
-                    self.assertLess(int(found[5]), 4 * int(total))  # float32
+                    self.assertLess(int(found[5]), 4 * int(total))  # 4 bytes for each float32 element
                     owned += int(found[3])
                 self.assertEqual(owned, int(total))
         with tempfile.TemporaryDirectory() as folder:
@@ -193,7 +194,7 @@ class Examples(unittest.TestCase):
             "pushes is late or gone", "visits 2"])
 
     def test_arguments_that_make_no_sense_are_refused(self):
-        """One sentence and exit code 2, before any rank waits for another."""
+        """Invalid arguments give one sentence and exit code 2, before any rank waits for another one."""
         cases = [("multiple_groups", words, f"COLUMNS must be a number from 1, is {words[0]}")
                  for words in (["0"], ["abc"], ["-2"])]
         cases += [("ddp_toy_resume", ["folder", "x"], "STEPS must be a number from 1, is x"),
@@ -208,7 +209,7 @@ class Examples(unittest.TestCase):
                 self.assertEqual((result.returncode, result.stderr), (2, f"{program}: {sentence}\n"))
 
 
-# Enough steps that a run is killed long before its end; there is a snapshot every 50 steps.
+# So many steps that a run is killed long before its end. A snapshot is saved every 50 steps.
 NUM_STEPS = 1000
 
 
@@ -216,7 +217,7 @@ class ToyResume(unittest.TestCase):
     """ddp_toy_resume, killed at any time and resumed, ends with the weights of an uninterrupted run."""
 
     def kill_after_a_snapshot(self, folder):
-        """Kills rank 1; the step of the snapshot that the run leaves as its newest."""
+        """Kills rank 1. Returns the step of the latest snapshot that the run leaves."""
         latest = pathlib.Path(folder, "latest")
         job = subprocess.Popen([CADRE, "run", "--nproc-per-node", "2", "--no-python", str(BIN / "ddp_toy_resume"),
                                 folder, str(NUM_STEPS)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -266,7 +267,7 @@ def descendants(pid):
             try:
                 stat = (entry / "stat").read_text()
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
             parents[int(entry.name)] = int(stat[stat.rindex(")") + 1:].split()[1])
 
     def is_below(child):
@@ -315,7 +316,7 @@ class WithoutLauncher(unittest.TestCase):
 
 class Readme(unittest.TestCase):
     def test_shows_the_example(self):
-        """README's program is examples/ddp_toy.cpp, whose main has at most 25 lines."""
+        """The program in README.md must equal examples/ddp_toy.cpp, whose main has at most 25 lines."""
         source = pathlib.Path(__file__).parent / "ddp_toy.cpp"
         readme = (source.parents[1] / "README.md").read_text()
         shown = re.search(r"<!-- examples/ddp_toy.cpp -->\n```cpp\n(.*?)```", readme, re.S).group(1)
@@ -324,7 +325,7 @@ class Readme(unittest.TestCase):
         self.assertLessEqual(len(main.splitlines()), 25)
 
     def test_the_guide_shows_the_mesh(self):
-        """The program of docs/guide/parallel/mesh.md is examples/device_mesh.cpp."""
+        """The program in docs/guide/parallel/mesh.md must equal examples/device_mesh.cpp."""
         source = pathlib.Path(__file__).parent / "device_mesh.cpp"
         guide = (source.parents[1] / "docs/guide/parallel/mesh.md").read_text()
         shown = re.search(r"<!-- examples/device_mesh.cpp -->\n```cpp\n(.*?)```", guide, re.S).group(1)

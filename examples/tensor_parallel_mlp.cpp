@@ -1,5 +1,5 @@
-// An MLP whose hidden units are divided among the ranks: cadre run --nproc-per-node 2
-// ./tensor_parallel_mlp. It trains as on one process, on any number of ranks.
+// An MLP whose hidden features are divided among the ranks: cadre run --nproc-per-node 2
+// ./tensor_parallel_mlp. It prints the same losses on any number of ranks.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -24,12 +24,12 @@ int main() try {
   auto world = cadre::init_process_group();
   const cadre::DeviceMesh mesh(world, {{"tp", world.world_size()}});
   Mlp model;
-  // Each rank keeps its rows of the first weight, and columns of the second.
+  // Each rank keeps some rows of the first weight, and the matching columns of the second weight.
   cadre::parallelize_module(
       model, mesh["tp"],
       {{"up", cadre::ParallelStyle::kColwise}, {"down", cadre::ParallelStyle::kRowwise}});
   torch::optim::SGD optimizer(model.parameters(), /*lr=*/0.1);
-  // The whole batch on every rank.
+  // Every rank passes the whole batch.
   const auto x = torch::arange(24, torch::kDouble).sin().view({8, 3}) / 2;
   const auto target = torch::stack({x.sum(1), x.prod(1)}, 1);
 

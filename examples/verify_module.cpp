@@ -1,6 +1,7 @@
 // Verifies that your own module trains on several ranks as in one process, under every strategy.
-//   cadre run --nproc-per-node 2 ./verify_module            within their bounds: exit code 0
-//   cadre run --nproc-per-node 2 ./verify_module batch_norm  normalizes by its rows: exit code 1
+//   cadre run --nproc-per-node 2 ./verify_module             all within the bounds: exit code 0
+//   cadre run --nproc-per-node 2 ./verify_module batch_norm  each rank normalizes by only its own
+//                                                            rows, which deviates: exit code 1
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -34,7 +35,7 @@ int main(int argc, char** argv) {
       world,
       /*make_module=*/[&] { return Net(has_batch_norm); },
       /*make_batch=*/
-      [](int64_t step) {  // the batch of all ranks together, equal in every call
+      [](int64_t step) {  // the batch of all ranks together; equal in every call
         const Tensor x = torch::sin(torch::arange(24 * 8) * (0.1 + 0.01 * step)).view({24, 8});
         return std::pair(x, x.narrow(1, 0, 2).square());
       },

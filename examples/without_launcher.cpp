@@ -1,5 +1,6 @@
-// Processes without a launcher find each other through an address or a file, and add up their
-// ranks. Uses only the core, without torch. Start one process for each RANK below WORLD_SIZE:
+// Lets processes that were started without a launcher find each other through an address or a file,
+// and sums their ranks. Uses only the core, without torch. Start one process for each RANK from 0
+// to WORLD_SIZE - 1:
 //   ./without_launcher tcp://127.0.0.1:29500 RANK WORLD_SIZE
 //   ./without_launcher file:///tmp/meeting   RANK WORLD_SIZE
 // On several hosts all processes need the same secret in CADRE_JOB_TOKEN.
@@ -13,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-// atoi() would parse a word as rank 0, which two processes would then have.
+// atoi() would return 0 for a text that is no number, and two processes would then have rank 0.
 static std::optional<int> parse_number(std::string_view text) {
   int number = 0;
   const auto end = text.data() + text.size();

@@ -21,7 +21,7 @@ HEADING = re.compile(r"^#{1,6} +(.*?)\s*#*$", re.M)
 HTML_ANCHOR = re.compile(r"""<\w+\b[^>]*?\b(?:id|name)=["']([^"']+)["']""")
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:")
 PAGE_IN_SOURCE = re.compile(r"\bdocs/(?:guide|formats|decisions)/[\w./-]*\w")
-# What these say was true when it was written.
+# These files record what was true when they were written, so the names in them may be outdated.
 RECORDS = ("CHANGELOG.md", "bench/reports/")
 SOURCE_FOLDERS = ("cadre/", "include/", "tests/", "tools/", "bench/", "examples/", "docs/", "cmake/", ".ci/")
 README_LINES, README_WORDS, CELL_WORDS = 100, 700, 12
@@ -30,7 +30,7 @@ NAMED_FILE = re.compile(r"[\w.*{},-]+\.(?:h|cpp|py|md|txt|cmake|svg|toml)")
 
 
 def listed_files(root):
-    """Tracked and untracked files below `root` that git does not ignore, as relative paths."""
+    """Returns the files below `root` that git does not ignore, tracked or not, as relative paths."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=root, capture_output=True, text=True)
     if listed.returncode == 0 and listed.stdout:
         names = listed.stdout.splitlines()
@@ -44,7 +44,7 @@ def pages_of(root):
 
 
 def blank(match):
-    """Spaces in place of a match, so that the numbers of lines stay."""
+    """Replaces a match by spaces, so that line numbers stay the same."""
     return re.sub(r"[^\n]", " ", match.group(0))
 
 
@@ -80,7 +80,7 @@ def links_of(text):
 
 
 def dead_links(root):
-    """One sentence for each relative link of a page that leads nowhere."""
+    """Yields one sentence for each relative link of a page whose target does not exist."""
     for page in pages_of(root):
         for line, target in links_of((root / page).read_text()):
             if SCHEME.match(target):
@@ -109,7 +109,7 @@ def exists(root, pattern):
 
 
 def missing_files(root):
-    """One sentence for each file or folder of the repository that a page names as code and that is not there."""
+    """Yields one sentence for each file or folder that a page names as code and that the repository does not have."""
     for page in pages_of(root):
         if page.startswith(RECORDS):
             continue
@@ -128,7 +128,7 @@ def missing_files(root):
 
 
 def missing_pages_in_sources(root):
-    """One sentence for each page of docs/ that a comment, a message or a text names and that is not there.
+    """Yields one sentence for each page of docs/ that a comment, a message or a text names and that does not exist.
     The name may be cut short, as in docs/decisions/0011."""
     for name in listed_files(root):
         if name.startswith(RECORDS) or name == "tests/documents_test.py":
@@ -173,7 +173,7 @@ def folder_readme_faults(root):
                 yield f"{readme} does not name the subfolder {subfolder}/"
         for line, span in spans:
             is_path = re.fullmatch(r"[\w./*{},-]+", span) and ("/" in span or NAMED_FILE.fullmatch(span))
-            # What a build makes is not in the repository.
+            # The repository does not contain what a build makes.
             if is_path and not span.startswith("build/") and not exists(root / folder, span) and not exists(root, span):
                 yield f"{readme}:{line}: {span} does not exist"
 
@@ -220,7 +220,8 @@ def picture_faults(text, layers):
     folders, num_above = read_picture(text, layers)
 
     def place(layer):
-        """Where the picture has the layer or the folder that contains it; None where it has neither."""
+        """Returns the position in the picture of the layer, or of the folder that contains it; None if it has
+        neither."""
         parts = layer.split("/")
         return next((folders.index("/".join(parts[:n])) for n in range(len(parts), 0, -1)
                      if "/".join(parts[:n]) in folders), None)

@@ -11,12 +11,13 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIST = ROOT / "docs/installed-headers.txt"
 TABLE = ROOT / "docs/guide/reference/topics.md"
-ALL = {"include/cadre/core.h", "include/cadre/cadre.h"}  # these include topics, all others parts
+ALL = {"include/cadre/core.h", "include/cadre/cadre.h"}  # these include the topic headers, which include parts
 MAX_TOPICS = 42
 PUBLIC_SPACES = ("functional", "sim", "testing")  # namespaces below cadre whose names programs use
 INCLUDE = re.compile(r'^#include ["<](cadre/[^">]+)[">]', re.M)
 EXPORTED_TYPE = re.compile(r"^\s*(?:class|struct) CADRE_EXPORT", re.M)
-# Tokens that open, close or end a declaration, once comments and literals are gone.
+# Patterns for what is removed or recognized before declarations are split: comments, literals and
+# preprocessor lines are removed first.
 IGNORED = re.compile(r"""//[^\n]*|/\*.*?\*/|^\s*\#(?:[^\n]*\\\n)*[^\n]*|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)'""",
                      re.M | re.S)
 NAMESPACE = re.compile(r"(?:inline )?namespace ([\w:]*)$")
@@ -24,7 +25,7 @@ FORWARD = re.compile(r"(?:class|struct) \w+$|enum (?:class )?\w+(?: : \w+)?$")
 
 
 def declarations(text):
-    """(namespace, declaration or definition) for all in a named namespace, forward declarations excepted."""
+    """Yields (namespace, declaration) of everything in a named namespace, except forward declarations."""
     found, open_blocks, statement = [], [], ""
     for token in re.split(r"([{};])", IGNORED.sub(" ", text)):
         space = None if None in open_blocks else "::".join(open_blocks)
@@ -47,7 +48,8 @@ def declarations(text):
     return found
 
 
-# What stands in a declaration: `class Name final : Base`, and which access its members have first.
+# Patterns for a class definition, such as `class Name final : Base`, and for the access of its
+# members.
 CLASS = re.compile(r"\b(class|struct)\s+(?:CADRE_EXPORT\s+|\[\[nodiscard\]\]\s+)*[\w:<> ,]+$")
 ACCESS = re.compile(r"\b(public|protected|private)\s*:(?!:)")
 FORBIDDEN = {
@@ -116,7 +118,7 @@ def declared_names(text):
 
 
 def listed_names(text):
-    """The names that a topic header's comment lists."""
+    """Returns the names that the list in a topic header's comment contains."""
     lists = re.findall(r"^// Declares:\n((?:// [- ] .*\n)+)", text, re.M)
     return re.findall(r"`([^`]+)`", "".join(lists))
 
@@ -257,7 +259,7 @@ class InstalledHeaders(unittest.TestCase):
             self.assertEqual(len(listed), len(set(listed)), topic)
             declared = self.names_of(topic)
             self.assertEqual(sorted(set(listed) - declared), [], f"{topic} lists what no part of it declares")
-            # The namespaces of other folders have what only the library uses.
+            # Inner namespaces that are not in PUBLIC_SPACES have names that only the library uses.
             public = {name for name in declared if "::" not in name or name.split("::")[0] in PUBLIC_SPACES}
             self.assertEqual(sorted(public - set(listed)), [], f"{topic} does not list these")
             constants = [name for name in listed_names(text) if re.match(r"k[A-Z]", name)]

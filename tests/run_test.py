@@ -27,7 +27,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent():
-    """CTest kills only this script when a test takes too long."""
+    """Kills the processes of the test: if a test takes too long, CTest kills only this script."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -2,15 +2,14 @@
 // kind of memory. mpi_all_reduce.cpp and gloo_all_reduce.py run the same steps for float32 with MPI
 // and gloo.
 //
-//   cadre_all_reduce [--tcp] [--skew MS] SECONDS BYTES[:DTYPE]...    place in the job: the
-//   environment (cadre run)
+//   cadre_all_reduce [--tcp] [--skew MS] SECONDS BYTES[:DTYPE]...
 //
-// --tcp takes the net engine over TCP even on one host, and leaves symmetric memory out.
-// --skew lets each rank sleep up to so many milliseconds before each operation, which is then timed
-// from the moment at which the last rank enters it.
-// DTYPE is float32 (default), bfloat16 or float16. Each operation works on input that was written
-// anew just before, starts behind a barrier and is checked; the time of one operation is that of
-// the rank that took longest.
+// The rank and the world size come from the environment that `cadre run` sets.
+// --tcp selects the net engine over TCP even on one host, and skips symmetric memory.
+// --skew makes each rank sleep up to so many milliseconds before each operation, which is then
+// timed from the moment at which the last rank enters it. DTYPE is float32 (default), bfloat16 or
+// float16. Before each operation the input is written anew and a barrier is run; the result is
+// checked. The time of an operation is that of the slowest rank.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -60,7 +59,7 @@ Bytes bytes_of(std::vector<T>& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-// Converts a small positive integer to an element.
+// Converts a small positive integer to an element of the dtype.
 template <typename T>
 T element_of(unsigned number, DType dtype);
 
@@ -81,7 +80,7 @@ uint16_t element_of<uint16_t>(unsigned number, DType dtype) {
   return static_cast<uint16_t>((kBias + exponent) << kMantissaBits | mantissa);
 }
 
-// Random delays, after which one rank enters its operations.
+// Lets one rank enter each operation after a random delay.
 class Skew {
  public:
   Skew(double max_ms, int rank)
@@ -92,7 +91,7 @@ class Skew {
     std::uniform_real_distribution<double> late(0, max_us_);
     std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(late(random_)));
   }
-  // Returns the time at which the last rank began. All ranks of a host share the clock.
+  // Returns the time at which the last rank entered. All ranks of a host share the clock.
   double latest(Communicator& world, double start) const {
     if (max_us_ == 0) return start;
     std::vector<double> starts = {start};
@@ -105,7 +104,8 @@ class Skew {
   std::minstd_rand random_;
 };
 
-// Returns the microseconds of one operation on this rank. Rank r contributes r + 1 + i % 7.
+// Runs one operation and returns the microseconds that it took on this rank. Element i of rank r is
+// r + 1 + i % 7.
 template <typename T>
 double time_once_as(Communicator& world, Bytes data, DType dtype, Skew& skew) {
   constexpr unsigned kPeriod = 7;
@@ -158,7 +158,7 @@ Size parse_size(std::string_view text) {
   return size;
 }
 
-// The settings that all measurements share.
+// The settings that are common to all measurements.
 struct Settings {
   cadre::TransportChoice transport = cadre::TransportChoice::kAuto;
   double skew_ms = 0;
@@ -167,7 +167,8 @@ struct Settings {
 void measure(Communicator& world, const char* memory, Bytes data, DType dtype, double seconds,
              const Settings& settings) {
   Skew skew(settings.skew_ms, world.rank());
-  // All ranks must run the operation equally often, so rank 0 decides the number after a warm-up.
+  // All ranks must run the operation equally often, so rank 0 times a warm-up and decides how
+  // often.
   const double warm_up_start = now_us();
   for (int i = 0; i < 3; ++i) time_once(world, data, dtype, skew);
   std::vector<int64_t> runs = {

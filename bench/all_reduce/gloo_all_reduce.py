@@ -1,4 +1,4 @@
-"""The peer of cadre_all_reduce.cpp in PyTorch over gloo: the same inputs, barriers, checks and output.
+"""The counterpart of cadre_all_reduce.cpp in PyTorch over gloo: the same inputs, barriers, checks and output.
 
     gloo_all_reduce.py SECONDS BYTES...     place in the job: the environment
 """

@@ -47,8 +47,8 @@ StepTimes measure(int steps, const std::function<void()>& step) {
   return {times[times.size() / 2], times[times.size() * 99 / 100]};
 }
 
-// The work of DDP on the gradients of a step, without the step itself. Its memory and buckets are
-// those of DDP.
+// The work that DDP does with the gradients of a step, without forward and backward. Its memory and
+// buckets are those of DDP.
 class Buckets {
  public:
   Buckets(const cadre::ProcessGroup& world, const cadre::BucketLayout& layout,
@@ -71,7 +71,7 @@ class Buckets {
   void copy() const {
     for (const auto& [view, gradient] : views_) view.copy_(gradient);
   }
-  // All buckets except the last one are enqueued, as they are during a backward.
+  // Enqueues the reductions of all buckets except the last one, as DDP does during a backward.
   void reduce() const {
     std::vector<cadre::Work> enqueued;
     for (size_t i = 0; i + 1 < flats_.size(); ++i) {
@@ -87,7 +87,7 @@ class Buckets {
   std::vector<std::pair<torch::Tensor, torch::Tensor>> views_;
 };
 
-// Returns 0 for an argument that is no number.
+// Returns 0 if the argument is not a number.
 int argument(int argc, char** argv, int index, int otherwise) {
   return argc > index ? std::max(std::atoi(argv[index]), 0) : otherwise;
 }
@@ -125,7 +125,7 @@ int main(int argc, char** argv) {
     model(x).pow(2).mean().backward();
   };
 
-  // Before the measurement the result is checked: it is the mean of the gradients that each rank
+  // Checks the result before the measurement: it must be the mean of the gradients that each rank
   // computes alone.
   local_step();
   ddp_step();

@@ -1,12 +1,17 @@
-// Measures groups that contain all ranks of the world: the time that one takes, and the resources
-// that many hold. mpi_groups.cpp and gloo_groups.py run the same steps with MPI and gloo.
+// Measures groups that contain all ranks of the world: the time to create and use one, and the
+// resources that many of them hold. mpi_groups.cpp and gloo_groups.py run the same steps with MPI
+// and gloo.
 //
-//   cadre_groups [--tcp] times NUM_GROUPS        one JSON line by rank 0 for each way of ending
-//   cadre_groups [--tcp] resources NUM_GROUPS    each rank names a stage on stdout and waits for a
-//                                                line on stdin, while it is looked at from outside
+//   cadre_groups [--tcp] times NUM_GROUPS        rank 0 prints one JSON line for groups that are
+//                                                kept to the end, and one for groups that are
+//                                                closed
+//   cadre_groups [--tcp] resources NUM_GROUPS    each rank prints the name of a stage and waits for
+//                                                a line on stdin, while another process counts its
+//                                                resources
 //
-// Place in the job: the environment. --tcp takes the net engine over TCP even on one host. A time
-// is that of the rank that took longest, from a barrier of the world on; results are checked.
+// The rank and the world size come from the environment. --tcp selects the net engine over TCP even
+// on one host. A time is measured from a barrier of the world on, and is that of the slowest rank;
+// results are checked.
 #include <cadre/core.h>
 #include <cadre/core/comm/groups/split.h>
 
@@ -35,7 +40,7 @@ double now_us() {
   return std::chrono::duration<double, std::micro>(now).count();
 }
 
-// Each rank contributes its rank + 1.
+// Runs an all_reduce to which each rank contributes its rank + 1.
 void all_reduce_8_bytes(Communicator& group) {
   std::array<int64_t, 1> value = {group.rank() + 1};
   const auto bytes = std::as_writable_bytes(std::span(value));
@@ -56,7 +61,7 @@ void close(Communicator& group) {
   group.close(group.system().deadline_in(cadre::kDefaultCloseTimeout));
 }
 
-// The microseconds that each group took on this rank.
+// The microseconds that each group took on this rank, one number for each group.
 struct Times {
   std::vector<double> create;      // new_group alone
   std::vector<double> first_use;   // new_group and the first all_reduce of the group
@@ -124,7 +129,8 @@ void measure(Communicator& world, int num_groups, bool keep) {
       end.c_str());
 }
 
-// Waits until the process that counts this process's resources has done so.
+// Prints the name of the stage and waits until another process has counted this process's
+// resources.
 void pause(const char* stage) {
   std::printf("%s\n", stage);
   std::fflush(stdout);

@@ -1,4 +1,4 @@
-"""The peer of cadre_groups.cpp in PyTorch over gloo: the same steps, checks, stages and output.
+"""The counterpart of cadre_groups.cpp in PyTorch over gloo: the same steps, checks, stages and output.
 
     gloo_groups.py times|resources NUM_GROUPS     place in the job: the environment
 """
@@ -23,7 +23,7 @@ def all_reduce_8_bytes(group=None):
 
 
 def free_last_group(groups, times):
-    """The group is torn down when nothing refers to it any more, so it is taken off the list."""
+    """Closes a group: torch tears it down when no reference is left, so it is removed from the list."""
     dist.barrier()
     closing = now_us()
     dist.destroy_process_group(groups[-1])

@@ -30,7 +30,7 @@ void all_reduce_8_bytes(MPI_Comm group) {
   }
 }
 
-// The microseconds that each group took on this rank.
+// The microseconds that each group took on this rank, one number for each group.
 struct Times {
   std::vector<double> create;
   std::vector<double> first_use;

@@ -3,8 +3,8 @@
 
     bench/groups/resources.py PID...    of any job, rank 0 first
 
-Shared memory are mappings of memfds and of files in /dev/shm. Committed is the memory that the kernel has
-allocated for them; a segment that several processes map counts once.
+Shared memory means mappings of memfds and of files in /dev/shm. "Committed" is the memory that the kernel has
+allocated for them; a segment that several processes map is counted once.
 """
 
 import contextlib
@@ -20,26 +20,26 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import harness
 import ranks as job
 
-# A thread that was joined, or a connection that was closed, is gone for the kernel a moment later.
+# A thread that was joined, or a connection that was closed, stays in /proc for a moment.
 SETTLE_S = 0.3
 KIB, MIB = 1 << 10, 1 << 20
 
 
 @dataclasses.dataclass
 class Held:
-    """Of one process."""
+    """The resources of one process."""
     threads: int
     descriptors: int
     sockets: int
     mapped: int  # bytes of shared memory in its address space
-    segments: dict  # (device, inode) of each: bytes that are allocated for it
+    segments: dict  # maps (device, inode) to the bytes that are allocated for the segment
 
 
 def descriptors_of(pid):
     """{descriptor: what it refers to}."""
     found = {}
     for number in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the descriptor was closed since it was listed
             found[number] = os.readlink(f"/proc/{pid}/fd/{number}")
     return found
 
@@ -65,7 +65,7 @@ def held_by(pid):
     mappings = shared_mappings(pid)
     segments = dict(allocated(f"/proc/{pid}/fd/{number}") for number, target in descriptors.items()
                     if re.match(r"/memfd:|/dev/shm/", target))
-    # Adds the segments whose descriptor is closed; not every user may read these.
+    # Adds the segments whose descriptor is closed. Not every user may read map_files.
     with contextlib.suppress(PermissionError):
         segments |= dict(allocated(f"/proc/{pid}/map_files/{addresses}") for addresses, _ in mappings)
     return Held(threads=len(os.listdir(f"/proc/{pid}/task")), descriptors=len(descriptors),
@@ -75,7 +75,7 @@ def held_by(pid):
 
 
 def held_in_stages(command, num_ranks):
-    """{stage: [Held of each rank]} of a program whose ranks print a stage and wait for a line."""
+    """Returns {stage: [Held of each rank]} of a program whose ranks print the name of a stage and wait for a line."""
     stages = {}
     with job.started(command, num_ranks, pipe_input=True) as processes:
         watchdog = threading.Timer(job.TIME_LIMIT_S, lambda: [process.kill() for process in processes])
@@ -96,8 +96,9 @@ def held_in_stages(command, num_ranks):
 
 
 def cells(held):
-    """Threads, descriptors, sockets: the most of any rank but 0, and in brackets rank 0, which holds
-    the store's server, where it differs. MiB mapped by a process, KiB committed by all."""
+    """Returns the cells of a row. Threads, descriptors and sockets: the maximum over all ranks except 0, and in
+    brackets that of rank 0, which hosts the store's server, if it differs. Then MiB mapped by a process, KiB committed
+    by all."""
     row = []
     for field in ("threads", "descriptors", "sockets"):
         first, *others = (getattr(one, field) for one in held)
@@ -115,7 +116,7 @@ HEADER = ["threads", "descriptors", "of them sockets", "shared memory mapped, Mi
 
 
 def table_of(runs):
-    """One row for each stage of {title: stages}."""
+    """Returns one row for each stage of {title: stages}."""
     rows = [[title, stage, *cells(held)] for title, stages in runs.items()
             for stage, held in stages.items()]
     return harness.table(["program", "stage", *HEADER], rows)

@@ -1,4 +1,4 @@
-"""The peer of launch_barrier.cpp in PyTorch: joins over gloo, does one barrier, leaves."""
+"""The counterpart of launch_barrier.cpp in PyTorch: joins over gloo, runs one barrier and leaves."""
 
 import torch.distributed as dist
 

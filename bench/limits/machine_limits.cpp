@@ -1,15 +1,15 @@
-// Measures the limits of this machine, with which reports compare, and prints them as one line of
-// JSON.
+// Measures limits of this machine, with which reports compare their figures, and prints them as one
+// line of JSON.
 //
-//   machine_limits [core]      with `core` only the latency between the cores, in a few
-//   milliseconds
+//   machine_limits [core]      with `core` only core_us, in a few milliseconds
 //
-// core_us       time until a flag written by one core is seen by another: half a round trip
-// copy_gb_s     bytes copied per second by all cores at once (each byte is read and written), for
-//               blocks of several sizes
-// tcp_us        one way of an 8-byte message through TCP over loopback
-// tcp_gb_s      bytes per second of one TCP connection over loopback
-// Threads are pinned to one core each. Source: the usual ping-pong and STREAM's copy kernel.
+// core_us       the time until a flag that one core writes is seen by another core: half a round
+//               trip
+// copy_gb_s     the bytes that all cores together copy per second (each byte is read and written),
+//               for blocks of several sizes
+// tcp_us        the time of an 8-byte message one way through TCP over loopback
+// tcp_gb_s      the bytes per second of one TCP connection over loopback
+// Each thread is pinned to one core. Source: the usual ping-pong and STREAM's copy kernel.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -51,8 +51,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Returns half a round trip of a flag between cores 0 and 1, in microseconds; 0 on a machine with
-// one core.
+// Sends a flag back and forth between cores 0 and 1; returns half a round trip in microseconds.
+// Returns 0 on a machine with one core.
 double core_us() {
   if (std::thread::hardware_concurrency() < 2) return 0;
   constexpr uint64_t kTurns = 20'000;
@@ -81,7 +81,8 @@ double core_us() {
   return spent.count() / (2.0 * kTurns);
 }
 
-// Returns the bytes copied per second by one thread on each core, in GB/s.
+// Copies on all cores at once, with one thread on each; returns the bytes per second of all, in
+// GB/s.
 double copy_gb_s(size_t num_bytes) {
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
   const size_t repeats = std::max<size_t>(4, (256 << 20) / num_bytes);

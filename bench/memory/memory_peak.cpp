@@ -6,10 +6,10 @@
 //   WAY: single, ddp, zero1, zero2, fsdp, fsdp-keep (reshard after backward), fsdp-reduction
 //        (reshard after the reduction), fsdp-mapped (shards read in place), hsdp (2 replicas)
 //
-// "counted" is what libtorch has allocated, exactly, and "pss" the proportional set size, both from
-// the end of construction on. The latter is looked at where memory is at its peak: whenever the
-// gradient of a weight has been computed and is about to be added, after each layer's forward and
-// after the optimizer's step. Blocks until done.
+// "counted" is the number of bytes that libtorch has allocated, and "pss" the proportional set
+// size; both are the peak since the end of construction. The PSS is read when memory is at its
+// peak: whenever the gradient of a weight has been computed and is about to be added, after each
+// layer's forward and after the optimizer's step. Blocks until done.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -98,7 +98,7 @@ cadre::PlanOptions options_of(const Way& way, const Settings& settings, int num_
 
 struct Peak {
   int64_t pss = 0;
-  int64_t shared = 0;  // the part of `pss` that ranks share
+  int64_t shared = 0;  // the part of `pss` that is in memory shared by ranks
   int64_t counted = 0;
 };
 

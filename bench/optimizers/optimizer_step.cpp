@@ -1,8 +1,8 @@
-// Measures one optimizer step on the parameters of an MLP (float32): Cadre's and torch::optim's
-// optimizer alternate on two copies, so that a disturbance of the machine affects both. Prints the
-// medians, the 99th percentiles and the median of the ratios of neighbouring steps as one line of
-// JSON; beside them the time of reading and writing the parameters once (an addition in place), the
-// limit of the machine.
+// Measures one optimizer step on the parameters of an MLP (float32). Cadre's and torch::optim's
+// optimizer alternate on two copies of the parameters, so that a disturbance of the machine affects
+// both. Prints one line of JSON: medians, 99th percentiles, the median ratio of neighbouring steps,
+// and the machine's limit: the time of an in-place addition, which reads and writes the parameters
+// once.
 //
 //   optimizer_step adamw|adam|sgd [steps [layers [width [threads]]]]
 //
@@ -42,7 +42,7 @@ Optimizers both(const std::vector<torch::Tensor>& own, const std::vector<torch::
   return {std::make_unique<Ours>(own, options), std::make_unique<Torchs>(truth, options)};
 }
 
-// Returns null for an unknown rule.
+// Returns null pointers if the rule is unknown.
 Optimizers make_optimizers(const std::string& rule, const std::vector<torch::Tensor>& own,
                            const std::vector<torch::Tensor>& truth) {
   const double rate = 1e-3;
@@ -79,7 +79,7 @@ double quantile(std::vector<double> values, double share) {
   return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1))];
 }
 
-// Returns 0 for an argument that is no number.
+// Returns 0 if the argument is not a number.
 int argument(int argc, char** argv, int index, int otherwise) {
   return argc > index ? std::max(std::atoi(argv[index]), 0) : otherwise;
 }

@@ -1,17 +1,18 @@
 // Measures a pipeline whose stages only sleep: how long it takes to pass a tensor to the next
-// stage, or how close a step comes to the ideal of its schedule. Rank 0 prints one line of JSON.
-// Blocks until done.
+// stage, or how close a step comes to the ideal time of its schedule. Rank 0 prints one line of
+// JSON. Blocks until done.
 //
 //   cadre run --nproc-per-node 2 --no-python pipeline_step handover [iterations [elements]]
 //   cadre run --nproc-per-node 4 --no-python pipeline_step emulated SCHEDULE
 //     [steps [microbatches [elements [forward_us [backward_us]]]]]
 //
-// handover: from the end of the first stage's forward to the begin of the second one's, and of the
-// backwards likewise, in a Pipeline; alternating with send() and recv() of the same group. Ranks of
-// one host have one steady clock.
-// emulated: on each rank stages whose forwards take forward_us and whose backwards take backward_us
-// together, and a float32 tensor of `elements` between them. In a split backward I and W take one
-// half each; the first stage has no gradient of its input, so its W takes the whole time.
+// handover: the time from the end of the first stage's forward to the beginning of the second
+// stage's forward, and the same for the backwards; alternating with send() and recv() in the same
+// group. The ranks are on one host and share a steady clock.
+// emulated: the stages of a rank together take forward_us in forward and backward_us in backward,
+// and pass a float32 tensor of `elements` to the next stage. If the schedule splits the backward,
+// I (gradient of the input) and W (gradient of the weights) take one half each. The first stage has
+// no gradient of its input, so its W takes the whole time.
 #include <cadre/cadre.h>
 #include <sys/prctl.h>
 #include <torch/torch.h>
@@ -47,14 +48,14 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The time that the computations of this rank have taken in a step, in nanoseconds.
+// The time that this rank has spent in computations in the current step, in nanoseconds.
 int64_t busy_ns = 0;
 
-// A sleep may end this much too late. So the last part of a computation is spent in a loop, which
-// competes with other ranks for the cores.
+// A sleep may end up to this much too late. So the last part of a computation is spent in a busy
+// loop, which competes with other ranks for the cores.
 constexpr microseconds kMaxOversleep(100);
 
-// Runs `compute`, and then sleeps until `duration` has passed since its begin.
+// Runs `compute`, then sleeps until `duration` has passed since the start.
 template <typename Compute>
 auto for_at_least(microseconds duration, const Compute& compute) {
   const auto start = Clock::now();
@@ -69,7 +70,7 @@ struct StageTimes {
   microseconds forward{0}, input_grad{0}, weight_grad{0};
 };
 
-// Maps (rows, n) to (rows, elements). The weight is a number.
+// A layer that only takes time: maps (rows, n) to (rows, elements). Its weight is a single number.
 struct Sleep : torch::autograd::Function<Sleep> {
   static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& weight,
                         int64_t elements, const StageTimes& times) {
@@ -130,7 +131,7 @@ Tensor gathered(const cadre::ProcessGroup& world, const std::vector<int64_t>& va
 StageTimes times_of(const Settings& settings, int stage, int stages_per_rank) {
   const microseconds half(settings.backward_us / (2 * stages_per_rank));
   const microseconds forward(settings.forward_us / stages_per_rank);
-  // If the input has no gradient, W takes the whole time of the backward.
+  // The first stage has no gradient of its input, so its W takes the whole time of the backward.
   return stage == 0 ? StageTimes{forward, microseconds(0), 2 * half}
                     : StageTimes{forward, half, half};
 }
@@ -216,7 +217,7 @@ void measure_emulated(const cadre::ProcessGroup& world, const Settings& settings
   std::cout << "]}" << std::endl;
 }
 
-// The times of the last step at which a tensor was ready to be sent, and at which it had arrived.
+// The times at which, in the last step, the tensor was ready to be sent and had arrived.
 struct HandOver {
   int64_t ready_ns = 0;
   int64_t arrived_ns = 0;
@@ -229,7 +230,7 @@ void check_arrived(const Tensor& tensor) {
   throw cadre::Error(cadre::ErrorCode::kInternal, "a tensor arrived with other values");
 }
 
-// Maps (1, 1) to (1, elements).
+// The stage that sends: maps (1, 1) to (1, elements).
 struct Sender : torch::autograd::Function<Sender> {
   static Tensor forward(AutogradContext*, const Tensor&, const Tensor&, int64_t elements) {
     Tensor output = torch::full({1, elements}, expected);
@@ -243,7 +244,7 @@ struct Sender : torch::autograd::Function<Sender> {
   }
 };
 
-// Maps (1, elements) to (1, 1).
+// The stage that receives: maps (1, elements) to (1, 1).
 struct Receiver : torch::autograd::Function<Receiver> {
   static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor&) {
     forward_hand_over.arrived_ns = now_ns();
@@ -270,7 +271,7 @@ struct EndStage : torch::nn::Module {
   Tensor weight;
 };
 
-// Sends one tensor from rank `sender` to the other rank.
+// Sends one tensor from rank `sender` to the other rank with send() and recv().
 void send_plainly(const cadre::ProcessGroup& world, const Tensor& buffer, int sender,
                   HandOver& hand_over) {
   world.barrier();
@@ -358,7 +359,7 @@ int main(int argc, char** argv) try {
     return 2;
   }
   at::set_num_threads(1);
-  prctl(PR_SET_TIMERSLACK, 1UL);  // without this, sleeps would end late
+  prctl(PR_SET_TIMERSLACK, 1UL);  // the kernel would otherwise end sleeps late
   const auto world = cadre::init_process_group();
   if (settings.schedule.empty()) {
     measure_hand_over(world, settings);

@@ -1,4 +1,5 @@
-// A program on the core alone: joins the job and does one barrier, in each of two attempts.
+// A program on the core alone, without torch: in each of two attempts of a job it joins and runs
+// one barrier.
 #include <cadre/core.h>
 
 #include <cstdio>

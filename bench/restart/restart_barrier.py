@@ -1,4 +1,4 @@
-"""The peer of restart_barrier.cpp in PyTorch: joins over gloo and does one barrier, in each of two attempts."""
+"""The counterpart of restart_barrier.cpp in PyTorch: in each of two attempts it joins over gloo and runs a barrier."""
 
 import os
 import signal

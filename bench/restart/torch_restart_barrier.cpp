@@ -1,4 +1,4 @@
-// A program on libtorch: joins the job and does one barrier, in each of two attempts.
+// A program on libtorch: in each of two attempts of a job it joins and runs one barrier.
 #include <cadre/cadre.h>
 #include <cadre/launch.h>
 

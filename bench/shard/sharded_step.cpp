@@ -1,13 +1,13 @@
 // Measures one training step with its optimizer (zero_grad, forward, backward, fused AdamW) of a
-// model that the ranks hold in one of several ways. Rank 0 prints the median and the 99th
-// percentile, the medians of a step's parts, its CPU time, and the loss of the last step, which all
-// ways have in common, as one line of JSON. Blocks until done.
+// model under one of several strategies. Rank 0 prints one line of JSON: the median and the 99th
+// percentile of the step, the medians of its parts, its CPU time, and the loss of the last step,
+// which must be equal under all strategies. Blocks until done.
 //
 //   cadre run --nproc-per-node 2 --no-python sharded_step WAY [--form gathered|mapped] [--tcp]
 //     [--model mlp|gpt] [steps [layers [width [batch]]]]
-//   WAY: ddp, zero1, zero2, fsdp. --form: how ranks come to the shards, of fsdp. --tcp: over
-//   loopback TCP instead of shared memory. batch: rows of the MLP, sequences of 64 tokens of the
-//   GPT.
+//   WAY: ddp, zero1, zero2, fsdp. --form: for fsdp, whether ranks gather copies of the shards or
+//   map them in shared memory. --tcp: over loopback TCP instead of shared memory. batch: rows of
+//   the MLP, or sequences of 64 tokens of the GPT.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -116,10 +116,11 @@ struct GptImpl : nn::Module {
 };
 TORCH_MODULE(Gpt);
 
-// The milliseconds of each step and of its parts, and the loss of the last step.
+// The milliseconds of each step and of its parts (one number for each step), and the loss of the
+// last step.
 struct Times {
   std::vector<double> steps, forwards, backwards, updates;
-  double cpu_ms = 0;  // CPU time of this rank's process, per step
+  double cpu_ms = 0;  // the CPU time of this rank's process for one step
   double loss = 0;
 };
 

@@ -5,9 +5,9 @@
 //
 //   cadre run --nproc-per-node 2 --no-python snapshot_stall FOLDER [--form gathered|mapped]
 //     [steps [layers [width [batch [saves]]]]]
-//   steps: of which the undisturbed step is the median. saves: background saves, saves and loads;
-//   one more of each comes first and is not counted, because it makes the memory that the others
-//   use again.
+//   steps: the undisturbed step is the median of so many. saves: the number of background saves, of
+//   saves and of loads; one more of each comes first and is not counted, because it allocates the
+//   memory that the others reuse.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -69,15 +69,16 @@ double median_of(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Throws unless the condition holds, so that no time of a failed operation is reported.
+// Throws unless the condition holds, so that no time of an incorrect operation is reported.
 void require(bool holds, const std::string& what) {
   if (holds) return;
   std::cerr << "snapshot_stall: " << what << std::endl;
   std::exit(1);
 }
 
-// A snapshot of rank 0 is committed when `latest` names it. The saver reports that only to the next
-// call that waits for it. So a thread reads `latest` every few milliseconds while training goes on.
+// Notices when rank 0's snapshot is committed, which is when `latest` names it. The saver would
+// report that only to the next call that waits for it, so a thread reads `latest` every few
+// milliseconds while training continues.
 class CommitWatch {
  public:
   CommitWatch(const cadre::SnapshotFolder& folder, int64_t step, Clock::time_point start)
@@ -100,7 +101,7 @@ class CommitWatch {
   std::thread thread_;
 };
 
-// The results, which are medians in milliseconds.
+// The results: medians in milliseconds.
 struct Figures {
   double step, stall, call, commit, extra, save, load, load_unchecked;
 };
@@ -173,8 +174,8 @@ class Bench {
     return median_of(std::move(times));
   }
 
-  // The save is the first operation of its step, so that the collectives of the step make each rank
-  // wait for the slower rank's copy. Then training goes on until the snapshot is committed.
+  // The save is the first operation of its step, so the collectives of the step wait for the copy
+  // of the slowest rank. Then training continues until the snapshot is committed.
   void measure_background_saves() {
     cadre::SnapshotSaver saver(folder_, world_, {.strategy = "fsdp"});
     for (int i = 0; i <= settings_.saves; ++i) {

@@ -1,4 +1,4 @@
-"""The peer of snapshot_stall.cpp: the same figures with PyTorch's FSDP2 over gloo, fused AdamW and
+"""The counterpart of snapshot_stall.cpp: the same figures with PyTorch's FSDP2 over gloo, fused AdamW and
 torch.distributed.checkpoint.
 
     torchrun --nproc-per-node 2 torch_checkpoint.py FOLDER default|kept [steps [layers [width [batch [saves]]]]]
@@ -38,7 +38,7 @@ class Layer(torch.nn.Module):
 
 
 def without_numpy():
-    """Replaces the one function that a checkpoint over gloo needs numpy for, where that is not installed."""
+    """Replaces the only function of a checkpoint over gloo that needs numpy, if numpy is not installed."""
     def object_of(tensor, size, group=None):
         return pickle.loads(ctypes.string_at(tensor.data_ptr(), int(size)))
 
@@ -61,7 +61,7 @@ class Bench:
         self.model = fully_shard(model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.x = torch.randn(batch, width)
-        # Its collectives must not mix with those of training.
+        # A separate group, so that the collectives of a save cannot mix with those of training.
         self.group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         self.options = {}
         if way == "kept":
@@ -81,7 +81,7 @@ class Bench:
         return milliseconds_since(start)
 
     def state(self):
-        """Its tensors are the model's and the optimizer's own, so that a load fills them in place."""
+        """Returns the state with the model's and the optimizer's own tensors, so that a load fills them in place."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def next_path(self):

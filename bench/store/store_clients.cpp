@@ -1,6 +1,6 @@
-// Measures the cost of idle clients for the store: the memory of the server for each, and the
-// latency of one busy client. Prints one JSON object on a line for each given number of idle
-// clients.
+// Measures what idle clients of the store cost: the server's memory for each of them, and the
+// latency of one busy client. Prints a line with one JSON object for each number of idle clients
+// that is given.
 #include <cadre/core.h>
 #include <cadre/core/store/tcp/tcp_store.h>
 #include <cadre/core/store/tcp/tcp_store_server.h>
@@ -20,8 +20,8 @@ namespace {
 
 using cadre::Deadline;
 
-// Runs in the server's process. Writes its port, and then its resident bytes for each byte that it
-// reads.
+// Runs in the server's process. Writes the server's port to `answers`, and then its resident bytes
+// each time it reads a byte from `requests`.
 void serve(int requests, int answers) {
   const auto system = cadre::os::make_native_system();
   auto server = cadre::TcpStoreServer::start(*system, {.token = "bench"}).value_or_throw();

@@ -1,4 +1,5 @@
-"""Horizontal bars as SVG: a panel for each figure, a group of bars for each row, a colour for each side."""
+"""Draws horizontal bars as SVG: a panel for each figure, a group of bars for each row, and a colour for each of the two
+libraries."""
 
 import html
 
@@ -16,7 +17,7 @@ def bar(x, y, width, colour):
 
 
 def bars(title, sides, labels, panels):
-    """The SVG. panels: (title, form of a number, for each label the figure of each side or None)."""
+    """Returns the SVG. Each panel is (title, number format, for each label the figures of both libraries or None)."""
     width = LABEL_WIDTH + len(panels) * (PANEL_WIDTH + GAP)
     height = TOP + ROW_HEIGHT * len(labels) + 10
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '

@@ -25,7 +25,7 @@ from dtensor_gpt import DividedBlock
 
 
 class Decoder(nn.Module):
-    """Stage `number` of `count`, of reference.Gpt with a head of its own; 0 of 1 is all of it."""
+    """Stage `number` of `count` stages of reference.Gpt with an untied head; stage 0 of 1 is the whole model."""
 
     def __init__(self, settings, number=0, count=1):
         super().__init__()
@@ -50,7 +50,7 @@ class Decoder(nn.Module):
 
 
 def make_decoder(settings, number=0, count=1):
-    """Its first values are those that the trainer reads from a file."""
+    """Makes the whole model. Its initial values are those that the trainer reads from a file."""
     torch.manual_seed(settings["seed"])
     whole = Decoder(settings)
     for name, parameter in whole.named_parameters():
@@ -78,7 +78,7 @@ def divided(model, mesh):
 
 
 class Whole:
-    """Every rank computes a loss."""
+    """Strategies in which every rank computes a loss."""
 
     def __init__(self, strategy, settings):
         size = dist.get_world_size()
@@ -108,7 +108,7 @@ class Pipelined:
         self.model = make_decoder(settings, rank, size)
         self.is_first, self.is_last = rank == 0, rank == size - 1
         rows = settings["batch_size"] // settings["microbatches"]
-        # Shapes are given, because PyTorch infers them by messages that need numpy.
+        # The shapes are passed, because PyTorch would infer them with messages that need numpy.
         tokens = torch.zeros(rows, settings["context"], dtype=torch.long)
         hidden = torch.zeros(rows, settings["context"], settings["width"], requires_grad=True)
         logits = torch.zeros(rows, settings["context"], reference.VOCABULARY, requires_grad=True)
@@ -142,7 +142,7 @@ def main():
         optimizer.zero_grad()
         loss = trained.backward(data[indices], target[indices])
         optimizer.step()
-        if strategy != "tp":  # its ranks have one loss
+        if strategy != "tp":  # all ranks of tp have the same loss
             dist.all_reduce(loss)
         if trained.shares_batch:
             loss /= size

@@ -8,12 +8,11 @@
 //     [iterations [width [tokens]]]
 //
 // block: zero_grad, forward and backward of norm, attention, norm and MLP on sequences of at most
-// 1024 tokens, of which the gradient is wanted, too. Prints the loss and the norm of all
-// gradients, which torch_block.py has in common.
-// overhead: forward and backward of a column-parallel and a row-parallel layer, without biases, and
-// by themselves their six matrix products, their collectives, both in the order of the layers, and
-// two layers that are not divided, of the sizes that one rank has. --sequence: sequence
-// parallelism.
+// 1024 tokens, whose gradient is computed, too. Prints the loss and the norm of all gradients,
+// which must equal those of torch_block.py. overhead: forward and backward of a column-parallel and
+// a row-parallel layer, without biases. Also measures separately: their six matrix products, their
+// collectives, both in the order of the layers, and two undivided layers of the sizes that one rank
+// has. --sequence: with sequence parallelism.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -105,8 +104,8 @@ void measure_block(const cadre::ProcessGroup& world, const Settings& settings) {
     const auto start = Clock::now();
     block.zero_grad();
     input.mutable_grad().reset();
-    // The loss is that of the whole output. A rank that has a shard computes the terms of that
-    // shard.
+    // The loss is that of the whole output; a rank that has only a shard of it computes the terms
+    // of that shard.
     loss = (block.forward(input) - 1).pow(2).sum() / static_cast<double>(whole.numel());
     const auto forward = Clock::now();
     loss.backward();
@@ -146,7 +145,8 @@ class Pair {
     plain_down_ = nn::Linear(nn::LinearOptions(part, settings.width).bias(false));
     whole_ = torch::randn({settings.tokens, settings.width});
     hidden_ = torch::randn({settings.tokens, part});
-    // These are zeros, because repeated sums would grow without bound.
+    // Filled with zeros, because sums that are reduced repeatedly would otherwise grow without
+    // bound.
     for (auto& tensor : sums_) tensor = torch::zeros_like(whole_);
     for (auto& tensor : shards_) {
       tensor = torch::zeros({settings.tokens / world.world_size(), settings.width});
@@ -189,8 +189,8 @@ class Pair {
     reduction.wait();
   }
 
-  // Runs products and collectives in the order of the layers, without autograd. Ranks wait for each
-  // other at the same places as the ranks of the layers, and a product overlaps with the last
+  // Runs the products and collectives in the order of the layers, without autograd. Ranks wait for
+  // each other at the same places as in the layers, and the same product overlaps with the last
   // reduction.
   void bare() {
     const torch::NoGradGuard no_grad;

@@ -1,4 +1,4 @@
-"""The peer of `tensor_parallel_step block`: the same block, divided by parallelize_module of
+"""The counterpart of `tensor_parallel_step block`: the same block, divided by parallelize_module of
 torch.distributed.tensor over gloo.
 
     torchrun --nproc-per-node 2 torch_block.py [--sequence] [steps [width [tokens]]]
@@ -26,7 +26,7 @@ MAX_SEQUENCE, HEAD_WIDTH = 1024, 64
 
 
 class Attention(nn.Module):
-    """The features of qkv are ordered by heads, as cadre::SelfAttention orders them."""
+    """Orders the output features of qkv by heads, as cadre::SelfAttention does."""
 
     def __init__(self, width):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The peer of `cadre train` in PyTorch: the same model, weights, data and steps, with
+"""The counterpart of `cadre train` in PyTorch: the same model, weights, data and steps, with
 DistributedDataParallel over gloo. Prints a line for each step, as the trainer does.
 
     torchrun --nproc-per-node 2 torch_trainer.py SETTINGS.json
@@ -18,7 +18,7 @@ import reference
 
 
 def make_model(settings):
-    """The same on every rank; its first values are those that the trainer reads from a file."""
+    """Makes the model, equal on every rank. Its initial values are those that the trainer reads from a file."""
     torch.manual_seed(settings["seed"])
     return reference.Gpt(settings["layers"], settings["heads"], settings["width"], settings["context"])
 

@@ -9,7 +9,7 @@
 //
 // Declares:
 // - `ActivationCheckpoint`, `call_checkpointed()`: a module whose forward() keeps only its inputs.
-// - `checkpoint()`, `TensorFunction`: the same for a function.
+// - `checkpoint()`, `TensorFunction`: calls a function of tensors in the same way.
 // - `checkpointing_is_useful()`, `is_checkpoint()`, `allow_partial_backward()`: for code that calls
 //   checkpoint() itself.
 //

@@ -17,11 +17,13 @@
 //
 // Declares:
 // - `Backend`: the interface of an engine.
-// - `Capabilities`, `full_capabilities()`: what an engine can do; a group refuses all other calls.
-// - `check_supported()`, `unsupported()`: the check of a call against them, and its error.
+// - `Capabilities`, `full_capabilities()`: what an engine supports; a group throws for all other
+//   calls.
+// - `check_supported()`, `unsupported()`: checks a call against the capabilities, and the error.
 // - `Completion`: the end of a submitted collective.
 // - `run_in_order()`: submit() of an engine that runs one collective after the other.
-// - `BackendFactory`, `BackendSetup`: makes the engine of a group; CommunicatorOptions::backend.
+// - `BackendFactory`, `BackendSetup`: makes the engine of a group; see
+//   CommunicatorOptions::backend.
 //
 // Design: docs/decisions/0015-engines-as-plug-ins.md. PyTorch: c10d::Backend.
 #pragma once

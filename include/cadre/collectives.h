@@ -9,12 +9,14 @@
 // Declares:
 // - `Collective`, `validate()`: the arguments of a collective, and their check.
 // - `Reduction`: a ReduceOp, or the sum of inputs that each rank multiplies by a factor.
-// - `SplitCounts`, `PartSizes`, `part_sizes()`: the parts of an exchange, in elements and in bytes.
-// - `reduces()`: whether a kind combines the inputs of the ranks.
-// - `OpDescriptor`, `describe_operation()`: what ranks compare about an operation, and its text.
-// - `OpContext`, `OpProgress`, `ProgressMirror`: what an engine gets with an operation, and what it
-//   reports.
-// - `PackedShape`: the sizes of a tensor in 64 bits, for that comparison.
+// - `SplitCounts`, `PartSizes`, `part_sizes()`: the sizes of the parts of an all_to_all, in
+//   elements and in bytes.
+// - `reduces()`: whether a kind of operation combines the inputs of the ranks.
+// - `OpDescriptor`, `describe_operation()`: the properties of an operation that ranks compare, and
+//   their text.
+// - `OpContext`, `OpProgress`, `ProgressMirror`: what an engine is told about an operation, and
+//   what it reports of its progress.
+// - `PackedShape`: the sizes of a tensor in 64 bits, which ranks compare, too.
 //
 // Guide: docs/guide/reference/groups-and-messages.md. Source: the arguments of c10d::Backend, and
 // of NCCL's calls.

@@ -15,9 +15,10 @@
 // - `CommunicatorOptions`, `TransportChoice`, `id_of()`: its name, timeouts, transport, engine and
 //   log.
 // - `connect_from_environment()`: joins the job that the launcher has described.
-// - `Work`, `CollectiveOptions`: a handle to an operation in the background, and how one is issued.
+// - `Work`, `CollectiveOptions`: the handle of an asynchronous operation, and options of
+//   operations.
 // - `MessageCall`, `kAnySource`: one send or receive, for calls that issue several.
-// - `SymmetricBuffer`: memory that the ranks of a host use in place.
+// - `SymmetricBuffer`: memory that the ranks of a host read and write in place.
 // - `PeerStatus`: what a group knows about another rank.
 //
 // Guide: docs/guide/reference/groups-and-messages.md. PyTorch: c10d::ProcessGroup; NCCL:

@@ -6,7 +6,7 @@
 //   group->barrier();
 //   group->close(system->deadline_in(cadre::kDefaultCloseTimeout));
 //
-// Without a launcher a program joins a Rendezvous and calls Communicator::connect(). Each topic has
+// A program without a launcher joins a Rendezvous and calls Communicator::connect(). Each topic has
 // a header of its own, which compiles faster.
 //
 // Guide: docs/guide/reference/topics.md.

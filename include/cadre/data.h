@@ -9,8 +9,9 @@
 //
 // Declares:
 // - `DataLoader`, `DataLoaderOptions`, `make_data_loader()`: the loader.
-// - `BatchSplit`, `LoaderPosition`: how a batch is divided, and where an epoch goes on.
-// - `Dataset`, `Batch`: samples by index, and what a loader returns.
+// - `BatchSplit`, `LoaderPosition`: how a batch is divided, and a position from which an epoch can
+//   be resumed.
+// - `Dataset`, `Batch`: an interface to samples by index, and the samples that a loader returns.
 // - `DistributedSampler`, `DistributedSamplerOptions`: the samples of a rank, in Python's order.
 // - `seeded_permutation()`, `seed_of_epoch()`: the order of an epoch.
 // - `Mnist`, `kMnistTrain`, `kMnistTest`: images and labels from MNIST's files.

@@ -4,22 +4,23 @@
 //   torch::optim::AdamW optimizer{model->parameters(), 1e-3};
 //   {
 //     const auto guard = model.no_sync();
-//     loss_of(model(x)).backward();  // adds on this rank
+//     loss_of(model(x)).backward();  // adds up gradients on this rank
 //   }
 //   auto loss = loss_of(model(x));
-//   loss.backward();  // averages over the ranks while it runs
+//   loss.backward();  // averages the gradients over the ranks meanwhile
 //   optimizer.step();
 //   const double mean = model.mean_over_ranks(loss);
 //
 // Declares:
 // - `DistributedDataParallel`, `DistributedDataParallelOptions`: the wrapper.
 // - `GradientPlacement`: whether each rank gets all gradients, or those of its shard.
-// - `BucketLayout`: which gradient is reduced in which message; part of a snapshot.
+// - `BucketLayout`: which gradients are reduced together in one bucket; saved in snapshots.
 // - `plan_bucket_layout()`, `reverse_order()`, `check_layout_fits()`, `BucketCaps`: how a layout is
 //   made and checked.
-// - `DataParallelModule`, `ModuleHolder`, `NoSync`: what all wrappers of a module have, and the
-//   scope of no_sync().
-// - `RefusedArgument`: the type of a wrapper that was given an argument of another type.
+// - `DataParallelModule`, `ModuleHolder`, `NoSync`: the common interface of all wrappers of a
+//   module, and the scope of no_sync().
+// - `RefusedArgument`: replaces the module's type if an argument of the constructor has a wrong
+//   type, so that the compiler reports one clear error.
 //
 // Guide: docs/guide/parallel/data-parallel.md. PyTorch: torch.nn.parallel.DistributedDataParallel.
 #pragma once

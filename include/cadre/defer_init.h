@@ -7,7 +7,7 @@
 //       *deferred);  // all values at once; FullyShardedDataParallel does it unit by unit
 //
 // Declares:
-// - `defer_init()`: calls a function that makes a module, and records it.
+// - `defer_init()`: calls a function that makes a module, and records how it sets its values.
 // - `materialize()`: gives the tensors of a module their values.
 // - `is_deferred()`: whether a tensor has no values yet.
 // - `DeferredScope`: records what is constructed in a scope.

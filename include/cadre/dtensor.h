@@ -12,7 +12,7 @@
 // Declares:
 // - `DTensor`, `RedistributeOptions`: the tensor, with redistribution that autograd records.
 // - `Placement`, `Shard`, `Replicate`, `Partial`: what the ranks of one axis hold.
-// - `to_string()`, `normalized()`: the text of placements, and their check.
+// - `to_string()`, `normalized()`: converts placements to text, and checks them.
 // - `Box`, `local_box()`: the part of a tensor that a rank holds.
 //
 // Guide: docs/guide/parallel/mesh.md. PyTorch: torch.distributed.tensor.DTensor.

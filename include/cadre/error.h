@@ -10,9 +10,9 @@
 // Declares:
 // - `Error`: the exception of all public calls: a code, a message, and the rank at fault where
 //   there is one.
-// - `ErrorCode`, `to_string()`: what to do: fix the program, restart or rejoin, try again, resume.
-// - `ErrorDetails`: what an error knows beside its message.
-// - `Result`, `Status`: a value or an Error; nothing or an Error.
+// - `ErrorCode`, `to_string()`: says what to do: fix the program, restart or rejoin, retry, resume.
+// - `ErrorDetails`: the fields of an error in addition to its code and message.
+// - `Result`, `Status`: a value or an Error; success or an Error.
 //
 // Guide: docs/guide/running/errors.md. PyTorch: torch.distributed.DistBackendError.
 #pragma once

@@ -16,7 +16,7 @@
 //   layer.
 // - `MixtureOfExpertsOutput`, `RouterLosses`, `RouterLossWeights`, `RouterStatistics`: its output:
 //   values, losses and numbers of tokens.
-// - `held_tensors()`: the tensors of an output, for wrappers.
+// - `held_tensors()`: lists the tensors of an output; wrappers call it.
 // - `ExpertParallel`, `ExpertParallelOptions`, `SumGradientsOptions`: divides the experts, and sums
 //   gradients.
 //

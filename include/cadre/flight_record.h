@@ -14,7 +14,7 @@
 //   as JSON.
 // - `FlightIdentity`: the rank, the process and the group that wrote it.
 // - `FlightEntry`: one operation.
-// - `encode_flight_header()`, `kFlightRecordCapacity`: the form of the file.
+// - `encode_flight_header()`, `kFlightRecordCapacity`: the format of the file.
 //
 // Format: docs/formats/flight-record.md. Guide: docs/guide/running/my-run-hangs.md. PyTorch:
 // TORCH_NCCL_TRACE_BUFFER_SIZE.

@@ -12,10 +12,10 @@
 // - `FullyShardedDataParallel`, `FullyShardedDataParallelOptions`: the wrapper.
 // - `ShardUnit`: a module whose parameters are gathered before each use, and freed after it.
 // - `fully_shard()`, `FullyShardOptions`: makes a ShardUnit of the model a unit of its own.
-// - `WrapPolicy`, `WrapCandidate`, `wrap_by_size()`, `wrap_by_type()`: chooses units without a call
-//   for each.
-// - `Reshard`, `ShardPrecision`, `FileOffload`: when parameters are freed; dtypes; parameters on
-//   disk.
+// - `WrapPolicy`, `WrapCandidate`, `wrap_by_size()`, `wrap_by_type()`: functions that choose the
+//   units, in place of fully_shard() calls.
+// - `Reshard`, `ShardPrecision`, `FileOffload`: when gathered parameters are freed, their dtypes,
+//   and shards in a file on disk.
 // - `to_string()`, `parse_reshard()`: the names of the values of Reshard.
 // - `FullParameters`: the result of summon_full_params(): the whole parameters in a scope.
 //

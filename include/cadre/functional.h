@@ -12,9 +12,10 @@
 //   the sum of all ranks' losses.
 // - `functional::copy_to_group()`, `functional::reduce_from_group()`: Megatron-LM's f and g. Their
 //   backward computes the gradient of one loss that all ranks compute.
-// - `functional::scatter_to_group()`, `functional::gather_from_group()`: the same for parts of a
-//   tensor along a dimension.
-// - `functional::ReduceFromGroupOptions`, `functional::DimensionOptions`: options of these.
+// - `functional::scatter_to_group()`, `functional::gather_from_group()`: split a tensor along a
+//   dimension, and join it, for one loss that all ranks compute.
+// - `functional::ReduceFromGroupOptions`, `functional::DimensionOptions`: the options of these
+//   functions.
 //
 // Guide: docs/guide/reference/differentiable-collectives.md. PyTorch:
 // torch.distributed.nn.functional, _functional_collectives.

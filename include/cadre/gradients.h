@@ -10,14 +10,14 @@
 // Declares:
 // - `clip_grad_norm_()`, `ClipGradNormOptions`: limits the joint norm of all gradients, over all
 //   ranks.
-// - `gradient_norm()`: the joint norm alone.
-// - `check_clip_options()`, `limit_gradients()`: the parts of clip_grad_norm_().
+// - `gradient_norm()`: returns the joint norm and does not clip.
+// - `check_clip_options()`, `limit_gradients()`: the two steps of clip_grad_norm_().
 // - `GradScaler`, `GradScalerOptions`: scales the loss and gradients of float16.
 // - `check_gradients_finite()`, `NonFiniteOptions`, `NonFinitePolicy`: whether the optimizer should
 //   step.
 // - `find_nonfinite_gradient()`, `NonFiniteGradient`: the first gradient that is NaN or infinite.
-// - `GradientWeighting`, `to_string()`: whether ranks count the same or by their samples, or their
-//   gradients are added up; an option of the wrappers.
+// - `GradientWeighting`, `to_string()`: an option of the wrappers: whether gradients are averaged
+//   over ranks, weighted by the ranks' numbers of samples, or summed.
 //
 // Guide: docs/guide/training/gradients.md. PyTorch: torch.nn.utils.clip_grad_norm_,
 // torch.amp.GradScaler.

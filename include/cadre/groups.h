@@ -7,8 +7,8 @@
 //
 // Declares:
 // - `split()`, `SplitOptions`: all ranks call it; ranks of one color make a group.
-// - `new_group()`: all ranks call it with the list of members.
-// - `new_group_over_store()`, `StoreGroupOptions`: the members alone call it.
+// - `new_group()`: all ranks call it with the list of the new group's members.
+// - `new_group_over_store()`, `StoreGroupOptions`: only the members call it.
 // - `rejoin_group()`, `RejoinTimes`: the remaining ranks of a failed group make a new one.
 //
 // Guide: docs/guide/reference/groups-and-messages.md. PyTorch: torch.distributed.new_group; MPI:

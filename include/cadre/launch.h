@@ -8,7 +8,7 @@
 //   }
 //
 // Declares:
-// - `prepare_restart()`: restarts of the program by the launcher become fast.
+// - `prepare_restart()`: prepares for fast restarts: the launcher then forks the program.
 //
 // Guide: docs/guide/running/launching.md#restarts.
 #pragma once

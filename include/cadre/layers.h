@@ -11,28 +11,28 @@
 //       cadre::vocab_parallel_cross_entropy(hidden, labels, world, {.vocabulary = 2048});
 //
 // Declares:
-// - `TensorParallelLayer`, `ParallelStyle`, `LayerParallelism`, `to_string()`: what a divisible
-//   layer has, and how it is divided.
-// - `PlanEntry`, `PlannedModule`, `TensorParallelPlanOptions`: a pattern of names and how these
-//   layers are divided, and a module that knows this of its layers.
-// - `DividedParameter`, `DividedParameters`, `make_equal()`: for layers of the program's own.
+// - `TensorParallelLayer`, `ParallelStyle`, `LayerParallelism`, `to_string()`: the interface of a
+//   layer that can be divided, and how it is divided.
+// - `PlanEntry`, `PlannedModule`, `TensorParallelPlanOptions`: a name pattern with the way in which
+//   matching layers are divided, and a module that returns such a plan for its own layers.
+// - `DividedParameter`, `DividedParameters`, `make_equal()`: help to write a layer of your own.
 // - `Linear`, `LinearImpl`: a linear layer that may be divided.
-// - `ColumnParallelLinear`, `ColumnParallelLinearImpl`, `ColumnParallelOptions`: one that is
-//   constructed divided by output features.
-// - `RowParallelLinear`, `RowParallelLinearImpl`, `RowParallelOptions`: one that is constructed
-//   divided by input features.
-// - `column_parallel_linear()`, `row_parallel_linear()`, `ParallelLinearOptions`: the same as
-//   functions.
+// - `ColumnParallelLinear`, `ColumnParallelLinearImpl`, `ColumnParallelOptions`: a linear layer
+//   that is constructed divided by output features.
+// - `RowParallelLinear`, `RowParallelLinearImpl`, `RowParallelOptions`: a linear layer that is
+//   constructed divided by input features.
+// - `column_parallel_linear()`, `row_parallel_linear()`, `ParallelLinearOptions`: the computations
+//   of these two layers as functions.
 // - `Embedding`, `EmbeddingImpl`: an embedding that may be divided.
-// - `VocabParallelEmbedding`, `VocabParallelEmbeddingImpl`, `VocabParallelOptions`: one that is
-//   constructed divided by its vocabulary.
+// - `VocabParallelEmbedding`, `VocabParallelEmbeddingImpl`, `VocabParallelOptions`: an embedding
+//   that is constructed divided by its vocabulary.
 // - `LayerNorm`, `LayerNormImpl`: layer normalization, also of shards of the sequence.
 // - `vocab_parallel_cross_entropy()`, `VocabParallelCrossEntropyOptions`, `LossReduction`: the loss
 //   of logits whose classes are divided.
 // - `CounterBasedDropout`, `CounterBasedDropoutImpl`, `CounterBasedDropoutOptions`: dropout whose
 //   mask does not depend on the division.
-// - `counter_based_dropout()`, `DropoutStream`, `DropoutRegion`: the same as a function, and what
-//   its mask depends on.
+// - `counter_based_dropout()`, `DropoutStream`, `DropoutRegion`: this dropout as a function, and
+//   the numbers that determine its mask.
 //
 // Guide: docs/guide/parallel/tensor-parallel.md. Source: Megatron-LM; PyTorch:
 // torch.distributed.tensor.parallel.

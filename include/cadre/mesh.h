@@ -10,7 +10,8 @@
 //
 // Declares:
 // - `DeviceMesh`, `MeshAxis`: the grid, and an axis with its name and size.
-// - `Ranks`: those of a group or along axes of a mesh; what wrappers, layers and loaders take.
+// - `Ranks`: the ranks of a group, or along some axes of a mesh: the argument of wrappers, layers
+//   and loaders.
 // - `data_ranks()`, `DataRanks`, `DataRanksOptions`: which ranks have different rows of a batch,
 //   and which the same.
 //

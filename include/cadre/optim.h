@@ -8,14 +8,14 @@
 //   cadre::OffloadedOptimizer<torch::optim::RMSprop> other{model->parameters(), 1e-3};
 //
 // Declares:
-// - `AdamW`, `Adam`, `SGD`, `Adagrad`: the optimizers of torch::optim, with the kernels that are
-//   fused.
-// - `Adadelta`, `AdadeltaOptions`, `AdadeltaParamState`: torch.optim's, which libtorch does
-//   not have in C++.
-// - `OffloadedOptimizer`: any optimizer of torch::optim, with its state beside its parameters.
+// - `AdamW`, `Adam`, `SGD`, `Adagrad`: the optimizers of torch::optim, with fused kernels.
+// - `Adadelta`, `AdadeltaOptions`, `AdadeltaParamState`: Adadelta as in Python's torch.optim, which
+//   the C++ API of libtorch lacks.
+// - `OffloadedOptimizer`: any optimizer of torch::optim, with its state in the file of its
+//   parameters.
 // - `zeros_beside()`, `moved_beside()`: tensors in the file of an offloaded parameter, for
 //   optimizers of your own.
-// - `ParameterState`: the state of an optimizer for one parameter: what state_dict() returns.
+// - `ParameterState`: the state of an optimizer for one parameter, as state_dict() returns it.
 // - `NamedParameters`, `ParameterNames`: parameters with names, which error messages contain.
 //
 // Guide: docs/guide/training/optimizers.md. PyTorch: torch.optim.AdamW(fused=True).

@@ -12,13 +12,13 @@
 // Declares:
 // - `Pipeline`, `PipelineOptions`: the wrapper.
 // - `pipeline_of()`, `StageDivision`: makes the stages from the layers of a whole model.
-// - `PipelineStage`, `PipelineStageOptions`, `PipelineMicrobatch`: one stage of this rank, and what
-//   it is told about a microbatch.
-// - `StageParameter`: a parameter by its stage and name, for tie_parameters().
+// - `PipelineStage`, `PipelineStageOptions`, `PipelineMicrobatch`: one stage of this rank, and the
+//   description of a microbatch that its forward gets.
+// - `StageParameter`: the stage and name of a parameter, an argument of tie_parameters().
 // - `PipelineBatch`, `PipelineStepOptions`, `PipelineResult`: the inputs and targets of a step, its
 //   options and its result.
 // - `PipelineLoss`: the loss of a microbatch.
-// - `PipelineError`: an error with the action at which this rank was.
+// - `PipelineError`: an error with the action of the schedule that this rank was running.
 //
 // Guide: docs/guide/parallel/pipeline-parallel.md. PyTorch: torch.distributed.pipelining.
 #pragma once

@@ -15,18 +15,18 @@
 // - `PipelineSchedule`: the actions of each rank in one training step.
 // - `PipelineAction`, `PipelineActionKind`: one action.
 // - `to_text()`, `parse_pipeline_action()`, `to_string()`: the text of an action, and back.
-// - `is_computation()`, `is_message()`, `has_microbatch()`, `leaves_of()`: what an action is, and
-//   its parts.
+// - `is_computation()`, `is_message()`, `has_microbatch()`, `leaves_of()`: properties of an action,
+//   and the actions that a combined one consists of.
 // - `make_pipeline_schedule()`, `PipelineScheduleOptions`: makes a schedule by its name and
 //   numbers.
 // - `PipelineScheduleKind`, `PipelineScheduleInfo`, `pipeline_schedules()`, `info_of()`,
-//   `find_pipeline_schedule()`: the schedules that there are.
+//   `find_pipeline_schedule()`: the list of known schedules.
 // - `StagePlacement`, `PipelineShape`, `place_stages()`: which rank has which stage.
 // - `has_messages()`, `peak_live_activations()`: properties of a schedule.
 // - `check_pipeline()`, `PipelineLimits`: checks that a schedule computes one training step.
 // - `lower_pipeline()`, `PipelineLowering`, `ReceivePlacement`: adds sends and receives.
 // - `split_layers()`: divides layers among stages by their costs.
-// - `to_csv()`, `parse_pipeline_csv()`: PyTorch's form of a schedule.
+// - `to_csv()`, `parse_pipeline_csv()`: a schedule in PyTorch's CSV format.
 // - `simulate_pipeline()`, `PipelineCosts`, `StageCosts`: when each action runs, for given times.
 // - `PipelineTimeline`, `TimedAction`: the result of the simulation.
 // - `timeline_table()`, `timeline_summary()`, `timeline_json()`, `milliseconds_text()`: a timeline

@@ -21,8 +21,8 @@
 // - `SplitGroupOptions`, `NewGroupOptions`, `NewGroupOverStoreOptions`: options of subgroups.
 // - `RejoinOptions`: options of rejoin(), after a failure.
 // - `on_main_rank()`, `main_rank_first()`, `run_main_rank_first()`, `is_main_rank()`,
-//   `MainRankOptions`: work that one rank does for all, or before them.
-// - `RankLog`, `RankLogOptions`, `LoggingRanks`: a log of the program that knows its rank.
+//   `MainRankOptions`: work that one rank does for all ranks, or before the others do it.
+// - `RankLog`, `RankLogOptions`, `LoggingRanks`: a log whose lines contain the rank.
 //
 // Guide: docs/guide/reference/groups-and-messages.md. PyTorch: torch.distributed.ProcessGroup,
 // init_process_group.

@@ -10,12 +10,12 @@
 // Declares:
 // - `Membership`: the result: this process's rank, the number of ranks, the round and the store.
 // - `Rendezvous`: the interface.
-// - `TcpRendezvous`, `TcpRendezvousOptions`, `parse_tcp_url()`: ranks that know the address of rank
+// - `TcpRendezvous`, `TcpRendezvousOptions`, `parse_tcp_url()`: a rendezvous at the address of rank
 //   0.
-// - `FileRendezvous`, `FileRendezvousOptions`, `parse_file_url()`: ranks that know a file.
-// - `join_within()`: joins, with a timeout, and throws.
-// - `rejoin()`, `rejoin_within()`: the survivors of a round begin the next one.
-// - `check_place()`: checks that a rank is within its world.
+// - `FileRendezvous`, `FileRendezvousOptions`, `parse_file_url()`: a rendezvous through a file.
+// - `join_within()`: joins within a timeout, and throws on failure.
+// - `rejoin()`, `rejoin_within()`: the surviving ranks of a round start the next one.
+// - `check_place()`: checks that a rank is below its world size.
 //
 // Guide: docs/guide/running/without-a-launcher.md. PyTorch: torch.distributed.rendezvous, tcp://
 // and file://.

@@ -11,18 +11,18 @@
 //   }
 //
 // Declares:
-// - `ParameterShard`: the record of one parameter: name, sizes, mesh, placements and this rank's
+// - `ParameterShard`: describes one parameter: name, sizes, mesh, placements and this rank's
 //   values.
-// - `ShardedOptimizer`, `GroupsOfParameters`: an optimizer whose step() is an update of shards.
-// - `ShardUpdate`: the scope in which a program writes the values of records.
-// - `ShardMemory`: the memory of a wrapper in which they lie; only Cadre looks into it.
+// - `ShardedOptimizer`, `GroupsOfParameters`: an optimizer that updates shards.
+// - `ShardUpdate`: the scope in which a program writes the values of ParameterShards.
+// - `ShardMemory`: identifies the memory of a wrapper that has these values; for Cadre's own use.
 // - `DataStrategy`, `to_string()`, `parse_data_strategy()`, `has_units()`: the strategies of data
 //   parallelism and their names, for plans and verifications.
-// - `ShardForm`: whether ranks copy the shards of others or map them.
-// - `ParameterSize`, `sizes_of()`: parameters without their values.
+// - `ShardForm`: whether ranks gather copies of the shards of others, or map them in shared memory.
+// - `ParameterSize`, `sizes_of()`: names and sizes of parameters, without values.
 // - `FlatRange`: a range of the elements of a tensor, in row-major order.
-// - `HasParameterShards`, `HasParameters`, `HasGradients`, `HasShardUpdates`: what a wrapper or a
-//   module has.
+// - `HasParameterShards`, `HasParameters`, `HasGradients`, `HasShardUpdates`: concepts for wrappers
+//   and modules with these members.
 //
 // Guide: docs/guide/parallel/fsdp.md. PyTorch: torch.distributed.fsdp.FlatParameter.
 #pragma once

@@ -10,18 +10,19 @@
 //   cadre::load(*net, "net.safetensors");
 //
 // Declares:
-// - `SnapshotFolder`: the snapshots of a run, each complete or absent.
+// - `SnapshotFolder`: the snapshots of a run; each is complete or does not exist.
 // - `save_sharded()`, `SaveOptions`, `check_savable()`: each rank writes its shard.
-// - `load_sharded()`, `LoadOptions`, `LoadedSnapshot`: each rank reads what it holds.
-// - `SnapshotParts`, `SnapshotTensor`: what a rank has of each tensor, and of an optimizer's state.
-// - `parts_of()`, `part_of()`, `whole_tensor()`: makes them of shards and modules.
-// - `SnapshotEntries`, `entries_of()`, `without_copies()`, `slice_of()`: work on them.
+// - `load_sharded()`, `LoadOptions`, `LoadedSnapshot`: each rank reads only the values it holds.
+// - `SnapshotParts`, `SnapshotTensor`: which elements this rank has of each tensor, and its
+//   optimizer's state.
+// - `parts_of()`, `part_of()`, `whole_tensor()`: make SnapshotParts of shards and modules.
+// - `SnapshotEntries`, `entries_of()`, `without_copies()`, `slice_of()`: operate on SnapshotParts.
 // - `state_dict()`, `load_state_dict()`, `StateDictOptions`: the state of an optimizer by parameter
 //   name.
 // - `SnapshotSaver`: saves in the background.
-// - `write_full_state()`, `SnapshotContent`: makes one safetensors file of a snapshot.
+// - `write_full_state()`, `SnapshotContent`: converts a snapshot to one safetensors file.
 // - `save()`, `load()`, `named_state()`: a module in one safetensors file.
-// - `ModuleWrapper`: the wrappers that save() and load() refuse.
+// - `ModuleWrapper`: the wrappers for which save() and load() give a compile error.
 //
 // Guide: docs/guide/training/snapshots.md. PyTorch: torch.distributed.checkpoint.
 #pragma once

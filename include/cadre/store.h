@@ -7,16 +7,16 @@
 //   const int64_t visits = store.add("visits", 2, std::chrono::seconds(5));
 //
 // Declares:
-// - `Store`: the verbs of a store, and the interface of one of the program's own.
+// - `Store`: the requests to a store, and the interface for stores of your own.
 // - `HashStore`: a store in the memory of one process.
 // - `FileStore`, `FileStoreOptions`: a store in one file that all ranks see.
 // - `TcpStore`, `TcpStoreOptions`, `StoreProtocol`, `StoreRoute`: a store at a server: Cadre's or
 //   c10d's.
-// - `PrefixStore`: a view in which every key gets a prefix.
-// - `StoreTime`, `StoreResult`: the time of a call, and what it returns: after a Duration a
-//   value or an exception, at a Deadline a Result.
+// - `PrefixStore`: a view of a store that puts a prefix before every key.
+// - `StoreTime`, `StoreResult`: the time limit of a call and its result. With a Duration a call
+//   returns a value or throws; with a Deadline it returns a Result.
 // - `StoreWill`: a value that is appended to a key when this process dies.
-// - `wire::StoreRequest`, `wire::StoreResponse`, `wire::StoreVerb`: a call and its answer as
+// - `wire::StoreRequest`, `wire::StoreResponse`, `wire::StoreVerb`: a request and its response as
 //   values.
 //
 // Guide: docs/guide/reference/store.md. PyTorch: torch.distributed.Store, HashStore, FileStore,

@@ -12,7 +12,7 @@
 //
 // Declares:
 // - `SymmetricTensor`, `SymmetricTensorOptions`: a tensor of each rank that the other ranks read,
-//   write and signal in place; if wanted, the tensors of all ranks are one.
+//   write and signal in place. An option makes the tensors of all ranks one contiguous tensor.
 // - `WaitSignalOptions`: the timeout of a wait for a signal.
 //
 // Guide: docs/guide/reference/groups-and-messages.md. PyTorch: torch.distributed._symmetric_memory.

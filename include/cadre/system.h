@@ -8,10 +8,10 @@
 //   const auto group = cadre::connect_from_environment(*system, {}, deadline);
 //
 // Declares:
-// - `os::System`, `os::make_native_system()`: the interface, and the one of the operating system; a
-//   program makes it once.
-// - `os::Thread`, `os::Waiter`: a named thread, and what parks one.
-// - `os::HostInfo`: the host and the process that it describes.
+// - `os::System`, `os::make_native_system()`: the interface, and its implementation by the
+//   operating system, of which a program makes one object.
+// - `os::Thread`, `os::Waiter`: a named thread, and an object with which a thread waits.
+// - `os::HostInfo`: the name and identity of the host and of the process.
 //
 // Guide: docs/guide/reference/groups-and-messages.md. Design:
 // docs/decisions/0001-one-seam-for-waiting.md.

@@ -9,7 +9,7 @@
 //
 // Declares:
 // - `parallelize_module()`: divides the layers that the plan names.
-// - `tensor_parallel_plan()`: the plan for the layers of a transformer in a module.
+// - `tensor_parallel_plan()`: returns the plan for the transformer layers of a module.
 //
 // Guide: docs/guide/parallel/tensor-parallel.md. PyTorch:
 // torch.distributed.tensor.parallel.parallelize_module.

@@ -21,15 +21,16 @@
 // - `testing::connect_ranks()`, `kRankTimeout`: the group of all ranks of a run, and its timeout.
 // - `testing::run_ranks_in_simulator()`, `testing::SimulatedRanksResult`: the same ranks in virtual
 //   time.
-// - `testing::make_fake_communicator()`, `testing::FakeGroupOptions`: a group whose other ranks do
-//   not exist.
-// - `testing::require()`, `testing::failure_of()`, `testing::failed_fields_of()`: checks in the
-//   function of a rank; what a call threw.
+// - `testing::make_fake_communicator()`, `testing::FakeGroupOptions`: a group of which only one
+//   rank exists.
+// - `testing::require()`, `testing::failure_of()`, `testing::failed_fields_of()`: checks for the
+//   function of a rank, and the error that a call throws.
 // - `testing::make_rendezvous_address()`: a unix address that no other run uses.
 // - `sim::SimOptions`: the hosts, the network and the faults of a simulation.
 // - `sim::Fault`, `sim::FaultKind`, `sim::When`, `sim::FaultCounts`, `sim::to_string()`,
 //   `kNumFaultKinds`: planned faults, and how often each kind had an effect.
-// - `sim::SimResult`, `sim::RankEnd`, `sim::Strike`: how each rank ended, and what happened.
+// - `sim::SimResult`, `sim::RankEnd`, `sim::Strike`: how each rank ended, and which faults
+//   occurred.
 // - `sim::Simulator`: a simulation whose ranks the program starts itself.
 //
 // Guide: docs/guide/running/testing-programs.md. PyTorch: none.

@@ -15,9 +15,9 @@
 // Declares:
 // - `testing::run_groups()`, `testing::GroupMain`, `testing::RunGroupsOptions`: ranks that are
 //   threads of this process; testing::RanksResult, of <cadre/testing.h>, has their failures.
-// - `testing::run_groups_in_simulator()`: the same in virtual time, with planned faults.
-// - `testing::run_group_of_rank()`: what both do on each rank.
-// - `testing::make_fake_group()`: a group of any size in this process alone.
+// - `testing::run_groups_in_simulator()`: runs ranks in virtual time, with planned faults.
+// - `testing::run_group_of_rank()`: the code that both run on each rank.
+// - `testing::make_fake_group()`: a group of any size of which only one rank exists.
 //
 // Guide: docs/guide/running/testing-programs.md. PyTorch: MultiThreadedTestCase of
 // torch.testing._internal.common_distributed, and init_process_group(backend="fake").

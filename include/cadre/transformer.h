@@ -14,12 +14,12 @@
 //   gpt->push_back(cadre::TransformerHead(embedding));  // tied to the embedding
 //
 // Declares:
-// - `TransformerOptions`: the sizes of a model, which all of its layers are given.
+// - `TransformerOptions`: the sizes of a model, an argument of each of its layers.
 // - `TransformerEmbedding`, `TransformerEmbeddingImpl`: the sum of the embeddings of tokens and
 //   positions.
-// - `TransformerBlock`, `TransformerBlockImpl`: attention and MLP, each behind a norm.
-// - `TransformerHead`, `TransformerHeadImpl`: a norm, and the product with the table of the
-//   embedding or with a weight of its own.
+// - `TransformerBlock`, `TransformerBlockImpl`: attention and MLP, each applied after a norm.
+// - `TransformerHead`, `TransformerHeadImpl`: a norm, and a linear layer that is tied to the
+//   embedding or has a weight of its own.
 //
 // Guide: docs/guide/parallel/tensor-parallel.md. PyTorch: torch.nn.TransformerEncoderLayer with
 // norm_first=True and a causal mask.

@@ -15,9 +15,10 @@
 // - `Device`, `DeviceType`: the device whose memory a buffer is in.
 // - `EnumSet`: a set of values of an enumeration.
 // - `Duration`, `TimePoint`, `Deadline`: a time span, a point in time, and the end of a wait.
-// - `to_duration()`: any time span of std::chrono in nanoseconds; the longest one if it is longer.
+// - `to_duration()`: converts any time span of std::chrono to a Duration, the longest if it is
+//   longer.
 // - `Fingerprint`: 16 bytes that describe an operation and that ranks compare.
-// - `kDefaultOperationTimeout`: and the other default timeouts, each with the calls that it covers.
+// - `kDefaultOperationTimeout` and the other default timeouts, each with the calls that it covers.
 //
 // Guide: docs/guide/running/errors.md. Source: ncclDataType_t, c10d::ReduceOp.
 #pragma once

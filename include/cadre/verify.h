@@ -12,11 +12,11 @@
 // Declares:
 // - `verify_strategies()`, `VerifyOptions`: trains under all strategies and compares.
 // - `VerifyReport`, `StrategyReport`, `Deviation`, `NearCase`: the result.
-// - `StrategyCase`, `name_of()`: one case, and its name.
-// - `StrategySpace`, `all_strategy_cases()`, `select_strategy_cases()`: which cases there are, and
-//   which are run.
-// - `run_verification()`, `VerificationOptions`, `VerificationProgram`, `VerifyBounds`: the same
-//   for functions whose types are erased.
+// - `StrategyCase`, `name_of()`: a strategy with its settings, and its name.
+// - `StrategySpace`, `all_strategy_cases()`, `select_strategy_cases()`: list the cases that exist,
+//   and select those to run.
+// - `run_verification()`, `VerificationOptions`, `VerificationProgram`, `VerifyBounds`: the
+//   verification of type-erased functions.
 // - `VerifyProgram`, `PlainModel`, `MadeModule`, `MakesModule`, `call_make_module()`: the user's
 //   functions with their types.
 //

@@ -9,9 +9,10 @@
 //   optimizer.zero_grad();
 //
 // Declares:
-// - `ZeroRedundancyOptimizer`, `ZeroOptions`: divides an optimizer that works element by element.
-// - `ZeroStage`: where the gradients are when step() is called.
-// - `OptimizerOptionsType`, `HasReplicas`: what its constructors take.
+// - `ZeroRedundancyOptimizer`, `ZeroOptions`: shards any optimizer that updates each element
+//   independently.
+// - `ZeroStage`: whether gradients are whole or sharded when step() is called.
+// - `OptimizerOptionsType`, `HasReplicas`: concepts for the arguments of its constructors.
 //
 // Guide: docs/guide/parallel/zero.md. PyTorch: torch.distributed.optim.ZeroRedundancyOptimizer.
 #pragma once

@@ -1,5 +1,5 @@
-// This file must not compile. For each marked line the compiler's errors must contain a sentence
-// that says what to pass. compile_errors_test.py searches for it.
+// This file must not compile. The compiler must report an error for each line marked "refused",
+// with a sentence that says which arguments to pass; compile_errors_test.py checks that.
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/linear.h>
 

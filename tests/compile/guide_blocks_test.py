@@ -25,10 +25,10 @@ BEGINS_TYPE = re.compile(r"(struct|using \w+ =)")
 
 
 def blocks_of(page):
-    """The line in the page at which each block begins, and its lines."""
+    """Yields for each block the number of its first line in the page, and its lines."""
     lines = page.read_text().splitlines()
     if page.suffix == ".h":
-        # The lists that follow the example are indented as it is, where an item has several lines.
+        # The lists that follow the example are indented like it, if an item has several lines.
         before = itertools.takewhile(lambda line: line not in ("// Declares:", "#pragma once"), lines)
         example = [number for number, line in enumerate(before, 1) if line.startswith("//   ")]
         yield example[0], [line[len("//   "):] for line in lines[example[0] - 1:example[-1]]]
@@ -43,7 +43,7 @@ def blocks_of(page):
 
 
 def parts_of(lines):
-    """(includes, types, statements), each with the empty line in place of what belongs to another."""
+    """Returns (includes, types, statements); in each, an empty line replaces a line that belongs to another one."""
     includes, types, statements = ([""] * len(lines) for _ in range(3))
     is_program = any(line.startswith("int main(") for line in lines)
     open_braces, within_type = 0, False
@@ -89,7 +89,7 @@ def main():
     command = units.commands_of(ROOT, pathlib.Path(build)).get(other_source)
     if command is None:
         sys.exit(f"{other_source} is not in compile_commands.json")
-    # Warnings are for code that does something: most variables of the blocks are unused.
+    # Warnings are switched off, because most variables in the blocks are unused.
     command = [word for word in command if not word.startswith("-W") or word.startswith("-Winvalid")]
     with tempfile.TemporaryDirectory(prefix="cadre-guide-") as temporary:
         source = pathlib.Path(temporary) / "guide.cpp"

@@ -1,8 +1,8 @@
-// Declarations that the C++ blocks of docs/guide and the examples of the topic headers use without
-// declaring them. guide_blocks_test.py puts each block into a function in the namespace of its
-// page. The blocks are compiled and not linked, so functions here have no body. Only the two
-// headers that the guide tells users to include are here: a block must include what they do not
-// declare.
+// Declarations that the C++ blocks of docs/guide and the examples of the topic headers use but do
+// not contain. guide_blocks_test.py puts each block into a function in the namespace of its page.
+// The blocks are compiled but not linked, so these functions have no bodies. Only the two headers
+// that the guide tells users to include are included here; a block must include any other header
+// that it needs itself.
 #pragma once
 #include <cadre/cadre.h>
 #include <torch/torch.h>
@@ -52,8 +52,8 @@ extern const std::unique_ptr<cadre::os::System> system;
 extern const cadre::Deadline deadline;
 }  // namespace store
 
-// A program may open both namespaces, because no inner namespace of Cadre has the name of an inner
-// namespace of torch.
+// Checks that a program may use both namespaces: no inner namespace of Cadre may have the same name
+// as an inner namespace of torch.
 namespace both_opened {
 using namespace torch;
 using namespace cadre;
@@ -146,8 +146,8 @@ struct GptImpl : torch::nn::Module {
   std::vector<torch::nn::ModuleHolder<cadre::ShardUnit<BlockImpl>>> blocks;
   torch::nn::Linear head{nullptr};
 };
-// TORCH_MODULE(Gpt) declares this class. The macro itself could not stand in a function, as the
-// blocks do.
+// The class that TORCH_MODULE(Gpt) would declare. The macro cannot be used inside a function, where
+// the blocks are.
 struct Gpt : torch::nn::ModuleHolder<GptImpl> {
   using torch::nn::ModuleHolder<GptImpl>::ModuleHolder;
 };

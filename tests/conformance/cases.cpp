@@ -12,8 +12,8 @@
 namespace cadre::conformance {
 namespace {
 
-// With this count, an operation takes several chunks over shared memory, and the algorithms for
-// large data over TCP.
+// So many elements that an operation takes several chunks in shared memory, and TCP uses its
+// algorithms for large data.
 constexpr uint64_t kLargeCount = 70'001;
 
 bool is_bitwise(ReduceOp op) {
@@ -25,8 +25,8 @@ bool is_floating(DType dtype) {
          dtype == DType::kFloat64;
 }
 
-// Returns a number between -128 and 256. It is exact in every dtype except uint8, in which sums and
-// products wrap. For the bitwise operations all bits of the integer are used.
+// Returns a number from -128 to 256, which every dtype represents exactly; only in uint8 sums and
+// products wrap around. For the bitwise operations, all bits of the integer vary.
 int64_t number_of(const Case& c, Rank rank, int world_size, uint64_t index) {
   const uint64_t mixed = static_cast<uint64_t>(rank.value) * 5 + index * 3 + index / 7;
   if (c.dtype == DType::kBool) return mixed % 4 < 2 ? 1 : 0;
@@ -98,7 +98,7 @@ int64_t reduce_numbers(ReduceOp op, const std::vector<int64_t>& values) {
   return scaled_sum;
 }
 
-// Writes the low bits of an integer, or the number itself for a floating-point dtype.
+// Writes the number as a floating-point value, or the low bits of the integer for an integer dtype.
 void write_number(std::vector<std::byte>& bytes, uint64_t i, DType dtype, int64_t value) {
   if (is_floating(dtype)) {
     testing::write_number(bytes, i, dtype, static_cast<double>(value));
@@ -127,7 +127,7 @@ std::vector<Case> cases_for(int world_size) {
       for (int op = 0; op < (entry.has_op ? kNumReduceOps : 1); ++op) {
         for (const uint64_t count : {uint64_t{0}, uint64_t{1}, uint64_t{7}, large}) {
           if (!entry.has_data && count > 0) continue;
-          // The root differs between cases, so that every rank is the root of some of them.
+          // The root changes from case to case, so that every rank is the root of some cases.
           const int root = entry.has_root ? static_cast<int>(cases.size() % world) : 0;
           cases.push_back({i, static_cast<DType>(dtype), static_cast<ReduceOp>(op), count, root});
         }

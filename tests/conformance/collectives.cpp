@@ -20,7 +20,8 @@ testing::CollectiveCall call_of(const Case& c, Rank rank, int world_size) {
           .reduction = c.op == ReduceOp::kPremulSum ? Reduction::premul_sum(factor_of(rank)) : c.op,
           .world_size = world_size,
           .parts = [kind, count = c.count](int from, int to) -> uint64_t {
-            // Some pairs have different counts, every count occurs, and some parts are empty.
+            // The counts differ between pairs of ranks, each count occurs, and some parts are
+            // empty.
             if (kind == OpKind::kAllToAllV)
               return count + static_cast<uint64_t>((from + 2 * to) % 3);
             return from % 4 == 3 ? 0 : count + static_cast<uint64_t>(2 * from % 3);
@@ -31,9 +32,9 @@ int64_t ticks_now() {
   return std::chrono::steady_clock::now().time_since_epoch().count();
 }
 
-// In each turn another rank enters later than the others. All ranks are on one host, whose clock
-// orders their actions. The result contains a 1 for each turn in which no rank left before the last
-// rank had entered.
+// Tests that no rank leaves a barrier before the last rank has entered it. In each turn another
+// rank enters later than the others; the times are comparable, because all ranks are on one host.
+// The result has a 1 for each turn that was correct.
 Buffer run_barrier(Communicator& group, const Case&, const Brought&) {
   constexpr auto kDelay = std::chrono::microseconds(300);
   const auto world_size = static_cast<size_t>(group.world_size());

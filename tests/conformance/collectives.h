@@ -1,9 +1,8 @@
-// Lists the collectives that the conformance program runs, in a table with one entry for each.
-// cadre/testing/core/collective_call.h says what each rank passes and receives; barriers and
-// messages have separate functions.
+// The table of collectives that the conformance program runs. cadre/testing/core/collective_call.h
+// says what each rank passes and receives; barriers and messages have functions of their own.
 //
-// Threads: run() from the rank's thread; the rest are pure functions. Blocking: run(). Errors:
-// those of the Communicator.
+// Threads: run() is called from the rank's thread; the rest are pure functions. Blocking: run().
+// Errors: those of the Communicator.
 #pragma once
 
 #include <cstddef>
@@ -29,12 +28,12 @@ std::vector<std::byte> expected_of_collective(const Case& c, Rank rank, int worl
 struct CollectiveEntry {
   std::string_view name;
   OpKind kind = OpKind::kBarrier;
-  bool has_data = true;  // false: the collective has neither dtype nor count
+  bool has_data = true;  // false for a barrier, which has neither dtype nor count
   bool has_op = false;
   bool has_root = false;
-  bool takes_count_per_rank = false;  // true: Case::count is the size of one rank's part
-  // true: all ranks get the same bytes, so the results of random floats must have the same bits on
-  // all ranks.
+  bool takes_count_per_rank = false;  // true if Case::count is the size of one rank's part
+  // Whether all ranks get the same result. If so, its bits must be equal on all ranks even for
+  // random floats.
   bool is_same_everywhere = false;
   decltype(run_collective)* run = run_collective;
   decltype(expected_of_collective)* expected = expected_of_collective;

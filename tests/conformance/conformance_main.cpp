@@ -1,14 +1,15 @@
-// Runs every collective with each dtype, operation and count on 1 to 9 ranks, over shared memory,
-// TCP and the engines of tests, as processes, as threads and in the simulator. It checks:
-// - Small whole numbers give the results of the formulas in cases.h.
-// - Random floats give the same bits on all ranks, in a second run, and wherever the ranks run.
-// - What the reduction table refuses is refused with its sentence, and the group goes on.
+// Runs every collective with each dtype, reduction and count on 1 to 9 ranks, over shared memory,
+// over TCP and with the engines of tests, as processes, as threads and in the simulator. It checks:
+// - Small integers give the results of the formulas in cases.h.
+// - Random floats give the same bits on all ranks, in a second run, and in every setting.
+// - An unsupported pair of dtype and reduction gives the documented error, and the group stays
+//   usable.
 //
 //   cadre_conformance [--one-in N] [--seed S] [--max-ranks R]
 //
-// --one-in 10 runs the tenth of the cases that the seed picks. Without --seed the seed is the
-// environment variable CADRE_CASES_SEED, else 1. Prints the number of cases, and exits with 1 if
-// one was wrong.
+// --one-in 10 runs a tenth of the cases, which the seed chooses. Without --seed the seed is that of
+// the environment variable CADRE_CASES_SEED, or 1. Prints the number of cases, and exits with 1 if
+// one of them failed.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -38,8 +39,8 @@ struct Choice {
   int max_ranks = 9;
 };
 
-// Returns the cases of this run. They are the same in every setting, so that the bits can be
-// compared.
+// Returns the cases that this run tests. They are the same in every setting, so that the resulting
+// bits can be compared.
 std::vector<Case> chosen_cases(int world_size, const Choice& choice) {
   Random random(choice.seed * 100 + static_cast<uint64_t>(world_size));
   std::vector<Case> chosen;
@@ -68,7 +69,8 @@ void expect_refusal(Communicator& group, const Case& c, const Error& rule) {
           format("{} was not refused as the table says, but: {}", c.to_string(), said));
 }
 
-// Returns a digest of the results for random floats; 0 for a refused case.
+// Runs one case. Returns a digest of the result for random floats; 0 if the case must give an
+// error.
 uint64_t run_case(Communicator& group, const Case& c) {
   const CollectiveEntry& entry = collectives()[c.collective];
   if (entry.has_op) {
@@ -85,7 +87,8 @@ uint64_t run_case(Communicator& group, const Case& c) {
           c.to_string() + ": not what the formula says");
   const auto at_random = [&](uint64_t count) { return noise(c, rank, count); };
   const auto first = entry.run(group, c, at_random);
-  require(entry.run(group, c, at_random) == first, c.to_string() + ": other bits the second time");
+  require(entry.run(group, c, at_random) == first,
+          c.to_string() + ": a second run gives other bits");
   return digest_of(first);
 }
 
@@ -104,8 +107,8 @@ uint64_t digest_at(const std::string& digests, size_t index) {
   return digest;
 }
 
-// For each order of additions (that of TCP's schedules, or that of the ranks) and world size: the
-// digests of all ranks, from the first setting that ran.
+// Maps (whether additions are in the order of TCP's schedules or of the ranks, world size) to the
+// digests of all ranks. They come from the first setting that ran.
 using KnownBits = std::map<std::pair<bool, int>, std::vector<std::string>>;
 
 // Returns a text that names the cases whose bits are wrong; an empty text if there are none.

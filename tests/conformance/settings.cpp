@@ -18,8 +18,7 @@ namespace {
 using std::chrono::hours;
 using std::chrono::minutes;
 
-// The timeout of one operation. No operation takes nearly as long, although there may be more ranks
-// than cores.
+// The timeout of one operation. It is never reached, even if there are more ranks than cores.
 constexpr Duration kPatience = minutes(2);
 constexpr char kToken[] = "token of the conformance program";
 
@@ -51,12 +50,12 @@ testing::RanksResult run_processes(int world_size, const CommunicatorOptions& op
                           });
 }
 
-// Over TCP each rank is on a host of its own.
+// Runs the ranks in the simulator. For TCP, each rank is on a host of its own.
 testing::RanksResult run_simulated(int world_size, uint64_t seed, CommunicatorOptions options,
                                    const GroupMain& group_main) {
   const auto num_ranks = static_cast<size_t>(world_size);
   const bool is_tcp = options.transport == TransportChoice::kTcp;
-  options.timeout = hours(100);  // this is virtual time
+  options.timeout = hours(100);  // the limit is in virtual time
   const sim::SimOptions sim_options{
       .ranks_per_host = is_tcp ? std::vector<int>(num_ranks, 1) : std::vector<int>{world_size},
       .slow_link_probability = 0,
@@ -68,7 +67,7 @@ testing::RanksResult run_simulated(int world_size, uint64_t seed, CommunicatorOp
   const sim::SimResult ends = simulator.run([&](os::System& system, int rank) {
     CommunicatorOptions own = options;
     if (is_tcp) own.listen_host = format("10.0.0.{}", rank + 1);
-    // The store outlives the run, so this pointer need not own it.
+    // The store outlives the run, so the shared pointer does not own it.
     const Membership membership{rank, world_size, 1,
                                 std::shared_ptr<Store>(std::shared_ptr<void>(), &store), kToken};
     result.ranks[static_cast<size_t>(rank)].output = run_rank(system, membership, own, group_main);

@@ -1,8 +1,8 @@
-// Lists the settings in which the ranks of the conformance program run: as processes, as threads or
-// in the simulator, over shared memory, over TCP or over the engines of tests.
+// The settings in which the conformance program runs: ranks as processes, as threads or in the
+// simulator; over shared memory, over TCP, or with the engines of tests.
 //
-// Threads: call from a process with no other thread. Blocking: until all ranks have ended.
-// Lifetime: nothing is left behind. Errors: returned as text for each rank.
+// Threads: must be called while the process has no other thread. Blocking: until all ranks have
+// ended. Lifetime: no process or file remains. Errors: returned as a text for each rank.
 #pragma once
 
 #include <array>
@@ -24,10 +24,10 @@ struct Setting {
   Engine engine = Engine::kHost;
 
   bool is_tcp() const { return engine == Engine::kTcp; }
-  std::string to_string() const;  // "host, processes"
+  std::string to_string() const;  // such as "host, processes"
 };
 
-// The fake engines can connect only ranks of one process.
+// The fake engines connect only ranks that are threads of one process.
 inline constexpr std::array<Setting, 10> kSettings = {{
     {Home::kProcesses, Engine::kHost},
     {Home::kProcesses, Engine::kTcp},
@@ -41,7 +41,7 @@ inline constexpr std::array<Setting, 10> kSettings = {{
     {Home::kSimulator, Engine::kFakeStream},
 }};
 
-// The return value becomes the output of the rank.
+// The function that each rank runs. Its result becomes the output of the rank.
 using GroupMain = std::function<std::string(Communicator& group)>;
 
 // `seed` is the seed of the simulator.

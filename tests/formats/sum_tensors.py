@@ -1,8 +1,8 @@
 """Reads every safetensors file of a folder and prints, for each tensor, the sum of its elements over
 all files: one line "name dtype sum", by name.
 
-With the package `safetensors` where this Python has it, else by the format's definition, with the
-standard library alone. The offsets that torch.distributed.checkpoint expects are checked, too.
+It reads with the package `safetensors` if this Python has it, otherwise with the standard library, by the definition
+of the format. It also checks the offsets that torch.distributed.checkpoint expects.
 """
 
 import collections

@@ -1,4 +1,5 @@
-"""What is installed serves a project outside: no path into this tree, no torch in the core, C++20 only.
+"""Tests that a project outside of this repository can use the installed files: they contain no path into this tree, the
+core needs no torch, and C++20 suffices.
 
     package_test.py --component core|torch --build FOLDER --source FOLDER --cmake CMAKE --compiler CXX
                     [--torch FOLDER]
@@ -19,7 +20,7 @@ import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 SECONDS = 150
-NUM_TORCH_TOPICS = 3  # of one run: each takes some seconds
+NUM_TORCH_TOPICS = 3  # the number of topic headers that one run compiles, because each takes some seconds
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--component", choices=["core", "torch"], required=True)
@@ -194,7 +195,7 @@ class Package(unittest.TestCase):
         self.assertEqual(code, 0, said)
         self.assertRegex(said, r"found=0 because Cadre was built with torch 2\.\d+, but \S+ is torch 1\.2\.3: "
                                "set CADRE_TORCH")
-        # The core needs none, also where torch may come or not.
+        # The core alone needs no torch, even if torch is an optional component.
         code, said = self.configure_text(
             "core_only", "find_package(Cadre REQUIRED COMPONENTS core OPTIONAL_COMPONENTS torch)\n"
             'message(STATUS "torch=${Cadre_torch_FOUND}")\n'
@@ -202,7 +203,7 @@ class Package(unittest.TestCase):
             f"-DCADRE_TORCH={self.folder}/nothing")
         self.assertEqual(code, 0, said)
         self.assertNotIn("torch=TRUE", said)
-        # And a virtual environment is as good as its Python.
+        # The folder of a virtual environment is accepted like its Python.
         environment = pathlib.Path(options.torch, "../../../..").resolve()
         if pathlib.Path(options.torch, "version.py").exists() and (environment / "bin/python3").exists():
             code, said = self.configure_text("environment", wants, f"-DCADRE_TORCH={environment}")
@@ -348,11 +349,12 @@ class Package(unittest.TestCase):
         folder = self.prefix / "include/cadre/tensor/group"
         declared = set()
         for header in folder.rglob("*.h"):
-            # Takes what stands before a class's last "private:", and a namespace's exported functions.
+            # Takes the text before a class's last "private:", and the exported functions of a
+            # namespace.
             text = re.sub(r"//.*", "", header.read_text())
             for public in re.split(r"\n private:", text)[:1] + re.findall(r"CADRE_EXPORT [^;{]*;", text):
                 declared |= set(re.findall(r"\b([a-z]\w*[a-z0-9])\(", public))
-        declared -= {"move", "emplace", "work", "void"}  # calls in bodies of templates
+        declared -= {"move", "emplace", "work", "void"}  # names that are called in bodies of templates, not declared
         self.assertGreater(len(declared), 60)
         unused = {name for name in declared if not re.search(rf"\b{name}\(", source)}
         self.assertEqual(unused, set())

@@ -1,4 +1,5 @@
-"""reference.Gpt divided by parallelize_module of torch.distributed.tensor, and what its training needs."""
+"""Divides reference.Gpt with parallelize_module of torch.distributed.tensor, and has the functions that its training
+needs."""
 
 import torch
 from torch import nn
@@ -11,8 +12,8 @@ import reference
 
 
 class SeparateHeads(nn.Module):
-    """The layer before attention as three, which DTensor can divide by heads; a chunk of the one layer would be no
-    heads."""
+    """Replaces the layer before attention by three layers (query, key, value), which DTensor can divide by heads. A
+    chunk of the single layer would not consist of whole heads."""
 
     def __init__(self, layer):
         super().__init__()
@@ -52,7 +53,7 @@ class DividedGpt(nn.Module):
     def __init__(self, gpt, mesh, is_sequence_parallel):
         super().__init__()
         self.wte, self.wpe, self.ln_f = gpt.wte, gpt.wpe, gpt.ln_f
-        self.enter_head = nn.Identity()  # the input of the tied head becomes whole before it
+        self.enter_head = nn.Identity()  # here DTensor gathers the input of the tied head
         for i in range(gpt.layers):
             self.add_module(f"h_{i}", DividedBlock(getattr(gpt, f"h_{i}")))
         self.layers = gpt.layers
@@ -82,8 +83,8 @@ def plan_of_gpt(is_sequence_parallel):
 
 
 def reduce_gradients(model):
-    """What DTensor leaves to the first use of a gradient, and Cadre does in backward: the sum of the gradients
-    of parameters that the ranks have whole."""
+    """Sums the gradients of parameters that the ranks have whole. DTensor does this at the first use of a gradient,
+    Cadre in backward."""
     for parameter in model.parameters():
         gradient = parameter.grad
         if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
@@ -95,7 +96,7 @@ def whole(tensor):
 
 
 def clip_grad_norm_(model, max_norm):
-    """As torch.nn.utils has it, which takes no mixture of DTensors and tensors."""
+    """Clips as torch.nn.utils does, which does not accept a mixture of DTensors and tensors."""
     gradients = [parameter.grad for parameter in model.parameters()]
     norm = torch.stack([whole(gradient).norm() for gradient in gradients]).norm()
     for gradient in gradients:

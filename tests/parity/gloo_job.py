@@ -1,7 +1,7 @@
-"""A script's own processes, joined over gloo by torch.distributed: what the comparisons of losses with PyTorch
-have in common.
+"""Starts the processes of a job that torch.distributed joins over gloo: the common part of the tests that compare
+losses with PyTorch.
 
-The script starts itself with FLAG as its first word in each process: there it calls print_losses() and ends.
+A test script starts itself in each process, with FLAG as its first argument: it then calls print_losses() and ends.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ FLAG = "--gloo-rank"
 
 @contextlib.contextmanager
 def running(script, world_size, folder, arguments, timeout_s):
-    """Starts the processes. Yields a function that waits for them and returns what print_losses() has printed;
-    at the end none of them is left."""
+    """Starts the processes. Yields a function that waits for them and returns the losses that print_losses() has
+    printed. Kills the processes that still run at the end."""
     processes = []
     for rank in range(world_size):
-        # The store is a file, not a port that another test might take.
+        # The store is a file, because a port could be taken by another test.
         environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size),
                        "PARITY_STORE": f"file://{folder}/store"}
         processes.append(subprocess.Popen([sys.executable, script, FLAG, *arguments], env=environment,
                                           stdout=subprocess.PIPE, text=True))
     try:
-        # What rank 0 prints fits a pipe, so no process waits for a reader.
+        # The output of rank 0 fits into the buffer of a pipe, so no process blocks in print().
         yield lambda: json.loads([process.communicate(timeout=timeout_s)[0] for process in processes][0])
     finally:
         for process in processes:
@@ -37,7 +37,7 @@ def running(script, world_size, folder, arguments, timeout_s):
 
 
 def print_losses(train, cases):
-    """In a process of the job: rank 0 prints {case: train(case)} as JSON."""
+    """Runs in each process of the job. Calls train() for each case; rank 0 prints {case: losses} as JSON."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=os.environ["PARITY_STORE"], rank=int(os.environ["RANK"]),
                                    world_size=int(os.environ["WORLD_SIZE"]))
@@ -48,5 +48,5 @@ def print_losses(train, cases):
 
 
 def difference(a, b):
-    """The largest relative difference of two lists of losses."""
+    """Returns the largest relative difference of two lists of losses."""
     return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))

@@ -1,4 +1,4 @@
-"""Reads and writes the files of MNIST. Needs nothing but Python; run alone, it makes a folder of
+"""Reads and writes the files of MNIST, with Python's standard library alone. Run as a program, it makes a folder of
 small images for tests:
 
     idx_file.py FOLDER [COUNT]      train and t10k, gzip'ed, of ten classes that a model can learn
@@ -33,8 +33,8 @@ def read(path):
 
 
 def make_images(folder, count, part="train", seed=0, wrong_labels=0.0):
-    """Each class has a picture of random blocks; an image is its class's under noise. A share of the
-    labels may be wrong, so that no model gets to a loss of 0."""
+    """Writes images of random classes. Each class has a picture of random blocks; an image is that picture plus noise.
+    A fraction of the labels may be wrong, so that no model can reach a loss of 0."""
     rng = random.Random(1)
     pictures = [[rng.randrange(0, 200) for _ in range(49)] for _ in range(10)]
     rng = random.Random(seed)

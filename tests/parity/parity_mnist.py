@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""On real images: the mean accuracy of `cadre train` over 3 seeds against PyTorch's, each from its own
-first values and random numbers.
+"""Compares, on real images, the mean accuracy of `cadre train` over 3 seeds with that of PyTorch, each with its own
+initial values and random numbers.
 
     parity_mnist.py CADRE FOLDER [--epochs 3]
 
-FOLDER holds MNIST's files, or the t10k pair alone: then its first 8,000 images are trained on and the
-other 2,000 judged. Prints the accuracy of each seed; exits 1 when the means are more than one
+FOLDER has MNIST's files, or only the two t10k files: then the first 8,000 of its images are for training and the
+other 2,000 are for evaluation. Prints the accuracy of each seed; exits 1 when the means are more than one
 percentage point apart.
 """
 
@@ -23,7 +23,7 @@ import reference
 
 SEEDS = (1, 2, 3)
 BATCH_SIZE = 64
-LEARNING_RATE = 1.0  # for Adadelta, and the decay by 0.7 each epoch: PyTorch's example
+LEARNING_RATE = 1.0  # the rate of Adadelta in PyTorch's example, with a decay by 0.7 each epoch
 GAMMA = 0.7
 HELD_OUT = 0.2
 MAX_DIFFERENCE = 0.01
@@ -35,7 +35,7 @@ def has(folder, part):
 
 
 def read_data(folder):
-    """(training data and target, held-out data and target), as the trainer splits them."""
+    """Returns (training data, target, held-out data, target), divided as the trainer divides them."""
     if has(folder, "train") and has(folder, "t10k"):
         return *reference.images(folder, "train"), *reference.images(folder, "t10k")
     data, target = reference.images(folder, "train" if has(folder, "train") else "t10k")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""From the same first values, on the same data in the same order: 30 losses of `cadre train` on two
-processes, and the held-out loss behind them, against PyTorch's on one process and on two with
-DistributedDataParallel over gloo: for each of the six optimizers on a gpt and on the MNIST network,
-and for the default one on the two perceptrons, over text and over images. The sharded strategies are
+"""Compares 30 losses of `cadre train` on two processes, and the held-out loss after them, with those of PyTorch on one
+process and on two processes with DistributedDataParallel over gloo. Both start from the same initial values and get the
+same data in the same order. The cases are each of the six optimizers on a gpt and on the MNIST network, and the default
+optimizer on the two perceptrons, for text and for images. The sharded strategies are
 compared with ZeroRedundancyOptimizer and fully_shard (FSDP2) over gloo, and tensor parallelism, also with
 sequence parallelism and on four processes, with parallelize_module of torch.distributed.tensor.
 
@@ -38,19 +38,23 @@ from case_share import share_of
 from gloo_job import difference
 
 NUM_STEPS = 30
-# Both sides run the same kernels on the same values. What is left are roundings to float32, of 2^-24 each:
-# of the losses themselves, in the mean over a rank's samples and over ranks, and of parameters, where a
-# norm is added up or an optimizer's update is computed in another order. Measured: 2.8e-7 at most. The bound
-# is three times that, and a tenth of what a reduction in bfloat16 does.
+# Both libraries run the same kernels on the same values, so their losses differ only by roundings
+# to float32, of 2^-24 each: of the losses themselves, in the mean over a rank's samples and over
+# ranks, and of parameters, if a norm is summed or an optimizer's update is computed in another
+# order. Measured: 2.8e-7 at most. The bound is three times that, and a tenth of the effect of a
+# reduction in bfloat16.
 TOLERANCE = 8e-7
-# Adadelta divides by the root of sums that begin at zero, which enlarges roundings. Measured: 8.3e-7.
+# Adadelta divides by the root of sums that begin at zero, which enlarges rounding errors. Measured:
+# 8.3e-7.
 ADADELTA_TOLERANCE = 2.5e-6
-# Parameters rounded to bfloat16 hide such differences but for values that cross the border between two
-# neighbours, which then differ by 2^-8 to 2^-7 of themselves. Under SGD without clipping none does: a sum
-# of two addends has no order, its half is exact, and the update is the same operations on both sides, so
-# the losses are equal, and TOLERANCE holds. Under AdamW with clipping some values do. The largest effect is
-# that on the logits, which are about 1 where a loss is 3 to 5.5: 2^-7 / 3 for a token at most, and a loss
-# is the mean over 96 tokens or more, whose roundings are independent: 2^-7 / 3 / sqrt(96). Measured: 1.1e-4.
+# If parameters are rounded to bfloat16, small differences vanish, unless a value is near the border
+# between two neighbours; the two values then differ by 2^-8 to 2^-7 of themselves. Under SGD
+# without clipping this cannot happen: a sum of two addends does not depend on their order, its half
+# is exact, and both libraries compute the update by the same operations. So the losses are equal,
+# and TOLERANCE holds. Under AdamW with clipping some values do differ. The largest effect is that
+# on the logits, which are about 1 while the loss is 3 to 5.5: at most 2^-7 / 3 for a token. A loss
+# is the mean over at least 96 tokens, whose roundings are independent: 2^-7 / 3 / sqrt(96).
+# Measured: 1.1e-4.
 BF16_ADAMW_TOLERANCE = 2.7e-4
 WORLD_SIZE = 2
 SEED = 11
@@ -58,7 +62,7 @@ TIMEOUT_S = 100
 CONTEXT, LAYERS, HEADS, WIDTH, WINDOW = 24, 2, 2, 32, 5
 NUM_EVALUATED = 100  # tokens
 
-# kind of the trainer, class of torch.optim, options of the class, keys of the trainer.
+# Kind in the trainer, class of torch.optim, options of the class, keys of the trainer.
 OPTIMIZERS = {
     "adamw": ("AdamW", dict(lr=1e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1),
               dict(learning_rate=1e-3, beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1)),
@@ -73,32 +77,37 @@ OPTIMIZERS = {
     "adadelta": ("Adadelta", dict(lr=1.0, rho=0.9, weight_decay=1e-3),
                  dict(learning_rate=1.0, rho=0.9, weight_decay=1e-3)),
 }
-# Those for which the trainer calls a fused kernel. PyTorch's are fused, too, so that both sides call the same
-# kernel: the unfused one rounds an update differently, and where that moves an activation across the border of a
-# ReLU, losses differ by up to 1.3e-5 ten steps later (cnn-adam without AVX-512), also between PyTorch's own two.
+# The optimizers for which the trainer calls a fused kernel. PyTorch's are made fused, too, so that
+# both call the same kernel: the unfused one rounds an update differently. If that moves an
+# activation across the border of a ReLU, losses differ by up to 1.3e-5 ten steps later (cnn-adam
+# without AVX-512), even between PyTorch's own two kernels.
 FUSED = ("adamw", "adam", "sgd", "adagrad")
-# What a sharded wrapper could do wrong, on two ranks. Each must move the losses by ten times the bound,
-# but for those that plants_of() leaves out, which the same strategy shows under SGD.
+# Defects that a sharded wrapper could have, planted into the training on two ranks. Each must
+# change the losses by at least ten times the bound, except for those that plants_of() leaves out,
+# because the same strategy shows them under SGD.
 PLANTS = ("no_reduction", "no_division", "no_gather", "dropped_bucket", "bf16_reduction")
-# What tensor parallelism could do wrong: likewise, and the first one under sequence parallelism only.
+# Defects that tensor parallelism could have, with the same requirement. The first one exists only
+# under sequence parallelism.
 DIVISION_PLANTS = ("lost_norm_gradients", "lost_input_gradients", "added_biases")
 
 CASES = [f"{model}-{kind}" for model in ("gpt", "cnn") for kind in OPTIMIZERS]
 CASES += ["mlp_text-adamw", "mlp_images-adamw"]
-# Strategy of the trainer: what is like it in PyTorch. A case's name ends with it; without, it is ddp.
+# Maps a strategy of the trainer to its counterpart in PyTorch. The name of a case ends with the
+# strategy; without one it is ddp.
 STRATEGIES = {"zero2": "zero", "fsdp": "fsdp", "fsdp_bf16": "fsdp"}
 CASES += [f"gpt-adamw-{strategy}" for strategy in STRATEGIES]
 CASES += [f"cnn-adamw-{strategy}" for strategy in ("zero2", "fsdp")]
 CASES += [f"cnn-sgd-{strategy}" for strategy in STRATEGIES]
 
-# Divisions of the model, likewise: the keys of the trainer.
+# Maps the name of a division of the model to the keys of the trainer. It ends the name of a case,
+# too.
 DIVISIONS = {"tensor": {"parallel.tensor": 2}, "sequence": {"parallel.tensor": 2, "parallel.sequence": True},
              "sequence4": {"parallel.tensor": 4, "parallel.sequence": True}}
 CASES += [f"gpt-{kind}-{division}" for kind in ("adamw", "sgd") for division in ("tensor", "sequence")]
 CASES += ["gpt_heads-adamw-sequence4"]
 
-# What differs between the models: batch size, norm that gradients are clipped to (0: none), and
-# steps and factor of the StepLR (0: constant rate).
+# The settings that differ between the models: batch size; the norm to which gradients are clipped
+# (0: no clipping); steps and factor of StepLR (0: constant learning rate).
 SETTINGS = {"gpt": dict(batch_size=8, clip=1.0, step_size=0, gamma=1.0),
             "cnn": dict(batch_size=8, clip=0.0, step_size=9, gamma=0.5)}
 SETTINGS |= {"gpt_heads": SETTINGS["gpt"], "mlp_text": SETTINGS["gpt"], "mlp_images": SETTINGS["cnn"]}
@@ -121,8 +130,8 @@ def make_model(name):
 
 
 def make_data(folder):
-    """A text and images that are seen about twice in the steps of a case, so that the order of a
-    second epoch counts, too."""
+    """Writes a text and images, so few that the steps of a case use each about twice: the order of a second epoch is
+    tested, too."""
     with open(folder / "text", "w", encoding="utf-8") as text:
         for i in range(120):
             text.write(f"line {i * i % 97} of a text to learn by heart\n")
@@ -141,7 +150,7 @@ def num_ranks_of(case):
 
 
 def has_rounding_steps(case):
-    """Whether roundings to bfloat16 make the two sides differ; see BF16_ADAMW_TOLERANCE."""
+    """Returns whether roundings to bfloat16 make the two libraries differ; see BF16_ADAMW_TOLERANCE."""
     _, kind, strategy = split_case(case)
     return strategy.endswith("bf16") and kind != "sgd"
 
@@ -153,8 +162,8 @@ def bound_of(case):
 
 
 def plants_of(case):
-    """AdamW divides a factor of the gradients out of them, as clipping does; and gradients rounded to
-    bfloat16 matter less to it than parameters do."""
+    """Returns the defects that must be noticed in this case. A factor of all gradients has no effect under AdamW, nor
+    under clipping; and rounding of gradients to bfloat16 changes AdamW's updates less than the case's bound."""
     strategy = split_case(case)[2]
     if strategy in DIVISIONS:
         return DIVISION_PLANTS[0 if strategy.startswith("sequence") else 1:]
@@ -166,7 +175,7 @@ def plants_of(case):
 
 
 def shard_model(model, strategy):
-    """FSDP2 of each block and of what is left."""
+    """Applies FSDP2 to each block, and to the rest of the model."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     options = {"mp_policy": policy} if strategy.endswith("bf16") else {}
     for child in model.children():
@@ -176,7 +185,7 @@ def shard_model(model, strategy):
 
 
 def reduce_in_bf16(model, data, target, indices):
-    """Leaves the mean of the ranks' gradients, each rounded to bfloat16, as the mean is."""
+    """Replaces the gradients by the mean over the ranks; each gradient and the mean are rounded to bfloat16."""
     sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
     for rank in range(WORLD_SIZE):
         own = indices[rank::WORLD_SIZE]
@@ -189,8 +198,8 @@ def reduce_in_bf16(model, data, target, indices):
 
 
 def step_wrongly(plant, parameters, optimizer):
-    """optimizer.step() as rank 0 sees it when what the other one owns never arrives: its parameters, or
-    the gradients of one bucket in three."""
+    """Runs optimizer.step() with the result that rank 0 would get if data that rank 1 owns never arrived: its
+    parameters, or the gradients of one bucket in three."""
     if plant == "dropped_bucket":
         for parameter in parameters[1::3]:
             parameter.grad = None
@@ -204,8 +213,8 @@ def step_wrongly(plant, parameters, optimizer):
 
 
 def plant_into_layers(gpt, plant, num_ranks):
-    """What rank 0 computes: without the gradients of norms that come from the tokens of the others, or those of the
-    input of an MLP that come from the features of the others; or a bias is added on each rank."""
+    """Changes the model to what rank 0 would compute with a defect: without the other ranks' parts of the gradients of
+    norms, or of the gradient of an MLP's input; or with a bias that is added on each rank."""
 
     def of_own_tokens(norm):
         def forward(x):
@@ -242,7 +251,7 @@ def samples_of(folder, name):
 
 
 def train_divided(folder, case):
-    """As train_reference(), on ranks that divide the model and have the same rows."""
+    """Trains as train_reference() does, on ranks that divide the model and have the same rows."""
     name, kind, division = split_case(case)
     settings = SETTINGS[name]
     mesh = init_device_mesh("cpu", (num_ranks_of(case),))
@@ -268,8 +277,8 @@ def train_divided(folder, case):
 
 
 def train_reference(folder, case, rank, world_size, plant=None):
-    """The losses of all steps, of the whole batch whatever the number of ranks; then the held-out
-    loss. plant: of one process, see PLANTS and DIVISION_PLANTS."""
+    """Returns the losses of all steps, which are means over the whole batch for any number of ranks, and then the
+    held-out loss. `plant` is a defect for a run in one process: see PLANTS and DIVISION_PLANTS."""
     name, kind, strategy = split_case(case)
     settings = SETTINGS[name]
     model = make_model(name)
@@ -297,7 +306,7 @@ def train_reference(folder, case, rank, world_size, plant=None):
         indices = next(order)
         optimizer.zero_grad()
         loss = model.loss(replica(data[indices]).float(), target[indices])
-        if plant == "no_reduction":  # the gradients of rank 0's rows alone
+        if plant == "no_reduction":  # uses the gradients of rank 0's rows alone
             own = indices[0::WORLD_SIZE]
             model.loss(model(data[own]), target[own]).backward()
         elif plant == "bf16_reduction":
@@ -324,7 +333,7 @@ def train_reference(folder, case, rank, world_size, plant=None):
 
 
 def run_gloo_rank(folder, cases):
-    """One of the processes."""
+    """Runs one process of the gloo job."""
 
     def train(case):
         if split_case(case)[2] in DIVISIONS:
@@ -369,7 +378,7 @@ def train_cadre(command, folder, case):
 
 @contextlib.contextmanager
 def running_gloo(folder, cases):
-    """One job for each number of processes. Yields a function that returns the losses by case."""
+    """Starts one gloo job for each number of processes. Yields a function that returns the losses of each case."""
     with contextlib.ExitStack() as jobs:
         losses_of_jobs = []
         for num_ranks in sorted({num_ranks_of(case) for case in cases}):
@@ -399,11 +408,12 @@ def compare(command, cases):
             bound = bound_of(case)
             good = learned and to_gloo <= bound
             if not strategy.endswith("bf16"):
-                # On some processors a kernel adds up half of a batch in another order than the whole one.
+                # A kernel of some processors sums half of a batch in another order than the whole
+                # batch.
                 good = good and to_single <= bound + difference(distributed[case], single[case])
             planted = ""
             if plants:
-                # The mildest of what must be noticed.
+                # The smallest effect of all defects that must be noticed.
                 mildest = min(difference(train_reference(folder, case, 0, 1, plant), single[case])
                               for plant in plants)
                 good = good and mildest >= 10 * bound

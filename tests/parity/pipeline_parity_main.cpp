@@ -1,11 +1,11 @@
 // Runs one rank of a pipeline that trains a GPT from given weights on given tokens.
-// pipeline_parity_test.py compares the results with PyTorch.
+// pipeline_parity_test.py compares the losses with those of PyTorch.
 //
 //   cadre_pipeline_parity DATA SCHEDULE STAGES_PER_RANK MICROBATCHES OPTIMIZER LOSSES [tied]
 //
-// DATA is a safetensors file: the parameters of the model by their names, and "tokens" (steps,
-// rows, context + 1), of which each step predicts all but the first of each row. OPTIMIZER is sgd
-// or adamw. Rank 0 writes the loss of each step to the file LOSSES, one a line. With the last word
+// DATA is a safetensors file with the parameters of the model by name, and "tokens" of shape
+// (steps, rows, context + 1); each step predicts all tokens but the first of each row. OPTIMIZER is
+// sgd or adamw. Rank 0 writes the loss of each step to the file LOSSES, one on each line. With
 // "tied" the head has the weight of the token embedding.
 #include <ATen/CPUGeneratorImpl.h>
 #include <cadre/cadre.h>
@@ -28,13 +28,14 @@ namespace {
 
 using torch::Tensor;
 
-// pipeline_parity_test.py uses the same numbers.
+// pipeline_parity_test.py has the same numbers.
 constexpr int64_t kVocabulary = 257;
 constexpr int64_t kLayers = 6;
-// `tied` is false: a tied head has its own copy of the weight, and the pipeline ties the two.
+// `tied` is false even for a tied head: the head's stage has a copy of the weight, and the pipeline
+// ties the two.
 const ModelConfig kModel{.layers = kLayers, .heads = 2, .width = 32, .context = 24, .tied = false};
 
-// The blocks are divided equally among the stages.
+// Makes stage `number`; the blocks are divided equally among the stages.
 std::shared_ptr<Gpt> stage_of(const Gpt& whole, int number, int num_stages) {
   return std::make_shared<Gpt>(whole, GptPart{.first_block = kLayers * number / num_stages,
                                               .end_block = kLayers * (number + 1) / num_stages,

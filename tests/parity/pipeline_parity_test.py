@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""From the same first values, on the same tokens: 30 losses of a GPT in a cadre::Pipeline on three
-processes, against torch.distributed.pipelining on three processes over gloo and against plain PyTorch
-on one.
+"""Compares 30 losses of a GPT in a cadre::Pipeline on three processes with torch.distributed.pipelining on three
+processes over gloo, and with plain PyTorch on one process, from the same initial values on the same tokens.
 
     pipeline_parity_test.py CADRE PROGRAM [--only 1f1b-tied ...] [--one-in N]
 
@@ -33,19 +32,20 @@ NUM_STEPS = 30
 WORLD_SIZE = 3
 SEED = 11
 TIMEOUT_S = 100
-# What pipeline_parity_main.cpp has, too.
+# pipeline_parity_main.cpp has the same numbers.
 LAYERS, HEADS, WIDTH, CONTEXT = 6, 2, 32, 24
 OPTIMIZERS = {"sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
               "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=3e-3, betas=(0.9, 0.99),
                                                             weight_decay=0.1)}
 NUM_ROWS = 12
-# Both sides run the same kernels on the same values, so only roundings to float32 are left, of the loss, of sums
-# of gradients over microbatches and of updates of the optimizer. Measured: 1.9e-7 at most.
+# Both libraries run the same kernels on the same values, so only roundings to float32 differ: of
+# the loss, of sums of gradients over microbatches, and of the optimizer's updates. Measured: 1.9e-7
+# at most.
 TOLERANCE = 1e-6
 
 
 class Case(typing.NamedTuple):
-    schedule: str  # by its name in Cadre
+    schedule: str  # the name of the schedule in Cadre
     pytorch_name: str
     stages_per_rank: int
     microbatches: int
@@ -68,8 +68,9 @@ CASES = {
     "zb-v-tied": Case("zb-v", "ZBVZeroBubble", 2, 4, "sgd", tied=True),
 }
 
-# What a pipeline could do wrong. Each must move the losses by ten times the bound, but for a missing division under
-# AdamW, which divides a factor of the gradients out of them, and for a missing sum where nothing is tied.
+# Defects that a pipeline could have. Each must change the losses by at least ten times the bound,
+# with two exceptions: a missing division under AdamW, where a factor of all gradients has no
+# effect, and a missing sum of tied gradients if no weight is tied.
 PLANTS = ("swapped_microbatches", "lost_microbatch", "no_division", "lost_weight_gradient", "untied_gradients")
 
 
@@ -79,7 +80,7 @@ def plants_of(case):
 
 
 class GptStage(torch.nn.Module):
-    """A stage of reference.Gpt, with a head of its own. One of one is the whole model."""
+    """A stage of reference.Gpt with an untied head. Stage 0 of 1 is the whole model."""
 
     def __init__(self, number, num_stages):
         super().__init__()
@@ -136,8 +137,8 @@ def loss_of(logits, targets):
 
 
 def backward(model, inputs, targets, microbatches, plant):
-    """Leaves the gradients of the mean loss over the batch, which is returned; with a plant, what a pipeline
-    with this defect would leave."""
+    """Computes the gradients of the mean loss over the batch, and returns that loss. With `plant`, the gradients are
+    those of a pipeline with this defect."""
     rows = len(inputs) // microbatches
     if plant == "swapped_microbatches":
         targets = torch.cat((targets[rows:2 * rows], targets[:rows], targets[2 * rows:]))
@@ -175,7 +176,7 @@ def stages_of_rank(case, rank):
 
 
 def sum_tied_gradients(modules, ends):
-    """ends: the group of the ranks of the first and the last stage."""
+    """`ends` is the group of the ranks of the first and the last stage."""
     tied = [weight for module in modules for weight in
             ([module.wte.weight] if hasattr(module, "wte") else []) +
             ([module.lm_head.weight] if hasattr(module, "lm_head") else [])]
@@ -189,7 +190,8 @@ def sum_tied_gradients(modules, ends):
 
 
 def pytorch_stage(case, module, number):
-    """Shapes are given, because PyTorch infers them by messages that need numpy."""
+    """Makes a stage of PyTorch. The shapes are passed, because PyTorch would infer them with messages that need
+    numpy."""
     rows = NUM_ROWS // case.microbatches
     tokens = torch.zeros(rows, CONTEXT, dtype=torch.long)
     hidden = torch.zeros(rows, CONTEXT, WIDTH, requires_grad=True)
@@ -200,7 +202,7 @@ def pytorch_stage(case, module, number):
 
 
 def train_pipelined(case, rank, ends):
-    """The losses of all steps, on every rank."""
+    """Returns the losses of all steps, on every rank."""
     numbers = stages_of_rank(case, rank)
     modules = [make_stage(case, number) for number in numbers]
     stages = [pytorch_stage(case, module, number) for module, number in zip(modules, numbers)]
@@ -227,7 +229,7 @@ def train_pipelined(case, rank, ends):
 
 
 def run_gloo_rank(cases):
-    """One of the processes."""
+    """Runs one process of the gloo job."""
     ends = None
 
     def train(name):
@@ -262,7 +264,7 @@ def compare(command, program, cases):
     for case in cases:
         assert len(own[case]) == NUM_STEPS
         to_single, to_gloo = difference(own[case], single[case]), difference(own[case], pipelined[case])
-        # The mildest of what must be noticed.
+        # The smallest effect of all defects that must be noticed.
         mildest = min(difference(train_alone(CASES[case], plant), single[case]) for plant in plants_of(CASES[case]))
         learned = own[case][-1] < 0.8 * own[case][0]
         good = learned and max(to_single, to_gloo) <= TOLERANCE and mildest >= 10 * TOLERANCE

@@ -1,5 +1,5 @@
-"""The trainer's models, data order and training loop in plain PyTorch: the truth that it is compared
-with. Nothing here is taken from Cadre but the names of parameters."""
+"""The trainer's models, data order and training loop in plain PyTorch, with which the trainer is compared. This code is
+independent of Cadre, except for the names of parameters."""
 
 import torch
 from torch import nn
@@ -81,7 +81,7 @@ class MnistCnn(nn.Module):
 
 
 class WindowMlp(nn.Module):
-    """Over the last few tokens, zeros before the first."""
+    """A perceptron over the last `window` tokens, with zeros before the first token."""
 
     def __init__(self, layers, width, window):
         super().__init__()
@@ -97,7 +97,8 @@ class WindowMlp(nn.Module):
         length = tokens.shape[1]
         x = torch.cat([F.pad(embedded, (0, 0, back, 0))[:, :length]
                        for back in reversed(range(self.window))], dim=2)
-        # As the model has it: of each feature the tokens of the window, side by side.
+        # The trainer's model orders its input by features, and for each feature the tokens of the
+        # window.
         x = x.view(*x.shape[:2], self.window, -1).transpose(2, 3).flatten(2)
         for i in range(self.layers):
             x = F.gelu(getattr(self, f"hidden_{i}")(x))
@@ -124,8 +125,8 @@ class ImageMlp(nn.Module):
 
 
 def text_samples(path, context, held_out, num_evaluated):
-    """(data, target) of the training samples, then those of the first tokens that are held out: each
-    cut one after the other."""
+    """Returns (data, target) of the training samples, then those of the held-out samples. Samples are consecutive,
+    without overlap."""
     tokens = torch.tensor(list(open(path, "rb").read()) + [END_OF_TEXT])
     cut = len(tokens) - int(len(tokens) * held_out)
     return *cut_samples(tokens[:cut], context), *cut_samples(tokens[cut:cut + num_evaluated], context)
@@ -138,7 +139,7 @@ def cut_samples(tokens, context):
 
 
 def images(folder, part):
-    """(data, target) of all images, scaled as torchvision's ToTensor and Normalize do."""
+    """Returns (data, target) of all images, scaled as torchvision's ToTensor and Normalize do."""
     shape, pixels = idx_file.read(f"{folder}/{part}-images-idx3-ubyte")
     _, labels = idx_file.read(f"{folder}/{part}-labels-idx1-ubyte")
     data = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape[0], 1, *shape[1:])
@@ -147,8 +148,8 @@ def images(folder, part):
 
 
 def batches(num_samples, batch_size, seed, rank=0, world_size=1):
-    """Without end: for each step the indices of this rank's share, in the order of
-    DistributedSampler; epoch after epoch, each shuffled anew, without a last short batch."""
+    """Yields for each step the indices of this rank's share, in the order of DistributedSampler. Never ends: each
+    epoch is shuffled anew, and its last batch is skipped if it is short."""
     epoch = 0
     while True:
         generator = torch.Generator().manual_seed(seed + epoch)
@@ -159,8 +160,8 @@ def batches(num_samples, batch_size, seed, rank=0, world_size=1):
 
 
 def make_optimizer(model, kind, options, sharded=None):
-    """Weight decay counts for matrices only; a fused step takes no mixture of DTensors and tensors. sharded:
-    ZeroRedundancyOptimizer."""
+    """Makes the optimizer. Weight decay applies to matrices only; a fused step does not accept a mixture of DTensors
+    and tensors. With `sharded` it is a ZeroRedundancyOptimizer."""
     options = dict(options)
     decay = options.pop("weight_decay", 0.0)
     groups = {}

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""On real data: a GPT on text and the MNIST network on images end at the same loss under every strategy
-of the trainer, on 1, 2 and 4 processes.
+"""Tests on real data that a GPT on text and the MNIST network on images end at the same loss under every strategy of
+the trainer, on 1, 2 and 4 processes.
 
     same_loss.py CADRE DATA [--steps 60]
 
-DATA holds tinyshakespeare/input.txt and mnist/ (idx files, plain or .gz); what is not there is left
-out. Prints one table of the last training loss and the held-out loss behind it; exits 1 when one of
-them is more than 0.01 away from that of `single`, or did not fall.
+DATA has tinyshakespeare/input.txt and mnist/ (idx files, plain or .gz); a missing one is skipped. Prints one table of
+the last training loss and the held-out loss after it. Exits with 1 if one of them differs from that of `single` by more
+than 0.01, or did not fall.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 OFFLOAD = "parallel.offload"  # an empty folder for each run
-# By the name of the row: the strategy, and the keys that make it another training program.
+# Maps the title of a row to the strategy and to further keys of its configuration.
 STRATEGIES = {
     "single": ("single", {}), "ddp": ("ddp", {}), "zero1": ("zero1", {}), "zero2": ("zero2", {}),
     "fsdp": ("fsdp", {}), "fsdp mapped": ("fsdp", {"parallel.form": "mapped"}),
@@ -76,7 +76,7 @@ def compare(command, data, num_steps):
             expected = None
             for title, (strategy, variant) in STRATEGIES.items():
                 for num_ranks in ranks_of(strategy):
-                    # With fewer than four, each rank is a replica of its own.
+                    # Each rank is a replica of its own if there are fewer than four ranks.
                     replicas = {"parallel.replicas": min(num_ranks, 2)} if strategy == "hsdp" else {}
                     first, last, held_out = train(
                         command, folder, f"{model}_{title}_{num_ranks}".replace(" ", "_"),

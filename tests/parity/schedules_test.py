@@ -31,7 +31,8 @@ NAMES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble
          "DualPipeV")
 ONE_STAGE_A_RANK = ("GPipe", "1F1B")
 MAX_UNSHARDED_STAGES = 3  # the default of PyTorch's lowering and of `cadre schedule --lower`
-# PyTorch makes 1F1B only from as many microbatches as stages on. Fewer make a schedule that runs.
+# PyTorch makes 1F1B only with at least as many microbatches as stages. With fewer, the schedule
+# would run, too.
 DIFFERENT_REFUSALS = {"1F1B": lambda ranks, microbatches, stages: microbatches < ranks}
 
 
@@ -44,7 +45,7 @@ def all_cases():
 
 
 class StubStage:
-    """What PyTorch's schedules use of a stage. It computes nothing and writes down what it is to compute."""
+    """Has the members of a stage that PyTorch's schedules use. It computes nothing and records the calls."""
 
     def __init__(self, index, ranks, stages):
         self.stage_index, self.num_stages = index, ranks * stages
@@ -72,8 +73,8 @@ class StubStage:
 
 
 def single_stage_order(made_of, rank, ranks, microbatches):
-    """The order that a schedule of one stage a rank runs. It does not run by its attribute pipeline_order,
-    which in 1F1B of PyTorch 2.13 gives the last rank the forwards 1 to m instead of 0 to m - 1."""
+    """Returns the order in which a schedule with one stage on each rank calls its stages. Its attribute pipeline_order
+    is not used, because in 1F1B of PyTorch 2.13 it gives the last rank the forwards 1 to m instead of 0 to m - 1."""
     stage = StubStage(rank, ranks, 1)
     schedule = made_of(stage, microbatches)
     schedule._initialize_stage = lambda *_: None
@@ -82,7 +83,7 @@ def single_stage_order(made_of, rank, ranks, microbatches):
 
 
 def torch_orders(name, ranks, microbatches, stages):
-    """(order with idle cells, order, lowered order) of each rank; None where PyTorch refuses."""
+    """Returns (order with idle cells, order, lowered order) of each rank; None if PyTorch raises an error."""
     made_of = torch_schedules.get_schedule_class(name)
     try:
         if name in ONE_STAGE_A_RANK:
@@ -109,7 +110,7 @@ def to_texts(orders):
 
 
 def in_order_of_stages(actions):
-    """Neighbouring RESHARD sorted: PyTorch's follow the order of a Python set, which is no order."""
+    """Sorts neighbouring RESHARD actions, which PyTorch emits in the undefined order of a Python set."""
     result, run = [], []
     for action in actions + [""]:
         if action.endswith("RESHARD"):
@@ -125,7 +126,7 @@ def as_compared(orders):
 
 
 def run_cadre(command, *words):
-    """The CSV that the command prints, as rows; None where it refuses the schedule."""
+    """Returns the rows of the CSV that the command prints; None if it fails for the schedule."""
     done = subprocess.run([command, "schedule", "--csv", "-", *map(str, words)], capture_output=True,
                           text=True, timeout=60)
     if done.returncode == 2:
@@ -135,7 +136,7 @@ def run_cadre(command, *words):
 
 
 def written_by_torch(folder, order):
-    """A file as PyTorch's _dump_csv() writes it, with its empty cells."""
+    """Writes a file as PyTorch's _dump_csv() does, with its empty cells."""
     path = pathlib.Path(folder) / "torch.csv"
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows(order[rank] for rank in sorted(order))
@@ -143,7 +144,7 @@ def written_by_torch(folder, order):
 
 
 def is_noticed(ours, orders):
-    """Whether two swapped neighbours in one rank's order would be found."""
+    """Returns whether the comparison would notice two swapped neighbours in one rank's order."""
     changed = [list(actions) for actions in orders]
     changed[-1][0], changed[-1][1] = changed[-1][1], changed[-1][0]
     return ours != changed

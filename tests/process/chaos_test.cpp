@@ -1,14 +1,14 @@
-// Runs rounds of random operations under random faults. Each result is checked against a formula,
-// while ranks are killed, stopped or delayed at random. Survivors rebuild the group and go on, with
-// tensors that are still in the memory of earlier groups. Each world has one to four further
-// groups, each of which divides the ranks by random colours. Two of them are often in flight at
-// once, and every second rank issues them in the other order. The test fails for hangs, wrong
-// results, and leftovers: processes, descriptors, threads, mappings, files in /dev/shm.
+// Runs rounds of random operations while ranks are killed, stopped or delayed at random, and checks
+// each result against a formula. Survivors rebuild the group and continue, while tensors of earlier
+// groups are still in memory. Each world has one to four subgroups, each of which divides the ranks
+// by random colours. Often operations of two subgroups are in flight at once, and every second rank
+// issues them in the other order. The test fails for hangs, for wrong results, and for leaked
+// processes, descriptors, threads, mappings and files in /dev/shm.
 //
-// CADRE_CHAOS_ROUNDS sets the number of rounds (default 200); CADRE_CHAOS_MINUTES sets the time
-// instead. CADRE_CHAOS_SEED determines worlds, engines, operations, victims and moments of the
-// first job. The seed of each job determines the seed of the next. A job that fails prints its
-// seed; started with this seed, the test runs it first.
+// CADRE_CHAOS_ROUNDS sets the number of rounds (default 200); CADRE_CHAOS_MINUTES sets the duration
+// instead. CADRE_CHAOS_SEED determines the first job: its worlds, engines, operations, faults and
+// their times. The seed of each job determines the seed of the next one. A job that fails prints
+// its seed; with this value of CADRE_CHAOS_SEED the test runs that job first.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -42,15 +42,16 @@ using testing::RankContext;
 using testing::require;
 
 constexpr int kRoundsPerJob = 100;
-constexpr size_t kCount = 40'000;  // of floats; this is enough for a reduction in place
-// A rank may die before it connects. After this time the others stop waiting for it.
+// The number of floats; so many that the reduction works in place.
+constexpr size_t kCount = 40'000;
+// A rank may be killed before it connects. The others then wait for it this long.
 constexpr Duration kConnectTime = milliseconds(1500);
 constexpr Duration kRejoinTime = seconds(4);
-// The timeout of every operation. After it, a rank that is stopped is treated as lost.
+// The timeout of every operation. A rank that is stopped longer than this is treated as lost.
 constexpr Duration kTimeout = seconds(1);
-// A job that takes longer than this counts as hanging, whatever its faults are.
+// A job that takes longer than this is regarded as hanging, whatever faults it has.
 constexpr Duration kJobTime = seconds(90);
-constexpr size_t kNumKept = 3;  // buffers of earlier groups that stay in use
+constexpr size_t kNumKept = 3;  // the number of buffers of earlier groups that stay in use
 constexpr Duration kProgressTime = seconds(10);
 
 uint64_t from_environment(const char* name, uint64_t fallback) {
@@ -58,15 +59,15 @@ uint64_t from_environment(const char* name, uint64_t fallback) {
   return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
 }
 
-// A fault: one rank of a job is killed, stopped permanently, or stopped for a moment.
+// One rank of a job is killed, stopped permanently, or stopped for a moment.
 struct Fault {
   enum class Kind { kKill, kStop, kDelay };
   Kind kind;
   int rank;
-  Duration wait;  // time since the previous fault
+  Duration wait;  // the time since the previous fault
 };
 
-// A job of 2 to 5 ranks, at least one of which survives.
+// A job of 2 to 5 ranks, of which at least one survives.
 struct JobPlan {
   uint64_t seed;
   int world_size;
@@ -101,7 +102,8 @@ JobPlan make_plan(uint64_t seed) {
   return plan;
 }
 
-// Returns the cases of a round, which are equal on all ranks of a world. None of them is refused.
+// Returns the cases of a round, equal on all ranks of a world. Pairs of dtype and reduction that
+// give an error are left out.
 std::vector<Case> cases_of(int world_size) {
   std::vector<Case> cases = conformance::cases_for(world_size);
   std::erase_if(cases, [](const Case& c) {
@@ -110,7 +112,7 @@ std::vector<Case> cases_of(int world_size) {
   return cases;
 }
 
-// A rank of a job. It runs rounds in one group, and in the next group when that one has failed.
+// A rank of a job. It runs rounds in one group, and when that group has failed, in a rebuilt one.
 class Survivor {
  public:
   Survivor(RankContext& context, Membership membership, const JobPlan& plan)
@@ -197,7 +199,8 @@ class Survivor {
     }
   }
 
-  // Makes subgroups. All ranks of the world pass the same arguments, except for their colours.
+  // Makes the subgroups. All ranks of the world must pass the same arguments, except for the
+  // colours.
   void make_subgroups(Communicator& group) {
     subgroups_.clear();
     Random random(plan_.seed + static_cast<uint64_t>(group.world_size()));
@@ -216,14 +219,16 @@ class Survivor {
     subgroups_.clear();
   }
 
-  // Each rank contributes its rank in the world plus one.
+  // Sums in two subgroups at once. Each rank contributes its rank in the world plus one.
   void sum_in_two_subgroups(Random& random) {
     const std::array<size_t, 2> chosen = {random.below(subgroups_.size()),
                                           random.below(subgroups_.size())};
-    // After one group has failed, the operation of the other may still use its buffer.
+    // The buffers are shared with the operations: if one group fails, the other one's operation may
+    // still use its buffer.
     std::array<std::shared_ptr<std::vector<int64_t>>, 2> values;
     std::vector<Work> works;
-    // All ranks must call one group in the same order. The order between two groups may differ.
+    // All ranks must call operations of one group in the same order, but the order between the two
+    // groups may differ.
     const Rank me = subgroups_.front()->global_rank(subgroups_.front()->rank());
     const bool is_reversed = chosen[0] != chosen[1] && (me.value + round_) % 2 == 1;
     for (size_t i = 0; i < chosen.size(); ++i) {
@@ -243,7 +248,7 @@ class Survivor {
     }
   }
 
-  // Survivors may be one round apart, so all of them go back to the earliest round.
+  // Survivors may be one round apart, so all of them continue with the earliest round of any.
   void agree_on_round(Communicator& group) {
     int64_t round = round_;
     const Bytes bytes = std::as_writable_bytes(std::span(&round, 1));
@@ -254,7 +259,8 @@ class Survivor {
   void touch_old_memory() {
     for (size_t i = 0; i + 1 < buffers_.size(); ++i) {
       buffers_[i]->local()[0] = static_cast<std::byte>(round_);
-      require(buffers_[i]->local()[0] == static_cast<std::byte>(round_), "old memory is ours");
+      require(buffers_[i]->local()[0] == static_cast<std::byte>(round_),
+              "another rank has written to memory of an earlier group");
     }
   }
 
@@ -288,7 +294,8 @@ struct Tally {
   }
 };
 
-// Ranks that are stopped are killed at the end, long after the others have continued without them.
+// Applies the faults of the plan. Ranks that are still stopped are killed at the end, long after
+// the others have continued without them.
 void disturb(os::System& system, const JobPlan& plan, std::span<const int> pids) {
   const auto pid_of = [&](const Fault& fault) { return pids[static_cast<size_t>(fault.rank)]; };
   bool has_stopped = false;
@@ -322,7 +329,7 @@ void run_job_under_faults(const JobPlan& plan, Tally& tally) {
     const auto& outcome = result.ranks[static_cast<size_t>(rank)];
     const auto fault = std::ranges::find(plan.faults, rank, &Fault::rank);
     const bool may_die = fault != plan.faults.end() && fault->kind != Fault::Kind::kDelay;
-    // A victim may have ended before its fault was due.
+    // A rank may have ended before its fault was due, so only real kills are counted.
     if (may_die && outcome.signal == SIGKILL) {
       ++(fault->kind == Fault::Kind::kKill ? tally.num_killed : tally.num_stopped);
       continue;
@@ -343,8 +350,8 @@ std::set<std::string> shared_files() {
   return names;
 }
 
-// Returns new files that are not removed within a while. Files of other programs on this machine
-// come and go.
+// Returns new files in /dev/shm that stay for a while. Files of other programs on this machine
+// appear and disappear.
 std::string shared_files_since(const std::set<std::string>& before) {
   const auto system = os::make_native_system();
   const Deadline patience = system->deadline_in(seconds(5));

@@ -1,6 +1,6 @@
-// Tests ranks, which are processes, that make a different call than the others or leave early, for
-// every operation and both engines, in the world and in a subgroup. The tests compare the whole
-// messages of all ranks, with numbers masked.
+// Tests ranks, as processes, of which one makes a different call than the others or leaves early:
+// for every operation, with both engines, in the world and in a subgroup. The whole messages of all
+// ranks are compared, with numbers masked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,22 +35,22 @@ constexpr int kOddOne = 1;
 constexpr int kLeaver = 2;
 constexpr int kTag = 7;
 constexpr Duration kTimeout = seconds(20);
-// The time limit of all ranks together. It includes the barriers around the calls.
+// All ranks must have their errors after this time, which includes the barriers around the calls.
 constexpr Duration kLimit = seconds(5);
 constexpr const char* kMatching =
     "let each send have one recv with its tag, number of elements and dtype";
 constexpr const char* kRestart = "restart the job or call rejoin()";
 
-// The call of one rank.
+// Describes the call that one rank makes.
 struct Args {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kFloat32;
-  size_t count = 6;  // the number of elements of one part
+  size_t count = 6;  // the number of elements of one rank's part
   Rank root = 0;
   int64_t num_rows = 0;  // if 0, the tensor has one dimension
 };
 
-// Returns the number of elements of the tensor that the ranks compare.
+// Returns the number of elements of the tensor whose shape the ranks compare.
 uint64_t num_elements_of(const Args& args) {
   return args.kind == OpKind::kAllToAll ? args.count * kWorldSize : args.count;
 }
@@ -61,7 +61,7 @@ std::vector<int64_t> sizes_of(const Args& args) {
   return {args.num_rows, num_elements / args.num_rows};
 }
 
-// All dtypes in these tests have 4 bytes.
+// Makes the call. All dtypes of these tests have 4 bytes.
 void call(Communicator& group, const Args& args) {
   std::vector<std::byte> message(args.count * 4);
   if (args.kind == OpKind::kSend) return group.send(message, args.dtype, args.root, kTag);
@@ -85,7 +85,7 @@ bool has_root(OpKind kind) {
          kind == OpKind::kScatter;
 }
 
-// Returns the call in the form in which messages contain it.
+// Returns the text by which error messages describe the call.
 std::string text_of(const Args& args) {
   OpDescriptor descriptor{.kind = args.kind, .dtype = args.dtype, .root = args.root};
   if (args.kind != OpKind::kAllToAllV) {
@@ -99,8 +99,8 @@ std::string name_of_rank(int rank) {
   return format("rank {} (HOST, pid N)", rank);
 }
 
-// Returns all texts that one rank may have for one cause. The rank may learn of it inside any of
-// these operations, or between two of them.
+// Returns all messages that one rank may throw for one cause. Which one depends on whether the rank
+// notices the failure inside one of these operations or between two of them.
 std::vector<std::string> texts_of(std::string_view code, int rank,
                                   const std::vector<OpKind>& operations, const std::string& cause,
                                   std::string_view remedy) {
@@ -125,8 +125,8 @@ struct Case {
   TransportChoice transport;
   bool is_subgroup = false;
 
-  // The ranks outside of the subgroup have the lowest numbers, so that a rank has different numbers
-  // in the subgroup and in the world.
+  // The ranks outside of the subgroup have the lowest numbers, so that a rank's number in the
+  // subgroup differs from that in the world.
   int num_outsiders() const { return is_subgroup ? 1 : 0; }
 };
 
@@ -137,7 +137,7 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
 }
 
 // An operation of another group that is in flight while the ranks make different calls. It must
-// succeed.
+// succeed, because only the group with the different calls may fail.
 class Bystander {
  public:
   Bystander(RankContext& context, Communicator& world)
@@ -161,8 +161,8 @@ class Bystander {
 
 class DisagreementTest : public ::testing::TestWithParam<Case> {
  protected:
-  // Runs `body` on every rank in `num_groups` new groups, one after the other. Returns for each
-  // rank the masked texts of the errors. Sets culprits_.
+  // Runs `body` on every rank, in `num_groups` new groups one after the other. Returns for each
+  // rank the masked messages of its errors, one for each group. Sets culprits_.
   std::vector<std::vector<std::string>> run(
       size_t num_groups, const std::function<void(Communicator&, size_t group_index)>& body) {
     const testing::Resources before = testing::count_resources();
@@ -191,7 +191,7 @@ class DisagreementTest : public ::testing::TestWithParam<Case> {
     return texts;
   }
 
-  // In the same order as the texts; "none" for an error without a culprit.
+  // The culprits of these errors, in the same order; "none" for an error without a culprit.
   std::vector<std::vector<std::string>> culprits_;
 
  private:
@@ -225,7 +225,7 @@ class DisagreementTest : public ::testing::TestWithParam<Case> {
       context.output += testing::without_world_ranks(mask(text), GetParam().num_outsiders());
       context.output += kEnd + culprit + kEnd;
       testing::require(context.system.now() - begin < kLimit,
-                       "the ranks hear of it long before the deadline");
+                       "the errors come long before the deadline");
       group.close(context.system.deadline_in(seconds(5)));
     }
     if (bystander) bystander->expect_sum();
@@ -247,7 +247,7 @@ class DisagreementTest : public ::testing::TestWithParam<Case> {
   }
 };
 
-// The calls of rank 1 in place of the usual call.
+// The different calls that rank 1 makes in place of the usual call.
 struct Oddity {
   const char* what;
   std::vector<Args> calls;
@@ -261,8 +261,8 @@ std::vector<Oddity> oddities_of(const Args& usual) {
   oddities.push_back({"order", {{.kind = OpKind::kBarrier}, usual}});
   oddities.push_back({"count", {{.kind = usual.kind, .count = 5}}});
   oddities.push_back({"dtype", {{.kind = usual.kind, .dtype = DType::kInt32}}});
-  // Shapes with uneven parts are not compared as a whole, because the parts are compared one by
-  // one.
+  // The shapes of all_to_all_v are not compared as a whole, because the sizes of the parts are
+  // compared pair by pair.
   if (usual.kind != OpKind::kAllToAllV) {
     oddities.push_back({"shape", {{.kind = usual.kind, .num_rows = 2}}});
   }
@@ -270,8 +270,9 @@ std::vector<Oddity> oddities_of(const Args& usual) {
   return oddities;
 }
 
-// Returns the possible causes. A cause names two ranks, one of which is rank 1. A rank that needs
-// no data from rank 1 may already be in the barrier after the operation.
+// Returns the possible causes in the messages. A cause names two ranks, one of which is rank 1. A
+// rank that needs no data from rank 1 may already be in the barrier after the operation, which then
+// is its call in the message.
 std::vector<std::string> causes_of(const Args& usual, const Oddity& oddity) {
   if (usual.kind == OpKind::kAllToAllV && oddity.what == std::string("count")) {
     return {format("the ranks disagree: {} sends float32 x 6 to {}, which expects 5",
@@ -289,8 +290,9 @@ std::vector<std::string> causes_of(const Args& usual, const Oddity& oddity) {
   return causes;
 }
 
-// Returns the remedy for the difference. A rank that is already in the barrier after the operation
-// makes a different call.
+// Returns the remedy in the message. If a rank is already in the barrier after the operation, the
+// message compares the barrier with the call of rank 1, so the remedy is that for different
+// operations.
 std::string remedy_of(const Oddity& oddity, const std::string& cause) {
   if (cause.find(" sends ") != std::string::npos) {
     return "let each rank expect from every other rank what that rank sends to it: output split "
@@ -332,7 +334,8 @@ TEST_P(OperationDisagreementTest, EveryRankGivesTheSameExplanation) {
       }
       EXPECT_THAT(text, AnyOfArray(golden));
       EXPECT_EQ(cause_in(text), cause_in(texts[0][i])) << "rank " << rank;
-      // The culprit is the higher rank of the pair, or the sender of the part.
+      // The culprit is the higher rank of the two; if the sizes of a part differ, it is the part's
+      // sender.
       const bool is_of_part = text.find(" sends ") != std::string::npos;
       const bool has_rank_0 = cause_in(text).find("rank 0 ") != std::string::npos;
       EXPECT_EQ(culprits_[static_cast<size_t>(rank)][i], is_of_part ? "0" : has_rank_0 ? "1" : "2");
@@ -340,8 +343,8 @@ TEST_P(OperationDisagreementTest, EveryRankGivesTheSameExplanation) {
   }
 }
 
-// A rank that ends its loop early gets no error. The errors of the others have a separate sentence
-// which says that it has left.
+// A rank that leaves the group early gets no error. In the errors of the others, a separate
+// sentence says that it has left.
 TEST_P(OperationDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   const auto texts = run(1, [&](Communicator& group, size_t) {
     group.barrier();
@@ -359,7 +362,7 @@ TEST_P(OperationDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   }
 }
 
-// Each run tests its share of the cases in a subgroup.
+// CTest runs all cases in the world, but only the chosen share of those in a subgroup.
 std::vector<Case> on_both_engines(const std::vector<OpKind>& kinds) {
   std::vector<Case> cases;
   std::vector<Case> in_subgroup;
@@ -381,11 +384,12 @@ INSTANTIATE_TEST_SUITE_P(
                                          OpKind::kAllToAllV, OpKind::kBarrier})),
     name_of);
 
-// Tests send and recv: if two ranks make different calls for a message, all ranks learn of it.
+// Tests send and recv: if the two ranks of a message make different calls, all ranks of the group
+// get an error.
 class MessageDisagreementTest : public DisagreementTest {};
 
 TEST_P(MessageDisagreementTest, EveryRankGivesTheSameExplanation) {
-  // A number of elements. A message of this length waits for its receive.
+  // So many elements that send() of the message blocks until it is received.
   constexpr size_t kLong = MessageHeader::kMaxEagerBytes;
   struct OddMessage {
     DType dtype;

@@ -1,6 +1,6 @@
-// Tests a rank that is killed or stopped inside each operation of the world, of a subgroup, and of
-// two groups at once. Every survivor must throw in time an error that names the rank, the group is
-// rebuilt in the same processes, and no process, thread or file is leaked.
+// Tests a rank that is killed or stopped inside each operation: of the world, of a subgroup, and of
+// two groups at once. Every survivor must throw an error that names the rank within the guaranteed
+// time. The same processes then rebuild the group, and no process, thread or file may be leaked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -36,15 +36,15 @@ constexpr int kKiller = 0;
 constexpr int kVictim = 1;
 constexpr int kWitness = 2;
 constexpr Duration kStopTimeout = seconds(1);
-// The guaranteed time. It counts from the signal, or from the deadline if the victim is only
-// stopped.
+// The guaranteed time for the error. It is measured from the signal or, if the victim is only
+// stopped, from the deadline of the operation.
 #ifdef __SANITIZE_THREAD__
 constexpr Duration kLimit = seconds(4);  // ThreadSanitizer makes every rank several times slower
 #else
 constexpr Duration kLimit = seconds(2);
 #endif
-// The operation is so large that in every engine the victim must move data, and not only announce
-// the operation.
+// The operation is so large that with every engine the victim must move data in it, not only
+// announce the operation.
 constexpr size_t kCount = 1 << 20;
 
 // The groups in which the operation under test runs.
@@ -75,9 +75,9 @@ bool is_message(OpKind kind) {
   return kind == OpKind::kSend || kind == OpKind::kRecv;
 }
 
-// With these roots the victim waits inside the operation for the killer. In a broadcast, gather or
-// scatter, data moves in one direction only, so there must be enough of it to fill the sockets'
-// buffers within a few calls.
+// The roots are chosen so that the victim waits inside the operation for the rank that kills it. A
+// broadcast, gather or scatter sends data in one direction only, so it must be large enough to fill
+// the sockets' buffers within a few calls.
 testing::CollectiveCall collective_call(OpKind kind) {
   const bool goes_one_way =
       kind == OpKind::kBroadcast || kind == OpKind::kGather || kind == OpKind::kScatter;
@@ -106,8 +106,8 @@ class Call {
   }
 
  private:
-  // Survivors send to the victim or receive from it, while the victim waits for a message that is
-  // never sent.
+  // Tests send and recv: survivors send to the victim or receive from it, while the victim waits
+  // for a message that is never sent.
   void exchange(Communicator& group, Bytes data) {
     const bool is_victim = group.rank() == kVictim;
     if (is_victim) return group.recv(data.first(4), DType::kFloat32, kKiller, /*tag=*/99);
@@ -116,21 +116,24 @@ class Call {
   }
 
   OpKind kind_;
-  testing::CollectiveCall call_;  // for a message, a broadcast of as many elements
+  // Describes a broadcast of as many elements, if a message is tested.
+  testing::CollectiveCall call_;
   std::vector<float> in_;
   std::vector<float> out_;
 };
 
-// A slow rank may still be in the barrier before the operation under test. Then the barrier would
-// fail instead.
+// Returns whether the rank has left the barrier before the operation under test. If a slow rank
+// were still in it, the barrier would fail instead of the operation.
 bool is_past_barrier(const PeerStatus& peer) {
   return peer.last_seen.starts_with("last seen ") &&
          peer.last_seen.find(" barrier #1,") == std::string::npos;
 }
 
-// Returns the time directly before the signal.
+// Waits until the victim is inside the operation, then sends it the signal. Returns the time
+// directly before that.
 TimePoint disturb_when_inside(RankContext& context, Communicator& group, const Case& test) {
-  // The operation comes after the barrier and after the exchange that makes the second group.
+  // The operation under test has number 2, after the barrier; or 3, after the exchange that also
+  // makes a second group.
   const int number = test.place == Place::kTwoGroups ? 3 : 2;
   const std::string inside = is_message(test.kind)
                                  ? "last seen in recv #1,"
@@ -143,14 +146,16 @@ TimePoint disturb_when_inside(RankContext& context, Communicator& group, const C
     if (victim.last_seen.starts_with(inside) && is_past_barrier(peers[kWitness])) pid = victim.pid;
     nap(context.system, milliseconds(2));
   }
-  require(pid > 0, "the victim is inside the operation, and the third rank past the barrier");
+  require(pid > 0,
+          "the victim did not enter the operation within 10 s, or the third rank is still in the "
+          "barrier");
   const TimePoint now = context.system.now();
-  require(::kill(pid, test.signal) == 0, "the signal is sent");
+  require(::kill(pid, test.signal) == 0, "the signal could not be sent");
   return now;
 }
 
-// Returns the failure of the group. A rank that only sends may complete some more calls, until the
-// sockets' buffers are full. The kernel determines their size.
+// Calls the operation until the group fails, and returns that error. A rank that only sends may
+// complete some more calls, until the sockets' buffers, whose size the kernel determines, are full.
 Error failure_of(RankContext& context, Call& call, Communicator& group) {
   const Deadline patience = context.system.deadline_in(seconds(10));
   while (!patience.has_passed(context.system.now())) {
@@ -175,11 +180,13 @@ void rebuild(RankContext& context, const Membership& membership, const std::vect
   std::vector<int32_t> values(1000, next.rank + 1);
   const Bytes bytes = std::as_writable_bytes(std::span(values));
   group->all_reduce(bytes, bytes, DType::kInt32, ReduceOp::kSum);
-  for (const int32_t value : values) require(value == 3, "1 + 2 in the rebuilt group");
+  for (const int32_t value : values)
+    require(value == 3, "the sum of the rebuilt group must be 1 + 2");
   group->close(context.system.deadline_in(seconds(5)));
 }
 
-// An operation of another group that is in flight meanwhile. The victim does not take part.
+// An operation of another group that is in flight at the same time. The victim is not a member of
+// that group.
 class SecondGroup {
  public:
   SecondGroup(RankContext& context, Communicator& group) {
@@ -201,7 +208,7 @@ class SecondGroup {
   std::optional<Work> work_;
 };
 
-// Runs a rank that is a member of no group under test. It gets only the failure of the world.
+// Runs a rank that is in none of the groups under test. It gets only the failure of the world.
 void stand_by(Communicator& world) {
   const std::string failure = testing::failed_fields_of([&] { world.barrier(); });
   require(failure.find(" culprit=") != std::string::npos, failure);
@@ -231,12 +238,12 @@ void live_through(RankContext& context, const Membership& membership, const Case
     if (group.rank() == kKiller) report.disturbed = disturb_when_inside(context, group, test);
     const Error error = failure_of(context, call, group);
     report.raised = context.system.now();
-    // Every later call must throw the same error.
+    // Every later call must throw this error again.
     try {
       group.barrier();
-      require(false, "a failed group refuses operations");
+      require(false, "a failed group must throw for every operation");
     } catch (const Error& later) {
-      require(later == error, "later calls throw the first failure");
+      require(later == error, "later calls must throw the first failure again");
     }
     report.message = format("{}: {}", to_string(error.code()), error.message());
     context.output = testing::to_text(report);
@@ -290,7 +297,7 @@ TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
         testing::without_world_ranks(mask(report.message), test.num_outsiders());
     SCOPED_TRACE(outcome.output);
     if (test.signal == SIGKILL) {
-      // A rank that learns of the failure between two operations has another text.
+      // A rank that notices the failure between two operations throws a different text.
       EXPECT_THAT(message,
                   AnyOf(StartsWith(format("kPeerLost: {} #N on group \"world\" failed after N s on "
                                           "rank {} (HOST, pid N)\n",
@@ -334,7 +341,7 @@ std::vector<Case> cases_in(Place place) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FailureTest, ::testing::ValuesIn(cases_in(Place::kWorld)), name_of);
-// Each run tests its share of these cases.
+// CTest runs only the chosen share of these cases.
 INSTANTIATE_TEST_SUITE_P(Subgroup, FailureTest,
                          ::testing::ValuesIn(testing::share_of(cases_in(Place::kSubgroup))),
                          name_of);

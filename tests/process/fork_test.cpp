@@ -1,6 +1,7 @@
-// Tests ranks that fork without exec. The child is refused every call on its parent's group, may
-// destroy its objects, and can connect groups of its own; the parent's job goes on. A rank that is
-// killed while such a child lives on is still detected as lost.
+// Tests ranks that fork without exec. In the child, every call on the parent's group must throw;
+// the child may destroy its copies of the objects and connect groups of its own. The parent's job
+// continues. If a rank is killed while such a child is alive, the others must still detect the
+// loss.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -31,9 +32,9 @@ using testing::mask;
 using testing::RankContext;
 using testing::require;
 
-// A child that hangs is ended by the signal of alarm(). Unlike glibc's allocator, those of the
-// sanitizers do not handle their locks at a fork: a lock that another thread holds stays locked in
-// the child. So with a sanitizer the test abandons a child that hangs, and forks another one.
+// alarm() ends a child that hangs. Unlike glibc's allocator, the allocators of the sanitizers do
+// not handle their locks in fork(): a lock that another thread holds stays locked in the child. So
+// with a sanitizer the test gives up a child that hangs, and forks another one.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr unsigned kChildSeconds = 6;
 constexpr int kNumTries = 4;
@@ -43,15 +44,15 @@ constexpr int kNumTries = 1;
 #endif
 
 struct ChildOutcome {
-  int signal = 0;       // the signal that ended the child
-  std::string failure;  // empty if `body` returned
+  int signal = 0;       // the signal that has ended the child; 0 if none has
+  std::string failure;  // empty if `body` returned without an exception
 };
 
 ChildOutcome run_in_child(const std::function<void()>& body) {
   std::array<int, 2> ends{};
-  require(::pipe(ends.data()) == 0, "a pipe");
+  require(::pipe(ends.data()) == 0, "pipe() failed");
   const pid_t pid = ::fork();
-  require(pid >= 0, "a child");
+  require(pid >= 0, "fork() failed");
   if (pid == 0) {
     ::alarm(kChildSeconds);
     const std::string failure = testing::failure_of(body);
@@ -74,7 +75,7 @@ ChildOutcome run_in_child(const std::function<void()>& body) {
   return {WIFSIGNALED(status) ? WTERMSIG(status) : 0, failure};
 }
 
-// Runs `body` in a forked child and returns its failure; an empty text if it returned.
+// Runs `body` in a forked child and returns its failure; an empty text if it returned without one.
 std::string failure_in_child(const std::function<void()>& body) {
   ChildOutcome outcome = run_in_child(body);
   for (int i = 1; i < kNumTries && outcome.signal == SIGALRM; ++i) outcome = run_in_child(body);
@@ -89,7 +90,7 @@ std::vector<int32_t> sum(Communicator& group, int32_t own) {
   return values;
 }
 
-// Returns every call that a rank of three can make on a group.
+// Returns every call that a rank can make on a group of three ranks.
 std::vector<std::pair<std::string, std::function<void()>>> calls_of(Communicator& group,
                                                                     const Work& pending) {
   static std::array<std::byte, 12> small{};
@@ -124,10 +125,12 @@ std::vector<std::pair<std::string, std::function<void()>>> calls_of(Communicator
   };
 }
 
-// Checks the error that a child gets for every call, and that it can destroy all its objects.
+// Runs in the child: checks the error of every call, and destroys all copies of the parent's
+// objects.
 void try_everything(std::unique_ptr<Communicator>& group, std::shared_ptr<SymmetricBuffer>& buffer,
                     std::unique_ptr<Work>& pending, const std::string& expected) {
-  require(group->rank() == 0 && group->world_size() == 3, "plain values can be read");
+  require(group->rank() == 0 && group->world_size() == 3,
+          "rank and size must be readable in the child");
   for (const auto& [name, call] : calls_of(*group, *pending)) {
     const std::string failure = testing::failure_of(call);
     require(failure == expected, format("{} in the child: {}", name, failure));
@@ -135,10 +138,10 @@ void try_everything(std::unique_ptr<Communicator>& group, std::shared_ptr<Symmet
   group.reset();
   buffer.reset();
   pending.reset();
-  // A group that the child connects itself works.
+  // A group that the child itself connects must work.
   const auto system = os::make_native_system();
   const auto own = Communicator::connect(*system, {}, {}, system->deadline_in(seconds(5)));
-  require(sum(*own, 5).front() == 5, "a group that the child connected");
+  require(sum(*own, 5).front() == 5, "wrong sum of the group that the child has connected");
   own->close(system->deadline_in(seconds(5)));
 }
 
@@ -149,8 +152,8 @@ void fork_in_a_job(RankContext& context, const Membership& membership, Transport
         testing::connect(context, membership, {.timeout = seconds(30), .transport = transport});
     std::shared_ptr<SymmetricBuffer> buffer = group->allocate_symmetric(4096);
     const int own = group->rank().value + 1;
-    require(sum(*group, own).front() == 6, "1 + 2 + 3");
-    group->barrier_async().wait();  // after this call the group has started all its threads
+    require(sum(*group, own).front() == 6, "the sum of the three ranks must be 1 + 2 + 3");
+    group->barrier_async().wait();  // afterwards the group has started all its threads
     std::array<std::byte, 4> message{};
     const Bytes bytes = message;
     if (context.rank == 0) {
@@ -166,13 +169,15 @@ void fork_in_a_job(RankContext& context, const Membership& membership, Transport
       require(failure.empty(), failure);
       group->barrier();
       pending->wait();
-      require(message[0] == std::byte{7}, "the message came");
+      require(message[0] == std::byte{7}, "the message of the parent has wrong content");
     } else {
-      group->barrier();  // runs after the child has ended
+      group->barrier();  // the other ranks enter it after the child has ended
       message[0] = std::byte{7};
       if (context.rank == 1) group->send(bytes, DType::kInt32, 0, 3);
     }
-    for (int i = 0; i < 20; ++i) require(sum(*group, own).back() == 6, "the parent's job goes on");
+    for (int i = 0; i < 20; ++i)
+      require(sum(*group, own).back() == 6,
+              "the parent's group computes a wrong sum after the fork");
     const auto more = group->allocate_symmetric(4096);
     group->close(context.system.deadline_in(seconds(5)));
   }
@@ -194,7 +199,8 @@ TEST_P(ForkTest, AChildIsRefusedAndItsParentsJobGoesOn) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// A child that only ends, by exit() or by leaving the scope, sends nothing to any rank.
+// A child that only ends, by exit() or at the end of a scope, must not send anything to other
+// ranks.
 TEST_P(ForkTest, AChildThatOnlyEndsIsNotNoticed) {
   JobOptions options{.world_size = 2};
   const auto result =
@@ -205,13 +211,13 @@ TEST_P(ForkTest, AChildThatOnlyEndsIsNotNoticed) {
           const std::string failure = failure_in_child([&] { group.reset(); });
           require(failure.empty(), failure);
         }
-        require(sum(*group, 1).front() == 2, "the parents go on");
+        require(sum(*group, 1).front() == 2, "the parents' group computes a wrong sum");
         group->close(context.system.deadline_in(seconds(5)));
       });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The child of the victim has copies of all its connections, and outlives it.
+// The child of the victim inherits all its connections and stays alive after it.
 void outlive_a_parent(RankContext& context, const Membership& membership,
                       TransportChoice transport) {
   constexpr int kVictim = 1;
@@ -221,19 +227,19 @@ void outlive_a_parent(RankContext& context, const Membership& membership,
   group->barrier();
   if (context.rank == kVictim) {
     const pid_t child = ::fork();
-    require(child >= 0, "a child");
+    require(child >= 0, "fork() failed");
     if (child == 0) {
       ::alarm(kChildSeconds);
       while (true) ::pause();
     }
     membership.store->set("child", std::to_string(child), patience).value_or_throw();
-    group->recv_async({}, DType::kInt32, 0, 9).wait();  // no rank sends this message
+    group->recv_async({}, DType::kInt32, 0, 9).wait();  // rank 0 never sends this message
   }
   const int child = std::stoi(membership.store->get("child", patience).value_or_throw());
   testing::FailureReport report;
   if (context.rank == 0) {
     report.disturbed = context.system.now();
-    require(::kill(group->peers()[kVictim].pid, SIGKILL) == 0, "the signal is sent");
+    require(::kill(group->peers()[kVictim].pid, SIGKILL) == 0, "the signal could not be sent");
   }
   report.message = testing::failure_of([&] { group->barrier(); });
   report.raised = context.system.now();
@@ -245,9 +251,10 @@ void outlive_a_parent(RankContext& context, const Membership& membership,
           .value_or_throw();
   require(next.world_size == 2, format("{} are left", next.world_size));
   group = testing::connect(context, next, {.transport = transport});
-  require(sum(*group, next.rank.value + 1).front() == 3, "1 + 2 in the rebuilt group");
+  require(sum(*group, next.rank.value + 1).front() == 3,
+          "the sum of the rebuilt group must be 1 + 2");
   group->close(context.system.deadline_in(seconds(5)));
-  if (context.rank == 0) require(::kill(child, SIGKILL) == 0, "the child lived until now");
+  if (context.rank == 0) require(::kill(child, SIGKILL) == 0, "the child has ended too early");
 }
 
 TEST_P(ForkTest, AKilledParentIsMissedThoughItsChildHoldsItsConnections) {

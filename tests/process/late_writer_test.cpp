@@ -1,6 +1,6 @@
-// Tests a rank that is stopped, so that the others time out and rebuild the group without it. Then
-// it continues and writes through its old pointers into the symmetric memory of the others, which
-// now use this memory privately.
+// Tests a rank that is stopped until the others have timed out and rebuilt the group without it.
+// When it continues, it writes through its old pointers into the symmetric memory of the others.
+// Those writes must not reach the memory that the others now use.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -34,11 +34,11 @@ bool is_all(ConstBytes bytes, std::byte value) {
   return std::ranges::all_of(bytes, [&](std::byte b) { return b == value; });
 }
 
-// Waits until the kernel's state of a process is "T", which means that it is stopped.
+// Waits until the process is stopped, which is state "T" in /proc.
 void await_stopped(RankContext& context, int pid) {
   const Deadline limit = context.system.deadline_in(kTimeout);
   for (std::string text; text.find(") T ") == std::string::npos;) {
-    require(!limit.has_passed(context.system.now()), "the late rank stops");
+    require(!limit.has_passed(context.system.now()), "the late rank was not stopped in time");
     std::ifstream stat(format("/proc/{}/stat", pid));
     std::getline(stat, text);
   }
@@ -48,7 +48,8 @@ std::byte fresh_value(int rank) {
   return static_cast<std::byte>(20 + rank);
 }
 
-// Keeps pointers to the pieces of the other ranks, and views of them, and uses them later.
+// The late rank: keeps pointers to the other ranks' pieces of symmetric memory, and views of them,
+// and writes through them after it was stopped.
 void write_late(RankContext& context, Communicator& world, Store& store) {
   const auto buffer = world.allocate_symmetric(kPieceBytes);
   std::vector<Bytes> pieces = {buffer->writable_peer(0), buffer->writable_peer(1)};
@@ -59,14 +60,14 @@ void write_late(RankContext& context, Communicator& world, Store& store) {
   for (const Bytes piece : pieces) std::ranges::fill(piece, kLateByte);
   const std::string of_signal = failure_of([&] { buffer->signal(0, 1); });
   store.set("late rank has written", "1", context.system.deadline_in(kTimeout)).value_or_throw();
-  // An operation of the group has already thrown, so the failure is known.
+  // An operation of the group has thrown before, so this call must throw the same failure.
   const std::string failure = failure_of([&] { world.barrier(); });
   require(failure.find("signal slot 7") != std::string::npos, failure);
-  require(failure_of([&] { buffer->peer(0); }) == failure, "the first failure");
+  require(failure_of([&] { buffer->peer(0); }) == failure, "peer() must throw the first failure");
   context.output = of_signal;
 }
 
-// Checks that every access to the pieces of the others throws this error.
+// Checks that every access to the other ranks' pieces throws this error.
 void require_refusals(RankContext& context, SymmetricBuffer& buffer, const std::string& failure) {
   const std::vector<std::function<void()>> calls = {
       [&] { buffer.peer(kLate); }, [&] { buffer.writable_peer(1 - context.rank); },
@@ -95,10 +96,11 @@ void survive(RankContext& context, Communicator& world, Store& store) {
   const Deadline soon = context.system.deadline_in(milliseconds(context.rank == 0 ? 100 : 10'000));
   const std::string failure = failure_of([&] { buffer->wait_signal(kLate, 7, soon); });
   require(failure.find("signal slot 7: ") != std::string::npos, failure);
-  require(is_all(buffer->local(), static_cast<std::byte>(10 + context.rank)), "what was written");
+  require(is_all(buffer->local(), static_cast<std::byte>(10 + context.rank)),
+          "the memory has lost its values");
   require_refusals(context, *buffer, failure);
   const auto rebuilt = rebuild(context, world);
-  require(rebuilt->world_size() == 2, "without the late rank");
+  require(rebuilt->world_size() == 2, "the rebuilt group must have two ranks");
   std::ranges::fill(buffer->local(), fresh_value(context.rank));
   rebuilt->barrier();
   if (context.rank == 0) {
@@ -107,9 +109,10 @@ void survive(RankContext& context, Communicator& world, Store& store) {
   }
   const std::string key = "late rank has written";
   store.get(key, context.system.deadline_in(kTimeout)).value_or_throw();
-  require(is_all(buffer->local(), fresh_value(context.rank)), "a late write shows");
+  require(is_all(buffer->local(), fresh_value(context.rank)),
+          "a write of the late rank has reached this memory");
   rebuilt->all_reduce(buffer->local(), buffer->local(), DType::kUint8, ReduceOp::kSum);
-  require(is_all(buffer->local(), std::byte{20 + 21}), "the sum of both");
+  require(is_all(buffer->local(), std::byte{20 + 21}), "wrong sum of both ranks");
   require_refusals(context, *buffer, failure);
   rebuilt->close(context.system.deadline_in(kTimeout));
 }
@@ -123,13 +126,13 @@ TEST(LateWriter, MemoryOfSurvivorsIsOutOfItsReach) {
         survive(context, *world, *membership.store);
       });
   EXPECT_TRUE(result.ok()) << result.failures();
-  // A signal to revoked memory throws, whether or not the rank has learned of the failure before.
+  // A signal to memory of the failed group throws, even if the late rank does not know of the
+  // failure yet.
   EXPECT_NE(result.ranks[kLate].output, "");
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// The memory belongs to a group that the survivors have closed in an orderly way before the world
-// fails.
+// The memory belongs to a group that the survivors close in an orderly way before the world fails.
 TEST(LateWriter, MemoryOfAClosedGroupIsOutOfItsReachWhenTheJobIsLeft) {
   const auto result =
       testing::run_job({.world_size = 2}, [&](RankContext& context, const Membership& membership) {
@@ -152,7 +155,8 @@ TEST(LateWriter, MemoryOfAClosedGroupIsOutOfItsReachWhenTheJobIsLeft) {
         await_stopped(context, late_pid);
         ::kill(late_pid, SIGCONT);
         store.get("written", limit).value_or_throw();
-        require(is_all(buffer->local(), fresh_value(0)), "a late write shows");
+        require(is_all(buffer->local(), fresh_value(0)),
+                "a write of the late rank has reached this memory");
       });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -1,5 +1,5 @@
-// Measures the resources of 64 groups of all ranks of a job on one host: they need no thread and no
-// descriptor, and shared memory only as long as they exist.
+// Measures the resources of 64 groups of all ranks of a job on one host: a group must need no
+// thread and no descriptor, and must give its shared memory back.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -25,7 +25,8 @@ using testing::Resources;
 
 constexpr int kNumRanks = 8;
 constexpr int kNumGroups = 64;
-constexpr int kMaxThreads = 4;  // of each process, including the thread that runs main()
+// The largest number of threads of a process, including that of main().
+constexpr int kMaxThreads = 4;
 constexpr Duration kBudget = seconds(60);
 
 using Groups = std::vector<std::unique_ptr<Communicator>>;
@@ -38,11 +39,11 @@ void all_reduce_8_bytes(Communicator& group) {
   std::vector<int64_t> value = {group.rank() + 1};
   const Bytes data = std::as_writable_bytes(std::span(value));
   group.all_reduce(data, data, DType::kInt64, ReduceOp::kSum);
-  require(value[0] == kNumRanks * (kNumRanks + 1) / 2, "the sum of the group");
+  require(value[0] == kNumRanks * (kNumRanks + 1) / 2, "wrong sum of the group");
 }
 
-// Two ranks may open a connection when they first send something to each other. Here every pair
-// does so first, so that no such connection is counted as one of a group.
+// Two ranks may open a connection when they first exchange data. Here every pair does so first, so
+// that the connection is not attributed to a group.
 void use_all_pairs(Communicator& world) {
   std::vector<int64_t> in(kNumRanks, world.rank());
   std::vector<int64_t> out(kNumRanks);
@@ -66,7 +67,7 @@ void close_groups(Groups& groups) {
   groups.clear();
 }
 
-// Counts a resource on each rank while no other rank has an operation in progress.
+// Counts a resource on each rank at a time when no rank has an operation in progress.
 template <typename Count>
 auto count_in_peace(Communicator& world, const Count& count) {
   world.barrier();
@@ -77,7 +78,7 @@ auto count_in_peace(Communicator& world, const Count& count) {
 
 class ManyGroups : public ::testing::TestWithParam<TransportChoice> {
  protected:
-  // Runs `body` on each rank of a job, with the world.
+  // Runs `body` on each rank of a job, with the world as its argument.
   template <typename Body>
   static testing::RanksResult run(const Body& body) {
     return testing::run_job({.world_size = kNumRanks, .processes = {.time_limit = kBudget}},
@@ -97,14 +98,14 @@ TEST_P(ManyGroups, AddNoThreadAndNoDescriptor) {
     const Resources before = count_in_peace(world, testing::count_resources);
     const auto check = [&](std::string_view groups) {
       const Resources now = count_in_peace(world, testing::count_resources);
-      // The threads that ran before the world was connected include that of a sanitizer.
+      // The number of threads before the world was connected may include one of a sanitizer.
       const int num_threads = now.num_threads - alone.num_threads + 1;
       require(num_threads <= kMaxThreads,
               format("{} threads with {} groups, {} with the world alone", num_threads, groups,
                      before.num_threads));
-      // Two ranks that open a connection to each other at the same time have two connections, and a
-      // thread that sleeps for the first time adds an event to the pool. Neither number depends on
-      // the number of groups.
+      // These descriptors do not depend on the number of groups: if two ranks connect to each other
+      // at the same time, they have two connections, and a thread that sleeps for the first time
+      // adds an event to the pool.
       require(now.num_fds <= before.num_fds + kNumRanks,
               format("{} descriptors with {} groups, {} with the world alone", now.num_fds, groups,
                      before.num_fds));
@@ -119,20 +120,21 @@ TEST_P(ManyGroups, AddNoThreadAndNoDescriptor) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The test makes the groups twice, because the data structures that manage the memory may grow with
-// the first groups and are kept.
+// The groups are made twice, because the data structures that manage the shared memory may grow
+// with the first groups and are kept.
 TEST_P(ManyGroups, GiveTheirSharedMemoryBack) {
   const auto result = run([](Communicator& world, const Resources&) {
     const int64_t with_world = count_in_peace(world, testing::committed_shared_bytes);
-    require(with_world > 0, "the job's shared memory is seen");  // over TCP this is its status page
+    // This memory is only the job's status page if the transport is TCP.
+    require(with_world > 0, "no shared memory of the job was found");
     int64_t closed_before = with_world;
     for (const int64_t share_that_may_stay : {8, 32}) {
       Groups groups = make_groups(world);
       for (const auto& group : groups) all_reduce_8_bytes(*group);
       const int64_t used = count_in_peace(world, testing::committed_shared_bytes);
       close_groups(groups);
-      // A rank reclaims a piece when no peer holds it any more, at the latest at its next
-      // allocation.
+      // A rank gives a piece back when no other rank holds it any more, at the latest at its next
+      // allocation; so the test allocates once more.
       world.barrier();
       world.allocate_symmetric(1).reset();
       const int64_t closed = count_in_peace(world, testing::committed_shared_bytes);

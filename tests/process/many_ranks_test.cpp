@@ -1,4 +1,4 @@
-// Runs a job of 64 processes, which is far more than most machines have cores.
+// Runs a job of 64 processes, which are far more than most machines have cores.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// Runs ranks on several hosts, which are network namespaces here. Tests which addresses they find
-// by themselves, and their errors if two of them cannot connect.
+// Runs ranks on several hosts, for which network namespaces are used. Tests which of their
+// addresses they choose, and the errors if two of them cannot connect.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,19 +34,19 @@ using testing::Namespaces;
 using testing::RankContext;
 
 constexpr uint16_t kPort = 29500;
-// This is much longer than any test takes, so a call that has not ended by this deadline has
+// The deadline of all calls. It is far longer than any test takes, so a call that reaches it has
 // failed.
 constexpr Duration kBudget = seconds(60);
-// The limit of the time after the ranks have joined at the store. Half of it is the limit of the
-// code under test: a rank gives up a connection after kConnectPeerTimeout, and then informs all
-// other ranks at once. The other half is for a busy machine.
+// The limit for connecting, measured from the rendezvous at the store. A rank gives up a connection
+// after kConnectPeerTimeout, which is at most half of it, and then informs all other ranks at once.
+// The other half is reserve for a busy machine.
 constexpr Duration kConnectLimit = seconds(10);
 static_assert(2 * kConnectPeerTimeout <= kConnectLimit);
 
 struct Place {
   int host = 0;
-  std::string master_addr;  // the name that this host uses for the host of rank 0
-  std::string hosts = "";   // lines for its /etc/hosts
+  std::string master_addr;  // the name by which this host knows the host of rank 0
+  std::string hosts = "";   // lines for the /etc/hosts of this host
 };
 
 class NetworkTest : public ::testing::Test {
@@ -56,8 +56,8 @@ class NetworkTest : public ::testing::Test {
     if (!obstacle.empty()) GTEST_SKIP() << obstacle;
   }
 
-  // Each rank joins on its host, connects and sums. Returns for each rank the address at which it
-  // listens, or its error.
+  // Starts each rank on its host, where it joins, connects and sums. Returns for each rank the
+  // address at which it listens, or its error.
   std::vector<std::string> run(const Namespaces& network, const std::vector<Place>& places) {
     const int world_size = static_cast<int>(places.size());
     const auto result = testing::run_ranks_as_processes(
@@ -75,14 +75,15 @@ class NetworkTest : public ::testing::Test {
     return outputs;
   }
 
-  // Exchanges data between each two ranks, so that all of them must be able to reach each other.
+  // Exchanges data between all pairs of ranks, so each rank must be able to reach every other one.
   static void talk_to_all(Communicator& world) {
     std::vector<int32_t> sent(static_cast<size_t>(world.world_size()), world.rank() + 1);
     std::vector<int32_t> received(sent.size());
     world.all_to_all(std::as_bytes(std::span(sent)), std::as_writable_bytes(std::span(received)),
                      DType::kInt32);
     for (size_t rank = 0; rank < received.size(); ++rank) {
-      testing::require(received[rank] == static_cast<int32_t>(rank) + 1, "what a rank received");
+      testing::require(received[rank] == static_cast<int32_t>(rank) + 1,
+                       "a rank has received a wrong value");
     }
   }
 
@@ -127,7 +128,7 @@ TEST_F(NetworkTest, EachRankIsReachedWhereItReachesTheStore) {
 
 TEST_F(NetworkTest, AnInterfaceThatLeadsElsewhereIsNotChosen) {
   Namespaces network(3);
-  // The first link of this host does not lead to the other hosts.
+  // The first interface of this host does not lead to the other hosts.
   network.link({0, "10.99.0.1/24"}, {2, "10.99.0.2/24"});
   network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
   network.link({1, "10.98.0.1/24"}, {2, "10.98.0.2/24"});
@@ -140,7 +141,7 @@ TEST_F(NetworkTest, ANameThatMeansLoopbackAtHomeIsNeverPublished) {
   network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
   const Place home{0, "node0", "127.0.1.1 node0\n"};
   const Place away{1, "node0", "127.0.1.1 node1\n10.77.0.1 node0\n"};
-  // Two ranks are on the host of the store, and reach it over loopback.
+  // Two ranks are on the host of the store, and connect to it over loopback.
   EXPECT_EQ(run(network, {home, home, away}),
             (std::vector<std::string>{"10.77.0.1", "10.77.0.1", "10.77.0.2"}));
 }
@@ -174,7 +175,7 @@ TEST_F(NetworkTest, RanksWithoutARouteToEachOtherAreBothNamedToAll) {
   const auto outputs = run(network, {{0, "node0", "127.0.1.1 node0\n"},
                                      {1, "node0", "10.77.0.1 node0\n"},
                                      {2, "node0", "10.78.0.1 node0\n"}});
-  // The rank that opens the connection between the two ranks reports the failure.
+  // All ranks report the failure of the rank that tries to open the missing connection.
   EXPECT_THAT(outputs, Each(HasSubstr("rank 1 (node1, pid ")));
   EXPECT_THAT(outputs, Each(HasSubstr("rank 2 (node2, pid ")));
   EXPECT_THAT(outputs, Each(HasSubstr(" cannot reach rank ")));
@@ -189,7 +190,7 @@ TEST_F(NetworkTest, RanksWhosePacketsAreDroppedAreNamedWithInterfaceAndErrno) {
   network.link({0, "10.78.0.1/24"}, {2, "10.78.0.2/24"});
   network.forward(0);
   network.ip(2, "route add 10.77.0.0/24 via 10.78.0.1");
-  // This host receives packets of rank 2, but cannot answer.
+  // This host receives packets from rank 2, but has no route for its answers.
   network.ip(1, "route add blackhole 10.78.0.0/24");
   const auto outputs = run(network, {{0, "node0", "127.0.1.1 node0\n"},
                                      {1, "node0", "10.77.0.1 node0\n"},
@@ -214,7 +215,7 @@ TEST_F(NetworkTest, BeyondLoopbackTheStoreServesNobodyWithoutTheToken) {
     };
     if (context.rank == 0) {
       testing::require(!TcpStoreServer::start(*system, {.address = address}).ok(),
-                       "a server without a token is refused");
+                       "a server without a token must be refused on this address");
       const auto server =
           TcpStoreServer::start(*system, {.address = address, .token = "secret"}).value_or_throw();
       const auto store = connect("secret", StoreProtocol::kNative).value_or_throw();
@@ -224,21 +225,22 @@ TEST_F(NetworkTest, BeyondLoopbackTheStoreServesNobodyWithoutTheToken) {
     const auto store = connect("secret", StoreProtocol::kNative).value_or_throw();
     const auto wrong = connect("another", StoreProtocol::kNative);
     testing::require(!wrong.ok() && wrong.error().code() == ErrorCode::kInvalidArgument,
-                     "another token is refused");
-    testing::require(!connect("", StoreProtocol::kC10d).ok(), "c10d's protocol is for loopback");
+                     "a client with another token must be refused");
+    testing::require(!connect("", StoreProtocol::kC10d).ok(),
+                     "c10d's protocol must be refused outside of loopback");
     store->set("done", "1", system->deadline_in(seconds(10))).value_or_throw();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// No packet of the process arrives any more, not even the end of its connections. So the store
-// cannot know whether the process is alive.
+// The link of the client's host is cut: no packet of the process arrives any more, not even the end
+// of its connections. The store must still conclude that the client is lost and carry out its will.
 TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
   Namespaces network(2);
   network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
   const os::Address address{os::Address::Kind::kTcp, "10.77.0.1", kPort};
   const testing::TemporaryFolder folder;
-  // A file signals the end of the test, because no message reaches the client.
+  // The client cannot be reached by a message, so a file tells it that the test is over.
   const std::string is_over = folder.file("is_over");
   const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
     network.enter(context.rank);
@@ -257,14 +259,14 @@ TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
       network.ip(1, "link set to0 down");
       testing::require(
           store->get("lost", system->deadline_in(seconds(20))).value_or_throw() == "rank 1",
-          "the will was carried out");
+          "the store did not carry out the client's will");
       std::ofstream(is_over) << "yes";
       return;
     }
     const auto will =
         store->leave_will("lost", "rank 1", system->deadline_in(seconds(20))).value_or_throw();
     store->set("ready", "yes", system->deadline_in(seconds(20))).value_or_throw();
-    // The last will must not be retracted before the store has executed it.
+    // Ending would withdraw the will, so the client waits until the store has carried it out.
     const Deadline end = system->deadline_in(seconds(12));
     while (!std::filesystem::exists(is_over) && !end.has_passed(system->now())) {
       testing::nap(*system, milliseconds(10));
@@ -273,7 +275,8 @@ TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// These network namespaces share a kernel, but unix sockets of one cannot be reached from another.
+// Ranks in different network namespaces share a kernel, but cannot reach each other's unix sockets,
+// so they must count as different hosts.
 TEST_F(NetworkTest, ProcessesInNetworksOfTheirOwnAreOnHostsOfTheirOwn) {
   Namespaces network(2);
   const auto result = testing::run_ranks_as_processes(3, [&](RankContext& context) {
@@ -285,14 +288,13 @@ TEST_F(NetworkTest, ProcessesInNetworksOfTheirOwnAreOnHostsOfTheirOwn) {
   EXPECT_NE(result.ranks[0].output, result.ranks[2].output);
 }
 
-// On one host, a rank is killed after the ranks have joined at the store and before the group is
-// connected.
+// A rank is killed after the rendezvous at the store, while the ranks of one host connect.
 TEST(ConnectingTest, ARankThatDiesWhileTheOthersConnectIsNamedAtOnce) {
   const auto result = testing::run_ranks_as_processes(
       4,
       [&](RankContext& context) {
         if (context.rank == 3) {
-          // This process runs only the store, as a launcher does.
+          // This process runs only the store, as the launcher does in a real job.
           const auto server =
               TcpStoreServer::start(context.system,
                                     {.address = context.rendezvous_address, .token = "t"})
@@ -319,7 +321,8 @@ TEST(ConnectingTest, ARankThatDiesWhileTheOthersConnectIsNamedAtOnce) {
         const TimePoint start = context.system.now();
         context.output = testing::failed_fields_of(
             [&] { Communicator::connect(context.system, membership, {}, deadline); });
-        testing::require(context.system.now() - start < kBudget / 2, "it waited for its deadline");
+        testing::require(context.system.now() - start < kBudget / 2,
+                         "the error came only at the deadline");
         membership.store->set(format("end/{}", context.rank), "", deadline).value_or_throw();
       },
       {.time_limit = 2 * kBudget});

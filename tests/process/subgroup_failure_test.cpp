@@ -25,10 +25,10 @@ using testing::require;
 using ::testing::StartsWith;
 
 constexpr int kWorldSize = 4;
-// The victim's rank in the world. The victim is rank 1 of its half, which contains the odd ranks.
+// The victim's rank in the world. It is rank 1 of the half with the odd ranks.
 constexpr int kVictim = 3;
 constexpr int kPartner = 1;
-// The timeout of every operation. A death must be reported in a shorter time.
+// The timeout of every operation. A loss must be reported in a much shorter time, kLimit.
 constexpr Duration kTimeout = seconds(20);
 constexpr Duration kLimit = seconds(5);
 
@@ -39,19 +39,20 @@ int64_t sum(Communicator& group, int64_t mine) {
   return total;
 }
 
-// Runs operations of the half that does not contain the victim, before and after the world has
-// failed.
+// Runs operations of the half without the victim, which must work both before and after the world
+// has failed.
 void work_on(Communicator& half, int rank) {
-  for (int step = 0; step < 100; ++step) require(sum(half, rank) == 0 + 2, "sum of the even ranks");
+  for (int step = 0; step < 100; ++step)
+    require(sum(half, rank) == 0 + 2, "wrong sum of the even ranks");
 }
 
-// Waits until every rank has created its half. The death of the victim would end a creation that is
-// in progress.
+// Waits until every rank has created its half: if the victim died during the creation, that would
+// fail instead.
 void await_creation(RankContext& context, Store& store) {
   store.barrier("created", kWorldSize, context.system.deadline_in(kTimeout)).value_or_throw();
 }
 
-// Returns the error of the rank's half, if that failed, and then the error of the world.
+// Returns the error of the rank's half if that has failed, followed by the error of the world.
 void live_through(RankContext& context, const Membership& membership, TransportChoice transport) {
   const testing::Resources before = testing::count_resources();
   const int me = context.rank;
@@ -61,7 +62,7 @@ void live_through(RankContext& context, const Membership& membership, TransportC
     const int victim_pid = world->peers()[kVictim].pid;
     const auto half =
         split(*world, {.color = me % 2, .name = "half"}, context.system.deadline_in(kTimeout));
-    require(sum(*half, me) == (me % 2 == 0 ? 2 : 4), "sum of the half");
+    require(sum(*half, me) == (me % 2 == 0 ? 2 : 4), "wrong sum of the half");
     await_creation(context, *membership.store);
     if (me == kVictim) ::raise(SIGKILL);
     const TimePoint begin = context.system.now();
@@ -71,11 +72,11 @@ void live_through(RankContext& context, const Membership& membership, TransportC
       work_on(*half, me);
     }
     context.output += testing::failure_of([&] { world->barrier(); });
-    require(context.system.now() - begin < kLimit, "the news comes long before the deadline");
+    require(context.system.now() - begin < kLimit, "the error came too late");
     require(context.output.find(format("pid {}) is gone", victim_pid)) != std::string::npos,
             context.output);
     const std::vector<Rank> lost = world->lost_ranks();
-    require(lost.size() == 1 && lost[0] == kVictim, "the world lost the victim alone");
+    require(lost.size() == 1 && lost[0] == kVictim, "the world must list only the victim as lost");
     if (me != kPartner) work_on(*half, me);
     half->close(context.system.deadline_in(seconds(5)));
     world->close(context.system.deadline_in(seconds(5)));
@@ -84,7 +85,7 @@ void live_through(RankContext& context, const Membership& membership, TransportC
   require(left.empty(), left);
 }
 
-// A rank that learns of the failure between two operations has another text.
+// A rank that notices the failure between two operations throws a different text.
 auto names_victim(const std::string& operation, const std::string& group, const std::string& victim,
                   const std::string& self) {
   const auto gone = HasSubstr(format("\n  {} is gone: its connection ended, last seen ", victim));

@@ -25,7 +25,7 @@ using testing::require;
 using ::testing::StartsWith;
 
 constexpr Duration kTimeout = seconds(20);
-// This is far less than the timeout of the operations, and far more than the guaranteed time.
+// Far less than the timeout of the operations, and far more than the guaranteed time for an error.
 constexpr Duration kLimit = seconds(5);
 // Three processes are in the large job. The last two are also in the small job, in reverse order.
 constexpr int kLargeSize = 3;
@@ -38,7 +38,7 @@ enum class End { kClose, kAbort, kKill };
 
 struct Case {
   TransportChoice transport;
-  End end;  // the way in which the large job ends
+  End end;  // how the large job ends: close, abort or kill
 };
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
@@ -47,7 +47,7 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
                 kEnds[static_cast<size_t>(info.param.end)]);
 }
 
-// An operation that sums rank + 1 over the ranks of a group. The caller waits for it later.
+// An asynchronous sum of rank + 1 over the ranks of a group.
 class Sum {
  public:
   explicit Sum(Communicator& group)
@@ -58,7 +58,7 @@ class Sum {
 
   void finish() {
     work_.wait();
-    for (const int64_t value : *data_) require(value == expected_, "the sum of the group");
+    for (const int64_t value : *data_) require(value == expected_, "wrong sum of the group");
   }
 
  private:
@@ -69,7 +69,7 @@ class Sum {
   Work work_;
 };
 
-// Runs two operations in every order in which they can begin and end.
+// Runs one operation in each job, in every order in which the two can begin and end.
 void interleave(Communicator& large, Communicator& small) {
   for (int step = 0; step < kNumSteps; ++step) {
     Communicator& first = step % 2 == 0 ? large : small;
@@ -99,8 +99,8 @@ std::unique_ptr<Communicator> join_small(RankContext& context, TransportChoice t
   return testing::connect(context, membership, {.timeout = kTimeout, .transport = transport});
 }
 
-// Called by the process that is only in the large job, when the others have signalled that they
-// have finished the sums.
+// Runs in the process that is only in the large job, when the others have signalled that they have
+// finished the sums.
 void end_large(Communicator& large, Deadline deadline, End end) {
   if (end == End::kClose) return large.close(deadline);
   std::byte ready{};
@@ -110,8 +110,8 @@ void end_large(Communicator& large, Deadline deadline, End end) {
   large.close(deadline);
 }
 
-// Ends the large job in the given way and returns its error. Meanwhile an operation of the small
-// job is in flight.
+// Ends the large job in the given way and returns its error. An operation of the small job is in
+// flight at that time and must succeed.
 std::string failure_of_large(Communicator& large, Communicator& small) {
   Sum across(small);
   const std::string failure = testing::failure_of([&] {
@@ -123,7 +123,7 @@ std::string failure_of_large(Communicator& large, Communicator& small) {
   return failure;
 }
 
-// Returns the errors of the large job on the members of both jobs.
+// Returns the errors of the large job on the processes that are in both jobs.
 void live_through(RankContext& context, const Membership& membership, const Case& test,
                   const std::string& store_file) {
   const testing::Resources before = testing::count_resources();
@@ -143,7 +143,7 @@ void live_through(RankContext& context, const Membership& membership, const Case
     } else {
       context.output = failure_of_large(*large, *small);
     }
-    require(context.system.now() - begin < kLimit, "the end comes long before the deadline");
+    require(context.system.now() - begin < kLimit, "the error came too late");
     work(*small);
     large->close(close_by);
     work(*small);

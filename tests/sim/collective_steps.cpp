@@ -17,7 +17,7 @@ constexpr DType kType = DType::kInt32;
 using Values = std::vector<int32_t>;
 using Span = std::span<int32_t>;
 
-// Returns the element that a rank contributes to a collective.
+// Returns element `index` of a rank's input of a collective.
 int32_t value_of(const Step& step, int rank, size_t index) {
   return static_cast<int32_t>(step.seed % 1000) + 100'003 * rank +
          static_cast<int32_t>(index % 8629);
@@ -29,7 +29,7 @@ int32_t sum_of(const Step& step, int world_size, size_t index) {
   return sum;
 }
 
-// These are in the order of Step::Kind, whose last two kinds are no collectives.
+// The operations of Step::Kind, in its order. The last two kinds of a Step are no collectives.
 constexpr std::array<OpKind, Step::kNumKinds - 2> kOpKinds = {
     OpKind::kAllReduce, OpKind::kAllGather, OpKind::kReduceScatter, OpKind::kBroadcast,
     OpKind::kBarrier,   OpKind::kReduce,    OpKind::kGather,        OpKind::kScatter,
@@ -44,7 +44,7 @@ CollectiveCall call_of(const Step& step, int world_size) {
           .root = step.root,
           .reduction = ReduceOp::kSum,
           .world_size = world_size,
-          // About every fourth part is empty.
+          // One part in four is empty on average.
           .parts = [&step, num_ranks](int from, int to) -> uint64_t {
             Random random(step.seed ^
                           (static_cast<uint64_t>(from) * num_ranks + static_cast<uint64_t>(to)));
@@ -100,7 +100,7 @@ void run_collective(Communicator& group, const Step& step, Bytes symmetric) {
   group.run(call.collective(rank, std::as_bytes(input), std::as_writable_bytes(output)));
   check_output(call, step, rank, output);
   if (is_in_place) return;
-  // Inputs that are only read must keep their values.
+  // A collective must not change its input.
   for (size_t i = 0; i < num_input; ++i) check(step, input, i, value_of(step, rank.value, i));
 }
 

@@ -16,7 +16,7 @@ inline constexpr size_t kMaxStepCount = 3000;  // the largest Step::count
 // Returns the bytes of symmetric memory that run_collective() needs.
 size_t symmetric_bytes(int world_size);
 
-// Runs the collective on group.rank(). It does not support kMessages and kTwoGroups.
+// Runs the collective as rank group.rank(). The kinds kMessages and kTwoGroups are not supported.
 void run_collective(Communicator& group, const Step& step, Bytes symmetric);
 
 }  // namespace cadre::testing

@@ -1,9 +1,9 @@
-// Tests the whole Communicator in virtual time with many seeds. Each seed picks another job (2 to 4
-// ranks or more, in shared memory or over TCP, on one host or several; collectives and messages),
-// another order of events, and one fault at a random moment.
+// Tests the whole Communicator in virtual time with many seeds. Each seed determines a job (its
+// ranks, 2 to 4 by default; shared memory or TCP; one host or several; collectives and messages),
+// an order of events, and one fault at a random time.
 //
-// Every run has delays, reordering, short sends and receives, spurious wake-ups and slow links.
-// Only these outcomes of the fault are right:
+// Every run has delays, reordering, short sends and receives, spurious wake-ups and slow links. A
+// rank "ends right" if all its results are right. Only these outcomes of the fault are allowed:
 // - no fault, a partition that heals, a stop that continues: every rank ends right.
 // - kill of v: the others end right, or with kPeerLost that names v.
 // - cut between a and b: a ends right or names b, b ends right or names a, the others end right or
@@ -47,7 +47,7 @@ std::string_view to_string(Scenario scenario) {
   return kNames[static_cast<size_t>(scenario)];
 }
 
-// Counts for each kind of fault the runs in which it had an effect.
+// Counts for each kind of fault in how many runs it had an effect.
 class FaultTable {
  public:
   void add(const sim::FaultCounts& counts) {
@@ -61,9 +61,9 @@ class FaultTable {
       expect_a_tenth(felt_[static_cast<size_t>(kind)], sim::to_string(kind));
     }
   }
-  // By default this means 20 runs of 200.
+  // Expects that at least a tenth of the runs had it; by default that is 20 of 200.
   void expect_a_tenth(int num_runs, std::string_view what) const {
-    if (num_runs_ == 1) return;  // this run is a replay
+    if (num_runs_ == 1) return;  // a run with a given seed replays a single job
     EXPECT_GE(num_runs * 10, num_runs_) << what << " was in too few of " << num_runs_ << " runs";
   }
   void print(std::string_view title) const {
@@ -90,8 +90,8 @@ bool ends_right(Scenario scenario) {
          scenario == Scenario::kContinue;
 }
 
-// Returns the faults that must have an effect in a tenth of the runs. Waits on words exist only in
-// shared memory, and so do spurious wake-ups.
+// Returns the kinds of faults that must have an effect in a tenth of the runs. Spurious wake-ups
+// exist only in shared memory, because only there ranks wait for words in memory.
 std::vector<FaultKind> faults_of(Scenario scenario) {
   std::vector<FaultKind> kinds = {FaultKind::kDelay, FaultKind::kReorder, FaultKind::kShortIo,
                                   FaultKind::kSlowLink};
@@ -121,8 +121,8 @@ std::vector<FaultKind> faults_of(Scenario scenario) {
   return kinds;
 }
 
-// Returns the time of a fault. It is anywhere in the lifetime of a rank or, in half of the runs,
-// near its end, during the operations.
+// Returns the time of a fault: anywhere in the lifetime of a rank or, in half of the runs, near its
+// end, when operations are running.
 When moment_of(const JobPlan& plan, int rank, Random& random) {
   const JobOutcome undisturbed = run_job(plan);
   const auto life =
@@ -131,7 +131,7 @@ When moment_of(const JobPlan& plan, int rank, Random& random) {
   return When::at_point(rank, static_cast<int64_t>(1 + early + random.below(life - early)));
 }
 
-// Returns a time that is shorter than every deadline, including that of a connection attempt.
+// Returns a time that is shorter than every deadline, also that of a connection attempt.
 Duration short_time(Random& random) {
   constexpr std::array<int, 5> kTimesMs = {5, 50, 500, 2'000, 4'000};
   return milliseconds(kTimesMs[random.below(kTimesMs.size())]);
@@ -167,13 +167,14 @@ Fault fault_of(Scenario scenario, const JobPlan& plan) {
 JobPlan plan_of(Scenario scenario, uint64_t seed) {
   const bool needs_hosts = scenario == Scenario::kPartition || scenario == Scenario::kHeal;
   JobPlan plan = needs_hosts ? plan_job(seed, kSeveralHosts) : plan_job(seed, kAllShapes);
-  // With these long naps a lost wake-up causes a timeout, which is wrong if no rank dies.
+  // Naps are so long that a lost wake-up causes a timeout, which fails the test, because every rank
+  // must end right in this scenario.
   if (ends_right(scenario)) plan.options.max_nap = hours(1);
   if (scenario != Scenario::kNoFault) plan.options.faults = {fault_of(scenario, plan)};
   return plan;
 }
 
-// Returns whether a failure on `rank` may blame `named`.
+// Returns whether the error of `rank` may name rank `named` as the culprit.
 bool may_blame(const JobPlan& plan, int rank, int named) {
   const Fault& fault = plan.options.faults.front();
   if (fault.kind == FaultKind::kKill || fault.kind == FaultKind::kStop) return named == fault.a;
@@ -189,20 +190,22 @@ bool says(const RankReport& report, std::string_view text) {
   return report.failure && report.failure->message().find(text) != std::string::npos;
 }
 
-// Returns whether the rank has failed for an allowed reason, without the exceptions of is_hidden().
+// Returns whether the rank's failure names a culprit that the table above allows, not counting the
+// exceptions of is_hidden().
 bool failed_justly(const JobPlan& plan, const JobOutcome& outcome, int rank) {
   if (!outcome.ranks[static_cast<size_t>(rank)].failure) return false;
   const Verdict verdict = verdict_of(outcome, rank);
   return verdict.culprit && may_blame(plan, verdict.reporter, *verdict.culprit);
 }
 
-// If the truth is hidden from a rank, it may name a rank that the fault has kept from it:
-// - a rank that never came into the group, because the victim did not let it finish connecting;
-// - a rank that had left this group, because another group had failed on it for a just reason;
-// - a rank that ended in good order, if only the stopped rank could pass its leave on;
-// - in a partition, a rank that waits itself, if messages or a second group are in the chain of
-// waiting ranks: of several operations that a rank has in flight the others see one, which is not
-// always the operation that is blocked.
+// Returns whether the rank may name another rank than the table allows, because the fault has
+// hidden the true cause from it. It may name:
+// - a rank that never joined the group, because the victim did not let it finish connecting;
+// - a rank that had left this group, because another group had failed on it for an allowed reason;
+// - a rank that ended in good order, if only the stopped rank could forward its leave;
+// - in a partition, a rank that is itself waiting, if messages or a second group are in the chain
+// of waiting ranks: if a rank has several operations in flight, the others see only one of them,
+// which is not always the one that is blocked.
 bool is_hidden(const JobPlan& plan, const JobOutcome& outcome, int rank, const Verdict& verdict) {
   const RankReport& own = outcome.ranks[static_cast<size_t>(rank)];
   const RankReport& named = outcome.ranks[static_cast<size_t>(*verdict.culprit)];
@@ -219,11 +222,11 @@ bool is_hidden(const JobPlan& plan, const JobOutcome& outcome, int rank, const V
          ((waits && has_message) || waits_elsewhere);
 }
 
-// Returns whether the failure blames a rank that the table allows. The rank that found the failure
-// decides; the others quote it.
+// Returns whether the failure names an allowed culprit. What counts is the error of the rank that
+// found the failure; the other ranks quote it.
 bool is_just(const JobPlan& plan, const JobOutcome& outcome, int rank) {
   const Verdict verdict = verdict_of(outcome, rank);
-  // The failure of another group made this rank throw, and so end this group.
+  // Another group failed first: it made this rank throw, and so leave this group.
   if (says(outcome.ranks[static_cast<size_t>(rank)], "ended the group's scope")) {
     return verdict.reporter != rank && failed_justly(plan, outcome, verdict.reporter);
   }
@@ -231,9 +234,9 @@ bool is_just(const JobPlan& plan, const JobOutcome& outcome, int rank) {
          (verdict.culprit && is_hidden(plan, outcome, rank, verdict));
 }
 
-// Returns whether the failure was reported in time. A death is noticed at once, and a cut
-// connection as soon as it is used again. Silence is noticed at the deadline of an operation, which
-// may have begun a little later if earlier data went over a slow link.
+// Returns whether the failure was reported in time. A death must be noticed at once, and a cut
+// connection at its next use. A silent rank is noticed at the deadline of an operation, which may
+// have begun a little later if earlier data went over a slow link.
 bool is_in_time(const JobPlan& plan, const JobOutcome& outcome, const RankReport& report) {
   constexpr Duration kAtOnce = seconds(2);
   constexpr Duration kLater = seconds(5);
@@ -259,9 +262,10 @@ class Seeds : public ::testing::TestWithParam<Scenario> {
       const RankReport& report = outcome.ranks[static_cast<size_t>(rank)];
       const bool has_returned =
           outcome.sim.ranks[static_cast<size_t>(rank)].kind == sim::RankEnd::Kind::kReturned;
-      // This rank was the victim, or its results were right.
+      // Skips the victim, and ranks whose results were right.
       if (!has_returned || !report.failure) continue;
-      EXPECT_TRUE(is_just(plan, outcome, rank)) << "rank " << rank << " blames another";
+      EXPECT_TRUE(is_just(plan, outcome, rank))
+          << "rank " << rank << " blames a rank that it may not blame";
       EXPECT_TRUE(is_in_time(plan, outcome, report)) << "rank " << rank << " was late";
       const bool is_kill = plan.options.faults.front().kind == FaultKind::kKill;
       if (is_kill && !verdict_of(outcome, rank).is_connecting) {
@@ -269,7 +273,7 @@ class Seeds : public ::testing::TestWithParam<Scenario> {
       }
     }
   }
-  // Returns whether a rank failed in an operation.
+  // Returns whether any rank failed inside an operation.
   static bool failed_in_an_operation(const JobOutcome& outcome) {
     return std::ranges::any_of(outcome.ranks, [](const RankReport& report) {
       return report.failure && !report.was_connecting();
@@ -319,10 +323,10 @@ TEST(SimulatedJobs, EveryKindOfStepIsInATenthOfThem) {
     }
     for (size_t kind = 0; kind < is_in.size(); ++kind) num_jobs_with[kind] += is_in[kind] ? 1 : 0;
   }
-  if (seeds.size() < 100) return;  // these are too few seeds to count effects
+  if (seeds.size() < 100) return;  // so few seeds need not have every effect
   for (size_t kind = 0; kind < num_jobs_with.size(); ++kind) {
     EXPECT_GE(num_jobs_with[kind] * 10, static_cast<int>(seeds.size()))
-        << to_string(static_cast<Step::Kind>(kind)) << " is in too few";
+        << to_string(static_cast<Step::Kind>(kind)) << " occurs in too few of the jobs";
   }
 }
 

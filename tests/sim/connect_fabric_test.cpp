@@ -1,7 +1,7 @@
 // Tests how processes of several hosts connect, in virtual time: under seeded schedules and
-// networks, with ranks that are killed or stopped at any moment, and with 1,024 ranks. CADRE_SEED=n
-// runs only one seed; CADRE_FABRIC_HOSTS=n is the number of hosts, of 8 ranks each, of the largest
-// job.
+// networks, with ranks that are killed or stopped at any time, and with 1,024 ranks. CADRE_SEED=n
+// runs only that seed; CADRE_FABRIC_HOSTS=n sets the number of hosts of the largest job, with 8
+// ranks each.
 #include "cadre/core/fabric/bootstrap/connect_fabric.h"
 
 #include <gtest/gtest.h>
@@ -64,8 +64,8 @@ FabricOptions simulated_options(int host) {
           }};
 }
 
-// Returns the ranks to which a rank must be connected: those of its host, its sponsor, and the
-// ranks that it sponsors.
+// Returns the ranks to which a rank must be connected: the ranks of its host, its sponsor (the rank
+// that sends it the layout of the job), and the ranks for which it is the sponsor.
 std::set<int> expected_peers(const Layout& layout, int rank) {
   const std::vector<int>& near = layout.ranks_of(layout.host_of(rank));
   std::set<int> peers(near.begin(), near.end());
@@ -75,7 +75,8 @@ std::set<int> expected_peers(const Layout& layout, int rank) {
   return peers;
 }
 
-// Sends this rank's number over each connection, and requires that the peer sends its own number.
+// Sends this rank's number over each connection, and requires that the peer sends the number of the
+// expected rank.
 void require_right_peers(os::System& system, FabricConnections& fabric, int rank) {
   const Deadline deadline = system.deadline_in(seconds(20));
   const std::set<int> peers = expected_peers(*fabric.layout, rank);
@@ -83,7 +84,8 @@ void require_right_peers(os::System& system, FabricConnections& fabric, int rank
     const auto& socket = fabric.control[static_cast<size_t>(peer)];
     require((socket != nullptr) == peers.contains(peer), format("the connection to {}", peer));
     const std::byte own{static_cast<uint8_t>(rank)};
-    if (socket) require(socket->try_send(ConstBytes(&own, 1)).value_or_throw() == 1, "sent");
+    if (socket)
+      require(socket->try_send(ConstBytes(&own, 1)).value_or_throw() == 1, "the byte was not sent");
   }
   for (const int peer : peers) {
     os::Socket& socket = *fabric.control[static_cast<size_t>(peer)];
@@ -108,12 +110,13 @@ struct FabricJob {
   sim::SimResult sim;
   std::vector<RankOfFabric> ranks;
 
-  // The first rank starts at began(), and the last rank has connected at ended().
+  // began() is the time at which the first rank started, ended() the time at which the last one had
+  // connected.
   TimePoint began() const { return std::ranges::min(ranks, {}, &RankOfFabric::began).began; }
   TimePoint ended() const { return std::ranges::max(ranks, {}, &RankOfFabric::ended).ended; }
 };
 
-// All ranks join at a store on rank 0, which detects lost clients, and then connect.
+// Runs a job whose ranks join at a store on rank 0, which detects lost clients, and then connect.
 FabricJob run_fabric_job(uint64_t seed, const std::vector<int>& ranks_per_host,
                          std::vector<sim::Fault> faults, Duration budget) {
   sim::Simulator simulator(seed, {.ranks_per_host = ranks_per_host, .faults = std::move(faults)});
@@ -138,11 +141,11 @@ FabricJob run_fabric_job(uint64_t seed, const std::vector<int>& ranks_per_host,
     mine.is_connected = fabric.ok();
     if (!fabric.ok()) mine.failure = fabric.error();
     if (fabric.ok() && job.ranks.size() < 256) {
-      // Other ranks may be killed or stopped while this runs.
+      // The check may fail because other ranks are killed or stopped while it runs.
       const std::string why = failure_of([&] { require_right_peers(system, *fabric, rank); });
       if (!why.empty()) mine.failure = Error(ErrorCode::kInternal, why);
     }
-    // The store is kept until all ranks have read there why connecting has failed.
+    // Rank 0 keeps the store until all ranks have read there why connecting has failed.
     if (rank == 0) system.make_waiter()->park(system.deadline_in(2 * budget));
   });
   return job;
@@ -161,7 +164,7 @@ TEST(FabricInTheSimulator, RanksOfAllShapesConnectToTheirHostAndTheTreeOfHosts) 
   }
 }
 
-// Returns a time at which the ranks of this job are connecting. `seed` picks it.
+// Returns a time, determined by `seed`, at which the ranks of this job are connecting.
 Duration moment_of(const FabricJob& job, uint64_t seed) {
   const auto span = static_cast<uint64_t>((job.ended() - job.began()).count());
   return job.began() - TimePoint{} +
@@ -174,12 +177,12 @@ struct FaultOfOne {
   sim::Fault (*fault)(int rank, sim::When when) = nullptr;
   Duration budget{};
   ErrorCode code = ErrorCode::kInternal;
-  // Returns the time from the fault, or from the beginning, to the failure of a rank.
+  // Returns the time from the fault, or from the start of the job, to the failure of a rank.
   std::function<Duration(const RankOfFabric&, Duration moment)> delay;
   Duration max_delay{};
 };
 
-// Checks that each rank that has not connected names the rank with the fault.
+// Checks that each rank that could not connect names the rank with the fault.
 void expect_named_to_all(const FaultOfOne& expected) {
   int num_told = 0;
   for (const uint64_t seed : fabric_seeds(80)) {
@@ -226,7 +229,8 @@ TEST(FabricInTheSimulator, ARankThatIsStoppedIsNamedToAllAtTheDeadline) {
        .max_delay = kBudget + seconds(4)});
 }
 
-// The second attempt of rank 0 waits for rank 1, and polls the store meanwhile.
+// Rank 0 fails because rank 1 is late. Its second attempt waits for rank 1 and polls the store in
+// the meantime.
 TEST(FabricInTheSimulator, AFailedAttemptDoesNotSpoilTheNext) {
   sim::Simulator simulator(1, {.ranks_per_host = {2}});
   const auto store = std::make_shared<HashStore>(simulator.system(0));
@@ -236,7 +240,7 @@ TEST(FabricInTheSimulator, AFailedAttemptDoesNotSpoilTheNext) {
     if (rank == 0) {
       const auto failed =
           connect_fabric(system, membership, options, system.deadline_in(seconds(1)));
-      require(!failed.ok(), "rank 1 did not come");
+      require(!failed.ok(), "connecting must fail, because rank 1 is late");
       require(failed.error().code() == ErrorCode::kTimeout, failed.error().message());
       require(failed.error().details().culprit == 1, failed.error().message());
     } else {
@@ -248,7 +252,7 @@ TEST(FabricInTheSimulator, AFailedAttemptDoesNotSpoilTheNext) {
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
-// One rank gives up and does not retry. It may be the rank that computes the layout.
+// One rank gives up and does not retry. It may be rank 0, which computes the layout.
 TEST(FabricInTheSimulator, ARankThatComesLateLearnsWhyTheAttemptBeforeFailed) {
   for (const int deserter : {0, 1}) {
     sim::Simulator simulator(1, {.ranks_per_host = {2}});
@@ -260,9 +264,9 @@ TEST(FabricInTheSimulator, ARankThatComesLateLearnsWhyTheAttemptBeforeFailed) {
       const TimePoint start = system.now();
       const auto fabric = connect_fabric(system, membership, simulated_options(0),
                                          system.deadline_in(seconds(is_late ? 100 : 1)));
-      require(!fabric.ok(), "the ranks did not meet");
+      require(!fabric.ok(), "connecting must fail on this rank, too");
       if (!is_late) return;
-      require(system.now() - start < seconds(10), "it did not wait for its deadline");
+      require(system.now() - start < seconds(10), "the error came only at the deadline");
       require(fabric.error().details().reporter == deserter, fabric.error().message());
       require(fabric.error().code() == ErrorCode::kTimeout, fabric.error().message());
       require(fabric.error().details().culprit == rank, fabric.error().message());
@@ -277,8 +281,8 @@ int num_hosts_of_the_largest_job() {
   return given == nullptr ? 32 : std::clamp(std::atoi(given), 2, 250);
 }
 
-// Checks the numbers of sockets and of requests to the store that connect_fabric.h and
-// bootstrap_exchange.h state.
+// Checks the numbers of sockets and of store requests that connect_fabric.h and
+// bootstrap_exchange.h promise.
 TEST(FabricInTheSimulator, ManyHostsMeetWithFewSocketsAndRequests) {
   constexpr int kRanksPerHost = 8;
   const int num_hosts = num_hosts_of_the_largest_job();
@@ -300,7 +304,7 @@ TEST(FabricInTheSimulator, ManyHostsMeetWithFewSocketsAndRequests) {
                                        system.deadline_in(kConnectTime))
                             .value_or_throw();
     times[static_cast<size_t>(rank)] = system.now() - start;
-    require(fabric.layout->num_hosts() == num_hosts, "the number of hosts");
+    require(fabric.layout->num_hosts() == num_hosts, "the layout has a wrong number of hosts");
     const std::set<int> peers = expected_peers(*fabric.layout, rank);
     for (int peer = 0; peer < num_ranks; ++peer) {
       const bool is_connected = fabric.control[static_cast<size_t>(peer)] != nullptr;
@@ -313,9 +317,9 @@ TEST(FabricInTheSimulator, ManyHostsMeetWithFewSocketsAndRequests) {
   EXPECT_EQ(inner->num_keys(simulator.system(0).deadline_in(seconds(1))).value_or_throw(), 0);
   int total = 0;
   for (const int number : num_sockets) total += number;
-  // The connections form a clique on each host, and a tree of the hosts.
+  // The connections form a clique on each host, and a tree between the hosts.
   EXPECT_EQ(total / 2, num_hosts * kRanksPerHost * (kRanksPerHost - 1) / 2 + num_hosts - 1);
-  // With 256 ranks no rank waits for 50 ms, so none reads from the store whether others have
+  // No rank of 256 waits longer than 50 ms, so no rank reads from the store whether others have
   // failed.
   const int64_t least = 6 * num_ranks - 2 + 2 * ((num_ranks + 63) / 64);
   EXPECT_GE(counts->requests, least);

@@ -1,6 +1,6 @@
-// Runs a large job in the simulator. All ranks connect, sum 8 B and 1 MB, and split. Then one rank
+// Runs a large job in the simulator: all ranks connect, sum 8 B and 1 MB, and split. Then one rank
 // is killed, then all ranks of a host, and the others leave. Prints the cost of each phase next to
-// its bound. Exits with 1 if a rank lacks an event that it must have, or if a bound is exceeded.
+// its bound. Exits with 1 if a rank lacks a required event, or if a bound is exceeded.
 //
 //     cadre_fabric_scale [hosts] [ranks on each]
 #include <algorithm>
@@ -31,10 +31,11 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// The timeout of an operation, and of the joining ranks.
+// The timeout of each operation, and of the rendezvous.
 constexpr Duration kTimeout = seconds(120);
 constexpr Duration kLook = milliseconds(5);
-// The virtual time after a phase in which events spread and connections are replaced.
+// The virtual time after a phase in which events spread (kSettle) and lost connections are replaced
+// (kHeal).
 constexpr Duration kSettle = milliseconds(100);
 constexpr Duration kHeal = seconds(2);
 constexpr size_t kLargeBytes = 1 << 20;
@@ -47,7 +48,7 @@ struct Shape {
   int lost_rank() const { return per_host * (num_hosts / 3) + 1; }
   int lost_host() const { return num_hosts / 2; }
   bool is_of_lost_host(int rank) const { return rank / per_host == lost_host(); }
-  // Returns the ranks that have died, in ascending order.
+  // Returns the ranks that have been killed, in ascending order.
   std::vector<int> lost_ranks() const {
     std::vector<int> lost = {lost_rank()};
     for (int slot = 0; slot < per_host; ++slot) lost.push_back(lost_host() * per_host + slot);
@@ -58,9 +59,9 @@ struct Shape {
 // The phases in the order in which the job runs them.
 enum PhaseNumber : size_t { kMeet, kSmall, kLarge, kSplit, kLoseRank, kLoseHost, kLeave };
 
-// Makes a report with the bounds for P ranks, R on each of H hosts. Logarithms are rounded up; C
-// and D are the largest numbers of ends of control and data connections that all ranks together
-// have. docs/decisions/0011-fabric.md derives them.
+// Makes a report with the bounds for P ranks, R of them on each of H hosts. Logarithms are rounded
+// up. C and D are the largest numbers of endpoints of control and data connections, over all ranks
+// together. docs/decisions/0011-fabric.md derives the bounds.
 ScaleReport make_report(const Shape& shape) {
   const double ranks = shape.num_ranks();
   const double host_exponent = std::bit_width(static_cast<unsigned>(shape.num_hosts - 1));
@@ -139,13 +140,14 @@ class Job {
     }
   }
 
-  // Runs the job and returns the number of violations.
+  // Runs the job and returns how many checks have failed.
   int run();
 
  private:
   void run_rank(os::System& system, int rank);
   void run_phases(Communicator& world, int rank);
-  // Waits for `num` ranks. The last one runs `action` before the others continue.
+  // Waits until `num` ranks have called this. The last one runs `action` before all of them
+  // continue.
   void meet(os::System& system, int num, const std::function<void()>& action = {});
   void end_phase(size_t phase, const Fabric& fabric, Duration settle);
   void note(size_t phase, const Fabric& fabric);
@@ -154,7 +156,7 @@ class Job {
   const Shape shape_;
   sim::Simulator simulator_;
   const std::shared_ptr<HashStore> store_;
-  // By rank; each is shared with the rank's store.
+  // The request counts of the ranks' stores, indexed by rank. The stores share them.
   std::vector<std::shared_ptr<StoreCounts>> store_counts_;
   ScaleReport report_;
   std::mutex mutex_;
@@ -186,7 +188,7 @@ void sum(Communicator& group, size_t num_bytes) {
           format("the sum of {} B is {}, not {}", num_bytes, values.front(), expected));
 }
 
-// Checks that the failure of the group names one of these ranks of the world as lost.
+// Checks that the group fails, and that the error names one of the lost ranks.
 void require_loss(Communicator& group, const std::function<bool(int)>& is_lost) {
   try {
     sum(group, 8);
@@ -303,15 +305,16 @@ void Job::run_phases(Communicator& world, int rank) {
     for (const int lost : shape_.lost_ranks()) simulator_.kill(lost);
   });
   require_loss(*survivors, [&](int culprit) { return shape_.is_of_lost_host(culprit); });
-  // The loss of a rank without connections to another host is noticed only when a rank tries to
-  // connect to it.
+  // If the lost rank has no connection to another host, a rank of another host notices the loss
+  // only when it tries to connect to it.
   await(system, "all losses are known",
         [&] { return fabric->plane()->lost_ranks() == shape_.lost_ranks(); });
   end_phase(kLoseHost, *fabric, kHeal);
 
   survivors->close(system.deadline_in(kTimeout));
   world.close(system.deadline_in(kTimeout));
-  require(fabric->plane()->lost_ranks() == shape_.lost_ranks(), "leaving is no loss");
+  require(fabric->plane()->lost_ranks() == shape_.lost_ranks(),
+          "a rank that has left must not count as lost");
   end_phase(kLeave, *fabric, kSettle);
 }
 

@@ -14,13 +14,14 @@ const sim::Readiness& readiness_of(const os::Pollable& target) {
   return dynamic_cast<const sim::Readiness&>(target);
 }
 
-// A socket with the bug kWrongTag: it sends the headers of messages wrongly.
+// A socket with the bug kWrongTag: some headers of messages are sent with the tag of the previous
+// message.
 class WrongTagSocket final : public os::Socket, public sim::Readiness {
  public:
   explicit WrongTagSocket(std::unique_ptr<os::Socket> inner) : inner_(std::move(inner)) {}
 
-  // If a send accepts only a part, the caller offers the rest again at the front of the next send,
-  // followed by more bytes.
+  // If a send accepts only a part of the data, the caller passes the rest again at the front of the
+  // next send, followed by more data.
   Result<size_t> try_send(ConstBytes data) override {
     std::vector<std::byte> bytes(data.begin(), data.end());
     std::copy_n(owed_.begin(), std::min(owed_.size(), bytes.size()), bytes.begin());
@@ -46,7 +47,8 @@ class WrongTagSocket final : public os::Socket, public sim::Readiness {
   bool can_write() const override { return readiness_of(*inner_).can_write(); }
 
  private:
-  // The header of a message is either a separate part, or the beginning of the rest of its frame.
+  // The header of a message is passed either as a part of its own, or at the beginning of the rest
+  // of its frame.
   std::vector<std::byte> with_last_tag(std::vector<std::byte> bytes) {
     if (bytes.size() < MessageHeader::kBytes) return bytes;
     const Bytes place = Bytes(bytes).first(MessageHeader::kBytes);
@@ -58,7 +60,7 @@ class WrongTagSocket final : public os::Socket, public sim::Readiness {
   }
 
   const std::unique_ptr<os::Socket> inner_;
-  std::vector<std::byte> owed_;  // the unsent rest of a part, with the tag of the previous header
+  std::vector<std::byte> owed_;  // the unsent rest of a header, with the tag of the previous header
   int32_t last_tag_ = 0;
 };
 
@@ -109,7 +111,7 @@ Result<std::unique_ptr<os::SharedMemory>> BuggySystem::create_segment(size_t num
   return std::unique_ptr<os::SharedMemory>(std::make_unique<UsedSegment>(memory));
 }
 
-// Changes "cadre/7/..." to "cadre/1/...".
+// Replaces the round in a key: "cadre/7/..." becomes "cadre/1/...".
 std::string BuggyStore::rename(std::string_view key) const {
   constexpr std::string_view kPrefix = "cadre/";
   if (bug_ != PlantedBug::kStaleRound || !key.starts_with(kPrefix)) return std::string(key);

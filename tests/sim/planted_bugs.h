@@ -1,5 +1,5 @@
-// Deliberate bugs, with which a test proves that the simulated tests find them: a System and a
-// Store that forward every call, except for one defect.
+// Deliberate bugs, with which a test proves that the simulated tests would find them: a System and
+// a Store that forward every call, except for one defect.
 //
 // Threads, blocking: those of the inner object, which must outlive them. For tests only.
 #pragma once
@@ -19,11 +19,11 @@ namespace cadre::testing {
 
 enum class PlantedBug {
   kNone,
-  kLostWakeUp,         // publish() does not wake the sleepers
-  kMissingAbortCheck,  // poll() ignores the last event, which is that of the interrupt
-  kUsedPages,          // pages that were released keep their content
-  kWrongTag,           // after a short send of a header, its rest is taken from the previous header
-  kStaleRound,         // the keys of all rounds in the store are the same, and none is erased
+  kLostWakeUp,         // publish() does not wake the sleeping ranks
+  kMissingAbortCheck,  // poll() ignores its last event, which signals an interrupt
+  kUsedPages,          // released pages of memory keep their content
+  kWrongTag,           // after a short send of a header, the rest has the previous message's tag
+  kStaleRound,         // all rounds use the same keys in the store, and no key is erased
 };
 
 class BuggySystem final : public ForwardingSystem {

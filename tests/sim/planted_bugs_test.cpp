@@ -1,4 +1,5 @@
-// Tests that for each of these bugs one of the first 200 seeds of the simulated tests fails.
+// Tests that each planted bug makes at least one of the first 200 seeds of the simulated tests
+// fail.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,7 +34,7 @@ struct Hunt {
   };
 };
 
-// Returns the first seed that finds the bug; 0 if none does.
+// Returns the first seed whose run fails; 0 if none fails.
 uint64_t find_bug(const Hunt& hunt, uint64_t num_seeds = kNumSeeds) {
   const std::array shapes = {hunt.shape};
   for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
@@ -48,7 +49,7 @@ uint64_t find_bug(const Hunt& hunt, uint64_t num_seeds = kNumSeeds) {
   return 0;
 }
 
-// With the bug some seed must fail. Without the bug no seed may fail, which
+// Some seed must fail if the bug is planted. None may fail without it, which
 // communicator_seeds_test.cpp checks more thoroughly.
 void expect_found(Hunt hunt) {
   const uint64_t seed = find_bug(hunt);
@@ -66,14 +67,15 @@ TEST(PlantedBugs, AWrongTagIsFound) {
   expect_found({.bug = PlantedBug::kWrongTag, .shape = Shape::kHostEach});
 }
 
-// Without the check of the interrupt, a rank learns of a death only when the ranks that know of it
-// close their streams.
+// A rank with this bug does not notice the interrupt, so it learns of a death only when ranks that
+// know of it close their connections.
 TEST(PlantedBugs, AMissingAbortCheckIsFound) {
   constexpr int kVictim = 2;
-  constexpr Duration kKillTime = milliseconds(200);  // at this time the operations run
+  constexpr Duration kKillTime = milliseconds(200);  // the operations are running at this time
   const auto is_late = [&](const JobOutcome& outcome) {
     return std::ranges::any_of(outcome.ranks, [&](const RankReport& report) {
-      // A rank that is connecting has only its deadline.
+      // Ranks that are still connecting are not counted, because they notice a loss only at their
+      // deadline.
       const bool is_survivor = &report != &outcome.ranks[kVictim];
       return is_survivor && report.failure && !report.was_connecting() &&
              report.failed_at > TimePoint{} + kKillTime + seconds(2);
@@ -81,7 +83,7 @@ TEST(PlantedBugs, AMissingAbortCheckIsFound) {
   };
   expect_found({.bug = PlantedBug::kMissingAbortCheck,
                 .shape = Shape::kHostEach,
-                // With this many ranks, not every rank has a data connection to the victim.
+                // So many ranks that not every rank has a data connection to the victim.
                 .world_size = 12,
                 .faults = {Fault::kill(kVictim, When::at_time(kKillTime))},
                 .keeps_failed_group = seconds(5),

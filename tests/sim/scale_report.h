@@ -17,18 +17,18 @@ enum class Cost {
   kStoreRequests,
   kStoreBytesIn,
   kStoreBytesOut,
-  kControlConnections,  // counts ends, so a connection between two processes counts twice
-  kControlMessages,     // does not include heartbeats
-  kControlBytes,        // includes heartbeats
+  kControlConnections,  // counts both ends of a connection
+  kControlMessages,     // without heartbeats
+  kControlBytes,        // with heartbeats
   kHeartbeats,
-  kDataConnections,  // counts ends
+  kDataConnections,  // counts both ends of a connection
   kDataFrames,
   kDataBytes,
 };
 inline constexpr int kNumCosts = 10;
 std::string_view to_string(Cost cost);
 
-// The costs of one process since its start.
+// The costs of one process from its start until now.
 class Costs {
  public:
   uint64_t& operator[](Cost cost) { return values_[static_cast<size_t>(cost)]; }
@@ -38,7 +38,7 @@ class Costs {
   std::array<uint64_t, kNumCosts> values_{};
 };
 
-// An upper bound of the cost of all processes together in one phase.
+// An upper bound for a cost, summed over all processes, in one phase.
 struct Bound {
   Cost cost;
   double most;
@@ -50,15 +50,15 @@ class ScaleReport {
   struct Phase {
     std::string name;
     std::vector<Bound> bounds;
-    double virtual_ms = 0;  // the duration of the phase
+    double virtual_ms = 0;  // the duration of the phase in virtual time
     double real_ms = 0;
-    std::vector<std::optional<Costs>> at_end = {};  // at_end[r] is nullopt if rank r has died
+    std::vector<std::optional<Costs>> at_end = {};  // at_end[r] is nullopt if rank r was killed
   };
 
   explicit ScaleReport(int num_ranks) : num_ranks_(num_ranks) {}
 
-  // Appends a phase. Call it in the order of the phases; all costs are 0 at the beginning of the
-  // first.
+  // Appends a phase, in the order in which the phases run. At the beginning of the first phase all
+  // costs are 0.
   size_t add(Phase phase);
   Phase& phase(size_t number) { return phases_[number]; }
 

@@ -30,7 +30,7 @@ CommunicatorOptions options_of(const JobPlan& plan, int rank) {
   CommunicatorOptions options;
   options.timeout = kJobTimeout;
   if (plan.shape == Shape::kTcpOnOneHost) options.transport = TransportChoice::kTcp;
-  // The simulator gives this address to a host.
+  // The simulator gives this address to the rank's host.
   if (plan.options.ranks_per_host.size() > 1) {
     options.listen_host = format("10.0.0.{}", plan.host_of(rank) + 1);
   }
@@ -51,7 +51,7 @@ void run_rank(os::System& simulated, Store& shared, int rank, const JobPlan& pla
       try {
         run_program(*group, plan.program);
       } catch (const Error&) {
-        report.failed_at = system.now();  // taken before the group publishes its leave
+        report.failed_at = system.now();  // taken before the group announces that this rank leaves
         if (plan.keeps_failed_group > Duration{}) {
           system.make_waiter()->park(system.deadline_in(plan.keeps_failed_group));
         }
@@ -92,7 +92,7 @@ int JobPlan::host_of(int rank) const {
 }
 
 JobPlan plan_job(uint64_t seed, std::span<const Shape> shapes) {
-  // The sizes are distributed evenly, so that small worlds are as frequent as in a short run.
+  // All sizes are equally frequent, so small worlds occur as often as large ones.
   const auto num_sizes = static_cast<uint64_t>(max_simulated_ranks() - 1);
   return plan_job(seed, shapes, 2 + static_cast<int>(Random(seed ^ 0x51ed).below(num_sizes)));
 }

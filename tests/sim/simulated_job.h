@@ -1,8 +1,8 @@
-// Runs one job in the simulator. A seed picks its shape and its steps, and the test picks its
+// Runs one job in the simulator. A seed determines its shape and its steps; the test determines its
 // faults.
 //
-// Threads: call from one thread. Blocking: run_job, in real time for as long as the ranks compute.
-// Errors: what a rank threw is in its report.
+// Threads: call from one thread. Blocking: run_job() takes as much real time as the ranks compute.
+// Errors: the error of a rank is in its report.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,10 @@ namespace cadre::testing {
 inline constexpr Duration kJobTimeout = std::chrono::seconds(20);
 
 enum class Shape {
-  kSharedMemory,  // one host
+  kSharedMemory,  // all ranks on one host
   kTcpOnOneHost,
-  kHostEach,  // TCP
-  kTwoHosts,  // over TCP, with several ranks on each host if there are enough ranks
+  kHostEach,  // each rank on a host of its own, over TCP
+  kTwoHosts,  // two hosts over TCP, with several ranks on each if there are enough ranks
 };
 std::string_view to_string(Shape shape);
 
@@ -36,22 +36,22 @@ struct JobPlan {
   sim::SimOptions options;
   Program program;
   PlantedBug bug = PlantedBug::kNone;
-  int num_groups = 1;  // these groups run one after the other, in rounds 1, 2, ...
-  // The time for which a rank keeps a group that has failed. When it destroys the group, the others
-  // learn of the failure, too.
+  int num_groups = 1;  // the groups are made one after the other, in rounds 1, 2, ...
+  // How long a rank keeps a group that has failed. When it destroys the group, the other ranks are
+  // told of the failure, too.
   Duration keeps_failed_group{};
 
   int host_of(int rank) const;
 };
 
-// Returns a plan with 2 to CADRE_SIM_MAX_RANKS ranks (by default 4). The seed picks one of the
+// Returns a plan with 2 to CADRE_SIM_MAX_RANKS ranks (default 4). The seed selects one of the
 // shapes.
 JobPlan plan_job(uint64_t seed, std::span<const Shape> shapes);
 JobPlan plan_job(uint64_t seed, std::span<const Shape> shapes, int world_size);
 
 struct RankReport {
-  bool has_ended = false;  // false: the rank was killed or stopped permanently
-  // True as long as the rank has no group: it is connecting, has failed to connect, or has ended.
+  bool has_ended = false;  // false if the rank was killed or stopped permanently
+  // Whether the rank is in no group: it is still connecting, has failed to connect, or has ended.
   bool is_connecting = true;
   std::optional<Error> failure;  // nullopt if all results were right
   TimePoint failed_at;

@@ -1,5 +1,5 @@
 // One step of a simulated job: a collective, two collectives in two groups at once, or an exchange
-// of messages. A seed picks its values.
+// of messages. A seed determines its values.
 //
 // Threads: plain values. Blocking: never.
 #pragma once
@@ -11,14 +11,14 @@
 
 namespace cadre::testing {
 
-// A message. The k-th receive from a sender with a tag gets the k-th message of that sender with
-// the tag.
+// A message between two ranks. The k-th receive with a sender and a tag gets the k-th message of
+// that sender with that tag.
 struct Letter {
   int from = 0;
   int to = 0;
   int tag = 0;
   size_t num_bytes = 0;
-  uint64_t content = 0;  // determines the bytes of the message
+  uint64_t content = 0;  // the seed of the message's bytes
 };
 
 struct Step {
@@ -41,18 +41,17 @@ struct Step {
   static constexpr int kNumKinds = 14;
 
   Kind kind = Kind::kBarrier;
-  uint64_t seed = 0;  // the seed of the values, and of each rank's order of receives
-  // Elements per rank; in all_to_all approximately the elements of all ranks together.
+  uint64_t seed = 0;  // the seed of the values, and of the order in which each rank receives
+  // The number of elements of each rank; for all_to_all approximately that of all ranks together.
   size_t count = 0;
   int root = 0;  // used by kBroadcast, kReduce, kGather and kScatter
-  // Inputs are in symmetric memory, and all_reduce and reduce work in place.
+  // Whether inputs are in symmetric memory, and all_reduce and reduce work in place.
   bool is_symmetric = false;
-  // Used by kMessages. A rank posts either all receives before its first blocking send, or all
-  // sends before its first blocking receive. Otherwise ranks could deadlock by the order of their
-  // own calls.
+  // Used by kMessages. A rank posts either all its receives before its first blocking send, or all
+  // its sends before its first blocking receive; otherwise the ranks' calls could deadlock.
   std::vector<Letter> letters;
   bool blocks_in_sends = false;
-  bool reduces_between = false;  // runs an all_reduce while messages are in flight
+  bool reduces_between = false;  // whether an all_reduce runs while messages are in flight
 };
 
 std::string_view to_string(Step::Kind kind);

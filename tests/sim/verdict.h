@@ -1,5 +1,7 @@
-// Reads from the details of a failure which rank it blames and which rank found it, as a program
-// can.
+// Reads the details of a failure, as a program can: which rank is blamed for it, and which rank
+// found it.
+//
+// Threads: pure functions. Blocking: never.
 //
 // Threads: pure. Blocking: never.
 #pragma once
@@ -11,9 +13,9 @@
 namespace cadre::testing {
 
 struct Verdict {
-  bool is_connecting = false;  // the reporter had not yet joined the group
+  bool is_connecting = false;  // whether the reporter had not joined the group yet
   int reporter = -1;           // the rank that found the failure first
-  std::optional<int> culprit;  // the lowest rank if several did not connect
+  std::optional<int> culprit;  // the blamed rank; the lowest one if several ranks did not connect
 };
 
 // REQUIRES: the rank has failed.

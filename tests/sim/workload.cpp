@@ -67,7 +67,7 @@ void shuffle(std::vector<T>& items, Random& random) {
   for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random.below(i)]);
 }
 
-// Runs this rank's part of a step of messages.
+// Runs one rank's sends and receives of a step of messages.
 class Exchange {
  public:
   Exchange(Communicator& group, const Step& step)
@@ -108,8 +108,8 @@ class Exchange {
     std::shared_ptr<Memory> memory;  // shared with the Work, which may outlive a failed step
   };
 
-  // Shuffles tags and senders. The first receive of a tag from a sender must still take the first
-  // message.
+  // Shuffles the order in which this rank receives. Receives with the same sender and tag must keep
+  // their order, because messages are matched in order.
   void mix_receives() {
     std::vector<Receive> in_order = receives_;
     shuffle(receives_, random_);
@@ -161,8 +161,8 @@ class Exchange {
   std::vector<Work> works_;
 };
 
-// Makes two more groups of all ranks, one of them with the ranks in reverse order, and runs a sum
-// in each at the same time. Every second rank issues the two sums in the other order.
+// Makes two more groups of all ranks, in one of them with the ranks in reverse order, and runs a
+// sum in each at the same time. Every second rank issues the two sums in the other order.
 class TwoGroups {
  public:
   TwoGroups(Communicator& world, const Step& step)
@@ -210,8 +210,8 @@ class TwoGroups {
     }
   }
 
-  // Runs the body and translates the ranks in errors to ranks of the world, which the verdict on a
-  // job needs.
+  // Runs `body`. If it throws, replaces the ranks in the error by ranks of the world, because the
+  // verdict on a job needs those.
   template <typename Body>
   static void in_ranks_of_world(const Communicator& group, const Body& body) {
     try {
@@ -228,13 +228,13 @@ class TwoGroups {
   Communicator& world_;
   const Step& step_;
   const Deadline deadline_;
-  // Shared with the Works, which may outlive a failed step.
+  // Shared with the Work objects, which may outlive a failed step.
   std::array<std::shared_ptr<Values>, 2> values_;
   std::array<std::unique_ptr<Communicator>, 2> groups_;
   std::array<std::optional<Work>, 2> works_;
 };
 
-// Runs an all_reduce while messages are in flight.
+// Runs an all_reduce of its own while messages are in flight.
 void sum_between(Communicator& group, const Step& step) {
   Step sum = step;
   sum.kind = Step::Kind::kAllReduce;
@@ -256,7 +256,7 @@ Program make_program(uint64_t seed, int world_size) {
   using Kind = Step::Kind;
   Random random(seed);
   std::vector<Kind> kinds = {Kind::kMessages, Kind::kAllReduce};
-  // There is one choice for every kind of collective, and two for messages.
+  // Each kind of collective is chosen with equal probability, messages with twice that probability.
   constexpr uint64_t kNumChoices = Step::kNumKinds + 1;
   const uint64_t num_more = 1 + random.below(4);
   for (uint64_t i = 0; i < num_more; ++i) {

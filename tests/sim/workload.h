@@ -17,11 +17,11 @@ struct Program {
   std::vector<Step> steps;
 };
 
-// Makes the same program on all ranks. It has at least one step of messages, some of which are
-// short enough to be sent eagerly, and one sum in symmetric memory.
+// Makes a program, which is equal on all ranks. It has at least one step of messages, some of which
+// are short enough for an eager send, and one sum in symmetric memory.
 Program make_program(uint64_t seed, int world_size);
 
-// Runs the program on group.rank().
+// Runs the program as rank group.rank().
 void run_program(Communicator& group, const Program& program);
 
 }  // namespace cadre::testing

@@ -1,9 +1,9 @@
 // Tests that training on a mesh of several axes, on up to 8 ranks as threads, equals training in
-// one process with libtorch's loss and clipping: the losses, norms and gradients of each step, and
-// the parameters after the last, are within the bounds of wrap_bounds.h. In every step gradients
-// are clipped by one norm over all axes, and dropout is the same as in one process. The bounds are
-// those for each axis alone: ranks add the same terms in another order. CADRE_CASES_SEED picks the
-// share of the cases that CTest runs.
+// one process with libtorch's loss and clipping: the losses, norms and gradients of each step and
+// the final parameters are within the bounds of wrap_bounds.h. In every step gradients are clipped
+// by their norm over all axes, and dropout drops the same elements as in one process. The bounds
+// are those for a single axis: ranks only add the same terms in another order. The seed
+// CADRE_CASES_SEED chooses which cases CTest runs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -40,7 +40,8 @@ std::ostream& operator<<(std::ostream& out, const AxesCase& given) {
   return out << given.layout.name << "_" << given.training;
 }
 
-// Returns a case with SGD in float64 for every layout. The other optimizer and dtype alternate.
+// Returns three cases for every layout: SGD in float64, AdamW in float64, and one of the two,
+// alternately, in float32.
 std::vector<AxesCase> axes_cases() {
   std::vector<AxesCase> cases;
   for (const Layout& layout : testing::axes_layouts()) {
@@ -98,7 +99,7 @@ TEST_P(AxesEquality, EqualsOneProcess) {
   const AxesTraining trained = train_on_ranks(GetParam(), batches);
   ASSERT_EQ(trained.norms.size(), alone.norms.size());
   const Case& training = GetParam().training;
-  // tp_equality_test.cpp explains this factor.
+  // tp_equality_test.cpp explains the factor 4.
   const double later_gradients = training.dtype == torch::kFloat ? 4 : 1;
   const Comparison comparison =
       testing::compare_with_losses(training, trained.training, alone.training);
@@ -106,9 +107,9 @@ TEST_P(AxesEquality, EqualsOneProcess) {
   EXPECT_LE(comparison.gradients, later_gradients);
   EXPECT_LE(comparison.parameters, 1);
   EXPECT_LE(comparison.losses, 1);
-  // Each tensor of the norm may differ by a share of its largest element.
+  // Each tensor that enters the norm may differ by a fraction of its largest element.
   EXPECT_LE(worst_norm(trained, alone), 100 * testing::tolerance_of(training));
-  // The norms show that every step was clipped.
+  // Every norm was above the limit, so every step was clipped.
   EXPECT_THAT(alone.norms, ::testing::Each(::testing::Gt(testing::kAxesMaxNorm)));
 }
 
@@ -127,7 +128,7 @@ std::ostream& operator<<(std::ostream& out, const PlantedMistake& given) {
 
 class AxesMistakes : public ::testing::TestWithParam<PlantedMistake> {};
 
-// The bounds must not be so wide that they hide a mistake.
+// Plants a mistake in the training; the bounds must not be so wide that they hide it.
 TEST_P(AxesMistakes, AreFound) {
   const AxesCase given{testing::axes_layout(GetParam().layout),
                        {"gpt", "sgd", testing::kAxesRows, torch::kDouble}};

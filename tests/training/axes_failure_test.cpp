@@ -1,9 +1,9 @@
 // Tests a rank of a mesh that kills or stops itself in each phase of a step. The mesh has only
-// tensor parallelism, shards with tensor parallelism, or three axes. The phases are: before the
-// blocks in a forward, after them in a backward, before the norm over all axes, in the optimizer
-// and between steps. Every survivor must name the rank in time, also survivors that share no axis
-// with it, and no process, thread or file may be leaked. CADRE_CASES_SEED picks the share of the
-// cases that CTest runs.
+// tensor parallelism, shards and tensor parallelism, or three axes. The phases are: before the
+// blocks in forward, after them in backward, before the norm over all axes, in the optimizer, and
+// between steps. Every survivor must throw an error that names the rank in time, even if it shares
+// no axis with it, and no process, thread or file may be leaked. The seed CADRE_CASES_SEED chooses
+// which cases CTest runs.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -28,7 +28,7 @@ using testing::DisturbedRank;
 using testing::Layout;
 
 constexpr int kSteps = 4;
-constexpr int kStepOfFailure = 3;  // counts from 1
+constexpr int kStepOfFailure = 3;  // counted from 1
 
 enum class AxesPhase { kForward, kBackward, kClip, kOptimizer, kBetweenSteps };
 
@@ -49,7 +49,7 @@ std::ostream& operator<<(std::ostream& out, const AxesFailureCase& test) {
   return out << name_of_axes_failure(test);
 }
 
-// Runs one step of training, and calls `act` in the given phase.
+// Runs one training step, and calls `act` in the given phase.
 void step_disturbed(AxesRank& rank, int64_t step, AxesPhase phase,
                     const std::function<void()>& act) {
   const auto act_in = [&](AxesPhase here) {

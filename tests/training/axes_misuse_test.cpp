@@ -1,4 +1,4 @@
-// Tests that wrong combinations of strategies are refused with a clear error. Ranks are threads.
+// Tests that wrong combinations of strategies throw a clear error. The ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -89,15 +89,16 @@ TEST(AxesMisuse, ReplicasAndShardsTogetherAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The replicas of this pipeline would reduce different parts as if these were equal.
+// The replicas of this pipeline hold different parts of the layers, so a reduction would mix
+// different parameters.
 TEST(AxesMisuse, ReplicasThatHoldOtherPartsAreRefused) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"tp", 2}});
     const auto whole = testing::make_axes_gpt({}, torch::kDouble, 1);
     const int stage = mesh.coordinate("pp");
     const auto part = testing::stage_of(*whole, stage, 2);
-    // Only the ranks of the first stage divide it. The ranks of the other stage learn of the error
-    // from them.
+    // Only the ranks of the first stage have divided layers, so only they can detect the mistake.
+    // The ranks of the other stage must get the error from them.
     if (stage == 0) parallelize_module(*part, mesh["tp"], part->plan());
     const std::vector<PipelineStage> stages{{part, {.stage = stage, .num_stages = 2}}};
     const std::string message = failure_of([&] {
@@ -146,7 +147,8 @@ TEST(AxesMisuse, ALayerThatWasDividedAlongNoMeshIsRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Lists of parameters are refused in the same way as before the wrapper was made.
+// A list of divided parameters is refused by clip_grad_norm_() even if it was made before the
+// wrapper.
 TEST(AxesMisuse, AListOfDividedParametersHasNoNorm) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
@@ -159,8 +161,8 @@ TEST(AxesMisuse, AListOfDividedParametersHasNoNorm) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// If a gradient of one stage is not finite, all ranks get an error with the name of the parameter
-// and the rank.
+// The gradient of a parameter of one stage is not finite. All ranks must get an error with the name
+// of the parameter and the rank.
 TEST(AxesGradients, OneThatIsNotFiniteIsFoundOnAllStages) {
   const testing::Case sgd{"gpt", "sgd", testing::kAxesRows, torch::kDouble};
   const auto result = testing::run_groups(8, [&](const ProcessGroup& world) {
@@ -169,14 +171,16 @@ TEST(AxesGradients, OneThatIsNotFiniteIsFoundOnAllStages) {
     AxesRank rank(layout, sgd, world, *whole, testing::axes_batches(1));
     rank.backward(1);
     const std::vector<ParameterShard> records = rank.records();
-    require(!find_nonfinite_gradient(std::span<const ParameterShard>(records)), "finite");
+    require(!find_nonfinite_gradient(std::span<const ParameterShard>(records)),
+            "no gradient may be reported as not finite");
     for (const ParameterShard& record : records) {
       if (record.name == "second.down.weight" && world.rank() == 7) {
         record.values.grad().fill_(std::numeric_limits<double>::infinity());
       }
     }
     const auto found = find_nonfinite_gradient(std::span<const ParameterShard>(records));
-    require(found.has_value() && found->parameter == "second.down.weight", "found");
+    require(found.has_value() && found->parameter == "second.down.weight",
+            "the gradient that is not finite was not found");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

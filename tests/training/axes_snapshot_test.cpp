@@ -1,7 +1,7 @@
-// Tests that a snapshot of a model that is trained on a mesh of several axes loads into every other
-// layout of the same model, and into a plain module. Parameters and the state of AdamW have equal
-// bits, under the names of the plain module, and the next step equals that of one process.
-// CADRE_CASES_SEED picks the share of the layouts that CTest saves.
+// Tests that a snapshot of a model that is trained on a mesh of several axes can be loaded into
+// every other layout of the same model, and into a plain module. Parameters and the state of AdamW
+// must have equal bits under the names of the plain module, and the next step must equal that of
+// one process. The seed CADRE_CASES_SEED chooses which layouts CTest saves.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -96,7 +96,7 @@ Contents train_and_save(const Layout& layout, const std::string& folder,
   return saved;
 }
 
-// Loads the snapshot and runs one more step. `next` contains the parameters of one process after
+// Loads the snapshot and runs one more step. `next` has the parameters that one process has after
 // that step.
 void load_and_step(const Layout& layout, const std::string& path, const Contents& saved,
                    const std::vector<Tensor>& batches, const std::vector<Tensor>& next) {

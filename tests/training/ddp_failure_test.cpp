@@ -1,6 +1,6 @@
 // Tests a rank that kills or stops itself in each phase of a step of DistributedDataParallel, or
-// ends its loop early. Every survivor must throw in time an error that names the rank. The same
-// processes then rebuild a group, on which the next step has the right gradients. No process,
+// leaves the group early. Every survivor must throw an error that names the rank in time. The same
+// processes then rebuild a group, in which the next step must have the right gradients. No process,
 // thread or file may be leaked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,13 +31,13 @@ using testing::mask;
 using testing::require;
 using torch::Tensor;
 
-// The phases of a step in their order.
+// The phases of a step, in order.
 enum class Moment {
-  kInForward,  // during the broadcast of the buffers
+  kInForward,  // while the buffers are broadcast
   kBeforeAnyBucket,
   kAfterTheFirstBucket,
-  kAtTheLastBucket,  // the others may be inside the reduction of this bucket
-  kInTheOptimizer,   // after backward
+  kAtTheLastBucket,  // the others may be inside the reduction of the last bucket
+  kInTheOptimizer,   // after backward and before the next step
   kAtTheEndOfTheLoop,
 };
 
@@ -62,7 +62,7 @@ const char* text_of(Moment moment) {
 struct FailureCase {
   int world_size;
   Moment moment;
-  int signal;  // 0: the rank leaves in an orderly way
+  int signal;  // the signal that the victim gets; 0: it leaves the group in an orderly way
   TransportChoice transport = TransportChoice::kAuto;
 };
 
@@ -86,7 +86,7 @@ struct Net : torch::nn::Module {
   }
   Tensor forward(const Tensor& x) {
     const Tensor hidden = torch::tanh(second(torch::tanh(first(x))));
-    // The gradient of `hidden` arrives when those of `third` are complete.
+    // When the gradient of `hidden` is computed, those of `third` are complete.
     if (behind_third) hidden.register_hook([this](const Tensor&) { behind_third(); });
     return third(hidden);
   }
@@ -104,7 +104,7 @@ Tensor input_of(int rank) {
   return torch::linspace(-1, 1, 40, torch::kDouble).view({5, 8}) * (rank + 1);
 }
 
-// The places at which a rank may be disturbed, and the number of buckets that it has reduced.
+// Where the victim is disturbed, and how many buckets the group has reduced so far.
 struct Watch {
   explicit Watch(const FakeGroup& group) {
     group.on_call = [this](GroupCall& call) {
@@ -121,10 +121,11 @@ struct Watch {
 
   std::atomic<int> num_buckets{0};
   std::function<void()> before_broadcast;
-  std::function<void()> at_bucket;  // the others may be inside the reduction of this bucket
+  std::function<void()> at_bucket;  // called at a bucket, in whose reduction the other ranks may be
 };
 
-// A group and a wrapper over it, for one round of a job.
+// A group and a wrapper over it. There is one for the original group, and one for the rebuilt
+// group.
 struct Replica {
   Replica(const DisturbedRank& self, const Membership& membership, const std::shared_ptr<Net>& net)
       : fake(testing::connect(self.context, membership, self.options())),
@@ -141,8 +142,8 @@ struct Replica {
   int buckets_per_step = 0;  // the number of buckets in the last checked step
 };
 
-// Checks that the gradients are the mean over the ranks. The gradients of each rank are also
-// computed here, without a group.
+// Runs a step and checks that the gradients are the mean over the ranks. The gradients that the
+// other ranks contribute are also computed on this rank, without a group.
 void check_step(Replica& replica) {
   Net& net = *replica.model.module();
   net.zero_grad();
@@ -170,8 +171,8 @@ void backward(const DisturbedRank& self, Replica& replica, Moment moment) {
   Watch& watch = replica.watch;
   const int before = watch.num_buckets;
   const auto disturb = [&](int num_buckets) {
-    // A bucket is counted only when its reduction begins, in another thread, and not when it is
-    // launched.
+    // The count of buckets grows when a reduction begins in the background, some time after it was
+    // launched. So this waits for the launched ones.
     for (int i = 0; i < 5000 && watch.num_buckets - before < num_buckets; ++i) {
       testing::nap(self.context.system, std::chrono::milliseconds(1));
     }
@@ -198,8 +199,8 @@ void backward(const DisturbedRank& self, Replica& replica, Moment moment) {
   if (is_due(Moment::kInTheOptimizer)) disturb(replica.buckets_per_step);
 }
 
-// A barrier of all ranks that does not use the group. This test does not cover how the last
-// operation of the group ends on a rank after another rank has left.
+// Waits for all ranks without using the group, whose operations must have ended before a rank
+// leaves: this test does not cover the end of the last operation after a rank has left.
 void meet(const DisturbedRank& self) {
   const Membership& membership = self.membership;
   const Deadline deadline = self.context.system.deadline_in(seconds(20));
@@ -210,10 +211,11 @@ void meet(const DisturbedRank& self) {
   membership.store->wait(keys, deadline).value_or_throw();
 }
 
-// Returns the failure. A second backward on the failed group must throw the same error at once.
+// Runs steps until the group fails, and returns the failure. A second backward on the failed group
+// must throw the same error at once.
 testing::FailureReport failure_in_backward(const DisturbedRank& self, Replica& replica,
                                            Moment moment) {
-  // A rank that waits only for gradients that the victim has already sent receives them.
+  // A rank that needs only gradients which the victim has already sent may complete one more step.
   const int num_steps = moment == Moment::kInTheOptimizer ? 2 : 1;
   return self.report_of(
       [&] {
@@ -256,13 +258,14 @@ testing::FailureReport live_through(const DisturbedRank& self, Moment moment) {
   check_step(replica);
   check_step(replica);
   replica.group.close();
-  net->zero_grad();  // the gradients are views of the group's memory
+  // Gradients are views of the group's memory, so they are released before the group.
+  net->zero_grad();
   return report;
 }
 
-// Returns the possible operations of the victim. A bucket that it has launched may not have begun,
-// or may be complete. The same holds for the exchange of the numbers of samples before the first
-// bucket.
+// Returns the operations in which, according to a survivor's message, the victim may have been
+// last. A bucket that it has launched may not have begun, or may be complete; the same holds for
+// the exchange of the numbers of samples before the first bucket.
 std::vector<std::string> last_seen(const FailureCase& test) {
   const std::string forward = "last seen after broadcast #N, N s ago";
   const std::string reduced = "last seen after all_reduce #N, N s ago";
@@ -278,8 +281,8 @@ std::vector<std::string> last_seen(const FailureCase& test) {
   }
 }
 
-// Returns every message that a survivor may throw, masked. A survivor may learn of a loss between
-// two operations.
+// Returns every message that a survivor may throw, with numbers masked. A survivor may also notice
+// a loss between two operations.
 std::vector<std::string> golden_texts(const FailureCase& test, int rank) {
   const std::string self = format("rank {} (HOST, pid N)", rank);
   const std::string remedy = ". Remedy: restart the job or call rejoin().";

@@ -1,5 +1,5 @@
-// Runs the recipe of docs/guide/start/first-program.md on ranks as threads. With default options,
-// any number of ranks must take the same steps as one process.
+// Runs the training program of docs/guide/start/first-program.md on ranks as threads. With default
+// options, any number of ranks must take the same steps as one process.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -18,8 +18,8 @@ using testing::run_groups;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-// A dataset of samples y = 3 x + 0.5 plus a deviation that differs between samples, so that every
-// mean is different.
+// Samples of the line y = 3 x + 0.5, each with another deviation from it, so that the mean of
+// different samples is different.
 class Line : public Dataset {
  public:
   explicit Line(int64_t size) : size_(size) {}
@@ -36,10 +36,10 @@ class Line : public Dataset {
 
 struct Trained {
   std::vector<double> parameters;
-  std::vector<double> losses;  // the loss of each step
+  std::vector<double> losses;  // one loss for each step
 };
 
-// Runs the recipe of docs/guide/start/first-program.md.
+// Trains as docs/guide/start/first-program.md describes.
 Trained run_recipe(const ProcessGroup& world, int64_t num_samples) {
   nn::Linear net(1, 1);
   net->to(torch::kDouble);

@@ -1,8 +1,8 @@
-// Runs the trainer on processes that divide the model. In some tests one of them kills or stops
-// itself in each phase of a run. Every survivor must name that process in time, also if it shares
-// no axis with it, and no process, thread or file may be leaked. In another test one stage is three
-// times slower than the other, and the summary must name it. CADRE_CASES_SEED picks the share of
-// the cases that CTest runs.
+// Runs the trainer on processes that divide the model. In some tests, one process kills or stops
+// itself in each phase of a run: every survivor must throw an error that names it in time, even if
+// it shares no axis with it, and no process, thread or file may be leaked. In another test one
+// stage of a pipeline is three times slower than the other, and the summary must name it. The seed
+// CADRE_CASES_SEED chooses which cases CTest runs.
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
@@ -47,8 +47,8 @@ const DividedRun kTensor{"tensor", 2, {.strategy = "single", .tensor = 2}};
 const DividedRun kPipeline{"pipeline", 2, {.pipeline = 2}};
 const DividedRun kThreeAxes{"three_axes", 8, {.tensor = 2, .sequence = true, .pipeline = 2}};
 
-// Writes a text to the folder, and returns the configuration of a small gpt that trains on this
-// text.
+// Writes a text file into the folder, and returns the configuration of a small gpt that trains on
+// this text.
 Config config_of(const DividedRun& run, const testing::TemporaryFolder& folder) {
   Config config;
   config.model = {.layers = 2, .heads = 2, .width = 16, .context = 16};
@@ -68,7 +68,7 @@ Config config_of(const DividedRun& run, const testing::TemporaryFolder& folder) 
   return config;
 }
 
-// From now on, calls `act` before each operation of libtorch that this thread runs, forward and
+// Lets `act` be called before each operation of libtorch on this thread from now on, in forward and
 // backward. `operation` is its name, for example "aten::gelu".
 void before_each_operation(std::function<void(std::string_view operation)> act) {
   static thread_local std::function<void(std::string_view)> act_of_thread;
@@ -108,8 +108,9 @@ std::ostream& operator<<(std::ostream& out, const DividedFailureCase& test) {
   return out << name_of_divided_failure(test);
 }
 
-// Acts in the given phase, after two losses have been summed. If a phase computes several blocks or
-// microbatches, it acts in the second of them, while messages are in flight.
+// Kills or stops the process in the given phase, after two losses have been summed. If a phase
+// computes several blocks or microbatches, it happens in the second one, while messages are in
+// flight.
 class Trap {
  public:
   Trap(RunPhase phase, const FakeGroup& world, std::function<void()> act)
@@ -202,8 +203,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, DividedTrainerFailure,
                          ::testing::ValuesIn(testing::share_of(divided_failure_cases())),
                          [](const auto& test) { return name_of_divided_failure(test.param); });
 
-// Each block takes 10 ms in forward and in backward. A block of the slow process takes three times
-// as long.
+// Runs a pipeline in which each block takes 10 ms in forward and in backward, but 30 ms on the
+// process `slow_rank`. Returns the output of the run.
 std::string screen_of_run_with_slow(int slow_rank) {
   const testing::Resources before = testing::count_resources();
   const testing::TemporaryFolder folder;

@@ -1,5 +1,5 @@
-// Tests divided experts in combination: under DistributedDataParallel along another axis of the
-// mesh, and in snapshots that other numbers of ranks load.
+// Tests divided experts under DistributedDataParallel along another axis of the mesh, and in
+// snapshots that are loaded by other numbers of ranks.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -108,8 +108,8 @@ TEST(ExpertParallelTraining, EqualsOneProcessUnderDistributedDataParallel) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Along "ep" the ranks have different experts. A wrapper over these ranks would give all of them
-// the experts of rank 0.
+// The ranks along "ep" have different experts. A DistributedDataParallel over these ranks would
+// broadcast the experts of rank 0 to all of them.
 TEST(ExpertParallelTraining, DistributedDataParallelRefusesRanksWithOtherExperts) {
   std::vector<std::shared_ptr<ExpertNet>> nets;
   for (uint64_t rank = 0; rank < 2; ++rank) nets.push_back(make_expert_net(1));
@@ -162,7 +162,8 @@ TEST(ExpertParallelTraining, ASnapshotLoadsOnOtherNumbersOfRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Experts compute tokens of several ranks, so weights by the samples of one rank would be wrong.
+// An expert computes tokens of several ranks, so it would be wrong to weight its gradients by the
+// samples of one rank.
 TEST(ExpertParallelUnderDdp, WeightingBySamplesIsRefusedOnAllRanks) {
   const auto net = [] { return make_expert_net(3); };
   const auto result = testing::run_groups(4, [&](const ProcessGroup& world, std::string& output) {

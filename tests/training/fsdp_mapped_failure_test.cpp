@@ -1,6 +1,7 @@
 // Tests a rank that kills or stops itself in each phase of a step of FullyShardedDataParallel with
-// mapped shards. Every survivor must name the rank in time, the error must be kCorruption if a
-// shard may be half written, and no process, thread or file may be leaked.
+// mapped shards (shards in shared memory that all ranks read). Every survivor must throw an error
+// that names the rank in time; its code must be kCorruption if a shard may be half written. No
+// process, thread or file may be leaked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -32,15 +33,16 @@ using testing::require;
 using ::testing::StartsWith;
 using torch::Tensor;
 
-constexpr int64_t kSide = 64;  // with this size every rank owns pages of each unit
+constexpr int64_t kSide = 64;  // so large that every rank owns whole pages of each unit
 
 enum class StepPhase {
-  kForward,      // inside a unit
-  kBackward,     // between the gradients of two units
-  kBeginUpdate,  // the victim's gradients are reduced, and the others wait for it before they write
-  kWriting,      // some elements of the victim have their next values
-  kEndUpdate,    // all elements of the victim have their next values, but it has not signalled that
-  kAfterUpdate,  // before the victim uses parameters again
+  kForward,   // the victim is in the forward, inside a unit
+  kBackward,  // in the backward, between the gradients of two units
+  // The victim's gradients are reduced; the others wait for it before they write their shards.
+  kBeginUpdate,
+  kWriting,      // the victim has written some of its elements
+  kEndUpdate,    // the victim has written all of its elements, but has not signalled that yet
+  kAfterUpdate,  // after the update, before the victim reads parameters again
 };
 
 struct StepFailureCase {
@@ -76,7 +78,8 @@ struct SideNet : torch::nn::Module {
   std::function<void()> in_backward = [] {};
 };
 
-// An optimizer that steps one parameter after the other, so that a test can act between two writes.
+// An SGD that updates one parameter after the other, so that the test can interrupt it between two
+// writes.
 class InterruptedSgd : public torch::optim::SGD {
  public:
   using torch::optim::SGD::SGD;
@@ -95,14 +98,14 @@ class InterruptedSgd : public torch::optim::SGD {
   }
 };
 
-// One rank with its wrapper, and the places at which it may be disturbed.
+// One rank with its wrapper, and the hooks by which the test disturbs it.
 struct MappedRank {
   explicit MappedRank(const ProcessGroup& world) : fake(world), group(fake.group()) {
     model = std::make_unique<FullyShardedDataParallel<SideNet>>(
         net, group,
         FullyShardedDataParallelOptions{.form = ShardForm::kMapped,
                                         .wrap_policy = wrap_by_size(1)});
-    require(model->form() == ShardForm::kMapped, "it is mapped");
+    require(model->form() == ShardForm::kMapped, "the shards are not mapped");
     optimizer = std::make_unique<ShardedOptimizer<InterruptedSgd>>(*model, 0.1);
   }
 
@@ -133,7 +136,7 @@ struct MappedRank {
   std::unique_ptr<ShardedOptimizer<InterruptedSgd>> optimizer;
 };
 
-// The victim is disturbed in its third step, in which the order of units is known.
+// The victim is disturbed in its third step, when the wrapper has learned the order of units.
 void take_steps(const DisturbedRank& self, MappedRank& rank, StepPhase phase) {
   const auto disturb = [&] { self.disturb_self(); };
   rank.step();
@@ -151,10 +154,12 @@ testing::FailureReport survive_step(DisturbedRank& self, const ProcessGroup& wor
       [&] { take_steps(self, rank, phase); },
       [&](const Error& error) {
         require(error.details().culprit == Rank(kVictim), error.message());
-        // After the failure no value may be read or written.
+        // Every use of the parameters must throw after the failure.
         for (int times = 0; times < 2; ++times) {
-          require(!testing::failure_of([&] { rank.step(); }).empty(), "no further step");
-          require(!testing::failure_of([&] { rank.optimizer->step(); }).empty(), "no update");
+          require(!testing::failure_of([&] { rank.step(); }).empty(),
+                  "a step after the failure must throw");
+          require(!testing::failure_of([&] { rank.optimizer->step(); }).empty(),
+                  "an update after the failure must throw");
         }
         const std::string touched = testing::failure_of([&] { rank.net->first->weight.sum(); });
         require(touched.find("of unit \"first\"") != std::string::npos, "guarded: " + touched);
@@ -194,7 +199,7 @@ std::vector<StepFailureCase> step_failure_cases() {
         StepPhase::kEndUpdate, StepPhase::kAfterUpdate}) {
     cases.push_back({3, phase, SIGKILL});
   }
-  // In each of these phases the survivors notice only at the deadline of the group.
+  // The survivors notice only at the deadline of the group in each of these phases.
   for (const StepPhase phase : {StepPhase::kForward, StepPhase::kBackward, StepPhase::kBeginUpdate,
                                 StepPhase::kWriting, StepPhase::kEndUpdate}) {
     cases.push_back({3, phase, SIGSTOP});

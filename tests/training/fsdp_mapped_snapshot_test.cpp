@@ -1,5 +1,5 @@
-// Tests that sharded snapshots of models with mapped shards can be loaded under either form, and
-// that training then goes on with the bits of an uninterrupted run.
+// Tests that a sharded snapshot of a model with mapped or gathered shards can be loaded into either
+// form, and that training then continues with the bits of an uninterrupted run.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -48,7 +48,7 @@ struct SnapshotRank {
       : group(of),
         model(net, group, {.form = form, .wrap_policy = wrap_by_size(1)}),
         optimizer(model, torch::optim::AdamWOptions(0.01)) {
-    require(model.form() == form, "the form");
+    require(model.form() == form, "the wrapper has another form of shards");
   }
 
   std::vector<double> train(int begin, int end) {
@@ -96,7 +96,7 @@ TEST(FsdpMappedSnapshot, GoesOnWithTheBitsOfAnUninterruptedRun) {
       SnapshotRank loaded(group, form);
       loaded.train(0, 1);
       loaded.load(path);
-      require(loaded.train(3, 8) == losses, "the losses, bit for bit");
+      require(loaded.train(3, 8) == losses, "the losses after the load have other bits");
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -127,7 +127,7 @@ TEST(FsdpMappedSnapshot, LoadsOnAnotherNumberOfRanks) {
     rank.load(*SnapshotFolder(run).latest());
     const auto values = whole_of(rank);
     for (size_t i = 0; i < expected.size(); ++i) {
-      require(torch::equal(values[i], expected[i]), "the parameters");
+      require(torch::equal(values[i], expected[i]), "the parameters have other bits");
     }
     rank.train(2, 4);
   });

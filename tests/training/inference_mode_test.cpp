@@ -1,6 +1,6 @@
-// Tests that every class that trains a module cannot be constructed in inference mode, and refuses
-// modules that were constructed in it. The error names the class or the tensor on all ranks, and
-// the module stays unchanged.
+// Tests every class that trains a module: it must throw if it is constructed in inference mode, or
+// with a module that was constructed in that mode. The error on all ranks names the class or the
+// tensor, and the module stays unchanged.
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,8 +45,8 @@ struct Net : nn::Module {
 using Make = std::function<void(const std::shared_ptr<Net>&, const ProcessGroup&)>;
 
 struct Wrapping {
-  std::string name;  // the name of the class in the error
-  // For a module that was made in inference mode, the tensor of the module that the error names.
+  std::string name;  // the name of the class that the error must contain
+  // If the module is made in inference mode: the tensor of the module that the error must name.
   std::string tensor;
   Make make;
 };
@@ -85,8 +85,8 @@ std::vector<Wrapping> wrappings() {
   };
 }
 
-// Returns the error of both ranks. Only rank 1 makes the object in inference mode, or passes a
-// module that was made in it.
+// Returns the error of both ranks. Only rank 1 constructs the object in inference mode or, with
+// is_of_module, passes a module that was made in that mode.
 std::string refusal_of(const Make& make, bool is_of_module) {
   return testing::refusal_of_both_ranks(
       [&](const ProcessGroup& group) {

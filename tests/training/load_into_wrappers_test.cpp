@@ -1,5 +1,5 @@
-// Tests load_sharded() into the shards of a wrapper or of a ZeRO optimizer. Afterwards every rank
-// must use the values of the snapshot, without a further call.
+// Tests load_sharded() into the shards of a wrapper or of a ZeRO optimizer. After the load, every
+// rank must compute with the values of the snapshot, without another call.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -40,7 +40,7 @@ struct Small : torch::nn::Module {
   torch::nn::Linear first{nullptr}, last{nullptr};
 };
 
-// A snapshot that one process has saved. Its values differ from those with which the ranks begin.
+// A snapshot that one process has saved, with other values than the initial values of the ranks.
 struct SavedRun {
   SavedRun() {
     SnapshotFolder run(folder.path());
@@ -82,7 +82,8 @@ TEST(LoadIntoWrappers, ADividedOptimizerOfWholeGradients) {
         model(input()).sum().backward();
         optimizer.step();
         optimizer.wait();
-        require(!torch::equal(net->first->weight, run.saved.first->weight), "a step");
+        require(!torch::equal(net->first->weight, run.saved.first->weight),
+                "the step has not changed the weight");
       }
     });
   }
@@ -103,7 +104,7 @@ TEST(LoadIntoWrappers, AModelOfShardedGradients) {
   });
 }
 
-// The test includes units that stay gathered between two forwards.
+// Also tests units that stay gathered between two forwards.
 TEST(LoadIntoWrappers, AFullyShardedModel) {
   const SavedRun run;
   Small plain(0.25);
@@ -117,16 +118,17 @@ TEST(LoadIntoWrappers, AFullyShardedModel) {
       {
         const at::AutoGradMode with_grad(true);
         const auto no_sync = model.no_sync();
-        model(input()).sum().backward();  // after this the parameters stay gathered
+        model(input()).sum().backward();  // afterwards the parameters stay gathered
       }
       load_sharded(run.path, parts_of(model.parameter_shards(), *net), group);
-      require(torch::allclose(model(input()), expected, 1e-12, 1e-12), "the loaded values");
+      require(torch::allclose(model(input()), expected, 1e-12, 1e-12),
+              "the model does not use the loaded values");
     });
   }
 }
 
-// A wrapper recommends the following if a frozen parameter is to be trained: construct the module
-// again and load the snapshot of the first run.
+// Trains a parameter that was frozen before: as the wrapper's error recommends, the test constructs
+// the module again and loads the snapshot of the first run.
 TEST(LoadIntoWrappers, AParameterThatIsTrainedFromNowOn) {
   const testing::TemporaryFolder folder;
   on_ranks([&](const ProcessGroup& group) {
@@ -157,12 +159,13 @@ TEST(LoadIntoWrappers, AParameterThatIsTrainedFromNowOn) {
     optimizer.step();
     plain_after.step();
     const torch::NoGradGuard no_grad;
-    require(torch::allclose(model(input()), plain->forward(input()), 1e-12, 1e-12), "trained");
+    require(torch::allclose(model(input()), plain->forward(input()), 1e-12, 1e-12),
+            "the parameter was not trained as in one process");
   });
 }
 
-// The error is that of autograd, as after a step, because the values that the forward has used are
-// overwritten.
+// The load overwrites values that the forward has saved for the backward, so autograd throws, as it
+// does after an optimizer step.
 TEST(LoadIntoWrappers, ABackwardThroughAForwardBeforeTheLoadIsRefused) {
   const SavedRun run;
   on_ranks([&](const ProcessGroup& group) {

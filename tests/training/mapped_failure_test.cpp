@@ -1,6 +1,6 @@
-// Tests processes that map each other's shards: a rank is killed, is stopped or leaves, while it
-// writes the shards or at other times; one rank cannot map the memory; and the pages of parameters
-// are counted.
+// Tests processes that map each other's shards. A rank is killed, is stopped or leaves, while it
+// writes its shards or at other times; or one rank cannot map the memory. Also counts the pages
+// that the parameters take.
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -37,14 +37,14 @@ using torch::Tensor;
 
 enum class Place {
   kInItsWrite,
-  kBeforeTheUpdate,  // after the victim's backward
-  kAfterTheUpdate,   // before the victim uses parameters again
+  kBeforeTheUpdate,  // the victim has ended its backward
+  kAfterTheUpdate,   // after the update, before the victim reads parameters again
 };
 
 struct MappedFailureCase {
   int world_size;
   Place place;
-  int signal;  // 0: the rank leaves in an orderly way
+  int signal;  // 0: the rank leaves the group in an orderly way
 };
 
 std::string mapped_name_of(const ::testing::TestParamInfo<MappedFailureCase>& info) {
@@ -65,7 +65,7 @@ ShardedTrainingOptions mapped_training() {
   return options;
 }
 
-// The victim is disturbed in its second step. On the survivors this function throws.
+// Trains; the victim is disturbed in its second step. On the survivors this function throws.
 void train_with_a_victim(const DisturbedRank& self, const ProcessGroup& group,
                          ShardedTraining& training, Place place) {
   training.train(1);
@@ -83,16 +83,17 @@ void train_with_a_victim(const DisturbedRank& self, const ProcessGroup& group,
   training.train(1);
 }
 
-// Checks that every later use throws the same failure and returns no value.
+// Checks that every later use of the parameters throws the same failure and returns no value.
 void require_guarded(ShardedTraining& training, const Error& error) {
   const std::string first = format("{}: {}", to_string(error.code()), error.message());
-  // A wrapper makes this call after a failed pass.
+  // A wrapper reshards its units after a failed pass, so the test does so, too.
   for (const auto& unit : training.units) testing::failure_of([&] { unit->reshard(); });
   for (int times = 0; times < 2; ++times) {
     const std::string again = testing::failure_of([&] { training.evaluate(0); });
     require(again.find(std::string(to_string(error.code()))) == 0, first + "\n  then: " + again);
   }
-  require(!testing::failure_of([&] { training.update(); }).empty(), "no step");
+  require(!testing::failure_of([&] { training.update(); }).empty(),
+          "an update after the failure must throw");
   for (const auto& unit : training.units) {
     for (const NamedTensor& parameter : unit->parameters()) {
       const std::string touched = testing::failure_of([&] { parameter.tensor.sum(); });
@@ -107,7 +108,7 @@ void require_guarded(ShardedTraining& training, const Error& error) {
 
 testing::FailureReport live_through(DisturbedRank& self, const ProcessGroup& group, Place place) {
   ShardedTraining training(group, mapped_training());
-  require(training.units[0]->is_mapped(), "it is mapped");
+  require(training.units[0]->is_mapped(), "the unit is not mapped");
   return self.report_of([&] { train_with_a_victim(self, group, training, place); },
                         [&](const Error& error) {
                           if (self.is_victim()) return;
@@ -128,7 +129,8 @@ TEST_P(MappedFailureTest, EverySurvivorNamesTheOwnerAndNoValueIsTaken) {
   for (const auto& [rank, message] : outcome.messages) {
     SCOPED_TRACE(rank);
     if (test.signal == 0) {
-      // The victim itself reports its broken step, unless the others notice first that it has left.
+      // The victim itself reports its incomplete step, unless the others notice first that it has
+      // left.
       EXPECT_THAT(message, ::testing::StartsWith("kCorruption: "));
       EXPECT_THAT(message, HasSubstr("rank 1"));
     } else if (test.place == Place::kInItsWrite && test.signal == SIGKILL) {
@@ -152,7 +154,8 @@ std::vector<MappedFailureCase> mapped_cases() {
     cases.push_back({2, place, SIGKILL});
     cases.push_back({3, place, SIGKILL});
   }
-  // fsdp_mapped_failure_test.cpp tests the other phases.
+  // A victim that is stopped or leaves is tested only while it writes; fsdp_mapped_failure_test.cpp
+  // tests the other phases.
   cases.push_back({3, Place::kInItsWrite, SIGSTOP});
   cases.push_back({3, Place::kInItsWrite, 0});
   return cases;
@@ -161,8 +164,8 @@ std::vector<MappedFailureCase> mapped_cases() {
 INSTANTIATE_TEST_SUITE_P(Cases, MappedFailureTest, ::testing::ValuesIn(mapped_cases()),
                          mapped_name_of);
 
-// Returns the proportional set size of the mappings that overlap [begin, begin + num_bytes), in
-// bytes.
+// Returns the proportional set size, in bytes, of the mappings that overlap [begin, begin +
+// num_bytes).
 int64_t proportional_size_of(const void* begin, size_t num_bytes) {
   const auto first = reinterpret_cast<uintptr_t>(begin);
   std::ifstream smaps("/proc/self/smaps");
@@ -182,7 +185,7 @@ int64_t proportional_size_of(const void* begin, size_t num_bytes) {
   return sum;
 }
 
-// All ranks read all parameters, but each page exists only once.
+// All ranks read all parameters, but each page must exist only once on the host.
 TEST(MappedMemoryTest, AHostHoldsTheParametersOnce) {
   constexpr int64_t kNumel = int64_t{4} << 20;  // 16 MiB
   constexpr int kWorldSize = 4;
@@ -194,12 +197,12 @@ TEST(MappedMemoryTest, AHostHoldsTheParametersOnce) {
         shard::FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
         flat.unshard_async();
         flat.wait_unsharded();
-        require(weight.detach().sum().item<float>() == kNumel, "it reads all of them");
+        require(weight.detach().sum().item<float>() == kNumel, "a parameter has a wrong value");
         group.barrier();
         const auto bytes = static_cast<size_t>(kNumel) * sizeof(float);
-        // Every rank maps each page once, and its owner maps it a second time.
+        // Each page has one mapping on every rank, and a second one on the rank that owns it.
         const int64_t own = proportional_size_of(weight.const_data_ptr(), bytes);
-        require(own > 0, "it is mapped");
+        require(own > 0, "no page is mapped");
         require(own <= static_cast<int64_t>(bytes) / kWorldSize,
                 format("{} bytes of one rank, of {} in all", own, bytes));
         // The limit includes the memory of the group itself.
@@ -219,7 +222,8 @@ TEST(MappedMemoryTest, AHostHoldsTheParametersOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The fused kernels use the addresses of whole tensors, so the fence must see these accesses, too.
+// Fused kernels write through the address of the whole tensor; the protection must detect these
+// accesses, too.
 TEST(MappedMemoryTest, TheFusedOptimizersWriteInTheirUpdateOnly) {
   const auto result =
       testing::run_job({.world_size = 2}, [](RankContext& context, const Membership& membership) {
@@ -239,14 +243,15 @@ TEST(MappedMemoryTest, TheFusedOptimizersWriteInTheirUpdateOnly) {
         sharded.step();
         flat.unshard_async();
         flat.wait_unsharded();
-        require(torch::equal(weight, torch::full({3000}, 0.5)), "one step of all owners");
+        require(torch::equal(weight, torch::full({3000}, 0.5)),
+                "not every rank has updated its shard once");
         flat.reshard();
         group.close();
       });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// If one rank has too little address space for the mapping, all ranks use gathered shards.
+// If one rank has too little address space for the mapping, all ranks must use gathered shards.
 TEST(MappedMemoryTest, OneRankThatCannotMapDecidesForAll) {
   const auto result =
       testing::run_job({.world_size = 3}, [](RankContext& context, const Membership& membership) {
@@ -269,13 +274,13 @@ TEST(MappedMemoryTest, OneRankThatCannotMapDecidesForAll) {
         options.fence = training.units[0]->fence();
         shard::FlatParameters flat({{"weight", weight}}, group, options);
         require(::setrlimit(RLIMIT_AS, &before) == 0, "setrlimit");
-        require(!flat.is_mapped(), "gathered on all ranks");
+        require(!flat.is_mapped(), "a rank still uses mapped shards");
         flat.unshard_async();
         flat.wait_unsharded();
         require(weight.detach().sum().item<float>() == static_cast<float>(weight.numel()),
                 "its values");
         flat.reshard();
-        training.train(2);  // the other units are still mapped
+        training.train(2);  // the other units are still mapped, so training works
         group.close();
       });
   EXPECT_TRUE(result.ok()) << result.failures();

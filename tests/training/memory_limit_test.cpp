@@ -1,7 +1,7 @@
-// Tests that a model which one process in a memory cgroup cannot train can be trained if its
-// parameters, gradients and optimizer state are divided among four ranks, each in a cgroup of that
-// size, or if they lie in files. With files this holds even if the parameters alone are larger than
-// the cgroup.
+// Tests a model that is too large for training by one process in a memory cgroup. It can be trained
+// if its parameters, gradients and optimizer state are divided among four ranks, each in a cgroup
+// of that size, or if they are kept in files. With files this even works if the parameters alone
+// are larger than the cgroup.
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,17 +40,19 @@ constexpr int kNumLayers = 12;
 constexpr int64_t kLayerWidth = 2048;  // 12 layers of 16.8 MB: 201 MB
 constexpr int64_t kBatchRows = 8;
 constexpr int kLimitedSteps = 3;
-// Parameters, gradients and two states take 806 MB together. Each of four ranks has 201 MB of them.
-// In addition it has at first the whole module, and later two full units and their gradients.
+// Parameters, gradients and two states take 806 MB together, so each of four ranks has 201 MB of
+// them. A rank additionally holds the whole module at first, and later two full units and their
+// gradients.
 constexpr size_t kLimitBytes = size_t{384} << 20;
-// This is less than the parameters take. It must suffice for two full units, their gradients, the
-// buffers of reductions, and the process.
+// Less than the parameters take. It must suffice for two full units, their gradients, the buffers
+// of reductions, and the process itself.
 constexpr size_t kSmallLimitBytes = size_t{176} << 20;
 
 using WideLayer = torch::nn::ModuleHolder<ShardUnit<torch::nn::LinearImpl>>;
 
 struct WideMlp : torch::nn::Module {
-  // `files`: the files in which the values of the parameters lie; null: they lie in memory.
+  // If `files` is not null, the values of the parameters are kept in these files instead of in
+  // memory.
   explicit WideMlp(FileMemory* files = nullptr) {
     torch::manual_seed(7);
     for (int i = 0; i < kNumLayers; ++i) {
@@ -76,7 +78,7 @@ Tensor wide_rows_of(int rank, int world_size) {
   return rows.narrow(0, kBatchRows / world_size * rank, kBatchRows / world_size);
 }
 
-// Trains, and returns the losses of this rank.
+// Trains and returns the losses of this rank as a text.
 template <typename Model>
 std::string train_wide(Model& model, std::vector<Tensor> parameters, const Tensor& rows) {
   AdamW optimizer(std::move(parameters), torch::optim::AdamWOptions(1e-5));
@@ -109,7 +111,7 @@ struct LimitedRun {
   bool is_made_in_files = false;
 };
 
-// Trains, with each rank in a cgroup of its own.
+// Trains on ranks that each run in a cgroup of their own.
 testing::RanksResult train_limited(const std::vector<std::unique_ptr<MemoryCgroup>>& cgroups,
                                    const LimitedRun& run) {
   testing::JobOptions job{.world_size = static_cast<int>(cgroups.size())};
@@ -117,7 +119,7 @@ testing::RanksResult train_limited(const std::vector<std::unique_ptr<MemoryCgrou
   return testing::run_job(job, [&](RankContext& context, const Membership& membership) {
     cgroups[static_cast<size_t>(context.rank.value)]->enter();
     at::set_num_threads(1);
-    // Without this setting, glibc would keep freed tensors between small allocations.
+    // glibc would otherwise keep the memory of freed tensors that lie between small allocations.
     ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
     const ProcessGroup group(
         testing::connect(context, membership, {.timeout = std::chrono::seconds(60)}));
@@ -150,8 +152,8 @@ double mean_of_last_losses(const testing::RanksResult& result) {
   return sum / static_cast<double>(result.ranks.size());
 }
 
-// Checks the files of a rank. They may contain only the shards, their gradients, and two tensors of
-// state for each parameter of which this rank owns elements, all in whole pages.
+// Checks the size of a rank's files: they must contain only its shards, their gradients, and two
+// tensors of state for each parameter of which it owns elements, all in whole pages.
 template <typename O>
 void expect_state_in_files(int world_size) {
   const testing::TemporaryFolder folder;
@@ -191,7 +193,7 @@ TEST(OffloadedBytes, AreThoseOfTheFormulaWithTheStateOfAnyOptimizer) {
   }
 }
 
-// Returns the results of one process without a limit. It runs once for all tests.
+// Returns the result of one process without a memory limit. It is computed once for all tests.
 const testing::RanksResult& unlimited() {
   static const testing::RanksResult result = train_plainly(nullptr);
   return result;

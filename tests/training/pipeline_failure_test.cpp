@@ -1,7 +1,7 @@
 // Tests a rank of a pipeline that kills or stops itself in each phase of a step: in a forward, in a
-// backward, in a weight pass, in the optimizer and between steps. Every survivor must name the rank
-// in time, also survivors that exchange no messages with it, and no process, thread or file may be
-// leaked.
+// backward, in a weight pass, in the optimizer, and between steps. Every survivor must throw an
+// error that names the rank in time, even if it exchanges no messages with it, and no process,
+// thread or file may be leaked.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <torch/torch.h>
@@ -30,10 +30,11 @@ using torch::Tensor;
 
 constexpr int kWorldSize = 4;
 constexpr int kMicrobatches = 6;
-// This index counts the calls of the phase. In this microbatch messages are in flight.
+// The microbatch in which the victim is disturbed, counted within the phase. Messages are in flight
+// at that time.
 constexpr int kDisturbedMicrobatch = 2;
 constexpr int kSteps = 6;
-constexpr int kStepOfFailure = 3;  // counts from 0
+constexpr int kStepOfFailure = 3;  // counted from 0
 constexpr int64_t kFeatures = 16;
 
 enum class PipelinePhase { kForward, kBackward, kWeightGrad, kOptimizer, kBetweenSteps };
@@ -58,7 +59,7 @@ std::ostream& operator<<(std::ostream& out, const PipelineFailureCase& test) {
   return out << name_of_pipeline_failure(test);
 }
 
-// Acts in one of the microbatches of a step.
+// Kills or stops the process in one of the microbatches of a step.
 struct Trap {
   void spring() {
     if (act && num_calls++ == kDisturbedMicrobatch) act();
@@ -97,7 +98,7 @@ class TrappedSgd : public torch::optim::SGD {
   std::function<void()> in_step;
 };
 
-// One rank of a pipeline, or of one of two pipelines whose gradients are averaged.
+// One rank of a pipeline, or of two pipelines whose gradients are averaged.
 class PipelineRank {
  public:
   PipelineRank(const PipelineFailureCase& test, const ProcessGroup& world) {
@@ -129,7 +130,8 @@ class PipelineRank {
     pipeline_->tie_parameters({{0, "first.bias"}, {last, "second.bias"}});
     optimizer = std::make_unique<TrappedSgd>(parameters, torch::optim::SGDOptions(0.1));
   }
-  // Closes the mesh. After an error the destructor of the mesh does that.
+  // Closes the mesh, unless an error is unwinding the stack: then only the destructor of the mesh
+  // runs.
   ~PipelineRank() {
     if (mesh_) mesh_->close();
   }

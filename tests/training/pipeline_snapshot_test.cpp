@@ -1,7 +1,7 @@
-// Tests snapshots of pipelines with a tied weight that has several tensors. In schedules whose
-// first and last stage are on one rank, both tensors have the same name on that rank. In sharded
-// stages, the tensors are divided at different elements. Ranks are threads and train with AdamW in
-// float64.
+// Tests snapshots of pipelines with a weight that is tied between the first and the last stage,
+// each of which has a tensor of it. In schedules that put both stages on one rank, that rank has
+// two tensors of one name. If stages are sharded, the two tensors are divided at different
+// elements. The ranks are threads and train with AdamW in float64.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -28,8 +28,8 @@ namespace {
 using testing::require;
 using torch::Tensor;
 
-// With this number, two ranks divide the tied weight at different rows in the first and in the last
-// stage.
+// This number of words lets two ranks divide the tied weight at different rows in the first and in
+// the last stage.
 constexpr int64_t kWords = 40;
 constexpr int64_t kWidth = 3;
 constexpr int kSavedAfter = 2;
@@ -51,8 +51,8 @@ Tensor filled(const std::vector<int64_t>& sizes, double offset) {
   return values.sin().view(sizes).clone().requires_grad_();
 }
 
-// The names are those of a plain model. In the last stage the tied weight comes after other
-// parameters.
+// Returns the parameters of a stage, with the names of the plain model. In the last stage the tied
+// weight comes after other parameters.
 std::vector<NamedTensor> parameters_of(int stage, int num_stages, double offset) {
   std::vector<NamedTensor> parameters;
   if (stage == 0) parameters.push_back({"tokens", filled({kWords, kWidth}, offset)});
@@ -75,7 +75,7 @@ TensorFunction function_of(int stage, int num_stages, const std::vector<NamedTen
   };
 }
 
-// The pipeline of one rank and its optimizer. The values depend on `offset`.
+// The pipeline of one rank and its optimizer. `offset` makes the initial values differ.
 class TiedRank {
  public:
   TiedRank(const TiedCase& given, const DeviceMesh& mesh, double offset) {
@@ -138,14 +138,14 @@ class TiedRank {
 
 void require_equal(const std::vector<NamedTensor>& given, const std::vector<NamedTensor>& expected,
                    const std::string& what) {
-  require(given.size() == expected.size(), what + ": number");
+  require(given.size() == expected.size(), what + ": the number of tensors differs");
   for (size_t i = 0; i < given.size(); ++i) {
-    require(given[i].name == expected[i].name, what + ": names");
+    require(given[i].name == expected[i].name, what + ": the names differ");
     require(torch::equal(given[i].tensor, expected[i].tensor), what + ": " + given[i].name);
   }
 }
 
-// Loads the snapshot into one process, in which the weight exists once.
+// Loads the snapshot in one process, whose model has the tied weight once.
 void load_alone(const std::string& path, const std::vector<NamedTensor>& saved) {
   SnapshotParts plain;
   for (const NamedTensor& named : saved) {
@@ -178,7 +178,7 @@ TEST_P(TiedSnapshots, TrainingGoesOnFromASnapshot) {
     require_equal(other.values(), values, "loaded");
     rank.step(kSavedAfter);
     other.step(kSavedAfter);
-    require_equal(other.values(), rank.values(), "the next step");
+    require_equal(other.values(), rank.values(), "parameters differ after the next step");
   });
   ASSERT_TRUE(result.ok()) << result.failures();
   load_alone(*SnapshotFolder(folder.path()).latest(), saved);

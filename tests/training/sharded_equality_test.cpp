@@ -1,10 +1,10 @@
 // Tests that training on 1 to 8 ranks, as threads, under every wrapper equals training in one
-// process with libtorch's optimizer on the whole batch: the losses and gradients of 20 steps, and
-// the parameters after them, are within the bounds of wrap_bounds.h. On one host the wrappers have
+// process with libtorch's optimizer on the whole batch: the losses and gradients of 20 steps and
+// the final parameters are within the bounds of wrap_bounds.h. On one host all wrappers must have
 // equal bits. sharded_plants_test.cpp shows that the comparison finds defects.
 //
-// CTest runs a small share of the cases, picked by CADRE_CASES_SEED; `make equality` runs all and
-// prints the largest share of its bound that each dtype and optimizer used.
+// CTest runs a small part of the cases, chosen by the seed CADRE_CASES_SEED; `make equality` runs
+// all and prints, for each dtype and optimizer, the largest ratio of a deviation to its bound.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -35,13 +35,14 @@ using testing::Snapshot;
 using testing::Strategy;
 using testing::Training;
 
-// Returns the number of weights and data sets to try: CADRE_EQUALITY_SEEDS, or 1.
+// Returns the number of seeds for weights and data that each case runs with: CADRE_EQUALITY_SEEDS,
+// or 1.
 uint64_t num_seeds() {
   const char* text = std::getenv("CADRE_EQUALITY_SEEDS");
   return text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
 }
 
-// The largest deviations of the runs of this process, as shares of their bounds.
+// The largest deviations of all runs in this process, as ratios to their bounds.
 struct Used {
   int64_t num_runs = 0;
   Comparison worst;
@@ -75,7 +76,7 @@ class ShardedEquality : public ::testing::TestWithParam<std::pair<ShardedCase, i
   }
 };
 
-// Returns the trainings, by strategy.
+// Returns one training for each strategy.
 std::vector<Training> train_all(const ShardedCase& test_case,
                                 const std::vector<torch::Tensor>& batches,
                                 const std::vector<Strategy>& strategies, int world_size,
@@ -98,7 +99,7 @@ std::vector<Training> train_all(const ShardedCase& test_case,
           throw Error(error.code(), strategies[i].name + ": " + error.message());
         }
       }();
-      // Every rank must have the same parameters.
+      // All ranks must have the same parameters.
       const std::string bits = bits_of(training.parameters);
       const auto digest = static_cast<int64_t>(std::hash<std::string>()(bits));
       const auto lowest = torch::tensor({digest, -digest});
@@ -112,7 +113,7 @@ std::vector<Training> train_all(const ShardedCase& test_case,
   return trained;
 }
 
-// Returns the first tensor whose bits differ; an empty text if all are equal.
+// Returns a text with the first tensor whose bits differ; an empty text if all are equal.
 std::string difference_of(const Snapshot& a, const Snapshot& b) {
   for (size_t i = 0; i < a.size(); ++i) {
     if (bits_of({a[i]}) == bits_of({b[i]})) continue;
@@ -128,12 +129,13 @@ void expect_within_bounds(const Case& training, const Comparison& comparison) {
   EXPECT_LE(comparison.losses, 1);
   EXPECT_LE(comparison.first_gradients, 1);
   if (testing::uses_adamw_bound(training) && !testing::has_bfloat16(training)) {
-    EXPECT_LE(comparison.gradients, 1);  // the bounds of parameters assume this
+    // The bounds of the parameters are derived from the bound of the gradients.
+    EXPECT_LE(comparison.gradients, 1);
   }
   EXPECT_LE(comparison.parameters, 1);
 }
 
-// Trains in one process and under every strategy, and compares all trainings.
+// Trains in one process and under every strategy, and compares the results.
 void ShardedEquality::compare_strategies(uint64_t seed) {
   const auto& [test_case, world_size] = GetParam();
   const auto batches = make_batches(test_case.training, seed);
@@ -168,8 +170,7 @@ TEST_P(ShardedEquality, OfEveryStrategyWithOneProcess) {
 
 using RareUnit = torch::nn::ModuleHolder<ShardUnit<testing::RareLinearImpl>>;
 
-// A module whose second unit uses its parameters only for certain rows. Of these rows only rank 0
-// has some.
+// A module whose second unit uses its parameters only for certain rows, which only rank 0 has.
 struct PartlyUsed : torch::nn::Module {
   PartlyUsed() {
     first = register_module("first", testing::LinearUnit(4, 4));
@@ -184,8 +185,8 @@ struct PartlyUsed : torch::nn::Module {
   RareUnit second{nullptr};
 };
 
-// On the ranks, the gradients of the unit are reduced at different positions of the order of units.
-// That is refused, because a unit must never get the values of another unit.
+// The ranks would reduce the gradients of the unit at different positions in the order of units.
+// All ranks must throw, because a unit must never get the values of another unit.
 TEST(ShardedEqualityLimit, AUnitThatOnlySomeRanksUseIsAnErrorOnAllRanks) {
   const auto result = testing::run_groups(2, [](const ProcessGroup& group) {
     FullyShardedDataParallel model{
@@ -196,7 +197,7 @@ TEST(ShardedEqualityLimit, AUnitThatOnlySomeRanksUseIsAnErrorOnAllRanks) {
     testing::require(failure.starts_with("kInvalidArgument: ") &&
                          failure.find("the ranks are not at the same place of the same step") !=
                              std::string::npos,
-                     "it is refused, not: " + failure);
+                     "expected an error about the order of units, got: " + failure);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -229,7 +230,7 @@ std::vector<ShardedCase> sharded_cases() {
   return cases;
 }
 
-// The cases are shuffled, so that any subset of them contains some of every kind.
+// The cases are shuffled, so that any part of the list has some cases of every kind.
 std::vector<std::pair<ShardedCase, int>> cases_and_ranks() {
   std::vector<std::pair<ShardedCase, int>> cases;
   for (const ShardedCase& test_case : sharded_cases()) {

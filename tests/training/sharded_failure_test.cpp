@@ -1,6 +1,7 @@
 // Tests a rank that kills or stops itself in each phase of a step under a sharded wrapper. Every
-// survivor must name the rank in time, and no process, thread or file may be leaked. A job that
-// continues from the last snapshot must end with the bits of an undisturbed job.
+// survivor must throw an error that names the rank in time, and no process, thread or file may be
+// leaked. A job that continues from the last snapshot must end with the same bits as an undisturbed
+// job.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -40,7 +41,7 @@ using torch::Tensor;
 
 constexpr int kNumSteps = 6;
 constexpr int kStepsPerSnapshot = 2;
-constexpr int kDisturbedStep = 3;  // counts from 0, so it is the step after the first snapshot
+constexpr int kDisturbedStep = 3;  // counted from 0, so this is the step after the first snapshot
 
 enum class ShardedPhase { kForward, kGather, kBackward, kReduce, kClip, kStep, kSnapshot };
 
@@ -96,7 +97,7 @@ class WatchedAdamW : public AdamW {
   std::function<void()> in_step;
 };
 
-// The functions that disturb the victim. They are empty on other ranks and in other steps.
+// Hooks that disturb the victim. They are empty on the other ranks and in the other steps.
 struct Watches {
   std::function<void()> at_gather, at_reduction, at_clip, at_snapshot;
 };
@@ -112,7 +113,7 @@ ProcessGroup make_watched(const ProcessGroup& group, const Watches& watches) {
   return fake.group();
 }
 
-// One rank of a job under one of the wrappers.
+// One rank of a job that trains under one of the wrappers.
 class ShardedRank {
  public:
   ShardedRank(const Strategy& strategy, const ProcessGroup& group) : group_(group) {
@@ -122,8 +123,8 @@ class ShardedRank {
       replicate(strategy);
     }
   }
-  // Closes the groups. After an error in the constructor only their destructors would run, which
-  // abort the operations that other ranks still run in them.
+  // Closes the groups. Their destructors alone would abort operations that other ranks are still
+  // running.
   ~ShardedRank() {
     for (const ProcessGroup& group : watched_) group.close();
     if (mesh_) mesh_->close();
@@ -145,7 +146,7 @@ class ShardedRank {
     save_sharded(snapshots, number + 1, parts(), group_, {.timeout = snapshot_timeout});
   }
 
-  // Loads the latest snapshot and returns the number of steps before it; 0 if there is no snapshot.
+  // Loads the latest snapshot and returns its step; 0 if there is no snapshot.
   int load(const std::string& folder) {
     const auto latest = SnapshotFolder(folder).latest();
     if (!latest) return 0;
@@ -158,7 +159,7 @@ class ShardedRank {
 
   std::string bits() {
     const torch::NoGradGuard no_grad;
-    forward_(torch::zeros({1, 17}));  // waits for the gathers of the parameters
+    forward_(torch::zeros({1, 17}));  // waits until the parameters are gathered
     std::vector<Tensor> whole;
     if (shards_of_model_) {
       for (const ParameterShard& shard : shards_of_model_()) {
@@ -199,7 +200,8 @@ class ShardedRank {
 
   std::shared_ptr<WideNet> net = std::make_shared<WideNet>();
   Watches watches;
-  Duration snapshot_timeout = kDefaultSnapshotTimeout;  // snapshots have a deadline of their own
+  // The timeout of snapshots, which is independent of that of the group.
+  Duration snapshot_timeout = kDefaultSnapshotTimeout;
 
  private:
   using Zero = ZeroRedundancyOptimizer<WatchedAdamW>;
@@ -274,14 +276,14 @@ class ShardedRank {
   ProcessGroup group_;
   std::optional<DeviceMesh> mesh_;
   std::vector<ProcessGroup> watched_;
-  WatchedAdamW* local_ = nullptr;  // the optimizer that step_ owns
+  WatchedAdamW* local_ = nullptr;  // owned by step_
   std::function<std::vector<ParameterShard>()> shards_, shards_of_model_;
   std::function<void()> zero_grad_, clip_, step_;
   std::function<Tensor(const Tensor&)> forward_;
   std::function<void(const std::string&)> after_load_;
 };
 
-// Trains. Throws on the survivors.
+// Trains until the victim is disturbed. On the survivors this function throws.
 void train_until_disturbed(const DisturbedRank& self, ShardedRank& rank, ShardedPhase phase,
                            const std::string& folder) {
   for (int number = 0; number < kNumSteps; ++number) {
@@ -292,8 +294,8 @@ void train_until_disturbed(const DisturbedRank& self, ShardedRank& rank, Sharded
   }
 }
 
-// Returns the result of an undisturbed job, which starts from the last snapshot of the folder, if
-// there is one. The result is equal on all ranks.
+// Runs an undisturbed job, which starts from the last snapshot in the folder if there is one, and
+// returns its final bits, which must be equal on all ranks.
 std::string bits_of_whole_run(const ShardedFailureCase& test, const std::string& folder,
                               int expected_start) {
   testing::JobOptions options{.world_size = test.world_size()};
@@ -305,7 +307,7 @@ std::string bits_of_whole_run(const ShardedFailureCase& test, const std::string&
         {
           ShardedRank rank(test.strategy, group);
           const int start = rank.load(folder);
-          require(start == expected_start, format("it starts at step {}", start));
+          require(start == expected_start, format("the job starts at step {}", start));
           for (int number = start; number < kNumSteps; ++number) rank.step(number, folder);
           context.output = format("{}", std::hash<std::string>()(rank.bits()));
         }
@@ -350,7 +352,7 @@ std::vector<ShardedFailureCase> sharded_failure_cases() {
         ShardedPhase::kReduce, ShardedPhase::kClip, ShardedPhase::kStep, ShardedPhase::kSnapshot}) {
     for (const int signal : {SIGKILL, SIGSTOP}) {
       for (const Strategy& strategy : strategies) {
-        // Mapped shards are not gathered. fsdp_mapped_failure_test.cpp tests their update.
+        // Mapped shards are not gathered, and fsdp_mapped_failure_test.cpp tests their update.
         const bool is_mapped = strategy.fsdp.form == ShardForm::kMapped;
         if (is_mapped && (phase == ShardedPhase::kGather || phase == ShardedPhase::kStep)) continue;
         cases.push_back({strategy, phase, signal});

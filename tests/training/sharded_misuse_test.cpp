@@ -1,5 +1,6 @@
-// Compares the whole messages of the errors that sharded wrappers throw for mistakes. Each message
-// says what is wrong, on which rank, and what to do. "{rank}" is replaced by the rank that throws.
+// Compares the whole messages of the errors that sharded wrappers throw for mistakes in a program.
+// Each message says what is wrong, on which rank, and what to do. "{rank}" stands for the rank that
+// throws.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -70,7 +71,7 @@ void backward(Model& model, const ProcessGroup& group) {
   model(rows_of(group)).pow(2).mean().backward();
 }
 
-// Runs two ranks. `mistake` returns the message of the error that it got.
+// Runs `mistake` on two ranks; it must return the message of the error that it gets.
 void expect_sentence(const std::string& expected,
                      const std::function<std::string(const ProcessGroup&)>& mistake) {
   const auto result = testing::run_groups(
@@ -260,7 +261,7 @@ TEST(ShardedMisuse, ASnapshotOfAnotherModel) {
 TEST(ShardedMisuse, TheStateOfADividedOptimizer) {
   expect_sentence(
       "a snapshot cannot hold the state of cadre::ZeroRedundancyOptimizer<cadre::SGD>; expected "
-      "Adam, AdamW, SGD, RMSprop, Adagrad or Adadelta. Of a cadre::ZeroRedundancyOptimizer pass "
+      "Adam, AdamW, SGD, RMSprop, Adagrad or Adadelta. For a cadre::ZeroRedundancyOptimizer pass "
       "local_optimizer(), with the parts of its parameter_shards()",
       [](const ProcessGroup& group) {
         Replicated model{std::make_shared<Layers>(), group};

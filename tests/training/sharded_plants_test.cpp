@@ -1,6 +1,7 @@
-// Checks that the comparison of sharded_equality_test.cpp finds defects. If a gather, a reduction,
-// the division by the number of ranks or the initial broadcast is left out, or values arrive at a
-// wrong place, every wrapper must exceed the bounds clearly, or report itself that replicas differ.
+// Checks that the comparison of sharded_equality_test.cpp finds defects. The test leaves out a
+// gather, a reduction, the division by the number of ranks or the initial broadcast, or puts values
+// at a wrong place. Every wrapper must then exceed the bounds clearly, or itself throw because
+// replicas differ.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -24,11 +25,11 @@ using testing::ShardedCase;
 using testing::Strategy;
 using testing::Training;
 
-// A defect, which is the same on all ranks.
+// A defect that is planted into the group of every rank.
 enum class Plant {
   kNone,
   kNoReduction,
-  kDroppedReduction,  // drops one of three reductions
+  kDroppedReduction,  // drops every third reduction
   kNoDivision,
   kNoGather,
   kMisplacedGather,
@@ -55,10 +56,11 @@ const char* name_of(Plant plant) {
   return "no_broadcast";
 }
 
-// The number of gathers before the first update. They contain the values of the initial broadcast.
+// The number of gathers before the first update, which are left correct: they only gather the
+// values of the initial broadcast.
 constexpr int kNumRightGathers = 8;
-// The smallest number of elements of a gather of parameters. ZeroRedundancyOptimizer also gathers
-// single elements.
+// Gathers of fewer elements are left correct: ZeroRedundancyOptimizer also gathers single numbers,
+// which are not parameters.
 constexpr int64_t kMinGathered = 16;
 
 void gather_wrongly(Plant plant, GroupCall& call, int rank, int world_size) {
@@ -66,7 +68,7 @@ void gather_wrongly(Plant plant, GroupCall& call, int rank, int world_size) {
     call.output.view({world_size, -1})[rank].copy_(call.input);
     return;
   }
-  // Exchanges neighbouring elements of the buffer.
+  // Shifts the elements of the buffer by one.
   call.pass_on();
   call.output.copy_(call.output.clone().roll(1));
 }
@@ -97,7 +99,7 @@ void inject(Plant plant, const FakeGroup& group) {
     }
     if (plant == Plant::kNoBroadcast && call.kind == OpKind::kBroadcast &&
         call.output.scalar_type() == at::kByte) {
-      // Freed memory of the root may still contain the right values by chance.
+      // The output may be memory that still has the root's values by chance, so it is set to zero.
       if (call.root != rank) call.output.zero_();
       return;
     }
@@ -117,7 +119,7 @@ std::ostream& operator<<(std::ostream& out, const PlantCase& given) {
 
 struct Outcome {
   Comparison worst;
-  std::string failures;  // errors that a wrapper itself reports
+  std::string failures;  // the errors that a wrapper itself has thrown
 };
 
 Outcome train_with(const PlantCase& given) {
@@ -157,16 +159,17 @@ TEST_P(ShardedEqualityNotices, ThePlant) {
   const bool is_noticed =
       given.plant == Plant::kDroppedReduction || given.plant == Plant::kNoBroadcast;
   if (is_replicated && is_noticed) {
-    // After this defect the ranks have different parameters, which the wrapper reports. Without any
-    // reduction it cannot: the samples of the parameters travel with the gradients.
+    // The ranks' parameters differ after this defect, which the wrapper notices by comparing
+    // samples of them. It cannot notice that if there is no reduction at all, because the samples
+    // are sent with the gradients.
     EXPECT_THAT(failures, ::testing::HasSubstr("has other values on rank 1 than on rank 0"));
   }
   if (!failures.empty()) return;
   const double far = given.training.dtype == torch::kDouble ? 1e3 : 100;
   if (is_replicated) EXPECT_GT(worst.first_gradients, far);
   if (given.training.optimizer == "adamw") {
-    // AdamW takes the same step if all gradients are scaled by a factor, so only the gradients
-    // differ.
+    // A factor of all gradients does not change the steps of AdamW, so only the gradients exceed
+    // their bound.
     EXPECT_LE(worst.parameters, 1);
   } else {
     EXPECT_GT(std::max(worst.gradients, worst.parameters), far);

@@ -1,6 +1,6 @@
 // Tests that training on ranks that are processes equals training in one process. Each rank first
-// trains every case alone, then with the others under the wrappers, and compares within the bounds
-// of wrap_bounds.h.
+// trains every case alone, then with the other ranks under each wrapper, and compares the two
+// within the bounds of wrap_bounds.h.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -27,7 +27,8 @@ using testing::ShardedCase;
 using testing::Strategy;
 using testing::Training;
 
-// Returns a line that is equal on all ranks if they have the same bits.
+// Trains under one strategy. Returns a line with a digest of the result, which must be equal on all
+// ranks.
 std::string train_and_compare_under(const Strategy& strategy, const ShardedCase& test_case,
                                     const ProcessGroup& group) {
   const auto batches = testing::make_batches(test_case.training, 1);
@@ -57,7 +58,7 @@ std::vector<ShardedCase> process_cases() {
 struct ShardedJob {
   int world_size;
   TransportChoice transport = TransportChoice::kAuto;
-  // The names of the strategies; if empty, all that are possible with this number of ranks.
+  // The names of the strategies to test; if empty, all that are possible with this number of ranks.
   std::vector<std::string> names = {};
 
   std::vector<Strategy> strategies() const {

@@ -1,6 +1,6 @@
-// Tests a job that saves sharded snapshots repeatedly and is killed at random instants. The latest
+// Tests a job that saves sharded snapshots continuously and is killed at random times. The latest
 // snapshot must always exist and be complete, and must not be older than the last one that the job
-// had reported as saved.
+// has reported as saved.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -38,8 +38,8 @@ constexpr int kNumKills = 300;
 constexpr int64_t kRows = 512;
 constexpr int64_t kColumns = 64;
 
-// Returns two tensors that are divided in the middle of a row. Every element is the number of the
-// step.
+// Returns the parts of two tensors, which the ranks divide in the middle of a row. Every element
+// equals the step.
 SnapshotParts parts_of(int rank, int world_size, int64_t step) {
   SnapshotParts parts;
   for (const std::string name : {"a", "b"}) {
@@ -57,8 +57,8 @@ SnapshotParts parts_of(int rank, int world_size, int64_t step) {
   return parts;
 }
 
-// Returns the step of the snapshot in the folder. Throws unless all of its elements equal that
-// step.
+// Returns the step of the snapshot in the folder. Throws unless all elements of the snapshot equal
+// that step.
 int64_t checked_step(const std::string& folder) {
   const SnapshotParts parts = parts_of(0, 1, -1);
   const LoadedSnapshot loaded = load_sharded(folder, parts);
@@ -94,7 +94,7 @@ class SharedStep {
   Step* step_;
 };
 
-// Runs a rank of the job. It saves one step after the other until it or its peer is killed.
+// Runs a rank of the job: saves one step after the other until this process or its peer is killed.
 void save_without_end(const ProcessGroup& group, const std::string& run, bool in_background,
                       int64_t first, SharedStep& saved) {
   SnapshotFolder folder(run);
@@ -134,14 +134,15 @@ TEST(SnapshotKill, AtAnyInstantTheLatestSnapshotIsWhole) {
     const int64_t before = *folder.latest_step();
     testing::JobOptions options{.world_size = kWorldSize};
     options.processes.disturb = [&](std::span<const int> pids) {
-      // The kill comes after one to three more saves. On a slow machine no save would end within
-      // the 20 ms below.
+      // Waits for one to three more saves before the kill: on a slow machine, no save would be
+      // complete within the 20 ms below.
       const int64_t awaited = before + 1 + static_cast<int64_t>(random.below(3));
       for (int i = 0; i < 5000 && saved.get() < awaited; ++i) {
         nap(*system, std::chrono::milliseconds(1));
       }
       nap(*system, std::chrono::microseconds(random.below(20'000)));
-      const auto choice = static_cast<size_t>(round % 3);  // kills either rank, or both
+      // Which ranks are killed: either one, or both.
+      const auto choice = static_cast<size_t>(round % 3);
       for (size_t i = 0; i < static_cast<size_t>(kWorldSize); ++i) {
         if (choice == i || choice == 2) ::kill(pids[i], SIGKILL);
       }
@@ -159,7 +160,7 @@ TEST(SnapshotKill, AtAnyInstantTheLatestSnapshotIsWhole) {
     found.insert(step - before);
     remove_all_but_the_last(path);
   }
-  EXPECT_GT(found.size(), 1u) << "all jobs were killed at the same step";
+  EXPECT_GT(found.size(), 1u) << "every job was killed at the same step";
 }
 
 }  // namespace

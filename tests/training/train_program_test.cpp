@@ -1,5 +1,5 @@
-// Calls `cadre train` as a user does. Tests its help on keys, and jobs of processes, each of which
-// has its own random numbers, unlike ranks that are threads of a test.
+// Calls `cadre train` as a user does. Tests its help, its messages, and jobs of processes: each
+// process has a random generator of its own, unlike ranks that are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,8 +49,8 @@ TEST(TrainProgram, PrintsTheConfigurationOnce) {
   EXPECT_EQ(count_of(printed.output, "\nwidth = 192\n"), 1U) << printed.output;
 }
 
-// The model is too large for any machine of today, and the data file does not exist. The plan needs
-// neither.
+// The model is too large for any machine, and the data file does not exist. A plan must not need
+// either of them.
 TEST(TrainProgram, PlansWithoutTraining) {
   const testing::TemporaryFolder folder;
   const std::string json = folder.file("plan.json");
@@ -79,8 +79,8 @@ TEST(TrainProgram, PlansWithoutTraining) {
             "cadre-train: parallel.replicas is 2, which does not divide the 3 processes\n");
 }
 
-// A mistake is reported in one sentence, whatever the number of processes and whichever of them
-// notices it.
+// A mistake in the configuration must be reported with one sentence, for any number of processes
+// and whichever of them notices it.
 TEST(TrainProgram, AConfigurationThatCannotBeIsRefusedInOneSentence) {
   const testing::TemporaryFolder folder;
   std::ofstream(folder.file("images.toml")) << "[model]\nkind = \"cnn\"\n[data]\nkind = "
@@ -117,7 +117,7 @@ class TrainDropout : public ::testing::Test {
   TrainDropout() { std::ofstream(folder_.file("empty.toml")); }
 
   // Trains on two processes. The learning rate is constant, so a short run equals the beginning of
-  // a long one.
+  // a long run.
   cli::CommandResult train(const std::string& run, int num_steps,
                            const std::vector<std::string>& more = {}) const {
     std::vector<std::string> words = {"train", folder_.file("empty.toml"), "--nproc-per-node", "2"};
@@ -166,7 +166,7 @@ TEST_F(TrainDropout, AResumedJobHasTheBitsOfAnUninterruptedOne) {
   EXPECT_EQ(losses_of("whole").size(), 6U);
   EXPECT_EQ(losses_of("parts"), losses_of("whole"));
 
-  // This shows that dropout has an effect: without it the first step has another loss.
+  // Proves that dropout has an effect in this test: without it, the first step has another loss.
   ASSERT_EQ(train("dry", 1, {"model.dropout=false"}).exit_code, 0);
   EXPECT_NE(losses_of("dry").at(0), losses_of("whole").at(0));
 }

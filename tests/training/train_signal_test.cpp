@@ -1,6 +1,6 @@
-// Tests signals that the launcher sends to all processes of `cadre train`: all ranks must end after
-// one step and write one snapshot, and the run that continues from it must have the bits of an
-// undisturbed run. Also tests SIGKILL of one process of a job that divides the model.
+// Tests signals that the launcher forwards to all processes of `cadre train`: all ranks must end
+// after the same step and write one snapshot, and the run that resumes from it must have the same
+// bits as an undisturbed run. Also tests SIGKILL of one process of a job that divides the model.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -36,7 +36,7 @@ class TrainSignalTest : public ::testing::Test {
   TrainSignalTest() {
     std::ofstream text(folder_.file("text"));
     for (int i = 0; i < 700; ++i) text << "line " << i * i % 97 << " of a text to learn\n";
-    // The batch is odd, so the shares of the two ranks differ and are weighted.
+    // The batch size is odd, so the two ranks have shares of different sizes, which are weighted.
     std::ofstream(folder_.file("config.toml"))
         << "[model]\nkind = \"gpt\"\nlayers = 1\nheads = 2\nwidth = 16\ncontext = 16\n"
         << "[data]\npath = \"" << folder_.file("text") << "\"\n"
@@ -65,7 +65,7 @@ class TrainSignalTest : public ::testing::Test {
     return bytes_of(folder_.path() / run / format("step-{:06d}", kNumSteps) / file);
   }
 
-  // Returns those values of each step that do not depend on time.
+  // Returns for each step the values that do not depend on time, such as the loss.
   std::vector<nlohmann::json> steps_of(const std::string& run) const {
     std::vector<nlohmann::json> steps;
     std::ifstream file(folder_.path() / run / "metrics.jsonl");
@@ -82,7 +82,7 @@ class TrainSignalTest : public ::testing::Test {
 };
 
 TEST_F(TrainSignalTest, CtrlCAndAHangupEndWithASnapshotToo) {
-  // The command inherits this disposition, so the test also works under nohup.
+  // The command inherits the default action of SIGHUP, so that the test also works under nohup.
   const auto handler = ::signal(SIGHUP, SIG_DFL);
   for (const int signal : {SIGINT, SIGHUP}) {
     const std::string run = format("run{}", signal);
@@ -129,8 +129,8 @@ TEST_F(TrainSignalTest, AResumedJobHasTheBitsOfAnUndisturbedOne) {
   EXPECT_EQ(steps_of("parts"), steps_of("whole"));
 }
 
-// At nearly every instant a snapshot is being written, because each rank writes its part in a
-// thread.
+// Each rank writes its shard in a background thread, so at nearly every instant a snapshot is being
+// written.
 TEST_F(TrainSignalTest, AJobThatIsKilledWhileItSavesGoesOnFromAWholeSnapshot) {
   const auto words = [this](const std::string& run, const std::string& resume) {
     std::vector<std::string> all = train(run, resume);
@@ -153,7 +153,7 @@ TEST_F(TrainSignalTest, AJobThatIsKilledWhileItSavesGoesOnFromAWholeSnapshot) {
   EXPECT_EQ(steps_of("parts"), steps_of("whole"));
 }
 
-// Returns the pid of the rank's process; 0 if there is no such process.
+// Returns the pid of the process that has this rank; 0 if there is none.
 int pid_of_rank(const CadreCommand& job, int rank) {
   const std::string variable = std::string(1, '\0') + format("RANK={}", rank) + '\0';
   for (const int pid : job.marked_processes()) {

@@ -1,6 +1,6 @@
-// Tests a rank of a training run that kills or stops itself between backward and the next step:
+// Tests a rank of a training run that kills or stops itself between a backward and the next step:
 // while the ranks sum their losses, in the evaluation, and in the collective before a snapshot. On
-// every survivor run() must throw in time an error that names the rank, and no process, thread or
+// every survivor run() must throw an error that names the rank in time, and no process, thread or
 // file may be leaked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ using testing::mask;
 
 constexpr int kWorldSize = 3;
 
-// The operations of run() that are not for gradients.
+// The operations that run() itself calls, besides the reductions of gradients.
 constexpr std::array<const char*, 2> kOperations = {"all_reduce", "all_gather"};
 
 enum class TrainerMoment { kLossSum, kEvaluation, kSnapshot };
@@ -60,9 +60,9 @@ Config config_in(const std::string& folder) {
   return config;
 }
 
-// Disturbs the rank in an operation that run() itself calls. Reductions of gradients do not count,
-// nor operations while `is_running` is false. The sums are those of step 1, step 2, the evaluation
-// after step 2, and so on.
+// Disturbs the rank in an operation that run() itself calls. Reductions of gradients are not
+// counted, nor operations while `is_running` is false. The sums in order are those of step 1, of
+// step 2, of the evaluation after step 2, and so on.
 void disturb_self_at(TrainerMoment moment, const FakeGroup& group, const bool& is_running,
                      const std::function<void()>& act) {
   const int due = moment == TrainerMoment::kLossSum ? 2 : 3;
@@ -94,7 +94,7 @@ testing::FailureReport train_until_it_fails(DisturbedRank& self, const ProcessGr
   return self.report_of([&] { trainer.run(); });
 }
 
-// Adds the messages of a survivor that saw the victim last as `seen` says.
+// Adds the messages that a survivor may throw if the victim was last seen in `seen`.
 void add_golden_texts(const TrainerCase& test, int rank, const std::string& seen,
                       std::vector<std::string>& texts) {
   const std::string victim = "rank 1 (HOST, pid N)";
@@ -108,7 +108,7 @@ void add_golden_texts(const TrainerCase& test, int rank, const std::string& seen
         "which does not answer: {}{}",
         name, who, victim, seen, remedy);
   };
-  // The names of this rank's own call.
+  // The operations that this rank may be calling when it notices the failure.
   for (const char* const call : {"all_reduce #N", "cadre train (all_gather #N)", "all_gather #N"}) {
     const std::string failed = format("{} on group \"world\" failed after N s on {}", call, self);
     if (test.signal == SIGKILL) texts.push_back("kPeerLost: " + failed + cause);
@@ -118,7 +118,7 @@ void add_golden_texts(const TrainerCase& test, int rank, const std::string& seen
         const std::string between =
             format("group \"world\" failed on {} after {} #N{}", self, operation, cause);
         texts.push_back("kPeerLost: " + between);
-        // The group failed between two calls, of which the second reports it.
+        // The group failed between two calls, and the second call reports it.
         texts.push_back("kPeerLost: " + failed + "\n  first failure: " + between);
       } else {
         texts.push_back(format(
@@ -130,10 +130,10 @@ void add_golden_texts(const TrainerCase& test, int rank, const std::string& seen
   }
 }
 
-// Returns every message that a survivor may throw, masked: with the operation during or after which
-// it failed, and for a timeout the rank that reported it first.
+// Returns every message that a survivor may throw, with numbers masked: with each operation in or
+// after which it may have failed, and for a timeout with each rank that may have reported it first.
 std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank) {
-  // The victim acts before an operation. It may not have left the one before yet.
+  // The victim acts before an operation, so the previous one may still be running on it.
   std::vector<std::string> texts;
   for (const char* const last : kOperations) {
     add_golden_texts(test, rank, format("last seen in {} #N, PHASE, N s ago", last), texts);

@@ -1,4 +1,4 @@
-// Calls `cadre verify` as a user does, with processes. Tests its table, its report for programs,
+// Calls `cadre verify` as a user does, with several processes. Tests its table, its JSON report,
 // and its exit codes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,8 @@ using ::testing::StartsWith;
 
 class VerifyProgram : public ::testing::Test {
  protected:
-  // Runs examples/gpt.toml on two processes, with one step and a model of one layer.
+  // Runs `cadre verify` with examples/gpt.toml on two processes, with a model of one layer and one
+  // step.
   cli::CommandResult verify(const std::vector<std::string>& more) const {
     std::vector<std::string> words = {"verify", testing::source_path("examples/gpt.toml")};
     for (const char* word : {"model.layers=1", "model.width=32", "model.context=32",
@@ -80,7 +81,8 @@ TEST_F(VerifyProgram, Float64IsABillionTimesCloser) {
                                  "fsdp/after_backward/accumulate"));
 }
 
-// At this learning rate, training in float32 is chaotic. So no bound holds, just as with a defect.
+// Training in float32 is chaotic with this learning rate, so rounding exceeds every bound, as a
+// defect would.
 TEST_F(VerifyProgram, ADeviationHasAnExitCodeOfItsOwn) {
   const std::vector<std::string> unstable{"--steps",
                                           "15",
@@ -99,7 +101,7 @@ TEST_F(VerifyProgram, ADeviationHasAnExitCodeOfItsOwn) {
   EXPECT_EQ(deviates.error, "");
 }
 
-// A layout that did not run is not counted as verified, and is no success.
+// A layout that could not run must not count as verified, so the command must fail.
 TEST_F(VerifyProgram, ALayoutThatCannotRunIsReportedAndIsNoSuccess) {
   const cli::CommandResult verified =
       verify({"--steps=1", "--strategies=ddp/pp-2", "--json", json_, "model.layers=2",

@@ -1,5 +1,5 @@
-// Tests a ZeRO optimizer over DistributedDataParallel if the program changes memory, values or
-// gradients without calling either of them.
+// Tests a ZeRO optimizer over DistributedDataParallel when the program replaces memory, or changes
+// values or gradients, without a call of either of them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,29 +29,33 @@ ParameterShard record_of_frozen(const std::vector<ParameterShard>& shards) {
   throw Error(ErrorCode::kInternal, "no record");
 }
 
-// The test uses the ParameterShards of the wrapper and of the optimizer, which was made before the
-// memory was replaced. An optimizer finds its state of a parameter by the tensor.
+// The ParameterShards of the wrapper and of the optimizer must keep the same tensor objects after
+// the memory was replaced: an optimizer that was made before finds its state of a parameter by the
+// tensor.
 TEST(ZeroUnderDdp, RecordsOfFrozenParametersStayTheSameTensor) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto net = std::make_shared<Zoo>();
     Wrapped model{net, group, options_of(GradientPlacement::kSharded)};
     const ZeroRedundancyOptimizer<SGD> zero(model, torch::optim::SGDOptions(0.1));
     const Tensor first = record_of_frozen(model.parameter_shards()).values;
-    require(record_of_frozen(model.parameter_shards()).values.is_same(first), "one tensor");
+    require(record_of_frozen(model.parameter_shards()).values.is_same(first),
+            "two calls must return the same tensor object");
     for (const double value : {7.0, 9.0}) {
       net->frozen->weight.set_data(torch::full({11, 11}, value, torch::kDouble));
       for (const Tensor& values : {record_of_frozen(zero.parameter_shards()).values,
                                    record_of_frozen(model.parameter_shards()).values}) {
-        require(values.is_same(first), "the same tensor");
-        require(values.numel() == 121, "of the size of the parameter");
-        require(values.const_data_ptr() == net->frozen->weight.const_data_ptr(), "its memory");
+        require(values.is_same(first), "the ParameterShard has another tensor object");
+        require(values.numel() == 121, "the tensor has another size than the parameter");
+        require(values.const_data_ptr() == net->frozen->weight.const_data_ptr(),
+                "the tensor does not share the parameter's memory");
       }
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The gather that is in flight has the old values, so the new values must be gathered again.
+// A gather of the old values is in flight while new values are written, so the new ones must be
+// gathered again.
 TEST(ZeroUnderDdp, ValuesThatAreCopiedIntoShardsDuringAGatherAreUsed) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto net = std::make_shared<Zoo>();
@@ -61,7 +65,7 @@ TEST(ZeroUnderDdp, ValuesThatAreCopiedIntoShardsDuringAGatherAreUsed) {
     copy.backward(4, 0);
     zero.step();
     const Tensor sum = torch::zeros({1});
-    group.all_reduce(sum);  // after this, earlier gathers have ended on both ranks
+    group.all_reduce(sum);  // afterwards the earlier gathers have ended on both ranks
     const torch::NoGradGuard no_grad;
     for (const ParameterShard& shard : model.parameter_shards()) {
       if (shard.memory) shard.values.fill_(0.25);
@@ -75,7 +79,8 @@ TEST(ZeroUnderDdp, ValuesThatAreCopiedIntoShardsDuringAGatherAreUsed) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A buffer that is a view of a weight is refused in stage 2, in which the wrapper knows of it.
+// The module has a buffer that is a view of a weight. Stage 2 throws for it, because the wrapper
+// knows of the buffer.
 TEST(ZeroUnderDdp, WhatElseHoldsTheMemoryOfAParameterIsLogged) {
   for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
     const bool is_whole = placement == GradientPlacement::kReplicated;
@@ -117,7 +122,8 @@ std::string failure_through_a_forward_before_the_step(const ProcessGroup& group,
   return failure_of([&] { second.backward(); });
 }
 
-// torch::optim::SGD writes through at::Tensor::data(), which does not change the version counter.
+// torch::optim::SGD changes values through at::Tensor::data(), which does not increment the version
+// counter; the backward must throw nevertheless.
 TEST(ZeroUnderDdp, ABackwardThroughAForwardBeforeAStepIsRefused) {
   for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -138,8 +144,8 @@ void write_shards(const Wrapped& model, double factor) {
   }
 }
 
-// The step is also refused if a gradient waits on only one rank: the optimizer would use zeros in
-// its place.
+// A gradient that was not reduced yet exists on one rank or on both. The step must throw on both:
+// the optimizer would use zeros in its place.
 TEST(ZeroUnderDdp, AStepWhileGradientsWaitIsRefusedOnAllRanks) {
   for (const int num_waiting : {1, 2}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -186,7 +192,7 @@ TEST(ZeroUnderDdp, ValuesThatChangeWhileGradientsWaitAreRefusedOnAllRanks) {
       zero.zero_grad();
       copy.backward(4, 3);
     }
-    zero.zero_grad();  // no gradient waits for a reduction, so values may be gathered
+    zero.zero_grad();  // no unreduced gradient is left, so values may be gathered
     write_shards(model, 0.5);
     copy.backward(4, 4);
   });
@@ -206,7 +212,7 @@ void double_shards(const std::vector<ParameterShard>& shards) {
 
 const char* const kModified = "modified by an inplace operation";
 
-// In one process this is refused, too, because a tensor that a forward has saved was changed.
+// The backward throws, as in one process, because a tensor that the forward has saved was changed.
 TEST(ZeroUnderDdp, ABackwardAfterAWriteToTheShardsIsRefused) {
   for (const int world_size : {1, 2, 3}) {
     for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
@@ -223,7 +229,8 @@ TEST(ZeroUnderDdp, ABackwardAfterAWriteToTheShardsIsRefused) {
         Tensor last = loss(1);
         double_shards(zero.parameter_shards());
         EXPECT_THAT(failure_of([&] { last.backward(); }), HasSubstr(kModified));
-        // Values are written between a backward and the next forward, and then under no_sync().
+        // The values are written between a backward and the next forward, and a second time under
+        // no_sync().
         copy.zero_grad();
         loss(2).backward();
         double_shards(zero.parameter_shards());
@@ -238,8 +245,8 @@ TEST(ZeroUnderDdp, ABackwardAfterAWriteToTheShardsIsRefused) {
   }
 }
 
-// Either an optimizer of the shards or the ZeRO optimizer steps between two forwards and their
-// backwards.
+// Either an optimizer of the shards or the ZeRO optimizer makes a step between two forwards and
+// their backwards.
 TEST(ZeroUnderDdp, AStepBetweenTwoForwardsAndTheirBackwardsIsRefused) {
   for (const bool is_divided : {false, true}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -279,7 +286,8 @@ TEST(ZeroUnderDdp, AWriteToTheShardsOfOneRankBeforeABackwardIsAnErrorOnAllRanks)
       if (group.rank() == 0) double_shards(zero.parameter_shards());
       EXPECT_THAT(failure_of([&] { loss.backward(); }),
                   HasSubstr(group.rank() == 0 ? kModified : "rank 0 left this backward"));
-      // Only rank 0 gathers parameters before its next forward.
+      // Only rank 0 gathers parameters before its next forward, so the ranks call different
+      // operations.
       EXPECT_THAT(failure_of([&] { copy.backward(4, 0); }), HasSubstr("the ranks disagree"));
     });
     EXPECT_TRUE(result.ok()) << result.failures();

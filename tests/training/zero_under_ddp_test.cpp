@@ -1,6 +1,6 @@
-// Tests that a ZeRO optimizer over DistributedDataParallel gives the same bits as the undivided
-// optimizer, whether gradients are views of the wrapper's buckets or exist only on the ranks that
-// own them.
+// Tests that a ZeRO optimizer over DistributedDataParallel gives the same bits as the unsharded
+// optimizer, both with gradients that are views of the wrapper's buckets (stage 1) and with
+// gradients that exist only on the ranks that own them (stage 2).
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -16,15 +16,15 @@
 namespace cadre {
 namespace {
 
-// kStage1Later: the next forward of the wrapper waits for the gathers of the parameters.
+// kStage1Later: step() does not wait for the gathers of the parameters; the next forward does.
 enum class Way { kUndivided, kStage1, kStage1Later, kStage2 };
 
 // Trains eight steps on this rank's rows, whose number differs between ranks. Every third step
-// accumulates two backwards.
+// accumulates the gradients of two backwards.
 std::shared_ptr<testing::Model> train_under_ddp(const ProcessGroup& group, Way way) {
   const auto model = testing::make_model({"gpt", "adamw", 1, torch::kFloat}, /*seed=*/3);
   {
-    // Each rank gets other values, although all ranks draw from one generator.
+    // Gives each rank other initial values, although all ranks (threads) draw from one generator.
     const torch::NoGradGuard no_grad;
     double first = group.rank();
     for (torch::Tensor& parameter : model->parameters()) {
@@ -64,7 +64,7 @@ std::shared_ptr<testing::Model> train_under_ddp(const ProcessGroup& group, Way w
     optimizer->step();
   }
   const torch::NoGradGuard no_grad;
-  // Waits for the gathers, also without grad.
+  // A forward waits for the gathers of the parameters, even without grad.
   ddp(torch::zeros({1, testing::kContext}, torch::kLong));
   return model;
 }
@@ -85,7 +85,8 @@ TEST(ZeroUnderDdp, HasTheBitsOfTheUndividedOptimizer) {
   }
 }
 
-// One rank steps its scheduler once too often. Every step compares the options of the ranks.
+// One rank steps its learning rate scheduler once too often. Every step compares the options of the
+// ranks, so all ranks throw.
 TEST(ZeroUnderDdp, OptionsThatDifferInAStepAreRefusedOnAllRanks) {
   for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
     const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {

@@ -26,7 +26,7 @@ std::string path_in(const std::string& folder, std::string_view name) {
   return cadre::format("{}/{}", folder, name);
 }
 
-// The digests; the key is the name of the file.
+// Maps the name of each file to its digest.
 using Digests = std::map<std::string, std::string, std::less<>>;
 
 // Returns nullopt for a text that differs from the format of write_digests().

@@ -1,8 +1,8 @@
-// Digests of the files of a folder, in a file of the folder that `b2sum --check B2SUMS` reads.
+// Digests of the files of a folder, stored in its file B2SUMS, which `b2sum --check B2SUMS` reads.
 //
-// BLAKE2b: docs/decisions/0008 gives the reasons.
-// Threads: any, for different folders. Blocking: reads the files. Errors: as declared; kUnavailable
-// with the path for a file that cannot be read.
+// The digest is BLAKE2b; docs/decisions/0008 gives the reasons. Threads: any, for different
+// folders. Blocking: reads the files. Errors: as declared below; kUnavailable with the path if a
+// file cannot be read.
 #pragma once
 
 #include <span>
@@ -22,8 +22,8 @@ struct FileDigest {
   std::string digest;  // the digest in hexadecimal
 };
 
-// Converts an error of os::VersionedFile to one of a snapshot: kCorruption for a file that was cut
-// short while it was read.
+// Replaces an error of os::VersionedFile by the error that a user of snapshots gets: kCorruption
+// for a file that was cut short while it was read.
 Error corruption_of_cut_file(const Error& error);
 
 // Returns the digest of a file. Fails with kCorruption if the file does not exist.
@@ -32,12 +32,12 @@ Result<std::string> digest_of(const std::string& path);
 Status write_digest_list(os::FileSystem& files, const std::string& folder,
                          std::span<const FileDigest> digests);
 
-// Writes and syncs the digests of these files of the folder.
+// Computes the digests of these files of the folder, then writes and syncs B2SUMS.
 CADRE_EXPORT Status write_digests(const std::string& folder,
                                   std::span<const std::string_view> names);
 
-// Fails with kCorruption and the path of the first file whose bytes have changed, or of B2SUMS if
-// it is malformed or lacks one of the names.
+// Compares the named files with B2SUMS. Fails with kCorruption and the path of the first file whose
+// bytes have changed, or the path of B2SUMS if it is malformed or does not list one of the names.
 CADRE_EXPORT Status check_digests(const std::string& folder,
                                   std::span<const std::string_view> names);
 

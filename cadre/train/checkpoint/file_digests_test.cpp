@@ -17,7 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// BLAKE2b of "abc": RFC 7693, appendix A.
+// The BLAKE2b digest of "abc", from RFC 7693, appendix A.
 constexpr std::string_view kDigestOfAbc =
     "ba80a53f981c4d0d6a2797b69f12f6e94c212f14685ac4b74b12bb6fdbffa2d1"
     "7d87c5392aab792dc252d5de4533cc9518d38aa8dbf1925ab92386edd4009923";
@@ -39,7 +39,7 @@ class FileDigestsTest : public ::testing::Test {
     text << std::ifstream(folder_.file("B2SUMS"), std::ios::binary).rdbuf();
     return text.str();
   }
-  // Returns the code and the message with which the folder is refused.
+  // Returns the code and the message of the error that check_digests() returns for the folder.
   std::string refusal() const {
     const Status status = check_digests(folder_.path(), kNames);
     if (status.ok()) return "accepted";

@@ -25,7 +25,7 @@ std::vector<Box> whole_box(const ManifestTensor& tensor) {
   return {{std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape}};
 }
 
-// Checks everything, then fills the file.
+// Checks all tensors before it writes the first byte of the file.
 void write_whole(SnapshotReader& reader, const std::vector<const ManifestTensor*>& tensors,
                  os::FileSystem& files, const std::string& path) {
   std::map<std::string, const ManifestTensor*> by_name;
@@ -79,7 +79,7 @@ void write_full_state(const std::string& snapshot, os::FileSystem& files, const 
     write_whole(reader, tensors, files, temporary);
     os::rename_path(files, temporary, path).value_or_throw();
   } catch (const Error&) {
-    (void)os::remove_all(files, temporary);  // the first error is the one to report
+    (void)os::remove_all(files, temporary);  // ignored: the first error is thrown
     throw;
   }
 }

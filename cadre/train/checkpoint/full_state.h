@@ -13,8 +13,9 @@ namespace cadre {
 
 enum class SnapshotContent { kModel, kOptimizer };
 
-// A result with kModel can be read by cadre::load(). Called by one process. Copies the tensors
-// between mapped files, without memory for whole tensors. Replaces `path` atomically.
+// Is called by one process. Replaces `path` atomically. The tensors are read directly into the new
+// file, which is mapped, so no memory for whole tensors is needed. cadre::load() can read the file
+// if `content` is kModel.
 CADRE_EXPORT void write_full_state(const std::string& snapshot, const std::string& path,
                                    SnapshotContent content = SnapshotContent::kModel);
 

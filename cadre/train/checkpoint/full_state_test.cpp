@@ -1,4 +1,4 @@
-// A sharded snapshot becomes one file of whole tensors.
+// Tests that write_full_state() turns a sharded snapshot into one file of whole tensors.
 #include "cadre/train/checkpoint/full_state.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ TEST(ShardedSnapshot, AFullStateIsAFileThatAPlainModuleLoads) {
   for (const auto& item : trained->named_parameters()) {
     EXPECT_TRUE(plain->named_parameters()[item.key()].equal(item.value())) << item.key();
   }
-  // The file is also a snapshot of one rank, without an optimizer.
+  // load_sharded() accepts the file, too: as a snapshot of one rank without an optimizer.
   const auto again = make();
   const LoadedSnapshot loaded = load_sharded(file, parts_of(*again));
   EXPECT_TRUE(loaded.optimizer.empty());

@@ -62,12 +62,13 @@ void load(torch::nn::Module& module, const std::string& path) {
   file.check_unwritten();
   std::map<std::string, at::Tensor> by_name;
   for (auto& [name, tensor] : read) by_name.emplace(std::move(name), std::move(tensor));
-  // The file may have a tied tensor under only one of its names.
+  // If the module has one tensor under two names (tied weights), the file may have only one of
+  // them.
   std::set<const void*> in_file;
   for (const auto& [name, tensor] : state) {
     if (by_name.contains(name)) in_file.insert(tensor.unsafeGetTensorImpl());
   }
-  // Each pair is the target and the source of a copy.
+  // Each pair is the target and the source of one copy.
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   std::vector<PlannedWrite> writes;
   for (const auto& [name, tensor] : state) {

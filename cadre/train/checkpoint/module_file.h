@@ -23,14 +23,14 @@ namespace cadre {
 // memory.
 CADRE_EXPORT std::vector<NamedTensor> named_state(const torch::nn::Module& module);
 
-// Writes a temporary file with a unique name and renames it. So `path` is never incomplete, nor a
-// mixture if several ranks write it: the last rename wins. Like load(), throws kInvalidArgument for
-// a parameter that is a shard, as after parallelize_module().
+// Writes a temporary file with a unique name and renames it to `path`, so `path` is never
+// incomplete. If several ranks write it, the file of the last rename stays, never a mixture. Like
+// load(), throws kInvalidArgument for a parameter that is a shard, as after parallelize_module().
 CADRE_EXPORT void save(const torch::nn::Module& module, const std::string& path);
 // Fills the module in place.
 CADRE_EXPORT void load(torch::nn::Module& module, const std::string& path);
 
-// A wrapper such as DistributedDataParallel, which is not a module itself but has one.
+// Holds for wrappers such as DistributedDataParallel, which are no modules but contain one.
 template <typename Given>
 concept ModuleWrapper = requires(const Given& wrapper) { wrapper.module(); };
 
@@ -48,7 +48,8 @@ void load(const Given&, const std::string&) {
                 "cadre::load(module, path): pass the wrapped module, model.module()");
 }
 
-// Do the same for a module holder (torch::nn::Sequential) or a std::shared_ptr to a module.
+// These overloads do the same for a module holder (torch::nn::Sequential) or a std::shared_ptr to a
+// module.
 template <typename Pointer>
   requires requires(const Pointer& module) { *module; }
 void save(const Pointer& module, const std::string& path) {

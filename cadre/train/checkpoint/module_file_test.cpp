@@ -1,4 +1,4 @@
-// The tensors of a module in one file.
+// Tests save() and load() of a module's tensors in one file.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -41,7 +41,8 @@ TEST_F(ModuleFileTest, AModuleComesBack) {
   EXPECT_TRUE(b->parameters()[0].requires_grad());
 }
 
-// Without this error, the parts of one rank would be written as the whole model.
+// If save() accepted the module, the file would have one rank's shards in place of whole
+// parameters.
 TEST_F(ModuleFileTest, AModuleWithShardsIsRefused) {
   torch::nn::Sequential module(torch::nn::Linear(3, 4));
   wrap::mark_as_shard(module->parameters()[0],

@@ -1,5 +1,5 @@
-// Snapshot folders and the functions that write whole files, on a given file system. With a
-// simulated disk a test interrupts them at any operation.
+// The functions that write snapshot folders and whole files, with the file system as an argument. A
+// test passes a simulated disk, which fails at any chosen operation.
 //
 // Threads, blocking, lifetime, errors: as snapshot_folder.h, module_file.h and full_state.h.
 #pragma once
@@ -13,12 +13,12 @@
 
 namespace cadre {
 
-// files: outlives the folder and its copies.
+// `files` must outlive the folder and its copies.
 SnapshotFolder snapshot_folder_on(os::FileSystem& files, std::string run_folder);
 os::FileSystem& files_of(const SnapshotFolder& folder);
 
 void save(const torch::nn::Module& module, os::FileSystem& files, const std::string& path);
-// snapshot: a folder of the operating system's file system.
+// `snapshot` is a folder of the operating system's file system; `path` is a file of `files`.
 void write_full_state(const std::string& snapshot, os::FileSystem& files, const std::string& path,
                       SnapshotContent content);
 

@@ -34,8 +34,8 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamState;
 
-// The states that an optimizer has for one parameter, as references into its state object. Tensors
-// that the options do not use are left out.
+// References to the tensors and scalars in the state object that an optimizer has for one
+// parameter. Tensors that the optimizer's options do not use are not listed.
 struct Fields {
   std::vector<std::pair<std::string, at::Tensor*>> tensors;
   int64_t* step = nullptr;
@@ -78,8 +78,7 @@ Fields fields(AdadeltaParamState& state, const AdadeltaOptions&) {
   return {{{"square_avg", &state.square_avg()}, {"acc_delta", &state.acc_delta()}}, &state.step()};
 }
 
-// The functions that each kind of optimizer must provide: they make a new state object, and list
-// its fields.
+// The functions for one kind of optimizer: one makes a new state object, one lists its fields.
 struct Rule {
   std::string name;
   std::unique_ptr<OptimizerParamState> (*make)();
@@ -120,20 +119,20 @@ Rule rule_of(const torch::optim::Optimizer& optimizer) {
   }
   throw Error(ErrorCode::kInvalidArgument,
               cadre::format("a snapshot cannot hold the state of {}; expected Adam, AdamW, SGD, "
-                            "RMSprop, Adagrad or Adadelta. Of a cadre::ZeroRedundancyOptimizer "
+                            "RMSprop, Adagrad or Adadelta. For a cadre::ZeroRedundancyOptimizer "
                             "pass local_optimizer(), with the parts of its parameter_shards()",
                             c10::demangle(typeid(optimizer).name())));
 }
 
-// A parameter of the optimizer: its ParameterShard, the index of that among those with its name,
-// and the options of its group.
+// A parameter of the optimizer: its SnapshotTensor, its index among the SnapshotTensors of the same
+// name, and the options of its parameter group.
 struct Place {
   const SnapshotTensor* parameter;
   size_t entry;
   const OptimizerOptions* options;
 };
 
-// Returns the places in the order of the optimizer.
+// Returns one Place for each parameter of the optimizer, in the optimizer's order.
 std::vector<Place> places_of(const torch::optim::Optimizer& optimizer,
                              std::span<const SnapshotTensor> parameters) {
   const SnapshotEntries entries = entries_of(parameters);
@@ -170,16 +169,16 @@ const at::Tensor* find(const std::vector<NamedTensor>& tensors, const std::strin
   return found == tensors.end() ? nullptr : &found->tensor;
 }
 
-// Returns a dense copy in new memory. Inference mode is off, because a copy made in that mode could
-// not be changed outside of it.
+// Returns a dense copy in new memory. Inference mode is switched off, because a tensor that is made
+// in that mode cannot be changed in place outside of it.
 at::Tensor copy_of(const at::Tensor& tensor) {
   const c10::InferenceMode mode(false);
   const at::NoGradGuard no_grad;
   return at::empty(tensor.sizes(), tensor.options()).copy_(tensor.detach());
 }
 
-// Returns a copy with the sizes and the dtype of `values`. If `values` lies in a file, so does the
-// copy.
+// Returns a copy of `tensor` with the sizes and the dtype of `values`. If the memory of `values` is
+// a mapped file, the copy is put into that file, too.
 at::Tensor copy_beside(const at::Tensor& values, const at::Tensor& tensor) {
   const c10::InferenceMode mode(false);
   const at::NoGradGuard no_grad;
@@ -205,7 +204,7 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
     if (tensor->scalar_type() != values.scalar_type()) {
       refuse(
           rule, given.parameter,
-          cadre::format("'{}' is {}; expected {}, as the parameter", name,
+          cadre::format("'{}' has dtype {}; expected {}, the dtype of the parameter", name,
                         c10::toString(tensor->scalar_type()), c10::toString(values.scalar_type())));
     }
     *field = copy_beside(values, *tensor);
@@ -234,18 +233,18 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
   }
   if (given.tensors.size() != wanted.tensors.size()) {
     refuse(rule, given.parameter,
-           cadre::format("{} tensors; expected {}, each once", given.tensors.size(),
+           cadre::format("it has {} tensors; expected {}, each once", given.tensors.size(),
                          wanted.tensors.size()));
   }
   if (given.scalars.size() != num_scalars) {
     refuse(rule, given.parameter,
-           cadre::format("{} scalars; expected {}", given.scalars.size(), num_scalars));
+           cadre::format("it has {} scalars; expected {}", given.scalars.size(), num_scalars));
   }
   return state;
 }
 
-// Returns whether only another rank holds the parameter, for example another stage of a pipeline.
-// This rank's optimizer may then lack it.
+// Returns whether only other ranks have elements of the parameter, for example another stage of a
+// pipeline. This rank's optimizer then need not have it.
 bool is_held_elsewhere(const SnapshotEntries& entries, const ParameterState& state) {
   const auto found = entries.find({state.parameter, state.entry});
   return found != entries.end() && found->second->boxes.empty();
@@ -288,10 +287,10 @@ void load_state_dict(torch::optim::Optimizer& optimizer, std::span<const Snapsho
   for (const ParameterState& state : states) {
     const auto place = places.find({state.parameter, state.entry});
     if (place == places.end() && is_held_elsewhere(entries, state)) continue;
-    if (place == places.end()) refuse(rule, state.parameter, "it has no such parameter");
+    if (place == places.end()) refuse(rule, state.parameter, "the optimizer has no such parameter");
     void* const key = place->second.parameter->values.unsafeGetTensorImpl();
     if (std::ranges::any_of(made, [key](const auto& known) { return known.first == key; })) {
-      refuse(rule, state.parameter, "it is given twice");
+      refuse(rule, state.parameter, "the state is given twice");
     }
     made.emplace_back(key, state_from(rule, place->second, state));
   }

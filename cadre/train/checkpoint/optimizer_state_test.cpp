@@ -50,8 +50,8 @@ std::vector<std::pair<std::string, Make>> rules() {
 
 const std::vector<std::vector<int64_t>> kShapes = {{4, 3}, {5}, {}, {7, 2}};
 
-// The leaves of a rank, which are slices of the parameters along their elements. The last parameter
-// never gets a gradient.
+// The leaves of one rank, which are slices of the flattened parameters. The last parameter never
+// gets a gradient.
 struct OwnedSlices {
   OwnedSlices(int rank, int size) {
     for (size_t i = 0; i < kShapes.size(); ++i) {
@@ -79,7 +79,8 @@ struct OwnedSlices {
   SnapshotParts parts;
 };
 
-// Two ranks train three steps and save the state. Three ranks load it and train three more steps.
+// Two ranks train three steps and save the optimizer's state. Three ranks load it and train three
+// more steps; the parameters must have the same bits as without the save.
 TEST(OptimizerState, EveryOptimizerGoesOnOnOtherRanksBitForBit) {
   for (const auto& [name, make] : rules()) {
     const testing::TemporaryFolder run;
@@ -114,8 +115,8 @@ TEST(OptimizerState, EveryOptimizerGoesOnOnOtherRanksBitForBit) {
   }
 }
 
-// The test keeps a copy of the state while training goes on, and loads it later, also into two
-// optimizers.
+// The test keeps the result of state_dict() while training continues, and later loads it into two
+// optimizers. Neither may change it.
 TEST(OptimizerState, AStateIsCopiedOnTheWayOutAndOnTheWayIn) {
   for (const auto& [name, make] : rules()) {
     OwnedSlices rank(0, 1);
@@ -147,8 +148,8 @@ TEST(OptimizerState, AStateIsCopiedOnTheWayOutAndOnTheWayIn) {
   }
 }
 
-// Resumes as docs/guide/training/snapshots.md describes: the only state of a schedule is the number
-// of its steps.
+// Resumes as docs/guide/training/snapshots.md describes: a learning rate schedule has no state
+// except its number of steps, so the resumed program steps it that often.
 TEST(OptimizerState, AScheduleThatIsSteppedAsOftenGoesOn) {
   const testing::TemporaryFolder run;
   SnapshotFolder folder(run.path());
@@ -193,8 +194,8 @@ TEST(OptimizerState, TheSharedFormHasTheTensorsOfTheOptimizer) {
   }
 }
 
-// If a parameter lies in a file, its loaded state is copied into the file, even if the given
-// tensors already lie in a file.
+// If the memory of a parameter is a mapped file, its loaded state is copied into that file, even if
+// the given tensors already lie in another file.
 TEST(OptimizerState, TheStateOfAParameterInAFileIsCopiedIntoTheFile) {
   const testing::TemporaryFolder folder;
   const auto file = FileMemory::open(folder.path());
@@ -244,7 +245,7 @@ TEST(OptimizerState, AStateThatDoesNotFitIsRefusedAndNothingIsChanged) {
     return message;
   };
   EXPECT_EQ(refusal([](auto& all) { all[0].parameter = "q"; }),
-            "state of 'q' for AdamW: it has no such parameter");
+            "state of 'q' for AdamW: the optimizer has no such parameter");
   EXPECT_EQ(refusal([](auto& all) { all[1].tensors.pop_back(); }),
             "state of 'p1' for AdamW: 'exp_avg_sq' is missing");
   EXPECT_EQ(refusal([](auto& all) { all[1].scalars.clear(); }),
@@ -255,20 +256,21 @@ TEST(OptimizerState, AStateThatDoesNotFitIsRefusedAndNothingIsChanged) {
             "state of 'p0' for AdamW: the optimizer has no state 'sum' with these options; use the "
             "kind of optimizer that was saved");
   EXPECT_EQ(refusal([](auto& all) { all[0].scalars.emplace_back("lr", torch::zeros({})); }),
-            "state of 'p0' for AdamW: 2 scalars; expected 1");
+            "state of 'p0' for AdamW: it has 2 scalars; expected 1");
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors[0].tensor = torch::zeros({12}, at::kDouble); }),
-            "state of 'p0' for AdamW: 'exp_avg' is Double; expected Float, as the parameter");
+            "state of 'p0' for AdamW: 'exp_avg' has dtype Double; expected Float, the dtype of the "
+            "parameter");
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors[1].tensor = at::Tensor(); }),
             "state of 'p0' for AdamW: 'exp_avg_sq' is missing");
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors.push_back(all[0].tensors[0]); }),
-            "state of 'p0' for AdamW: 3 tensors; expected 2, each once");
+            "state of 'p0' for AdamW: it has 3 tensors; expected 2, each once");
   EXPECT_EQ(refusal([](auto& all) { all.push_back(all[0]); }),
-            "state of 'p0' for AdamW: it is given twice");
+            "state of 'p0' for AdamW: the state is given twice");
   EXPECT_EQ(refusal([](auto& all) { all[0].scalars[0].tensor = torch::tensor(-1); }),
             "state of 'p0' for AdamW: 'step' is -1; expected 0 or more");
 }
 
-// A state that was loaded in inference mode must be usable by steps outside of it.
+// A state that was loaded in inference mode must be usable by optimizer steps outside of that mode.
 TEST(OptimizerState, AStateThatIsLoadedInInferenceModeGoesOn) {
   const testing::TemporaryFolder run;
   SnapshotFolder folder(run.path());

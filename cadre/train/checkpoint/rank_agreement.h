@@ -1,9 +1,9 @@
-// Exchanges texts or errors among the ranks that save or load a snapshot together; also works in
-// one process.
+// Exchanges texts or errors among the ranks that save or load a snapshot together. In a program
+// without a group it works with the one process.
 //
 // Threads: one. Blocking: gather() and follow_first() return when the slowest rank has called them,
-// at the latest after `timeout`. Lifetime: keeps the group. Errors: as a value, also those of the
-// group.
+// at the latest after `timeout`. Lifetime: keeps the group. Errors: returned as a value, those of
+// the group, too.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct SnapshotParts;
 
 class RankAgreement {
  public:
-  // Without a group, a single process agrees with itself.
+  // Makes an object for a single process without a group.
   RankAgreement() = default;
   RankAgreement(ProcessGroup group, Duration timeout)
       : group_(std::move(group)), timeout_(timeout) {}
@@ -32,11 +32,11 @@ class RankAgreement {
   int rank() const { return group_ ? group_->rank() : 0; }
   int world_size() const { return group_ ? group_->world_size() : 1; }
 
-  // Collective. If no rank passes an error, returns the texts of all ranks, indexed by rank.
-  // Otherwise returns, on all ranks, the error of the lowest rank that passes one, prefixed with
-  // "rank 2: ".
+  // Collective. Each rank passes a text or an error. If all ranks pass texts, returns the texts
+  // indexed by rank. Otherwise returns on all ranks the error of the lowest rank that passes one,
+  // prefixed with that rank, for example "rank 2: ".
   Result<std::vector<std::string>> gather(const Result<std::string>& own) const;
-  // Collective. Returns the outcome of rank 0 on all ranks.
+  // Collective. Returns the status that rank 0 passes, on all ranks.
   Status follow_first(const Status& own) const;
 
  private:
@@ -46,8 +46,8 @@ class RankAgreement {
   Duration timeout_{};
 };
 
-// The implementation of sharded_save.h, for ranks that have a RankAgreement already. An error in
-// place of the parts is thrown on all ranks.
+// The implementation of save_sharded() for ranks that already have a RankAgreement. If `parts` is
+// an error on one rank, all ranks throw it.
 void save_sharded(SnapshotFolder& folder, int64_t step, const Result<SnapshotParts>& parts,
                   const RankAgreement& ranks, const SaveOptions& options);
 

@@ -43,10 +43,10 @@ ConstBytes bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-// The content of a file, in pieces.
+// The content of a file: its header, and the bytes of each tensor.
 struct Content {
   std::string header;
-  // Keeps the bytes alive until they are written.
+  // Maps names to contiguous copies, which keep the bytes in memory until they are written.
   std::map<std::string_view, at::Tensor> contiguous;
   std::vector<ConstBytes> pieces;
 };
@@ -81,7 +81,7 @@ Status lay_out(const std::vector<NamedTensor>& tensors,
   CADRE_RETURN_IF_ERROR(check_writable(tensors));
   std::vector<wire::SafetensorsEntry> entries;
   for (const auto& [name, tensor] : tensors) {
-    // The bytes of a lazily conjugated or negated tensor differ from its values.
+    // If a tensor is lazily conjugated or negated, its memory does not have its values yet.
     content.contiguous.emplace(name, tensor.resolve_conj().resolve_neg().contiguous());
     entries.push_back({.name = name,
                        .dtype = std::string(*safetensors_dtype(tensor.scalar_type())),
@@ -101,7 +101,7 @@ void read_or_throw(const os::VersionedFile& file, size_t offset, Bytes out) {
   if (!status.ok()) throw corruption_of_cut_file(status.error());
 }
 
-// Returns the length word and, if the length is plausible, the header.
+// Returns the first 8 bytes (the header's length) and, if that length is plausible, the header.
 std::vector<std::byte> read_prefix(const os::VersionedFile& file) {
   const uint64_t num_bytes = file.version().num_bytes;
   std::vector<std::byte> prefix(std::min<uint64_t>(wire::kSafetensorsLengthBytes, num_bytes));
@@ -113,7 +113,7 @@ std::vector<std::byte> read_prefix(const os::VersionedFile& file) {
   return prefix;
 }
 
-// torch::save() writes such archives.
+// Returns whether torch::save() wrote the file: it writes zip archives.
 bool is_zip_archive(ConstBytes bytes) {
   constexpr std::string_view kMagic = "PK\x03\x04";
   return bytes.size() >= kMagic.size() &&
@@ -246,7 +246,7 @@ at::Tensor SafetensorsFile::read(const wire::SafetensorsEntry& entry) const {
                               file_.path(), entry.name, entry.dtype));
   }
   const at::Tensor tensor = at::empty(entry.shape, *dtype);
-  // The byte range was checked against dtype and shape, so the sizes are equal.
+  // The header's check compared the byte range with dtype and shape, so both sizes are equal.
   read_bytes(entry, 0, {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()});
   return tensor;
 }

@@ -1,8 +1,9 @@
-// Reads and writes safetensors files. Writing is durable; reading copies into memory. Files are not
-// mapped: if another process cut a mapped file short, reading it would end this process (SIGBUS).
+// Reads and writes safetensors files. A written file is synced to the disk. Reads copy into memory
+// instead of mapping the file: if another process truncated a mapped file, reading it would end
+// this process with SIGBUS.
 //
 // Threads: one at a time for a file; different files from any. Blocking: reads and writes a disk.
-// Lifetime: a tensor that was read owns its memory. Errors: by Status or exception, as declared:
+// Lifetime: a tensor that was read owns its memory. Errors: a Status or an exception, as declared:
 // kUnavailable for errors of the disk, kCorruption for an invalid file, kInvalidArgument for a
 // tensor that the format does not support or a name that is not in the file. Source: the
 // safetensors format, docs/formats/safetensors.md.
@@ -28,13 +29,13 @@
 
 namespace cadre {
 
-// Convert a dtype to its name in the format, for example "F32", and back; nullopt if there is no
-// counterpart.
+// Convert a dtype to its name in the format, for example "F32", and back. Return nullopt for a
+// dtype that the other side does not have.
 std::optional<std::string_view> safetensors_dtype(at::ScalarType type);
 CADRE_EXPORT std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype);
 
 // Returns why a tensor in a file cannot have this name, for example "is no UTF-8 text"; nullopt if
-// the name can be read again.
+// the name is valid.
 std::optional<std::string_view> problem_of_name(std::string_view name);
 
 // Writes dense CPU tensors of any shape and strides, with distinct names. The file is written in
@@ -44,7 +45,7 @@ CADRE_EXPORT Status write_safetensors(const std::string& path,
                                       const std::vector<NamedTensor>& tensors,
                                       const std::map<std::string, std::string>& metadata = {});
 
-// Does the same on a given file system.
+// Overload for a given file system.
 Status write_safetensors(os::FileSystem& files, const std::string& path,
                          const std::vector<NamedTensor>& tensors,
                          const std::map<std::string, std::string>& metadata);
@@ -62,9 +63,10 @@ class CADRE_EXPORT SafetensorsFile {
   // Opens the file and checks its whole header before any tensor is read.
   static SafetensorsFile open(const std::string& path);
 
-  // Both throw kInvalidArgument if the tensors that were read may be a mixture of two contents:
-  // check_unwritten() if the open file was written, check_unchanged() also if the path leads to
-  // another file now, which other ranks may have read.
+  // Both throw kInvalidArgument if another process changed the file, because tensors that were
+  // read then may mix two contents. check_unwritten() throws if the open file was written to;
+  // check_unchanged() also throws if the path now leads to another file, because other ranks may
+  // have read that one.
   void check_unwritten() const;
   void check_unchanged() const;
 
@@ -74,10 +76,10 @@ class CADRE_EXPORT SafetensorsFile {
   // Returns a copy of the tensor.
   at::Tensor read(const std::string& name) const;
   std::vector<NamedTensor> read_all() const;
-  // Returns null if the file does not have the name.
+  // Returns null if the file has no tensor of this name.
   const wire::SafetensorsEntry* find(const std::string& name) const;
-  // Fills `out` with elements of a tensor, from byte `offset` of the tensor on. Throws kCorruption
-  // for a file that has been cut short since it was opened.
+  // Fills `out` with the tensor's bytes, beginning at byte `offset` of the tensor. Throws
+  // kCorruption if the file was cut short after it was opened.
   void read_bytes(const wire::SafetensorsEntry& entry, size_t offset, Bytes out) const;
 
  private:
@@ -87,7 +89,7 @@ class CADRE_EXPORT SafetensorsFile {
 
   os::VersionedFile file_;
   wire::SafetensorsHeader header_;
-  // The index in header_.tensors; the key is the name.
+  // Maps each name to its index in header_.tensors.
   std::map<std::string, size_t, std::less<>> by_name_;
 };
 

@@ -83,7 +83,7 @@ TEST_F(SafetensorsTest, SaysWhatItCannotHold) {
   torch::nn::Module module;
   module.register_buffer("z", torch::zeros({2}, torch::kComplexDouble));
   EXPECT_THROW(save(module, path_), Error);
-  EXPECT_TRUE(std::filesystem::is_empty(folder_.path())) << "the temporary file is left";
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path())) << "the temporary file was not removed";
 }
 
 std::string corruption_of(const std::function<void()>& read) {
@@ -95,8 +95,8 @@ std::string corruption_of(const std::function<void()>& read) {
   return "no error";
 }
 
-// Another process truncates the file while this process reads it. If the file were mapped, SIGBUS
-// would end this process.
+// Another process truncates the file while this process reads it. The read must fail with an error;
+// if the file were mapped, SIGBUS would end this process.
 TEST_F(SafetensorsTest, AFileThatIsCutShortIsAnErrorAndNoSignal) {
   constexpr int64_t kRows = 300;
   const at::Tensor weight = torch::arange(kRows * 1000, torch::kDouble).view({kRows, 1000});
@@ -118,7 +118,7 @@ TEST_F(SafetensorsTest, AFileThatIsCutShortIsAnErrorAndNoSignal) {
               expected);
 }
 
-// The tensor is larger than one read, and the boxes contain parts of rows.
+// The tensor is larger than one read, and the requested boxes contain only parts of its rows.
 TEST_F(SafetensorsTest, BoxesOfALargeTensorAreRead) {
   const std::vector<int64_t> sizes = {1200, 5, 500};  // 24 MB
   const at::Tensor weight = torch::arange(1200 * 2500, torch::kDouble).view(sizes);
@@ -178,8 +178,8 @@ TEST_F(SafetensorsTest, AFileOfAnotherFormatIsSaidToBeOne) {
             "create a file beside " + path_ + ".none/x: No such file or directory (errno 2)");
 }
 
-// A reader that is written from the description of the format, with the modules struct and json
-// only.
+// An independent reader in Python, written from the description of the format with only the modules
+// struct and json.
 constexpr const char* kPythonReader = R"(
 import json, struct, sys
 raw = open(sys.argv[1], 'rb').read()
@@ -233,8 +233,8 @@ TEST_F(SafetensorsTest, AFileThatIsWrittenOrReplacedWhileItIsOpenIsNoticed) {
   EXPECT_THAT([&] { next.check_unchanged(); }, ThrowsMessage<Error>(HasSubstr(path_)));
 }
 
-// All ranks of one host may save at once. A reader always gets a complete file, and no other file
-// stays in the folder.
+// All ranks of one host may save to one path at once. A reader always gets a complete file, and no
+// temporary file stays in the folder.
 TEST_F(SafetensorsTest, SeveralWritersOfOnePathDoNotMeet) {
   constexpr int kWriters = 4;
   std::vector<std::thread> writers;

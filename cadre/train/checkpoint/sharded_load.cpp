@@ -26,7 +26,7 @@
 namespace cadre {
 namespace {
 
-// Returns the flat parameters in the order of the parameters, which is equal on all ranks.
+// Returns the flat buffers in the order of the parameters, which is equal on all ranks.
 std::vector<std::shared_ptr<shard::FlatParameters>> flats_of(const SnapshotParts& parts) {
   std::vector<std::shared_ptr<shard::FlatParameters>> flats;
   for (const SnapshotTensor& tensor : parts.parameters) {
@@ -36,7 +36,7 @@ std::vector<std::shared_ptr<shard::FlatParameters>> flats_of(const SnapshotParts
   return flats;
 }
 
-// One read of the plan: a tensor of the snapshot into a tensor of this rank.
+// One step of the load: reads one tensor of the snapshot into one tensor of this rank.
 struct Read {
   const ManifestTensor* source = nullptr;
   std::vector<Box> boxes;
@@ -61,7 +61,7 @@ class Loader {
 
   const SnapshotReader& reader() const { return reader_; }
 
-  // Does everything that may fail, except the checks of digests and of targets that share memory.
+  // Makes every check that may fail, except those of digests and of targets that share memory.
   void prepare(const LoadOptions& options) {
     check_names();
     for (const auto* tensors : {&parts_.parameters, &parts_.buffers}) {
@@ -71,8 +71,8 @@ class Loader {
     for (const Read& read : reads_) reader_.prepare(*read.source, read.boxes);
   }
 
-  // REQUIRES: prepare(). Checks only tensors of the model, which may share memory; the tensors of
-  // the optimizer's states are new.
+  // REQUIRES: prepare(). Checks only tensors of the model: those may share memory, while the
+  // tensors of the optimizer's states are new.
   void check_targets_apart() const {
     std::vector<PlannedWrite> writes;
     for (const Read& read : reads_) {
@@ -191,8 +191,8 @@ class Loader {
       refuse(cadre::format("has '{}' as {} {}; the parameter is {}", name_in_files(source),
                            source.dtype, list_of(source.shape), list_of(parameter.sizes)));
     }
-    // Made outside of inference mode, because a tensor that is made in it cannot be changed outside
-    // of it.
+    // The tensor is made outside of inference mode, because a tensor that is made in that mode
+    // cannot be changed in place outside of it.
     const c10::InferenceMode mode(false);
     const at::Tensor target =
         at::empty(source.is_scalar ? at::IntArrayRef() : parameter.values.sizes(), *dtype);
@@ -207,7 +207,8 @@ class Loader {
   std::vector<ParameterState> states_;
 };
 
-// Converts an exception to an Error, which the other ranks receive instead of the result.
+// Runs `run`. Converts an exception to an Error, so that the other ranks can be sent it in place of
+// the result.
 template <typename Run>
 Result<std::string> outcome_of(const Run& run) {
   try {
@@ -217,8 +218,9 @@ Result<std::string> outcome_of(const Run& run) {
   }
 }
 
-// A rank gathers or returns only after all ranks have read. Otherwise ranks would wait for a rank
-// that failed, or continue with other values than it has.
+// All ranks exchange the outcome of their reads before any rank gathers parameters or returns.
+// Otherwise ranks would wait in the gather for a rank whose read failed, or would continue with
+// other values than that rank.
 LoadedSnapshot load_and_gather(Loader& loader,
                                const std::vector<std::shared_ptr<shard::FlatParameters>>& flats,
                                const RankAgreement& ranks) {
@@ -256,9 +258,9 @@ void check_equal(const std::string& path, const std::vector<FileView>& views) {
   }
 }
 
-// Compares this rank's share of the files with their digests and returns an empty text. A single
-// file has no digest: if ranks read different files and the share has it, returns a digest of its
-// content.
+// Compares the files that are assigned to this rank with their digests, and returns an empty text.
+// A snapshot in a single safetensors file has no digest: if ranks see different files under its
+// path, the ranks that are assigned the file return a digest of its content instead.
 std::string check_share(const SnapshotReader& reader, const std::vector<FileView>& views,
                         size_t rank) {
   std::vector<uint64_t> num_bytes;

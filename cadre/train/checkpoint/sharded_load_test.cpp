@@ -52,7 +52,7 @@ class ShardedFailureTest : public ::testing::Test {
   }
 
   // Loads the snapshot and returns the error, which must be equal on both ranks. Checks that the
-  // load has changed nothing.
+  // load has changed no tensor.
   std::string load_error(const std::function<void(SnapshotParts&)>& change = {},
                          const LoadOptions& options = {}) {
     const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -84,7 +84,7 @@ class ShardedFailureTest : public ::testing::Test {
     std::ofstream(file(name), std::ios::binary) << content;
   }
 
-  // Replaces a text in the manifest, and updates the digest of the manifest.
+  // Replaces a text in the manifest, and corrects the manifest's digest in B2SUMS.
   void rewrite_manifest(std::string_view from, std::string_view to) {
     rewrite("manifest.json", [&](std::string& text) {
       const size_t at = text.find(from);
@@ -97,7 +97,7 @@ class ShardedFailureTest : public ::testing::Test {
     });
   }
 
-  std::string shard_;  // the name of one of the files
+  std::string shard_;  // the name of one of the snapshot's files
   testing::TemporaryFolder run_;
   std::string snapshot_;
 };
@@ -110,8 +110,7 @@ TEST_F(ShardedFailureTest, AFlippedByteOfAnyFileIsFound) {
   }
   ASSERT_GT(names.size(), 5u);
   for (const std::string& name : names) {
-    // In a small file of tensors, the byte in the middle belongs to the header, and the last byte
-    // to the values.
+    // The file is small, so its middle byte belongs to the header, and its last byte to the values.
     for (const bool is_last : {false, true}) {
       const auto flip = [is_last](std::string& content) {
         (is_last ? content.back() : content[content.size() / 2]) ^= 1;
@@ -143,8 +142,8 @@ TEST_F(ShardedFailureTest, RanksThatReadOtherSnapshotsAllSaySo) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The list of digests and the manifest are equal, but one rank's copy of a file is damaged, as on a
-// machine that has its own disk. Every rank reads every file.
+// B2SUMS and the manifest are equal on both ranks, but one rank's copy of a file is damaged, as if
+// each machine had its own disk. Every rank reads every file.
 TEST_F(ShardedFailureTest, DamageToTheCopyThatOneRankReadsIsFound) {
   const World whole{Division::kReplicated, 2};
   for (const auto& entry : fs::directory_iterator(snapshot_)) {
@@ -173,7 +172,8 @@ TEST_F(ShardedFailureTest, DamageToTheCopyThatOneRankReadsIsFound) {
   }
 }
 
-// Two runs of one program write equal manifests, although the values of their snapshots differ.
+// Two runs of one program write equal manifests. The ranks must notice that the values of the two
+// snapshots differ.
 TEST(ShardedLoad, SnapshotsThatDifferInTheirValuesOnlyAreTwo) {
   const testing::TemporaryFolder run;
   const World whole{Division::kReplicated, 2};
@@ -225,7 +225,7 @@ TEST_F(ShardedFailureTest, AMissingOrShortFileIsNamed) {
 }
 
 TEST_F(ShardedFailureTest, AManifestThatContradictsTheFilesIsFound) {
-  // The two ranks have 7 and 6 of the 13 elements.
+  // The tensor has 13 elements: rank 0 has 7 of them and rank 1 has 6.
   rewrite_manifest(R"("offsets":[0],"sizes":[7])", R"("offsets":[0],"sizes":[6])");
   rewrite_manifest(R"("offsets":[7],"sizes":[6])", R"("offsets":[6],"sizes":[7])");
   EXPECT_THAT(load_error(), ::testing::AllOf(HasSubstr("kCorruption: rank 0"),
@@ -289,8 +289,8 @@ TEST_F(ShardedFailureTest, AFolderThatIsNoShardedSnapshotIsNamed) {
                 other.path().string() + "/model.safetensors, which has no state of an optimizer");
 }
 
-// Without this error the other rank would wait for the failing rank before it gathers the
-// parameters.
+// The other rank must not wait for the failed rank in the gather of the parameters; it gets the
+// same error instead.
 TEST(ShardedLoad, AnErrorOfLibtorchOnOneRankIsThatOfAll) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {

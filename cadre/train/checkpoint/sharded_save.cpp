@@ -30,11 +30,11 @@ namespace {
 
 constexpr size_t kMaxDigestBytes = 1024;
 
-// The tensors and boxes that this rank holds.
+// The tensors that this rank holds, with the boxes of each.
 struct Held {
   std::vector<HeldTensor> tensors;
-  // (n), contiguous, by index of `tensors`; undefined for a tensor of which this rank writes
-  // nothing
+  // values[i] belongs to tensors[i] and is contiguous, of shape (n). It is undefined if this rank
+  // does not write the tensor.
   std::vector<at::Tensor> values;
 };
 
@@ -42,7 +42,8 @@ Error invalid(const std::string& name, const std::string& what) {
   return Error(ErrorCode::kInvalidArgument, cadre::format("'{}' {}", name, what));
 }
 
-// Returns the boxes that this rank holds. Every rank holds a tensor without elements, as one box.
+// Returns the boxes that this rank holds. A tensor without elements is held by every rank, as one
+// box.
 std::vector<Box> boxes_held(const SnapshotTensor& tensor) {
   const Box whole{std::vector<int64_t>(tensor.sizes.size(), 0), tensor.sizes};
   if (whole.numel() == 0) return {whole};
@@ -92,7 +93,7 @@ class HeldBuilder {
   }
 
   bool has(const std::string& name) const { return names_.contains({"", name}); }
-  // Adds a tensor that another rank writes, with the same checks.
+  // Adds only the name of a tensor that another rank writes, after the same checks.
   Status add_name_of(const SnapshotTensor& tensor) {
     CADRE_RETURN_IF_ERROR(add(model_tensor(tensor), boxes_held(tensor), tensor.values));
     held_.tensors.back().boxes.clear();
@@ -160,7 +161,7 @@ Result<Held> held_of(const SnapshotParts& given, int rank) {
   return held.take();
 }
 
-// Checks the texts that rank 0 writes to the manifest.
+// Checks the texts that rank 0 will write to the manifest.
 Status check_texts(const SnapshotParts& parts, const SaveOptions& options) {
   for (const auto& [name, text] :
        {std::pair("strategy", &options.strategy), std::pair("mesh", &options.mesh)}) {
@@ -180,7 +181,8 @@ Status check_texts(const SnapshotParts& parts, const SaveOptions& options) {
           encoded.error().message()));
 }
 
-// Turns exceptions, those of libtorch and for lack of memory, into an error that all ranks get.
+// Converts exceptions, also those of libtorch and std::bad_alloc, to an error that is then sent to
+// all ranks.
 Result<Held> try_held_of(const Result<SnapshotParts>& parts, int rank, const SaveOptions& options) {
   if (!parts.ok()) return parts.error();
   try {
@@ -191,8 +193,8 @@ Result<Held> try_held_of(const Result<SnapshotParts>& parts, int rank, const Sav
   }
 }
 
-// Returns the elements of one piece, with its sizes, contiguous. The piece lies in a box that this
-// rank holds.
+// Returns the elements of one piece as a contiguous tensor with the sizes of the piece. The piece
+// lies in a box that this rank holds.
 at::Tensor values_of(const HeldTensor& held, const at::Tensor& flat, const ManifestPiece& piece) {
   const Box part{piece.offsets, piece.sizes};
   int64_t begin = 0;
@@ -212,8 +214,8 @@ class FileWriter {
     }
   }
 
-  // Returns the sizes and digests of the files, in the order of the plan. Throws nothing, because
-  // the other ranks wait for the result.
+  // Returns the sizes and digests of the written files, in the order of the plan. Catches all
+  // exceptions, because the other ranks wait for the result.
   Result<std::string> try_write(os::FileSystem& files, const std::string& folder) const {
     try {
       return write(files, folder);
@@ -259,7 +261,7 @@ class FileWriter {
       held_;
 };
 
-// Sets the sizes of the plan's files and returns their digests.
+// Fills in the sizes of the plan's files, and returns the digests of the files.
 Result<std::vector<FileDigest>> digests_of(SavePlan& plan, std::span<const std::string> by_rank) {
   std::vector<wire::ByteReader> readers;
   for (const std::string& text : by_rank) readers.emplace_back(wire::as_bytes(text));
@@ -276,8 +278,8 @@ Result<std::vector<FileDigest>> digests_of(SavePlan& plan, std::span<const std::
   return digests;
 }
 
-// Checks that rank 0 sees the files of the other ranks: a rank may have written to its own disk,
-// under the same path.
+// Checks that rank 0 sees the files of the other ranks. A rank may have written to a local disk
+// that has the same path.
 Status check_files(os::FileSystem& files, const std::string& folder, const SavePlan& plan) {
   for (size_t i = 0; i < plan.files.size(); ++i) {
     const std::string path = cadre::format("{}/{}", folder, plan.manifest.files[i].name);
@@ -312,8 +314,8 @@ Status write_manifest(os::FileSystem& files, const std::string& folder, const Sa
   return write_digest_list(files, folder, digests);
 }
 
-// The ranks exchange the descriptions of their tensors and agree on the tensors that each rank
-// writes. subject: the operation, which must be the same on all ranks.
+// Exchanges the descriptions of the ranks' tensors and plans which rank writes which tensors.
+// `subject` describes the operation ("snapshot of step 3") and must be equal on all ranks.
 Result<SavePlan> agree_on_plan(const Result<Held>& held, std::string_view subject,
                                const RankAgreement& ranks) {
   const auto text_of = [&] { return cadre::format("{}\n{}", subject, encode_held(held->tensors)); };
@@ -328,8 +330,8 @@ Result<SavePlan> agree_on_plan(const Result<Held>& held, std::string_view subjec
     if (subject_of(rank) != subject_of(0)) {
       return Error(
           ErrorCode::kInvalidArgument,
-          cadre::format("rank {} saves a {}, but rank 0 a {}; all ranks save the same step", rank,
-                        subject_of(rank), subject_of(0)));
+          cadre::format("rank {} saves a {}, but rank 0 a {}; all ranks must save the same step",
+                        rank, subject_of(rank), subject_of(0)));
     }
     auto decoded =
         decode_held(std::string_view((*texts)[rank]).substr(subject_of(rank).size() + 1));
@@ -339,8 +341,8 @@ Result<SavePlan> agree_on_plan(const Result<Held>& held, std::string_view subjec
   return plan_save(by_rank);
 }
 
-// Creates the folder, sends its name to the other ranks, writes rank 0's files, and publishes the
-// snapshot when all ranks have written their files.
+// Runs on rank 0: creates the folder, sends its name to the other ranks, writes rank 0's files, and
+// publishes the snapshot when all ranks have written theirs.
 Status write_as_first(SnapshotFolder& folder, const FileWriter& writer, SavePlan& plan,
                       const RankAgreement& ranks) {
   bool has_told = false;
@@ -358,7 +360,8 @@ Status write_as_first(SnapshotFolder& folder, const FileWriter& writer, SavePlan
   } catch (...) {
     status = caught_error();
   }
-  // If the folder could not be created, the others receive the error in place of its name.
+  // The other ranks wait for the folder's name. If it could not be created, they get the error
+  // instead.
   if (!has_told) static_cast<void>(ranks.gather(status.error()));
   return ranks.follow_first(status);
 }
@@ -396,7 +399,8 @@ void check_savable(const SnapshotParts& parts, const ProcessGroup& group,
   const Result<SavePlan> plan =
       agree_on_plan(try_held_of(parts, ranks.rank(), options), "snapshot", ranks);
   if (!plan.ok()) throw plan.error().with_context("snapshot");
-  // The plan is equal on all ranks, and so is the length of its manifest.
+  // Every rank encodes the manifest, so all ranks notice alike if it is too long: the plan is equal
+  // on all ranks.
   const auto manifest = encode_snapshot_manifest(plan->manifest);
   if (!manifest.ok()) throw manifest.error().with_context("snapshot");
 }

@@ -4,11 +4,12 @@
 // for the slowest rank; each wait for other ranks ends after `timeout`. Lifetime: borrows its
 // arguments until the call returns. Every rank must have access to the run folder; the path may
 // differ between ranks. Format: docs/formats/sharded-snapshot.md; use:
-// docs/guide/training/snapshots.md.
-// Errors: cadre::Error, equal on all ranks, with the rank at fault and the system's reason; a run
-// that continues after a failed snapshot catches it. After an error the earlier snapshots are
-// unchanged. If only the last exchange failed (a rank was lost), or `latest` could not be written,
-// the new snapshot is complete, too. Source: torch.distributed.checkpoint.
+// docs/guide/training/snapshots.md. Source: torch.distributed.checkpoint.
+//
+// Errors: cadre::Error, equal on all ranks, with the rank that failed and the system's reason. A
+// run that should continue after a failed save must catch it. Earlier snapshots are unchanged. In
+// two cases the new snapshot is complete in spite of the error: if a rank was lost in the last
+// exchange, or if `latest` could not be written.
 #pragma once
 
 #include <cstdint>
@@ -25,24 +26,25 @@
 namespace cadre {
 
 struct SaveOptions {
-  // Written to the manifest for information, such as "fsdp" and "{replicate: 2, shard: 4}".
+  // The manifest contains these texts for information, such as "fsdp" and "{replicate: 2, shard:
+  // 4}".
   std::string strategy = {};
   std::string mesh = {};
   Duration timeout = kDefaultSnapshotTimeout;
 };
 
-// Collective; all ranks pass the same step. The parts of all ranks together must be whole tensors,
-// and all ranks have the same names of parameters and buffers, because a load requires that.
-// Elements that several ranks hold are written once, also if the boxes of these ranks begin and end
-// at different places.
+// Collective; all ranks pass the same step. The parts of all ranks together must cover whole
+// tensors, and all ranks must have the same names of parameters and buffers, because a load
+// requires that. An element that several ranks hold is written once, even if the boxes of these
+// ranks overlap only in part.
 CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
                                const ProcessGroup& group, const SaveOptions& options = {});
-// Without a group, saves in a single process.
+// Saves in a single process without a group.
 CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
                                const SaveOptions& options = {});
-// Collective. Writes nothing. Throws the error that save_sharded() would throw for parts that no
-// snapshot can hold, with "snapshot" instead of the step. Call it before a training, so that such
-// parts are found before they have cost time.
+// Collective. Writes no file. Throws the error that save_sharded() would throw for parts that no
+// snapshot can hold; its message begins with "snapshot" instead of "snapshot of step N". Call it
+// before training starts, so that such an error does not come after hours.
 CADRE_EXPORT void check_savable(const SnapshotParts& parts, const ProcessGroup& group,
                                 const SaveOptions& options = {});
 

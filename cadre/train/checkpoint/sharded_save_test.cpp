@@ -1,5 +1,5 @@
-// Tests that a snapshot that cannot be saved, or could never be loaded, is refused on all ranks
-// with the name of the tensor, and that the run folder stays empty.
+// Tests that the save throws on all ranks for parts that cannot be saved or could never be loaded.
+// The error names the tensor, and the run folder stays empty.
 #include "cadre/train/checkpoint/sharded_save.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,8 @@ using ::testing::HasSubstr;
 
 const World kTwoRanks{Division::kFlat, 2};
 
-// Applies `change` on one of two ranks, and returns the error of save_sharded() on both.
+// Calls `change` on the parts of one of two ranks, and returns the error of save_sharded(), which
+// must be equal on both.
 std::string save_error(const std::function<void(SnapshotParts&)>& change, int changed_rank) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -54,16 +55,17 @@ TEST(ShardedSave, WhatTheRanksDoNotAgreeOnIsNamed) {
   EXPECT_EQ(save_error([](SnapshotParts& parts) { parts.parameters[1].sizes = {8}; }, 1),
             "kInvalidArgument: snapshot of step 3: 'fc.bias' is F32 (7) on rank 0, but F32 (8) on "
             "rank 1");
-  EXPECT_EQ(save_error(
-                [](SnapshotParts& parts) {
-                  parts.parameters.pop_back();
-                  parts.optimizer.pop_back();
-                },
-                1),
-            "kInvalidArgument: snapshot of step 3: 'embed.weight' is a tensor of the model on rank "
-            "0, but not on rank 1, which could not load the snapshot: all ranks need the same "
-            "names of parameters and buffers; a parameter of which a rank holds nothing has no "
-            "boxes there");
+  EXPECT_EQ(
+      save_error(
+          [](SnapshotParts& parts) {
+            parts.parameters.pop_back();
+            parts.optimizer.pop_back();
+          },
+          1),
+      "kInvalidArgument: snapshot of step 3: 'embed.weight' is a tensor of the model on rank "
+      "0, but not on rank 1, which could not load the snapshot: all ranks need the same "
+      "names of parameters and buffers; a rank that holds no elements of a parameter lists it "
+      "without boxes");
   EXPECT_EQ(save_error(
                 [](SnapshotParts& parts) {
                   parts.parameters.back().boxes.clear();
@@ -87,7 +89,7 @@ TEST(ShardedSave, WhatTheRanksDoNotAgreeOnIsNamed) {
             "overlap; the boxes of a rank must not overlap");
 }
 
-// A load on the same ranks would refuse this snapshot, so the save refuses it.
+// The same ranks could not load this snapshot, so the save throws.
 TEST(ShardedSave, BuffersThatNotAllRanksHaveAreRefused) {
   const auto add = [](SnapshotParts& parts) {
     parts.buffers.push_back(whole_tensor("running_mean", torch::zeros({3})));
@@ -123,14 +125,14 @@ TEST(ShardedSave, StatesThatWouldHaveOneNameInTheFilesAreRefused) {
   EXPECT_TRUE(fs::is_empty(run.path()));
 }
 
-// check_savable() throws the same error as a save, before the first snapshot.
+// check_savable() throws the same error as a save, but before any snapshot is written.
 TEST(ShardedSave, WhatCannotBeSavedIsKnownBeforeTheFirstSnapshot) {
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
     SnapshotParts parts = make_parts(kTwoRanks, group.rank(), true);
     check_savable(parts, group);
     for (const char* const text : {"7", "", "epoch 3", "[1]", "{\"a\": \"\xff\"}"}) {
       SnapshotParts other = parts;
-      // The `extra` of ranks other than 0 is not written.
+      // Only rank 0 writes `extra`, so only its text is checked.
       if (group.rank() == 0) other.extra = text;
       const std::string refusal = testing::failure_of([&] { check_savable(other, group); });
       testing::require(refusal.find("kInvalidArgument: snapshot: rank 0: SnapshotParts::extra must "
@@ -187,9 +189,9 @@ TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {
               HasSubstr("rank 1: 'state.fc.weight.lr' has sizes (1); a scalar must have none"));
 }
 
-// The rank that saves receives a number which the other rank sends for another purpose, as
-// FullyShardedDataParallel does before an unexpected use of a unit. It must not take this number
-// for the length of a message and allocate memory for it.
+// Rank 0 saves while rank 1 runs another all_gather, as FullyShardedDataParallel does before an
+// unexpected use of a unit. Rank 0 must not take the number that it receives for the length of a
+// message and allocate memory for it.
 TEST(ShardedSave, ARankThatSavesAloneIsToldSo) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {

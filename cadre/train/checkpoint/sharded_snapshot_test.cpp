@@ -41,7 +41,8 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
 
-// Saves a snapshot with each of the worlds; world i saves step i.
+// Saves one snapshot with each of the worlds (a division and a number of ranks); world i saves step
+// i.
 void save_all(const std::string& run) {
   for (size_t i = 0; i < worlds().size(); ++i) {
     const World world = worlds()[i];
@@ -75,8 +76,9 @@ TEST(ShardedSnapshot, EveryStrategyAndWorldLoadsWhatEveryOtherSaved) {
         const std::string different = difference(expected, parts);
         require(different.empty(), cadre::format("{} loads {}: {}", to_string(world),
                                                  to_string(worlds()[i]), different));
-        require(loaded.step == static_cast<int64_t>(i), "another step");
-        require(nlohmann::json::parse(loaded.extra) == nlohmann::json{{"epoch", 3}}, "extra");
+        require(loaded.step == static_cast<int64_t>(i), "the snapshot has another step");
+        require(nlohmann::json::parse(loaded.extra) == nlohmann::json{{"epoch", 3}},
+                "`extra` has another value");
       }
     });
     EXPECT_TRUE(result.ok()) << result.failures();
@@ -128,13 +130,14 @@ TEST(ShardedSnapshot, ReplicasWriteEachElementOnceAndShareTheWork) {
   expect_shared_work({Division::kHybrid, 4});
 }
 
-// The ranks have parts of different sizes, as tensor parallelism with sharded parameters has.
+// The flat shards have different sizes on different ranks, as with tensor parallelism and sharded
+// parameters. The replicas' boxes therefore overlap only in part.
 TEST(ShardedSnapshot, ReplicasThatAreCutAtOtherPlacesDoSo) {
   expect_shared_work({Division::kUneven, 4});
 }
 
-// The statistics of a batch norm differ between ranks. The snapshot contains those of rank 0, as
-// DDP broadcasts them.
+// The statistics of a batch norm differ between ranks. The snapshot contains those of rank 0, the
+// rank whose buffers DDP broadcasts.
 TEST(ShardedSnapshot, BuffersAreThoseOfRank0) {
   const testing::TemporaryFolder run;
   const World world{Division::kFlat, 3};
@@ -152,8 +155,8 @@ TEST(ShardedSnapshot, BuffersAreThoseOfRank0) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Computes the places of the tensors as torch.distributed.checkpoint does: from the offsets in the
-// metadata and the sizes in the entries.
+// Computes each tensor's boxes as torch.distributed.checkpoint does: from the offsets in the
+// metadata and the sizes in the tensor entries.
 TEST(ShardedSnapshot, FilesFollowTheConventionOfTorchDistributedCheckpoint) {
   const testing::TemporaryFolder run;
   const World world{Division::kFlat, 3};
@@ -186,7 +189,7 @@ TEST(ShardedSnapshot, FilesFollowTheConventionOfTorchDistributedCheckpoint) {
       ++num_boxes;
     }
   }
-  EXPECT_GT(num_boxes, 3u);  // a rank whose part begins within a row has several boxes
+  EXPECT_GT(num_boxes, 3u);  // a shard that begins within a row consists of several boxes
 }
 
 TEST(ShardedSnapshot, TiedParametersAreSavedOnceAndLoadUnderEveryName) {
@@ -214,7 +217,7 @@ TEST(ShardedSnapshot, TiedParametersAreSavedOnceAndLoadUnderEveryName) {
   EXPECT_TRUE(third.first->weight.equal(net.tied));
 }
 
-// The error is thrown before any parameter is changed.
+// The load throws before any parameter is changed.
 TEST(ShardedSnapshot, ABufferWhoseElementsShareMemoryIsRefused) {
   const testing::TemporaryFolder run;
   SnapshotParts parts;
@@ -229,7 +232,7 @@ TEST(ShardedSnapshot, ABufferWhoseElementsShareMemoryIsRefused) {
   EXPECT_EQ(parts.parameters[0].values.sum().item<float>(), 0);
 }
 
-// A wrapper may leave some parameters whole, for example frozen or ignored ones.
+// A wrapper may leave some parameters unsharded, for example frozen or ignored ones.
 TEST(ShardedSnapshot, ParametersInNoShardAreSavedWhole) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"shard", 2}});

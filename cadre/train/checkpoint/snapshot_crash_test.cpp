@@ -1,6 +1,6 @@
 // Tests that the previous snapshot stays usable if a save is interrupted at any file operation. The
-// saves run on a simulated disk, whose files are then copied to a real folder, from which the
-// reader maps them.
+// saves run on a simulated disk. Its files are then copied to a real folder, because the reader
+// needs files of the operating system.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
@@ -39,7 +39,7 @@ using snapshot_test::World;
 
 const World kAlone{Division::kReplicated, 1};
 
-// Returns parts whose elements all equal the step.
+// Returns parts in which every element equals the step.
 SnapshotParts parts_of_step(int64_t step) {
   SnapshotParts parts = make_parts(kAlone, 0, /*is_filled=*/true);
   const at::NoGradGuard no_grad;
@@ -62,8 +62,9 @@ void copy_folder(sim::SimulatedDisk& disk, const std::string& from, const std::s
   }
 }
 
-// Returns an empty text if the latest snapshot on the disk is complete and has one of the two
-// steps, and all other snapshots are complete, too. Writes the step of the latest one to `step`.
+// Checks all snapshots on the disk: each must be complete, and the latest must hold the elements of
+// its own step. Returns the problem, or an empty text. Writes the step of the latest snapshot to
+// `step`.
 std::string problem_of_run(sim::SimulatedDisk& disk, int64_t* step) {
   const testing::TemporaryFolder copy;
   copy_folder(disk, kRun, copy.path());
@@ -77,7 +78,8 @@ std::string problem_of_run(sim::SimulatedDisk& disk, int64_t* step) {
     parts.optimizer = std::move(loaded.optimizer);
     for (const int64_t each : folder.steps()) {
       SnapshotParts others = make_parts(kAlone, 0, /*is_filled=*/false);
-      if (load_sharded(folder.path_of(each), others).step != each) return "a step is another one";
+      if (load_sharded(folder.path_of(each), others).step != each)
+        return "a snapshot contains another step than its folder's name says";
     }
   } catch (const Error& error) {
     return error.message();
@@ -85,7 +87,8 @@ std::string problem_of_run(sim::SimulatedDisk& disk, int64_t* step) {
   return difference(parts_of_step(*step), parts);
 }
 
-// Makes the n-th operation fail. If the power is cut, all later operations fail, too.
+// Makes the n-th file operation fail. With `after_power_cut`, all later operations fail, too, and
+// the disk keeps only the unsynced changes that it says.
 void interrupt(sim::SimulatedDisk& disk, std::optional<Unsynced> after_power_cut, uint64_t n) {
   if (after_power_cut) {
     disk.cut_power_at(n);
@@ -94,7 +97,7 @@ void interrupt(sim::SimulatedDisk& disk, std::optional<Unsynced> after_power_cut
   }
 }
 
-// Ends the failures. Returns whether the n-th operation was reached.
+// Lets operations succeed again. Returns whether the n-th operation was reached, so that it failed.
 bool end_interruption(sim::SimulatedDisk& disk, std::optional<Unsynced> after_power_cut) {
   const bool has_struck = disk.has_failed();
   disk.fail_operation(0);
@@ -102,7 +105,7 @@ bool end_interruption(sim::SimulatedDisk& disk, std::optional<Unsynced> after_po
   return has_struck;
 }
 
-// Saves step `next` repeatedly. The n-th attempt is interrupted at its n-th operation.
+// Saves step `next` repeatedly. In the n-th attempt the n-th file operation fails.
 void interrupt_everywhere(std::optional<Unsynced> after_power_cut, int64_t next) {
   constexpr int64_t kBefore = 1;
   for (uint64_t n = 1;; ++n) {
@@ -110,7 +113,7 @@ void interrupt_everywhere(std::optional<Unsynced> after_power_cut, int64_t next)
     sim::SimulatedDisk disk;
     SnapshotFolder folder = snapshot_folder_on(disk, kRun);
     save_sharded(folder, kBefore, parts_of_step(kBefore));
-    // If the run has gone back to an earlier step, the later step exists already.
+    // If `next` is not 2, the interrupted save replaces a snapshot of the same step.
     if (next != kBefore + 1) save_sharded(folder, next, parts_of_step(next));
     interrupt(disk, after_power_cut, n);
     const std::string failure =
@@ -127,11 +130,11 @@ void interrupt_everywhere(std::optional<Unsynced> after_power_cut, int64_t next)
       return;
     }
     EXPECT_TRUE(!failure.empty() || step == next);
-    // After the interruption the next attempt succeeds.
+    // The next attempt succeeds.
     save_sharded(folder, next, parts_of_step(next));
     ASSERT_EQ(problem_of_run(disk, &step), "");
     EXPECT_EQ(step, next);
-    EXPECT_EQ(disk.list(kRun).value_or_throw().size(), 3U) << "two snapshots and `latest`";
+    EXPECT_EQ(disk.list(kRun).value_or_throw().size(), 3U) << "expected two snapshots and `latest`";
   }
 }
 
@@ -149,7 +152,7 @@ TEST(SnapshotCrash, APowerCutWhileAStepIsSavedAgainLeavesOneOfTheTwo) {
   interrupt_everywhere(Unsynced::kOnlyWhatDestroys, 3);
 }
 
-// Writes a snapshot that consists of one file, for the tests of branches.
+// Writes a snapshot that consists of one text file, for the tests of set_aside_after().
 void save_text(SnapshotFolder& folder, int64_t step, std::string_view text) {
   folder.save(step, [&](const std::string& path) {
     const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
@@ -161,8 +164,8 @@ std::string latest_text(const SnapshotFolder& folder) {
   return latest ? files_of(folder).read(*latest + "/x", 100).value_or_throw() : "none";
 }
 
-// For n = 1, 2, ...: runs `prepare`; runs `act`, which is interrupted at its n-th operation; and
-// calls `check` with whether `act` has returned without an error.
+// Runs `prepare`, then `act`, whose n-th file operation fails, then `check`; for n = 1, 2, .... The
+// argument of `check` says whether `act` returned without an error.
 void interrupt_branch(const std::function<void(SnapshotFolder&)>& prepare,
                       const std::function<void(SnapshotFolder&)>& act,
                       const std::function<void(SnapshotFolder&, bool has_returned)>& check) {
@@ -183,7 +186,8 @@ void interrupt_branch(const std::function<void(SnapshotFolder&)>& prepare,
   }
 }
 
-// Saves three snapshots. The second and the third will be abandoned.
+// Saves three snapshots, of steps 100, 200 and 300. The tests then go back to step 100, so the
+// later two become abandoned.
 void save_three(SnapshotFolder& folder) {
   for (const int64_t step : {100, 200, 300}) save_text(folder, step, std::to_string(step));
 }
@@ -194,7 +198,8 @@ TEST(SnapshotCrash, GoingBackContinuesFromTheChosenStepOnceItHasBegun) {
       [](SnapshotFolder& folder, bool has_returned) {
         const std::string latest = latest_text(folder);
         EXPECT_TRUE(latest == "100" || (!has_returned && latest == "300")) << latest;
-        // If one snapshot was moved, the choice had been recorded before.
+        // `latest` is written before the first snapshot is moved, so if one was moved, `latest`
+        // must name step 100.
         if (folder.steps().size() < 3) EXPECT_EQ(latest, "100");
         folder.set_aside_after(100);
         EXPECT_EQ(folder.steps(), std::vector<int64_t>{100});
@@ -214,8 +219,8 @@ TEST(SnapshotCrash, TheFirstSnapshotOfABranchIsTheLatestAsSoonAsItIsComplete) {
           const bool is_complete = folder.steps().size() == 2;
           EXPECT_EQ(latest_text(folder), is_complete ? "new" : "100");
           EXPECT_TRUE(is_complete || !has_returned);
-          // The next save works with any state that the interruption has left, even if that save
-          // fails, too.
+          // The next save must work with any state that the interruption has left, even if that
+          // save itself fails.
           (void)testing::failure_of([&] {
             folder.save(
                 400, [](const std::string&) { throw Error(ErrorCode::kUnavailable, "disk full"); });
@@ -227,8 +232,8 @@ TEST(SnapshotCrash, TheFirstSnapshotOfABranchIsTheLatestAsSoonAsItIsComplete) {
   }
 }
 
-// A program goes back to an earlier step without setting snapshots aside, and saves the step of an
-// abandoned snapshot again.
+// A program goes back to an earlier step without calling set_aside_after(), and saves the step of a
+// now obsolete snapshot again.
 TEST(SnapshotCrash, AnAbandonedSnapshotIsNeverTakenForTheLatest) {
   interrupt_branch(
       [](SnapshotFolder& folder) {
@@ -242,11 +247,11 @@ TEST(SnapshotCrash, AnAbandonedSnapshotIsNeverTakenForTheLatest) {
         save_text(folder, 300, "newer 300");
         EXPECT_EQ(latest_text(folder), "newer 300");
         EXPECT_EQ(files_of(folder).list(kRun).value_or_throw().size(), 5U)
-            << "four snapshots and `latest`";
+            << "expected four snapshots and `latest`";
       });
 }
 
-// The disk gets full at each possible size.
+// The disk has every possible size. The save must fail with an error when the disk is full.
 TEST(SnapshotCrash, AFullDiskLeavesTheSnapshotBeforeAndNothingElse) {
   const auto bytes_of_snapshots = [](int count) {
     for (size_t capacity = 1024;; capacity += 1024) {
@@ -272,11 +277,12 @@ TEST(SnapshotCrash, AFullDiskLeavesTheSnapshotBeforeAndNothingElse) {
     int64_t step = 0;
     ASSERT_EQ(problem_of_run(disk, &step), "");
     EXPECT_EQ(step, 1);
-    EXPECT_EQ(disk.list(kRun).value_or_throw().size(), 2U) << "a snapshot and `latest`";
+    EXPECT_EQ(disk.list(kRun).value_or_throw().size(), 2U) << "expected a snapshot and `latest`";
   }
 }
 
-// When the call has returned, the pointer or the folder must survive any crash.
+// When mark_best() or keep_last() has returned, `best` and the kept folders must survive a power
+// cut.
 TEST(SnapshotCrash, TheBestAndTheKeptSnapshotsOutliveAPowerCut) {
   sim::SimulatedDisk disk;
   SnapshotFolder folder = snapshot_folder_on(disk, kRun);
@@ -291,7 +297,8 @@ TEST(SnapshotCrash, TheBestAndTheKeptSnapshotsOutliveAPowerCut) {
   EXPECT_EQ(step, 3);
 }
 
-// A folder that is named like a step must contain all of its files.
+// A folder that has the name of a step must contain all files of its snapshot, even after a power
+// cut.
 TEST(SnapshotCrash, APowerCutWhileSnapshotsAreRemovedLeavesNoPartialOne) {
   for (const Unsynced kept : {Unsynced::kNone, Unsynced::kOnlyWhatDestroys}) {
     for (uint64_t n = 1;; ++n) {
@@ -333,7 +340,7 @@ TEST(SnapshotCrash, AnInterruptionLeavesTheFormerBestOrTheNewOne) {
   }
 }
 
-// When the call has returned, the file must survive any crash.
+// When write_full_state() has returned, the file must survive a power cut.
 TEST(SnapshotCrash, AFullStateOutlivesAPowerCut) {
   const testing::TemporaryFolder run;
   SnapshotFolder folder(run.path());
@@ -348,8 +355,8 @@ TEST(SnapshotCrash, AFullStateOutlivesAPowerCut) {
   EXPECT_TRUE(parts.parameters[0].values.eq(1).all().item<bool>());
 }
 
-// `write` replaces the durable file /model.safetensors. If it is interrupted at any operation, the
-// file must be the old or the new one, before and after a power cut.
+// `write` replaces the file /model.safetensors, which is on the disk already. If any file operation
+// fails, the path must hold the old or the new content, both before and after a power cut.
 void replace_interrupted(const std::function<void(sim::SimulatedDisk&)>& write) {
   const std::string path = "/model.safetensors";
   const std::string old = "old";
@@ -363,7 +370,7 @@ void replace_interrupted(const std::function<void(sim::SimulatedDisk&)>& write) 
     const bool is_complete = !disk.has_failed();
     disk.fail_operation(0);
     EXPECT_EQ(failure.empty(), is_complete) << failure;
-    EXPECT_EQ(disk.list("/").value_or_throw().size(), 1U) << "a temporary file is left";
+    EXPECT_EQ(disk.list("/").value_or_throw().size(), 1U) << "a temporary file was not removed";
     for (const bool has_lost_power : {false, true}) {
       if (has_lost_power) disk.lose_power(Unsynced::kOnlyWhatDestroys);
       const std::string content = disk.read(path, 1 << 20).value_or_throw();
@@ -399,7 +406,7 @@ TEST(SnapshotCrash, AFullStateIsNotMadeOfDamagedFiles) {
   for (const auto& entry : std::filesystem::directory_iterator(folder.path_of(1))) {
     if (entry.path().filename().string().find("-model-") == std::string::npos) continue;
     std::fstream stream(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekp(-1, std::ios::end);  // a byte of the values
+    stream.seekp(-1, std::ios::end);  // a byte of the tensor's values
     stream.put('\x7f');
   }
   const std::string file = run.file("whole.safetensors");
@@ -409,7 +416,8 @@ TEST(SnapshotCrash, AFullStateIsNotMadeOfDamagedFiles) {
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 
-// If one of two ranks gets an error, both return an error that names this rank.
+// If a file operation of one of two ranks fails, both ranks must throw an error that names this
+// rank.
 TEST(SnapshotCrash, AnErrorOfOneRankIsThatOfAll) {
   sim::SimulatedDisk disk;
   const World world{Division::kFlat, 2};
@@ -444,7 +452,7 @@ TEST(SnapshotCrash, AnErrorOfOneRankIsThatOfAll) {
     SnapshotParts parts = make_parts(kAlone, 0, false);
     load_sharded(*folder.latest(), parts);
     const std::string& output = result.ranks[0].output;
-    // The save succeeded, because the failed operation only removed old files.
+    // The save succeeded: the operation that failed only removed old files.
     if (output.empty()) {
       EXPECT_EQ(folder.latest_step(), 2);
       continue;

@@ -20,16 +20,17 @@ namespace {
 constexpr size_t kMaxPointerBytes = 4096;
 constexpr std::string_view kNamePrefix = "step-";
 constexpr std::string_view kLatestName = "latest";
-// Becomes `latest` after the snapshot that it names has been renamed into place. If both exist, the
-// writer was killed between the two renames.
+// The temporary name of the file `latest`. A save renames the snapshot's folder into place, then
+// this file to `latest`. If the folder and this file both exist, the process was killed between the
+// two renames.
 constexpr std::string_view kNextLatestName = ".latest.next";
 
 std::string name_of(int64_t step) {
   return cadre::format("{}{:06}", kNamePrefix, step);
 }
 
-// Returns nullopt for other names, also for another spelling of a step, such as "step-7", because
-// path_of() would name another folder.
+// Returns nullopt for names that path_of() does not produce, also for another spelling of a step,
+// such as "step-7" for "step-000007".
 std::optional<int64_t> step_of(std::string_view name) {
   if (!name.starts_with(kNamePrefix)) return std::nullopt;
   const std::string_view digits = name.substr(kNamePrefix.size());
@@ -43,7 +44,7 @@ std::string in_folder(const std::string& folder, std::string_view name) {
   return cadre::format("{}/{}", folder, name);
 }
 
-// Returns an empty list if there is no folder.
+// Returns an empty list if the folder does not exist.
 Result<std::vector<std::string>> names_in(os::FileSystem& files, const std::string& folder) {
   const auto kind = files.kind_of(folder);
   if (!kind.ok()) return kind.error();
@@ -53,8 +54,8 @@ Result<std::vector<std::string>> names_in(os::FileSystem& files, const std::stri
 
 constexpr std::string_view kRemovedSuffix = ".removed";
 
-// Renames a folder before it removes it: the rank that writes to the folder may be about to publish
-// it, and must not publish a part of it.
+// Renames the folder before it removes the files in it. Otherwise another process that still writes
+// to the folder could publish it while some of its files are already gone.
 Status remove_as_whole(os::FileSystem& files, const std::string& path) {
   const auto kind = files.kind_of(path);
   if (!kind.ok()) return kind.error();
@@ -66,13 +67,13 @@ Status remove_as_whole(os::FileSystem& files, const std::string& path) {
   const Status renamed = files.rename(path, removed);
   if (renamed.ok()) return os::remove_all(files, removed);
   const auto now = files.kind_of(path);
-  // Another process has published or removed it meanwhile.
+  // The rename failed: another process has published or removed the folder since kind_of().
   return now.ok() && !*now ? Status() : renamed;
 }
 
-// Removes the folders of earlier attempts at this snapshot. They come from a run that was killed
-// while writing, or from a rank that may still be writing and then fails because its folder is
-// removed.
+// Removes the temporary folders of earlier attempts to save this snapshot. They were left by a run
+// that was killed while it saved. One may also belong to a rank that is still writing; its save
+// then fails because its folder is removed.
 Status remove_all_with_prefix(os::FileSystem& files, const std::string& folder,
                               const std::string& prefix) {
   const auto names = names_in(files, folder);
@@ -85,7 +86,7 @@ Status remove_all_with_prefix(os::FileSystem& files, const std::string& folder,
   return {};
 }
 
-// A new folder with a unique name. The destructor removes it if it still has that name.
+// A new temporary folder with a unique name. The destructor removes it if it was not renamed.
 class AttemptFolder {
  public:
   AttemptFolder(os::FileSystem& files, const std::string& run_folder, const std::string& prefix)
@@ -94,14 +95,15 @@ class AttemptFolder {
     remove_all_with_prefix(files, run_folder, prefix).value_or_throw();
     path_ = files.make_folder_beside(in_folder(run_folder, prefix)).value_or_throw();
   }
-  // The next attempt tries to remove it again.
+  // The result is ignored: the next attempt to save this step removes what is left.
   ~AttemptFolder() { (void)os::remove_all(files_, path_); }
   AttemptFolder(const AttemptFolder&) = delete;
   AttemptFolder& operator=(const AttemptFolder&) = delete;
 
   const std::string& path() const { return path_; }
 
-  // Replaces an error of the file system if its cause is that the folder was removed.
+  // Returns a clearer error if the file system's error was caused by another process that removed
+  // the folder.
   Status explained(const Status& status) const {
     if (status.ok() || status.error().code() != ErrorCode::kUnavailable) return status;
     const auto kind = files_.kind_of(path_);
@@ -118,8 +120,8 @@ class AttemptFolder {
   std::string path_;
 };
 
-// The content of `latest` for a snapshot that is about to be published. It is written and synced
-// before that, so that afterwards only a rename is left to do. The destructor removes the file
+// The future content of `latest`, in a temporary file that is written and synced before the
+// snapshot is published. After that, only a rename is left to do. The destructor removes the file
 // unless the snapshot was published.
 class NextLatest {
  public:
@@ -135,7 +137,7 @@ class NextLatest {
     files_.sync(run_folder).value_or_throw();
   }
   ~NextLatest() {
-    if (!is_published_) (void)files_.remove(path_);  // the next save replaces it
+    if (!is_published_) (void)files_.remove(path_);  // ignored: the next save replaces the file
   }
   NextLatest(const NextLatest&) = delete;
   NextLatest& operator=(const NextLatest&) = delete;
@@ -144,7 +146,8 @@ class NextLatest {
   void become_latest() {
     const Status renamed = files_.rename(path_, target_);
     if (!renamed.ok()) {
-      // Another save in this run folder may have renamed the file, or removed it when it failed.
+      // Another save in this run folder may have renamed the file to `latest`, or removed it after
+      // a failure.
       if (files_.kind_of(path_).value_or_throw()) renamed.value_or_throw();
       os::replace_file(files_, target_, std::as_bytes(std::span(content_))).value_or_throw();
     }
@@ -204,8 +207,8 @@ void SnapshotFolder::write_and_publish(int64_t step,
   attempt.explained(write()).value_or_throw();
   const std::string target = path_of(step);
   const bool is_replacement = files_->kind_of(target).value_or_throw().has_value();
-  // Before the exchange, the name of the step is that of its previous snapshot, which latest() must
-  // not return as the new one.
+  // The folder of this step holds the old snapshot until the exchange. A crash before it must not
+  // make latest() return the old snapshot as the new one.
   const bool names_another = is_replacement && latest() != target;
   NextLatest next(
       *files_, run_folder_,
@@ -220,13 +223,13 @@ void SnapshotFolder::write_and_publish(int64_t step,
   next.become_latest();
 }
 
-// If a killed writer has left kNextLatestName, renames it to `latest` before another file takes its
-// name.
+// If a killed process has left kNextLatestName, renames it to `latest`, before the next save
+// overwrites it.
 void SnapshotFolder::finish_publishing() {
   if (!folder_named_by(kNextLatestName)) return;
   const std::string file = in_folder(run_folder_, kNextLatestName);
   const Status renamed = os::rename_path(*files_, file, in_folder(run_folder_, kLatestName));
-  // Another save in this run folder may have renamed it meanwhile.
+  // If the file is gone, another save in this run folder has renamed it since; that is no error.
   if (!renamed.ok() && files_->kind_of(file).value_or_throw()) renamed.value_or_throw();
 }
 
@@ -268,7 +271,8 @@ bool SnapshotFolder::is_folder(const std::string& path) const {
   return kind == os::FileKind::kFolder || (kind == os::FileKind::kLink && files_->list(path).ok());
 }
 
-// A snapshot is renamed before it is removed, so that no partial snapshot has its name.
+// Each snapshot is renamed before its files are removed, so that no incomplete folder has the name
+// of a step.
 void SnapshotFolder::keep_last(size_t count) {
   std::vector<int64_t> removed = steps();
   removed.resize(removed.size() - std::min(count, removed.size()));
@@ -316,7 +320,8 @@ std::optional<std::string> SnapshotFolder::folder_named_by(std::string_view poin
   if (!files_->kind_of(file).value_or_throw()) return std::nullopt;
   const auto name = files_->read(file, kMaxPointerBytes);
   if (!name.ok()) {
-    // `file` is no pointer, or a writer has renamed it meanwhile.
+    // Reading failed because `file` is not a regular file, or because another save has renamed it
+    // since.
     const auto kind = files_->kind_of(file).value_or_throw();
     if (kind != os::FileKind::kFile || name.error().code() == ErrorCode::kInvalidArgument) {
       return std::nullopt;

@@ -59,14 +59,14 @@ TEST_F(SnapshotFolderTest, BestIsTheOneThatWasMarked) {
 
 TEST_F(SnapshotFolderTest, KeepsTheLastTheLatestAndTheBest) {
   SnapshotFolder folder(run_);
-  EXPECT_NO_THROW(folder.keep_last(2)) << "of a run that has none";
+  EXPECT_NO_THROW(folder.keep_last(2)) << "the run has no snapshot yet";
   for (const int64_t step : {500, 100, 200, 300, 400}) save(step, "a");
   folder.mark_best(100);
   save(250, "b");  // the latest snapshot need not have the highest step
   folder.keep_last(2);
   EXPECT_EQ(folder.steps(), (std::vector<int64_t>{100, 250, 400, 500}));
   EXPECT_EQ(content_of_latest(), "b");
-  EXPECT_EQ(num_entries(), 6) << "the snapshots, latest and best";
+  EXPECT_EQ(num_entries(), 6) << "expected four snapshots, `latest` and `best`";
   folder.keep_last(0);
   EXPECT_EQ(folder.steps(), (std::vector<int64_t>{100, 250}));
 }
@@ -79,7 +79,7 @@ TEST_F(SnapshotFolderTest, LatestIsTheLastThatWasSaved) {
   save(200, "b");
   EXPECT_EQ(content_of_latest(), "b");
   EXPECT_EQ(SnapshotFolder(run_).latest_step(), 200);
-  save(100, "c");  // saved by a run that has gone back
+  save(100, "c");  // saved by a run that has gone back to an earlier step
   EXPECT_EQ(content_of_latest(), "c");
   EXPECT_EQ(num_entries(), 3u);  // two snapshots and `latest`
 }
@@ -138,14 +138,15 @@ TEST_F(SnapshotFolderTest, ALatestThatCannotBeWrittenIsAnErrorAndLosesNothing) {
   EXPECT_THAT(testing::failure_of([&] { save(200, "b"); }), ::testing::HasSubstr(run_ + "/latest"));
   EXPECT_THAT(SnapshotFolder(run_).steps(), ::testing::ElementsAre(100, 200));
   EXPECT_EQ(content_of_latest(), "b");
-  EXPECT_EQ(num_entries(), 4u) << "two snapshots, what is in the way, and what becomes `latest`";
+  EXPECT_EQ(num_entries(), 4u)
+      << "expected two snapshots, the folder named `latest`, and the temporary file for `latest`";
   fs::remove_all(run_ + "/latest");
   save(150, "c");
   EXPECT_EQ(content_of_latest(), "c");
-  EXPECT_EQ(num_entries(), 4u) << "three snapshots and `latest`";
+  EXPECT_EQ(num_entries(), 4u) << "expected three snapshots and `latest`";
 }
 
-// keep_last() would remove the folder that path_of() returns, and such a folder does not exist.
+// If such a folder counted as step 7, keep_last() would remove path_of(7), which does not exist.
 TEST_F(SnapshotFolderTest, AFolderWithAnotherSpellingOfAStepIsNoSnapshot) {
   save(7, "a");
   for (const char* const name : {"step-7", "step-0000008", "step-+00009", "step-00000a", "step-"}) {
@@ -163,7 +164,8 @@ TEST_F(SnapshotFolderTest, AFolderWithAnotherSpellingOfAStepIsNoSnapshot) {
   }
 }
 
-// The second save has removed the folder of the first save and published its own.
+// While the first save writes, a second save of the same step removes its folder and publishes its
+// own.
 TEST_F(SnapshotFolderTest, ASaveWhoseFolderAnotherSaveHasRemovedSaysSo) {
   const auto meanwhile = [&](const std::string& folder) {
     save(7, "of the other");
@@ -178,7 +180,8 @@ TEST_F(SnapshotFolderTest, ASaveWhoseFolderAnotherSaveHasRemovedSaysSo) {
   EXPECT_EQ(num_entries(), 2u);
 }
 
-// The first save of a step publishes its folder while the second save removes the files in it.
+// The first save of a step publishes its folder at the moment when the second save removes that
+// folder.
 TEST_F(SnapshotFolderTest, APartOfASnapshotIsNotPublishedWhileAnotherSaveRemovesIt) {
   class Publishing final : public testing::ForwardingFiles {
    public:
@@ -200,14 +203,15 @@ TEST_F(SnapshotFolderTest, APartOfASnapshotIsNotPublishedWhileAnotherSaveRemoves
   write(attempt, "of the first");
   Publishing files(attempt, published);
   snapshot_folder_on(files, run_).save(7, [&](const std::string& folder) {
-    EXPECT_FALSE(fs::exists(published)) << "without its file";
+    EXPECT_FALSE(fs::exists(published)) << "an incomplete folder was published";
     write(folder, "of the second");
   });
   EXPECT_EQ(content_of_latest(), "of the second");
   EXPECT_EQ(num_entries(), 2u);
 }
 
-// Two programs write to one run folder, and one of them fails at the end of its save.
+// Two programs write to one run folder. One of them fails at the end of its save and removes the
+// temporary file that the other one is about to rename to `latest`.
 TEST_F(SnapshotFolderTest, AFileThatBecomesLatestAndIsRemovedMeanwhileIsWrittenAgain) {
   class Removing final : public testing::ForwardingFiles {
    public:
@@ -236,12 +240,12 @@ TEST_F(SnapshotFolderTest, AKillAtAnyMomentLeavesALatestThatIsWhole) {
         if (!testing::failure_of(save_one).empty()) ::_exit(1);
       }
     }
-    // Kills the child at a different time in each round.
+    // The child is killed at a different time in each iteration.
     std::this_thread::sleep_for(std::chrono::microseconds(round * 317));
     ::kill(child, SIGKILL);
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFSIGNALED(status)) << "a snapshot failed";
+    ASSERT_TRUE(WIFSIGNALED(status)) << "the child ended by itself, because a save failed";
     const SnapshotFolder snapshots(run_);
     ASSERT_TRUE(snapshots.latest_step());
     for (const int64_t step : snapshots.steps()) {
@@ -260,8 +264,8 @@ TEST_F(SnapshotFolderTest, WhatAKilledRunLeftIsNoSnapshot) {
   EXPECT_EQ(num_entries(), 3u);
 }
 
-// Without this error a run would start at step 0, or continue from an earlier step than its last
-// one.
+// An unreadable run folder must not count as empty: the run would start at step 0, or continue from
+// an earlier step than its last one.
 TEST_F(SnapshotFolderTest, AFolderThatCannotBeReadIsAnErrorAndNotAnEmptyOne) {
   sim::SimulatedDisk disk;
   SnapshotFolder folder = snapshot_folder_on(disk, "/run");

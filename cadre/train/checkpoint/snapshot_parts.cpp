@@ -20,7 +20,7 @@ std::vector<SnapshotTensor> buffers_of(const torch::nn::Module& module) {
   return buffers;
 }
 
-// Returns the entry of a parameter that no ParameterShard describes.
+// Returns the SnapshotTensor of a parameter that has no ParameterShard, so it must be whole.
 SnapshotTensor whole_parameter(const NamedTensor& parameter) {
   wrap::refuse_shard_as_whole(
       parameter.name, parameter.tensor, "parts_of",
@@ -61,8 +61,8 @@ SnapshotParts without_copies(const SnapshotParts& parts) {
     const auto found = entries.find({state.parameter, state.entry});
     return found != entries.end() && found->second->is_copy;
   });
-  // The copies may have been listed before the entries that are kept; without them each kept entry
-  // is the first of its parameter.
+  // `entry` counts the entries of one name. Without the copies, each entry that is kept is the only
+  // one of its parameter, so its number becomes 0.
   for (ParameterState& state : kept.optimizer) state.entry = 0;
   std::erase_if(kept.parameters, [](const SnapshotTensor& tensor) { return tensor.is_copy; });
   return kept;

@@ -26,7 +26,7 @@ TEST(SnapshotParts, ASliceIsRelativeToItsBox) {
   const at::Tensor values = at::arange(12).view({3, 4});
   const at::Tensor slice = slice_of(values, {{2, 1}, {3, 4}}, {{3, 2}, {1, 2}});
   EXPECT_TRUE(slice.equal(at::tensor({5, 6}, at::kLong).view({1, 2})));
-  EXPECT_EQ(slice.storage().data(), values.storage().data()) << "a view";
+  EXPECT_EQ(slice.storage().data(), values.storage().data()) << "the slice must be a view";
 }
 
 TEST(SnapshotParts, AWholeTensorIsOneBox) {

@@ -28,8 +28,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kBufferBytes = int64_t{16} << 20;  // rows of which only parts are needed are read
-                                                     // whole, so many bytes at a time
+// If only parts of rows are needed, whole rows are read into a buffer of this size.
+constexpr int64_t kBufferBytes = int64_t{16} << 20;
 
 Box box_of(const ManifestPiece& piece) {
   return {piece.offsets, piece.sizes};
@@ -39,7 +39,7 @@ Error damaged(const std::string& path, const std::string& what) {
   return Error(ErrorCode::kCorruption, cadre::format("{}: {}", path, what));
 }
 
-// Describes a file of whole tensors as a snapshot of one file.
+// Describes a safetensors file of whole tensors as a snapshot that consists of one file.
 SnapshotManifest manifest_of(const SafetensorsFile& file, const std::string& path) {
   SnapshotManifest manifest;
   manifest.files = {{.name = fs::path(path).filename().string()}};
@@ -53,7 +53,7 @@ SnapshotManifest manifest_of(const SafetensorsFile& file, const std::string& pat
   return manifest;
 }
 
-// Autograd counts this as a change in place.
+// Reads into the tensor's memory. Tells autograd that the tensor was changed in place.
 void read_into(const at::Tensor& tensor, const SafetensorsFile& file,
                const wire::SafetensorsEntry& entry, size_t offset) {
   file.read_bytes(entry, offset,
@@ -61,9 +61,9 @@ void read_into(const at::Tensor& tensor, const SafetensorsFile& file,
   tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-// Copies the elements of `common` from a tensor that covers the box `held` to one that covers
-// `box`. Whole rows are read, kBufferBytes at a time: directly into the target if all their
-// elements are wanted and the target is contiguous, else into a buffer.
+// Copies the elements of the box `common`. The stored tensor covers the box `held`, `target` covers
+// `box`. Reads whole rows, kBufferBytes at a time: directly into the target if all their elements
+// are wanted and the target is contiguous, otherwise through a buffer.
 void copy_from_file(const SafetensorsFile& file, const wire::SafetensorsEntry& entry,
                     const Box& held, const at::Tensor& target, const Box& box, const Box& common) {
   if (held.sizes.empty()) return read_into(target, file, entry, 0);
@@ -87,7 +87,7 @@ void copy_from_file(const SafetensorsFile& file, const wire::SafetensorsEntry& e
   }
 }
 
-// Describes a path without a manifest, and what to load instead.
+// Explains what a path without a manifest is, and which path to load instead.
 std::string what_it_is(const std::string& path) {
   std::error_code failure;
   if (!fs::exists(path, failure)) return "there is no such file or folder";
@@ -170,7 +170,7 @@ std::string SnapshotReader::sight() const {
   std::string text = os::read_host_info().boot_id;
   for (const ManifestFile& file : manifest_.files) {
     const auto identity = os::file_identity(path_of(file));
-    // A missing file is reported by the rank that reads it.
+    // A missing file is no error here: the rank that reads it reports it.
     text += identity.ok() ? cadre::format("\n{} {}", identity->device, identity->inode) : "\n-";
   }
   return wire::blake2b_hex(std::as_bytes(std::span(text))).value_or_throw();

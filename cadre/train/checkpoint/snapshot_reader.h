@@ -23,9 +23,10 @@ namespace cadre {
 
 class CADRE_EXPORT SnapshotReader {
  public:
-  // Opens a snapshot's folder, whose manifest is compared with its digest, or one safetensors file.
+  // Opens the folder of a snapshot, whose manifest is compared with its digest, or one safetensors
+  // file.
   static SnapshotReader open(const std::string& path);
-  // Not copyable: its maps point into its manifest.
+  // Copies are deleted, because the maps point into the object's own manifest.
   SnapshotReader(const SnapshotReader&) = delete;
   SnapshotReader& operator=(const SnapshotReader&) = delete;
   SnapshotReader(SnapshotReader&&) = default;
@@ -34,8 +35,8 @@ class CADRE_EXPORT SnapshotReader {
   const std::string& path() const { return path_; }
   const SnapshotManifest& manifest() const { return manifest_; }
   // Returns a text that is equal on ranks that have opened the same snapshot. For a folder it is a
-  // digest of its list of digests, which contains that of the manifest. For a single file without
-  // digests it is a digest of its header.
+  // digest of B2SUMS, which includes the manifest's digest. For a single safetensors file it is a
+  // digest of the header.
   const std::string& fingerprint() const { return fingerprint_; }
   // Return the tensors of the model by name, and the states of the optimizer by parameter.
   const std::map<std::string, const ManifestTensor*>& model() const { return model_; }
@@ -43,25 +44,24 @@ class CADRE_EXPORT SnapshotReader {
     return optimizer_;
   }
 
-  // Compares files, given as indices of the manifest's files, with their digests. Does nothing for
-  // a snapshot in a single file, which has no digest.
+  // Compares files, given by their indices in the manifest, with their digests. Does nothing for a
+  // single safetensors file, which has no digest.
   void check_digests(std::span<const size_t> files) const;
   void check_all_digests() const;
   bool has_digests() const { return is_folder_; }
   // Returns a digest of the content of a file.
   std::string content_digest(size_t file) const;
-  // Returns a digest of this machine and of the devices and inodes that the manifest's files have
-  // here. Processes with an equal digest see the same files.
+  // Returns a digest of this machine's identity and of the device and inode of each file of the
+  // manifest. Processes with an equal digest see the same files.
   std::string sight() const;
   // Returns the indices of the manifest's files that prepare() has opened, in ascending order.
   std::vector<size_t> open_files() const;
   // Opens the files that contain the boxes, and compares their headers with the manifest.
   void prepare(const ManifestTensor& tensor, std::span<const Box> boxes);
-  // Called after read() of the last boxes: throws if a file that prepare() has mapped was changed
-  // since.
+  // Throws if a file that prepare() opened was changed since. Call it after the last read().
   void check_unchanged() const;
-  // Copies the elements of the boxes, one box after the other, to `flat`: (n), contiguous, of the
-  // tensor's dtype. REQUIRES: prepare() for these boxes.
+  // Copies the elements of the boxes, one box after the other, to `flat`, which is contiguous, of
+  // shape (n) and of the tensor's dtype. REQUIRES: prepare() for these boxes.
   void read(const ManifestTensor& tensor, std::span<const Box> boxes, const at::Tensor& flat) const;
 
  private:
@@ -77,7 +77,7 @@ class CADRE_EXPORT SnapshotReader {
   bool is_folder_;
   std::map<std::string, const ManifestTensor*> model_;
   std::map<std::string, std::vector<const ManifestTensor*>> optimizer_;
-  std::map<size_t, SafetensorsFile> files_;  // the files; the key is the index in manifest_.files
+  std::map<size_t, SafetensorsFile> files_;  // maps an index in manifest_.files to the open file
 };
 
 }  // namespace cadre

@@ -23,11 +23,11 @@ namespace cadre {
 namespace {
 
 constexpr const char* kThreadName = "cadre-snapshot";
-// A destructor waits this long for a save while an exception ends its scope.
+// The longest wait of the destructor for a save while an exception unwinds the stack.
 constexpr Duration kUnwindingTimeout = std::chrono::seconds(5);
 
-// Returns the entry of a tensor that a save leaves out, without its elements. The entry stays,
-// because saving compares the names on all ranks.
+// Returns the entry of a tensor that the save skips because another rank writes it. The entry keeps
+// its name, because the save compares the names on all ranks, but has no elements.
 SnapshotTensor name_of_copy(const SnapshotTensor& tensor) {
   const c10::InferenceMode mode(false);
   return {.name = tensor.name,
@@ -37,7 +37,7 @@ SnapshotTensor name_of_copy(const SnapshotTensor& tensor) {
           .is_copy = true};
 }
 
-// Copies of tensors, in memory that the next copy of the same sizes reuses.
+// Copies tensors into memory that is reused by the next copy of the same sizes.
 class Staging {
  public:
   SnapshotParts copy(const SnapshotParts& parts) {
@@ -63,16 +63,16 @@ class Staging {
   }
 
  private:
-  // The name of a state of an optimizer, empty for a tensor of the model; and the name of the
-  // tensor.
+  // Identifies a tensor. The first text is the name of the optimizer's state, or empty for a tensor
+  // of the model; the second is the name of the tensor.
   using Key = std::pair<std::string, std::string>;
 
   at::Tensor staged(const Key& key, const at::Tensor& tensor) {
-    if (!tensor.defined()) return tensor;  // saving throws for it
+    if (!tensor.defined()) return tensor;  // the save itself throws for an undefined tensor
     at::Tensor& memory = memory_[key];
     if (!memory.defined() || memory.sizes() != tensor.sizes() ||
         memory.scalar_type() != tensor.scalar_type()) {
-      // Memory that is made in inference mode could not be written outside of it.
+      // Memory that is made in inference mode could not be changed outside of that mode.
       const c10::InferenceMode mode(false);
       memory = at::empty(tensor.sizes(), tensor.scalar_type());
     }
@@ -106,7 +106,8 @@ class SnapshotSaver::Impl {
     try {
       staged_ = staging_.copy(parts);
     } catch (...) {
-      // The other ranks have begun this save and wait for this one.
+      // The error is passed to the save instead of thrown: the other ranks have begun this save and
+      // wait for this rank.
       staged_ = caught_error();
     }
     step_ = step;
@@ -142,7 +143,8 @@ class SnapshotSaver::Impl {
   }
 
  private:
-  // Makes a save that has not ended by the deadline fail on all ranks.
+  // If the save has not ended by the deadline, aborts the group, so that the save fails on all
+  // ranks.
   void end_waits_at(Deadline deadline, const std::function<std::string()>& reason) {
     if (!thread_) return;
     while (!is_done_ && end_of_save_->park(deadline)) continue;
@@ -164,7 +166,7 @@ class SnapshotSaver::Impl {
     }
   }
 
-  // Ends the last save and reports its error, which no call has thrown yet.
+  // Waits for the last save and reports its error, unless a call has thrown it already.
   void end() {
     const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
     if (is_unwinding) {
@@ -185,7 +187,7 @@ class SnapshotSaver::Impl {
                  cadre::format("the snapshot of step {} is lost folder={} error=\"{}\"", step_,
                                folder_.run_folder(), error.message()));
     } catch (...) {
-      // No caller is left that could get the error.
+      // This runs in the destructor, so there is no caller to throw to.
       return;
     }
   }
@@ -201,7 +203,7 @@ class SnapshotSaver::Impl {
   std::unique_ptr<os::System> system_ = os::make_native_system();
   std::unique_ptr<os::Waiter> end_of_save_ = system_->make_waiter();
   std::atomic<bool> is_done_ = true;
-  // The thread writes it; it is read after the thread was joined.
+  // Written by the thread; read only after the thread was joined.
   Status outcome_;
   std::unique_ptr<os::Thread> thread_;
 };

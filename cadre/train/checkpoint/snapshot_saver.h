@@ -1,17 +1,18 @@
 // Saves snapshots in the background: training waits only for a copy to staging memory.
 //
-// Threads: the caller's; files are written on a thread of the saver. Blocking: the constructor with
-// a group, which splits off a group for the saver, so that its operations do not mix with those of
-// training; save(), until the previous save has ended and the copy is made; finish() and close(),
-// until the last save has ended. A save takes the time of the disk, and ends if ranks have waited
-// for each other for `timeout`. Lifetime: the staging memory, as large as this rank's shard, is
-// kept for the next save. At the end of a scope the destructor finishes the last save, as finish()
-// does. While an exception unwinds the stack, other ranks may not take part in that save: the
-// destructor waits for it for a few seconds, then ends the waits of all ranks. In both cases a
-// snapshot that is lost, and an error that no call has thrown, are written to standard error at
-// level error. Errors: the error of a save in the background is thrown by the next save(), finish()
-// or close(), equal on all ranks and with its step; earlier snapshots are unchanged
-// (sharded_save.h).
+// Threads: all calls from one thread; the files are written on a thread of the saver. Blocking: the
+// constructor with a group is collective, because it splits off a group for the saver, whose
+// operations then cannot mix with those of training. save() waits for the end of the previous save
+// and for the copy; finish() and close() wait for the end of the last save. A save ends at the
+// latest when ranks have waited for each other for `timeout`. Lifetime: the staging memory, as
+// large as this rank's shard, is kept for the next save.
+//
+// At the end of a scope the destructor finishes the last save, as finish() does. While an exception
+// unwinds the stack, other ranks may not take part in that save: the destructor waits for it for a
+// few seconds, then ends the waits of all ranks. In both cases a lost snapshot, or an error that no
+// call has thrown, is logged at level error. Errors: the error of a save in the background is
+// thrown by the next save(), finish() or close(), equal on all ranks and with its step; earlier
+// snapshots are unchanged (sharded_save.h).
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ namespace cadre {
 
 class CADRE_EXPORT SnapshotSaver {
  public:
-  // Collective.
+  // Makes a saver for the ranks of a group. Collective.
   SnapshotSaver(SnapshotFolder folder, const ProcessGroup& group, SaveOptions options = {});
   // Makes a saver for a single process, without a group.
   explicit SnapshotSaver(SnapshotFolder folder, SaveOptions options = {});
@@ -41,8 +42,8 @@ class CADRE_EXPORT SnapshotSaver {
   void save(int64_t step, const SnapshotParts& parts);
   // Throws the failure of the last save, if no call has thrown it yet.
   void finish();
-  // Collective. Calls finish(), then closes the saver's group. If a save has not ended by the
-  // timeout, the waits of all ranks for each other end, and the error says so. Idempotent.
+  // Collective. Calls finish(), then closes the saver's group. If the last save has not ended
+  // within the timeout, it is aborted on all ranks, and the error says so. Idempotent.
   void close(Duration timeout = kDefaultSnapshotTimeout);
 
  private:

@@ -34,8 +34,8 @@ using snapshot_test::World;
 
 const World kFlatOnTwo{Division::kFlat, 2};
 
-// Returns every number that a step changes: parameters, buffers, and the optimizer's tensors and
-// counters.
+// Returns every tensor that a training step changes: parameters, buffers, and the optimizer's
+// states and step counters.
 std::vector<torch::Tensor> changing(const SnapshotParts& parts,
                                     const std::vector<ParameterState>& optimizer) {
   std::vector<torch::Tensor> tensors;
@@ -62,7 +62,7 @@ bool hold(const std::vector<torch::Tensor>& tensors, double value) {
   });
 }
 
-// Training changes and replaces the parameters while their copies are being written.
+// Training changes and replaces the parameters while the background thread writes their copies.
 TEST(SnapshotSaver, SavesWhatThePartsWereWhenItWasCalled) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
@@ -79,15 +79,16 @@ TEST(SnapshotSaver, SavesWhatThePartsWereWhenItWasCalled) {
       const LoadedSnapshot loaded =
           load_sharded(SnapshotFolder(run.path()).path_of(step), parts, group);
       const auto tensors = changing(parts, loaded.optimizer);
-      testing::require(tensors.size() == changing(parts, parts.optimizer).size(), "all of them");
+      testing::require(tensors.size() == changing(parts, parts.optimizer).size(),
+                       "the snapshot lacks a state");
       testing::require(hold(tensors, step), cadre::format("step {}", step));
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// If two stages of a pipeline tie a weight, rank 1 has a copy of a tensor that rank 0 writes. Rank
-// 1 must know its name.
+// Two stages of a pipeline tie a weight: rank 0 writes it and rank 1 has a copy. The save on rank 1
+// must list its name, too.
 TEST(SnapshotSaver, ARankWithACopyOfATensorHasItsName) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
@@ -105,9 +106,10 @@ TEST(SnapshotSaver, ARankWithACopyOfATensorHasItsName) {
     for (const int64_t step : {1, 2}) {
       parts.parameters[0].values.zero_();
       const LoadedSnapshot loaded = load_sharded(folder.path_of(step), parts, group);
-      testing::require(parts.parameters[0].values.eq(1).all().item<bool>(), "the copy is loaded");
+      testing::require(parts.parameters[0].values.eq(1).all().item<bool>(),
+                       "the weight was not loaded");
       testing::require(loaded.optimizer.at(0).tensors.at(0).tensor.eq(3).all().item<bool>(),
-                       "and its state");
+                       "the state of the weight was not loaded");
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -120,9 +122,9 @@ TEST(SnapshotSaver, TheNextCallReportsAFailureOnAllRanks) {
     SnapshotParts parts = make_parts(kFlatOnTwo, group.rank(), true);
     SnapshotParts wrong = parts;
     if (group.rank() == 1) wrong.parameters[0].values = torch::zeros({3});
-    saver.save(1, wrong);  // fails later
+    saver.save(1, wrong);  // this save fails in the background
     output = testing::failure_of([&] { saver.save(2, parts); });
-    saver.finish();  // the failure is reported only once, and the second save succeeds
+    saver.finish();  // the error was thrown by the save before, and the second save succeeds
     load_sharded(*SnapshotFolder(run.path()).latest(), parts, group);
     saver.close();
   });
@@ -153,7 +155,7 @@ TEST(SnapshotSaver, WorksInOneProcessAndAfterADiskThatWasInTheWay) {
   EXPECT_EQ(SnapshotFolder(path).latest_step(), 2);
 }
 
-// A file system that takes some time to make the folder of a snapshot.
+// A file system in which creating the folder of a snapshot takes some time.
 class SlowFiles final : public testing::ForwardingFiles {
  public:
   Result<std::string> make_folder_beside(const std::string& path) override {
@@ -173,7 +175,7 @@ TEST(SnapshotSaver, TheEndOfItsScopeFinishesTheLastSave) {
   EXPECT_EQ(SnapshotFolder(run.path()).latest_step(), 7);
 }
 
-// All ranks leave by exceptions. The save is finished, because all ranks have begun it.
+// All ranks throw exceptions after they have begun the save. The destructor finishes it.
 TEST(SnapshotSaver, AnExceptionAfterTheSaveLosesNothing) {
   const testing::TemporaryFolder run;
   SlowFiles files;
@@ -188,8 +190,8 @@ TEST(SnapshotSaver, AnExceptionAfterTheSaveLosesNothing) {
   EXPECT_EQ(SnapshotFolder(run.path()).latest_step(), 7);
 }
 
-// One rank leaves before it begins a save that the other rank has begun. The other rank learns of
-// that and reports the lost snapshot before the timeout.
+// Rank 1 throws before it begins a save that rank 0 has begun. Rank 0 must notice that, and
+// report the lost snapshot long before the timeout.
 TEST(SnapshotSaver, ASaveThatOneRankNeverBeginsIsReportedAsLost) {
   const testing::TemporaryFolder run;
   ::testing::internal::CaptureStderr();
@@ -283,7 +285,7 @@ TEST(SnapshotFolder, OneThatWasMovedFromIsUsable) {
   EXPECT_TRUE(folder.steps().empty());
 }
 
-// Rank 1 does not save, so the save of rank 0 cannot end.
+// Rank 1 does not save, so the save of rank 0 cannot end; close() gives up after its timeout.
 TEST(SnapshotSaver, CloseGivesUpASaveThatDoesNotEndWithinTheTimeout) {
   const testing::TemporaryFolder run;
   const auto start = std::chrono::steady_clock::now();
@@ -316,8 +318,8 @@ TEST(SnapshotSaver, OneThatIsDestroyedWhileItSavesEndsTheWaitsOfTheOthers) {
     }
     saver.reset();
   });
-  // Rank 1 may have finished its part before it was destroyed. In both cases rank 0 must not wait
-  // for long.
+  // Rank 1 may have finished its part of the save before its destructor ran, or not. In both cases
+  // rank 0 must not wait for long.
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 

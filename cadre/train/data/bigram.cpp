@@ -13,12 +13,13 @@ namespace {
 
 constexpr int64_t kChunkTokens = int64_t{1} << 16;
 
-// Returns counts[current * V + next] over all pairs of the range.
+// Returns counts[current * V + next] for all pairs of adjacent tokens in the range.
 std::vector<int64_t> count_pairs(const TextCorpus& corpus, const TokenRange& range) {
   std::vector<int64_t> counts(static_cast<size_t>(kVocabularySize * kVocabularySize));
   std::vector<int64_t> tokens;
   for (int64_t begin = range.begin; begin + 1 < range.end; begin += kChunkTokens) {
-    // The chunk has one token more, so that the pair across the boundary is counted, too.
+    // The chunk includes the first token of the next chunk, so that the pair across the boundary is
+    // counted.
     tokens.resize(static_cast<size_t>(std::min(kChunkTokens + 1, range.end - begin)));
     corpus.copy_tokens(begin, tokens);
     for (size_t i = 0; i + 1 < tokens.size(); ++i) {

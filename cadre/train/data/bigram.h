@@ -9,9 +9,9 @@
 
 namespace cadre {
 
-// Returns H(next | current) in nats, counted on the pairs of the range itself. That is a lower
-// bound for the loss of every bigram model on the range, and so a stricter baseline than a bigram
-// model that was fitted to other text.
+// Returns H(next | current) in nats, computed from the frequencies of token pairs in the range
+// itself. No bigram model can have a smaller loss on the range, so this is a stricter baseline than
+// a bigram model that was fitted to other text.
 CADRE_EXPORT double bigram_conditional_entropy(const TextCorpus& corpus, const TokenRange& range);
 
 }  // namespace cadre

@@ -14,7 +14,7 @@
 namespace cadre::bigram_test {
 namespace {
 
-// Matches the text of a kInvalidArgument whose message has this part.
+// Matches a kInvalidArgument whose message contains `part`.
 auto refusal(const char* part) {
   return ::testing::AllOf(::testing::StartsWith("kInvalidArgument: "), ::testing::HasSubstr(part));
 }
@@ -32,7 +32,7 @@ class BigramTest : public ::testing::Test {
 TEST_F(BigramTest, EntropyOfKnownTexts) {
   // Each letter is always followed by the same one, so the entropy is 0.
   EXPECT_NEAR(bigram_conditional_entropy(corpus_of("abababababababab"), {0, 16}), 0.0, 1e-12);
-  // In "aabbaabb..." each letter is followed by a and b equally often.
+  // Each letter of "aabbaabb..." is followed by a and b equally often.
   std::string text = "a";
   for (int i = 0; i < 1000; ++i) text += "abba";
   EXPECT_NEAR(bigram_conditional_entropy(corpus_of(text), {0, 4001}), std::log(2.0), 1e-6);

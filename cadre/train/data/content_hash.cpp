@@ -13,7 +13,7 @@ constexpr uint64_t kPrime3 = 0x165667B19E3779F9;
 constexpr uint64_t kPrime4 = 0x85EBCA77C2B2AE63;
 constexpr uint64_t kPrime5 = 0x27D4EB2F165667C5;
 
-// Takes the first bytes of the text as a number.
+// Removes the first bytes of the text and returns them as a number.
 template <typename T>
 T take(std::string_view& bytes) {
   T number = 0;

@@ -1,5 +1,5 @@
-// A fast hash of bytes, with which ranks and runs find that their data differ. It does not protect
-// against forgery.
+// A fast hash of bytes. By comparing it, ranks and runs notice that their data differ. It does not
+// protect against forgery.
 //
 // Threads: plain values and pure functions. Blocking: never. Errors: none.
 // Source: XXH64 of the xxHash specification (github.com/Cyan4973/xxHash, doc/xxhash_spec.md): four
@@ -29,7 +29,8 @@ class CADRE_EXPORT ContentHash {
   void add_stripe(const char* stripe);
 
   std::array<uint64_t, 4> lanes_;
-  std::array<char, kStripeBytes> rest_{};  // its first num_bytes_ % kStripeBytes bytes are used
+  // Only the first num_bytes_ % kStripeBytes bytes are used.
+  std::array<char, kStripeBytes> rest_{};
   uint64_t num_bytes_ = 0;
 };
 

@@ -81,7 +81,7 @@ void check_options(const DataLoaderOptions& options, int64_t num_samples, int64_
   }
 }
 
-// Checks the number of rows: a dataset that returns fewer rows than requested would change the mean
+// Checks that the dataset returned as many rows as were requested: fewer rows would change the mean
 // over the batch.
 Batch checked(Batch batch, size_t num_samples) {
   const auto has_rows = [&](const at::Tensor& tensor) {
@@ -112,9 +112,10 @@ struct DataLoader::Prefetch {
                  .depth = std::min(options.prefetch, num_batches) * options.num_threads,
                  .timeout = options.timeout}) {}
 
-  // Hands over threads that may not end for a long time, so that the caller does not wait for them.
+  // Destroys the prefetcher on another thread, because its threads may not end for a long time and
+  // the caller must not wait for them.
   static void leave_alone(std::unique_ptr<Prefetch> stuck) {
-    // The shared pointer is needed because the function must be copyable.
+    // A std::function must be copyable, and a lambda that owns a unique_ptr is not.
     std::shared_ptr<Prefetch> kept = std::move(stuck);
     os::run_detached("cadre-closer", [kept = std::move(kept)]() mutable { kept.reset(); });
   }
@@ -153,7 +154,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderO
         },
         kSameOnAllRanks);
   }
-  // All ranks check the same values, so either all of them throw or none.
+  // All ranks check the same values, so either every rank throws or none does.
   check_options(options, num_samples_, share_.world_size);
 }
 
@@ -176,7 +177,7 @@ DataLoader::Epoch DataLoader::epoch(int64_t epoch) {
   (void)dataset();
   if (epoch < 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("DataLoader: epoch {}; expected 0 or more", epoch));
+                cadre::format("DataLoader: the epoch is {}; expected 0 or more", epoch));
   }
   if (!is_positioned_ || position_.epoch != epoch) position_ = {.epoch = epoch, .samples = 0};
   is_positioned_ = false;
@@ -258,7 +259,7 @@ std::vector<int64_t> DataLoader::samples_of(const Share& share, const std::vecto
     return {first + count * share.rank / share.world_size,
             first + count * (share.rank + 1) / share.world_size};
   }
-  // The first index from `begin` on that is congruent to the rank.
+  // The first index at or after `begin` that is congruent to the rank, modulo the world size.
   int64_t index =
       begin + (share.rank - begin % share.world_size + share.world_size) % share.world_size;
   std::vector<int64_t> samples;
@@ -285,7 +286,7 @@ Batch DataLoader::fetch(int64_t begin) {
         },
         options_);
   }
-  // After an error the next request fetches the batch again.
+  // If this throws, the next request fetches the same batch again.
   try {
     return prefetch_->batches.next();
   } catch (const Error& error) {

@@ -1,26 +1,30 @@
 // Batches of a dataset in a seeded order, split among the ranks of a group, from any position.
 //
 // `.batch_size` is the global batch size: the samples of all ranks together. Batch k has the same
-// samples on any number of ranks. Within a batch, a rank has the samples that DistributedSampler
-// assigns to it, every world_size-th of the epoch, or a consecutive part (BatchSplit). Two ranks'
-// shares of a batch differ by at most one sample, and a share may be empty in a short last batch;
-// no sample is padded or repeated. DistributedDataParallel and the sharding wrappers weight each
-// rank by the rows of its share, so gradients are means over the global batch.
+// samples on any number of ranks. Within a batch, a rank gets either the samples that
+// DistributedSampler would assign to it, which are every world_size-th of the epoch, or a
+// consecutive slice (BatchSplit). The shares of two ranks differ by at most one sample, and a share
+// may be empty in a short last batch; no sample is padded or repeated. DistributedDataParallel and
+// the sharding wrappers weight each rank by the rows of its share, so gradients are means over the
+// global batch.
 //
-// Threads: one; with num_threads above 0, Dataset::get runs ahead of the caller on that many other
-// threads, and the delivered batches and their order stay the same. Blocking: the constructor is
-// collective in a group of several ranks, until the group's timeout; a batch takes as long as
-// Dataset::get, or until a thread has fetched it, at most `.timeout`; the destructor, seek() and
-// epoch() wait until the threads have finished their batches. Lifetime: shares the dataset; does
-// not keep the group; an Epoch must not outlive its loader. After a kTimeout the threads are left
-// alone: they keep the dataset until their Dataset::get returns, if ever, so what get() uses must
-// live as long. Errors: kInvalidArgument for options, an epoch or a position out of range, for a
-// loader that was moved from, for a batch with another number of rows than samples were asked for,
-// for a dataset whose size has changed, and for a batch of a loop that was begun before the last
-// epoch(), seek() or begin(): a loader has one position. In the constructor the same error on all
-// ranks, if one rank refuses its options or cannot read its dataset, or if options, the number of
-// samples or Dataset::digest() differ between ranks. What Dataset::get throws, at its batch, which
-// can be requested again; kTimeout. Source: torch.utils.data.DataLoader and torchdata's
+// Threads: one. If num_threads is above 0, that many other threads call Dataset::get ahead of the
+// caller; the batches and their order stay the same. Blocking: the constructor is collective in a
+// group of several ranks and waits at most for the group's timeout. A request for a batch takes as
+// long as Dataset::get, or waits at most `.timeout` for a thread that fetches it. The destructor,
+// seek() and epoch() wait until the threads have finished their batches. Lifetime: shares the
+// dataset; does not keep the group; an Epoch must not outlive its loader. After a kTimeout the
+// threads are not joined: they keep the dataset until their Dataset::get returns, if ever, so
+// whatever get() uses must live as long.
+//
+// Errors: kInvalidArgument for invalid options, for an epoch or a position out of range, for a
+// loader that was moved from, for a batch whose number of rows is not the number of samples, and
+// for a dataset whose size has changed. A loader has one position, so a loop also gets
+// kInvalidArgument at its next batch if epoch(), seek() or begin() was called after it began. The
+// constructor throws the same error on all ranks if one rank has invalid options or cannot read its
+// dataset, or if options, the number of samples or Dataset::digest() differ between ranks. An
+// exception of Dataset::get is thrown at its batch, which can be requested again. kTimeout if a
+// batch is not ready in time. Source: torch.utils.data.DataLoader and torchdata's
 // StatefulDataLoader. Guide: docs/guide/training/data.md.
 #pragma once
 
@@ -45,8 +49,8 @@ enum class BatchSplit : uint8_t {
   // Each rank gets every world_size-th sample of the epoch, beginning with the sample at the index
   // of the rank.
   kInTurn,
-  // The parts of the ranks, in rank order, are the batch. Use it if the order of samples matters,
-  // for example for a capacity of experts.
+  // The slices of the ranks, concatenated in rank order, are the batch. Use it if the order of
+  // samples matters, for example if experts have a limited capacity and drop the last tokens.
   kConsecutive,
 };
 
@@ -57,12 +61,12 @@ struct DataLoaderOptions {
   std::optional<Ranks> ranks = {};
   int64_t seed = 0;  // epoch e is shuffled with seed + e
   bool shuffle = true;
-  bool drop_last = false;  // a last batch of fewer samples is left out
+  bool drop_last = false;  // if the last batch of an epoch would have fewer samples, it is skipped
   BatchSplit split = BatchSplit::kInTurn;
   // The number of threads that fetch ahead. With 0 the caller fetches each batch when it needs it.
   int num_threads = 0;
-  int64_t prefetch = 2;  // the number of batches that each thread may be ahead
-  Duration timeout = std::chrono::minutes(5);  // the limit of a wait for a batch from a thread
+  int64_t prefetch = 2;  // the number of batches that each thread may fetch ahead of the caller
+  Duration timeout = std::chrono::minutes(5);  // the longest wait for one batch from a thread
 };
 
 // A position that is equal on all ranks, and valid for any number of ranks.
@@ -75,7 +79,7 @@ struct LoaderPosition {
 };
 
 class CADRE_EXPORT DataLoader {
-  // The address of a token identifies the epoch() or begin() to which a loop belongs, also after
+  // A token's address identifies the epoch() or begin() call to which a loop belongs, even after
   // another loader was assigned to this one.
   struct Token {};
 
@@ -104,7 +108,7 @@ class CADRE_EXPORT DataLoader {
       }
 
       DataLoader* loader_;
-      std::shared_ptr<const Token> loop_;  // the loader shares it
+      std::shared_ptr<const Token> loop_;  // shared with the loader
       Batch batch_;
       bool is_at_end_ = false;
     };
@@ -118,7 +122,7 @@ class CADRE_EXPORT DataLoader {
         : loader_(loader), epoch_(std::move(epoch)) {}
 
     DataLoader* loader_;
-    std::shared_ptr<const Token> epoch_;  // the loader shares it
+    std::shared_ptr<const Token> epoch_;  // shared with the loader
   };
 
   DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options);
@@ -126,14 +130,15 @@ class CADRE_EXPORT DataLoader {
   DataLoader& operator=(DataLoader&&) noexcept;
   ~DataLoader();
 
-  // Returns the epoch (0 or above) from its start; the first call after a seek() into this epoch
-  // returns it from that position.
+  // Returns the batches of an epoch (0 or above), from its start. The first call after a seek()
+  // into this epoch returns the batches from that position on.
   Epoch epoch(int64_t epoch);
   int64_t batches_per_epoch() const;
   int64_t batch_size() const { return share_.batch_size; }
   BatchSplit split() const { return share_.split; }
 
-  // Returns the position after the last delivered batch, no matter how many were fetched ahead.
+  // Returns the position after the last batch that the caller got; batches that threads have
+  // fetched ahead do not count.
   LoaderPosition position() const { return position_; }
   void seek(const LoaderPosition& position);
 
@@ -163,10 +168,10 @@ class CADRE_EXPORT DataLoader {
   Share share_;
   LoaderPosition position_;
   bool is_positioned_ = false;
-  std::shared_ptr<const Token> epoch_;  // the last epoch() or seek() has made it
-  // The last begin() has made it for the loop that may get batches.
+  std::shared_ptr<const Token> epoch_;  // made by the last call of epoch() or seek()
+  // Made by the last begin(). Only the loop that has this token may get batches.
   std::shared_ptr<const Token> loop_;
-  // The samples of all ranks in epoch order_epoch_. The threads share the list.
+  // The samples of all ranks in the order of epoch order_epoch_. The threads share the list.
   std::shared_ptr<const std::vector<int64_t>> order_;
   int64_t order_epoch_ = -1;            // -1 if order_ is not set
   std::unique_ptr<Prefetch> prefetch_;  // null until the first batch is requested

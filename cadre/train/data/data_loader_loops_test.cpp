@@ -71,14 +71,14 @@ TEST(DataLoaderLoops, TwoIteratorsOfAnEpochDoNotShareItsBatches) {
   EXPECT_THAT(failure_of_loop([&] { (void)older.begin(); }), ::testing::HasSubstr("has ended"));
   auto first = epoch.begin();
   ++first;
-  auto second = epoch.begin();  // gets the remaining batches
+  auto second = epoch.begin();  // this iterator gets the remaining batches
   EXPECT_THAT(failure_of_loop([&] { ++first; }), ::testing::HasSubstr("has ended"));
   int64_t num_batches = 0;
   for (; second != std::default_sentinel; ++second) ++num_batches;
   EXPECT_EQ(num_batches, 8);
 }
 
-// A dataset whose get() blocks until the gate is open.
+// A dataset whose get() blocks until the test opens the gate.
 class Stuck : public Counting {
  public:
   struct Gate {
@@ -104,7 +104,8 @@ class Stuck : public Counting {
   std::shared_ptr<Gate> gate_;
 };
 
-// As long as get() does not return, joining the loader's threads would never end.
+// get() never returns, so joining the loader's threads would block. Instead the request throws
+// after its timeout, and the stuck thread keeps the dataset.
 TEST(DataLoaderLoops, AStuckBatchIsReportedAtItsTimeoutAndItsStateLivesOn) {
   const auto gate = std::make_shared<Stuck::Gate>();
   {

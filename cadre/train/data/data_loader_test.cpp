@@ -129,7 +129,8 @@ TEST(DataLoader, ItSplitsBatchesAmongTheRanksOfASubgroup) {
   EXPECT_EQ(by_rank, (std::vector<std::vector<Indices>>{first, second, first, second}));
 }
 
-// Gives rank 1 of 3 different options or a different dataset, and returns the error of each rank.
+// Passes different options or a different dataset on rank 1 of 3, and returns the error of each
+// rank.
 std::vector<std::string> refusals(const DataLoaderOptions& options, const DataLoaderOptions& other,
                                   int64_t other_size = 60) {
   std::vector<std::string> messages(3, "accepted");
@@ -143,7 +144,7 @@ std::vector<std::string> refusals(const DataLoaderOptions& options, const DataLo
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
       messages[static_cast<size_t>(world.rank())] = error.message();
     }
-    world.barrier();  // the group still works
+    world.barrier();  // the error left the group usable
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   return messages;
@@ -168,13 +169,14 @@ TEST(DataLoader, RanksWithDifferentOptionsAreRefusedAlike) {
   EXPECT_THAT(refusals(same, same, 61), all_are("dataset size is 60 on rank 0 and 61"));
   EXPECT_THAT(refusals(same, {.batch_size = 6, .seed = 1, .num_threads = 1, .prefetch = 3}),
               ::testing::Each("accepted"));
-  // The error is the same if only one rank could detect the mistake.
+  // Rank 1's batch_size of 1 is invalid by itself for 3 ranks; the message is still the comparison,
+  // the same on all ranks.
   EXPECT_THAT(refusals(same, {.batch_size = 1, .seed = 1}),
               all_are("batch_size is 6 on rank 0 and 1"));
 }
 
-// Rank 1 of 3 makes the loader with the dataset `odd`, the others with a dataset of nine samples.
-// Returns the errors.
+// Rank 1 of 3 makes the loader with the dataset `odd`, the others with a valid dataset of nine
+// samples. Returns the errors of the ranks.
 std::vector<std::string> refusals_with(const std::shared_ptr<const Dataset>& odd,
                                        const DataLoaderOptions& odd_options = {.batch_size = 3}) {
   std::vector<std::string> messages(3, "accepted");
@@ -187,13 +189,13 @@ std::vector<std::string> refusals_with(const std::shared_ptr<const Dataset>& odd
     } catch (const Error& error) {
       messages[static_cast<size_t>(world.rank())] = error.message();
     }
-    world.barrier();  // the group still works
+    world.barrier();  // the error left the group usable
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   return messages;
 }
 
-// A dataset whose size() throws an object that is no std::exception.
+// A dataset whose size() throws an object that is not a std::exception.
 class Unreadable : public Counting {
  public:
   Unreadable() : Counting(9) {}
@@ -230,7 +232,8 @@ TEST(DataLoader, AnotherOperationInItsPlaceIsRefusedOnAllRanks) {
       if (world.rank() == 0) {
         (void)make_data_loader(Counting(9), {.batch_size = 2, .ranks = world});
       } else {
-        const std::vector<std::byte> bytes(128);  // as many bytes as one agreement exchanges
+        // Equal in size to the message in which loaders compare their options.
+        const std::vector<std::byte> bytes(128);
         std::vector<std::byte> all(256);
         world.communicator().all_gather(bytes, all, DType::kUint8);
       }
@@ -258,7 +261,8 @@ TEST(DataLoader, GoesOnFromAnyPosition) {
     resumed.seek(positions[k]);
     const std::vector<Indices> rest(expected.begin() + static_cast<int64_t>(k), expected.end());
     EXPECT_EQ(batches_of(resumed, 2), rest);
-    EXPECT_EQ(batches_of(resumed, 2), expected) << "seek counts once";
+    EXPECT_EQ(batches_of(resumed, 2), expected)
+        << "only the first epoch() after a seek() starts at its position";
   }
 }
 
@@ -296,7 +300,7 @@ TEST(DataLoader, ItsPositionCountsWhatWasDeliveredNotWhatWasFetched) {
   EXPECT_EQ(seen, batches_of(moved, 1));
 }
 
-// A dataset that fails once, at one sample.
+// A dataset whose get() throws once, for one sample.
 class Failing : public Counting {
  public:
   Failing() : Counting(20) {}
@@ -327,7 +331,7 @@ TEST(DataLoader, AFailedBatchComesAtItsPlaceAndMayBeAskedForAgain) {
   }
 }
 
-// A dataset that throws an object that is no std::exception, at one sample.
+// A dataset whose get() throws an object that is not a std::exception, for one sample.
 class Throwing : public Counting {
  public:
   Throwing() : Counting(20) {}

@@ -1,4 +1,4 @@
-// Tests every class of data with null, moved-from, negative and very large values.
+// Tests every class of cadre/train/data with null, moved-from, negative and very large arguments.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -167,7 +167,7 @@ TEST_F(TextValues, TokensOutOfRangeAreNamed) {
   }
 }
 
-// open() must not wait for a process that writes to the pipe.
+// If opened, a pipe would block until some process writes to it. open() must throw instead.
 TEST_F(TextValues, APipeIsNoText) {
   ASSERT_EQ(::mkfifo(folder_.file("pipe").c_str(), 0600), 0);
   EXPECT_THAT(refused([&] { TextCorpus::open(folder_.file("pipe")); }),

@@ -13,13 +13,14 @@
 namespace cadre {
 namespace {
 
-constexpr int64_t kMaxSamples = int64_t{1} << 48;  // no sum of sizes overflows with this limit
+constexpr int64_t kMaxSamples = int64_t{1} << 48;  // a larger number could overflow a sum of sizes
 
 int64_t ceil_divide(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Repeats a short list as often as needed; Python distinguishes two cases with the same result.
+// Repeats the list until it has `total` indices. Python's sampler has two code paths for this, with
+// the same result.
 void pad_by_repetition(std::vector<int64_t>& indices, size_t total) {
   const size_t num_samples = indices.size();
   while (indices.size() < total) indices.push_back(indices[indices.size() % num_samples]);
@@ -41,7 +42,7 @@ DistributedSampler::DistributedSampler(const DistributedSamplerOptions& options)
 int64_t DistributedSampler::num_samples_per_rank() const {
   const int64_t world_size = options_.world_size;
   if (options_.drop_last && options_.num_samples % world_size != 0) {
-    // Python's formula; its ceil gives 0, not -1, for fewer samples than ranks.
+    // The formula of Python's sampler. With fewer samples than ranks its ceil gives 0, not -1.
     return ceil_divide(std::max<int64_t>(options_.num_samples - world_size, 0), world_size);
   }
   return ceil_divide(options_.num_samples, world_size);

@@ -1,11 +1,10 @@
-// The samples of a rank in an epoch, in exactly the order of Python's DistributedSampler.
+// The samples of one rank in an epoch, in exactly the order of Python's DistributedSampler.
 //
-// Threads: plain values. Blocking: never. Errors: kInvalidArgument for a rank out of range, and for
-// a negative number of samples or one above 2^48.
-// Source: torch.utils.data.DistributedSampler: a permutation from a generator that is seeded with
-// seed + epoch, padded by repetition or truncated to a multiple of the world size; rank r takes
-// the r-th index and every world_size-th after it.
-// Guide: docs/guide/training/data.md.
+// Threads: plain values. Errors: kInvalidArgument for a rank out of range, and for a number of
+// samples that is negative or above 2^48. Source: torch.utils.data.DistributedSampler. A
+// permutation from a generator that is seeded with seed + epoch is padded by repetition, or
+// truncated, to a multiple of the world size; rank r takes the r-th index and every world_size-th
+// after it. Guide: docs/guide/training/data.md.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +21,7 @@ struct DistributedSamplerOptions {
   int world_size = 1;
   int64_t seed = 0;
   bool shuffle = true;
-  // If true, samples are left out at the end, and none is repeated as padding.
+  // If true, samples at the end are dropped instead of padding the list with repeated samples.
   bool drop_last = false;
 };
 
@@ -39,11 +38,11 @@ class CADRE_EXPORT DistributedSampler {
   DistributedSamplerOptions options_;
 };
 
-// Returns torch.randperm(num_samples) with a generator that is seeded with `seed`: the common order
-// of all ranks' samples.
+// Returns torch.randperm(num_samples) of a generator that is seeded with `seed`: the order of the
+// samples of all ranks together.
 CADRE_EXPORT std::vector<int64_t> seeded_permutation(int64_t num_samples, int64_t seed);
 
-// Returns seed + epoch, modulo 2^64: the seed of an epoch's order.
+// Returns seed + epoch, modulo 2^64: the seed of the epoch's permutation.
 CADRE_EXPORT int64_t seed_of_epoch(int64_t seed, int64_t epoch);
 
 }  // namespace cadre

@@ -19,7 +19,8 @@ namespace {
 
 using Indices = std::vector<int64_t>;
 
-// torch.utils.data.DistributedSampler of torch 2.13 returned the expected values for range(n).
+// The expected values are those that torch.utils.data.DistributedSampler of torch 2.13 returns for
+// range(n).
 TEST(DistributedSampler, HasPythonsOrder) {
   EXPECT_EQ(DistributedSampler(
                 {.num_samples = 10, .rank = 0, .world_size = 3, .seed = 0, .drop_last = false})
@@ -74,7 +75,8 @@ for n in (1, 2, 7, 48, 1000):
                     print(n, world, rank, seed, epoch, int(drop_last), ':', *list(s))
 )";
 
-// Returns the output of the program in the first Python that has torch; nullopt if none has it.
+// Runs the program with the first Python that can import torch and returns its output; nullopt if
+// there is none.
 std::optional<std::string> output_of_python_torch(const std::string& program) {
   const char* named = std::getenv("CADRE_TORCH");
   const auto system = os::make_native_system();
@@ -90,7 +92,7 @@ std::optional<std::string> output_of_python_torch(const std::string& program) {
 
 TEST(DistributedSampler, EqualsPythonsOwnClass) {
   const std::optional<std::string> output = output_of_python_torch(kPythonProgram);
-  if (!output) GTEST_SKIP() << "no Python with torch: CADRE_TORCH, .venv, python3";
+  if (!output) GTEST_SKIP() << "no Python has torch; tried $CADRE_TORCH, .venv and python3";
   std::istringstream lines(*output);
   std::string line;
   int num_cases = 0;

@@ -23,7 +23,7 @@ namespace {
 constexpr std::string_view kImages = "images-idx3-ubyte";
 constexpr std::string_view kLabels = "labels-idx1-ubyte";
 constexpr int64_t kNumClasses = 10;
-// The limit is larger than any file.
+// A limit that no file of this format reaches.
 constexpr size_t kMaxFileBytes = size_t{1} << 40;
 // Mean and standard deviation of the pixels of MNIST's training images, as in PyTorch's example.
 constexpr double kPixelMean = 0.1307;

@@ -18,7 +18,7 @@
 
 namespace cadre {
 
-// The two parts of the dataset, named by the prefix of their files.
+// The two halves of the dataset, named by the prefix of their files.
 inline constexpr std::string_view kMnistTrain = "train";
 inline constexpr std::string_view kMnistTest = "t10k";
 
@@ -29,7 +29,7 @@ class CADRE_EXPORT Mnist : public Dataset {
   // Reads `part`-images-idx3-ubyte and `part`-labels-idx1-ubyte of the folder, each plain or .gz.
   explicit Mnist(const std::string& folder, std::string_view part = kMnistTrain);
 
-  // Returns whether the folder has the images of that part.
+  // Returns whether the folder has the image file of that part.
   static bool has(const std::string& folder, std::string_view part);
 
   int64_t size() const override { return labels_.size(0); }
@@ -41,8 +41,8 @@ class CADRE_EXPORT Mnist : public Dataset {
   std::optional<uint64_t> digest() const override;
 
  private:
-  at::Tensor images_;  // has the shape (N, rows, columns) and dtype uint8
-  at::Tensor labels_;  // has the shape (N) and dtype uint8
+  at::Tensor images_;  // shape (N, rows, columns), dtype uint8
+  at::Tensor labels_;  // shape (N), dtype uint8
 };
 
 }  // namespace cadre

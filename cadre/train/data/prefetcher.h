@@ -1,10 +1,11 @@
 // Makes a numbered sequence of items ahead of time on threads, and returns them in order.
 //
 // Threads: next() is called from one thread; `make` runs on num_threads threads at once. Blocking:
-// next(), until the item is ready or the timeout has passed; the destructor, until the threads have
-// finished their current items. Lifetime: borrows the System; what `make` captures must outlive the
-// prefetcher. Errors: kInvalidArgument for options out of range; next() throws what `make` threw
-// for that item; kTimeout. Source: torch.utils.data.DataLoader's workers and prefetch_factor.
+// next() waits until the item is ready, at most for the timeout; the destructor waits until the
+// threads have finished their current items. Lifetime: borrows the System; the captures of `make`
+// must outlive the prefetcher. Errors: kInvalidArgument for options out of range; next() throws the
+// exception that `make` threw for that item, or kTimeout. Source: torch.utils.data.DataLoader's
+// workers and prefetch_factor.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,8 @@ namespace cadre {
 
 struct PrefetchOptions {
   int num_threads = 1;
-  int64_t depth = 2;  // the largest number of items that are being made or ready
-  Duration timeout = std::chrono::minutes(5);  // the limit of the wait of one next()
+  int64_t depth = 2;  // the largest number of items that are being made or wait for next()
+  Duration timeout = std::chrono::minutes(5);  // the longest wait of one next()
 };
 
 template <typename T>
@@ -62,10 +63,13 @@ class Prefetcher {
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
 
-  // Returns the next item. REQUIRES: fewer than num_items calls so far, none of which has thrown.
+  // Returns the next item. REQUIRES: next() was called fewer than num_items times, and no call has
+  // thrown.
   T next() {
     Item item = take(system_.deadline_in(options_.timeout));
-    for (auto& maker : makers_) maker->unpark();  // one more item may be made
+    for (auto& maker : makers_)
+      // A slot is free again, so a thread may make another item.
+      maker->unpark();
     if (item.error) std::rethrow_exception(item.error);
     return std::move(*item.value);
   }
@@ -148,13 +152,13 @@ class Prefetcher {
   const std::function<T(int64_t)> make_;
   const PrefetchOptions options_;
   std::unique_ptr<os::Waiter> taker_;
-  std::vector<std::unique_ptr<os::Waiter>> makers_;  // has one waiter for each thread
+  std::vector<std::unique_ptr<os::Waiter>> makers_;  // one waiter for each thread
   std::vector<std::unique_ptr<os::Thread>> threads_;
 
   std::mutex mutex_;  // guards the members below; never held while waiting or in `make`
   std::map<int64_t, Item> ready_;
   int64_t num_claimed_ = 0;
-  int64_t num_taken_ = 0;  // only next() writes it
+  int64_t num_taken_ = 0;  // written only by next()
   bool is_closed_ = false;
 };
 

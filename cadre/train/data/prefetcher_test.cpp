@@ -17,7 +17,7 @@ class PrefetcherTest : public ::testing::Test {
 TEST_F(PrefetcherTest, HandsOutInOrderWhateverFinishesFirst) {
   for (const int num_threads : {1, 2, 5}) {
     for (const int64_t depth : {1, 3, 50}) {
-      // Making every fourth item takes longer.
+      // Every fourth item takes longer to make, so items become ready out of order.
       Prefetcher<int64_t> prefetcher(
           *system_, 40,
           [&](int64_t i) {

@@ -1,4 +1,4 @@
-// Generated samples, for tests and examples without files.
+// Generated samples, for tests and examples that need no files.
 //
 // Threads: any. Blocking: never. Errors: kInvalidArgument for sizes out of range.
 #pragma once

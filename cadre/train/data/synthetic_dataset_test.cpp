@@ -1,4 +1,4 @@
-// Generated datasets depend on their seed and the index alone.
+// Tests that a generated sample depends only on the seed and its index.
 #include "cadre/train/data/synthetic_dataset.h"
 
 #include <ATen/core/Tensor.h>

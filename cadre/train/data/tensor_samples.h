@@ -1,4 +1,4 @@
-// Functions of datasets whose samples are the rows of tensors in memory.
+// Helpers for datasets whose samples are the rows of tensors in memory.
 //
 // Threads: pure functions. Blocking: never. Errors: kInvalidArgument.
 #pragma once

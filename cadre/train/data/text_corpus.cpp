@@ -26,16 +26,16 @@ namespace fs = std::filesystem;
 
 constexpr size_t kBinaryProbeBytes = 8000;
 constexpr uint64_t kScanBytes = 1 << 20;
-// The limit is larger than any text: the size of the folder was checked before.
+// A limit that no file reaches: the total size of the files was checked before.
 constexpr size_t kMaxTextBytes = size_t{1} << 40;
 
 struct Document {
   size_t file = 0;
-  uint64_t offset = 0;  // the offset in the file
+  uint64_t offset = 0;  // where the document begins in its file
   uint64_t num_bytes = 0;
   int64_t first_token = 0;
 
-  // Returns the number of its bytes, plus one for <|endoftext|>.
+  // The tokens of a document are its bytes and one <|endoftext|>.
   int64_t num_tokens() const { return static_cast<int64_t>(num_bytes) + 1; }
 };
 
@@ -60,7 +60,7 @@ std::vector<std::string> files_below(const fs::path& folder, const TextCorpusOpt
   fs::recursive_directory_iterator entry(folder, fs::directory_options::skip_permission_denied,
                                          error);
   for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
-    std::error_code unknown;  // a file that was deleted meanwhile is skipped
+    std::error_code unknown;  // if the file was deleted since it was listed, it is skipped
     if (entry->is_directory(unknown)) {
       if (!is_wanted_folder(entry->path(), options)) entry.disable_recursion_pending();
     } else if (entry->is_regular_file(unknown) && is_wanted_file(entry->path(), options)) {
@@ -79,8 +79,8 @@ bool is_binary(std::string_view content) {
   return content.substr(0, kBinaryProbeBytes).find('\0') != std::string_view::npos;
 }
 
-// Returns the sum of the sizes. A file whose size cannot be read counts as empty; an error with the
-// reason follows when it is opened.
+// Returns the sum of the sizes. A file whose size cannot be read counts as empty; opening it will
+// throw the error with its reason.
 uint64_t total_bytes(const std::vector<std::string>& paths) {
   uint64_t total = 0;
   for (const std::string& path : paths) {
@@ -91,10 +91,10 @@ uint64_t total_bytes(const std::vector<std::string>& paths) {
   return total;
 }
 
-// Descriptors of the files that were read most recently.
+// Keeps the files open that were read most recently, so that a read need not open its file again.
 class OpenFiles {
  public:
-  // Returns the file; opens it if it is not open.
+  // Returns the file, and opens it if it is not open yet.
   std::shared_ptr<const os::VersionedFile> get(size_t index, const std::string& path) {
     const std::lock_guard lock(mutex_);
     const auto found = std::ranges::find(files_, index, &Entry::index);
@@ -110,7 +110,7 @@ class OpenFiles {
   static constexpr size_t kMaxOpen = 64;
   struct Entry {
     size_t index;
-    std::shared_ptr<const os::VersionedFile> file;  // the reads that use it share it
+    std::shared_ptr<const os::VersionedFile> file;  // shared with the reads that use it
   };
 
   std::mutex mutex_;
@@ -136,10 +136,10 @@ struct TextCorpus::Contents {
  private:
   struct File {
     std::string path;
-    os::FileVersion version;  // the version of the file whose text was scanned
-    std::string text;         // is empty if the text stays on the disk
+    os::FileVersion version;  // the version (size and time) of the file when its text was scanned
+    std::string text;         // empty if the text stays on the disk
   };
-  // The part of the current document that has been scanned.
+  // The scan's progress in the current document.
   struct Scan {
     uint64_t offset = 0;
     uint64_t num_bytes = 0;
@@ -157,7 +157,7 @@ struct TextCorpus::Contents {
   OpenFiles open_files_;
   std::atomic<bool> has_changed_ = false;
   std::mutex mutex_;
-  std::optional<Error> change_;  // mutex_ guards it
+  std::optional<Error> change_;  // guarded by mutex_
 };
 
 void TextCorpus::Contents::take(Scan& scan, std::string_view text) {
@@ -165,7 +165,8 @@ void TextCorpus::Contents::take(Scan& scan, std::string_view text) {
   scan.num_bytes += text.size();
 }
 
-// Adds the scanned document if it has bytes. The next document begins after the mark.
+// Adds the document that was scanned, unless it is empty. The next document begins after the
+// "<|endoftext|>" mark.
 void TextCorpus::Contents::end_document(Scan& scan) {
   if (scan.num_bytes > 0) {
     documents.push_back({.file = files_.size() - 1,
@@ -179,7 +180,8 @@ void TextCorpus::Contents::end_document(Scan& scan) {
   scan = {.offset = scan.offset + scan.num_bytes + kEndOfTextMark.size(), .hash = {}};
 }
 
-// Scans `part` and returns its end, in which a mark may begin; the next part must begin with it.
+// Scans `part`. Returns its last bytes if they may be the beginning of a "<|endoftext|>" mark; the
+// next part must begin with them.
 std::string_view TextCorpus::Contents::scan_part(Scan& scan, std::string_view part, bool is_last) {
   for (size_t mark = 0; (mark = part.find(kEndOfTextMark)) != std::string_view::npos;) {
     take(scan, part.substr(0, mark));
@@ -234,8 +236,8 @@ void TextCorpus::Contents::read(const Document& document, uint64_t offset, Bytes
   }
 }
 
-// Compares the version after it has copied the bytes, so an unchanged version means that they are
-// the bytes that were scanned.
+// Copies the bytes, then compares the file's version with that of the scan. If it is unchanged, the
+// bytes are those that were scanned.
 void TextCorpus::Contents::read_from_disk(const File& file, size_t index, uint64_t offset,
                                           Bytes out) {
   const auto open = open_files_.get(index, file.path);
@@ -271,7 +273,7 @@ TextCorpus::~TextCorpus() = default;
 
 TextCorpus TextCorpus::open(const std::string& path, const TextCorpusOptions& options) {
   std::vector<std::string> paths = {path};
-  std::error_code unknown;  // if this fails, opening the path gives the reason
+  std::error_code unknown;  // ignored: if this fails, opening the path throws with the reason
   if (fs::is_directory(path, unknown)) paths = files_below(path, options);
   auto contents = std::make_unique<Contents>();
   const bool is_small = total_bytes(paths) <= options.max_bytes_in_memory;
@@ -324,8 +326,8 @@ void TextCorpus::copy_tokens(int64_t begin, std::span<int64_t> out) const {
   const int64_t left = num_tokens() - begin;
   if (begin < 0 || left < 0 || out.size() > static_cast<size_t>(left)) {
     throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("TextCorpus: {} tokens from {} on; the text has {}", out.size(),
-                              begin, num_tokens()));
+                cadre::format("TextCorpus: cannot read {} tokens from token {} on; the text has {}",
+                              out.size(), begin, num_tokens()));
   }
   if (out.empty()) return;
   auto document = std::ranges::upper_bound(documents, begin, {}, &Document::first_token) - 1;

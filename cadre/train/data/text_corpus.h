@@ -1,10 +1,10 @@
 // Text as one sequence of tokens: a file, or the files of a folder in the order of their paths.
 //
 // Each byte is a token (0 to 255); a token <|endoftext|> (256) follows each document. A document is
-// a file; the literal text "<|endoftext|>" in a file separates documents, too. A small text is kept
-// in memory. A large text stays in its files, and each read takes its bytes from there: the ranks
-// of a host share the pages in the system's cache, which can drop them. If a file has changed since
-// open(), check_unchanged() throws.
+// a file; if a file contains the literal text "<|endoftext|>", that separates documents, too. A
+// small text is kept in memory. A large text stays in its files, and every read fetches its bytes
+// from them: the ranks of a host share the pages in the system's cache, which the system can drop.
+// If a file has changed since open(), check_unchanged() throws.
 //
 // Threads: all methods are const and may be called from any thread. Blocking: open() reads every
 // file once; reading tokens may wait for the disk. Lifetime: owns the text, or up to 64
@@ -30,13 +30,13 @@ inline constexpr int64_t kVocabularySize = 257;
 inline constexpr std::string_view kEndOfTextMark = "<|endoftext|>";
 
 struct TextCorpusOptions {
-  // For a folder: only files whose names end in one of these, for example ".py", are read; all
-  // files if it is empty. Binary files (a NUL byte among the first 8000, git's rule) and hidden
-  // files are always skipped.
+  // Selects files of a folder by the end of their names, for example ".py"; if empty, all files are
+  // read. Binary files (a NUL byte among the first 8000 bytes, the rule of git) and hidden files
+  // are always skipped.
   std::vector<std::string> suffixes = {};
-  std::vector<std::string> skipped_folders = {};  // names of folders that are skipped anywhere
-                                                  // below the folder, such as "site-packages"
-  // A text of at most this size is kept in memory, so that changes of its files have no effect.
+  // Folders with these names are skipped at any depth, such as "site-packages".
+  std::vector<std::string> skipped_folders = {};
+  // A text of at most this size is kept in memory, so later changes of its files have no effect.
   uint64_t max_bytes_in_memory = 64 << 20;
 };
 
@@ -58,16 +58,16 @@ class CADRE_EXPORT TextCorpus {
   int64_t num_tokens() const;
   int64_t num_documents() const;
   int64_t num_files() const;
-  // Returns a hash of all bytes of all documents when they were opened. If it differs between two
+  // Returns a hash of the bytes of all documents, computed by open(). If it differs between two
   // ranks, or between a run and its resumption, they read different texts.
   uint64_t fingerprint() const;
 
   // Copies tokens [begin, begin + out.size()), which must be within [0, num_tokens()]. Does not
-  // throw if the files have changed: then `out` gets other tokens, or 0 where bytes are missing,
-  // and check_unchanged() throws from then on. So ranks that read at different times can throw
-  // together.
+  // throw if a file has changed: `out` then gets wrong tokens, or 0 for missing bytes, and from
+  // then on check_unchanged() throws. Ranks notice a change at different reads; by calling
+  // check_unchanged() at the same step they can throw together.
   void copy_tokens(int64_t begin, std::span<int64_t> out) const;
-  // Returns whether no read has found a changed file. Costs one load of an atomic.
+  // Returns false if a read has found a changed file. Costs one atomic load.
   bool is_unchanged() const;
   // Throws the error of the first read that found a changed file.
   void check_unchanged() const;
@@ -84,9 +84,9 @@ struct TextSplit {
   TokenRange held_out;
 };
 
-// Holds out the last `held_out_fraction` of the tokens. A split by position holds out contiguous
-// text, mostly whole files; a split by samples would leave the context of held-out samples in the
-// training text. Throws kInvalidArgument for a fraction that is not in [0, 1].
+// Holds out the last `held_out_fraction` of the tokens for evaluation. A split by position holds
+// out contiguous text, mostly whole files. If single samples were held out, the text around them
+// would be in the training data. Throws kInvalidArgument for a fraction that is not in [0, 1].
 CADRE_EXPORT TextSplit split_by_position(const TextCorpus& corpus, double held_out_fraction);
 
 }  // namespace cadre

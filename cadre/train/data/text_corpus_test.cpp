@@ -110,7 +110,7 @@ TEST_F(TextCorpusTest, SaysWhereThereIsNoText) {
 }
 
 TEST_F(TextCorpusTest, ALargeTextOnTheDiskIsThatOfMemory) {
-  // These marks cross the boundaries of the parts in which a file is scanned.
+  // The marks cross the boundaries of the parts in which a file is scanned, at several offsets.
   std::string text(1 << 20, 'x');
   for (size_t place = 3; place < 17; ++place) text[text.size() - place] = 'y';
   for (const size_t before_end : {13, 7, 1, 0}) {
@@ -167,7 +167,7 @@ TEST_F(TextCorpusTest, AChangedFileOnTheDiskIsNamedAndEndsInNoSignal) {
               ::testing::StartsWith(changed + "was written since it was opened"));
 }
 
-// There are more files than the corpus keeps open, so each file is opened again.
+// The corpus keeps fewer files open than there are here, so reading them all opens each file again.
 TEST_F(TextCorpusTest, AReplacedFileIsNoticedWhenItIsOpenedAgain) {
   for (int i = 0; i < 100; ++i) write("f" + std::to_string(100 + i), "text " + std::to_string(i));
   const TextCorpus corpus = TextCorpus::open(folder_, {.max_bytes_in_memory = 100});

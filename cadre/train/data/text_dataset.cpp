@@ -50,14 +50,16 @@ std::optional<uint64_t> TextDataset::digest() const {
 
 Batch TextDataset::get(std::span<const int64_t> indices) const {
   const auto num_rows = static_cast<int64_t>(indices.size());
-  // Each row has one copy of T + 1 tokens; data and target are views of it, one token apart.
+  // Each row stores its T + 1 tokens once; data and target are views of it that are shifted by one
+  // token.
   const at::Tensor rows = at::empty({num_rows, context_ + 1}, at::kLong);
   auto* first = rows.mutable_data_ptr<int64_t>();
   const auto row_size = static_cast<size_t>(context_ + 1);
   for (const int64_t index : indices) {
     if (index < 0 || index >= num_samples_) {
       throw Error(ErrorCode::kInvalidArgument,
-                  cadre::format("TextDataset: sample {} of {}", index, num_samples_));
+                  cadre::format("TextDataset: sample {} does not exist; the dataset has {} samples",
+                                index, num_samples_));
     }
     corpus().copy_tokens(range_.begin + index * context_, std::span(first, row_size));
     first += row_size;

@@ -1,8 +1,8 @@
 // Samples for next-token prediction, from a range of a corpus.
 //
-// Threads, blocking, errors: as TextCorpus; kInvalidArgument without a corpus, for a context below
-// 1, for a range that is outside of the corpus or too short for one sample, and for a sample that
-// does not exist. Lifetime: shares the corpus.
+// Threads, blocking, errors: as TextCorpus. Throws kInvalidArgument for a null corpus, for a
+// context below 1, for a range that is not within the corpus or too short for one sample, and for
+// an index out of range. Lifetime: shares the corpus.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace cadre {
 
-// Sample i has the tokens [i*T, i*T + T + 1) of the range: its data are the first T, its target the
-// last T. So each token is predicted once per epoch. data, target: (B, T) int64.
+// Sample i has the tokens [i*T, i*T + T + 1) of the range: its data are the first T of them, its
+// target the last T. So each token is predicted once per epoch. data, target: (B, T) int64.
 class CADRE_EXPORT TextDataset : public Dataset {
  public:
   TextDataset(std::shared_ptr<const TextCorpus> corpus, TokenRange range, int64_t context);

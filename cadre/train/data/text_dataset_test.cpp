@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMost = std::numeric_limits<int64_t>::min();
 
-// Matches the text of a kInvalidArgument whose message has this part.
+// Matches a kInvalidArgument whose message contains `part`.
 auto refusal(const char* part) {
   return ::testing::AllOf(::testing::StartsWith("kInvalidArgument: "), ::testing::HasSubstr(part));
 }
@@ -45,7 +45,8 @@ class TextDatasetTest : public ::testing::Test {
 
 TEST_F(TextDatasetTest, SamplesPredictEachTokenOnce) {
   const auto corpus = open();
-  const TextDataset dataset(corpus, {1, 9}, 3);  // "bcdefgh|"
+  // The tokens "bcdefgh|", where "|" is <|endoftext|>.
+  const TextDataset dataset(corpus, {1, 9}, 3);
   ASSERT_EQ(dataset.size(), 2);
   const std::vector<int64_t> indices = {1, 0};
   const Batch batch = dataset.get(indices);

@@ -1,5 +1,5 @@
-// cadre-train CONFIG.toml [key=value ...]: one process of a training run. `cadre train` starts
-// several of them; a process that was started alone is a group of one rank.
+// The program cadre-train CONFIG.toml [key=value ...]: one process of a training run. `cadre train`
+// starts several of them; a process that was started alone is a group of one rank.
 #include <ATen/Context.h>
 #include <signal.h>
 
@@ -34,8 +34,8 @@
 namespace cadre {
 namespace {
 
-// Exit codes that the launcher knows. They tell it that the error was reported already, so that it
-// does not report which ranks failed.
+// Exit codes that tell the launcher that this process has already printed the error, so that it
+// does not print which ranks failed.
 constexpr int kUsageExitCode = launch::kReportedUsageExitCode;
 constexpr int kReportedExitCode = launch::kReportedFailureExitCode;
 constexpr int kDeviationExitCode = launch::kReportedDeviationExitCode;
@@ -57,8 +57,8 @@ void print(std::string_view text) {
   std::fflush(stdout);
 }
 
-// Returns whether progress is shown on a terminal. If the output of this process is a pipe to the
-// launcher, the launcher says whether its own output is a terminal.
+// Returns whether progress is shown on a terminal. If this process writes to a pipe of the
+// launcher, the launcher sets CADRE_PROGRESS to say whether its own output is a terminal.
 bool shows_on_terminal() {
   const char* progress = std::getenv("CADRE_PROGRESS");
   if (progress != nullptr) return std::string_view(progress) == "terminal";
@@ -70,7 +70,7 @@ struct CommandLine {
   std::string config_path;
   std::vector<std::string> overrides;
   bool print_config = false;
-  int num_planned = 0;  // the number of processes for --plan; 0 if the run trains
+  int num_planned = 0;  // the number of processes of --plan; 0 without --plan
   bool verify = false;
   train::VerifyRequest request;
 };
@@ -103,7 +103,8 @@ void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
   trainer.run();
 }
 
-// Prints the plan in one process, without a group and without memory for the model.
+// Prints the plan (memory and traffic). Runs in one process without a group, and allocates no
+// memory for the model.
 int run_plan(const CommandLine& command) {
   const train::Config config = train::load_config(command.config_path, command.overrides);
   train::check_layout(config, command.num_planned);
@@ -143,7 +144,7 @@ int run_training(const CommandLine& command) {
     print(train::config_text(train::load_config(command.config_path, command.overrides)));
     return 0;
   }
-  os::PendingSignal stop(kStopSignals);  // is made before any thread starts
+  os::PendingSignal stop(kStopSignals);  // must be constructed before any thread starts
   const auto system = os::make_native_system();
   const ProcessGroup world = init_process_group();
   int exit_code = 0;
@@ -157,7 +158,8 @@ int run_training(const CommandLine& command) {
   } catch (const train::CommonError& error) {
     if (world.rank() == 0) report(error);
     exit_code = exit_code_of(error);
-    world.barrier();  // if a rank ended before the report is written, the job would end
+    // No rank may end before the report is written: the launcher would then end the job.
+    world.barrier();
   }
   world.close();
   return exit_code;

@@ -25,7 +25,7 @@ Evaluation evaluate(const Inference& infer, const Task& task, DataLoader& held_o
   double num_right = 0;
   double num_samples = 0;
   for (const auto& [data, target] : held_out.epoch(0)) {
-    const at::Tensor output = infer(data);  // is collective, if the model is sharded
+    const at::Tensor output = infer(data);  // collective if the model is sharded
     const auto count = static_cast<double>(data.size(0));
     if (count == 0) continue;
     loss += task.loss(output, target).item<double>() * count;

@@ -17,18 +17,19 @@ namespace cadre::train {
 class Task;
 
 struct Evaluation {
-  double loss = 0;                      // the mean over the tokens or samples, in nats
-  std::optional<double> accuracy = {};  // the fraction of right samples of a classification
-  // The entropy of a text, as train/data/bigram.h defines it.
+  double loss = 0;  // the mean over the tokens or samples, in nats
+  // The fraction of correctly classified samples; only for images.
+  std::optional<double> accuracy = {};
+  // The bigram conditional entropy of the held-out text, as train/data/bigram.h defines it.
   std::optional<double> bigram_entropy = {};
 };
 
-// Returns a loader of all held-out data of the task, in order, divided among the ranks that have
-// different rows.
+// Returns a loader of all held-out data of the task, in order. They are divided among the ranks
+// that compute different samples.
 std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const DataRanks& ranks);
 
-// Each rank computes its share of the samples; every sample is computed by the same number of
-// ranks. All ranks of `world` have the same result, and every rank calls `infer` equally often.
+// Evaluates the model on all held-out data. Each rank computes its share of the samples. All ranks
+// of `world` get the same result, and call `infer` equally often, because it may be collective.
 Evaluation evaluate(const Inference& infer, const Task& task, DataLoader& held_out,
                     const ProcessGroup& world);
 

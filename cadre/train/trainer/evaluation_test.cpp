@@ -24,7 +24,8 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kSide = 28;
 constexpr int64_t kNumTraining = 30;
-constexpr int64_t kNumHeldOut = 37;  // more than a batch of 2 ranks, and no multiple of one
+// More than one batch of 2 ranks, and not a multiple of the batch size.
+constexpr int64_t kNumHeldOut = 37;
 
 struct Images {
   torch::Tensor pixels;  // (N, 28, 28) uint8
@@ -42,7 +43,7 @@ struct Judgement {
   double accuracy;
 };
 
-// Computes the model mlp with one hidden layer in double precision.
+// Computes loss and accuracy of the model mlp with one hidden layer, in double precision.
 Judgement judge(const Images& images, const std::vector<NamedTensor>& weights) {
   std::map<std::string, torch::Tensor> w;
   for (const auto& [name, tensor] : weights) w[name] = tensor.to(torch::kDouble);
@@ -85,7 +86,7 @@ class TrainerEvaluationTest : public TrainerTest {
     config.run = {.name = run_name,
                   .folder = folder_,
                   .steps = 4,
-                  .global_batch_size = kNumTraining,  // each step sees every image once
+                  .global_batch_size = kNumTraining,  // so each step uses every image once
                   .evaluate_every = 0};
     return config;
   }
@@ -114,7 +115,8 @@ TEST_F(TrainerEvaluationTest, TrainsOnOnePairAndJudgesTheOther) {
     EXPECT_EQ(said["held_out_loss"], run.result.held_out.loss);
     EXPECT_EQ(said["accuracy"], *run.result.held_out.accuracy);
 
-    // A step reports the loss of the training images before its update.
+    // The loss that step 4 reports is that of the training images before its update, so it equals
+    // the loss with the weights after step 3.
     const double before_last = judge(training_, weights_after(config.run.name, 3)).loss;
     EXPECT_NEAR(metrics(config.run.name)[3]["loss"].get<double>(), before_last, 1e-5);
   }

@@ -11,7 +11,7 @@
 namespace cadre::train {
 namespace {
 
-// Bars of one to eight eighths of a character's height.
+// Characters for bars that fill one to eight eighths of a character's height.
 constexpr std::array<std::string_view, 8> kBars = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
 constexpr int kEighths = 8;
 constexpr int kLabelWidth = 7;  // the width of a label such as "  5.55 "
@@ -23,8 +23,8 @@ std::vector<LossPoint> finite(const std::vector<LossPoint>& points) {
   return kept;
 }
 
-// Returns at most `count` points. Each is the mean of consecutive points, at the last of their
-// steps.
+// Returns at most `count` points. Each has the mean loss of consecutive points, and the step of the
+// last of them.
 std::vector<LossPoint> averaged(const std::vector<LossPoint>& points, size_t count) {
   count = std::min(count, points.size());
   std::vector<LossPoint> means;
@@ -48,16 +48,18 @@ struct LossRange {
       high = std::max(high, point.loss);
     }
   }
-  // Returns 0 at the lowest loss and 1 at the highest; 1/2 if they are equal.
+  // Returns the relative height of a loss: 0 for the lowest and 1 for the highest; 1/2 if all are
+  // equal.
   double height(double loss) const { return high > low ? (loss - low) / (high - low) : 0.5; }
 };
 
-// Returns how many of `most` eighths a bar has; at least one, so that every step is visible.
+// Returns the height of a bar in eighths of a row, from 1 to `most`. It is at least 1, so that
+// every step is visible.
 int eighths_of(double height, int most) {
   return 1 + static_cast<int>(std::lround(height * (most - 1)));
 }
 
-// The axes, curves and texts of a picture as SVG, in the picture's coordinates.
+// Returns the parts of an SVG picture: axes, curves and texts, in the picture's coordinates.
 class Picture {
  public:
   Picture(LossRange range, int64_t first_step, int64_t last_step)
@@ -98,7 +100,7 @@ class Picture {
     return all;
   }
 
-  // Returns axes with five values each.
+  // Returns both axes, each with five labels.
   std::string axes() const {
     std::string all;
     for (int i = 0; i <= 4; ++i) {
@@ -127,7 +129,8 @@ std::string escaped(std::string_view text) {
       out += "&amp;";
     } else if (c == '<') {
       out += "&lt;";
-    } else if (static_cast<unsigned char>(c) >= ' ') {  // XML has no other control characters
+      // XML does not allow other control characters.
+    } else if (static_cast<unsigned char>(c) >= ' ') {
       out += c;
     }
   }

@@ -21,13 +21,13 @@ LossCurve falling(int num_points) {
 }
 
 TEST(LossCurve, EveryColumnIsABarOfItsHeight) {
-  // The bars have 16, 11, 6 and 1 eighths of a row, in two rows.
+  // The plot has two rows, so the four bars are 16, 11, 6 and 1 eighths of a row high.
   EXPECT_THAT(plot_lines(falling(4), {.columns = 72, .rows = 2}),
               ElementsAre("  5.00 █▃", "  2.00 ██▆▁", "       step 1 4"));
 }
 
 TEST(LossCurve, AColumnIsTheMeanOfItsSteps) {
-  // Each of the eight columns covers two steps.
+  // The plot has eight columns for 16 steps, so each column is the mean of two steps.
   const std::vector<std::string> lines = plot_lines(falling(16), {.columns = 0, .rows = 2});
   ASSERT_EQ(lines.size(), 3U);
   EXPECT_THAT(lines[0], ::testing::StartsWith("  4.50 █"));
@@ -60,7 +60,8 @@ TEST(LossCurve, ThePictureHasBothCurvesAndAnEscapedTitle) {
   curve.held_out = {{3, 4.0}};
   const std::string svg = plot_svg(curve, "a<b & c");
   EXPECT_THAT(svg, HasSubstr(">a&lt;b &amp; c: loss by step<"));
-  // The points are corners of the plot: step 1 with loss 5, and step 3 with loss 3.
+  // The curve goes from step 1 with loss 5 (upper left) to step 3 with loss 3 (lower right); the
+  // plot's corners are at (56, 40) and (624, 324).
   EXPECT_THAT(svg, HasSubstr("points=\"56.0,40.0 340.0,182.0 624.0,324.0\""));
   EXPECT_THAT(svg, HasSubstr("<circle cx=\"624.0\" cy=\"182.0\""));
 }

@@ -20,7 +20,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kEraseLine = "\r\x1b[K";
 constexpr size_t kMaxStatmBytes = 4096;
-constexpr int64_t kPageBytes = 4096;  // the page size on x86-64, and on arm64 as Debian builds it
+// The size of a page on x86-64, and on arm64 in Debian's kernel.
+constexpr int64_t kPageBytes = 4096;
 
 constexpr int kBarsOfALine = 48;
 
@@ -28,20 +29,20 @@ void add_losses(LossCurve& curve, const Json& metrics) {
   const auto step = metrics.at("step").get<int64_t>();
   for (const auto& [key, points] :
        {std::pair{"loss", &curve.training}, {"held_out_loss", &curve.held_out}}) {
-    // JSON has no NaN; a loss that is not finite is written as null.
+    // A loss that is NaN or infinite is written as null, because JSON has no such number.
     const auto loss = metrics.find(key);
     if (loss != metrics.end() && loss->is_number()) points->push_back({step, loss->get<double>()});
   }
 }
 
-// Returns the lines of an earlier run that stay valid when it resumes after `step`. Adds their
+// Returns the lines of the metrics up to `step`; a resumed run drops the later ones. Adds their
 // losses to the curve.
 std::string lines_until(const std::string& path, int64_t step, LossCurve& curve) {
   std::string kept;
   std::ifstream file(path);
   for (std::string line; step > 0 && std::getline(file, line);) {
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    // The last line of a killed run may be incomplete.
+    // If the run was killed, the last line may be incomplete.
     const bool is_line = json.is_object() && json.contains("step") && json["step"].is_number();
     if (!is_line || json["step"] > step) continue;
     kept += line + "\n";
@@ -56,7 +57,7 @@ std::string duration_text(double seconds) {
   return cadre::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
 }
 
-// Returns a text with at least two digits.
+// Formats a speed with at least two digits.
 std::string speed_text(double per_second) {
   if (per_second >= 1000) return cadre::format("{:.1f}k", per_second / 1000);
   if (per_second >= 10) return cadre::format("{:.0f}", per_second);
@@ -70,7 +71,7 @@ Progress::Progress(const ProgressOptions& options)
       metrics_(open_metrics()),
       metrics_size_(metrics_.size().value_or_throw()) {}
 
-// Replaces the file by renaming, so that a run that is killed meanwhile loses no line.
+// The file is replaced by a rename, so that no line is lost if the run is killed.
 os::LockedFile Progress::open_metrics() {
   const std::string& path = options_.metrics_path;
   const std::string kept = lines_until(path, options_.keep_metrics_until_step, curve_);
@@ -164,7 +165,8 @@ double communication_share(Duration communicated, Duration step) {
 }
 
 int64_t resident_memory_bytes() {
-  // Numbers of pages: first of the whole address space, then those that are resident.
+  // The file has numbers of pages: first the size of the whole address space, then the resident
+  // pages.
   std::istringstream fields(os::read_file("/proc/self/statm", kMaxStatmBytes).value_or_throw());
   int64_t mapped = 0;
   int64_t resident = 0;

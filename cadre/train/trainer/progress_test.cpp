@@ -26,7 +26,7 @@ TEST(StepLine, TheSpeedHasTwoDigitsAtLeast) {
   EXPECT_THAT(line(35140), HasSubstr("  35.1k samples/s  "));
 }
 
-// Operations of two groups run at the same time, each for the whole step.
+// Operations of two groups overlap, and each takes the whole step; the result must not exceed 1.
 TEST(CommunicationShare, IsAtMostTheStep) {
   using std::chrono::milliseconds;
   EXPECT_EQ(communication_share(milliseconds(25), milliseconds(100)), 0.25);

@@ -101,7 +101,8 @@ void Trainer::make_loaders() {
   held_out_loader_ = make_held_out_loader(*task_, layout_->data);
 }
 
-// Fills the shards of the ranks. A whole model has its values from prepare().
+// Fills the ranks' shards from model.weights. A model that is not sharded got these values in
+// prepare().
 void Trainer::load_weights() {
   const bool is_loaded = load_initial_weights(config_, strategy_->parts(), context_.world);
   if (!is_loaded) return;
@@ -176,7 +177,7 @@ void Trainer::train_to_the_end() {
         begin_snapshot();
       }
     }
-    // If the run ends with the last step of an epoch, the position is not used any more.
+    // If the run ends with the last step of an epoch, the position is not needed any more.
     if (!result_.was_stopped && step_ < config_.run.steps) {
       loader_->seek({.epoch = loader_->position().epoch + 1, .samples = 0});
     }
@@ -215,7 +216,8 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
   return sums;
 }
 
-// Converts the output to float32, in which the loss is computed.
+// Runs the forward under autocast and converts the output to float32, in which the loss is
+// computed.
 at::Tensor Trainer::with_autocast(const std::function<at::Tensor()>& forward) const {
   const Autocast autocast(config_.run.autocast == "bfloat16" ? at::kBFloat16 : at::kFloat);
   return forward().to(at::kFloat);
@@ -236,14 +238,14 @@ Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples)
   return {.loss = values[0] / values[1], .stop = values[2] > 0, .data_have_changed = values[3] > 0};
 }
 
-// Ends the run on all ranks if one of them has read other data than those that the ranks have
+// Ends the run on all ranks if one of them has read data that differ from those whose digests were
 // compared at the start.
 void Trainer::check_data() {
   on_all_ranks(context_.world, [this] { task_->check_data(); });
 }
 
-// Returns the time in operations of the world, of the groups along the axes of its mesh, and of the
-// group of all processes with different tokens, which routers use.
+// Returns the time that operations have taken: those of the world, of the groups along the axes of
+// its mesh, and of the group in which routers exchange their token counts.
 Duration Trainer::time_in_communication() const {
   Duration sum = context_.time_in_communication();
   if (!layout_->mesh) return sum;
@@ -292,17 +294,17 @@ void Trainer::evaluate() {
   check_data();
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
   if (!config_.run.keep_best) return;
-  finish_snapshot();  // the snapshot that is being written may be the best so far
+  finish_snapshot();  // it may turn out to be the best one so far
   const double loss = result_.held_out.loss;
   if (!std::isfinite(loss) || (best_held_out_loss_ && loss >= *best_held_out_loss_)) return;
-  // The loss is equal on all ranks, so all of them save.
+  // The loss is equal on all ranks, so they all take this branch and save.
   loss_before_best_ = std::exchange(best_held_out_loss_, loss);
   best_step_ = step_;
   begin_snapshot();
 }
 
-// Does nothing if this step has a snapshot already. But if its held-out loss was found to be the
-// best since then, the snapshot must be written or marked accordingly.
+// Does nothing if this step has a snapshot already. But if an evaluation since then has found this
+// step's loss to be the best, the snapshot is marked as the best, or written again with that loss.
 void Trainer::begin_snapshot() {
   if (snapshot_writer_->is_under_way(step_)) return;
   finish_snapshot();
@@ -321,23 +323,23 @@ void Trainer::finish_snapshot() {
   const bool is_best = best_step_ == outcome->step;
   if (outcome->status.ok()) {
     saved_step_ = outcome->step;
-    saved_best_loss_ = best_held_out_loss_;  // it has not changed since the snapshot was begun
+    saved_best_loss_ = best_held_out_loss_;  // not changed since the snapshot was begun
     if (is_best) mark_best();
     return;
   }
   snapshot_failure_ = outcome->status.error();
   print_line(
       cadre::format("warning: {}; earlier snapshots are untouched", snapshot_failure_->message()));
-  // A snapshot that could not be written cannot be the best.
+  // The snapshot failed, so it cannot count as the best.
   if (is_best) best_held_out_loss_ = loss_before_best_;
 }
 
-// The run can be resumed from the last snapshot before the failure, so it is completed. After a
-// failure of the group, writing it fails, too.
+// Completes the snapshot that was being written when the run failed, so that the run can be resumed
+// from it. If the group has failed, writing fails, too.
 void Trainer::finish_snapshot_of_failed_run() noexcept {
   try {
     finish_snapshot();
-  } catch (...) {  // the run ends with the first error
+  } catch (...) {  // the run ends with its first error
   }
 }
 
@@ -371,7 +373,7 @@ std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
   return all.view({world_size, own.numel()}).unbind();
 }
 
-// Saves first, so that the trained model is not lost whatever fails later.
+// Saves the model before anything else that may fail.
 void Trainer::finish() {
   result_.steps = step_;
   begin_snapshot();
@@ -403,8 +405,8 @@ void Trainer::show_result() {
   if (progress_) progress_->plot(config_.run.name, run_path_ + "/loss.svg");
 }
 
-// If the model is sharded or divided, every forward needs all ranks. Then all generate the same
-// text, or fail in the same way.
+// Generates the sample text. If the model is sharded or divided, every forward needs all ranks:
+// then all of them generate the same text or fail in the same way.
 std::string Trainer::sample_of_model() {
   if (!is_first_rank() && strategy_->has_whole_model()) return "";
   strategy_->set_training(false);

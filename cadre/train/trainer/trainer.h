@@ -1,18 +1,20 @@
 // Trains a model on text or images with any number of processes, from a configuration.
 //
-// In a step, each rank fetches its share of the batch; forward and backward run in run.accumulate
+// In a step, each rank fetches its share of the batch. Forward and backward run in run.accumulate
 // parts, and the strategy's wrapper reduces the gradients in the last part. One all_reduce of four
-// numbers sums loss, samples, requests to stop and changes of the data. Then gradients are clipped,
-// parameters are updated, and the step is reported. So all ranks have the same loss and stop after
-// the same step without further messages. Threads: one. Blocking: run() until the last step; every
-// collective has the group's deadline. Lifetime: the functions of TrainerContext are called until
-// run() returns. Errors: cadre::Error for data, a snapshot or a configuration that do not match, a
-// loss that is NaN or infinite, data that change while they are used, a failed group, a last
-// snapshot that could not be written, or processes that do not have the same configuration, data,
-// weights and snapshot, which are compared once, before anything is constructed. Errors other than
-// failures of the group are CommonErrors, equal on all ranks. If an earlier snapshot cannot be
-// written, or no text can be generated, the trainer prints a warning and continues. If run() fails
-// while a snapshot is being written, it completes the snapshot before it throws.
+// numbers sums loss, samples, requests to stop and changes of the data, so that all ranks have the
+// same loss and stop after the same step. Then gradients are clipped, parameters are updated, and
+// the step is reported.
+//
+// Threads: one. Blocking: run() until the last step; every collective has the group's deadline.
+// Lifetime: the functions of TrainerContext are called until run() returns. Errors: cadre::Error if
+// the data, the snapshot and the configuration do not match, if a loss is NaN or infinite, if data
+// change while they are used, if the group fails, if the last snapshot cannot be written, or if the
+// processes do not have the same configuration, data, weights and snapshot, which are compared
+// once, before anything is constructed. Errors other than failures of the group are CommonErrors,
+// equal on all ranks. If an earlier snapshot cannot be written, or no text can be generated, the
+// trainer prints a warning and continues. If run() fails while a snapshot is being written, it
+// completes the snapshot before it throws.
 #pragma once
 
 #include <cstdint>
@@ -41,25 +43,26 @@
 namespace cadre::train {
 class Model;
 
-// The environment of a trainer; main() makes it for a process, tests for a thread.
+// The environment of a trainer. main() makes one for its process; tests make one for each thread.
 struct TrainerContext {
   ProcessGroup world;
   os::System& system;
-  std::function<Duration()> time_in_communication;  // returns the time in communication until now
-  // Returns whether this rank should stop; all ranks stop if one of them must.
+  // Returns the time spent in communication so far.
+  std::function<Duration()> time_in_communication;
+  // Returns whether this rank should stop; if one rank should, all ranks stop after the same step.
   std::function<bool()> stop_is_requested;
-  std::function<void(std::string_view)> print;  // is called on rank 0 only
+  std::function<void(std::string_view)> print;  // called on rank 0 only
   bool is_terminal = false;
-  int num_columns = 80;  // width of the terminal
-  // The name of the job, if its launcher may start its processes again after a failure; else empty.
-  // After a restart the run continues from its own snapshots, whatever run.resume says.
+  int num_columns = 80;  // the width of the terminal
+  // The name of the job if its launcher may restart its processes after a failure, otherwise empty.
+  // After a restart the run continues from its own snapshots, and run.resume is ignored.
   std::string job = {};
   int restart_count = 0;
 };
 
 struct TrainResult {
-  int64_t steps = 0;         // includes the steps before a resumption
-  bool was_stopped = false;  // the run was stopped before the last step, on request
+  int64_t steps = 0;         // includes the steps before the run was resumed
+  bool was_stopped = false;  // whether the run was stopped on request before the last step
   double loss = 0;           // the loss of the last step
   Evaluation held_out;       // the evaluation at the end; empty if the run was stopped
 };
@@ -72,14 +75,14 @@ class Trainer {
   TrainResult run();
 
  private:
-  // Sums over all ranks in a step.
+  // The sums over all ranks in one step.
   struct StepSums {
     double loss = 0;  // the mean over all samples
     bool stop = false;
     bool data_have_changed = false;
   };
 
-  // Does the work of a rank that needs no collective, before the first collective.
+  // Does all work of a rank that needs no collective; runs before the first collective.
   void prepare();
   void make_loaders();
   void load_weights();
@@ -105,8 +108,8 @@ class Trainer {
   std::string sample_of_model();
   void print_line(const std::string& line);
   bool is_first_rank() const { return context_.world.rank() == 0; }
-  // Returns whether the model is made without values. It is not if its layers are divided or its
-  // routers connected: that takes a whole model.
+  // Returns whether the model is made without memory for its values. It is not if its layers are
+  // divided or it has experts, because both need a whole model.
   bool is_deferred() const {
     return has_units(data_strategy(config_.parallel)) && !config_.parallel.divides_model() &&
            config_.model.experts == 0;
@@ -116,27 +119,28 @@ class Trainer {
   TrainerContext context_;
   std::string run_path_;
   SnapshotFolder snapshots_;
-  std::unique_ptr<RunFolder> run_folder_;  // is null except on rank 0
+  std::unique_ptr<RunFolder> run_folder_;  // null except on rank 0
   std::unique_ptr<Task> task_;
-  std::optional<InitialWeights> weights_;  // holds what model.weights names, if it is set
-  std::optional<Resumption> resumption_;   // only the constructor sets it
-  std::shared_ptr<Model> model_;           // is null once it is cut into stages
-  int64_t num_parameters_ = 0;             // the number of parameters of the whole model
+  std::optional<InitialWeights> weights_;  // set if model.weights is set
+  std::optional<Resumption> resumption_;   // set by the constructor only
+  std::shared_ptr<Model> model_;           // null after it was cut into stages
+  int64_t num_parameters_ = 0;             // counts the whole model
   std::optional<RunLayout> layout_;
   std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<SnapshotWriter> snapshot_writer_;
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<DataLoader> held_out_loader_;
-  std::unique_ptr<Progress> progress_;  // is null except on rank 0
+  std::unique_ptr<Progress> progress_;  // null except on rank 0
   int64_t first_step_ = 0;              // the number of steps completed before this process started
-  int64_t step_ = 0;                    // the number of steps completed
-  int64_t saved_step_ = -1;             // the step of the last snapshot that was read or written
+  int64_t step_ = 0;                    // the number of completed steps
+  int64_t saved_step_ = -1;  // the step of the last snapshot that was read or written; -1: none
   // The error of the last snapshot that could not be written.
   std::optional<Error> snapshot_failure_;
   std::optional<double> best_held_out_loss_;
   std::optional<double>
-      saved_best_loss_;  // the best loss in the last snapshot that was read or written
-  // The step whose snapshot will be marked as the best; -1 if there is none.
+      // The best held-out loss that the last read or written snapshot records.
+      saved_best_loss_;
+  // The step whose snapshot will be marked as the best once it is complete; -1 if there is none.
   int64_t best_step_ = -1;
   std::optional<double> loss_before_best_;
   TimePoint run_started_;

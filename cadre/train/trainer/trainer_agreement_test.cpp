@@ -1,5 +1,5 @@
-// Tests runs whose processes have different configurations, data, weights or snapshots: all of them
-// throw the same error, which names the difference, before anything is changed.
+// Tests runs whose processes have different configurations, data, weights or snapshots. All
+// processes must throw the same error, which names the difference, before any file is changed.
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -22,8 +22,8 @@ class TrainerAgreementTest : public TrainerTest {
  protected:
   TrainerAgreementTest() : config_(config("a")) { config_.run.steps = 2; }
 
-  // Runs two ranks. The last one runs with the configuration after `change`. Returns the failures
-  // of all ranks.
+  // Runs two ranks and returns the failures of both. `change` is applied to the configuration of
+  // rank 1.
   std::string failures_with(const std::function<void(Config&)>& change) const {
     const testing::RanksResult ranks = testing::run_groups(2, [&](const ProcessGroup& group) {
       Config config = config_;
@@ -39,7 +39,7 @@ class TrainerAgreementTest : public TrainerTest {
     return ranks.failures();
   }
 
-  // Matches failures in which both ranks have the same error.
+  // Matches failures of both ranks with the same error.
   static auto refusal(const std::string& difference) {
     return AllOf(HasSubstr("rank 0: kInvalidArgument: cadre train on group "),
                  HasSubstr("rank 1: kInvalidArgument: cadre train on group "),
@@ -123,8 +123,8 @@ TEST_F(TrainerAgreementTest, OtherWeightsAreRefused) {
   EXPECT_FALSE(fs::exists(folder_ + "/a"));
 }
 
-// Rank 1 of 2 reads another copy of the snapshot, with the same list of digests. The damaged file
-// is the second of three shards; under every strategy, that rank reads a part of it.
+// Rank 1 of 2 reads another copy of the snapshot, with the same B2SUMS. One of three shards is
+// damaged, the second; rank 1 reads a part of it under every strategy.
 TEST_F(TrainerAgreementTest, DamageToTheCopyThatOneRankReadsIsFound) {
   config_.parallel.strategy = "fsdp";
   ASSERT_EQ(run(config_, 3).failures, "");
@@ -168,8 +168,8 @@ TEST_F(TrainerAgreementTest, DamagedWeightsInASnapshotOfWholeFilesAreRefused) {
   EXPECT_FALSE(fs::exists(folder_ + "/a"));
 }
 
-// A System that calls `change` when the time is read for the first time. The weights have been
-// compared by then, and are not loaded yet.
+// A System that calls `change` when the time is read for the first time. At that moment the digests
+// of the weights have been compared, but the weights are not loaded yet.
 class ChangingSystem : public testing::ForwardingSystem {
  public:
   ChangingSystem(os::System& inner, std::function<void()> change)
@@ -230,7 +230,7 @@ TEST_F(TrainerAgreementTest, AnotherSnapshotIsRefused) {
   EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ::testing::ElementsAre(1, 2));
 }
 
-// If one rank refuses its data with an error of any type, all ranks throw an error that names that
+// If one rank cannot open its data, whatever the error is, all ranks throw an error that names that
 // rank.
 TEST_F(TrainerAgreementTest, ARefusalOfOneRankNamesIt) {
   EXPECT_THAT(failures_with([&](Config& config) { config.data.path = folder_ + "/nothing"; }),

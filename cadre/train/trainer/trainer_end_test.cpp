@@ -1,5 +1,5 @@
-// Tests the files of a run that fails, goes back to an earlier step, or continues with other
-// settings.
+// Tests the files that a run leaves if it fails, goes back to an earlier step, or continues with
+// other settings.
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
@@ -22,7 +22,8 @@ using ::testing::Not;
 
 class TrainerEndTest : public TrainerTest {
  protected:
-  // Returns the configuration of a run of two processes, under a strategy or with a divided model.
+  // Returns the configuration of a run of two processes. `way` is a strategy, or "tensor" for a
+  // divided model.
   Config config_of(const std::string& way, const std::string& name = "a") const {
     Config config = TrainerTest::config(name);
     config.run.steps = 3;
@@ -38,7 +39,7 @@ class TrainerEndTest : public TrainerTest {
     return SnapshotFolder(folder_ + "/" + name).steps();
   }
 
-  // Makes the run end while it prints this line.
+  // Lets the run end while it prints this line, as if it were killed.
   void kill_at(const std::string& line) {
     on_print_ = [line](std::string_view text) {
       if (text.starts_with(line)) throw std::runtime_error("killed");
@@ -49,7 +50,8 @@ class TrainerEndTest : public TrainerTest {
   }
 };
 
-// The number of candidates is invalid, and the test bypasses load_config(), which would refuse it.
+// Generation fails, because the number of candidates is invalid. The test bypasses load_config(),
+// which would find this earlier.
 TEST_F(TrainerEndTest, AnErrorWhileTheTextIsGeneratedLosesNothing) {
   for (const std::string way : {"ddp", "zero1", "fsdp", "tensor"}) {
     SCOPED_TRACE(way);
@@ -76,7 +78,8 @@ TEST_F(TrainerEndTest, ATemperatureNearZeroChoosesTheMostLikelyToken) {
   EXPECT_EQ(text_of(actual), text_of(expected));
 }
 
-// The loss of step 2 is NaN or infinite. Meanwhile the snapshot of step 1 is being written.
+// The loss of step 2 is NaN or infinite while the snapshot of step 1 is still being written. That
+// snapshot must be completed.
 TEST_F(TrainerEndTest, AFailedStepLosesNoSnapshotThatIsBeingWritten) {
   for (const std::string way : {"zero1", "fsdp", "tensor"}) {
     SCOPED_TRACE(way);
@@ -106,7 +109,7 @@ TEST_F(TrainerEndTest, AfterGoingBackAKilledRunContinuesFromThere) {
   ASSERT_EQ(resumed.failures, "");
   EXPECT_THAT(resumed.screen, HasSubstr("resuming from " + snapshot("a", 2) + "\n"));
   EXPECT_THAT(steps(), ElementsAre(2, 4, 6, 7));
-  // The snapshots that were set aside are complete.
+  // The snapshots that were moved to abandoned.1 are complete.
   EXPECT_THAT(steps("a/abandoned.1"), ElementsAre(4, 6));
   EXPECT_NO_THROW(check_snapshot(snapshot("a/abandoned.1", 6)));
   EXPECT_EQ(losses("a/abandoned.1").size(), 6U);
@@ -134,8 +137,8 @@ TEST_F(TrainerEndTest, GoingBackIsSaidAndWithoutAStepNothingIsMoved) {
   EXPECT_THAT(steps("a/abandoned.2"), ElementsAre(4, 5));
 }
 
-// If a run goes back to a step before the best snapshot, the best snapshot of the remaining steps
-// is marked.
+// If a run goes back to a step before the best snapshot, the best one of the remaining snapshots is
+// marked.
 TEST_F(TrainerEndTest, GoingBackBehindTheBestMarksTheOneBefore) {
   Config config = config_of("ddp");
   config.run.steps = 8;
@@ -143,7 +146,8 @@ TEST_F(TrainerEndTest, GoingBackBehindTheBestMarksTheOneBefore) {
   config.run.keep_best = true;
   config.optimizer.learning_rate = 0.01;
   ASSERT_EQ(run(config).failures, "");
-  ASSERT_THAT(steps(), ElementsAre(2, 4, 6, 8)) << "each is better than the one before";
+  ASSERT_THAT(steps(), ElementsAre(2, 4, 6, 8))
+      << "each snapshot has a lower loss than the one before";
   SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_EQ(snapshots.best(), snapshots.path_of(8));
   config.run.resume = snapshots.path_of(4);
@@ -154,8 +158,8 @@ TEST_F(TrainerEndTest, GoingBackBehindTheBestMarksTheOneBefore) {
   EXPECT_EQ(snapshots.best(), snapshots.path_of(4));
 }
 
-// The last snapshot records that its loss is the best, so a resumed run marks a snapshot only if it
-// is better.
+// The last snapshot also records the best loss, so a resumed run marks a snapshot only if its loss
+// is lower.
 TEST_F(TrainerEndTest, TheLastSnapshotKnowsTheBestLoss) {
   Config config = config_of("fsdp");
   config.run.keep_best = true;
@@ -165,8 +169,7 @@ TEST_F(TrainerEndTest, TheLastSnapshotKnowsTheBestLoss) {
   EXPECT_EQ(SnapshotFolder(folder_ + "/a").best(), snapshot("a", 3));
 }
 
-// The error names the settings of the optimizer that differ, and does not report the snapshot as
-// damaged.
+// The error must name the optimizer settings that differ, and must not call the snapshot damaged.
 TEST_F(TrainerEndTest, AnotherMomentumIsNoDamage) {
   const auto refusal_of = [this](const std::string& kind, double before, double now,
                                  const std::string& way) {
@@ -197,10 +200,11 @@ TEST_F(TrainerEndTest, AnotherMomentumIsNoDamage) {
                           "now: the saved states are those of an optimizer without momentum"));
     }
   }
-  EXPECT_EQ(refusal_of("sgd", 0.9, 0.5, "ddp"), "") << "one of the same kind of state";
+  EXPECT_EQ(refusal_of("sgd", 0.9, 0.5, "ddp"), "")
+      << "a momentum above 0 may change, because the saved states are the same";
 }
 
-// The bytes of the snapshot are intact, so the error must not report it as damaged.
+// The bytes of the snapshot are intact, so the error must not call it damaged.
 TEST_F(TrainerEndTest, AGeneratorOfAnotherLibtorchIsNoDamage) {
   Config config = config_of("ddp");
   config.run.snapshot_every = 1;

@@ -1,5 +1,5 @@
-// Tests the folder of a run: full disks, damaged snapshots, two runs of one name, and changes of a
-// resumed run.
+// Tests the folder of a run: full disks, damaged snapshots, two runs with one name, and changed
+// settings of a resumed run.
 #include <unistd.h>
 
 #include <filesystem>
@@ -99,8 +99,8 @@ TEST_F(TrainerTest, ABestLossThatWasNotKeptIsForgotten) {
     disk.reset();
   };
   ASSERT_EQ(run(config, 2).failures, "");
-  // The first snapshot could not be written. Every later snapshot is better, so the second one is
-  // the best.
+  // Each loss is lower than the one before, so each evaluation saves. The first save, of step 2,
+  // fails; the later ones must succeed.
   const SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_THAT(snapshots.steps(), ::testing::ElementsAre(4, 6, 8));
   EXPECT_EQ(snapshots.best(), snapshots.path_of(8));
@@ -108,7 +108,7 @@ TEST_F(TrainerTest, ABestLossThatWasNotKeptIsForgotten) {
 
 TEST_F(TrainerTest, AFullDiskLosesLinesOfTheMetricsAndNotTheRest) {
   Config config = this->config("a");
-  // Has room for the line of one step and a part of the next line.
+  // The limit leaves room for the metrics line of one step and a part of the next line.
   std::optional<testing::FileSizeLimit> disk(300);
   on_print_ = [&](std::string_view text) {
     if (text.starts_with("step  6/")) disk.reset();
@@ -117,7 +117,8 @@ TEST_F(TrainerTest, AFullDiskLosesLinesOfTheMetricsAndNotTheRest) {
   ASSERT_EQ(run.failures, "");
   const std::string warning = "warning: write " + folder_ + "/a/metrics.jsonl: ";
   EXPECT_THAT(run.screen, HasSubstr(warning));
-  EXPECT_EQ(run.screen.find(warning), run.screen.rfind(warning)) << "said once";
+  EXPECT_EQ(run.screen.find(warning), run.screen.rfind(warning))
+      << "the warning must be printed once";
   std::vector<int> steps;
   for (const nlohmann::json& line : metrics("a")) {
     if (line.contains("loss")) steps.push_back(line["step"]);
@@ -135,7 +136,7 @@ TEST_F(TrainerTest, OneRunWritesToAFolderAtATime) {
     EXPECT_THAT(run(config).failures, HasSubstr(owner));
     config.run.resume = "auto";
     EXPECT_THAT(run(config).failures, HasSubstr(owner));
-    // Only rank 0 opens the folder, and all ranks throw its error.
+    // Only rank 0 opens the folder; all ranks throw its error.
     EXPECT_THAT(run(config, 2).failures,
                 AllOf(HasSubstr("rank 0: " + kind + owner), HasSubstr("rank 1: " + kind + owner)));
   }
@@ -160,7 +161,7 @@ TEST_F(TrainerTest, GoingOnFromAnotherRunLeavesItAndAnEarlierOneOfThisNameAlone)
   EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ::testing::ElementsAre(2));
   EXPECT_THAT(SnapshotFolder(folder_ + "/b.1").steps(), ::testing::ElementsAre(3));
   EXPECT_THAT(SnapshotFolder(folder_ + "/b").steps(), ::testing::ElementsAre(4));
-  // A run that resumes from one of its own snapshots keeps its folder.
+  // A run that resumes from one of its own snapshots continues in its folder.
   config.run.resume = folder_ + "/b";
   config.run.steps = 5;
   ASSERT_EQ(run(config).failures, "");
@@ -193,7 +194,8 @@ TEST_F(TrainerTest, SaysWhatHasChangedSinceTheSnapshot) {
   EXPECT_THAT(resumed.screen,
               HasSubstr("changed since the snapshot: run.steps 2 -> 4, run.seed 0 -> 7\n"));
   EXPECT_THAT(resumed.screen, HasSubstr("warning: run.seed has changed: the rest of this epoch"));
-  // The optimizer and the schedule of this run do not use these keys.
+  // This run has another optimizer and schedule kind, so the changed keys have no effect and are
+  // not reported.
   config.optimizer.momentum = 0.5;
   config.optimizer.rho = 0.5;
   config.schedule.gamma = 0.5;
@@ -228,7 +230,7 @@ TEST_F(TrainerTest, ADamagedSnapshotNamesAnother) {
   const std::string remedy =
       "; another snapshot is intact: run.resume=" + folder_ + "/a/step-000002";
   const std::string latest = folder_ + "/a/step-000004/";
-  // This format has no digests, so the damage must be found by other checks of the files.
+  // Format 2 has no digests, so other checks of the files must find the damage.
   set_format(latest, 2);
   for (const std::string file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
     fs::rename(latest + file, folder_ + "/kept");
@@ -243,7 +245,7 @@ TEST_F(TrainerTest, ADamagedSnapshotNamesAnother) {
   EXPECT_THAT(run(config).failures, HasSubstr("a generator's state has 1 bytes instead of "));
   fs::remove_all(folder_ + "/a/step-000002");
   EXPECT_THAT(run(config).failures, HasSubstr("; no other snapshot is intact: start at step 0"));
-  // The refused runs have written no metrics.
+  // The runs that failed at their start have written no metrics.
   ASSERT_EQ(metrics("a").size(), 5u);
 }
 

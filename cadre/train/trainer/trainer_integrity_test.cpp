@@ -1,5 +1,5 @@
-// Tests that a run never resumes from a damaged snapshot. After any change of one of its files, the
-// run ends with an error that names the file and an intact snapshot.
+// Tests that a run never resumes from a damaged snapshot. If any of its files was changed, the run
+// ends with an error that names the file and an intact snapshot.
 #include <array>
 #include <chrono>
 #include <filesystem>
@@ -23,7 +23,7 @@ using ::testing::Not;
 constexpr std::array<std::string_view, 4> kFiles = {"model.safetensors", "optimizer.safetensors",
                                                     "state.json", "B2SUMS"};
 
-// A run with snapshots of steps 2 and 4. The tests damage that of step 4.
+// A run that has saved snapshots of steps 2 and 4. The tests damage the one of step 4.
 class TrainerIntegrityTest : public TrainerTest {
  protected:
   TrainerIntegrityTest() : config_(config("a")) {
@@ -34,7 +34,7 @@ class TrainerIntegrityTest : public TrainerTest {
     config_.run.steps = 6;
   }
 
-  // Writes `content` to the file, resumes, restores the file, and returns the failure.
+  // Writes `content` to the file, tries to resume, restores the file, and returns the error.
   std::string failure_with(std::string_view file, const std::string& content) {
     const fs::path path = latest_ / file;
     const std::string kept = content_of(path);
@@ -54,7 +54,7 @@ TEST_F(TrainerIntegrityTest, AFlippedBitInAnyFileIsFound) {
   for (const std::string_view file : kFiles) {
     const std::string whole = content_of(latest_ / file);
     ASSERT_FALSE(whole.empty()) << file;
-    // If a digest is wrong, the error names the file of that digest.
+    // If a line of B2SUMS was changed, the error may name the file of that line.
     const std::string named = file == "B2SUMS" ? "B2SUMS" : (latest_ / file).string();
     for (const size_t place : {size_t{0}, whole.size() / 2, whole.size() - 2, whole.size() - 1}) {
       std::string damaged = whole;
@@ -78,14 +78,15 @@ TEST_F(TrainerIntegrityTest, AFileThatIsCutOrEmptyOrMissingIsFound) {
         AllOf(HasSubstr(": " + (latest_ / file).string() + " is missing"), HasSubstr(remedy_)));
     write_content(latest_ / file, whole);
   }
-  EXPECT_EQ(run(config_).failures, "") << "whole again";
+  EXPECT_EQ(run(config_).failures, "") << "the restored snapshot must be accepted";
 }
 
 TEST_F(TrainerIntegrityTest, AFileOfAnotherStepIsFound) {
   for (const std::string_view file : kFiles) {
     EXPECT_THAT(failure_with(file, content_of(older_ / file)), HasSubstr(remedy_)) << file;
   }
-  // The files form an intact snapshot, but that of another step than the name of the folder says.
+  // The files of step 2 are copied into the folder of step 4: they match their digests, but not the
+  // folder's name.
   for (const std::string_view file : kFiles)
     write_content(latest_ / file, content_of(older_ / file));
   EXPECT_THAT(run(config_).failures,
@@ -124,7 +125,7 @@ TEST_F(TrainerIntegrityTest, B2sumChecksASnapshotByHand) {
   EXPECT_EQ(*printed, "model.safetensors: OK\noptimizer.safetensors: OK\nstate.json: OK\n");
 }
 
-// Snapshots of formats 1 and 2 have no digests.
+// Snapshots of formats 1 and 2 have no digests, so only a warning is possible.
 TEST_F(TrainerIntegrityTest, ASnapshotWithoutDigestsIsReadWithAWarning) {
   set_format(latest_, 2);
   nlohmann::json state = nlohmann::json::parse(content_of(latest_ / "state.json"));

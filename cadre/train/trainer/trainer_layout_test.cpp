@@ -1,8 +1,8 @@
-// Compares runs whose model is divided among processes with the same run of one process, with
-// dropout, and with tied and untied heads. In float32 the two round differently: 20 steps of AdamW
-// keep the losses within 2e-5 of each other, as in data parallelism; a defect of the gradients
-// makes a difference that is a hundred times larger (cadre verify compares in float64).
-// CADRE_CASES_SEED picks the share of the layouts that CTest runs.
+// Compares runs whose model is divided among processes with the same run in one process, with
+// dropout, and with tied and untied heads. The two round differently in float32: after 20 steps of
+// AdamW their losses differ by less than 2e-5, as with data parallelism, while a defect of the
+// gradients makes a difference a hundred times as large (cadre verify compares in float64). The
+// seed CADRE_CASES_SEED chooses which of the layouts CTest runs.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -113,8 +113,8 @@ class TrainerLayoutTest : public TrainerTest {
   }
   Config config_of(const TrainedLayout& layout) const { return config_of(layout, layout.name); }
 
-  // Trains the layout's model in one process, once for each kind of head, and returns the name of
-  // that run.
+  // Trains the layout's model in one process, once with tied and once with an untied head, and
+  // returns the name of that run.
   std::string alone(const TrainedLayout& model) {
     const std::string name = std::string(model.is_tied ? "alone_tied" : "alone_untied") +
                              (model.has_experts ? "_experts" : "");
@@ -143,7 +143,7 @@ class TrainerLayoutTest : public TrainerTest {
     return largest;
   }
 
-  // `model` describes the model of the run.
+  // Compares the run `name` with the run of the same `model` in one process.
   void expect_run_of_one_process(const std::string& name, const TrainedLayout& model) {
     const std::string expected = alone(model);
     ASSERT_EQ(losses(name).size(), 20U);
@@ -161,13 +161,15 @@ class TrainerLayoutTest : public TrainerTest {
       EXPECT_EQ(actual[i].name, expected[i].name);
       ASSERT_EQ(actual[i].tensor.sizes(), expected[i].tensor.sizes()) << expected[i].name;
       // If the gradient of an element is close to zero, rounding decides its sign. In the first
-      // steps of AdamW this changes the element by up to the learning rate of the step.
+      // steps of AdamW, the sign moves the element by up to the learning rate; therefore only the
+      // mean is compared.
       const double mean = (actual[i].tensor - expected[i].tensor).abs().mean().item<double>();
       EXPECT_LE(mean, 2e-5) << expected[i].name;
     }
   }
 
-  // Trains two steps under each layout, and the remaining steps under the last layout.
+  // Trains two steps under each layout in turn, resuming from a snapshot, and the remaining steps
+  // under the last one.
   void expect_chain(const std::vector<std::string>& order, const TrainedLayout& model) {
     int64_t step = 0;
     for (size_t i = 0; i < order.size(); ++i) {
@@ -205,8 +207,8 @@ INSTANTIATE_TEST_SUITE_P(Equality, TrainerLayouts,
                          ::testing::ValuesIn(testing::share_of(trained_layouts())),
                          ::testing::PrintToStringParamName());
 
-// A snapshot that was saved under each layout is resumed under the next one. The position of the
-// dropout, the state of AdamW and its counts of steps must be right, too.
+// A snapshot that was saved under each layout is resumed under the next one. The test also fails if
+// the dropout position, the states of AdamW or its step counts are wrong.
 TEST_F(TrainerLayoutTest, ASnapshotOfEachLayoutResumesUnderTheNext) {
   expect_chain({"ddp_tensor", "single", "fsdp_pipeline", "zero2_tensor", "pipeline_zb_v",
                 "context_tensor_sequence", "fsdp_tensor", "pipeline_tensor", "zero1_tensor",
@@ -237,8 +239,9 @@ TEST_F(TrainerLayoutTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
   }
 }
 
-// The vocabulary is odd. So the processes of parallel.tensor have flat buffers of different sizes,
-// and their shards of the position embeddings, which both have, end at different elements.
+// The size of the vocabulary is odd, so the flat buffers of the processes of parallel.tensor have
+// different sizes. All these processes have the position embeddings, but their shards of it end at
+// different elements.
 TEST_F(TrainerLayoutTest, ShardsOfUnevenPartsAreSavedAndResumed) {
   const auto long_context = [this](TrainedLayout layout, const std::string& name) {
     layout.is_tied = true;
@@ -290,10 +293,10 @@ TEST_F(TrainerLayoutTest, EveryStrategyOfEveryDivisionStarts) {
       ++num_started;
     }
   }
-  EXPECT_EQ(num_started, 22);  // stages of a pipeline support neither zero1 nor zero2
+  EXPECT_EQ(num_started, 22);  // 22 and not 24: a pipeline supports neither zero1 nor zero2
 }
 
-// The processes have different numbers of samples, and some microbatches of a process are empty.
+// Processes have different numbers of samples, and some microbatches are empty on some processes.
 TEST_F(TrainerLayoutTest, SharesAndPartsMayBeUneven) {
   const auto uneven = [this](const TrainedLayout& layout) {
     Config config = config_of(layout);
@@ -311,8 +314,8 @@ TEST_F(TrainerLayoutTest, SharesAndPartsMayBeUneven) {
   }
 }
 
-// Without an auxiliary loss, the loss of a step is the mean of the losses of its parts. The parts
-// have different sizes, and some are empty on some or all processes.
+// The loss of a step is the mean over the losses of its accumulated parts if there is no auxiliary
+// loss. The parts have different sizes, and some are empty on some or all processes.
 TEST_F(TrainerLayoutTest, PartsOfExpertsAddUpToTheStep) {
   const auto in_parts = [this](TrainedLayout layout, int64_t batch, int64_t num_parts) {
     layout.is_tied = layout.has_experts = true;
@@ -331,7 +334,7 @@ TEST_F(TrainerLayoutTest, PartsOfExpertsAddUpToTheStep) {
 }
 
 // An untrained router chooses experts almost evenly, so the load-balancing loss of each of the four
-// blocks is about 1. The held-out loss does not include it.
+// blocks is about 1. The training loss includes it; the held-out loss does not.
 TEST_F(TrainerLayoutTest, TheLossHasTheAuxiliaryLossOfAllBlocks) {
   const auto weighted = [this](TrainedLayout layout, double weight) {
     layout.is_tied = layout.has_experts = true;
@@ -353,8 +356,8 @@ TEST_F(TrainerLayoutTest, TheLossHasTheAuxiliaryLossOfAllBlocks) {
   }
 }
 
-// The same choices are dropped as in one process, even if processes have different numbers of
-// samples.
+// A capacity must drop the same tokens as in one process, even if processes have different numbers
+// of samples.
 TEST_F(TrainerLayoutTest, ACapacityOfExpertsIsThatOfAllTokens) {
   const auto limited = [this](TrainedLayout layout, double capacity_factor) {
     layout.is_tied = layout.has_experts = true;
@@ -376,7 +379,8 @@ TEST_F(TrainerLayoutTest, ACapacityOfExpertsIsThatOfAllTokens) {
   }
 }
 
-// Recomputation repeats the collectives and the dropout of the forward, too.
+// Recomputing the activations also repeats the collectives and the dropout of the forward; the
+// result must have the same bits.
 TEST_F(TrainerLayoutTest, RecomputedActivationsGiveTheSameBits) {
   for (const std::string name :
        {"ddp_tensor_sequence", "pipeline_tensor", "fsdp_context", "fsdp_expert"}) {
@@ -409,7 +413,7 @@ TEST_F(TrainerLayoutTest, WeightsOfAPlainModelAreDivided) {
   }
 }
 
-// The error on all processes is this whole sentence.
+// Every process must throw exactly this sentence.
 TEST_F(TrainerLayoutTest, ASnapshotOfAnotherModelIsRefused) {
   Config first = config_of(kAlone, "a");
   first.run.steps = 2;
@@ -457,10 +461,10 @@ TEST_F(TrainerLayoutTest, ASnapshotOfAnotherModelIsRefused) {
 TEST_F(TrainerLayoutTest, ALayoutThatDoesNotFitEndsTheRunBeforeTheModelIsConstructed) {
   Config config = config_of(layout_named("ddp_tensor"));
   const Run run = this->run(config, 3);
-  EXPECT_THAT(
-      run.failures,
-      HasSubstr("tensor 2 is 2 processes, which do not divide the 3 processes of this job: "
-                "start a multiple of 2, or change parallel.tensor, pipeline, context or expert"));
+  EXPECT_THAT(run.failures,
+              HasSubstr("tensor 2 takes 2 processes, and the 3 processes of this job are not a "
+                        "multiple of that: start a multiple of 2 processes, or change "
+                        "parallel.tensor, pipeline, context or expert"));
 }
 
 }  // namespace

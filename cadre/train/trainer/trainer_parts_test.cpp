@@ -1,5 +1,5 @@
-// Tests sharded snapshots of the trainer: they are resumed under every strategy, damaged, and
-// written to a full disk.
+// Tests sharded snapshots of the trainer: resumed under every strategy, damaged, and written to a
+// full disk.
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -34,7 +34,7 @@ struct Way {
   int world_size = 1;
 };
 
-// hsdp runs with two replicas of two processes each.
+// The strategies with their numbers of processes. hsdp has two replicas of two processes each.
 const std::vector<Way> kWays = {{"single", 1}, {"ddp", 2},  {"zero1", 3},
                                 {"zero2", 2},  {"fsdp", 3}, {"hsdp", 4}};
 
@@ -81,7 +81,7 @@ TEST_F(TrainerPartsTest, EveryRankWritesWhatItHas) {
   check_snapshot(snapshot("fsdp", kLastStep));
 }
 
-// The losses after resuming equal those of an uninterrupted run of one process.
+// The losses after resuming must equal those of an uninterrupted run of one process.
 TEST_F(TrainerPartsTest, EveryStrategyGoesOnFromEveryOther) {
   ASSERT_EQ(run(config_of("single", "alone")).failures, "");
   std::vector<std::pair<Way, Way>> pairs;
@@ -125,7 +125,7 @@ TEST_F(TrainerPartsTest, EveryOptimizersStateGoesThroughParts) {
     const auto unclipped = [&](const std::string& strategy, const std::string& name) {
       Config config = config_of(strategy, name + kind);
       config.optimizer = default_optimizer(kind);
-      config.optimizer.clip_norm = 0;  // without clipping the bits are equal
+      config.optimizer.clip_norm = 0;  // clipping would change the last bits
       return config;
     };
     ASSERT_EQ(run(unclipped("ddp", "whole_"), 2).failures, "");
@@ -157,7 +157,7 @@ TEST_F(TrainerPartsTest, DamageIsFoundWithTheFileAndAnotherSnapshot) {
     EXPECT_THAT(run(config, 3).failures, HasSubstr(remedy)) << name << " is missing";
     write_content(path, whole);
   }
-  // The error must not recommend a damaged snapshot.
+  // The error must not recommend another snapshot that is damaged, too.
   fs::remove(snapshot("a", 4) + "/" + files_of("a", 4)[2]);
   fs::remove(snapshot("a", 2) + "/" + files_of("a", 2)[3]);
   EXPECT_THAT(
@@ -196,7 +196,7 @@ TEST_F(TrainerPartsTest, WeightsComeFromTheFolderOfASnapshot) {
   EXPECT_EQ(losses("b"), losses("c"));
   EXPECT_LT(losses("b").at(0), losses("a").at(0));
 
-  // The weights are loaded into the shards of a model that no rank holds as a whole.
+  // The weights are loaded directly into shards; no rank ever holds the whole model.
   for (const std::string& weights : {snapshot("a", kLastStep), config.model.weights}) {
     config = config_of("fsdp", "d");
     config.model.weights = weights;
@@ -209,7 +209,8 @@ TEST_F(TrainerPartsTest, WeightsComeFromTheFolderOfASnapshot) {
   EXPECT_THAT(run(config, 2).failures, AllOf(HasSubstr("nothing"), HasSubstr("kInvalidArgument")));
 }
 
-// The model is deferred, so that no rank ever has memory for the values of the whole model.
+// The model is constructed deferred, so that no rank ever has memory for the values of the whole
+// model.
 TEST_F(TrainerPartsTest, AShardedModelIsConstructedDeferred) {
   const Config config = config_of("fsdp", "a");
   const auto system = os::make_native_system();
@@ -285,7 +286,8 @@ TEST(UnsavedEnd, DiskSpaceIsNamedOnlyWhereItHelps) {
 
 TEST_F(TrainerPartsTest, TheBestIsMarkedWhenItIsThereAndForgottenWhenItIsNot) {
   Config config = config_of("fsdp", "a");
-  config.optimizer.learning_rate = 0;  // with this rate no later loss is better than the first one
+  // This rate never lets the loss fall below that of the first evaluation.
+  config.optimizer.learning_rate = 0;
   config.run.evaluate_every = 2;
   config.run.keep_best = true;
   std::optional<testing::FileSizeLimit> disk;
@@ -298,7 +300,7 @@ TEST_F(TrainerPartsTest, TheBestIsMarkedWhenItIsThereAndForgottenWhenItIsNot) {
   };
   ASSERT_EQ(run(config, 2).failures, "");
   // The first snapshot could not be written, so the second one is marked as the best. A run always
-  // saves its last step, here 8.
+  // saves its last step, which is 8 here.
   const SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_THAT(snapshots.steps(), ElementsAre(4, 8));
   EXPECT_EQ(snapshots.best(), snapshots.path_of(4));

@@ -38,7 +38,7 @@ class TrainerStrategyTest : public TrainerTest {
     held_out_alone_ = run.result.held_out.loss;
   }
 
-  // Expects that the losses differ from those of the run "alone" only by rounding to bfloat16.
+  // Expects losses that differ from those of the run "alone" only by rounding to bfloat16.
   void expect_within_bfloat16(const std::string& name) const {
     SCOPED_TRACE(name);
     const std::vector<double> expected = losses("alone");
@@ -48,7 +48,7 @@ class TrainerStrategyTest : public TrainerTest {
     for (size_t i = 0; i < expected.size(); ++i) {
       largest = std::max(largest, std::abs(actual[i] - expected[i]) / expected[i]);
     }
-    EXPECT_GT(largest, 1e-6);  // the run did compute in bfloat16
+    EXPECT_GT(largest, 1e-6);  // they do differ, so the run has computed in bfloat16
     EXPECT_LT(largest, 1e-2);
   }
 
@@ -66,7 +66,8 @@ TEST_F(TrainerStrategyTest, FsdpTrainsAsOneProcess) {
   }
 }
 
-// One rank has three samples for four microbatches, and the other has four.
+// One rank has three samples for four accumulated parts, so one part is empty; the other rank has
+// four.
 TEST_F(TrainerStrategyTest, ARankMayHaveFewerSamplesThanParts) {
   const auto parts = [this](const std::string& strategy, const std::string& name) {
     Config config = config_of(strategy, name);
@@ -107,23 +108,25 @@ TEST_F(TrainerStrategyTest, SingleHasTheBitsOfOneReplica) {
   expect_same_bits("alone", "ddp", 12);
 }
 
-// On one host the order of additions does not depend on the strategy. Gradients are not clipped
-// here, because the sum of squares is rounded differently over shards than over whole gradients.
+// The order of additions on one host does not depend on the strategy, so the bits are equal.
+// Gradients are not clipped here: the squares in their norm are summed in another order over shards
+// than over whole gradients.
 TEST_F(TrainerStrategyTest, UnclippedStrategiesOfOneHostHaveTheSameBits) {
   for (const std::string kind : {"gpt", "mlp", "cnn"}) {
     for (const int world_size : {2, 3}) {
-      if (kind == "cnn" && world_size == 2) continue;  // the test of this case would be slow
+      if (kind == "cnn" && world_size == 2) continue;  // this combination would make the test slow
       SCOPED_TRACE(kind + " on " + std::to_string(world_size));
       const auto train = [&](const std::string& strategy) {
         Config config = config_of(strategy.substr(0, strategy.find(' ')),
                                   kind + strategy + std::to_string(world_size));
         config.parallel.form = strategy == "fsdp mapped" ? "mapped" : "gathered";
         config.model.kind = kind;
-        config.model.dropout = false;  // ranks that are threads share one generator
+        config.model.dropout = false;  // the ranks are threads, which share one random generator
         if (kind == "cnn") config.data = {.kind = "synthetic", .samples = 64};
         config.run.steps = 4;
-        // The shares are uneven. Each has more than one sample, because the rounding of a
-        // matrix-vector product depends on the alignment of the matrix.
+        // The ranks' shares of the batch are uneven. Each has more than one sample: with one
+        // sample, a product is a matrix-vector product, whose rounding depends on the alignment of
+        // the matrix.
         config.run.global_batch_size = 14;
         config.optimizer.clip_norm = 0;
         EXPECT_EQ(run(config, world_size).failures, "");
@@ -168,7 +171,7 @@ TEST_F(TrainerStrategyTest, Bfloat16ParametersLearnAsFloat32OnesDoWithinTheirRou
   expect_within_bfloat16("bfloat16");
 }
 
-// The run evaluates between two steps, and is stopped and resumed.
+// The run also evaluates between two steps, and is stopped and resumed.
 TEST_F(TrainerStrategyTest, FormsAndOffloadGiveTheSameBits) {
   const auto train = [this](const std::string& strategy, const std::string& form,
                             const std::string& offload, int world_size) {
@@ -190,7 +193,8 @@ TEST_F(TrainerStrategyTest, FormsAndOffloadGiveTheSameBits) {
     EXPECT_EQ(losses(in_files), losses(expected));
     expect_same_bits(expected, in_files, 12);
     const std::string mapped = train(strategy, "mapped", "none", world_size);
-    expect_near(losses(mapped), losses(expected));  // the norm is summed over different parts
+    // The norm is summed over other slices, so the last bits differ.
+    expect_near(losses(mapped), losses(expected));
   }
 }
 
@@ -201,20 +205,23 @@ TEST_F(TrainerStrategyTest, AFolderForOffloadThatIsNotThereIsNamed) {
               HasSubstr("parallel.offload: there is no folder " + folder_ + "/nothing; make it"));
 }
 
-// The recomputed forward has the arguments and the random numbers of the first forward.
+// The recomputed forward must get the arguments and the random numbers of the first forward.
 TEST_F(TrainerStrategyTest, RecomputedActivationsGiveTheSameBits) {
   const std::vector<std::pair<std::string, int>> ways = {
       {"single", 1}, {"ddp", 2}, {"zero2", 2}, {"fsdp", 2}};
   for (const std::string kind : {"gpt", "mlp", "image_mlp", "cnn"}) {
     for (const auto& [strategy, world_size] : ways) {
-      if (kind == "cnn" && strategy == "zero2") continue;  // the test of this case would be slow
+      if (kind == "cnn" && strategy == "zero2")
+        // This combination would make the test slow.
+        continue;
       const auto train = [&, &strategy = strategy,
                           &world_size = world_size](const std::string& recomputed) {
         Config config = config_of(strategy, kind + strategy + recomputed);
         config.model.kind = kind == "image_mlp" ? "mlp" : kind;
         config.model.layers = 2;
         config.model.checkpoint_activations = recomputed;
-        config.model.dropout = world_size == 1;  // ranks that are threads share one generator
+        // The ranks are threads, which share one random generator.
+        config.model.dropout = world_size == 1;
         if (kind == "cnn" || kind == "image_mlp")
           config.data = {.kind = "synthetic", .samples = 64};
         config.run.steps = 3;

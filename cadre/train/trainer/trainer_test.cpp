@@ -40,7 +40,7 @@ TEST_F(TrainerTest, LearnsAndTellsWhatItDoes) {
 }
 
 TEST_F(TrainerTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
-  // 700 lines give so few samples that the runs pass the end of an epoch.
+  // A text of 700 lines has so few samples that each run passes the end of an epoch.
   for (const int world_size : {1, 2}) {
     SCOPED_TRACE(world_size);
     const std::string whole = "whole" + std::to_string(world_size);
@@ -66,10 +66,10 @@ TEST_F(TrainerTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
   }
 }
 
-// The layout learned in the first step usually equals the initial one. So the test stores another
-// layout in the snapshot, to show that a resumed run uses it. The layout affects the bits only over
-// TCP, on three ranks and above 64 KiB, where the order of additions depends on a gradient's
-// position in its bucket.
+// Tests that a resumed run uses the bucket layout in the snapshot. The layout that DDP learns in
+// the first step usually equals the initial one, so the test stores a different layout in the
+// snapshot. The layout changes the resulting bits only over TCP, with three ranks and more than 64
+// KiB: there the order of additions depends on a gradient's position in its bucket.
 TEST_F(TrainerTest, AResumedRunTakesOverTheBucketLayout) {
   transport_ = TransportChoice::kTcp;
   Config config = this->config("whole");
@@ -90,7 +90,7 @@ TEST_F(TrainerTest, AResumedRunTakesOverTheBucketLayout) {
     config.run.resume = "none";
     ASSERT_TRUE(run(config, 3, /*stop_after=*/5).result.was_stopped);
     const std::string snapshot = config.run.name + "/step-000005";
-    // Format 2 has no digests, so the change of the file is not found.
+    // Format 2 has no digests, so the changed file is accepted.
     set_format(folder_ + "/" + snapshot, 2);
     nlohmann::json state = state_of(snapshot);
     EXPECT_EQ(state["bucket_layout"], learned);
@@ -107,12 +107,12 @@ TEST_F(TrainerTest, AResumedRunTakesOverTheBucketLayout) {
   for (size_t i = 0; i < expected.size(); ++i) {
     num_different += expected[i].tensor.equal(actual[i].tensor) ? 0 : 1;
   }
-  EXPECT_GT(num_different, 0u) << "the layout does not reach the bits here";
+  EXPECT_GT(num_different, 0u) << "the layout has not changed any bit, so this test proves nothing";
 }
 
 TEST_F(TrainerTest, AnyNumberOfRanksTakesTheSameSteps) {
   Config config = this->config("one");
-  config.run.global_batch_size = 11;  // the ranks have shares of different sizes
+  config.run.global_batch_size = 11;  // 11 samples give the ranks shares of different sizes
   ASSERT_EQ(run(config, 1).failures, "");
   const std::vector<double> expected = losses("one");
   ASSERT_EQ(expected.size(), 12u);
@@ -139,7 +139,7 @@ class ImageTrainerTest : public TrainerTest {
 TEST_F(ImageTrainerTest, LearnsAndTellsHowManyAreRight) {
   Config config = this->config("a");
   config.run.epochs = 5;
-  config.run.global_batch_size = 8;  // 12 of 96 samples
+  config.run.global_batch_size = 8;  // 12 batches in the 96 samples
   const Run run = this->run(config, 2);
   ASSERT_EQ(run.failures, "");
   EXPECT_EQ(run.result.steps, 60);
@@ -156,7 +156,7 @@ TEST_F(ImageTrainerTest, AnyNumberOfRanksTakesTheSameSteps) {
   for (const std::string kind : {"cnn", "mlp"}) {
     Config config = this->config(kind + "1");
     config.model.kind = kind;
-    config.run.global_batch_size = 7;  // the ranks have shares of different sizes
+    config.run.global_batch_size = 7;  // 7 samples give the ranks shares of different sizes
     ASSERT_EQ(run(config, 1).failures, "");
     const std::vector<double> expected = losses(config.run.name);
     ASSERT_EQ(expected.size(), 6u);
@@ -176,7 +176,7 @@ TEST_F(ImageTrainerTest, AResumedRunWithDropoutHasTheBitsOfAnUninterruptedOne) {
   config.run.name = "parts";
   torch::manual_seed(5);
   ASSERT_TRUE(run(config, 1, /*stop_after=*/3).result.was_stopped);
-  torch::manual_seed(99);  // the state of the generator differs, as in another process
+  torch::manual_seed(99);  // the generator has another state, as in a new process
   config.run.resume = "auto";
   ASSERT_EQ(run(config).failures, "");
   expect_same_bits("whole", "parts", 6);
@@ -212,7 +212,7 @@ TEST_F(TrainerTest, EveryOptimizerGoesOnBitForBit) {
   }
 }
 
-// Earlier versions stored `step` as float32, and stored none for RMSprop and Adadelta.
+// Earlier versions stored `step` as float32, and did not store it for RMSprop and Adadelta.
 void set_states_of_earlier_versions(const std::string& snapshot) {
   const std::string path = snapshot + "/optimizer.safetensors";
   std::vector<NamedTensor> states = SafetensorsFile::open(path).read_all();
@@ -250,7 +250,7 @@ TEST_F(TrainerTest, AnAccumulatedStepIsTheWholeStep) {
   Config config = this->config("whole");
   config.run.global_batch_size = 7;
   ASSERT_EQ(run(config, 1).failures, "");
-  // On 3 ranks some ranks have empty parts: each of the 4 parts has 2 or 3 samples.
+  // Each of the 4 parts has 2 or 3 samples, so on 3 ranks some ranks have an empty part.
   for (const int world_size : {1, 2, 3}) {
     for (const int64_t accumulate : {2, 4}) {
       config.run.name = cadre::format("parts{}-{}", world_size, accumulate);
@@ -263,7 +263,7 @@ TEST_F(TrainerTest, AnAccumulatedStepIsTheWholeStep) {
 
 TEST_F(TrainerTest, TheBestSnapshotIsTheOneWithTheLowestLoss) {
   Config config = this->config("a");
-  config.optimizer.learning_rate = 0.05;  // this rate is too large: the loss rises again
+  config.optimizer.learning_rate = 0.05;  // too large, so the loss rises again
   config.schedule.kind = "constant";
   config.run.steps = 60;
   config.run.evaluate_every = 4;
@@ -279,8 +279,8 @@ TEST_F(TrainerTest, TheBestSnapshotIsTheOneWithTheLowestLoss) {
   const SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_EQ(snapshots.best(), snapshots.path_of(best_step));
 
-  // The best loss is part of the snapshot, so a resumed run does not mark a worse snapshot as the
-  // best.
+  // The snapshot records the best loss, so a resumed run does not mark a snapshot with a higher
+  // loss as the best.
   config.run.resume = "auto";
   config.run.steps = 61;
   config.optimizer.learning_rate = 10;
@@ -365,7 +365,8 @@ TEST_F(TrainerTest, AClipNormOfZeroIsNoLimit) {
   run_with("wide", 1e9);
   run_with("narrow", 1e-3);
   expect_same_bits("none", "wide", 12);
-  EXPECT_LT(losses("none").back(), losses("narrow").back() - 0.01) << "a limit is one";
+  EXPECT_LT(losses("none").back(), losses("narrow").back() - 0.01)
+      << "the width must limit how well the model fits";
 }
 
 TEST_F(TrainerTest, SgdAndTheMlpTrain) {

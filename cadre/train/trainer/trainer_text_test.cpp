@@ -1,4 +1,4 @@
-// Tests a run whose text changes while it is read.
+// Tests a run whose text file changes while the run reads it.
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -17,8 +17,8 @@ using ::testing::Not;
 
 class TrainerTextTest : public TrainerTest {
  protected:
-  // The text is larger than the part that is kept in memory: it is a line of text followed by a
-  // hole, which takes no disk space.
+  // Returns a configuration whose text is larger than the limit for texts in memory. The file is a
+  // line of text followed by a hole, which takes no disk space.
   Config config_of_large_text() const {
     Config config = this->config("a");
     config.data.path = folder_ + "/large";
@@ -58,7 +58,7 @@ TEST_F(TrainerTextTest, AChangeOfALargeTextEndsTheRunOnAllRanksBeforeItIsUsed) {
   EXPECT_THAT(written.failures, all_have("was written since it was opened; restore it"));
   EXPECT_THAT(written.screen, AllOf(HasSubstr("step  3/12"), Not(HasSubstr("step  4/12"))));
   EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ::testing::ElementsAre(2));
-  // If the file were mapped, the run would end with SIGBUS.
+  // If the file were mapped into memory, truncating it would end the run with SIGBUS.
   const Run cut = run_with([&] { fs::resize_file(config.data.path, 0); });
   EXPECT_THAT(cut.failures, all_have("has 0 bytes instead of 68157440 since it was opened"));
 }
@@ -71,7 +71,8 @@ TEST_F(TrainerTextTest, ASmallTextIsTrainedAsItWasRead) {
   change_after_step_3([&] { write_content(config.data.path, std::string(text.size(), 'z')); });
   ASSERT_EQ(run(config, 2).failures, "");
   EXPECT_EQ(losses("disturbed"), losses("plain"));
-  // The snapshot records the text as it was read.
+  // The snapshot has the digest of the text as it was at the start, so the resumed run notices the
+  // change.
   config.run.resume = "auto";
   config.run.steps = 14;
   EXPECT_THAT(run(config, 2).failures, HasSubstr("was trained on other data"));

@@ -1,9 +1,10 @@
-// Selects the rows of a batch for one rank, or for one part of its share.
+// Selects the rows of a batch for one rank, or for one of the parts in which a rank accumulates
+// gradients.
 //
-// Threads: pure functions. Blocking: never. Lifetime: parts share the batch's memory. Errors:
-// kInvalidArgument if the tensors of a batch have different numbers of rows.
-// A batch is a tensor, a cadre::Batch, or tuples, pairs, vectors, maps and optionals of tensors. A
-// 0-dim tensor has no rows, so every part has all of it.
+// Threads: pure functions. Lifetime: the selected rows share the batch's memory. Errors:
+// kInvalidArgument if the tensors of a batch have different numbers of rows. A batch is a tensor, a
+// cadre::Batch, or tuples, pairs, vectors, maps and optionals of tensors. A 0-dim tensor has no
+// rows, so every rank and part gets all of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -64,7 +65,7 @@ B rows_of_batch(B batch, const FlatRange& rows) {
   return batch;
 }
 
-// Returns whether two batches have equal tensors.
+// Returns whether all tensors of two batches are equal.
 template <BatchOfRows B>
 bool have_equal_rows(B first, B second) {
   std::vector<at::Tensor> tensors;
@@ -92,8 +93,8 @@ B cast_batch(B batch, at::ScalarType dtype) {
   return batch;
 }
 
-// The part `index` of `count` consecutive parts of rows. Their sizes differ by at most one; the
-// last part is the largest.
+// Part `index` of the `count` consecutive parts into which rows are divided. The sizes of the parts
+// differ by at most one; the last part is the largest.
 struct RowsPart {
   int64_t index;
   int64_t count;

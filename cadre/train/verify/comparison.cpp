@@ -19,8 +19,8 @@ double share_of(double difference, double bound) {
   return difference == 0 ? 0 : difference / bound;
 }
 
-// Returns |actual - expected| divided by the scale, for the element with the largest ratio to its
-// bound.
+// Computes |actual - expected| / scale for each element. Returns it for the element that uses the
+// largest share of its bound.
 UsedBound compare(const at::Tensor& actual, const ReferenceTensor& expected) {
   const at::Tensor difference =
       (actual.detach().to(at::kDouble) - expected.values.to(at::kDouble)).abs().flatten();
@@ -37,7 +37,8 @@ UsedBound compare(const at::Tensor& actual, const ReferenceTensor& expected) {
   const at::Tensor bounds = expected.bounds.to(at::kDouble).flatten() * expected.scale;
   const at::Tensor shares =
       at::where(difference == 0, at::zeros_like(difference), difference / bounds);
-  const int64_t worst = shares.argmax().item<int64_t>();  // the index of a NaN, if there is one
+  // The index of a NaN, if the tensor has one.
+  const int64_t worst = shares.argmax().item<int64_t>();
   const double value = relative(difference[worst].item<double>());
   const double bound = expected.bounds.flatten()[worst].item<double>();
   return {.share = share_of(value, bound), .deviation = {.difference = value, .bound = bound}};
@@ -104,8 +105,8 @@ void Comparison::add(UsedBound& kept, const Tensors& tensors, int64_t step) cons
     }
     const at::Tensor& values = expected[i].values;
     if (!found->tensor.defined() && !values.defined()) continue;
-    // An undefined gradient is compared as zeros; if the optimizer treats the two differently, the
-    // parameters show it.
+    // An undefined gradient is compared as if it were zeros. If an optimizer distinguishes the two,
+    // the parameters will differ after the update.
     const ReferenceTensor whole{.values = values.defined() ? values : at::zeros_like(found->tensor),
                                 .scale = expected[i].scale,
                                 .bound = expected[i].bound,

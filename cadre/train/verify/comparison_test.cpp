@@ -1,4 +1,4 @@
-// How far gradients and parameters deviate from those of the reference.
+// Tests how the deviations of losses, gradients and parameters from the reference are computed.
 #include "cadre/train/verify/comparison.h"
 
 #include <gtest/gtest.h>
@@ -49,8 +49,8 @@ TEST(Comparison, NaNAndValuesWhereAllAreZeroExceedEveryBound) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const ReferenceRun run = one_tensor(10);
   Comparison of_nan(run, 0);
-  of_nan.add_gradients(1, gradient_of(10, 10.5));  // within the bound, so the NaN of step 2 is
-                                                   // still reported
+  // This deviation is within the bound, so the NaN of step 2 is still reported.
+  of_nan.add_gradients(1, gradient_of(10, 10.5));
   of_nan.add_loss(1, 2.1);
   of_nan.add_gradients(2, gradient_of(10, nan));
   of_nan.add_loss(2, nan);

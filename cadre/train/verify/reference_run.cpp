@@ -32,16 +32,20 @@ constexpr const char* kRemedy =
     "the reference of a verification trains without other ranks. Take the group that is handed to "
     "make_module(group) and loss(model, rows, group), which has one rank in the reference and all "
     "ranks under a strategy, instead of one that the functions have captured";
-// The scale of a gradient is at least this fraction of the largest gradient.
+// A gradient's differences are divided by its scale: its largest absolute value, but at least this
+// fraction of the model's largest gradient.
 constexpr double kShareOfLargestGradient = 0.01;
 
-// Constants for float32: the size of the disturbances, the factor by which the resulting
-// differences are multiplied, and the largest bound.
+// Constants of the disturbed training in float32: the size of its random errors in the gradients
+// (as a fraction of their bound) and in the parameters, and the factor by which the resulting
+// differences are multiplied.
 constexpr double kDisturbedShareOfBound = 0.1;
 constexpr double kDisturbedRoundings = 4 * 0x1p-24;
 constexpr double kDisturbanceFactor = 4;
-// A gradient between this fraction and kShareOfLargestGradient of the largest one is no rounding
-// error. Its own size, or the disturbance times a larger factor, gives a tighter bound.
+// If a gradient's largest value is between this fraction and kShareOfLargestGradient of the model's
+// largest gradient, it does not consist of rounding errors. Its bound is then tightened: to one
+// relative to its own size, or to the measured effect of the disturbances times
+// kSmallGradientFactor.
 constexpr double kShareOfRoundingError = 1e-4;
 constexpr double kSmallGradientFactor = 16;
 constexpr double kLargestBound = 1e-2;
@@ -60,7 +64,7 @@ double default_bound(at::ScalarType dtype, const std::string& name) {
                      kVerifier, name, c10::toString(dtype)));
 }
 
-// Returns the scale of each gradient. Differences are relative to it.
+// Returns the scale of each gradient: the number to which its differences are relative.
 std::vector<double> scales_of(const std::vector<NamedTensor>& gradients) {
   std::vector<double> scales;
   for (const NamedTensor& gradient : gradients) scales.push_back(largest(gradient.tensor));
@@ -76,8 +80,8 @@ double enlarged(double bound, double difference) {
   return std::max(bound, difference * kDisturbanceFactor);
 }
 
-// Repeats the training with random disturbances of a few roundings in the initial parameters and in
-// the gradients. Its distance from the reference shows how rounding errors grow in this model.
+// Repeats the training with random errors of a few roundings in the initial parameters and in the
+// gradients. Its distance from the reference shows how much rounding errors grow in this model.
 class DisturbedTraining {
  public:
   explicit DisturbedTraining(std::unique_ptr<ReferenceTraining> training)
@@ -113,7 +117,7 @@ class DisturbedTraining {
     return differences;
   }
 
-  // Called after an update. Returns how much each buffer differs.
+  // Returns the difference of each buffer from the reference's. Call it after an update.
   std::vector<double> buffer_differences(const std::vector<NamedTensor>& buffers) {
     std::vector<double> differences;
     const std::vector<NamedTensor> own = training_->buffers();
@@ -124,7 +128,7 @@ class DisturbedTraining {
     return differences;
   }
 
-  // bounds: bounds of the gradients, relative to their scales.
+  // `bounds` are the bounds of the gradients, relative to their scales.
   void update(int64_t step, const std::vector<double>& bounds) {
     {
       const at::NoGradGuard no_grad;
@@ -133,8 +137,8 @@ class DisturbedTraining {
       for (size_t i = 0; i < own.size(); ++i) {
         at::Tensor gradient = own[i].tensor;
         if (!gradient.defined()) continue;
-        // A gradient of 0 is not disturbed, because it is exact: for example that of an embedding's
-        // row that no sample uses.
+        // A gradient of 0 gets no random error, because it is exact: for example that of an
+        // embedding's row for a token that does not occur.
         const at::Tensor is_used = gradient.ne(0).to(gradient.scalar_type());
         gradient.add_(noise(gradient) * is_used, kDisturbedShareOfBound * bounds[i] * scales[i]);
       }
@@ -154,8 +158,9 @@ class DisturbedTraining {
   at::Generator generator_;
 };
 
-// Runs the reference's optimizer on copies of the parameters, with gradients that differ from the
-// reference's by their bound, in one direction for each copy.
+// Runs the reference's optimizer on several copies of the parameters. Each copy gets gradients that
+// differ from the reference's by their bound, in a direction of its own. The differences between
+// the resulting parameters bound what an accepted gradient may do to a parameter.
 class PerturbedUpdates {
  public:
   PerturbedUpdates(ReferenceTraining& reference, const std::vector<NamedTensor>& initial) {
@@ -180,7 +185,8 @@ class PerturbedUpdates {
     }
   }
 
-  // Returns twice the largest difference of parameter i over all directions.
+  // Returns, for each element of parameter i, twice the largest difference from `reference` over
+  // all directions.
   at::Tensor bounds(size_t i, const at::Tensor& reference) const {
     const at::NoGradGuard no_grad;
     at::Tensor bounds = at::zeros_like(reference);
@@ -197,8 +203,8 @@ class PerturbedUpdates {
     std::unique_ptr<UpdateRule> rule;
   };
 
-  // The directions: up, down, away from zero, towards zero; alternately up and down; alternately
-  // away and towards.
+  // The directions in which the gradients are changed: up, down, away from zero, towards zero; and
+  // with alternating signs: up and down, away and towards.
   struct Direction {
     size_t index;
     int64_t step;
@@ -253,8 +259,8 @@ class ReferenceRecorder {
   }
 
  private:
-  // Runs the program's functions as in a world of one process. Throws the error of one rank on all
-  // ranks.
+  // Calls `run` on every rank, with a world of one process. If it throws on one rank, all ranks
+  // throw that error.
   void agree(const std::function<void()>& run) const {
     const auto refusal = common_refusal(world_, {kVerifier, options_.step_timeout}, [&run] {
       const WorldOfOneScope scope(kRemedy);
@@ -289,7 +295,7 @@ class ReferenceRecorder {
 
   void record(int64_t step) {
     double loss = 0;
-    std::vector<NamedTensor> gradients = parameters_;  // copied for their names and sizes
+    std::vector<NamedTensor> gradients = parameters_;  // copied only for the names and sizes
     std::vector<NamedTensor> parameters;
     std::vector<NamedTensor> buffers = buffers_;
     StepBounds bounds{
@@ -332,8 +338,8 @@ class ReferenceRecorder {
     std::vector<double> buffers = {};
   };
 
-  // Records whether any gradient is not 0 and any parameter changes. If neither does, a comparison
-  // proves nothing.
+  // Records whether any gradient is not 0 and whether any parameter changes. If neither happens, a
+  // comparison with the reference proves nothing.
   void note_changes(const std::vector<NamedTensor>& gradients,
                     const std::vector<NamedTensor>& parameters) {
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -342,7 +348,7 @@ class ReferenceRecorder {
     }
   }
 
-  // Called on rank 0.
+  // Is called on rank 0 only.
   std::vector<double> buffer_bounds(const std::vector<NamedTensor>& buffers) {
     std::vector<double> bounds;
     std::vector<double> differences(buffers.size(), 0);
@@ -366,7 +372,7 @@ class ReferenceRecorder {
     return bounds;
   }
 
-  // Called on rank 0.
+  // Is called on rank 0 only.
   StepBounds bounds_of(int64_t step, double loss, const std::vector<NamedTensor>& gradients) {
     StepBounds bounds{.loss = loss_bound_, .gradients = gradient_bounds_, .buffers = {}};
     if (!disturbed_) return bounds;
@@ -384,9 +390,10 @@ class ReferenceRecorder {
     return bounds;
   }
 
-  // Returns a bound, relative to `scale` like `difference`, for a gradient whose scale is a share
-  // of the model's largest gradient. Infinite if that scale is right: for a gradient that is not
-  // smaller than it, or so small that it consists of rounding errors.
+  // Returns a tighter bound for a gradient whose largest value, `own`, is small compared with the
+  // model's largest gradient; it is relative to `scale`, like `difference`. Returns infinity (no
+  // tighter bound) if the gradient is not smaller than its scale, or so small that it consists of
+  // rounding errors.
   static double bound_of_small(double own, double scale, double difference, double default_bound) {
     const bool is_small =
         own < scale && own > scale * kShareOfRoundingError / kShareOfLargestGradient;
@@ -409,7 +416,8 @@ class ReferenceRecorder {
                        step, loss));
   }
 
-  // Broadcasts from rank 0: the loss, which gradients are defined, the gradients, and all bounds.
+  // Sends rank 0's values to all ranks: the loss, which gradients are defined, the gradients, and
+  // all bounds.
   void send(double& loss, std::vector<NamedTensor>& gradients, StepBounds& bounds) const {
     const size_t count = gradients.size();
     const size_t num_buffers = bounds.buffers.size();
@@ -474,7 +482,7 @@ class ReferenceRecorder {
   std::vector<double> gradient_bounds_;  // has one bound for each parameter
   std::vector<double> parameter_bounds_;
   double loss_bound_ = 0;
-  std::optional<DisturbedTraining> disturbed_;  // is set on rank 0 only
+  std::optional<DisturbedTraining> disturbed_;  // set on rank 0 only
   std::optional<PerturbedUpdates> perturbed_;
   ReferenceRun run_;
 };

@@ -1,5 +1,5 @@
-// The reference: the steps of a training in one process, and the bounds that are derived from them.
-// Every rank has a copy.
+// The reference run of a verification: the steps of a training in one process, and the bounds for
+// deviations that are derived from them. Every rank has a copy.
 //
 // Threads: one. Blocking: run_reference() is collective. Lifetime: owns its tensors.
 // Errors: as run_verification().
@@ -16,12 +16,13 @@
 
 namespace cadre::verify {
 
-// A tensor of the reference. Bounds are relative to the scale.
+// A tensor of the reference run. Its bounds are relative to the scale.
 struct ReferenceTensor {
-  at::Tensor values;  // is undefined for a gradient that does not exist
-  double scale = 0;   // 0 means that every value is 0, and must be 0 on the ranks, too
-  double bound = 0;   // the bound for every element, unless `bounds` is defined
-  // Has one bound for each element, with the sizes of `values`; or is undefined.
+  at::Tensor values;  // undefined for a gradient that does not exist
+  double scale = 0;   // 0 if all values are 0; the values on the ranks must then be 0, too
+  double bound = 0;   // the bound of every element; ignored if `bounds` is defined
+  // Has a bound for each element, in the sizes of `values`. Undefined if all elements have one
+  // bound.
   at::Tensor bounds{};
 };
 
@@ -41,7 +42,7 @@ struct ReferenceRun {
   bool changes_parameters = false;  // a step has changed a parameter
 };
 
-// Calls make_reference on every rank. Rank 0 trains, in a world of one process, and broadcasts the
+// Calls make_reference on every rank. Rank 0 trains in a world of one process and broadcasts the
 // results. Throws kInvalidArgument on all ranks if the training throws, the module has no
 // parameters, or a loss is not finite.
 ReferenceRun run_reference(const ProcessGroup& world, const VerificationProgram& program,

@@ -85,7 +85,7 @@ TEST(ReferenceRun, InFloat64BoundsAreSharesOfTheLargestValue) {
   EXPECT_FALSE(run.steps[1].parameters[0].bounds.defined());
 }
 
-// A gradient of 1e-7 may differ by 2e-5, so AdamW's update may have either sign.
+// A gradient of 1e-7 may differ by 2e-5, so it may have either sign, and so may AdamW's update.
 TEST(ReferenceRun, InFloat32AnElementMayDifferByWhatItsUpdateMakesOfTheGradientsBound) {
   const ReferenceRun run = run_scripted<torch::optim::AdamW>(
       torch::kFloat, torch::optim::AdamWOptions(kRate).weight_decay(0));
@@ -108,8 +108,8 @@ TEST(ReferenceRun, AnUpdateThatIsLinearInTheGradientKeepsTheShare) {
   EXPECT_NEAR((last.bounds * last.scale).max().item<double>(), 1e-5, 1e-5);
 }
 
-// The loss is the mean of p^power at p = 1, so a relative difference of p becomes `power` times as
-// large in the gradient. The gradient of "small" is 1e-6.
+// The loss is the mean of p^power at p = 1, so a relative change of p changes the gradient by about
+// `power` times as much. The parameter "small" has a gradient of 1e-6.
 struct Steep final : ReferenceTraining {
   explicit Steep(double of) : power(of) {}
   double backward(int64_t /*step*/) override {
@@ -149,15 +149,15 @@ std::vector<ReferenceTensor> gradients_of_steep(double power) {
   return gradients;
 }
 
-// The bound is four times the change of the gradient if parameters are rounded by up to 2^-22, but
-// at most 1e-2.
+// The expected bound is four times the change that the gradient gets if parameters are rounded by
+// up to 2^-22, but at most 1e-2.
 TEST(ReferenceRun, InFloat32ABoundIsWhatRoundingMakesOfTheGradient) {
   EXPECT_EQ(gradients_of_steep(2)[0].bound, 1e-5);
   const auto gradients = gradients_of_steep(1000);
   EXPECT_NEAR(gradients[0].bound, 4 * 999 * 0x1p-22, 5e-5);
   EXPECT_EQ(gradients_of_steep(100'000)[0].bound, 1e-2);
   EXPECT_NEAR(gradients[0].scale, 1, 1e-6);
-  EXPECT_NEAR(gradients[1].scale, 0.01, 1e-6) << "a share of the largest gradient of all";
+  EXPECT_NEAR(gradients[1].scale, 0.01, 1e-6) << "expected 1 % of the model's largest gradient";
 }
 
 }  // namespace

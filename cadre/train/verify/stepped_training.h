@@ -1,7 +1,7 @@
-// A training that a verification runs step by step; it reads the values after each part of a step.
+// A training that a verification runs step by step, reading its values after each part of a step.
 //
-// Threads: one. Blocking: every method may be collective; all ranks call the same methods. Errors:
-// cadre::Error, and any exceptions of the user's module and functions.
+// Threads: one. Blocking: every method may be collective, so all ranks must call the same methods.
+// Errors: cadre::Error, and any exceptions of the user's module and functions.
 #pragma once
 
 #include <cstdint>
@@ -22,23 +22,24 @@ class UpdateRule {
 
 class SteppedTraining : public UpdateRule {
  public:
-  // Runs forward and backward of the batch of this step, and leaves the gradients for update().
+  // Computes forward and backward of this step's batch, and leaves the gradients for update().
   // Returns the mean loss over the rows of the whole batch, equal on all ranks.
   virtual double backward(int64_t step) = 0;
-  // Return whole tensors for every parameter, by its name in the plain module, on all ranks. A
-  // gradient may be undefined. Valid until the next call.
+  // Return every parameter, or its gradient, as a whole tensor under its name in the plain module,
+  // on all ranks. A gradient may be undefined. The result is valid until the next call.
   virtual std::vector<NamedTensor> gradients() = 0;
   virtual std::vector<NamedTensor> parameters() = 0;
-  // Called after an update. Returns the buffers that must equal those of one process, whole, by
-  // name. Empty if this training computes a step in several forwards, because a buffer may change
-  // in each.
+  // Is called after an update. Returns the buffers as whole tensors by name, which must equal those
+  // of a training in one process. Returns an empty list if this training computes a step in several
+  // forwards, because a buffer may change in each of them.
   virtual std::vector<NamedTensor> buffers() { return {}; }
 };
 
 // The plain module and its optimizer in one process, on the whole batch.
 class ReferenceTraining : public SteppedTraining {
  public:
-  // Returns the same optimizer with new state, for other tensors of the same names and sizes.
+  // Returns an optimizer of the same kind and options with new state, for other tensors of the same
+  // names and sizes.
   virtual std::unique_ptr<UpdateRule> rule_for(const std::vector<NamedTensor>& parameters) = 0;
 };
 

@@ -17,8 +17,8 @@ bool selects(std::string_view word, std::string_view name) {
   return name.size() == word.size() || name[word.size()] == '/' || name[word.size()] == '-';
 }
 
-// Returns the smallest group size above 1 that divides the ranks into several groups; 0 if there is
-// none.
+// Returns the smallest size above 1 of equal groups into which the ranks can be divided, other than
+// one group of all; 0 if there is none.
 int group_size_of(int num_shards) {
   for (int size = 2; size < num_shards; ++size) {
     if (num_shards % size == 0) return size;
@@ -51,7 +51,7 @@ std::string name_of(const StrategyCase& strategy, int world_size) {
         world_size / (strategy.pipeline * strategy.expert * strategy.context * strategy.tensor);
     name += format("-{}x{}", strategy.num_replicas, std::max(1, num_ranks / strategy.num_replicas));
   }
-  // The stages of a pipeline are not resharded by units.
+  // The name has no mode of resharding in a pipeline, because fsdp does not reshard by units there.
   if (has_units(strategy.strategy) && strategy.pipeline == 1)
     name += format("/{}", to_string(strategy.reshard));
   if (strategy.form == ShardForm::kMapped) name += "/mapped";

@@ -1,4 +1,4 @@
-// The cases of a verification that a number of ranks allows.
+// Tests which cases of a verification exist for a number of ranks.
 #include "cadre/train/verify/strategy_case.h"
 
 #include <gmock/gmock.h>
@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Tests every form, on two meshes of two axes.
+// Tests the list of cases with all kinds of names, and with two meshes of two axes.
 TEST(StrategyCases, AreAllThatApply) {
   const auto names = [](const StrategySpace& space) {
     std::vector<std::string> all;

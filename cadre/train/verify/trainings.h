@@ -1,5 +1,5 @@
-// The trainings of a user's module that a verification compares: without a wrapper, and under each
-// wrapper.
+// The trainings of a user's module that a verification compares: one without a wrapper, and one
+// with each wrapper.
 //
 // Threads: one. Blocking: constructors and methods of trainings with a wrapper are collective.
 // Lifetime: keeps the program, the module and the group. Errors: those of the wrappers and of the
@@ -32,7 +32,7 @@
 
 namespace cadre::verify {
 
-// Return the module's own parameters, or their gradients.
+// Return the parameters of a plain module, or their gradients, by name.
 CADRE_EXPORT std::vector<NamedTensor> whole_parameters(const torch::nn::Module& module);
 CADRE_EXPORT std::vector<NamedTensor> whole_gradients(const torch::nn::Module& module);
 
@@ -45,9 +45,9 @@ CADRE_EXPORT void prepare_on_all_ranks(const ProcessGroup& world,
 // Collective.
 CADRE_EXPORT double mean_over_rows(double loss, int64_t rows, const ProcessGroup& world);
 
-// Throws for batches that ranks cannot divide, and if all ranks have equal rows in every step: then
-// each of them has the gradient of the whole batch, and the verification would not notice a missing
-// reduction.
+// Throws for batches that ranks cannot divide. Also throws if all ranks have equal rows in every
+// step: each rank would then compute the gradient of the whole batch by itself, and the
+// verification would not notice a missing reduction.
 template <typename Program>
 void check_rows_of_ranks(Program& program, int world_size) {
   bool is_equal = world_size > 1;
@@ -80,7 +80,7 @@ class PlainTraining final : public ReferenceTraining {
   double backward(int64_t step) override {
     optimizer_.zero_grad();
     const auto rows = program_->batch(step);
-    (void)num_rows_of_batch(rows);  // refuses a batch that ranks could not divide
+    (void)num_rows_of_batch(rows);  // throws for a batch that ranks could not divide
     const at::Tensor loss = program_->loss_of(model_, rows, alone_);
     loss.backward();
     if (const auto limit = program_->options.clip_norm) {
@@ -119,8 +119,8 @@ class PlainTraining final : public ReferenceTraining {
   Optimizer optimizer_;
 };
 
-// The common base of all wrappers: computes this rank's share of a batch, in parts. `world` is the
-// group of the case.
+// The base class of the trainings with a wrapper: computes this rank's share of a batch, in parts.
+// `world` is the group of the case.
 template <typename Program, typename Wrapper>
 class WrappedTraining : public SteppedTraining {
  public:
@@ -133,11 +133,11 @@ class WrappedTraining : public SteppedTraining {
     for (const PlannedBackward& planned : plan.backwards) {
       std::optional<NoSync> no_sync;
       if (planned.is_local) no_sync.emplace(model_.no_sync());
-      // It also runs if this rank has no rows, because a forward of a sharded model is a
+      // The forward also runs if this rank has no rows, because a forward of a sharded model is a
       // collective.
       const at::Tensor loss = program_->loss_of(model_, rows_of_batch(batch, planned.rows), world_);
       (planned.weight == 1 ? loss : loss * planned.weight).backward();
-      // The loss of no rows is not added, because it would be NaN.
+      // If this rank has no rows, the mean loss is NaN, so it is not added.
       if (planned.rows.size() == 0) continue;
       sum += loss.template item<double>() * static_cast<double>(planned.rows.size());
       num_rows += planned.rows.size();
@@ -169,7 +169,7 @@ class WrappedTraining : public SteppedTraining {
   Wrapper model_;
 };
 
-// The training under ddp, in which every rank has the whole optimizer.
+// The training under ddp: every rank updates all parameters.
 template <typename Program>
 using DdpTraining = WrappedTraining<Program, DistributedDataParallel<typename Program::Module>>;
 
@@ -193,7 +193,7 @@ class ReplicatedTraining final : public DdpTraining<Program> {
   typename Program::RankOptimizer optimizer_;
 };
 
-// The training under zero1, with whole gradients, or zero2, with sharded gradients.
+// The training under zero1 (whole gradients on every rank) or zero2 (sharded gradients).
 template <typename Program>
 class ZeroTraining final : public DdpTraining<Program> {
  public:

@@ -58,20 +58,20 @@ std::vector<AgreedField> fields_of(const std::vector<StrategyCase>& cases,
           {"the list of strategies", names}};
 }
 
-// The largest deviations of one rank, which the ranks exchange.
+// The largest deviations that one rank has found. The ranks exchange them.
 struct RankDeviations {
   struct Of {
     double share;
     double difference;
     double bound;
     int64_t step;
-    int64_t tensor;  // index of the parameter or buffer, or -1
+    int64_t tensor;  // the index of the parameter or buffer; -1 for the loss
   };
-  std::array<Of, 4> of;  // loss, gradients, parameters, buffers
+  std::array<Of, 4> of;  // the order is loss, gradients, parameters, buffers
 };
 
-// The outcome of a case, which the ranks exchange at its end. An error with an empty message means
-// that there was none.
+// The outcome of a case on one rank. The ranks exchange it at the end of the case. An empty message
+// means that the rank had no error.
 struct RankOutcome {
   RankDeviations deviations{};
   Error error{ErrorCode::kInternal, ""};
@@ -79,7 +79,7 @@ struct RankOutcome {
   bool has_error() const { return !error.message().empty(); }
 };
 
-// The text has the deviations, the code and the message.
+// Returns the deviations, the error code and the message as one text.
 std::string encode(const RankOutcome& outcome) {
   std::string text(sizeof(RankDeviations), '\0');
   std::memcpy(text.data(), &outcome.deviations, sizeof(RankDeviations));
@@ -96,8 +96,8 @@ RankOutcome decode(const std::string& text) {
   return outcome;
 }
 
-// Returns the rank whose error explains the others: if one rank fails alone, it aborts the group of
-// its case, and the other ranks report that.
+// Returns the rank whose error is the cause. If one rank fails alone, it aborts the group of the
+// case; the errors of the other ranks then only report that abort.
 std::optional<size_t> rank_at_fault(const std::vector<RankOutcome>& outcomes) {
   std::optional<size_t> first;
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
@@ -139,7 +139,8 @@ class Verification {
     if (options_.progress && world_.rank() == 0) options_.progress(line);
   }
 
-  // Throws if the reference does not train: a comparison with it would be within any bound.
+  // Throws if the reference changes no parameter or has only zero gradients: a wrong training could
+  // then not deviate from it.
   void check_reference() const {
     if (reference_.has_gradients && reference_.changes_parameters) return;
     throw Error(ErrorCode::kInvalidArgument,
@@ -164,7 +165,7 @@ class Verification {
       train(strategy, group, comparison);
     } catch (...) {
       own.error = caught_error();
-      // Other ranks may be waiting for this rank.
+      // Other ranks may be waiting for this rank in a collective.
       group.abort(format("rank {}: {}", world_.rank(), own.error.message()));
     }
     own.deviations = deviations_of(comparison);
@@ -186,7 +187,7 @@ class Verification {
     return report;
   }
 
-  // Returns why the case cannot run, with the same text on all ranks; empty if it can run.
+  // Returns why the case cannot run, with an equal text on all ranks; an empty text if it can run.
   std::string reason_not_to_run(const StrategyCase& strategy) const {
     if (!program_.why_not) return {};
     const auto reasons =
@@ -224,7 +225,7 @@ class Verification {
     return deviations;
   }
 
-  // Returns the names to which the indices in RankDeviations::Of::tensor refer.
+  // Returns the names to which the index RankDeviations::Of::tensor refers.
   const std::vector<std::string>& names_of(size_t index) const {
     return index == 3 ? reference_.buffer_names : reference_.names;
   }

@@ -1,16 +1,16 @@
 // Trains a model under every strategy and compares each step with training in one process.
 //
 // Threads: one. Blocking: collective; returns when every strategy has run. Lifetime: keeps nothing.
-// Errors: kInvalidArgument for options, on all ranks; the errors of the group. Errors of the user's
-// program under a strategy are in the report of that strategy instead. For use in programs see
-// verify_strategies.h.
+// Errors: kInvalidArgument for options, on all ranks; the errors of the group. An error of the
+// user's program under a strategy is stored in the report of that strategy instead.
+// verify_strategies.h is the interface for programs.
 //
 // The reference runs on rank 0 in a world of one process: its functions get a group of one rank,
-// and a group of several ranks refuses every call there (tensor/group/operands/world_of_one.h).
+// and a group of several ranks throws at every call there (tensor/group/operands/world_of_one.h).
 // After each step rank 0 sends its loss, gradients and parameters to the other ranks, so that every
-// rank compares its own values. Each rank keeps them for all steps: 2 * steps copies of the
-// parameters, or 3 * steps with bounds by element. Each case has its own group of all ranks, so
-// that a case that fails on one rank does not end the others.
+// rank can compare its own values with them. Each rank keeps them for all steps: 2 * steps copies
+// of the parameters, or 3 * steps if the bounds are given for each element. Each case has its own
+// group of all ranks, so a case that fails on one rank does not end the others.
 #pragma once
 
 #include <chrono>
@@ -31,7 +31,7 @@
 namespace cadre {
 
 // The largest relative differences that are accepted. The defaults depend on the dtype of the
-// parameter:
+// parameters:
 //
 // float64: 1e-10; float32: 1e-5. They are relative to the loss, or to the largest value of the
 // gradient or parameter.
@@ -64,24 +64,24 @@ struct VerifyBounds {
 struct VerificationOptions {
   int64_t num_steps = 5;
   VerifyBounds bounds = {};
-  // The longest time that other ranks wait for a step of the reference.
+  // The longest time that other ranks wait for rank 0 to compute a step of the reference.
   Duration step_timeout = std::chrono::minutes(10);
-  // Called on rank 0 with a line about the present activity, without a newline. May be an empty
-  // function.
+  // Is called on rank 0 with one line, without a newline, about what the verification is doing. May
+  // be an empty function.
   std::function<void(std::string_view)> progress = {};
 };
 
 struct VerificationProgram {
-  // Does not communicate. Called once on every rank, with a group of only this rank; only rank 0
-  // trains with the result.
+  // Must not communicate. Is called once on every rank, with a group of only this rank; only rank 0
+  // trains the result.
   std::function<std::unique_ptr<verify::ReferenceTraining>(const ProcessGroup& alone)>
       make_reference;
-  // Collective. group: the group of the case.
+  // Collective. `group` is the group of the case.
   std::function<std::unique_ptr<verify::SteppedTraining>(const StrategyCase&,
                                                          const ProcessGroup& group)>
       make_training;
-  // Does not communicate. Returns why a case cannot run, equal on all ranks; an empty text if it
-  // can. May be an empty function.
+  // Must not communicate. Returns why a case cannot run, equal on all ranks, or an empty text if it
+  // can run. May be an empty function.
   std::function<std::string(const StrategyCase&)> why_not = {};
 };
 

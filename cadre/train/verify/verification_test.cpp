@@ -1,6 +1,6 @@
-// Tests programs that use the group. The reference is a world of one process. A program whose
-// result depends on the number of ranks deviates or is refused. A program that is correct because
-// of its collectives is within the bounds.
+// Tests programs that communicate in their own module or loss. The reference runs in a world of one
+// process. A program whose result depends on the number of ranks must be reported as deviating, or
+// throw. A program whose collectives make it correct must be within the bounds.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn.h>
@@ -40,12 +40,12 @@ std::shared_ptr<TwoHeads> make_heads() {
   return std::make_shared<TwoHeads>();
 }
 
-// Returns the error, which must be equal on all ranks.
+// Returns the error that `verify` throws, which must be equal on all ranks.
 std::string error_of_ranks(int world_size, const std::function<void(const ProcessGroup&)>& verify) {
   const auto result =
       testing::run_groups(world_size, [&](const ProcessGroup& group, std::string& output) {
         output = testing::failure_of([&] { verify(group); });
-        group.barrier();  // the group must still be usable
+        group.barrier();  // the group is still usable after the error
       });
   EXPECT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, result.ranks[0].output);
@@ -70,8 +70,8 @@ TEST(VerifyWorld, ALossTimesTheWorldSizeDeviates) {
   }
 }
 
-// The reference cannot run a program that uses a captured group. It throws an error with a remedy
-// instead of waiting for other ranks.
+// The reference has one rank, so it cannot run a program that uses a captured group of several
+// ranks. It must throw an error that says what to do, instead of waiting for the other ranks.
 TEST(VerifyWorld, ACapturedGroupIsRefusedInTheReference) {
   const auto refused = [](const auto& loss) {
     return error_of_ranks(2, [&](const ProcessGroup& group) {
@@ -121,8 +121,8 @@ TEST(VerifyWorld, ACorrectLayerWithACollectiveIsWithin) {
         kSteps, {.num_steps = 2, .strategies = {"ddp", "zero1"}});
   });
   for (const StrategyReport& strategy : report.strategies) {
-    // With accumulation the mean over the rows of a part differs from that over the rows of the
-    // batch.
+    // The module subtracts the mean over the rows of a part, not of the whole batch, if gradients
+    // are accumulated; so the result deviates.
     EXPECT_EQ(strategy.is_within(), !strategy.strategy.ends_with("/accumulate"))
         << report.to_text();
   }
@@ -143,8 +143,8 @@ TEST(VerifyWorld, FewerRowsThanPartsAreDivided) {
   }
 }
 
-// If one rank fails, only the current strategy ends: the group of that strategy is aborted, and the
-// next strategy runs.
+// If one rank throws, the group of the current strategy is aborted, so only that strategy fails.
+// The next strategy runs.
 TEST(VerifyWorld, AFailureOfOneRankEndsItsCaseOnly) {
   const auto start = std::chrono::steady_clock::now();
   for (const bool is_exception : {true, false}) {
@@ -154,7 +154,7 @@ TEST(VerifyWorld, AFailureOfOneRankEndsItsCaseOnly) {
                                [&](auto& model, const Tensor& rows, const ProcessGroup& ranks) {
                                  if (ranks.rank() == 1 && ++num_calls == 1) {
                                    if (is_exception) throw std::runtime_error("only rank 1");
-                                   throw 42;  // NOLINT: what a program may do
+                                   throw 42;  // NOLINT: programs may throw any object
                                  }
                                  return mean_loss(model, rows);
                                },
@@ -207,7 +207,7 @@ TEST(VerifyWorld, BoundsThatEveryDeviationWouldBeWithinAreRefused) {
   const double infinity = std::numeric_limits<double>::infinity();
   const auto refused = [](const VerifyBounds& bounds) {
     return error_of_ranks(2, [&](const ProcessGroup& group) {
-      // On two ranks the loss is twice as large as it should be.
+      // The loss is twice as large on two ranks as it should be.
       verify_strategies(group, make_heads, rows_of_step,
                         [](auto& model, const Tensor& rows, const ProcessGroup& ranks) {
                           return mean_loss(model, rows) * ranks.world_size();
@@ -242,7 +242,7 @@ TEST(VerifyWorld, OptionsThatDifferBetweenRanksAreRefused) {
               HasSubstr("no strategy \"zero7\""));
 }
 
-// A module that keeps the mean of all rows so far in a buffer.
+// A module whose buffer holds the mean of all rows that it has seen.
 struct Remembering : TwoHeads {
   explicit Remembering(ProcessGroup ranks) : group(std::move(ranks)) {
     seen = register_buffer("seen", torch::zeros({4}, torch::kDouble));
@@ -262,7 +262,7 @@ struct Remembering : TwoHeads {
   double error = 0;
 };
 
-// Buffers are compared, too, because programs evaluate with them and save them.
+// Buffers are compared, too: programs evaluate with them and save them in snapshots.
 TEST(VerifyWorld, TheBufferOfOneRankDeviates) {
   for (const double error : {0.0, 1e-4}) {
     const VerifyReport report = verify_on_ranks(2, [&](const ProcessGroup& group) {
@@ -287,7 +287,7 @@ TEST(VerifyWorld, TheBufferOfOneRankDeviates) {
   }
 }
 
-// The group multiplies three elements of each reduction's result by 1 + 1e-4.
+// The test's group multiplies three elements of the result of each reduction by 1 + 1e-4.
 TEST(VerifyWorld, AnErrorOfTenThousandthsInOneGradientDeviates) {
   for (const auto dtype : {torch::kDouble, torch::kFloat}) {
     VerifyOptions options{.num_steps = 2, .dtype = dtype, .strategies = {"ddp"}};
@@ -310,7 +310,7 @@ TEST(VerifyWorld, AnErrorOfTenThousandthsInOneGradientDeviates) {
   }
 }
 
-// The group changes a gradient that is small compared with the others of the model.
+// The test's group changes a gradient that is small compared with the others of the model.
 TEST(VerifyWorld, AnErrorOfTenThousandthsInASmallGradientDeviates) {
   for (const double error : {0.0, 2e-4}) {
     const VerifyReport report = verify_on_ranks(2, [&](const ProcessGroup& group) {

@@ -1,8 +1,8 @@
-// Maps optimizer options to the optimizers of a verification: the optimizer of torch::optim for the
-// reference, and Cadre's counterpart on the ranks, if there is one.
+// Maps the type of optimizer options to the optimizers that a verification uses: the one of
+// torch::optim in the reference, and on the ranks Cadre's counterpart if there is one.
 //
-// Threads: types only. For your own elementwise optimizer, specialize VerifiedOptimizer for its
-// options.
+// Threads: types only. To verify your own elementwise optimizer, specialize VerifiedOptimizer for
+// its options.
 #pragma once
 
 #include <torch/optim/adagrad.h>

@@ -1,8 +1,8 @@
-// The user's functions of a verification, with their types. They compute a step in one process and
+// The user's functions of a verification with their types. They compute a step in one process and
 // on each rank.
 //
-// Threads: one. Blocking: never. Lifetime: copies the functions. Errors: kInvalidArgument if the
-// functions return invalid values; the exceptions of the functions.
+// Threads: one. Lifetime: copies the functions. Errors: kInvalidArgument if the functions return
+// invalid values; the exceptions of the functions.
 #pragma once
 
 #include <ATen/Context.h>
@@ -35,28 +35,29 @@ namespace cadre {
 
 struct VerifyOptions {
   int64_t num_steps = 5;
-  // The seed of the generator before each call of make_module().
+  // The generator gets this seed before each call of make_module().
   uint64_t seed = 0;
   // The dtype of the module and of the floating-point tensors of batches; by default unchanged.
   std::optional<c10::ScalarType> dtype = {};
   // Words that select cases: see select_strategy_cases(). Empty: all cases.
   std::vector<std::string> strategies = {};
   VerifyBounds bounds = {};
-  // The limit of the norm of all gradients together, in each step; nullopt: no limit.
+  // The maximum norm of all gradients together, to which each step clips them; nullopt: no
+  // clipping.
   std::optional<double> clip_norm = {};
-  // Used by fsdp and hsdp: which ShardUnits become units. Empty: those for which make_module()
-  // called fully_shard().
+  // Used by fsdp and hsdp: says which ShardUnits are gathered and resharded as units. If empty,
+  // those for which make_module() called fully_shard().
   WrapPolicy wrap_policy = [](const WrapCandidate&) { return true; };
   // See VerificationOptions.
   std::function<void(std::string_view)> progress = {};
-  // Gets each group of a wrapper, and returns the group in which the wrapper communicates. Tests
-  // inject faults here.
+  // Gets each group that is meant for a wrapper, and returns the group that the wrapper uses. Tests
+  // return one that injects faults.
   std::function<ProcessGroup(const ProcessGroup& group)> group_for = [](const ProcessGroup& group) {
     return group;
   };
 };
 
-// Gives a plain module the calling convention of the wrappers.
+// Lets a plain module be called in the way in which wrappers are called.
 template <typename M>
 class PlainModel {
  public:
@@ -92,7 +93,7 @@ struct MadeModule<Holder> {
   }
 };
 
-// Holds for functions that are called as make_module() or make_module(group).
+// Holds for functions that can be called as make_module() or make_module(group).
 template <typename MakeModule>
 concept MakesModule =
     std::invocable<MakeModule&> || std::invocable<MakeModule&, const ProcessGroup&>;
@@ -115,7 +116,7 @@ struct VerifyProgram {
   using PlainOptimizer = typename verify::VerifiedOptimizer<OptimizerOptions>::Plain;
   using RankOptimizer = typename verify::VerifiedOptimizer<OptimizerOptions>::OnRanks;
 
-  // group: the group of the training for which the module is made.
+  // `group` is the group of the training for which the module is made.
   std::shared_ptr<Module> module(const ProcessGroup& group) {
     at::manual_seed(options.seed);
     std::shared_ptr<Module> made =
@@ -133,7 +134,7 @@ struct VerifyProgram {
     return options.dtype ? verify::cast_batch(std::move(rows), *options.dtype) : rows;
   }
 
-  // Returns the mean loss over `rows`, with a graph.
+  // Returns the mean loss over `rows`, with its autograd graph.
   template <typename Model>
   at::Tensor loss_of(Model& model, const Rows& rows, const ProcessGroup& group) {
     const at::Tensor value = [&] {

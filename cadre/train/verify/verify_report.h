@@ -11,15 +11,15 @@
 
 namespace cadre {
 
-// The difference from the reference that has the largest ratio to its bound. All elements and ranks
-// count, and the steps up to the first one that exceeds a bound, because later differences follow
+// The difference from the reference that uses the largest share of its bound, over all elements and
+// ranks. Steps count up to the first one that exceeds a bound, because later differences follow
 // from that one. Differences and bounds are relative to the largest absolute value of the
-// reference's tensor (for a gradient see VerifyBounds), or to the reference's loss.
+// reference's tensor (see VerifyBounds for gradients), or to the reference's loss.
 struct Deviation {
   double difference = 0;  // NaN if a value is NaN
   double bound = 0;       // bound of this element
   std::string name;       // name of the parameter; empty for a loss
-  int64_t step = 0;       // counted from 1; 0: nothing was compared
+  int64_t step = 0;       // counted from 1; 0 if no value was compared
   int rank = 0;           // the rank that has found it
 
   // Returns false for NaN.
@@ -27,37 +27,37 @@ struct Deviation {
 };
 
 struct StrategyReport {
-  std::string strategy;  // name_of(StrategyCase)
+  std::string strategy;  // the result of name_of() for the case
   Deviation loss;
   Deviation gradients;  // compared before the update
   Deviation parameters;
   Deviation buffers = {};  // compared after the update, if the module has any
-  // Why the strategy could not train the model to the end; empty if it did. The deviations are
-  // those of the earlier steps.
+  // Why the strategy could not train the model to the end; empty if it did. The deviations above
+  // are then those of the steps before the error.
   std::string error;
-  // Why this case cannot run with this model, batch and number of ranks; empty if it ran. If it is
-  // set, nothing was compared.
+  // Why this case cannot run with this model, batch and number of ranks; empty if it ran. If this
+  // is set, no value was compared.
   std::string not_run = {};
 
-  // Returns false also if nothing was compared.
+  // Returns false if no value was compared.
   CADRE_EXPORT bool is_within() const;
 };
 
-// A case that the caller has not selected, and that the program could run after a small change.
+// A case that was not selected, and that could run after a small change of the program.
 struct NearCase {
   std::string strategy;
-  std::string reason;  // why it cannot run
-  std::string change;  // such as "model.layers=6"
+  std::string reason;  // why it cannot run at present
+  std::string change;  // the change that would make it run, such as "model.layers=6"
 };
 
 struct VerifyReport {
   int world_size = 1;
   int64_t num_steps = 0;
   std::vector<StrategyReport> strategies;
-  int num_not_selected = 0;  // cases that the caller's selection has left out
+  int num_not_selected = 0;  // the number of cases that the caller's selection has left out
   std::vector<NearCase> near = {};
 
-  // Returns whether there is a strategy, and each has run and has trained the model within its
+  // Returns whether there is at least one strategy, and every strategy has run and is within its
   // bounds.
   CADRE_EXPORT bool is_within() const;
   // Returns a table with a line for each strategy, and one for each deviation.

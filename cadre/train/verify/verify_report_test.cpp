@@ -1,4 +1,4 @@
-// When a report is within the bounds, and its text.
+// Tests when a report counts as within the bounds, and its text.
 #include "cadre/train/verify/verify_report.h"
 
 #include <gmock/gmock.h>
@@ -9,7 +9,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// One strategy that deviates or fails in one respect is enough to make the report bad.
+// If one strategy deviates or fails in one respect, the whole report must not be within the bounds.
 TEST(VerifyReport, IsWithinWhereEveryDeviationOfEveryStrategyIs) {
   const Deviation within{.difference = 1e-6, .bound = 1e-5, .name = {}, .step = 1};
   const Deviation beyond{.difference = 1.1e-5, .bound = 1e-5, .name = {}, .step = 1};
@@ -26,7 +26,7 @@ TEST(VerifyReport, IsWithinWhereEveryDeviationOfEveryStrategyIs) {
     EXPECT_FALSE(report_with(bad).is_within());
     if (part == &StrategyReport::buffers) continue;
     bad.*part = {};
-    EXPECT_FALSE(bad.is_within()) << "nothing was compared";
+    EXPECT_FALSE(bad.is_within()) << "no value was compared";
   }
   StrategyReport failed = good;
   failed.error = "rank 1: out of luck";
@@ -35,7 +35,7 @@ TEST(VerifyReport, IsWithinWhereEveryDeviationOfEveryStrategyIs) {
   not_run.not_run = "the batch has 3 rows";
   EXPECT_FALSE(report_with(not_run).is_within());
   EXPECT_THAT(report_with(not_run).to_text(), HasSubstr("not run\n    the batch has 3 rows\n"));
-  EXPECT_FALSE(VerifyReport{}.is_within()) << "nothing has run";
+  EXPECT_FALSE(VerifyReport{}.is_within()) << "no strategy has run";
 }
 
 }  // namespace

@@ -33,18 +33,20 @@ namespace cadre {
 
 // make_module() returns a std::shared_ptr to a module whose forward() may have any arguments, or a
 // holder. It is called once for each strategy; every call must construct the same module, and the
-// generator is seeded before each call. make_batch(step), step from 1, returns the batch of all
-// ranks together, the same on every rank and in every call: see batch_rows.h. The rows of a batch
-// must differ, so that a rank that computes with the rows of another rank is noticed. loss(model,
-// rows) calls the model (a wrapper, or the plain module) as often as it likes and returns the mean
-// loss over the rows. A rank may have no rows if there are fewer rows than ranks times parts.
-// A program that uses ranks (a layer with a collective, a factor world_size()) takes the group as a
-// further argument: make_module(group), loss(model, rows, group). The group has one rank in the
-// reference, which is a world of one process, and all ranks under a strategy. The reference refuses
-// a captured group of several ranks. It cannot notice a number of ranks that was read from such a
-// group before; do not use one. A module or loss that draws random numbers (dropout) differs
-// between ranks: disable it. optimizer: options of AdamW, Adam, SGD, RMSprop, Adagrad or Adadelta.
-// All ranks must pass equal arguments.
+// generator is seeded before each call. make_batch(step), with steps counted from 1, returns the
+// batch of all ranks together, the same on every rank and in every call: see batch_rows.h. The rows
+// of a batch must differ, so that a rank that computes with the rows of another rank is noticed.
+// loss(model, rows) calls the model (a wrapper, or the plain module) as often as it needs and
+// returns the mean loss over the rows. A rank may have no rows if the batch has fewer rows than
+// ranks times parts.
+//
+// A program that communicates (a layer with a collective, a factor world_size()) takes the group as
+// a further argument: make_module(group), loss(model, rows, group). The group has one rank in the
+// reference, which is a world of one process, and all ranks under a strategy. In the reference, a
+// captured group of several ranks throws. But a world size that the program read from such a group
+// before cannot be noticed; do not use one. Disable random numbers in the module and the loss
+// (dropout): they differ between ranks. optimizer: options of AdamW, Adam, SGD, RMSprop, Adagrad or
+// Adadelta. All ranks must pass equal arguments.
 template <MakesModule MakeModule, std::invocable<int64_t> MakeBatch, typename Loss,
           verify::VerifiableOptions OptimizerOptions>
 VerifyReport verify_strategies(const ProcessGroup& world, MakeModule make_module,
@@ -62,7 +64,7 @@ VerifyReport verify_strategies(const ProcessGroup& world, MakeModule make_module
     const auto all = all_strategy_cases({.world_size = world.world_size()});
     cases = select_strategy_cases(all, options.strategies, world.world_size());
     num_not_selected = static_cast<int>(all.size() - cases.size());
-    if (options.num_steps < 1) return;  // refused below
+    if (options.num_steps < 1) return;  // the verification throws for it later
     verify::check_rows_of_ranks<Program>(*program, world.world_size());
   });
   VerifyReport report = run_verification(

@@ -1,5 +1,5 @@
-// Tests that correct programs are within their bounds under every strategy, and that programs and
-// groups with a defect are reported, with the place of the deviation.
+// Tests that correct programs are within their bounds under every strategy, and that a defect in a
+// program or a group is reported with the tensor, step and rank of the deviation.
 #include "cadre/train/verify/verify_strategies.h"
 
 #include <gmock/gmock.h>
@@ -46,8 +46,8 @@ class VerifyModels : public ::testing::TestWithParam<std::pair<Case, int>> {};
 TEST_P(VerifyModels, EveryStrategyIsWithinTheBounds) {
   const auto& [test_case, world_size] = GetParam();
   constexpr uint64_t kSeed = 3;
-  // The batches are made before the ranks start, because ranks that are threads share the
-  // generator.
+  // The batches are made before the ranks start: the ranks are threads, which share libtorch's
+  // random generator.
   const auto batches = make_batches(test_case, kSeed);
   const auto prototype = make_unit_model(test_case, kSeed)->parameters();
   const VerifyReport report = verify_on_ranks(world_size, [&](const ProcessGroup& group) {
@@ -69,9 +69,9 @@ TEST_P(VerifyModels, EveryStrategyIsWithinTheBounds) {
     return verify_strategies(group, make_module, make_batch, loss, kAdamw, options);
   });
   EXPECT_TRUE(report.is_within()) << report.to_text();
-  // The cases are ddp, zero1 and zero2; for fsdp and for each mesh, three modes of resharding and
-  // mapped shards; on 4 ranks also fsdp with resharding onto groups. Each case runs with one part
-  // and with two.
+  // The number of cases: ddp, zero1 and zero2; for fsdp, and for hsdp on each mesh, three modes of
+  // resharding and mapped shards; on 4 ranks also fsdp with resharding onto groups. Each of them
+  // runs with one part and with two.
   EXPECT_EQ(report.strategies.size(), world_size == 4 ? 24U : 14U);
   EXPECT_EQ(report.num_steps, 3);
   EXPECT_EQ(report.world_size, world_size);
@@ -103,7 +103,7 @@ VerifyReport verify_heads(int world_size, const VerifyOptions& options) {
   });
 }
 
-// Trains two heads. Every step clips the gradients.
+// The model has two independent linear layers, "left" and "right". Every step clips the gradients.
 TEST(VerifyStrategies, ClippedGradientsAreThoseOfOneProcess) {
   const VerifyReport report = verify_heads(2, {.clip_norm = 0.01});
   EXPECT_TRUE(report.is_within()) << report.to_text();
@@ -146,7 +146,7 @@ struct Normalized : torch::nn::Module {
   torch::nn::BatchNorm1d norm{nullptr};
 };
 
-// Each rank normalizes by the statistics of its own rows, so its result deviates.
+// Each rank normalizes by the statistics of only its own rows, so the result deviates.
 TEST(VerifyStrategies, StatisticsOfOneRanksRowsDeviate) {
   const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
     return verify_strategies(
@@ -186,7 +186,8 @@ TEST(VerifyStrategies, AModuleThatUsesItsRankDeviatesWithItsName) {
           return heads;
         },
         rows_of_step,
-        // The heads are independent, so the gradients of the left one are right.
+        // The two heads are independent, so the factor of the head "right" changes only its own
+        // gradients.
         [](auto& model, const Tensor& rows) { return model(rows).mean(); }, kSgd, {.num_steps = 2});
   });
   for (const StrategyReport& strategy : report.strategies) {
@@ -239,7 +240,7 @@ TEST(VerifyStrategies, BoundsOfTheCallerDecide) {
   EXPECT_TRUE(loose.is_within()) << loose.to_text();
 }
 
-// Verifies with a group that makes the same mistake on all ranks.
+// Runs the verification with a group that makes the same mistake on all ranks.
 VerifyReport verify_with_fault(const std::vector<std::string>& strategies,
                                const std::function<void(GroupCall& call)>& on_call,
                                int world_size = 2) {
@@ -262,7 +263,7 @@ TEST(VerifyFaults, AMissingReductionIsReported) {
     EXPECT_EQ(strategy.gradients.step, 1) << strategy.strategy;
     EXPECT_GT(strategy.gradients.difference, 1e-2) << strategy.strategy;
   }
-  // The optimizer notices that the gradients differ between ranks.
+  // ZeroRedundancyOptimizer compares the gradients of the ranks and throws, because they differ.
   EXPECT_THAT(report_of(report, "zero1").error, HasSubstr("have different gradients of"));
   EXPECT_TRUE(report_of(report, "ddp").error.empty());
 }
@@ -280,13 +281,13 @@ TEST(VerifyFaults, AMissingDivisionIsReported) {
   }
 }
 
-// Corrupts one element of each all_gather.
+// The group corrupts one element of the result of each all_gather.
 TEST(VerifyFaults, ACorruptedGatherIsReported) {
   const VerifyReport report =
       verify_with_fault({"fsdp/after_backward", "zero1"}, [](GroupCall& call) {
         call.pass_on();
-        // The optimizer compares gradients by an all_gather of one element for each of 4
-        // parameters, which is left alone.
+        // The optimizer compares gradients in an all_gather of one number for each of the 4
+        // parameters; that one is not corrupted.
         if (call.kind != OpKind::kAllGather || !call.is_of_values() || call.input.numel() <= 4) {
           return;
         }
@@ -315,7 +316,7 @@ TEST(VerifyFaults, AMissingReductionOverReplicasIsReported) {
   }
 }
 
-// Only rank 2 gets a wrong sum. The report has the deviation of that rank.
+// Only rank 2 gets a wrong sum, and the report has the deviation on that rank.
 TEST(VerifyFaults, EveryRankComparesWhatItHas) {
   const VerifyReport report = verify_on_ranks(4, [](const ProcessGroup& group) {
     VerifyOptions options{.num_steps = 1, .strategies = {"ddp"}};
@@ -342,7 +343,7 @@ struct Refused : TwoHeads {
   Refused() { register_parameter("unlike", torch::zeros({2}, torch::kHalf)); }
 };
 
-// Returns the errors that the ranks throw from `verify`.
+// Returns the errors that `verify` throws on the ranks.
 std::string error_on_ranks(int world_size,
                            const std::function<void(const ProcessGroup& group)>& verify) {
   return testing::run_groups(world_size, verify).failures();
@@ -390,7 +391,8 @@ TEST(VerifyStrategies, MisuseIsASentence) {
       HasSubstr("make_batch() returned tensors of 8 and of 3 rows"));
 }
 
-// A wrapper that refuses the module is no failure of the whole verification.
+// If a wrapper throws for the module, the report says so, and the verification of the other
+// strategies continues.
 TEST(VerifyStrategies, ARefusedModuleIsInTheReport) {
   const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
     return verify_strategies(

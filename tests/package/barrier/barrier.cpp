@@ -1,5 +1,5 @@
-// This program uses no symbol of libtorch itself, but libcadre.so needs libtorch when the program
-// starts.
+// This program uses no symbol of libtorch, but it needs libtorch at its start, because libcadre.so
+// does.
 #include <cadre/process_group.h>
 
 int main() {

@@ -1,5 +1,6 @@
-// Makes every public call of cadre/tensor/group once, as an outside program does, and checks the
-// result. package_test.py compares the names with those that the headers declare.
+// Calls every public function of cadre/tensor/group once, as a program outside of this repository
+// would, and checks the results. package_test.py compares the called names with those that the
+// headers declare.
 #include <ATen/ATen.h>
 #include <cadre/error.h>
 #include <cadre/functional.h>
@@ -26,7 +27,7 @@ void require(bool condition, const char* what) {
   if (!condition) throw cadre::Error(cadre::ErrorCode::kInternal, what);
 }
 
-// Returns a tensor (rows) filled with a number.
+// Returns a tensor of shape (rows) filled with the number.
 Tensor of(double value, int64_t rows = 2) {
   return at::full({rows}, value);
 }

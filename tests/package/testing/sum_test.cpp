@@ -1,5 +1,5 @@
-// A test without torch and without a test framework: ranks as threads, the same ranks in the
-// simulator with a rank that is killed, and a group whose other ranks do not exist.
+// Tests a sum of two ranks without torch and without a test framework: with ranks that are threads,
+// in the simulator with a rank that is killed, and in a fake group of which only one rank exists.
 #include <cadre/testing.h>
 
 #include <cstdio>

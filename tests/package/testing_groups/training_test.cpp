@@ -1,5 +1,5 @@
-// A test of code with tensors, without a test framework: ranks as threads, in the simulator, and
-// a group whose other ranks do not exist.
+// Tests code with tensors, without a test framework: with ranks that are threads, in the simulator,
+// and in a fake group of which only one rank exists.
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <cadre/testing_groups.h>

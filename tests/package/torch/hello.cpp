@@ -1,4 +1,4 @@
-// <cadre/cadre.h> has all of Cadre; the headers of its topics compile faster.
+// <cadre/cadre.h> would include all of Cadre; the headers of the topics, used here, compile faster.
 #include <ATen/ops/full.h>
 #include <cadre/error.h>
 #include <cadre/process_group.h>

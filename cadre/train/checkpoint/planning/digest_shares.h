@@ -1,10 +1,9 @@
-// Divides the comparison of a snapshot's files with their digests among the ranks that load it.
+// Divides the work of comparing a snapshot's files with their digests among the ranks that load it.
 //
-// Threads: pure functions. Blocking: never. Lifetime: plain values. Errors: kInternal for a text
-// that encode_file_view() did not write.
-// A file that a rank reads is compared by that rank, or by another rank that reads the same file.
-// The same path is not enough: ranks on other machines, or with other mounts, may have other bytes
-// under it.
+// Threads: pure functions. Lifetime: plain values. Errors: kInternal for a text that
+// encode_file_view() did not write. A file that a rank reads is compared by that rank, or by
+// another rank that reads the same file. An equal path does not prove that the file is the same: on
+// another machine, or with other mounts, the path may lead to other bytes.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +19,9 @@ namespace cadre {
 
 // The files of a snapshot as one rank sees them before it loads the snapshot.
 struct FileView {
-  std::string options;        // is equal on all ranks
-  std::string fingerprint;    // identifies the snapshot, and is equal on all ranks
-  std::string sight;          // SnapshotReader::sight()
+  std::string options;        // must be equal on all ranks
+  std::string fingerprint;    // identifies the snapshot; must be equal on all ranks
+  std::string sight;          // the result of SnapshotReader::sight(): which files the rank sees
   std::vector<size_t> files;  // the indices of the files that this rank reads
 
   friend bool operator==(const FileView&, const FileView&) = default;
@@ -31,9 +30,10 @@ struct FileView {
 std::string encode_file_view(const FileView& view);
 Result<FileView> decode_file_view(std::string_view text);
 
-// Returns the files that each rank compares, indexed by rank. Ranks with equal `sight` see the same
-// files: each file that they read is compared by one of them, and they compare about equally many
-// bytes. A file that no rank reads is compared by any one rank. num_bytes[f] is the size of file f.
+// Returns the files that each rank compares, indexed by rank. Ranks with an equal `sight` see the
+// same files: each file that any of them reads is compared by one of them, and they compare about
+// equally many bytes. A file that no rank reads is compared by any one rank. num_bytes[f] is the
+// size of file f.
 std::vector<std::vector<size_t>> share_digests(std::span<const FileView> by_rank,
                                                std::span<const uint64_t> num_bytes);
 

@@ -36,10 +36,11 @@ struct BoxOrder {
   }
 };
 
-// The ranks that hold each box of a tensor, in ascending order.
+// Maps each box of a tensor to the ranks that hold it, in ascending order.
 using Holders = std::map<Box, std::vector<int>, BoxOrder>;
 
-// A tensor, the boxes that the ranks hold, and the ranks that have its name, in ascending order.
+// What is known of one tensor: the boxes that ranks hold, and the ranks that have its name, in
+// ascending order.
 struct Known {
   const HeldTensor* first = nullptr;
   int first_rank = 0;
@@ -57,8 +58,8 @@ bool is_within(const Box& box, std::span<const int64_t> shape) {
   return true;
 }
 
-// Returns the boxes that cover `box` without `taken`: for each dim, the slab before the common part
-// and the slab after it.
+// Returns boxes that cover the elements of `box` outside of `taken`: for each dim, the slab before
+// the intersection and the slab after it.
 std::vector<Box> without(Box box, const Box& taken) {
   const Box common = intersection(box, taken);
   if (common.numel() == 0) return {std::move(box)};
@@ -80,7 +81,7 @@ std::vector<Box> without(Box box, const Box& taken) {
   return rest;
 }
 
-// Returns a rank with two boxes that have elements in common; nullopt if there is none.
+// Returns a rank that holds two boxes with common elements; nullopt if there is none.
 std::optional<int> find_rank_with_overlap(const Holders& boxes) {
   for (auto a = boxes.begin(); a != boxes.end(); ++a) {
     for (auto b = std::next(a); b != boxes.end(); ++b) {
@@ -92,12 +93,12 @@ std::optional<int> find_rank_with_overlap(const Holders& boxes) {
   return std::nullopt;
 }
 
-// Cuts boxes that overlap into disjoint ones with the same elements, each with all ranks that hold
-// it. Boxes overlap if ranks divide a tensor in several ways: for example into flat shards along
-// one mesh axis, where the flat buffers differ in size along another axis. Small boxes stay whole
-// and larger ones are cut, because more ranks hold the elements of small ones and share the work.
-// Costs the square of the number of boxes, which is small: most flat shards contain no element of a
-// given tensor.
+// Cuts boxes that overlap into disjoint ones that cover the same elements, each with all ranks that
+// hold it. Boxes of different ranks overlap if the ranks divide a tensor in several ways: for
+// example into flat shards along one mesh axis, where the flat buffers differ in size along another
+// axis. Larger boxes are cut and small ones stay whole: more ranks hold the elements of small
+// boxes, so the work of writing them is divided better. The cost is quadratic in the number of
+// boxes, which is small, because most flat shards contain no element of a given tensor.
 Holders cut_apart(const Holders& overlapping) {
   std::vector<Box> by_size;
   for (const auto& [box, ranks] : overlapping) by_size.push_back(box);
@@ -139,8 +140,9 @@ Error mismatch(const Known& known, const HeldTensor& other, int rank) {
                     list_of(a.shape), known.first_rank, b.dtype, list_of(b.shape), rank));
 }
 
-// Returns a rank of `size` ranks that does not have the name. Returns nullopt for the state of an
-// optimizer, because a rank has that only of its own parameters.
+// Returns one of `size` ranks that does not have the tensor's name; nullopt if all have it. Also
+// returns nullopt for a state of an optimizer, because a rank has states only for its own
+// parameters.
 std::optional<int> rank_without(const Known& known, size_t size) {
   if (!known.first->tensor.state.empty()) return std::nullopt;
   for (int rank = 0; rank < static_cast<int>(size); ++rank) {
@@ -153,13 +155,14 @@ Error missing_name(const Known& known, int rank) {
   return Error(ErrorCode::kInvalidArgument,
                cadre::format("'{}' is a tensor of the model on rank {}, but not on rank {}, which "
                              "could not load the snapshot: all ranks need the same names of "
-                             "parameters and buffers; a parameter of which a rank holds nothing "
-                             "has no boxes there",
+                             "parameters and buffers; a rank that holds no elements of a "
+                             "parameter lists it without boxes",
                              known.first->tensor.name, known.first_rank, rank));
 }
 
-// Checks that two states do not get one name: files and torch.distributed.checkpoint join the names
-// of the parameter and of the state without a border.
+// Checks that no two states get the same name in the files: the name of a state is the name of the
+// parameter and the name of the field, joined by a dot, as torch.distributed.checkpoint does. 'b'
+// of 'w.a' and 'a.b' of 'w' would both become 'w.a.b'.
 Status check_names_apart(const std::map<std::pair<std::string, std::string>, Known>& tensors) {
   std::map<std::string, const ManifestTensor*> by_name;
   for (const auto& [key, known] : tensors) {
@@ -185,7 +188,7 @@ uint64_t bytes_of(const ManifestTensor& tensor, const Box& box) {
   return static_cast<uint64_t>(box.numel()) * wire::safetensors_dtype_bytes(tensor.dtype);
 }
 
-// Assigns boxes to ranks and files.
+// Decides which rank writes which box to which file.
 class Planner {
  public:
   explicit Planner(size_t world_size) : load_(world_size) {}
@@ -230,7 +233,7 @@ class Planner {
     return cadre::format("'{}'", name_in_files(tensor));
   }
 
-  // Checks that the boxes are disjoint and together the whole tensor.
+  // Checks that the boxes are disjoint and cover the whole tensor.
   Status check_cover(const ManifestTensor& tensor, const Holders& boxes) const {
     std::vector<ManifestPiece> pieces;
     for (const auto& [box, holders] : boxes) {
@@ -249,7 +252,8 @@ class Planner {
   void assign(ManifestTensor tensor, const Holders& boxes) {
     const size_t index = plan_.manifest.tensors.size();
     const bool is_optimizer = !tensor.state.empty();
-    std::map<int, size_t> num_pieces;  // the number of pieces of this tensor; the key is the writer
+    // Maps a rank to the number of pieces of this tensor that it writes.
+    std::map<int, size_t> num_pieces;
     for (const auto& [box, holders] : boxes) {
       const int writer = *std::ranges::min_element(
           holders, {}, [this](int rank) { return load_[static_cast<size_t>(rank)]; });
@@ -321,7 +325,8 @@ Result<std::vector<HeldTensor>> decode_held(std::string_view text) {
 }
 
 Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank) {
-  std::map<std::pair<std::string, std::string>, Known> tensors;  // the key is (state, name)
+  // The key is (name of the state, name of the tensor).
+  std::map<std::pair<std::string, std::string>, Known> tensors;
   for (size_t i = 0; i < by_rank.size(); ++i) {
     const int rank = static_cast<int>(i);
     for (const HeldTensor& held : by_rank[i]) {

@@ -1,11 +1,12 @@
-// Plans which rank writes which boxes of which tensors to which file: a pure function of the
-// tensors that the ranks hold, so that all ranks compute the same plan.
+// Plans which rank writes which boxes of which tensors to which file. The plan is a pure function
+// of the tensors that the ranks hold, so all ranks compute the same plan.
 //
-// Threads: plain values. Blocking: never. Lifetime: plain values. Errors: kInvalidArgument that
-// names the tensor and the ranks. A box that several ranks hold (replicas) is written once, by the
-// rank among them with the fewest bytes to write so far. If boxes of different ranks overlap
-// without being equal, the plan cuts them into parts, each inside one box of its writer. A file has
-// at most one box of a tensor, as torch.distributed.checkpoint requires for safetensors.
+// A box is a rectangular part of a tensor, given by offsets and sizes. A box that several ranks
+// hold (replicas) is written once, by the rank among them that has the fewest bytes to write so
+// far. If boxes of different ranks overlap without being equal, the plan cuts them into smaller
+// boxes, each inside one box of the rank that writes it. A file has at most one box of a tensor, as
+// torch.distributed.checkpoint requires for safetensors. Threads: plain values. Errors:
+// kInvalidArgument that names the tensor and the ranks.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,9 @@
 
 namespace cadre {
 
-// A tensor and the boxes of it that a rank holds. There are no boxes if the rank only has the name,
-// for example of a buffer that another rank writes. The pieces of `tensor` are not used.
+// A tensor and the boxes of it that a rank holds. The list of boxes is empty if the rank only has
+// the tensor's name, for example because another rank writes this buffer. `tensor.pieces` is not
+// used.
 struct HeldTensor {
   ManifestTensor tensor;
   std::vector<Box> boxes;
@@ -43,12 +45,12 @@ struct PlannedFile {
 };
 
 struct SavePlan {
-  SnapshotManifest manifest;       // has everything but the sizes of the files
-  std::vector<PlannedFile> files;  // the files, in the order of manifest.files
+  SnapshotManifest manifest;       // complete except for the sizes of the files
+  std::vector<PlannedFile> files;  // in the order of manifest.files
 };
 
-// Computes the plan; `held[r]` has the tensors that rank r holds. Every rank must have the names of
-// all tensors of the model, because a load throws on a rank whose model lacks one.
+// Computes the plan; by_rank[r] lists the tensors that rank r holds. Every rank must list the names
+// of all tensors of the model, because a load throws on a rank whose model lacks one.
 Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank);
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// The texts by which ranks exchange what they save.
+// Tests the texts in which ranks tell each other which tensors they save.
 #include "cadre/train/checkpoint/planning/save_plan.h"
 
 #include <gtest/gtest.h>

@@ -16,7 +16,7 @@
 namespace cadre {
 namespace {
 
-// The bytes of memory that several targets cover, with the values that they will get.
+// The bytes of memory that several target tensors cover, with the values that they will get.
 class SharedBytes {
  public:
   SharedBytes(const std::byte* begin, int64_t num_bytes)
@@ -62,8 +62,8 @@ class SharedBytes {
   }
 
   const std::byte* begin_;
-  at::Tensor owners_;  // for each byte, the index in added_ of the last write to it, or -1
-  at::Tensor values_;  // has one value for each byte
+  at::Tensor owners_;  // owners_[i]: the index in added_ of the last write to byte i; -1: none
+  at::Tensor values_;  // one value for each byte
   std::vector<const PlannedWrite*> added_;
 };
 

@@ -1,5 +1,5 @@
-// Finds tensors that are about to be filled and share memory: elements that two of them share would
-// keep only the values of the one that is filled last.
+// Finds tensors that share memory before a load fills them. An element that two of them share would
+// keep only the value of the tensor that is filled last.
 //
 // Threads: pure functions. Blocking: never; reads the values of tensors that may share memory.
 // Lifetime: keeps nothing. Errors: kInvalidArgument with both names, before anything is written.
@@ -15,13 +15,13 @@ namespace cadre {
 
 struct PlannedWrite {
   std::string name;
-  at::Tensor target;  // is dense and on the CPU, with any strides; its elements do not overlap
-  // Returns a contiguous tensor of shape (numel) and of the target's dtype.
+  at::Tensor target;  // dense, on the CPU, with any strides; its own elements do not overlap
+  // Returns the values to write as a contiguous tensor of shape (numel) and of the target's dtype.
   std::function<at::Tensor()> values;
 };
 
-// Throws if an element of memory that several targets share would get different values, compared
-// bit for bit. Targets without a common element are accepted, also if they interleave.
+// Throws if two targets share an element for which they have different values, compared bit for
+// bit. Accepts targets without a common element, even if their elements interleave in memory.
 void check_shared_memory(std::span<const PlannedWrite> writes);
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// Tests tensors of a snapshot that share memory. If a load would write different values to one
-// element, it is refused on all ranks, and no tensor is changed.
+// Tests loads into tensors that share memory. If two tensors would write different values to one
+// element, the load throws on all ranks and changes no tensor.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -61,8 +61,8 @@ TEST_F(SharedStorage, InterleavedTensorsWithoutACommonElementAreLoaded) {
               HasSubstr("share memory"));
 }
 
-// One tensor under two names has one value. So the load succeeds if both names have equal values in
-// the snapshot, and is refused otherwise.
+// One tensor is registered under two names. The load succeeds if the snapshot has equal values for
+// both names, and throws otherwise.
 TEST_F(SharedStorage, OneTensorUnderTwoNamesIsLoadedIfBothHaveItsValues) {
   save(torch::full({4}, 3.0F), torch::full({4}, 3.0F));
   const Tensor memory = torch::zeros({4});
@@ -76,10 +76,10 @@ TEST_F(SharedStorage, OneTensorUnderTwoNamesIsLoadedIfBothHaveItsValues) {
                 load_sharded(folder.path_of(1), parts_of_tensors(memory, memory.view({4})));
               }),
               HasSubstr("'first' and 'second' share memory"));
-  EXPECT_TRUE(memory.eq(0).all().item<bool>()) << "changed before the refusal";
+  EXPECT_TRUE(memory.eq(0).all().item<bool>()) << "the load changed the tensor before it threw";
 }
 
-// A buffer that shares memory is treated as a parameter is.
+// Buffers are checked in the same way as parameters.
 TEST_F(SharedStorage, AParameterAndABufferThatOverlapAreRefused) {
   const auto make = [](const Tensor& parameter, const Tensor& buffer) {
     SnapshotParts parts;
@@ -94,8 +94,7 @@ TEST_F(SharedStorage, AParameterAndABufferThatOverlapAreRefused) {
               HasSubstr("'weight' and 'mask' share memory"));
 }
 
-// The tensors share memory on one rank only. All ranks refuse the load, and no tensor is changed on
-// any rank.
+// The tensors share memory on rank 1 only. The load throws on both ranks and changes no tensor.
 TEST_F(SharedStorage, OneRankWithSharedMemoryIsRefusedOnAll) {
   save(torch::full({4}, 1.0F), torch::full({4}, 2.0F));
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -115,7 +114,7 @@ TEST_F(SharedStorage, OneRankWithSharedMemoryIsRefusedOnAll) {
   EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
 }
 
-// Each tensor is saved as a whole, so the snapshot contains the values of both.
+// Each of the tensors is saved as a whole, so the snapshot contains the values of both.
 TEST_F(SharedStorage, SavingTwoTensorsThatShareMemoryKeepsBothValues) {
   const Tensor memory = torch::arange(6, torch::kFloat);
   save(memory.narrow(0, 0, 4), memory.narrow(0, 2, 4));

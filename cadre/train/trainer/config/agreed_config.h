@@ -10,10 +10,10 @@
 
 namespace cadre::train {
 
-// Returns all keys with their values, except paths, which may differ if hosts mount a file system
-// at different places. For parallel.offload, returns only whether it is set. The contents at the
-// paths of the data, the weights and the snapshot are compared apart from this: see
-// agreed_inputs().
+// Returns all keys with their values, to be compared among the processes. Paths are left out,
+// because they may differ if hosts mount a file system at different places; of parallel.offload
+// only whether it is set is compared. The files at the paths of the data, the weights and the
+// snapshot are compared by digests instead: see agreed_inputs().
 std::vector<AgreedField> agreed_config(Config config);
 
 }  // namespace cadre::train

@@ -8,7 +8,8 @@
 namespace cadre::train {
 namespace {
 
-constexpr const char* kSubject = "cadre train";  // the name of the call in the agreements of a run
+// The operation that messages about unequal ranks name.
+constexpr const char* kSubject = "cadre train";
 
 }  // namespace
 
@@ -26,8 +27,8 @@ void with_common_errors(const std::function<void()>& run) {
   }
 }
 
-// Does not use with_common_errors(), because an error of one rank may have the code of a group's
-// failure, such as the timeout of a program that the rank runs.
+// with_common_errors() is not used here: an error of one rank's own work may have the code of a
+// group failure, for example a kTimeout of a program that the rank runs.
 void on_all_ranks(const ProcessGroup& world, const std::function<void()>& prepare) {
   const std::optional<CommonRefusal> refusal = common_refusal(world, kSubject, prepare);
   if (!refusal) return;

@@ -1,4 +1,5 @@
-// Errors that all ranks of a run throw with the same text, so that one rank can report it for all.
+// Errors that all ranks of a run throw with the same text, so that only one rank needs to print
+// them.
 //
 // Threads: one on each rank. Blocking: all functions except is_group_failure() are collective; they
 // wait until the group's deadline. Lifetime: plain values. Errors: CommonError, and those of the
@@ -14,28 +15,30 @@
 
 namespace cadre::train {
 
-// All ranks throw it in the same call, with the same text.
+// An error that every rank throws in the same call, with the same text.
 class CommonError : public Error {
  public:
   explicit CommonError(const Error& error) : Error(error) {}
 };
 
-// Returns whether the error is a failure of the group, which each rank reports in its own words.
+// Returns whether the error is a failure of the group. Its text differs between ranks, so each rank
+// prints its own.
 bool is_group_failure(const Error& error);
 
-// Calls `run`, a collective whose errors are equal on all ranks unless the group has failed. Throws
-// such an error as CommonError.
+// Calls `run`, which must be a collective that throws equal errors on all ranks unless the group
+// fails. Throws such an equal error as CommonError, and a failure of the group unchanged.
 void with_common_errors(const std::function<void()>& run);
 
 // Runs `prepare` on every rank. If it throws on some ranks, every rank throws the error of the
 // lowest of these; the message names that rank unless all ranks threw. REQUIRES: `prepare` contains
 // no collective.
 void on_all_ranks(const ProcessGroup& world, const std::function<void()>& prepare);
-// Does the same for work that only rank 0 does.
+// Runs `work` on rank 0 only; errors are thrown on all ranks, as by on_all_ranks().
 void on_first_rank(const ProcessGroup& world, const std::function<void()>& work);
 
-// Throws unless all ranks have the same fields; the message has the first field that differs, both
-// values and both ranks. An exception of `make_fields` is handled as on_all_ranks() does.
+// Throws on all ranks unless all have the same fields. The message has the first field that
+// differs, both values and both ranks. An exception of `make_fields` is thrown on all ranks, as by
+// on_all_ranks().
 void check_common(const ProcessGroup& world,
                   const std::function<std::vector<AgreedField>()>& make_fields);
 

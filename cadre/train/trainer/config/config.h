@@ -57,7 +57,7 @@ struct OptimizerConfig {
 
 struct ScheduleConfig {
   std::string kind = "cosine";
-  int64_t warmup_steps = -1;  // resolved_warmup_steps() gives the number
+  int64_t warmup_steps = -1;  // -1: see resolved_warmup_steps()
   double final_fraction = 0.1;
   int64_t step_size = 0;
   double gamma = 0.1;
@@ -80,8 +80,8 @@ struct RunConfig {
   std::string resume = "none";
 };
 
-// Returns the defaults for a kind of optimizer: those of PyTorch, except that adamw has those of
-// OptimizerConfig, and sgd has a momentum of 0.9.
+// Returns the defaults for a kind of optimizer. They are those of PyTorch with two exceptions:
+// adamw has the defaults of OptimizerConfig, and sgd has a momentum of 0.9.
 OptimizerConfig default_optimizer(const std::string& kind);
 
 struct ParallelConfig {
@@ -96,17 +96,18 @@ struct ParallelConfig {
   bool sequence = false;
   int64_t pipeline = 1;
   std::string schedule = "1f1b";
-  int64_t microbatches = 0;  // num_microbatches() gives the number
+  int64_t microbatches = 0;  // 0: see pipeline_schedule()
   int64_t virtual_stages = 1;
   int64_t context = 1;
   std::string attention = "ring";
   int64_t expert = 1;
 
-  // Returns whether processes have different parts of the layers, or different tokens of a sample.
+  // Returns whether processes hold different parts of the model's layers, or different tokens of
+  // one sample.
   bool divides_model() const { return tensor > 1 || pipeline > 1 || context > 1 || expert > 1; }
 };
 
-// Returns parallel.strategy as a value.
+// Returns parallel.strategy as an enumerator.
 DataStrategy data_strategy(const ParallelConfig& parallel);
 // Returns the form of the shards of fsdp and hsdp. "auto" is mapped, unless the shards are
 // offloaded to files.

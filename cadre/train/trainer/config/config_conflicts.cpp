@@ -8,7 +8,7 @@
 namespace cadre::train {
 namespace {
 
-// The quotient of a logit and a smaller temperature may be infinite.
+// A logit that is divided by a smaller temperature may be infinite in float32.
 constexpr double kMinTemperature = 1e-30;
 
 std::optional<ConfigConflict> find_expert_conflict(const Config& config) {
@@ -53,8 +53,8 @@ std::optional<ConfigConflict> find_model_conflict(const Config& config) {
   return find_expert_conflict(config);
 }
 
-// Reports keys that the strategy does not have and that change the results. Keys that only save
-// memory or time are ignored instead.
+// Reports keys that change the results and that the strategy does not support. Keys that only save
+// memory or time are ignored under a strategy that does not use them.
 std::optional<ConfigConflict> find_parallel_conflict(const ParallelConfig& parallel) {
   if (parallel.form == "mapped" && parallel.offload != "none") {
     return ConfigConflict{"parallel.form",

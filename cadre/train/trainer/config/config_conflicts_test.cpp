@@ -1,4 +1,4 @@
-// Keys whose values do not go together.
+// Tests the errors for keys whose values contradict each other.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -15,14 +15,14 @@ TEST_F(ConfigTest, ARefusalNamesBothKeysThatDoNotGoTogether) {
       refusal("[schedule]\nwarmup_steps = 100\n", {"run.steps=3"}),
       "config_test.toml:2: schedule.warmup_steps is 100, more than run.steps, which is 3: set "
       "both, or schedule.warmup_steps=-1, which is a tenth of the steps");
-  EXPECT_EQ(refusal("", {"run.steps=3"}), "accepted") << "a default goes with any run.steps";
+  EXPECT_EQ(refusal("", {"run.steps=3"}), "accepted") << "the default must suit any run.steps";
   EXPECT_EQ(refusal("[model]\ncontext = 64\n", {"run.evaluate_tokens=1"}),
             "command line: run.evaluate_tokens is 1; one sample takes model.context + 1 tokens, "
             "which is 65");
   EXPECT_EQ(refusal("[model]\ncontext = 64\n[run]\nevaluate_tokens = 65\n"), "accepted");
   EXPECT_EQ(refusal("", {"model.kind=cnn", "data.kind=synthetic", "run.evaluate_tokens=1"}),
             "accepted")
-      << "images have no tokens";
+      << "run.evaluate_tokens must be ignored for images";
 }
 
 TEST_F(ConfigTest, AGlobalBatchIsSplitIntoPartsOfEqualSize) {
@@ -48,7 +48,8 @@ TEST_F(ConfigTest, RefusesModelsOfOtherData) {
   EXPECT_EQ(refusal("", {"model.kind=mlp", "data.kind=synthetic"}), "accepted");
 }
 
-// Keys that change the results are refused; keys that only save memory or time are ignored.
+// A dtype that the strategy does not support is an error, because it changes the results. Keys that
+// only save memory or time are ignored instead.
 TEST_F(ConfigTest, RefusesDtypesUnderStrategiesThatDoNotHaveThem) {
   for (const std::string key : {"parallel.parameter_dtype", "parallel.reduce_dtype"}) {
     for (const std::string strategy : {"single", "ddp", "zero1", "zero2"}) {

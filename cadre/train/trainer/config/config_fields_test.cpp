@@ -1,4 +1,4 @@
-// The keys of a configuration: meanings, defaults and allowed values.
+// Tests the keys of a configuration: their explanations, defaults and allowed values.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 using testing::ConfigTest;
 
 TEST_F(ConfigTest, EveryOptimizerHasItsOwnDefaults) {
-  // The defaults of torch.optim: learning rate and epsilon.
+  // The defaults of torch.optim for each kind: learning rate and epsilon.
   const std::map<std::string, std::pair<double, double>> expected = {
       {"adam", {1e-3, 1e-8}},    {"adagrad", {1e-2, 1e-10}}, {"rmsprop", {1e-2, 1e-8}},
       {"adadelta", {1.0, 1e-6}}, {"sgd", {1e-3, 1e-8}},
@@ -31,7 +31,7 @@ TEST_F(ConfigTest, EveryOptimizerHasItsOwnDefaults) {
   EXPECT_EQ(set.optimizer.weight_decay, 0.5);
   EXPECT_EQ(set.optimizer.learning_rate, 0.25);
   EXPECT_EQ(set.optimizer.epsilon, 1e-6);
-  EXPECT_EQ(load("").optimizer.weight_decay, 0.1) << "of adamw";
+  EXPECT_EQ(load("").optimizer.weight_decay, 0.1) << "the default of adamw must be used";
 }
 
 TEST_F(ConfigTest, TextsThatMeanSomethingElseAreRefused) {

@@ -19,8 +19,8 @@ namespace {
 
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
 constexpr std::string_view kCommandLine = "command line";
-constexpr size_t kMaxDots = 1000;  // the limit for one line
-// Keys of earlier versions, each with its present name.
+constexpr size_t kMaxDots = 1000;  // the largest number of dots that one line may have
+// Keys that have been renamed: the name in earlier versions, and the present name.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 1> kRenamedKeys = {
     {{"run.batch_size", "run.global_batch_size"}}};
 
@@ -39,7 +39,8 @@ std::optional<std::vector<std::string>> texts_of(const toml::node& node) {
   return texts;
 }
 
-// Returns false if the node has another type. An integer is accepted as a number.
+// Assigns the node's value to the field. Returns false if the node has another type; an integer is
+// accepted as a number.
 bool assign(const ConfigField& field, const toml::node& node) {
   return std::visit(
       [&](auto* target) {
@@ -58,8 +59,8 @@ bool assign(const ConfigField& field, const toml::node& node) {
       field.value);
 }
 
-// The parser recurses for each part of a dotted key, so a key with very many parts would overflow
-// the stack. Returns the number of the first line with such a key, or 0.
+// Returns the number of the first line with a dotted key of too many parts, or 0. The TOML parser
+// recurses for each part of a dotted key, so such a key would overflow the stack.
 size_t line_of_overlong_key(const std::string& text) {
   size_t line = 1;
   size_t num_dots = 0;
@@ -73,11 +74,11 @@ size_t line_of_overlong_key(const std::string& text) {
   return 0;
 }
 
-// Says how keys of earlier versions are treated: they are read, as in a snapshot, or they are an
-// error that gives their present names, as in a user's file.
+// What to do with a key of an earlier version. kRead accepts it: it comes from a snapshot. kRefused
+// throws an error that gives the present name: it comes from a user's file.
 enum class FormerKeys { kRead, kRefused };
 
-// Assigns values to the fields and remembers where each was set, for messages.
+// Assigns values to the fields. Remembers for each field where it was set, for messages.
 class ConfigReader {
  public:
   ConfigReader(Config& config, FormerKeys former_keys)
@@ -126,14 +127,14 @@ class ConfigReader {
                            key));
     }
     if (auto* const* target = std::get_if<std::string*>(&field.value)) {
-      **target = value;  // the value is taken as it is, because the shell has removed its quotes
+      **target = value;  // used without parsing, because the shell has removed its quotes
     } else {
       read_value(field, value);
     }
     check(field, kCommandLine);
   }
 
-  // Sets each key of the optimizer that was not set to the default of the optimizer's kind.
+  // Sets each optimizer key that the user has not set to the default of the optimizer's kind.
   void complete(Config& config) {
     const OptimizerConfig defaults = default_optimizer(config.optimizer.kind);
     Config other;
@@ -146,7 +147,7 @@ class ConfigReader {
     }
   }
 
-  // Returns the place where the field was set; for a default value, the file.
+  // Returns the place where the field was set, such as "file:line"; for a default value, the file.
   std::string place_of_field(const std::string& name, const std::string& path) const {
     const auto found = places_.find(name);
     return found == places_.end() ? path : found->second;
@@ -203,8 +204,8 @@ class ConfigReader {
            cadre::format("{} must be {}, is '{}'", field.name, type_name(field), value));
   }
 
-  // The values of a snapshot were checked when it was written, perhaps with other bounds, so they
-  // are not checked again.
+  // Values of a snapshot are not checked again: they were valid when it was written, perhaps by a
+  // version with other bounds.
   void check(const ConfigField& field, std::string_view place) const {
     if (former_keys_ == FormerKeys::kRead) return;
     const std::string problem = check_value(field);

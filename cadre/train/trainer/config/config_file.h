@@ -11,13 +11,13 @@
 
 namespace cadre::train {
 
-// Overrides such as "model.width=256" or "data.path=/tmp/a" replace values of the file, and later
-// overrides replace earlier ones. A text needs no quotes in an override. A key of an earlier
-// version is an error, which gives its present name.
+// Reads the file, then applies the overrides, such as "model.width=256" or "data.path=/tmp/a", in
+// their order. A text needs no quotes in an override. A key that has been renamed is an error,
+// which gives the present name.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides);
 
-// Parses the text of a snapshot. config_text() wrote it, perhaps in an earlier version that had
-// other names for some keys. `origin` replaces the file's name in errors.
+// Parses the configuration in a snapshot, which config_text() wrote, perhaps in an earlier version
+// with other names for some keys. Errors contain `origin` in place of a file name.
 Config parse_config(const std::string& text, const std::string& origin);
 
 // Returns all keys and values as a TOML file that load_config() can read. With `explain`, comments

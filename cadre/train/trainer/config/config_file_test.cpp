@@ -87,7 +87,8 @@ TEST_F(ConfigTest, RefusesOverridesInTheirOwnWords) {
             "cannot contain: use a text or a path in UTF-8");
 }
 
-// The values of a snapshot were allowed when it was written.
+// The values of a snapshot were valid in the version that wrote it, so they are accepted even if
+// the present bounds exclude them.
 TEST_F(ConfigTest, TheBoundsOfASnapshotsConfigurationAreThoseOfItsVersion) {
   const std::string text =
       "[run]\nfolder = ''\n[sample]\ntemperature = 1e-39\n[model]\nheads = 0\n";

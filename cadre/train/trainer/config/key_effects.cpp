@@ -6,7 +6,7 @@ namespace cadre::train {
 namespace {
 
 struct Condition {
-  std::string_view key;  // a whole key, or the name of a section and a dot
+  std::string_view key;  // a whole key, or a section's name with a dot for all of its keys
   bool (*is_met)(const Config&);
 };
 
@@ -32,7 +32,7 @@ bool has_pipeline(const Config& config) {
   return config.parallel.pipeline > 1;
 }
 
-// The keys that only some configurations use, and the conditions under which they are used.
+// Keys that have an effect only in some configurations, each with its condition.
 constexpr std::array<Condition, 38> kConditions{{
     {"model.layers", [](const Config& config) { return config.model.kind != "cnn"; }},
     {"model.heads", is_gpt},

@@ -1,4 +1,4 @@
-// Which keys have an effect under a configuration.
+// Tests which keys have an effect in a given configuration.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

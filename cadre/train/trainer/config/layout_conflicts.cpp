@@ -74,7 +74,7 @@ std::optional<ConfigConflict> find_wrong_size(const Config& config) {
   return std::nullopt;
 }
 
-// Reports what cannot be combined with experts.
+// Returns the first setting that cannot be combined with experts.
 std::optional<ConfigConflict> find_unsupported_with_experts(const Config& config) {
   const ParallelConfig& parallel = config.parallel;
   const int64_t num_experts = config.model.experts;

@@ -1,4 +1,4 @@
-// Layouts that no number of processes can have.
+// Tests the errors for layouts that are impossible with any number of processes.
 #include <gtest/gtest.h>
 
 #include "cadre/testing/torch/config_files.h"

@@ -1,4 +1,4 @@
-// The learning rate of each step.
+// Tests the learning rate of each step.
 #include <gtest/gtest.h>
 
 #include "cadre/train/trainer/config/schedule.h"
@@ -25,10 +25,10 @@ TEST(Schedule, TheDefaultWarmUpFitsTheNumberOfSteps) {
   EXPECT_EQ(resolved_warmup_steps({}, 3), 0);
   EXPECT_EQ(resolved_warmup_steps({}, 200), 20);
   EXPECT_EQ(resolved_warmup_steps({}, 100'000), 50);
-  EXPECT_EQ(resolved_warmup_steps({.warmup_steps = 7}, 3), 7) << "as it was set";
+  EXPECT_EQ(resolved_warmup_steps({.warmup_steps = 7}, 3), 7) << "expected the configured number";
 }
 
-// The truth is torch.optim.lr_scheduler.StepLR, stepped once after each update.
+// The expected values are those of torch.optim.lr_scheduler.StepLR, stepped once after each update.
 TEST(Schedule, FallsInSteps) {
   OptimizerConfig optimizer;
   optimizer.learning_rate = 0.8;

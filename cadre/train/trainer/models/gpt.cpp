@@ -22,7 +22,8 @@ LayerNorm make_norm(int64_t width) {
   return LayerNorm(nn::LayerNormOptions({width}));
 }
 
-// Dropout 0 is that of the embeddings; each block has two more.
+// Makes one of the model's dropout layers. Number 0 is applied to the embeddings; each block has
+// two more.
 CounterBasedDropout make_dropout(const ModelConfig& config, int64_t number,
                                  const std::shared_ptr<const DropoutStream>& stream) {
   return CounterBasedDropout(CounterBasedDropoutOptions{
@@ -34,8 +35,8 @@ std::optional<double> capacity_of(const ModelConfig& config) {
   return config.capacity_factor;
 }
 
-// The experts have no biases: weight decay would treat the biases of all experts, which are one
-// matrix, as weights.
+// The experts have no biases. The biases of all experts would be one matrix, which the optimizer
+// would treat as weights and apply weight decay to.
 MixtureOfExperts make_experts(const ModelConfig& config) {
   return MixtureOfExperts(MixtureOfExpertsOptions{.features = config.width,
                                                   .hidden_features = kMlpExpansion * config.width,
@@ -210,7 +211,7 @@ Gpt::Gpt(const Gpt& whole, const GptPart& part)
 
 at::Tensor Gpt::forward(const at::Tensor& data) {
   at::Tensor x = position_embedding_ ? embed(data) : data;
-  at::Tensor load_balance;  // the sum over the blocks; undefined if there are no experts
+  at::Tensor load_balance;  // the sum over the blocks; undefined if the model has no experts
   for (const auto& block : blocks_) {
     const auto [output, of_block] = block->forward(x);
     x = output;
@@ -247,8 +248,8 @@ std::vector<PlanEntry> Gpt::plan(bool sequence) const {
   if (!blocks_.empty()) {
     add(kColwise, {"*.attn_c_attn"});
     add(kRowwise, {"*.attn_c_proj"});
-    // Experts have uneven numbers of rows, so with divided MLPs every process would wait for the
-    // largest expert twice.
+    // The MLPs are not divided if there are experts: experts have uneven numbers of rows, so every
+    // process would wait for the largest expert twice in each block.
     if (!blocks_[0]->has_experts()) {
       add(kColwise, {"*.mlp_c_fc"});
       add(kRowwise, {"*.mlp_c_proj"});

@@ -1,21 +1,22 @@
 // A GPT: token and position embeddings, pre-norm blocks of causal attention and MLP, a final norm,
 // and a head that is tied to the token embedding or has a weight of its own. The MLP of a block may
-// be a mixture of experts; then the weighted sum of the load-balancing losses of all routers is
-// added to the loss. Experts have a capacity only in training, because with one an output depends
-// on the other tokens of the batch.
+// be a mixture of experts; the weighted sum of the load-balancing losses of all routers is then
+// added to the loss. The capacity of experts is limited only in training, because under a limit an
+// output depends on the other tokens of the batch.
 //
-// A Gpt can be cut into parts, which are stages of a pipeline. Its layers can be divided by
+// A Gpt can be cut into parts, which become stages of a pipeline. Its layers can be divided by
 // parallelize_module() with plan(), its sequences by set_context_parallel(), and its experts by
 // ExpertParallel. Parameters keep their names in each case.
 //
-// Threads, errors: as torch::nn::Module. Blocking: never, unless it is divided. Parameters are
-// named after GPT-2's (wte.weight, h_0.attn_c_attn.weight, ...), with nn::Linear's (out, in)
-// shapes; those of attn_c_attn have another shape after separate_heads(). Experts have no biases
-// and are named after MixtureOfExperts (h_0.mlp_experts.router.weight, ...). Source: Radford et
-// al., "Language Models are Unsupervised Multitask Learners", 2019, also for the initial values:
-// normal with a standard deviation of 0.02, divided by sqrt(2 * layers) for projections into the
-// residual stream. Dropout is applied to the sum of the embeddings, and to what attention and MLP
-// add to the residual stream. Its masks depend on the sample, not on the process that computes it
+// Threads, errors: as torch::nn::Module. Blocking: only if the model is divided; forward and
+// backward are then collective. Parameters are named after GPT-2's (wte.weight,
+// h_0.attn_c_attn.weight, ...), with nn::Linear's (out, in) shapes; separate_heads() changes the
+// shapes of attn_c_attn. Experts have no biases and are named after MixtureOfExperts
+// (h_0.mlp_experts.router.weight, ...). Source: Radford et al., "Language Models are Unsupervised
+// Multitask Learners", 2019, also for the initial values: normal with a standard deviation of 0.02,
+// divided by sqrt(2 * layers) for projections into the residual stream. Dropout is applied to the
+// sum of the embeddings, and to the outputs of attention and MLP before they are added to the
+// residual stream. Its masks depend on the sample, not on the process that computes it
 // (parallel/layers/counter_based_dropout.h).
 #pragma once
 
@@ -41,23 +42,23 @@
 
 namespace cadre::train {
 
-// The linear layer before attention: computes query, key and value of all heads in one product. Has
-// the parameters of nn::Linear(width, 3 * width): weight (3 * width, width), bias (3 * width).
+// The linear layer before attention: computes query, key and value of all heads in one product. It
+// has the parameters of nn::Linear(width, 3 * width): weight (3 * width, width), bias (3 * width).
 // Tensor parallelism divides it by heads.
 //
-// The features are ordered as GPT-2's: the queries of all heads, then the keys, then the values. A
-// contiguous chunk of them would not consist of whole heads. So before the layer is divided,
-// separate() makes query, key and value a dimension of the parameters, and ranks divide the
-// dimension after it.
+// The output features have GPT-2's order: the queries of all heads, then the keys, then the values.
+// If ranks divided this dimension into contiguous chunks, a chunk would not consist of whole heads.
+// So separate() first reshapes the parameters so that query, key and value are a dimension of its
+// own; ranks then divide the dimension after it.
 class QueryKeyValueImpl : public torch::nn::LinearImpl, public TensorParallelLayer {
  public:
   QueryKeyValueImpl(int64_t width, int64_t heads);
 
-  // Maps (B, T, width), or with sequence parallelism this rank's tokens, to (3, B, heads of this
-  // rank, T, width / heads).
+  // Maps (B, T, width) to (3, B, heads of this rank, T, width / heads). With sequence parallelism
+  // the input has only this rank's tokens.
   at::Tensor forward(const at::Tensor& input);
-  // Changes the shapes of the parameters to (3, width, width) and (3, width); they stay the same
-  // tensors. REQUIRES: they have no gradients, and the layer is not divided.
+  // Changes the shapes of the parameters to (3, width, width) and (3, width); the tensor objects
+  // stay the same. REQUIRES: the parameters have no gradients, and the layer is not divided yet.
   void separate();
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
@@ -76,11 +77,11 @@ TORCH_MODULE(QueryKeyValue);
 // Computes x + attention(norm(x)), then x + mlp(norm(x)). The MLP may be a mixture of experts.
 class GptBlock : public torch::nn::Module, public ContextParallelLayer {
  public:
-  // index: index of the block in the whole model.
+  // `index` is the index of the block in the whole model.
   GptBlock(const ModelConfig& config, int64_t index,
            const std::shared_ptr<const DropoutStream>& stream);
-  // Maps (B, T, width) to (B, T, width). The second result is the load-balancing loss of the
-  // router, (), undefined without experts.
+  // Maps (B, T, width) to (B, T, width). The second result is the router's load-balancing loss, a
+  // tensor of shape (); it is undefined if the block has no experts.
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x);
   void train(bool on = true) override;
   void separate_heads() { query_key_value_->separate(); }
@@ -91,19 +92,19 @@ class GptBlock : public torch::nn::Module, public ContextParallelLayer {
   at::Tensor attend(const at::Tensor& x);
 
   bool is_recomputed_;
-  std::optional<double> capacity_factor_;  // the capacity in training; nullopt means no limit
+  std::optional<double> capacity_factor_;  // the capacity in training; nullopt: no limit
   LayerNorm attention_norm_;
   QueryKeyValue query_key_value_;
   Linear attention_projection_;
   CounterBasedDropout attention_dropout_;
   LayerNorm mlp_norm_;
-  MixtureOfExperts experts_{nullptr};  // is null if the next two layers are used
+  MixtureOfExperts experts_{nullptr};  // null if the next two layers are used instead
   Linear mlp_expand_{nullptr};
   Linear mlp_projection_{nullptr};
   CounterBasedDropout mlp_dropout_{nullptr};
 };
 
-// A part of a Gpt, which consists of consecutive layers.
+// Describes a part of a Gpt: consecutive layers.
 struct GptPart {
   int64_t first_block = 0;
   int64_t end_block = 0;
@@ -114,13 +115,13 @@ struct GptPart {
 class Gpt : public LanguageModel, public ContextParallelLayer {
  public:
   Gpt(const ModelConfig& config, int64_t vocabulary, const at::Generator& generator);
-  // Makes a part of `whole`. It shares the layers and the dropout stream of `whole`, but a part
-  // with a tied head and without embeddings has a copy of the head's weight.
+  // Makes a part of `whole` that shares its layers and its dropout stream. A part with a tied head
+  // but without embeddings gets a copy of the head's weight.
   Gpt(const Gpt& whole, const GptPart& part);
 
-  // data: for the first part whole sequences of tokens (B, T), also under context parallelism; for
-  // the other parts the output of the part before. The last part returns logits of this rank's
-  // tokens and of its part of the vocabulary.
+  // The input of the first part is whole sequences of tokens (B, T), also under context
+  // parallelism; that of other parts is the output of the part before. The last part returns
+  // logits: of this rank's tokens, and of its share of the vocabulary.
   at::Tensor forward(const at::Tensor& data) override;
   void set_rows(const SampledRows& rows) override;
   at::Tensor take_auxiliary_loss() override { return std::exchange(auxiliary_loss_, {}); }
@@ -128,9 +129,10 @@ class Gpt : public LanguageModel, public ContextParallelLayer {
   int64_t vocabulary() const { return vocabulary_; }
   bool is_tied() const { return is_tied_; }
 
-  // Returns entries for the layers of this part. sequence: whether sequence parallelism is used.
+  // Returns the plan of parallelize_module() for the layers of this part. `sequence` says whether
+  // sequence parallelism is used.
   std::vector<PlanEntry> plan(bool sequence) const;
-  // Called before parallelize_module() with this plan: see QueryKeyValue.
+  // Must be called before parallelize_module(): see QueryKeyValue.
   void separate_heads();
 
  private:
@@ -145,11 +147,11 @@ class Gpt : public LanguageModel, public ContextParallelLayer {
   at::Tensor auxiliary_loss_;
   std::shared_ptr<DropoutStream> stream_;
   Embedding token_embedding_{nullptr};
-  Embedding position_embedding_{nullptr};  // is null in a part without embeddings
+  Embedding position_embedding_{nullptr};  // null in a part without embeddings
   CounterBasedDropout embedding_dropout_{nullptr};
   std::vector<std::shared_ptr<ShardUnit<GptBlock>>> blocks_;
   LayerNorm final_norm_{nullptr};
-  Linear head_{nullptr};  // is null if it is tied, and in a part without head
+  Linear head_{nullptr};  // null if the head is tied, and in a part without a head
 };
 
 }  // namespace cadre::train

@@ -1,4 +1,4 @@
-// The GPT against its formula.
+// Compares the GPT with a direct implementation of its formula.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -17,7 +17,8 @@ using testing::kVocabulary;
 using testing::small_language_model;
 using testing::some_tokens;
 
-// Computes the MLP of a block token by token; adds its load-balancing loss to load_balance.
+// Computes the experts of a block token by token; adds the block's load-balancing loss to
+// load_balance.
 at::Tensor experts_by_formula(const std::map<std::string, at::Tensor>& p, const std::string& name,
                               const ModelConfig& config, const at::Tensor& x,
                               at::Tensor& load_balance) {
@@ -37,14 +38,14 @@ at::Tensor experts_by_formula(const std::map<std::string, at::Tensor>& p, const 
        .normalize_weights = config.experts_per_token > 1,
        .capacity_factor =
            config.capacity_factor > 0 ? std::optional(config.capacity_factor) : std::nullopt});
-  // A capacity drops some choices, but not all.
+  // If there is a capacity, it drops some of the tokens' choices of experts.
   EXPECT_EQ(reference.num_dropped > 0, config.capacity_factor > 0);
   load_balance = load_balance + reference.load_balance;
   return reference.values.view(x.sizes());
 }
 
-// Computes the formula of the paper with explicit masks and one head at a time. Adds the
-// load-balancing losses to load_balance.
+// Computes the model as the paper describes it, with explicit masks and one head at a time. Adds
+// the load-balancing losses of all blocks to load_balance.
 at::Tensor gpt_by_formula(const std::map<std::string, at::Tensor>& p, const ModelConfig& config,
                           const at::Tensor& tokens, at::Tensor& load_balance) {
   const auto norm = [&](const at::Tensor& x, const std::string& name) {
@@ -89,7 +90,7 @@ void expect_formula(const ModelConfig& config) {
   const torch::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> parameters;
   for (const auto& item : model->named_parameters()) {
-    // The parameters are neither ones nor zeros, so that each affects the output.
+    // Random values are added, so that no parameter is 0 or 1 and each one affects the output.
     item.value().add_(torch::randn_like(item.value()) * 0.3);
     parameters[item.key()] = item.value();
   }
@@ -102,7 +103,8 @@ void expect_formula(const ModelConfig& config) {
   if (!has_auxiliary) return;
   EXPECT_GT(load_balance.item<double>(), 0);
   EXPECT_NEAR(auxiliary.item<double>(), config.auxiliary_loss * load_balance.item<double>(), 1e-4);
-  EXPECT_FALSE(model->take_auxiliary_loss().defined()) << "it counts once";
+  EXPECT_FALSE(model->take_auxiliary_loss().defined())
+      << "a second call must return an undefined tensor";
 }
 
 TEST(Gpt, IsTheFormula) {
@@ -123,8 +125,8 @@ TEST(Gpt, WithExpertsIsTheFormula) {
   expect_formula(config);
 }
 
-// The capacity is used only in training, so that in an evaluation the output of a sample does not
-// depend on the samples beside it.
+// The capacity is limited only in training. In an evaluation, the output of a sample must not
+// depend on the other samples of the batch.
 TEST(Gpt, ACapacityIsOneOfTraining) {
   ModelConfig config = small_language_model("experts");
   const auto unlimited = make_language_model(config, kVocabulary, 3);
@@ -139,7 +141,8 @@ TEST(Gpt, ACapacityIsOneOfTraining) {
   }
 }
 
-// The gradient of the loss reaches every parameter, that of the auxiliary loss the routers.
+// The gradient of the loss reaches every parameter; the gradient of the auxiliary loss reaches the
+// routers.
 TEST(Gpt, RoutersLearnFromBothLosses) {
   ModelConfig config = small_language_model("experts");
   config.experts_per_token = 1;
@@ -184,7 +187,8 @@ TEST(Gpt, AnUntiedHeadHasAWeightOfItsOwn) {
   EXPECT_EQ(untied->forward(some_tokens()).abs().max().item<double>(), 0);
 }
 
-// A process of two has every second row of a batch.
+// Two processes have the even and the odd rows of a batch. Their outputs must equal those rows of
+// the output for the whole batch, dropout included.
 TEST(Gpt, DropoutDependsOnTheSampleAlone) {
   ModelConfig config = small_language_model("gpt");
   config.dropout_rate = 0.3;

@@ -18,8 +18,8 @@ constexpr int64_t kNumHidden = 128;
 constexpr double kDropoutOfConvolutions = 0.25;
 constexpr double kDropoutOfHidden = 0.5;
 
-// PyTorch's initialization: weights and biases uniform within 1 / sqrt(fan_in). Each module's
-// weight is drawn before its bias.
+// Initializes as PyTorch does: weights and biases are uniform within 1 / sqrt(fan_in). The random
+// numbers of a module's weight are drawn before those of its bias.
 void initialize(nn::Module& model, at::Generator generator) {
   const torch::NoGradGuard no_grad;
   double bound = 0;

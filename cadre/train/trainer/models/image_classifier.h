@@ -31,7 +31,8 @@ class MnistCnn : public Model {
   bool drops() const { return has_dropout_ && is_training(); }
 
   bool has_dropout_;
-  bool is_recomputed_;  // the backward computes the features again
+  // Whether backward computes the features again instead of keeping their activations.
+  bool is_recomputed_;
   torch::nn::Conv2d conv1_;
   torch::nn::Conv2d conv2_;
   LinearUnit fc1_;

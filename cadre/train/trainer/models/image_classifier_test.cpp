@@ -57,7 +57,7 @@ TEST_P(EveryClassifier, DependsOnTheSeedAlone) {
   EXPECT_FALSE(a->parameters()[0].equal(c->parameters()[0]));
 }
 
-// If a rank has no sample of a batch, its backward still runs.
+// If a rank has no sample of a batch, its backward still runs and must produce gradients of zeros.
 TEST_P(EveryClassifier, OfNothingHasAGradientOfZeros) {
   const auto model = make_image_classifier(small_classifier(GetParam()), 1);
   const at::Tensor loss =
@@ -80,7 +80,7 @@ TEST(MnistCnn, IsTheFormula) {
   std::map<std::string, at::Tensor> p;
   for (const auto& item : model->named_parameters()) p[item.key()] = item.value();
   const at::Tensor images = some_images(2);
-  // Computes a convolution as the product of the weight with all patches.
+  // Computes a convolution independently: as the product of the weight with all patches.
   const auto convolve = [&](const at::Tensor& x, const std::string& name) {
     const at::Tensor filters = p.at(name + ".weight");
     const at::Tensor patches = torch::im2col(x, {3, 3}, {1, 1}, {0, 0}, {1, 1});
@@ -110,7 +110,7 @@ TEST(MnistCnn, DropsOutInTrainingOnlyAndWhenTold) {
   EXPECT_FALSE(differs(*make_image_classifier(config, 1)));
 }
 
-// Compares the bounds of the initial values with those of torch.nn.
+// The initial values must lie within the same bounds as those of the modules of torch.nn.
 TEST(MnistCnn, BeginsAsPyTorchsModules) {
   const auto model = make_image_classifier(small_classifier("cnn"), 1);
   const std::map<std::string, double> num_inputs = {

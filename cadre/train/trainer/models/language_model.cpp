@@ -55,14 +55,16 @@ WindowMlp::WindowMlp(const ModelConfig& config, int64_t vocabulary, const at::Ge
     if (parameter.dim() < 2) {
       parameter.zero_();
     } else {
-      // This keeps the variance of activations through GELU about constant (He et al., 2015).
+      // This deviation keeps the variance of activations about constant through GELU (He et al.,
+      // 2015).
       parameter.normal_(0.0, std::sqrt(2.0 / static_cast<double>(parameter.size(1))), generator);
     }
   }
 }
 
 at::Tensor WindowMlp::forward(const at::Tensor& tokens) {
-  // Pads (B, T, width) with window - 1 zeros in front; the result is (B, T, window * width).
+  // Pads (B, T, width) with window - 1 zeros at the front of dimension T; the result of unfolding
+  // is (B, T, window * width).
   const at::Tensor padded = torch::constant_pad_nd(embedding_(tokens), {0, 0, window_ - 1, 0});
   at::Tensor x = padded.unfold(/*dimension=*/1, window_, /*step=*/1).flatten(2);
   for (HiddenUnit& layer : hidden_) x = layer(x);

@@ -28,7 +28,7 @@ TEST_P(EveryModel, DoesNotSeeTheFuture) {
   for (int64_t place = 0; place < 6; ++place) {
     at::Tensor changed = some_tokens();
     changed.select(1, place).fill_(0);
-    // Every token at this place changes: a 0 becomes 1, and any other token becomes 0.
+    // Changes all tokens at one position: a 0 becomes 1, and any other token becomes 0.
     changed.select(1, place).add_(some_tokens().select(1, place).eq(0));
     const at::Tensor after = model->forward(changed);
     EXPECT_TRUE(after.narrow(1, 0, place).allclose(before.narrow(1, 0, place))) << place;

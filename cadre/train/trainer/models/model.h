@@ -1,5 +1,5 @@
-// The base class of the trainer's models: a module that maps a batch's data to the input of the
-// loss.
+// The base class of the trainer's models: a module that maps the data of a batch to the output from
+// which the loss is computed.
 //
 // Threads: as torch::nn::Module. Blocking: never. Errors: c10::Error for wrong shapes.
 #pragma once
@@ -17,39 +17,39 @@
 
 namespace cadre::train {
 
-// The rows of a run's batches that a forward is given, for dropout that depends on the sample.
+// Which rows of a batch a forward computes. Dropout that depends on the sample needs it.
 struct SampledRows {
   int64_t step = 0;
-  int64_t first = 0;   // the index of the first row in the batch of all processes
-  int64_t stride = 1;  // the distance from one row to the next
+  int64_t first = 0;   // the index of the first row in the global batch
+  int64_t stride = 1;  // the distance between consecutive rows in the global batch
 };
 
 class Model : public torch::nn::Module {
  public:
-  // data: (B, ...); returns (B, ..., classes). B may be 0.
+  // Maps data of shape (B, ...) to (B, ..., classes). B may be 0.
   virtual at::Tensor forward(const at::Tensor& data) = 0;
-  // Called before each forward in training. The rows also apply to the backward of that forward.
+  // Is called before each forward in training. The rows also apply to the backward of that forward.
   virtual void set_rows(const SampledRows& /*rows*/) {}
-  // Returns a term (), with its weight, that is to be added to the loss of the last forward()'s
-  // output; undefined if there is none. A second call returns an undefined tensor. Its graph is a
-  // part of the output's graph.
+  // Returns a weighted term of shape () that must be added to the loss of the last forward()'s
+  // output; undefined if there is none, and in a second call. Its autograd graph is part of the
+  // output's graph.
   virtual at::Tensor take_auxiliary_loss() { return {}; }
 };
 
-// Returns the loss of the output of the model's last forward() plus take_auxiliary_loss().
+// Returns `loss`, which was computed from the last forward()'s output, plus take_auxiliary_loss().
 at::Tensor with_auxiliary_loss(const at::Tensor& loss, Model& model);
 
 // Returns the output of a model for data (B, ...), without grad and in evaluation mode.
 using Inference = std::function<at::Tensor(const at::Tensor& data)>;
 
-// A layer that a sharding strategy may gather on its own.
+// A linear layer that a sharding wrapper may gather separately, as a unit.
 using LinearUnit = torch::nn::ModuleHolder<ShardUnit<torch::nn::LinearImpl>>;
 
 bool recomputes_activations(const ModelConfig& config);
 
-// Returns layer(input). With is_recomputed only the input is kept, and backward calls the layer
-// again. REQUIRES: everything to which the layer refers lives until backward, and the layer changes
-// no buffer.
+// Returns layer(input). If is_recomputed, only the input is kept, and backward calls the layer
+// again (activation checkpointing). REQUIRES: everything to which the layer refers lives until the
+// backward, and the layer changes no buffer.
 template <typename Layer>
 auto run_layer(const Layer& layer, const at::Tensor& input, bool is_recomputed) {
   using Output = std::invoke_result_t<const Layer&, const at::Tensor&>;

@@ -1,5 +1,5 @@
-// Tests model.checkpoint_activations of each model: how many layers backward recomputes, and that
-// their activations are not kept.
+// Tests model.checkpoint_activations of each model: how many layers are recomputed in backward, and
+// that forward does not keep their activations.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -13,7 +13,7 @@
 namespace cadre::train {
 namespace {
 
-// Returns the number of graph nodes whose name contains `part`.
+// Returns the number of autograd nodes whose name contains `part`.
 int64_t num_nodes(const at::Tensor& output, const std::string& part) {
   std::set<torch::autograd::Node*> seen;
   std::vector<torch::autograd::Node*> next = {output.grad_fn().get()};

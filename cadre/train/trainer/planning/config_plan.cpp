@@ -24,9 +24,9 @@ namespace cadre::train {
 namespace {
 
 // While this object exists, this thread creates tensors on the meta device: they have sizes but no
-// memory, and functions that set their values do nothing. The dispatch key BackendSelect makes
-// factory functions use the device that was requested. So that key is excluded, and the key of the
-// meta device is included instead.
+// memory, and functions that set their values do nothing. Factory functions select the device
+// through the dispatch key BackendSelect, so that key is excluded and the key of the meta device is
+// included instead.
 class MetaScope {
  public:
   MetaScope()
@@ -42,15 +42,17 @@ std::shared_ptr<Model> make_model(const Config& config) {
   return make_image_classifier(config.model, 0);
 }
 
-// Returns the sizes of the states of the optimizers in train/trainer/strategy/optimizer.cpp.
+// Returns the sizes of the states of the optimizers that train/trainer/strategy/optimizer.cpp
+// makes.
 PlanOptions::Optimizer optimizer_sizes(const OptimizerConfig& config) {
-  const int decay = config.weight_decay > 0 ? 1 : 0;  // counts a copy of the gradient
+  // Weight decay takes a temporary copy of the gradient.
+  const int decay = config.weight_decay > 0 ? 1 : 0;
   const int momentum = config.momentum > 0 ? 1 : 0;
   if (config.kind == "sgd") return {.states = momentum};
   if (config.kind == "adagrad") return {.states = 1};
   if (config.kind == "rmsprop") return {.states = 1 + momentum, .temporaries = 1 + decay};
   if (config.kind == "adadelta") return {.states = 2, .temporaries = 2 + decay};
-  return {.states = 2};  // is for Adam and AdamW
+  return {.states = 2};  // Adam and AdamW
 }
 
 PlanOptions plan_options(const Config& config, const Processes& processes) {
@@ -75,14 +77,15 @@ PlanOptions plan_options(const Config& config, const Processes& processes) {
   return options;
 }
 
-// Returns the processes of a strategy that have different rows, as if they were a job.
+// Returns the processes among which the strategy works, those that have different rows, as if they
+// were a job of their own.
 Processes processes_of_strategy(const Degrees& degrees, const Processes& processes) {
   const int of_a_replica = processes.count / degrees.data;
   return {.count = degrees.data, .per_host = std::max(processes.per_host / of_a_replica, 1)};
 }
 
 // Returns the plan for the stages of a pipeline. The pipeline reduces the gradients of a stage in
-// place; with shards, a stage is one unit that stays gathered for the step.
+// place. With shards, a whole stage is one unit, which stays gathered for the whole step.
 MemoryPlan plan_of_stages(const ModelSizes& part, const Config& config,
                           const Processes& processes) {
   if (PlanOptions options = plan_options(config, processes);
@@ -91,7 +94,7 @@ MemoryPlan plan_of_stages(const ModelSizes& part, const Config& config,
     options.reshard_root = Reshard::kAfterReduction;
     return plan_memory(part, options);
   }
-  // Each process holds as much as a single process would hold if this part were its whole model.
+  // A process holds as much as a single process whose whole model is this part.
   Config alone = config;
   alone.parallel.strategy = "single";
   MemoryPlan plan = plan_memory(part, plan_options(alone, Processes{}));
@@ -106,7 +109,7 @@ MemoryPlan plan_of_stages(const ModelSizes& part, const Config& config,
   return plan;
 }
 
-// Returns the plan of the process that holds most.
+// Returns the plan of the process that holds the most memory.
 NamedPlan plan_of_division(const Config& config, const ModelSizes& model,
                            const Processes& processes) {
   const Degrees degrees = degrees_of(config.parallel, processes.count);
@@ -173,7 +176,7 @@ std::vector<NamedPlan> plans_of_strategies(const Config& config, const ModelSize
     Config other = config;
     other.parallel.strategy = strategy;
     if (!reshard.empty()) other.parallel.reshard = reshard;
-    // In this row one process has the whole model.
+    // The row "single" always describes one process with the whole model.
     const bool is_single = strategy == "single" && config.parallel.strategy != "single";
     if (is_single) other.parallel = {.strategy = strategy};
     const Processes own =

@@ -1,4 +1,5 @@
-// Compares plans from a configuration with plans from its models, and tests the tables of plans.
+// Tests that the plan of a configuration equals the plan of its model, and tests the tables of
+// plans.
 #include "cadre/train/trainer/planning/config_plan.h"
 
 #include <gmock/gmock.h>
@@ -59,7 +60,8 @@ TEST(ConfigPlan, HasTheSizesOfTheModel) {
   }
 }
 
-// The 24 layers of 12 * 18,688^2 elements would need 402 GB, which the plan does not allocate.
+// The model has 24 layers of 12 * 18,688^2 elements, which would take 402 GB. Planning must not
+// allocate them.
 TEST(ConfigPlan, NeedsNoMemoryForTheModel) {
   Config config = config_of_model("gpt", "text");
   config.model = {.layers = 24, .heads = 32, .width = 18'688, .context = 2048};
@@ -103,7 +105,7 @@ TEST(ConfigPlan, OfEachStrategyFollowsTheConfiguration) {
   EXPECT_EQ(plan_named(plans, "single").plan.options.num_ranks, 1);
   EXPECT_FALSE(plan_named(plans, "ddp").plan.options.parameter_dtype.has_value());
   EXPECT_EQ(plan_named(plans, "hsdp, after_forward").plan.options.num_replicas, 2);
-  // hsdp is missing: with 2 replicas it needs an even number of processes.
+  // hsdp is missing, because 2 replicas need an even number of processes.
   EXPECT_EQ(plans_of_strategies(config, sizes, {.count = 3, .per_host = 3}).size(), 7U);
   config.parallel.strategy = "single";
   EXPECT_THROW(plan_of_config(config, sizes, {.count = 2, .per_host = 2}), Error);
@@ -119,11 +121,11 @@ TEST(ConfigPlan, OfExpertsDividesThem) {
   const NamedPlan& chosen = plan_named(plans, "ddp, expert 4");
   EXPECT_EQ(chosen.plan.options.num_ranks, 2);
   EXPECT_GT(chosen.division.expert, 0);
-  // Each expert has two matrices of 16 x 64 floats in each of two blocks.
+  // An expert has two matrices of 16 x 64 floats in each of the two blocks.
   constexpr int64_t kExpertBytes = 2 * 2 * 16 * 64 * 4;
   const HeldBytes& all = plan_named(plans, "single").plan.held;
   EXPECT_EQ(chosen.plan.held.parameters, all.parameters - 6 * kExpertBytes);
-  // The gradients are rounded up to whole pages.
+  // The sizes of gradients are rounded up to whole pages, so they cannot be compared exactly.
   EXPECT_LT(chosen.plan.held.gradients, all.gradients);
   EXPECT_EQ(chosen.plan.held.optimizer_state, all.optimizer_state - 12 * kExpertBytes);
   EXPECT_THAT(start_table(chosen), HasSubstr("expert"));
@@ -160,7 +162,7 @@ TEST(ConfigPlan, OfADividedModelHasTheStrategiesThatTheLayoutCanHave) {
   EXPECT_THROW(plan_of_config(config, sizes, {.count = 3, .per_host = 3}), Error);
 }
 
-// The shards have their default form. The plans are those of one replica and of two.
+// Every strategy must have a plan with every division, on one replica of the model and on two.
 TEST(ConfigPlan, EveryStrategyOfEveryDivisionHasOne) {
   const Config model = config_of_model("gpt", "text");
   for (const ParallelConfig& division :

@@ -19,7 +19,8 @@ int64_t divided_up(int64_t number, int64_t divisor) {
   return (number + divisor - 1) / divisor;
 }
 
-// Returns the number of the block: 3 for "h_3.ln_1.weight"; nullopt for other names.
+// Returns the number in the name of a block's parameter: 3 for "h_3.ln_1.weight"; nullopt for other
+// names.
 std::optional<int64_t> block_of(std::string_view name) {
   if (!name.starts_with("h_")) return std::nullopt;
   int64_t block = 0;
@@ -27,7 +28,7 @@ std::optional<int64_t> block_of(std::string_view name) {
   return block;
 }
 
-// Returns the dimension that Gpt::plan() divides.
+// Returns the dimension along which Gpt::plan() divides the parameter; nullopt if it stays whole.
 std::optional<size_t> divided_dim(std::string_view name) {
   constexpr std::array<std::pair<std::string_view, size_t>, 8> kDivided = {
       {{"wte.weight", 0},
@@ -69,16 +70,16 @@ class StagesOfRank {
   }
   bool has_first() const { return holders_.front() == rank_; }
   bool has_last() const { return holders_.back() == rank_; }
-  // Returns whether another process has the tied weight, too, so that its gradient must be
-  // exchanged.
+  // Returns whether this process and another one both have the tied weight, so that they must
+  // exchange its gradient.
   bool shares_tied_weight() const {
     return is_tied_ && holders_.front() != holders_.back() && (has_first() || has_last());
   }
   bool has_both_ends_of_a_tie() const { return is_tied_ && has_first() && has_last(); }
   std::optional<int64_t> num_microbatches() const { return num_microbatches_; }
   int64_t num_blocks() const { return blocks_of_stage_ * std::ranges::count(holders_, rank_); }
-  // Returns how many elements of activations and gradients other processes send to this one for a
-  // batch.
+  // Returns how often this process receives a batch's activations or their gradients from another
+  // process.
   int64_t num_received() const {
     int64_t count = 0;
     for (size_t stage = 0; stage < holders_.size(); ++stage) {
@@ -90,7 +91,7 @@ class StagesOfRank {
   }
 
  private:
-  std::vector<int> holders_ = {0};  // holders_[s] is the rank of stage s
+  std::vector<int> holders_ = {0};  // holders_[s] is the rank that has stage s
   std::optional<int64_t> num_microbatches_;
   int rank_;
   bool is_tied_;
@@ -105,23 +106,24 @@ int64_t bytes_of(const ModelSizes& part, const std::function<bool(std::string_vi
   return sum;
 }
 
-// activation: bytes that pass between two layers, for all tokens of a process.
+// `activation` is the number of bytes of one layer's output, for all tokens of a process.
 int64_t tensor_traffic(const ModelSizes& part, const Config& config, int64_t activation,
                        const StagesOfRank& stages) {
   const int64_t num_backwards = stages.num_microbatches().value_or(config.run.accumulate);
   const bool is_sequence = config.parallel.sequence;
-  // An all_reduce moves two times `activation`. Under sequence parallelism a gather or a
-  // reduce_scatter moves it once. A block has two all_reduces in the forward and two in the
-  // backward; under sequence parallelism the gathered inputs of blocks and head are gathered again
-  // in the backward. Experts are not divided, so a block with experts has half of these.
+  // An all_reduce moves 2 * `activation` bytes; under sequence parallelism, an all_gather or a
+  // reduce_scatter moves `activation`. A block has two all_reduces in the forward and two in the
+  // backward. Under sequence parallelism, the inputs that blocks and head have gathered are
+  // gathered again in the backward. Experts are not divided, so a block with experts has half as
+  // many.
   const int64_t of_a_block = is_sequence ? 10 : config.model.experts > 0 ? 4 : 8;
   int64_t count = stages.num_blocks() * of_a_block;
   if (stages.has_first()) count += 2;
   if (stages.has_last()) count += is_sequence ? 3 : 2;
   int64_t bytes = count * activation;
-  // The loss exchanges three numbers for each token.
+  // The vocabulary-parallel loss exchanges three numbers for each token.
   if (stages.has_last()) bytes += 2 * 3 * activation / config.model.width;
-  // Each backward sums the gradients of layers that see parts of the sequence.
+  // The gradients of layers that see only a part of the sequence are summed after each backward.
   if (is_sequence) {
     bytes += 2 * num_backwards * bytes_of(part, [](std::string_view name) {
                return name.starts_with("wpe") || name.find("ln_") != std::string_view::npos;
@@ -134,8 +136,9 @@ int64_t context_traffic(const ModelSizes& part, const Config& config, int64_t ac
                         const StagesOfRank& stages) {
   const int64_t size = config.parallel.context;
   const int64_t of_heads = activation / config.parallel.tensor;
-  // With the ring, keys and values travel around it in the forward and in the backward, and their
-  // gradients once in the backward. Otherwise eight tensors are exchanged, four in each direction.
+  // Ring attention sends keys and values around the ring in the forward and again in the backward,
+  // and their gradients once in the backward. all_to_all attention exchanges eight tensors, four
+  // before and four after attention.
   const int64_t of_a_block = config.parallel.attention == "ring"
                                  ? 4 * (size - 1) * of_heads + 2 * size * of_heads
                                  : 8 * of_heads * (size - 1) / size;
@@ -143,8 +146,8 @@ int64_t context_traffic(const ModelSizes& part, const Config& config, int64_t ac
   return stages.num_blocks() * of_a_block + 2 * gradients * (size - 1) / size;
 }
 
-// Rows travel to the experts and back, in the forward and in the backward, and the gradients of all
-// other parameters are summed.
+// The rows of tokens travel to the experts and back, in the forward and in the backward. The
+// gradients of all other parameters are summed.
 int64_t expert_traffic(const ModelSizes& part, const Config& config, int64_t activation,
                        const StagesOfRank& stages) {
   const int64_t size = config.parallel.expert;
@@ -182,7 +185,7 @@ int64_t tied_copy_bytes(const ModelSizes& part, const Config& config, const Degr
   return bytes_of(part, [](std::string_view name) { return name == kTiedWeight; });
 }
 
-// The formulas are those in docs/guide/parallel/which-strategy.md.
+// docs/guide/parallel/which-strategy.md explains these formulas.
 DivisionTraffic division_traffic(const ModelSizes& part, const Config& config,
                                  const Degrees& degrees, int pipeline_rank) {
   const StagesOfRank stages(config, degrees, pipeline_rank);

@@ -1,7 +1,8 @@
 // Computes which part of a gpt one process has under tensor, expert and pipeline parallelism, and
-// what a step moves between the processes of a replica: from sizes alone.
+// how many bytes a step moves between the processes of a replica. Uses only the sizes of the
+// parameters.
 //
-// Threads: pure functions. Blocking: never. Lifetime: values. Errors: none.
+// Threads: pure functions. Lifetime: values. Errors: none.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +13,22 @@
 
 namespace cadre::train {
 
-// Returns the sizes on the process at this place in the pipeline that is first along tp, because
-// that one has the largest parts. In a pipeline all parameters are in the root: a stage is not
-// divided into units. whole: sizes of the configured model. REQUIRES: check_layout().
+// Returns the sizes on one process: at the given position in the pipeline, and first along the axis
+// tp, where the parts are largest. In a pipeline all parameters are in the root unit, because a
+// stage is not divided into units. `whole` has the sizes of the configured model. REQUIRES:
+// check_layout().
 ModelSizes part_sizes(const ModelSizes& whole, const Config& config, const Degrees& degrees,
                       int pipeline_rank);
 
 // Returns the bytes of a tied weight that a process holds twice, because it has the first and the
 // last stage of a pipeline; 0 for other processes. Both copies have gradients; only one has an
-// optimizer state. part: the result of part_sizes(). REQUIRES: check_layout().
+// optimizer state. `part` is the result of part_sizes(). REQUIRES: check_layout().
 int64_t tied_copy_bytes(const ModelSizes& part, const Config& config, const Degrees& degrees,
                         int pipeline_rank);
 
-// Bytes that a process receives in a step from processes with other parts of the model, with
-// optimal algorithms and without agreements of a few numbers. The bytes of experts hold if all
-// experts are chosen equally often.
+// The bytes that a process receives in a step from processes that have other parts of the model.
+// The algorithms are assumed to be optimal, and messages of a few numbers are not counted. For
+// experts, all experts are assumed to be chosen equally often.
 struct DivisionTraffic {
   int64_t tensor = 0;
   int64_t context = 0;
@@ -35,7 +37,7 @@ struct DivisionTraffic {
 
   int64_t total() const { return tensor + context + pipeline + expert; }
 };
-// part: the result of part_sizes(). REQUIRES: check_layout().
+// `part` is the result of part_sizes(). REQUIRES: check_layout().
 DivisionTraffic division_traffic(const ModelSizes& part, const Config& config,
                                  const Degrees& degrees, int pipeline_rank);
 

@@ -26,9 +26,10 @@ namespace {
 
 using testing::CountedMemory;
 
-// This is enough for agreements, losses of microbatches, and counts of the optimizer.
+// An upper bound for small messages: agreements, losses of microbatches, and counts of the
+// optimizer.
 constexpr int64_t kFewBytes = 1024;
-// This is also enough for the counts of choices of each router.
+// An upper bound that also includes the numbers of tokens that each router sends to each expert.
 constexpr int64_t kFewBytesOfRouters = 4096;
 
 struct PlannedLayout {
@@ -45,10 +46,11 @@ std::ostream& operator<<(std::ostream& out, const PlannedLayout& layout) {
 }
 
 // Returns how many bytes a rank receives in the operations from number `first` on, if the
-// algorithms are optimal. The flight record has no sizes of all_to_all_v, so they come from
-// exchanged_bytes. In context parallelism a block has four all_to_all_v: two exchange three tensors
-// of exchanged_bytes each, and two exchange one, so each counts as two. The same formula fits
-// experts that are chosen equally often, if exchanged_bytes is the size of half of the choices.
+// algorithms are optimal. The flight record has no sizes for all_to_all_v, so the caller gives them
+// in exchanged_bytes. In context parallelism a block has four all_to_all_v: two exchange three
+// tensors of exchanged_bytes each, and two exchange one. That is eight tensors, so each
+// all_to_all_v counts as two. For experts that are chosen equally often, the same formula holds if
+// exchanged_bytes is half of the size of the tokens that are sent.
 int64_t received_bytes(const ProcessGroup& group, size_t first, int64_t exchanged_bytes) {
   const FlightRecord record = group.communicator().flight_record();
   const int64_t size = group.world_size();
@@ -67,9 +69,9 @@ int64_t received_bytes(const ProcessGroup& group, size_t first, int64_t exchange
 }
 
 struct Measured {
-  std::map<std::string, int64_t> parameters;  // number of elements by name
-  int64_t held_bytes = 0;                     // bytes held after a step
-  std::map<std::string, int64_t> received;    // bytes received in a step, by axis
+  std::map<std::string, int64_t> parameters;  // maps each name to the number of elements
+  int64_t held_bytes = 0;                     // the bytes held after a step
+  std::map<std::string, int64_t> received;    // maps each axis to the bytes received in a step
 };
 
 class PartSizes : public TrainerTest, public ::testing::WithParamInterface<PlannedLayout> {
@@ -106,7 +108,8 @@ class PartSizes : public TrainerTest, public ::testing::WithParamInterface<Plann
     std::vector<std::string> axes = {"pp", "cp", "tp"};
     if (config.model.experts > 0) axes.emplace_back("ep");
     std::map<std::string, size_t> first;
-    // There are two steps, because the first step of a pipeline also announces shapes.
+    // Two steps are run and the second is measured, because the first step of a pipeline also
+    // announces shapes.
     for (int step = 0; step < 2; ++step) {
       strategy->optimizer().zero_grad();
       for (const std::string& axis : axes) {
@@ -137,8 +140,8 @@ class PartSizes : public TrainerTest, public ::testing::WithParamInterface<Plann
   }
 };
 
-// The division leaves all remaining parameters to the replicas, so the plan can use the sizes of
-// the model.
+// The strategy is ddp, so each replica has all parameters that the division leaves, and the plan
+// can be compared directly.
 TEST_P(PartSizes, AreThoseOfARun) {
   const PlannedLayout& layout = GetParam();
   const Config config = config_of(layout);
@@ -170,8 +173,8 @@ TEST_P(PartSizes, AreThoseOfARun) {
     largest_held = std::max(largest_held, measured.held_bytes);
   }
   const HeldBytes& held = plan.plan.held;
-  // A second copy of the tied weight has a gradient, which is freed when that of the first copy has
-  // been updated.
+  // One process has the tied weight twice in zb-v. The second copy's gradient is planned, but it is
+  // freed when the first copy has been updated, before the measurement.
   const int64_t freed = layout.parallel.schedule == "zb-v"
                             ? kVocabularySize * config.model.width * int64_t{sizeof(float)}
                             : 0;

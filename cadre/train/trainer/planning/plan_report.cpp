@@ -13,10 +13,10 @@ namespace cadre::train {
 namespace {
 
 struct HeldColumn {
-  const char* key;  // the key in plans_json()
+  const char* key;  // the key in the JSON of plans_json()
   const char* title;
   int64_t HeldBytes::*bytes;
-  std::string_view meaning = {};  // is empty if the title needs no explanation
+  std::string_view meaning = {};  // empty if the title needs no explanation
 };
 constexpr std::array<HeldColumn, 7> kHeldColumns{
     HeldColumn{"parameters", "parameters", &HeldBytes::parameters},
@@ -55,7 +55,7 @@ constexpr const char* kReceivedIs =
     "received: by one process in one step, with an optimal algorithm; processes of one host share "
     "memory and copy less.\n";
 constexpr const char* kHowToReadDivided =
-    "Of a divided model: the process that holds most.\n"
+    "The model is divided: the numbers are those of the process that holds most.\n"
     "in the model: activations and their gradients between the processes of one replica, and the "
     "gradients that\nthose of parallel.context and expert add up.\n";
 
@@ -93,7 +93,7 @@ bool is_empty_column(std::span<const NamedPlan> plans, const HeldColumn& column)
       plans, [&](const NamedPlan& named) { return named.plan.held.*column.bytes == 0; });
 }
 
-// Explains the columns of the table.
+// Returns the explanation of the table's columns.
 std::string legend(std::span<const NamedPlan> plans, bool is_divided) {
   std::string text = kHeldIs;
   for (const HeldColumn& column : kHeldColumns) {
@@ -104,7 +104,7 @@ std::string legend(std::span<const NamedPlan> plans, bool is_divided) {
   return is_divided ? text + kHowToReadDivided : text;
 }
 
-// Returns, for example, "2 processes (the row single: 1)".
+// Returns the number of processes, for example "2 processes (the row single: 1)".
 std::string processes_text(std::span<const NamedPlan> plans, const NamedPlan* chosen) {
   const int count = chosen != nullptr ? chosen->num_processes : 1;
   std::string text = cadre::format("{} {}", count, count == 1 ? "process" : "processes");
@@ -120,7 +120,7 @@ bool are_alike(const PlannedPart& a, const PlannedPart& b) {
          a.traffic.received_bytes() == b.traffic.received_bytes();
 }
 
-// Returns a table with one line for each unit; consecutive equal units share a line.
+// Returns a table with one line for each unit; consecutive equal units have one line together.
 std::string parts_table(const MemoryPlan& plan) {
   Rows rows = {{"", "elements", "whole, MB", "own shard, MB", "received, MB"}};
   for (size_t i = 0; i < plan.parts.size();) {
@@ -218,7 +218,7 @@ std::string start_table(const NamedPlan& named) {
     moved[1].push_back(megabytes(received_bytes(named)));
     text += aligned(moved);
   }
-  text.pop_back();  // the caller ends the line
+  text.pop_back();  // the caller adds the newline
   return text;
 }
 

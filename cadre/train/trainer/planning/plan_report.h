@@ -12,12 +12,12 @@
 
 namespace cadre::train {
 
-// Returns the lines that a run prints at its start: the bytes that a process holds and that a step
-// transfers.
+// Returns the table that a run prints at its start: the bytes that a process holds, and the bytes
+// that a step transfers.
 std::string start_table(const NamedPlan& named);
 
-// Returns a table with one row for each plan, in which the chosen plan is marked, and the units of
-// the chosen plan.
+// Returns a table with one row for each plan, which marks the plan of the configuration, followed
+// by a table of the units of that plan.
 std::string comparison_table(const Config& config, const ModelSizes& model,
                              std::span<const NamedPlan> plans);
 

@@ -1,4 +1,4 @@
-// The text of a memory plan, and that of a run that begins.
+// Tests the text of a memory plan, and the table that a run prints at its start.
 #include "cadre/train/trainer/planning/plan_report.h"
 
 #include <gmock/gmock.h>
@@ -64,7 +64,8 @@ TEST_F(TrainerPlanTest, ARunBeginsWithWhatEachProcessHolds) {
   const size_t first = run.screen.find("each process holds");
   ASSERT_NE(first, std::string::npos) << run.screen;
   EXPECT_LT(first, run.screen.find("step 1/2"));
-  EXPECT_EQ(run.screen.find("each process holds", first + 1), std::string::npos) << "once";
+  EXPECT_EQ(run.screen.find("each process holds", first + 1), std::string::npos)
+      << "the table was printed twice";
   EXPECT_THAT(run.screen, AllOf(HasSubstr("zero2, MB"), HasSubstr("each step receives"),
                                 HasSubstr("1 x reduce_scatter")));
 }

@@ -1,5 +1,5 @@
-// Compares plans with the wrappers that they describe: the allocations and the peak of each rank,
-// and the operations of a step.
+// Compares plans with the wrappers that they describe: the allocated memory and its peak on each
+// rank, and the operations of a step.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -24,12 +24,12 @@ namespace {
 using testing::CountedMemory;
 using testing::run_groups;
 
-// These sizes are odd, so that shards are padded. The root holds a vector, which is registered
-// last.
+// The sizes are odd, so that shards are padded. The root module itself has a vector, which is
+// registered last.
 constexpr int64_t kInner = 301;
 constexpr int kNumLayers = 6;
 constexpr int kNumSteps = 3;
-// This is enough for the activations of two samples and for the temporary memory of an operation.
+// An upper bound for the activations of two samples and the temporary memory of an operation.
 constexpr int64_t kFewBytes = 64 * 1024;
 
 struct WideImpl : torch::nn::Module {
@@ -65,8 +65,8 @@ void add_call(OperationTraffic& sum, int64_t num_bytes) {
   sum.payload_bytes += num_bytes;
 }
 
-// Adds the operations of the group from number `first` on to `traffic`, and counts their bytes as a
-// plan does.
+// Adds the group's operations from number `first` on to `traffic`, with their bytes counted as in a
+// plan.
 void add_recorded(StepTraffic& traffic, const ProcessGroup& group, size_t first) {
   const FlightRecord record = group.communicator().flight_record();
   for (size_t i = first; i < record.entries.size(); ++i) {
@@ -80,7 +80,7 @@ void add_recorded(StepTraffic& traffic, const ProcessGroup& group, size_t first)
   }
 }
 
-// Returns how much this rank holds of the shared memory that the groups have allocated.
+// Returns how many bytes of the shared memory of the groups this rank has allocated.
 int64_t allocated_bytes(const std::vector<ProcessGroup>& groups) {
   size_t held = 0;
   for (const ProcessGroup& group : groups) {
@@ -100,18 +100,18 @@ void expect_calls(const OperationTraffic& recorded, const OperationTraffic& plan
 }
 
 // Trains the wrapped model and compares it with the plan. `bytes_before` is the memory that the
-// rank held when the model was made.
+// rank held before the model was made.
 template <typename Model, typename Optimizer>
 void expect_plan(Model& model, Optimizer& optimizer, const std::vector<ProcessGroup>& groups,
                  const MemoryPlan& plan, int64_t bytes_before) {
   const PlanOptions& options = plan.options;
   CountedMemory& memory = CountedMemory::install();
   const torch::Tensor x = torch::randn({2, kInner});
-  // Mapped shards have a page of version counters on each rank, which a plan leaves out.
+  // Mapped shards have a page of version counters on each rank, which a plan does not count.
   const size_t num_pages = plan.is_mapped ? 1 : 0;
   EXPECT_EQ(allocated_bytes(groups),
             plan.shared_bytes + num_pages * SymmetricHeap::held_bytes(1, options.num_ranks));
-  StepTraffic traffic;  // traffic of the last step
+  StepTraffic traffic;  // the traffic of the last step
   memory.reset_peak(options.rank);
   for (int step = 0; step < kNumSteps; ++step) {
     std::vector<size_t> first;
@@ -128,10 +128,10 @@ void expect_plan(Model& model, Optimizer& optimizer, const std::vector<ProcessGr
   if constexpr (requires { model.peak_full_bytes(); }) {
     EXPECT_EQ(model.peak_full_bytes(), plan.held.full_units);
   }
-  // A group of one rank moves no data, whatever it is asked to do.
+  // A group of one rank moves no data, so there is nothing to compare.
   if (options.num_ranks == 1) return;
-  // The plan describes the trainer, whose optimizer does not compare options before each step. A
-  // ShardedOptimizer compares them.
+  // The plan describes the optimizer of the trainer. The ShardedOptimizer of this test additionally
+  // compares its options among the ranks before each step.
   StepTraffic planned = plan.traffic;
   if (has_units(options.strategy)) add_call(planned.all_reduce, shard::kStepMessageBytes);
   expect_calls(traffic.all_reduce, planned.all_reduce, "all_reduce");
@@ -143,7 +143,7 @@ struct PlanCase {
   const char* name;
   int num_ranks;
   PlanOptions options;
-  // A parameter is frozen if its name begins with one of these prefixes.
+  // The parameters whose names begin with one of these prefixes are frozen.
   std::vector<std::string> frozen = {};
 };
 
@@ -156,8 +156,8 @@ TEST_P(PlanOfWrapper, IsWhatEachRankAllocatesAndMoves) {
     PlanOptions options = GetParam().options;
     options.num_ranks = options.ranks_per_host = GetParam().num_ranks;
     options.rank = world.rank();
-    // The caps are smaller than the model, so that there are several buckets of gradients and
-    // several buffers of parameters.
+    // The bucket sizes are smaller than the model, so that there are several buckets of gradients
+    // and of parameters.
     options.bucket_caps = {.first_bytes = 100'000, .bytes = 700'000};
     options.zero_bucket_cap_bytes = 900'000;
     const int64_t before = memory.bytes(world.rank());
@@ -204,7 +204,8 @@ INSTANTIATE_TEST_SUITE_P(
                  {.strategy = kPlanFsdp,
                   .parameter_dtype = DType::kBfloat16,
                   .reduce_dtype = DType::kFloat32}},
-        // The output of the first layer requires no gradient, but that of the fourth layer does.
+        // Because of the frozen layers, the output of the first layer requires no gradient, but
+        // that of the fourth layer does.
         PlanCase{"fsdp_frozen", 2, {.strategy = kPlanFsdp}, {"last", "layer0", "layer3"}},
         PlanCase{"fsdp_mapped", 3, {.strategy = kPlanFsdp, .is_mapped = true}},
         PlanCase{"hsdp", 4, {.strategy = DataStrategy::kHsdp, .num_replicas = 2}}),

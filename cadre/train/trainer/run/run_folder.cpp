@@ -44,8 +44,8 @@ bool are_equivalent(const std::string& a, const std::string& b) {
   return fs::equivalent(a, b, error);
 }
 
-// Returns a path such as "abandoned.1/step-000040"; nullopt if the snapshot is not below the
-// folder.
+// Returns the snapshot's path relative to the folder, such as "abandoned.1/step-000040"; nullopt if
+// the snapshot is not inside the folder.
 std::optional<std::string> path_below(const std::string& snapshot, const std::string& folder) {
   std::error_code error;
   const auto below = [](const fs::path& path, const fs::path& base) -> std::optional<std::string> {
@@ -53,8 +53,8 @@ std::optional<std::string> path_below(const std::string& snapshot, const std::st
     if (relative.empty() || relative == "." || *relative.begin() == "..") return std::nullopt;
     return relative.string();
   };
-  // A link below the folder counts as below it, and so does a path below the folder that a link
-  // elsewhere names.
+  // A symbolic link inside the folder counts as inside, wherever it leads. So does a path whose
+  // target is inside the folder, if a link elsewhere names it.
   if (auto path = below(fs::absolute(snapshot, error).lexically_normal(),
                         fs::absolute(folder, error).lexically_normal())) {
     return path;
@@ -87,7 +87,7 @@ std::string own_name() {
   return cadre::format("pid {} on {}", ::getpid(), os::read_host_info().name);
 }
 
-// Returns the folder and those above it that do not exist, the deepest first.
+// Returns those of the folder and its parents that do not exist, the deepest first.
 std::vector<fs::path> missing_folders(const std::string& path) {
   std::vector<fs::path> missing;
   std::error_code error;
@@ -98,7 +98,7 @@ std::vector<fs::path> missing_folders(const std::string& path) {
   return missing;
 }
 
-// Returns nullopt for a damaged snapshot, too.
+// Returns the best loss that the snapshot records; nullopt also if the snapshot is damaged.
 std::optional<double> readable_best_loss(const std::string& snapshot) {
   try {
     return best_loss_in(snapshot);
@@ -107,7 +107,7 @@ std::optional<double> readable_best_loss(const std::string& snapshot) {
   }
 }
 
-// Marks the first snapshot that has this loss as its best.
+// Marks as best the first snapshot that records this loss.
 void mark_best_of(SnapshotFolder& snapshots, double loss) {
   for (const int64_t step : snapshots.steps()) {
     if (readable_best_loss(snapshots.path_of(step)) != loss) continue;
@@ -116,7 +116,7 @@ void mark_best_of(SnapshotFolder& snapshots, double loss) {
   }
 }
 
-// Does nothing if there are no metrics.
+// Does nothing if `from` has no metrics file.
 void copy_metrics(const std::string& from, const std::string& to) {
   const std::string source = metrics_path_of(from);
   std::error_code error;
@@ -125,8 +125,8 @@ void copy_metrics(const std::string& from, const std::string& to) {
   check(error, cadre::format("copy {} to {}", source, to));
 }
 
-// Moves snapshots of later steps than `step`, and a copy of the metrics, to a folder of the run.
-// Returns that folder; nullopt if there are no later snapshots.
+// Moves the snapshots of later steps than `step` to a new folder inside the run's folder, and
+// copies the metrics there. Returns that folder; nullopt if there are no later snapshots.
 std::optional<std::string> set_later_aside(SnapshotFolder& snapshots, int64_t step,
                                            const std::optional<double>& best_loss) {
   const bool had_best = snapshots.best().has_value();
@@ -137,9 +137,9 @@ std::optional<std::string> set_later_aside(SnapshotFolder& snapshots, int64_t st
   return folder;
 }
 
-// Called for a run that continues from a snapshot below its folder that is not one of its own.
-// After a crash at any time run.resume=auto continues from that snapshot. If the crash comes before
-// the first record is written, the folder is as if this had not been called.
+// Is called if a run continues from a snapshot inside its folder that is not its own, for example
+// from abandoned.1. After a crash at any later time, run.resume=auto continues from that snapshot
+// again; after a crash before the first record is written, the folder is unchanged.
 std::optional<std::string> continue_from_below(SnapshotFolder& snapshots, const BranchPoint& start,
                                                const std::string& relative) {
   const std::string& run_path = snapshots.run_folder();
@@ -173,9 +173,9 @@ std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFol
         "run.resume = best: no snapshot was marked as the best; set run.keep_best to mark them");
   }
   if (fs::exists(run.resume + "/state.json") || fs::exists(run.resume + "/manifest.json")) {
-    return (fs::path(run.resume) / "").parent_path().string();  // removes a slash at the end
+    return (fs::path(run.resume) / "").parent_path().string();  // removes a trailing slash
   }
-  // The folder of a run is accepted as well as that of a snapshot.
+  // The path may also be the folder of a run, which stands for its latest snapshot.
   if (const auto latest = followed_or_latest(SnapshotFolder(run.resume))) return latest;
   throw Error(
       ErrorCode::kInvalidArgument,
@@ -205,20 +205,21 @@ void RunFolder::lock() {
     check(error, cadre::format("create {}", path_));
     lock_.emplace(os::LockedFile::open(path_ + "/" + kLockName, os::LockedFile::kReadableByAll)
                       .value_or_throw());
-    // On a file system without locks every run is accepted.
+    // If the file system has no locks, try_lock() fails and the run goes on without one.
     const Result<bool> is_ours = lock_->try_lock();
     if (is_ours.ok() && !*is_ours) {
       lock_.reset();
       refuse_taken(path_);
     }
-    // If the file has no name, the previous owner has just ended, or its folder was renamed.
+    // The lock file was unlinked since it was opened: its owner has just ended, or the folder was
+    // renamed. Try again.
     if (!lock_->is_named()) continue;
     if (!missing.empty()) created_ = std::move(missing);
     break;
   }
   const std::string owner = own_name();
-  // If the owner cannot be written because the disk is full, other runs still get an error, without
-  // the owner's name.
+  // Errors are ignored: if the owner's name cannot be written because the disk is full, other runs
+  // still get the error, but without that name.
   (void)lock_->truncate(0);
   (void)lock_->append_at(0, std::as_bytes(std::span(owner)));
 }
@@ -269,12 +270,12 @@ void RunFolder::forget_job() {
 }
 
 RunFolder::~RunFolder() {
-  // The file is removed before the lock is released, so that another process that has opened it
-  // meanwhile finds that it was unlinked.
+  // The file is unlinked before the lock is released. A process that opened it before then sees
+  // that it was unlinked, and tries again.
   if (lock_) (void)lock_->remove();
   for (const fs::path& folder : created_) {
     std::error_code error;
-    if (!fs::remove(folder, error)) break;  // the folder is not empty
+    if (!fs::remove(folder, error)) break;  // the folder is not empty, so it stays
   }
 }
 

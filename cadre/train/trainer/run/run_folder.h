@@ -1,6 +1,6 @@
 // The folder of a run: locks it so that only one process writes, finds the snapshot from which the
-// run resumes, renames an earlier run with the same name, and moves what a run abandons that goes
-// back to an earlier step.
+// run resumes, renames the folder of an earlier run with the same name, and moves later snapshots
+// away when a run goes back to an earlier step.
 //
 // Threads: rank 0 only, except find_snapshot(). Blocking: reads and writes a disk. Errors:
 // kUnavailable with the path; kInvalidArgument for a missing snapshot, or a folder that another
@@ -19,14 +19,14 @@
 
 namespace cadre::train {
 
-// Returns the folder of the snapshot to resume from; nullopt to start at step 0. If a run has
-// continued from a snapshot that is not its own, it continues from it again until it has written
-// one. REQUIRES: this job has locked the folder of the run (RunFolder), so that no other run writes
-// a later snapshot meanwhile.
+// Returns the folder of the snapshot to resume from; nullopt to start at step 0. If a run was
+// started from a snapshot that is not its own (its origin), it resumes from that one again until it
+// has written a later one. REQUIRES: this job has locked the run's folder (RunFolder), so that no
+// other run can write a later snapshot in between.
 std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFolder& snapshots);
 
-// Returns whether the last process that wrote to the folder belonged to this job
-// (RunFolder::record_job()), so that a restart of the job continues from the folder's snapshots.
+// Returns whether the folder was last written by this job, as RunFolder::record_job() recorded. If
+// so, a restart of the job continues from the folder's snapshots.
 bool is_run_of_job(const std::string& run_path, const std::string& job);
 
 std::string metrics_path_of(const std::string& run_path);
@@ -36,47 +36,47 @@ struct BranchPoint {
   std::string snapshot;
   int64_t step = 0;
   std::optional<double> best_loss = {};  // the best held-out loss up to this step
-  bool has_steps_left = true;            // if false, the run changes nothing
+  bool has_steps_left = true;            // false: the run ends at once, and begin() changes nothing
 };
 
-// Only one process at a time writes to a run's folder; two would mix their snapshots.
+// Locks the folder of a run: if two processes wrote to it, they would mix their snapshots.
 class RunFolder {
  public:
-  // Creates the folder and locks it for the lifetime of this object. The destructor removes a
-  // folder that was created and is still empty.
+  // Creates the folder and locks it for the lifetime of this object. If the folder was created here
+  // and is still empty, the destructor removes it.
   explicit RunFolder(const std::string& path);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
   struct Moved {
-    std::string earlier_run;  // the new name of the earlier run; empty if there was none
-    // The folder with the snapshots of later steps and a copy of the metrics; nullopt if there were
+    std::string earlier_run;  // the new name of the earlier run's folder; empty if there was none
+    // The folder with the snapshots of later steps and a copy of the metrics; nullopt if there are
     // none.
     std::optional<std::string> abandoned;
   };
   // Prepares the folder for the steps after `start`, or for all steps if `start` is nullopt.
-  // - If `start` is a snapshot of this run: moves snapshots of later steps to a folder of the run;
-  // no later start continues from them. If the best snapshot is among them, marks the best one of
-  // the rest.
-  // - If it is another snapshot below the folder: does the same, and records the snapshot as the
-  // origin, from which run.resume=auto continues until the run has a snapshot of a later step.
-  // - Otherwise: renames the folder of an earlier run (folder.1, folder.2, ...; nothing is
-  // deleted), and records the snapshot, if there is one, in the new folder.
+  // - If `start` is a snapshot of this run: moves the snapshots of later steps to a folder inside
+  // the run's folder; no later start continues from them. If the best snapshot is among them, marks
+  // the best of the remaining ones.
+  // - If it is another snapshot inside the folder: does the same, and records that snapshot as the
+  // origin. run.resume=auto continues from the origin until the run has a snapshot of a later step.
+  // - Otherwise: renames the folder of an earlier run (to folder.1, folder.2, ...; no file is
+  // deleted), and records the snapshot, if there is one, as the origin in the new folder.
   Moved begin(const std::optional<BranchPoint>& start);
 
-  // Records which job writes to the folder. Call it after begin(), if the launcher may start the
-  // job's processes again.
+  // Records which job writes to the folder. Call it after begin(), if the launcher may restart the
+  // job's processes.
   void record_job(const std::string& job);
-  // Removes the record of an earlier job. Call it before begin(), unless this process was started
-  // again.
+  // Removes the record of an earlier job. Call it before begin(), unless the launcher has restarted
+  // this process.
   void forget_job();
 
  private:
   void lock();
 
   std::string path_;
-  // The created folders, of which the deepest comes first.
+  // The folders that the constructor created, the deepest first.
   std::vector<std::filesystem::path> created_;
   std::optional<os::LockedFile> lock_;
 };

@@ -1,4 +1,4 @@
-// Tests which snapshot a run continues from, and what happens to the other snapshots of the folder.
+// Tests which snapshot a run continues from, and where the folder's other snapshots go.
 #include "cadre/train/trainer/run/run_folder.h"
 
 #include <filesystem>
@@ -27,7 +27,7 @@ class RunFolderTest : public TrainerTest {
     return config;
   }
 
-  // Runs until rank 0 reports the step, and then ends as if the run were killed.
+  // Runs until rank 0 reports the step, then ends as if the run were killed at that moment.
   Run run_until(const Config& config, int64_t step) {
     on_print_ = [step](std::string_view text) {
       if (text.starts_with("step " + std::to_string(step) + "/"))
@@ -47,7 +47,8 @@ class RunFolderTest : public TrainerTest {
   }
 };
 
-// Without the lock another run could write a later snapshot after this run has chosen one.
+// Another run could write a later snapshot after this run has chosen one, if the folder were not
+// locked before.
 TEST_F(RunFolderTest, ItIsLockedBeforeTheSnapshotIsChosen) {
   Config config = config_of_steps("a", 2);
   config.run.resume = folder_ + "/nothing";
@@ -78,7 +79,7 @@ TEST_F(RunFolderTest, ARunFromAnotherRunsSnapshotRemembersIt) {
   Config third = config_of_steps("c", 4);
   third.run.resume = folder_ + "/b";
   EXPECT_THAT(run(third).screen, HasSubstr(origin));
-  run_until(config, 6);  // leaves a snapshot of step 4
+  run_until(config, 6);  // the run leaves a snapshot of step 4
   const Run last = run(config, 2);
   ASSERT_EQ(last.failures, "");
   EXPECT_THAT(last.screen, HasSubstr("resuming from " + folder_ + "/b/step-000004\n"));
@@ -124,7 +125,7 @@ TEST_F(RunFolderTest, ARunFromASnapshotBelowItsFolderGoesOnInIt) {
   EXPECT_EQ(losses("a"), expected);
   config.run.steps = 8;
   EXPECT_THAT(run(config).screen, HasSubstr("resuming from " + folder_ + "/a/step-000006\n"));
-  // A run that goes back to one of its own snapshots has no origin.
+  // A run that has gone back to one of its own snapshots has no origin.
   config.run.resume = folder_ + "/a/step-000002";
   run_until(config, 3);
   config.run.resume = "auto";
@@ -149,7 +150,7 @@ TEST_F(RunFolderTest, ASnapshotThatWasMovedBehindALinkIsItsOwn) {
   EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ElementsAre(2, 4, 6));
 }
 
-// Makes the states that a crash leaves while the snapshots of another branch are being moved.
+// Creates the files that a crash leaves while the snapshots of another branch are being moved away.
 TEST_F(RunFolderTest, AnOriginCountsUntilThereIsASnapshotOfItsBranch) {
   fs::create_directories(folder_ + "/r/abandoned.1/step-000004");
   const std::string below = folder_ + "/r/abandoned.1/step-000004";
@@ -184,7 +185,8 @@ TEST_F(RunFolderTest, ARestartedJobContinuesFromItsOwnSnapshot) {
   expect_same_bits("whole", "r", 6);
 }
 
-// The first attempt of the second job ended before it wrote to the folder.
+// The first attempt of the second job failed before it wrote to the folder, so the folder still
+// belongs to the first job.
 TEST_F(RunFolderTest, ARestartedJobDoesNotContinueARunOfAnotherJob) {
   const Config config = config_of_steps("r", 2);
   job_ = "job-1";

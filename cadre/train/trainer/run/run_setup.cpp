@@ -67,8 +67,8 @@ std::vector<AgreedField> agreed_inputs(const Task& task,
 
 std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Task& task,
                                                  const std::optional<ProcessGroup>& group) {
-  // If the experts have a capacity, the choices of the last samples are dropped, so their order
-  // matters.
+  // If the experts have a capacity, the last tokens of a batch may be dropped, so the order of its
+  // samples matters.
   const bool has_capacity = config.model.experts > 0 && config.model.capacity_factor > 0;
   return std::make_unique<DataLoader>(
       task.training_data(),
@@ -91,7 +91,7 @@ SampledRows rows_of_rank(const DataLoader& loader, int64_t step, const DataRanks
 }
 
 void resolve_epochs(Config& config, const Task& task) {
-  // A last batch of fewer samples is left out.
+  // A last batch that would have fewer samples is skipped.
   const int64_t steps_per_epoch = task.training_data()->size() / config.run.global_batch_size;
   if (config.run.epochs > 0) config.run.steps = config.run.epochs * steps_per_epoch;
   if (config.schedule.step_size == 0) config.schedule.step_size = steps_per_epoch;

@@ -32,8 +32,7 @@ bool keeps_momentum(const OptimizerConfig& optimizer) {
   return (optimizer.kind == "sgd" || optimizer.kind == "rmsprop") && optimizer.momentum > 0;
 }
 
-// Returns why the run cannot continue with the new value of a key that has changed; empty if it
-// can.
+// Returns why the run cannot continue after this key has changed; an empty text if it can.
 std::string_view refusal_of(const std::string& key, const Config& before, const Config& now) {
   if (key == "optimizer.momentum" &&
       keeps_momentum(before.optimizer) != keeps_momentum(now.optimizer)) {

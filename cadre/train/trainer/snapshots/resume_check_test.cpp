@@ -38,7 +38,7 @@ TEST(ResumeCheck, WhatHasNoEffectIsNoChange) {
   const Config before;
   Config now;
   now.run.name = "another";
-  now.optimizer.rho = 0.5;  // adadelta alone has it
+  now.optimizer.rho = 0.5;  // only adadelta uses this key, so its change is ignored
   EXPECT_THAT(check_resumed_config(before, now), IsEmpty());
   now.optimizer.kind = "adadelta";
   EXPECT_THAT(refusal(before, now),

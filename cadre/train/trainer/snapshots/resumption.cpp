@@ -28,7 +28,7 @@
 namespace cadre::train {
 namespace {
 
-// Limit for the file that identifies a snapshot.
+// The largest size of the file that identifies a snapshot.
 constexpr size_t kMaxIdentityBytes = size_t{64} << 20;
 
 std::vector<std::string> compare_configs(const std::string& before, const Config& now) {
@@ -65,7 +65,7 @@ bool is_intact(const std::string& snapshot) {
   }
 }
 
-// Returns a remedy for a snapshot that cannot be read.
+// Returns what the user can do if the snapshot is damaged.
 std::string remedy_for(const std::string& snapshot) {
   const SnapshotFolder run(std::filesystem::path(snapshot).parent_path().string());
   std::vector<int64_t> steps = run.steps();
@@ -79,15 +79,15 @@ std::string remedy_for(const std::string& snapshot) {
   return "no other snapshot is intact: start at step 0 with run.resume=none";
 }
 
-// Adds a remedy to an error of a damaged snapshot only. For other errors the snapshot itself is
-// intact: it can be used with another setting, or once its files can be read again.
+// Adds a remedy only if the snapshot is damaged. After other errors the snapshot is intact: it can
+// be used with other settings, or when its files can be read again.
 Error with_remedy(const Error& error, const std::string& snapshot) {
   if (error.code() != ErrorCode::kCorruption) return error;
   return Error(error.code(), cadre::format("{}; {}", error.message(), remedy_for(snapshot)));
 }
 
-// Earlier versions did not count the steps of RMSprop and Adadelta, because the updates of these
-// optimizers do not depend on the count.
+// Adds the step counts that snapshots of earlier versions lack for RMSprop and Adadelta. They were
+// not saved, because the updates of these optimizers do not depend on them.
 void add_missing_steps(std::vector<ParameterState>& states, int64_t step,
                        const torch::optim::Optimizer& optimizer) {
   const bool has_unused_steps = dynamic_cast<const torch::optim::RMSprop*>(&optimizer) != nullptr ||
@@ -99,7 +99,7 @@ void add_missing_steps(std::vector<ParameterState>& states, int64_t step,
   }
 }
 
-// Returns the states in a file of whole optimizer states, as tensors of this rank. A state is
+// Returns the states in a file of whole optimizer states as tensors of this rank. A state is
 // sharded in the same way as its parameter.
 SnapshotParts states_in(const std::string& path, const std::vector<SnapshotTensor>& parameters) {
   const SafetensorsFile file = SafetensorsFile::open(path);
@@ -109,8 +109,8 @@ SnapshotParts states_in(const std::string& path, const std::vector<SnapshotTenso
     const auto parameter =
         std::ranges::find(parameters, name.substr(0, name.rfind('.')), &SnapshotTensor::name);
     if (parameter == parameters.end() || (shape.empty() && !parameter->sizes.empty())) {
-      // The state is one value for the whole parameter, or the optimizer will throw an error that
-      // names it.
+      // The shape is not that of the parameter: the state is one number for the whole parameter.
+      // Otherwise the optimizer will throw an error that names it.
       const at::ScalarType dtype = scalar_type_of(file.find(name)->dtype).value_or(at::kFloat);
       states.parameters.push_back(whole_tensor(name, at::empty(shape, dtype)));
       continue;
@@ -158,8 +158,8 @@ std::optional<BucketLayout> Resumption::bucket_layout() const {
   return BucketLayout::parse(state_.bucket_layout);
 }
 
-// If the number of ranks has changed, some ranks have no saved state; they keep their present
-// state.
+// If the run had fewer ranks when the snapshot was written, the additional ranks have no saved
+// state, and keep their present one.
 void Resumption::restore_generator(Rank rank) const {
   const auto index = static_cast<size_t>(rank.value);
   if (index >= state_.generators.size()) return;
@@ -177,7 +177,8 @@ void Resumption::restore_generator(Rank rank) const {
   }
 }
 
-// If digests have shown that the bytes are those that were written, another libtorch wrote them.
+// If the digests match, the bytes are those that were written, so another version of libtorch wrote
+// them.
 void Resumption::throw_wrong_generator(const std::string& problem) const {
   if (state_.format < kFirstFormatWithDigests) {
     throw with_remedy(Error(ErrorCode::kCorruption, cadre::format("{}: {}", snapshot_, problem)),
@@ -209,7 +210,7 @@ void Resumption::restore(Strategy& strategy, const ProcessGroup& world) const {
   }
 }
 
-// Fills the model. Returns this rank's optimizer state.
+// Fills the model and returns this rank's optimizer state.
 std::vector<ParameterState> Resumption::load(const SnapshotParts& parts,
                                              const ProcessGroup& world) const {
   if (state_.format >= kFirstFormatInParts) return load_sharded(snapshot_, parts, world).optimizer;
@@ -224,7 +225,7 @@ std::vector<ParameterState> Resumption::load(const SnapshotParts& parts,
     }
     states = states_in(optimizer_path, parts.parameters);
   });
-  // The digests of all files were compared when the state was read.
+  // The digests of all files were already compared when the state was read.
   const LoadOptions options = {.with_optimizer = false, .with_digests = false};
   load_sharded(model_path, parts, world, options);
   load_sharded(optimizer_path, states, world, options);

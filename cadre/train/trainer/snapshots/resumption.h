@@ -23,20 +23,20 @@ namespace cadre::train {
 
 class Resumption {
  public:
-  // Reads the state and compares its data and configuration with the present ones. Local.
+  // Reads the state, and compares its data and configuration with those of this run. Local.
   static Resumption open(const std::string& snapshot, const Config& now, const Task& task);
 
   const std::string& snapshot() const { return snapshot_; }
   const TrainState& state() const { return state_; }
-  // Returns messages for the user about changes since the snapshot, and about what cannot be
-  // checked.
+  // Returns messages for the user about changes since the snapshot, and about checks that are not
+  // possible.
   const std::vector<std::string>& remarks() const { return remarks_; }
   std::optional<BucketLayout> bucket_layout() const;
-  // Returns a text that determines the snapshot's content, so that the ranks can compare it. Local;
+  // Returns a text that identifies the snapshot's content, for comparison among the ranks. Local;
   // reads a small file.
   std::string identity() const;
 
-  // Restores the default generator of this rank, if the snapshot has its state. Local.
+  // Sets the state of this rank's default random generator, if the snapshot has one for it. Local.
   void restore_generator(Rank rank) const;
   // Fills this rank's tensors of the model and of the optimizer's state.
   void restore(Strategy& strategy, const ProcessGroup& world) const;

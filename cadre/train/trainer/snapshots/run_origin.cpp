@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMaxOriginBytes = 1 << 20;
 
-// Returns a line with the step and the steps to set aside, and a line with the path.
+// Returns two lines: one with the step and the steps to set aside, and one with the path.
 std::string encode(const RunOrigin& origin) {
   std::string text = std::to_string(origin.step);
   for (const int64_t step : origin.abandoned) text += cadre::format(" {}", step);

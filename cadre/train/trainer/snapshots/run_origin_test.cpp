@@ -51,7 +51,7 @@ TEST_F(RunOriginTest, IsFollowedUntilThereIsASnapshotOfItsBranch) {
   add("step-000030");
   add("step-000060");
   EXPECT_EQ(followed_origin(snapshots()), "/elsewhere/step-000040")
-      << "one is older, the other one of the branch that was left";
+      << "one snapshot is of an earlier step, the other one belongs to the abandoned branch";
   add("step-000050");
   EXPECT_EQ(followed_origin(snapshots()), std::nullopt);
 }

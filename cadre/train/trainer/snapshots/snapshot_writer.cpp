@@ -27,7 +27,7 @@ void SnapshotWriter::begin(const TrainState& state, const Model* model) {
   SnapshotParts parts = strategy_.parts();
   parts.optimizer = state_dict(strategy_.local_optimizer(), parts.parameters, {.is_shared = true});
   parts.extra = state_text(state);
-  // save() does not throw, because finish() has returned the outcome of the previous save.
+  // save() cannot throw an error of the previous save, because finish() has returned it already.
   saver_->save(state.step, parts);
   begun_ = {state.step, Status()};
 }
@@ -48,7 +48,7 @@ Error unsaved_end(const UnsavedEnd& end) {
               ? "but no snapshot could be written, so its result is lost: "
               : cadre::format("whose snapshot could not be written; the last one is of step {}: ",
                               end.saved_step);
-  // The cause is not the disk, and another attempt would end in the same way.
+  // The cause is not the disk, so another attempt would fail in the same way.
   if (end.cause.code() == ErrorCode::kInvalidArgument) {
     return Error(ErrorCode::kInternal, cadre::format("{}{}; report this with the configuration",
                                                      text, end.cause.message()));
@@ -63,7 +63,8 @@ void SnapshotWriter::close() {
   if (saver_) saver_->close();
 }
 
-// All ranks learn whether rank 0 has written the files. Only rank 0 knows the reason of a failure.
+// Tells all ranks whether rank 0 has written the files. Only rank 0's Status has the reason of a
+// failure.
 Status SnapshotWriter::write_whole(const TrainState& state, const Model& model) {
   Status status;
   try {

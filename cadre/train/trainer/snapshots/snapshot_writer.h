@@ -4,9 +4,10 @@
 // Threads: the trainer's. Blocking: the constructor, begin(), finish() and close() are collective;
 // begin() returns when the shards are copied or the whole files are written. Lifetime: refers to
 // the strategy; a staging copy of the size of this rank's shard is kept for the next snapshot. The
-// destructor ends a save in progress. Errors: a snapshot that fails is an Outcome, equal on all
-// ranks. Errors of the group are thrown. The constructor throws those of check_savable(), so that a
-// run that no snapshot can hold ends before its first step. Format: docs/formats/snapshot.md.
+// destructor ends a save in progress. Errors: a failed snapshot is returned as an Outcome, equal on
+// all ranks; errors of the group are thrown. The constructor throws the errors of check_savable(),
+// so that a run whose parameters cannot be saved ends before its first step. Format:
+// docs/formats/snapshot.md.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +23,14 @@
 
 namespace cadre::train {
 
-// The end of a run whose last step has no snapshot.
+// Describes a run whose last step could not be saved.
 struct UnsavedEnd {
   int64_t step = 0;
   int64_t saved_step = -1;  // the step of the last snapshot; -1 if there is none
   std::string run_folder;
-  Error cause;  // says why the snapshot of `step` failed
+  Error cause;  // why the snapshot of `step` failed
 };
-// Returns the error with which the run ends: the steps, and what to do about the cause.
+// Returns the error with which the run ends. It says which steps are saved and what to do.
 Error unsaved_end(const UnsavedEnd& end);
 
 class SnapshotWriter {
@@ -39,21 +40,22 @@ class SnapshotWriter {
     Status status;
   };
 
-  // strategy_name: written to the manifest for information only.
+  // `strategy_name` is written to the manifest for information only.
   SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world, Strategy& strategy,
                  const std::string& strategy_name);
 
-  // model: null if the strategy holds parts. REQUIRES: finish() was called since the last begin().
+  // `model` is null if the ranks hold shards or parts. REQUIRES: finish() was called since the last
+  // begin().
   void begin(const TrainState& state, const Model* model);
-  // Waits until the snapshot that was begun last is complete or has failed. Returns nullopt if its
-  // outcome was returned already.
+  // Waits until the last snapshot is complete or has failed, and returns its outcome. Returns
+  // nullopt if that outcome was returned before.
   std::optional<Outcome> finish();
-  // Closes the group of the thread that writes. REQUIRES: finish().
+  // Closes the group of the background thread. REQUIRES: finish().
   void close();
 
-  // Returns whether the step's snapshot was begun and finish() has not returned its outcome.
+  // Returns whether begin() was called for this step and finish() has not yet returned the outcome.
   bool is_under_way(int64_t step) const { return begun_ && begun_->step == step; }
-  // Returns whether a snapshot is still being written when begin() returns.
+  // Returns whether begin() returns before the snapshot is complete.
   bool writes_in_background() const { return saver_ != nullptr; }
 
  private:
@@ -62,7 +64,7 @@ class SnapshotWriter {
   SnapshotFolder folder_;
   ProcessGroup world_;
   Strategy& strategy_;
-  std::unique_ptr<SnapshotSaver> saver_;  // is null if whole files are written
+  std::unique_ptr<SnapshotSaver> saver_;  // null if rank 0 writes whole files
   std::optional<Outcome> begun_;
 };
 

@@ -27,7 +27,7 @@ constexpr int kFormatOfWholeFiles = 3;
 constexpr int kFormatInParts = 4;
 constexpr int kOldestFormat = 1;
 constexpr size_t kMaxStateBytes = size_t{64} << 20;
-// state.json, too, is checked against its digest, as a whole.
+// The files with digests. state.json is among them, so its digest covers all of its fields.
 constexpr std::array<std::string_view, 3> kFiles = {kModelFile, kOptimizerFile, "state.json"};
 
 at::Tensor from_hex(const std::string& text) {
@@ -65,7 +65,8 @@ bool is_in_parts(const std::string& folder) {
   return std::filesystem::exists(cadre::format("{}/{}", folder, kSnapshotManifestName));
 }
 
-// Checks the step: a snapshot's folder is named after its step, unless it was copied elsewhere.
+// Compares the step with the name of the folder. A folder that was copied to a name without a step
+// is accepted.
 void check_step(const TrainState& state, const std::string& folder) {
   const auto named = SnapshotFolder::step_of_folder(folder);
   if (!named || *named == state.step) return;
@@ -80,11 +81,11 @@ TrainState from_json(const Json& json) {
   state.step = json.at("step").get<int64_t>();
   state.loader.epoch = json.at("loader").at("epoch").get<int64_t>();
   state.loader.samples = json.at("loader").at("samples").get<int64_t>();
-  // Format 1 supports only text.
+  // Format 1 has only text as data.
   const Json& data = json.at(format == 1 ? "text" : "data");
   state.data.size = data.at(format == 1 ? "num_tokens" : "size").get<int64_t>();
   state.data.fingerprint = std::stoull(data.at("fingerprint").get<std::string>(), nullptr, 16);
-  // JSON has no NaN; earlier versions wrote null for one.
+  // Earlier versions wrote null for a loss that was NaN, because JSON has no NaN.
   if (json.contains("best_held_out_loss") && !json.at("best_held_out_loss").is_null()) {
     state.best_held_out_loss = json.at("best_held_out_loss").get<double>();
   }
@@ -104,7 +105,8 @@ void check_format(const Json& json, int oldest, int newest) {
                             format, oldest, newest));
 }
 
-// Throws kCorruption with the path if `parse` throws, because the text of the file is invalid.
+// Calls `parse`. If it throws because the text of the file is invalid, throws kCorruption with the
+// path.
 template <typename Parse>
 auto parsed(const std::string& path, const Parse& parse) {
   try {
@@ -112,7 +114,7 @@ auto parsed(const std::string& path, const Parse& parse) {
   } catch (const Error& error) {
     throw error.with_context(path);
   } catch (const std::exception& error) {
-    // nlohmann and stoull throw if a field is missing or has another type.
+    // nlohmann::json and std::stoull throw if a field is missing or has another type.
     throw Error(ErrorCode::kCorruption, cadre::format("{}: {}", path, error.what()));
   }
 }

@@ -1,9 +1,9 @@
-// The state from which a run resumes as if it had not stopped, and its format on disk.
+// The state from which a run resumes as if it had not been interrupted, and its format on disk. The
+// tensors of model and optimizer are stored separately.
 //
-// Threads: one. Blocking: reads and writes a disk. Lifetime: plain values; the tensors of model and
-// optimizer are not in it. Errors: writing returns a Status, because a run continues after a failed
-// snapshot; reading throws kCorruption or kInvalidArgument with the file and the difference.
-// Format: docs/formats/snapshot.md.
+// Threads: one. Blocking: reads and writes a disk. Lifetime: plain values. Errors: writing returns
+// a Status, because a run continues after a failed snapshot; reading throws kCorruption or
+// kInvalidArgument with the file and the difference. Format: docs/formats/snapshot.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,19 +29,20 @@ class Module;
 namespace cadre::train {
 
 inline constexpr int kFirstFormatWithDigests = 3;
-// From this format on, each rank writes its shard of the model. In earlier formats rank 0 writes
-// whole files; it still does if it has the whole model.
+// The first format in which ranks that hold shards each write their own shard. In earlier formats
+// rank 0 writes whole files, which it still does if it has the whole model.
 inline constexpr int kFirstFormatInParts = 4;
 
 struct TrainState {
   int format = 0;    // the format of the snapshot
-  int64_t step = 0;  // the number of updates done
+  int64_t step = 0;  // the number of completed updates
   LoaderPosition loader;
-  DataIdentity data;  // must be equal in a resumed run
+  DataIdentity data;  // a resumed run must have the same data
   // The lowest held-out loss so far; nullopt before the first evaluation.
   std::optional<double> best_held_out_loss;
-  std::string bucket_layout;  // is empty in a group of one, and before the first step
-  // The states of the ranks' default generators, in rank order: (bytes) uint8.
+  std::string bucket_layout;  // empty in a group of one rank, and before the first step
+  // The states of the default random generators of the ranks, in rank order; each is a uint8 tensor
+  // of shape (bytes).
   std::vector<at::Tensor> generators;
   std::string config;  // the configuration as TOML
 };
@@ -49,25 +50,25 @@ struct TrainState {
 inline constexpr std::string_view kModelFile = "model.safetensors";
 inline constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 
-// Fills an empty folder with model.safetensors, optimizer.safetensors, state.json, and B2SUMS,
-// which has the digests of these three. optimizer: the states of whole parameters.
+// Fills an empty folder with model.safetensors, optimizer.safetensors and state.json, and with
+// B2SUMS, which has the digests of these three. `optimizer` has the states of whole parameters.
 Status write_train_state(const std::string& folder, const TrainState& state,
                          const torch::nn::Module& model, std::span<const ParameterState> optimizer);
-// Returns the states under their names in optimizer.safetensors, "<parameter>.<state>".
+// Returns the states by their names in optimizer.safetensors, "<parameter>.<state>".
 std::vector<NamedTensor> named_states(std::span<const ParameterState> states);
-// Does the reverse. A tensor without dimensions is one value for the whole parameter.
+// The inverse of named_states(). A tensor without dimensions is one number for the whole parameter.
 std::vector<ParameterState> states_by_parameter(const std::vector<NamedTensor>& named);
 
 // Returns the state as JSON, for a sharded snapshot.
 std::string state_text(const TrainState& state);
 
-// Reads the state. For format 3 it first checks the digests of all files of the snapshot; for
-// format 4 only that of the manifest, because load_sharded() checks the other files. For formats 1
-// and 2 it only compares the step with the name of the folder.
+// Reads the state and checks what it can of the snapshot. Format 3: compares all files with their
+// digests. Format 4: compares only the manifest, because load_sharded() checks the other files.
+// Formats 1 and 2 have no digests: compares only the step with the name of the folder.
 TrainState read_train_state(const std::string& folder);
-// Returns the lowest held-out loss until the snapshot. Does not check the digests of tensors.
+// Returns the lowest held-out loss up to the snapshot. Does not check the digests of the tensors.
 std::optional<double> best_loss_in(const std::string& folder);
-// Does the same as read_train_state(), and checks all files that have digests.
+// Checks as read_train_state() does, and all files that have digests.
 void check_snapshot(const std::string& folder);
 
 }  // namespace cadre::train

@@ -11,8 +11,8 @@
 namespace cadre::train {
 namespace {
 
-// The texts of a state in format 1 and, below, in format 2, with a short state of the generator.
-// They must not be changed.
+// The texts of state.json in format 1 and, below, in format 2, with a shortened state of the
+// generator. They must not be changed: they prove that old snapshots can still be read.
 constexpr const char* kStateOfFormat1 = R"({
   "format": 1,
   "step": 120,

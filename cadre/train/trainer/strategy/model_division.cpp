@@ -11,8 +11,9 @@
 namespace cadre::train {
 namespace {
 
-// Merges the first two dimensions of the box, of which the second has size `size` in the whole
-// tensor. Returns several boxes if the box does not have that whole dimension.
+// Merges the first two dimensions of the box; `size` is the size of the second one in the whole
+// tensor. If the box has only a part of the second dimension, its rows are not contiguous after the
+// merge, so several boxes are returned.
 std::vector<Box> joined(const Box& box, int64_t size) {
   std::vector<Box> boxes;
   const bool is_one = box.sizes[1] == size;
@@ -60,7 +61,7 @@ ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr
     token_group_ = context_->group();
   }
   for (const auto& part : parts) {
-    std::vector<PlanEntry> plan;  // is empty if the model is not divided
+    std::vector<PlanEntry> plan;  // empty if the matrices are not divided
     if (parallel.tensor > 1) {
       part->separate_heads();
       plan = part->plan(parallel.sequence);
@@ -69,7 +70,7 @@ ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr
     records_.insert(records_.end(), records.begin(), records.end());
     if (context_) set_context_parallel(*part, *context_);
   }
-  if (config.model.experts > 0) {  // check_layout() has required that there is one part
+  if (config.model.experts > 0) {  // check_layout() guarantees a single part
     const std::vector<std::string> axes = token_axes(parallel);
     experts_.emplace(*parts[0], mesh_.slice(axes));
     records_ = experts_->parameter_shards();

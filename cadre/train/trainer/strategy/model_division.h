@@ -1,7 +1,7 @@
-// A Gpt whose matrices, sequences and experts are divided among the processes of the axes tp, cp
-// and ep. With experts, the loss is the mean over the tokens of all processes, and gradients are
-// sums: means over the tokens of each process could not weight correctly what an expert computes
-// for other processes.
+// A Gpt whose matrices, sequences and experts are divided among the processes of the mesh axes tp,
+// cp and ep. With experts, the loss is the mean over the tokens of all processes, and gradients are
+// summed over the processes. Means over the tokens of each process could not give the right weight
+// to the tokens that an expert computes for other processes.
 //
 // Threads: one. Blocking: the constructor, loss(), whole_logits() and sum_gradients() are
 // collective along tp, cp and ep, and with experts also along the axes of the strategy. Lifetime:
@@ -31,33 +31,33 @@ namespace cadre::train {
 
 class ModelDivision {
  public:
-  // parts: the parts of this process, which are not divided yet, of a model like `whole`.
+  // `parts` are this process's parts, not divided yet, of a model like `whole`.
   ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr<Gpt>>& parts,
                 const RunLayout& layout, const Config& config);
 
-  // Returns what tp and ep leave of each parameter of the parts on this process.
+  // Returns, for each parameter of the parts, the shard that tensor and expert parallelism leave on
+  // this process.
   const std::vector<ParameterShard>& records() const { return records_; }
 
-  // logits: those of this process; targets: (B, T), of whole sequences. Returns the mean over all
-  // tokens.
+  // `logits` are those of this process; `targets` (B, T) are whole sequences. Returns the mean loss
+  // over all tokens.
   at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets) const;
-  // Returns the share of the rows of one part of a batch in the rows of the batch. They are the
-  // rows of this process, or those of all processes if the loss is the mean over the tokens of all.
-  // Collective with experts.
+  // Returns which fraction of a batch's rows is in one of the parts in which gradients are
+  // accumulated. Counts this process's rows; with experts, where the loss is the mean over all
+  // tokens, counts those of all processes and is collective.
   double share_of_step(int64_t num_rows, int64_t num_samples) const;
-  // tokens: (B, T), T at most the model's context. Appends zeros if the processes that divide the
-  // tokens could not divide T.
+  // Appends zeros to tokens (B, T), T at most the model's context, if T is not a multiple of the
+  // number of processes that divide the tokens.
   at::Tensor padded(const at::Tensor& tokens) const;
   // Gathers this process's logits to (B, num_tokens, vocabulary), without a graph.
   at::Tensor whole_logits(const at::Tensor& logits, int64_t num_tokens) const;
-  // Sums gradients along cp, because the backward has computed them for the tokens of this process
-  // only.
+  // Sums gradients along cp: the backward of each process covers only its own tokens.
   void sum_gradients(const std::vector<at::Tensor>& parameters) const;
-  // Does the same with the gradients of the ParameterShards of a strategy, and also sums along ep.
+  // Sums the gradients of a strategy's ParameterShards along cp and ep.
   void sum_gradients(const std::vector<ParameterShard>& records) const;
 
-  // Returns the ParameterShards as parts of a snapshot, with the names and shapes of the plain
-  // model.
+  // Returns the ParameterShards as parts of a snapshot, with the names and shapes that the plain
+  // model has.
   SnapshotParts snapshot_parts(const std::vector<ParameterShard>& records) const;
 
  private:
@@ -65,12 +65,12 @@ class ModelDivision {
   int64_t num_tokens_;
   int64_t vocabulary_;
   bool pads_;
-  std::vector<std::string> reduced_axes_;  // the axes of the strategy
+  std::vector<std::string> reduced_axes_;  // the mesh axes of the strategy
   std::optional<ContextParallel> context_;
   std::optional<ExpertParallel> experts_;
-  // Processes with different tokens of the loss.
+  // The group of the processes whose losses are over different tokens.
   std::optional<ProcessGroup> token_group_;
-  // The number of dimensions; the key is the name in the plain model.
+  // Maps each name in the plain model to its number of dimensions.
   std::map<std::string, int64_t> num_dims_;
   std::vector<ParameterShard> records_;
 };

@@ -11,7 +11,7 @@ OptimizerChoice::OptimizerChoice(const OptimizerConfig& given, const torch::nn::
   }
 }
 
-// Each parameter is in the list once, because no model of the trainer registers a tensor twice.
+// No model of the trainer registers a tensor twice, so each parameter occurs once in the list.
 SteppedParameters stepped_parameters(const torch::nn::Module& module,
                                      const OptimizerChoice& choice) {
   SteppedParameters stepped;

@@ -1,5 +1,4 @@
-// The optimizers that a configuration names, with its options: Cadre's, and RMSprop of
-// torch::optim.
+// Makes the optimizer that a configuration names: one of Cadre's, or RMSprop of torch::optim.
 //
 // Threads: plain functions. Lifetime: an optimizer shares the parameters. Errors: those of the
 // optimizers.
@@ -34,12 +33,12 @@ namespace cadre::train {
 
 // The choice of the optimizer of a run.
 struct OptimizerChoice {
-  // model: the plain model, before anything divides it.
+  // `model` is the plain model, before it is divided or wrapped.
   OptimizerChoice(const OptimizerConfig& given, const torch::nn::Module& model);
 
   OptimizerConfig config;
-  // Names of the parameters to which weight decay applies: those with two or more dimensions, which
-  // are neither biases nor parameters of norms.
+  // The names of the parameters to which weight decay applies: those with two or more dimensions,
+  // so neither biases nor parameters of norms.
   std::set<std::string> decayed;
 };
 
@@ -57,8 +56,9 @@ SteppedParameters stepped_parameters(const torch::nn::Module& module,
 SteppedParameters stepped_parameters(const std::vector<ParameterShard>& shards,
                                      const OptimizerChoice& choice);
 
-// Returns the groups with all options set. So the defaults of the optimizer, which torch::optim
-// uses for options that are not set, must be those of the class.
+// Returns parameter groups in which every option is set. torch::optim replaces an option that
+// equals the default of its class by the default of the optimizer, so the optimizer must have the
+// defaults of the class.
 template <typename Options>
 std::vector<torch::optim::OptimizerParamGroup> groups_of(const SteppedParameters& parameters,
                                                          const Options& options) {
@@ -70,7 +70,8 @@ std::vector<torch::optim::OptimizerParamGroup> groups_of(const SteppedParameters
   return groups;
 }
 
-// Calls make(std::type_identity<O>(), options) with the class of the configuration.
+// Calls make(std::type_identity<O>(), options), where O is the optimizer class of the
+// configuration.
 template <typename Make>
 auto with_optimizer(const OptimizerConfig& config, const Make& make) {
   using OffloadedRmsProp = OffloadedOptimizer<torch::optim::RMSprop>;
@@ -111,10 +112,10 @@ auto with_optimizer(const OptimizerConfig& config, const Make& make) {
   return make(std::type_identity<AdamW>(), of_adam(decayed(torch::optim::AdamWOptions(rate))));
 }
 
-// Makes an optimizer for one process, or for shards that are divided in no other way.
+// Makes an optimizer for a single process, or for shards that are divided in no further way.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const SteppedParameters& parameters,
                                                         const OptimizerConfig& config);
-// Does the same for whole parameters.
+// Makes an optimizer for whole parameters.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::vector<NamedTensor>& parameters,
                                                         const OptimizerConfig& config);
 

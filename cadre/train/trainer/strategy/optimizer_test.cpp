@@ -1,5 +1,5 @@
-// Compares the optimizers of configurations with those of torch::optim. Both have the same options,
-// and apply weight decay to matrices only.
+// Compares the optimizers of configurations with those of torch::optim, with the same options and
+// with weight decay of matrices only.
 #include "cadre/train/trainer/strategy/optimizer.h"
 
 #include <gtest/gtest.h>
@@ -21,8 +21,9 @@ std::vector<NamedTensor> make_parameters() {
   return parameters;
 }
 
-// Sets the same gradients for both lists. Gradients are contiguous, so the strides of the
-// transposed parameter and its gradient differ. "rare" gets a gradient only in every third step.
+// Sets the same gradients in both lists. Gradients are contiguous, so the gradient of the
+// transposed parameter has other strides than the parameter. "rare" gets a gradient only in every
+// third step.
 void set_gradients(const std::vector<NamedTensor>& a, const std::vector<NamedTensor>& b, int step) {
   torch::manual_seed(100 + step);
   for (size_t i = 0; i < a.size(); ++i) {
@@ -42,8 +43,8 @@ void expect_steps_of(const OptimizerConfig& config, const Options& options) {
   for (const NamedTensor& parameter : truth) {
     (parameter.tensor.dim() >= 2 ? matrices : others).push_back(parameter.tensor);
   }
-  // The reference uses two optimizers instead of two groups, because libtorch takes an option of a
-  // group for unset if it equals the default of its class.
+  // The expected values come from two optimizers instead of two parameter groups: libtorch treats
+  // an option of a group as unset if it equals the default of its class.
   Oracle decayed(matrices, Options(options).weight_decay(config.weight_decay));
   Oracle plain(others, Options(options).weight_decay(0));
   const auto optimizer = make_optimizer(own, config);

@@ -75,13 +75,13 @@ void Pipelined::make_pipeline(const Config& config, const RunLayout& layout) {
   options.before_microbatch = [this](const PipelineMicrobatch& microbatch) {
     SampledRows rows = rows_;
     rows.first += microbatch.first_row * rows.stride;
-    stages_[0].second->set_rows(rows);  // all stages share the rows
+    stages_[0].second->set_rows(rows);  // all stages share one SampledRows
   };
   pipeline_ = std::make_unique<Pipeline>(stages, mesh_["pp"], options);
 }
 
-// A parameter that two stages of a process have is in the list of the pipeline twice. The optimizer
-// and snapshots have the first entry.
+// If two stages of this process share a tied weight, the pipeline lists it twice. The optimizer and
+// snapshots use the first entry.
 void Pipelined::sort_records() {
   for (ParameterShard& record : pipeline_->parameter_shards()) {
     const auto first = std::ranges::find(records_, record.name, &ParameterShard::name);
@@ -117,7 +117,7 @@ double Pipelined::backward(const Task& /*task*/, const Batch& batch,
   return result.loss.item<double>();
 }
 
-// Rows are added so that the microbatches divide their number.
+// Adds rows until the number of microbatches divides their number.
 at::Tensor Pipelined::infer(const at::Tensor& data) {
   const int64_t count = schedule_.num_microbatches;
   const int64_t num_rows = std::max<int64_t>((data.size(0) + count - 1) / count, 1) * count;
@@ -146,9 +146,9 @@ double Pipelined::clip_gradients(double max_norm) {
   return clip_grad_norm_(std::span<const ParameterShard>(records_), max_norm);
 }
 
-// On every process the optimizer counts the steps of all parameters, so that snapshots equal those
-// of other layouts. The parameters of other stages have no elements here and get gradients without
-// elements.
+// The optimizer of every process has the parameters of all stages and counts their steps, so that
+// snapshots equal those of other layouts. The parameters of stages on other processes have no
+// elements here, so they get gradients without elements.
 void Pipelined::step(double learning_rate) {
   for (const ParameterShard& record : records_) {
     if (record.values.numel() == 0) record.values.mutable_grad() = at::empty_like(record.values);

@@ -1,5 +1,6 @@
-// A pipeline of a Gpt. Processes have different blocks, through which microbatches pass. Each stage
-// may be divided along tp and cp, and have replicas or shards along the axes of the strategy.
+// A pipeline of a Gpt: processes have different blocks and pass microbatches to each other. Each
+// stage may be divided along tp and cp, and may have replicas or shards along the axes of the
+// strategy.
 //
 // Threads, blocking and errors: those of Strategy. Lifetime: keeps the stages of this process only.
 #pragma once
@@ -20,11 +21,11 @@ namespace cadre::train {
 
 class Pipelined final : public Strategy {
  public:
-  // whole: has the same values on all processes; its layers become those of the stages.
+  // `whole` has the same values on all processes; the stages are made of its layers.
   Pipelined(const Config& config, const Gpt& whole, const RunLayout& layout,
             const OptimizerChoice& choice);
 
-  // Runs the microbatches of the configuration; options.num_parts and around_forward are not used.
+  // Runs the configured number of microbatches; ignores options.num_parts and around_forward.
   double backward(const Task& task, const Batch& batch, const BackwardOptions& options) override;
   at::Tensor infer(const at::Tensor& data) override;
   void set_training(bool on) override;
@@ -46,18 +47,18 @@ class Pipelined final : public Strategy {
   DeviceMesh mesh_;
   PipelineSchedule schedule_;
   int64_t vocabulary_;
-  // Stages of this process, with their numbers.
+  // The stages of this process, with their numbers.
   std::vector<std::pair<int, std::shared_ptr<Gpt>>> stages_;
   ModelDivision division_;
   std::unique_ptr<Pipeline> pipeline_;
   StageTimes times_;
   SampledRows rows_;
-  // The ParameterShards of all stages, which are the same list on all processes.
+  // The ParameterShards of all stages; the list is the same on all processes.
   std::vector<ParameterShard> records_;
-  // Tied weights that two stages of one process have: the ParameterShard in records_, and the other
-  // one.
+  // The tied weights that two stages of this process share: their ParameterShard in records_, and
+  // the other one.
   std::vector<std::pair<ParameterShard, ParameterShard>> copies_;
-  // The optimizer of the parameters of records_.
+  // Updates the parameters in records_.
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 

@@ -13,14 +13,15 @@
 namespace cadre::train {
 namespace {
 
-// Default for parallel.microbatches=0. More microbatches would shorten the bubble only slightly.
+// The number of microbatches for each process, if parallel.microbatches is 0. More microbatches
+// would shorten the bubble only slightly.
 constexpr int64_t kMicrobatchesOfARank = 4;
 
 [[noreturn]] void refuse(const std::string& sentence) {
   throw Error(ErrorCode::kInvalidArgument, sentence);
 }
 
-// Returns, for example, "tensor 2 * pipeline 2".
+// Returns the degrees above 1 as a text, for example "tensor 2 * pipeline 2".
 std::string product_text(const ParallelConfig& parallel) {
   std::string text;
   for (const auto& [name, size] : {std::pair{"tensor", parallel.tensor},
@@ -98,7 +99,7 @@ void check_pipeline(const Config& config, const Degrees& degrees) {
 void check_data_degree(const ParallelConfig& parallel, const Degrees& degrees, int world_size) {
   const bool divides = parallel.divides_model();
   if (data_strategy(parallel) == DataStrategy::kSingle && degrees.data > 1) {
-    refuse(divides ? cadre::format("parallel.strategy is single, but {} of {} processes leave {} "
+    refuse(divides ? cadre::format("parallel.strategy is single, but {} on {} processes makes {} "
                                    "groups with different samples: choose ddp, zero1, zero2, fsdp "
                                    "or hsdp, or start {} processes",
                                    product_text(parallel), world_size, degrees.data,
@@ -110,8 +111,8 @@ void check_data_degree(const ParallelConfig& parallel, const Degrees& degrees, i
   }
   if (data_strategy(parallel) == DataStrategy::kHsdp && degrees.data % parallel.replicas != 0) {
     refuse(divides
-               ? cadre::format("parallel.replicas is {}, which does not divide the {} groups "
-                               "that {} leaves of {} processes",
+               ? cadre::format("parallel.replicas is {}, which does not divide {}, the number of "
+                               "groups that each have the whole model ({} on {} processes)",
                                parallel.replicas, degrees.data, product_text(parallel), world_size)
                : cadre::format("parallel.replicas is {}, which does not divide the {} "
                                "processes",
@@ -124,11 +125,10 @@ void check_data_degree(const ParallelConfig& parallel, const Degrees& degrees, i
 Degrees degrees_of(const ParallelConfig& parallel, int world_size) {
   const int64_t product = parallel.tensor * parallel.pipeline * parallel.context * parallel.expert;
   if (world_size % product != 0) {
-    refuse(
-        cadre::format("{} is {} processes, which do not divide the {} processes of this job: "
-                      "start a multiple of {}, or change parallel.tensor, pipeline, context or "
-                      "expert",
-                      product_text(parallel), product, world_size, product));
+    refuse(cadre::format(
+        "{} takes {} processes, and the {} processes of this job are not a multiple of that: start "
+        "a multiple of {} processes, or change parallel.tensor, pipeline, context or expert",
+        product_text(parallel), product, world_size, product));
   }
   return {.pipeline = static_cast<int>(parallel.pipeline),
           .data = static_cast<int>(world_size / product),
@@ -186,7 +186,7 @@ PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees)
 RunLayout lay_out(const Config& config, const ProcessGroup& world) {
   const ParallelConfig& parallel = config.parallel;
   const Degrees degrees = degrees_of(parallel, world.world_size());
-  // Routers see the tokens of all processes, even if each process has all experts.
+  // Routers need the token counts of all processes, even if each process has all experts.
   const bool has_experts = config.model.experts > 0 && world.world_size() > 1;
   if (!parallel.divides_model() && !has_experts) {
     return {.world = world,

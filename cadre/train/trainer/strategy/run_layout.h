@@ -1,13 +1,14 @@
-// Decides how the processes of a run divide the model and the batches: makes the axes of a mesh
-// from the configuration.
+// Decides how the processes of a run divide the model and the batches: makes a mesh from the
+// configuration.
 //
-// The slowest axis comes first: pp (stages of the pipeline), the axes of the strategy along which
-// rows differ (dp, or dp_shard, or dp_replicate and dp_shard), ep (experts, and different rows), cp
-// (tokens), tp (parts of matrices). A model with experts has the axis ep also if it has size 1.
+// The mesh has these axes, the slowest first: pp (stages of the pipeline); the axes of the
+// strategy, along which processes have different rows (dp, or dp_shard, or dp_replicate and
+// dp_shard); ep (experts, and different rows); cp (tokens); tp (parts of matrices). A model with
+// experts has the axis ep even if its size is 1.
 //
-// Threads: plain values. Blocking: lay_out() is collective; the rest never. Lifetime: keeps the
-// groups. Errors: kInvalidArgument, in one sentence that says what must divide what; equal on all
-// ranks.
+// Threads: plain values. Blocking: lay_out() is collective, the other functions never block.
+// Lifetime: keeps the groups. Errors: kInvalidArgument with a sentence that says which number must
+// divide which; equal on all ranks.
 #pragma once
 
 #include <cstdint>
@@ -27,50 +28,51 @@ namespace cadre::train {
 // The number of processes along each axis. Their product is the number of processes.
 struct Degrees {
   int pipeline = 1;
-  // The number of processes along the axes of parallel.strategy, which have different rows.
+  // The number of processes along the axes of parallel.strategy; they have different rows.
   int data = 1;
-  int expert = 1;  // these processes also have different rows
+  int expert = 1;  // these processes have different rows, too
   int context = 1;
   int tensor = 1;
 
-  // Returns how many processes, or groups of processes, have different rows.
+  // Returns the number of processes, or groups of processes, that have different rows.
   int num_shares() const { return data * expert; }
 };
 
 // Throws unless the degrees of the configuration divide the number of processes.
 Degrees degrees_of(const ParallelConfig& parallel, int world_size);
 
-// Returns parallel.reshard as a value.
+// Returns parallel.reshard as an enumerator.
 Reshard reshard_of(const ParallelConfig& parallel);
 
-// Returns the axes of parallel.strategy. The product of their sizes is degrees.data.
+// Returns the mesh axes of parallel.strategy. The product of their sizes is degrees.data.
 std::vector<MeshAxis> data_axes(const ParallelConfig& parallel, const Degrees& degrees);
 std::vector<std::string> data_axis_names(const ParallelConfig& parallel);
 
-// Returns, for example, "fsdp" or "fsdp, pipeline 2, tensor 2".
+// Returns the layout's name, for example "fsdp" or "fsdp, pipeline 2, tensor 2".
 std::string layout_name(const ParallelConfig& parallel);
 
-// Throws for a configuration that this number of processes cannot run: for degrees that do not
-// divide it, a strategy that does not suit the number of replicas, a batch that the microbatches do
-// not divide, a schedule whose conditions are not met, or a folder for offload that does not exist.
+// Throws if the configuration is impossible with this number of processes: the degrees do not
+// divide it, the strategy does not suit the number of replicas, the microbatches do not divide the
+// batch, a condition of the pipeline schedule is not met, or the folder for offload does not exist.
 void check_layout(const Config& config, int world_size);
 
-// Returns the compute-only schedule of a step. REQUIRES: check_layout(), parallel.pipeline above 1.
+// Returns the schedule of a step, with computations only. REQUIRES: check_layout(),
+// parallel.pipeline above 1.
 PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees);
 
 struct RunLayout {
   ProcessGroup world;
   Degrees degrees;
-  // If nullopt, all processes have the whole layers, and no layer communicates.
+  // If nullopt, every process has whole layers, and no layer communicates.
   std::optional<DeviceMesh> mesh;
-  DataRanks data;  // if the group is not set, all processes have the same rows
+  DataRanks data;  // if its group is not set, all processes have the same rows
 };
 
 // Collective. REQUIRES: check_layout().
 RunLayout lay_out(const Config& config, const ProcessGroup& world);
 
 // Returns the axes, in the mesh of a model with experts, along which processes have different
-// tokens, be it of different rows or of the same rows.
+// tokens: tokens of different rows, or different tokens of the same rows.
 std::vector<std::string> token_axes(const ParallelConfig& parallel);
 
 }  // namespace cadre::train

@@ -34,14 +34,15 @@ std::string refusal(const ParallelConfig& parallel, int world_size) {
 TEST(RunLayout, DegreesDivideTheProcesses) {
   EXPECT_EQ(refusal({.tensor = 2, .pipeline = 2}, 8), "accepted");
   EXPECT_EQ(refusal({.tensor = 2, .pipeline = 2}, 6),
-            "tensor 2 * pipeline 2 is 4 processes, which do not divide the 6 processes of this "
-            "job: start a multiple of 4, or change parallel.tensor, pipeline, context or expert");
+            "tensor 2 * pipeline 2 takes 4 processes, and the 6 processes of this job are not a "
+            "multiple of that: start a multiple of 4 processes, or change parallel.tensor, "
+            "pipeline, context or expert");
   EXPECT_EQ(refusal({.strategy = "single", .tensor = 2}, 4),
-            "parallel.strategy is single, but tensor 2 of 4 processes leave 2 groups with "
+            "parallel.strategy is single, but tensor 2 on 4 processes makes 2 groups with "
             "different samples: choose ddp, zero1, zero2, fsdp or hsdp, or start 2 processes");
   EXPECT_EQ(refusal({.strategy = "hsdp", .replicas = 2, .tensor = 2}, 6),
-            "parallel.replicas is 2, which does not divide the 3 groups that tensor 2 leaves of 6 "
-            "processes");
+            "parallel.replicas is 2, which does not divide 3, the number of groups that each have "
+            "the whole model (tensor 2 on 6 processes)");
 }
 
 TEST(RunLayout, SizesOfTheModelDivide) {
@@ -87,12 +88,13 @@ TEST(RunLayout, ExpertsAreDividedAmongProcessesWithDifferentSamples) {
             "model.experts, or leave the key out");
   EXPECT_EQ(refusal(experts_with({.expert = 3}), 3),
             "parallel.expert is 3, which does not divide the 8 experts of model.experts");
-  EXPECT_EQ(refusal(experts_with({.expert = 4}), 6),
-            "expert 4 is 4 processes, which do not divide the 6 processes of this job: start a "
-            "multiple of 4, or change parallel.tensor, pipeline, context or expert");
+  EXPECT_EQ(
+      refusal(experts_with({.expert = 4}), 6),
+      "expert 4 takes 4 processes, and the 6 processes of this job are not a multiple of that: "
+      "start a multiple of 4 processes, or change parallel.tensor, pipeline, context or expert");
   EXPECT_EQ(refusal(experts_with({.strategy = "hsdp", .replicas = 2, .expert = 2}), 2),
-            "parallel.replicas is 2, which does not divide the 1 groups that expert 2 leaves of 2 "
-            "processes");
+            "parallel.replicas is 2, which does not divide 1, the number of groups that each have "
+            "the whole model (expert 2 on 2 processes)");
 }
 
 TEST(RunLayout, WhatExpertsDoNotHaveIsRefused) {

@@ -33,8 +33,9 @@ void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
   }
 }
 
-// After a failure, libtorch must not keep the graph: its nodes hold groups of the run, which must
-// end with the run although the process may go on.
+// Runs the backward. If it throws, releases the autograd graph, which libtorch would otherwise
+// keep: its nodes hold groups of the run, which must be closed with the run even if the process
+// continues.
 void run_backward(const at::Tensor& loss) {
   try {
     loss.backward();
@@ -44,7 +45,7 @@ void run_backward(const at::Tensor& loss) {
   }
 }
 
-// One process with the plain model.
+// The strategy "single": one process with the plain model.
 class Single final : public ForwardStrategy {
  public:
   Single(std::shared_ptr<Model> model, const OptimizerChoice& choice)
@@ -70,7 +71,7 @@ class Single final : public ForwardStrategy {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-// The common part of ddp, zero1 and zero2: each rank has a replica of the model.
+// The common base of ddp, zero1 and zero2: each rank has a replica of the whole model.
 class Replicated : public ForwardStrategy {
  public:
   Replicated(const std::shared_ptr<Model>& model, const ProcessGroup& group,
@@ -113,8 +114,8 @@ class Ddp final : public Replicated {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-// Implements zero1 and zero2: each rank updates a part of the parameters and receives the other
-// parts from their owners.
+// Implements zero1 and zero2: each rank updates its shard of the parameters and receives the other
+// shards from their owners.
 template <typename O>
 class Zero final : public Replicated {
  public:
@@ -123,7 +124,8 @@ class Zero final : public Replicated {
        const DistributedDataParallelOptions& wrapping, const SteppedParameters& parameters,
        const Options& options)
       : Replicated(model, group, wrapping),
-        // infer() runs the model itself, so the step must wait for the parameters.
+        // infer() calls the model directly, without the wrapper that would wait for the new
+        // parameters, so step() must wait for them.
         optimizer_(model_, groups_of(parameters, options), Options(options.lr()),
                    {.wait_in_step = true}) {}
 
@@ -152,8 +154,8 @@ at::ScalarType dtype_of(const std::string& name) {
   return to_scalar_type(parse_dtype(name).value());
 }
 
-// If the model has experts, gradients are sums, because the loss of each rank is divided by the
-// tokens of all ranks.
+// Gradients of a model with experts are summed over the ranks, because the loss of each rank is
+// already divided by the number of tokens of all ranks.
 GradientWeighting weighting_of(const Config& config) {
   return config.model.experts > 0 ? GradientWeighting::kSum : GradientWeighting::kSamples;
 }
@@ -217,7 +219,8 @@ class FullySharded final : public ForwardStrategy {
   std::optional<NoSync> no_sync_;
 };
 
-// Makes ddp, zero1 or zero2 for the ranks that have different rows; single if that is one rank.
+// Makes ddp, zero1 or zero2 for the ranks that have different rows; makes "single" if that is one
+// rank.
 std::unique_ptr<ForwardStrategy> make_data_strategy(const Config& config,
                                                     const std::shared_ptr<Model>& model,
                                                     const ProcessGroup& group,
@@ -239,11 +242,12 @@ std::unique_ptr<ForwardStrategy> make_data_strategy(const Config& config,
       });
 }
 
-// Tensor, context and expert parallelism under a strategy of the replicas. The processes of a
-// replica have parts of the layers, or tokens of the same rows, or experts and rows of their own.
+// Tensor, context and expert parallelism inside each replica, and a data-parallel strategy between
+// the replicas. The processes of a replica have parts of the layers, tokens of the same rows, or
+// experts and rows of their own.
 class Divided final : public ForwardStrategy {
  public:
-  // replicas: the strategy for the replicas of the divided model.
+  // `replicas` is the strategy between the replicas of the divided model.
   Divided(std::unique_ptr<ForwardStrategy> replicas, ModelDivision division);
 
   at::Tensor forward(const at::Tensor& data, int64_t num_samples) override;
@@ -312,13 +316,13 @@ void Divided::finish_gradients() {
   division_.sum_gradients(gradient_shards());
 }
 
-// Makes a strategy whose processes with different rows also have different parts of the model, or
-// exchange tokens for experts.
+// Makes the strategy of a model that is divided among the processes of a replica, or whose tokens
+// are sent to experts on other processes.
 std::unique_ptr<Strategy> make_divided_strategy(const Config& config,
                                                 const std::shared_ptr<Model>& model,
                                                 const RunLayout& layout,
                                                 std::optional<BucketLayout> buckets) {
-  const auto gpt = std::dynamic_pointer_cast<Gpt>(model);  // check_layout() has required a Gpt
+  const auto gpt = std::dynamic_pointer_cast<Gpt>(model);  // check_layout() guarantees a Gpt
   const OptimizerChoice choice(config.optimizer, *gpt);
   if (layout.degrees.pipeline > 1) return std::make_unique<Pipelined>(config, *gpt, layout, choice);
   const ParallelConfig& parallel = config.parallel;
@@ -376,8 +380,8 @@ double ForwardStrategy::backward(const Task& task, const Batch& batch,
     const int64_t begin = num_samples * part / options.num_parts;
     const int64_t end = num_samples * (part + 1) / options.num_parts;
     const bool is_last = part + 1 == options.num_parts;
-    // The last part is the largest, and its backward reduces the gradients. The forward of a
-    // sharded model is collective, so it also runs on ranks without a sample.
+    // The last part is never smaller than the others, and its backward reduces the gradients. The
+    // forward of a sharded model is collective, so it also runs on ranks whose part has no samples.
     const bool is_empty = begin == end;
     if (is_empty && !is_last && has_whole_model()) continue;
     set_accumulating(!is_last);
@@ -389,7 +393,7 @@ double ForwardStrategy::backward(const Task& task, const Batch& batch,
     const double whole = is_empty ? 0 : 1;
     const double share = options.num_parts == 1 ? whole : share_of_step(end - begin, num_samples);
     if (share == 0) {
-      run_backward(output.sum() * 0);  // the mean over no sample is NaN
+      run_backward(output.sum() * 0);  // the mean over no samples is NaN
       continue;
     }
     at::Tensor mean =

@@ -17,10 +17,10 @@
 namespace cadre::train {
 namespace {
 
-// The number of pixels of each side of the images that the models take.
+// The height and width in pixels of the images that the models accept.
 constexpr int64_t kSide = 28;
 
-// Splits one dataset into its first and its last samples.
+// Splits one dataset: the first samples are for training, the last ones are held out.
 template <typename D>
 std::pair<std::shared_ptr<const D>, std::shared_ptr<const D>> split(const D& all,
                                                                     double held_out_fraction) {
@@ -70,7 +70,7 @@ void ImageTask::open_mnist() {
   const std::string& folder = config_.data.path;
   const bool has_train = Mnist::has(folder, kMnistTrain);
   const bool has_test = Mnist::has(folder, kMnistTest);
-  // If the folder has neither, the constructor's error names the missing files.
+  // If both files are missing, the constructor throws an error that names them.
   const Mnist first(folder, has_test && !has_train ? kMnistTest : kMnistTrain);
   identity_ = {.size = first.size(), .fingerprint = first.fingerprint()};
   if (has_train && has_test) {
@@ -95,7 +95,7 @@ void ImageTask::open_mnist() {
 
 void ImageTask::make_synthetic() {
   const SyntheticImages all({.num_samples = config_.data.samples, .size = kSide});
-  // The fingerprint is 0 because the data depend only on the options.
+  // The fingerprint is a constant, because the generated data depend only on the options.
   identity_ = {.size = all.size(), .fingerprint = 0};
   std::tie(training_data_, held_out_data_) = split(all, config_.data.held_out);
 }

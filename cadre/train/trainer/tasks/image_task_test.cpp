@@ -1,4 +1,4 @@
-// The parts of the images that are trained on and held out.
+// Tests which images are used for training and which are held out.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ class MnistTaskTest : public ::testing::Test {
  protected:
   MnistTaskTest() { config_.data.path = folder_.path(); }
 
-  // part: "train" or "t10k". Writes that many images of side x side pixels.
+  // Writes `count` images of side x side pixels. `part` is "train" or "t10k".
   void write(const std::string& part, int64_t count, int64_t side) const {
     write_array(part + "-images-idx3-ubyte",
                 {.shape = {count, side, side},

@@ -21,7 +21,7 @@ namespace cadre::train {
 
 // Identifies the data. A resumed run must have the same data.
 struct DataIdentity {
-  int64_t size = 0;  // the number of tokens of a text, else of samples
+  int64_t size = 0;  // the number of tokens of a text, or of samples
   uint64_t fingerprint = 0;
 
   friend bool operator==(const DataIdentity&, const DataIdentity&) = default;
@@ -35,34 +35,35 @@ class Task {
   virtual std::shared_ptr<const Dataset> training_data() const = 0;
   virtual std::shared_ptr<const Dataset> held_out_data() const = 0;
   virtual DataIdentity data_identity() const = 0;
-  // Returns whether every batch so far had the data of data_identity(). A batch that another thread
-  // fetches ahead counts as soon as it is fetched.
+  // Returns whether all batches so far came from the data that data_identity() describes. A batch
+  // that a thread has fetched ahead counts, too.
   virtual bool data_are_unchanged() const { return true; }
   // Throws unless data_are_unchanged(); the message names the file that has changed.
   virtual void check_data() const {}
-  // Returns the mean over the batch, in nats. For an empty batch returns 0, with a gradient of
+  // Returns the mean loss over the batch in nats. For an empty batch returns 0, with a gradient of
   // zeros.
   virtual at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const = 0;
 
-  // Returns whether the largest output of a sample is its predicted class, so that an accuracy
-  // exists.
+  // Returns whether the task is a classification, in which the index of the largest output is the
+  // predicted class. If so, an accuracy is reported.
   virtual bool is_classification() const = 0;
   // Returns the bigram conditional entropy of the held-out text (train/data/bigram.h); nullopt for
   // images.
   virtual std::optional<double> bigram_entropy() const = 0;
-  // Returns text that the model generates at the end of a run; empty if it generates none.
+  // Returns a text that the model generates, for the end of a run; an empty text if it generates
+  // none.
   virtual std::string sample(const Inference& infer) const = 0;
 
-  // Return texts for messages: the data, such as "8000 images of mnist", and the unit of the speed,
-  // "tokens" or "samples".
+  // Return texts for messages: a description of the data, such as "8000 images of mnist", and the
+  // unit of the training speed, "tokens" or "samples".
   virtual std::string data_text() const = 0;
   virtual std::string_view item_name() const = 0;
   virtual int64_t items_per_sample() const = 0;
 };
 
-// REQUIRES: a configuration without conflicts (find_conflict).
+// REQUIRES: find_conflict() has found no conflict in the configuration.
 std::unique_ptr<Task> make_task(const Config& config, Deadline deadline);
-// Make the task of each kind of data.
+// Make the tasks of images and of text.
 std::unique_ptr<Task> make_image_task(const Config& config);
 std::unique_ptr<Task> make_text_task(const Config& config, Deadline deadline);
 

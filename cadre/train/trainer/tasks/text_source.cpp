@@ -24,8 +24,8 @@ TextCorpus open_text(const DataConfig& config, Deadline deadline) {
     return TextCorpus::open(
         config.path, {.suffixes = config.suffixes, .skipped_folders = config.skipped_folders});
   }
-  // The tests are skipped because some distributions leave them out. Without tests and packages the
-  // text is nearly equal on all machines with the same version of Python.
+  // Folders of tests are skipped, because some distributions leave them out. Without tests and
+  // installed packages, the text is nearly equal on all machines with the same version of Python.
   return TextCorpus::open(python_stdlib_folder(deadline),
                           {.suffixes = {".py"},
                            .skipped_folders = {"site-packages", "dist-packages", "test", "tests"}});

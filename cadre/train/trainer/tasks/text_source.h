@@ -1,4 +1,4 @@
-// Finds the text that a configuration names.
+// Finds the text that data.path names.
 //
 // Threads: any. Blocking: runs the Python interpreter for the name "python-stdlib", until the
 // deadline. Errors: kUnavailable if there is no python3; those of TextCorpus::open.
@@ -10,8 +10,8 @@
 
 namespace cadre::train {
 
-// "python-stdlib" means the source files of the standard library of the python3 in PATH, without
-// installed packages: text that almost every machine has.
+// The value of data.path that stands for the source files of the standard library of the python3 in
+// PATH, without installed packages: a text that almost every machine has.
 inline constexpr std::string_view kPythonStdlib = "python-stdlib";
 
 TextCorpus open_text(const DataConfig& config, Deadline deadline);

@@ -31,28 +31,29 @@ void check_size(std::string_view part, const TokenRange& range, const Config& co
                             part, range.size(), config.model.context + 1, config.data.held_out));
 }
 
-// logits: (V).
+// Draws a token from logits of shape (V).
 int64_t draw(const at::Tensor& logits, const SampleConfig& config, at::Generator& generator) {
   if (config.temperature == 0) return logits.argmax().item<int64_t>();
   const int64_t num_candidates =
       config.top_k == 0 ? logits.numel() : std::min(config.top_k, logits.numel());
   const auto [values, tokens] = logits.topk(num_candidates);
-  // Computes differences to the largest logit, so that no quotient is positive and infinite.
+  // Subtracts the largest logit first, so that no quotient can be positive infinity.
   const at::Tensor scaled = (values - values[0]) / config.temperature;
   const at::Tensor choice =
       torch::multinomial(torch::softmax(scaled, 0), 1, /*replacement=*/false, generator);
   return tokens[choice.item<int64_t>()].item<int64_t>();
 }
 
-// Generates text with a model, in one forward for each token. Continues the prompt for
-// config.tokens tokens, or up to <|endoftext|>, and returns prompt and continuation. Equal seeds
-// and parameters give equal text. The result may contain bytes that are not valid UTF-8. context:
-// the most tokens that the model takes.
+// Generates text with a model, in one forward for each token. Continues the prompt by config.tokens
+// tokens, or until <|endoftext|>, and returns prompt and continuation. Equal seeds and parameters
+// give equal text, which may contain bytes that are not valid UTF-8. `context` is the largest
+// number of tokens that the model accepts.
 std::string sample_text(const Inference& infer, int64_t context, const SampleConfig& config,
                         uint64_t seed) {
   const torch::NoGradGuard no_grad;
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  std::vector<int64_t> tokens = {kEndOfText};  // a document follows this token
+  // Every document of the corpus follows this token, so the prompt begins with it.
+  std::vector<int64_t> tokens = {kEndOfText};
   for (const char byte : config.prompt) tokens.push_back(static_cast<unsigned char>(byte));
   std::string text = config.prompt;
   for (int64_t i = 0; i < config.tokens; ++i) {
@@ -75,14 +76,14 @@ class TextTask : public Task {
 
   std::shared_ptr<Model> make_model() const override;
   std::shared_ptr<const Dataset> training_data() const override { return training_data_; }
-  // Returns the first run.evaluate_tokens tokens of the held-out text.
+  // Returns a dataset of the first run.evaluate_tokens tokens of the held-out text.
   std::shared_ptr<const Dataset> held_out_data() const override { return held_out_data_; }
   DataIdentity data_identity() const override;
   bool data_are_unchanged() const override { return corpus_->is_unchanged(); }
   void check_data() const override { corpus_->check_unchanged(); }
   at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const override;
   bool is_classification() const override { return false; }
-  // Counted on exactly the tokens of held_out_data().
+  // The entropy is computed from exactly the tokens of held_out_data().
   std::optional<double> bigram_entropy() const override { return bigram_entropy_; }
   std::string sample(const Inference& infer) const override;
   std::string data_text() const override;
@@ -108,7 +109,7 @@ TextTask::TextTask(const Config& config, Deadline deadline)
   const TokenRange evaluated = first_tokens(split_.held_out, config.run.evaluate_tokens);
   training_data_ = std::make_shared<const TextDataset>(corpus_, split_.train, context);
   held_out_data_ = std::make_shared<const TextDataset>(corpus_, evaluated, context);
-  // Counts only whole samples: a rest that is shorter than a sample is not evaluated either.
+  // Uses only the tokens of whole samples, because a shorter rest is not evaluated either.
   bigram_entropy_ = bigram_conditional_entropy(
       *corpus_, first_tokens(evaluated, held_out_data_->size() * context + 1));
   corpus_->check_unchanged();

@@ -1,4 +1,5 @@
-// The parts of a text and the text that is generated, from a model that is a rule.
+// Tests how a text is divided into training and held-out data, and the text that is generated. A
+// rule for the next token takes the place of a model.
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +21,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A text of 39 letters, which is 40 tokens.
+// The text has 39 letters, which is 40 tokens with <|endoftext|>.
 class TextTaskTest : public ::testing::Test {
  protected:
   TextTaskTest() {
@@ -40,7 +41,8 @@ class TextTaskTest : public ::testing::Test {
   Config config_;
 };
 
-// Every token is followed by the next one of the alphabet, and `last` by the end of the text.
+// A model that predicts the next letter of the alphabet after each letter, and <|endoftext|> after
+// `last`.
 Inference alphabet(char last, int64_t* longest = nullptr) {
   return [last, longest](const at::Tensor& tokens) {
     const int64_t length = tokens.size(1);
@@ -56,8 +58,10 @@ Inference alphabet(char last, int64_t* longest = nullptr) {
 
 TEST_F(TextTaskTest, TheEndOfTheTextIsHeldOut) {
   const auto task = this->task();
-  EXPECT_EQ(task->training_data()->size(), 7) << "29 of 30 tokens are predicted, 4 by a sample";
-  EXPECT_EQ(task->held_out_data()->size(), 2) << "8 of 9 tokens";
+  EXPECT_EQ(task->training_data()->size(), 7)
+      << "29 of the 30 tokens have a predecessor; each sample predicts 4 of them";
+  EXPECT_EQ(task->held_out_data()->size(), 2)
+      << "2 samples predict 8 of the 9 tokens that have a predecessor";
   EXPECT_EQ(task->data_identity().size, 40);
   EXPECT_EQ(task->data_text(), "30 tokens of 1 files");
   EXPECT_EQ(task->items_per_sample(), 4);
@@ -74,9 +78,9 @@ TEST_F(TextTaskTest, APartWithoutASampleIsRefused) {
 TEST_F(TextTaskTest, GeneratesTheMostLikelyTokensFromTheLastOnes) {
   int64_t longest = 0;
   EXPECT_EQ(task()->sample(alphabet('z', &longest)), "abcdefg");
-  EXPECT_EQ(longest, 4) << "model.context";
-  EXPECT_EQ(task()->sample(alphabet('d')), "abcd") << "up to the end of a text";
-  // With one candidate the temperature does not matter.
+  EXPECT_EQ(longest, 4) << "the model must get at most model.context tokens";
+  EXPECT_EQ(task()->sample(alphabet('d')), "abcd") << "the text must end at <|endoftext|>";
+  // There is only one candidate if top_k is 1, so the temperature has no effect.
   config_.sample.temperature = 3;
   config_.sample.top_k = 1;
   EXPECT_EQ(task()->sample(alphabet('z')), "abcdefg");

@@ -20,7 +20,8 @@ struct Division {
   int size() const { return pipeline * expert * context * tensor; }
 };
 
-// Divisions that the model does not allow are left out later.
+// Returns the divisions that the number of processes allows. Those that the model does not allow
+// are removed later.
 std::vector<Division> divisions_of(int world_size) {
   std::vector<Division> divisions;
   for (const int pipeline : {1, 2}) {
@@ -44,7 +45,7 @@ std::vector<Division> divisions_of(int world_size) {
   return divisions;
 }
 
-// Returns why this number of processes cannot run the configuration; empty if it can.
+// Returns why the configuration cannot run with this number of processes; an empty text if it can.
 std::string problem_of(const Config& config, int world_size) {
   try {
     check_layout(config, world_size);
@@ -54,20 +55,20 @@ std::string problem_of(const Config& config, int world_size) {
   }
 }
 
-// Returns the multiple of `factor` that is nearest to `value`, at least one times `factor`.
+// Returns the multiple of `factor` that is nearest to `value`, but at least `factor`.
 int64_t nearest_multiple(int64_t value, int64_t factor) {
   return std::max<int64_t>(1, (value + factor / 2) / factor) * factor;
 }
 
-// A setting whose value a layout may need to be changed.
+// A setting that may have to be changed before a layout can run.
 struct Setting {
   const char* key;
   int64_t* value;
   int64_t wanted;
 };
 
-// Returns the settings that decide whether a layout divides the model and the batch, with the
-// nearest values with which it does.
+// Returns the settings that decide whether a layout can divide the model and the batch, each with
+// the nearest value that allows it.
 std::vector<Setting> settings_for(Config& config, int world_size) {
   ParallelConfig& parallel = config.parallel;
   const int64_t parts = parallel.pipeline * parallel.expert * parallel.context * parallel.tensor;
@@ -87,8 +88,8 @@ std::vector<Setting> settings_for(Config& config, int world_size) {
           {"parallel.virtual_stages", &parallel.virtual_stages, 1}};
 }
 
-// Returns the fewest of those settings with which the configuration can run, each at most doubled;
-// empty if they do not suffice.
+// Returns the smallest set of these settings with which the configuration can run, each at most
+// doubled; an empty text if no set suffices.
 std::string small_change(Config config, int world_size) {
   std::vector<Setting> changed;
   for (Setting setting : settings_for(config, world_size)) {
@@ -100,7 +101,9 @@ std::string small_change(Config config, int world_size) {
   std::string text;
   for (Setting& setting : changed) {
     std::swap(*setting.value, setting.wanted);
-    if (problem_of(config, world_size).empty()) continue;  // this setting is not needed
+    if (problem_of(config, world_size).empty())
+      // The configuration runs without changing this setting.
+      continue;
     std::swap(*setting.value, setting.wanted);
     text += cadre::format("{}{}={}", text.empty() ? "" : " ", setting.key, *setting.value);
   }
@@ -127,7 +130,7 @@ StrategyCase case_of(const ParallelConfig& parallel) {
   return own;
 }
 
-// Returns the cases of a division: every strategy, over the processes that the division leaves.
+// Returns the cases of a division: every strategy, between the replicas that the division leaves.
 std::vector<StrategyCase> cases_of(const Division& division, int world_size) {
   std::vector<StrategyCase> cases;
   const int num_data = world_size / division.size();
@@ -151,11 +154,11 @@ std::vector<StrategyCase> cases_of(const Division& division, int world_size) {
   return cases;
 }
 
-// Adds the layout of the configuration, unchanged. A strategy that does not divide the model is
-// among the cases already if it can run.
+// Adds the layout of the configuration itself. If it is a strategy that does not divide the model
+// and can run, it is among the cases already.
 void add_own(const Config& config, int world_size, LayoutCases& cases) {
   const ParallelConfig& parallel = config.parallel;
-  // This layout is one process, which is the reference itself.
+  // The configuration is for one process, which is the reference itself.
   if (parallel.strategy == "single" && !parallel.divides_model()) return;
   StrategyCase own = case_of(parallel);
   const std::string problem = problem_of(config, world_size);

@@ -31,7 +31,7 @@
 namespace cadre::train {
 namespace {
 
-// Reads the batches of a run, one after the other, over as many epochs as needed.
+// Reads the batches of a run one after the other, over as many epochs as needed.
 class Batches {
  public:
   Batches(std::shared_ptr<const Task> task, std::unique_ptr<DataLoader> loader,
@@ -43,7 +43,7 @@ class Batches {
     task_->check_data();
     return verify::cast_batch(batch, dtype_);
   }
-  // Returns which rows of the last batch a rank has; see rows_of_rank().
+  // Returns which rows of the last batch belong to a rank; see rows_of_rank().
   SampledRows rows(int64_t step, const DataRanks& ranks) const {
     return rows_of_rank(*loader_, step, ranks);
   }
@@ -66,7 +66,7 @@ class Batches {
   std::optional<DataLoader::Epoch::Iterator> next_;
 };
 
-// The settings that all trainings of a verification share.
+// The settings that are common to all trainings of a verification.
 struct VerifiedRun {
   Config config;
   at::ScalarType dtype;
@@ -83,7 +83,7 @@ struct VerifiedRun {
   double learning_rate(int64_t step) const {
     return learning_rate_at(step, config.run.steps, config.optimizer, config.schedule);
   }
-  // Returns the limit of the norm; infinity if there is none.
+  // Returns the maximum norm of the gradients; infinity if they are not clipped.
   double clip_norm() const {
     const double limit = config.optimizer.clip_norm;
     return limit > 0 ? limit : std::numeric_limits<double>::infinity();
@@ -138,10 +138,10 @@ class PlainRun final : public verify::ReferenceTraining {
   PlainUpdates updates_;
 };
 
-// Computes a step in the same way as the trainer.
+// Computes a step exactly as the trainer does.
 class StrategyRun final : public verify::SteppedTraining {
  public:
-  // world: the group of the case.
+  // `world` is the group of the case.
   StrategyRun(std::shared_ptr<const VerifiedRun> run, const ProcessGroup& world,
               const StrategyCase& strategy)
       : run_(std::move(run)),
@@ -196,13 +196,13 @@ class StrategyRun final : public verify::SteppedTraining {
   Config config_;
   RunLayout layout_;
   std::shared_ptr<Model> model_;
-  Sizes sizes_;  // the sizes of the plain model
+  Sizes sizes_;  // the sizes in the plain model
   Batches batches_;
   std::unique_ptr<Strategy> strategy_;
 };
 
-// Switches off options with which a step on several ranks differs from one process, or which round
-// coarsely. Returns remarks about them.
+// Switches off options with which several ranks cannot equal one process, or whose rounding would
+// hide defects. Returns a remark for each.
 std::vector<std::string> make_comparable(Config& config) {
   std::vector<std::string> remarks;
   if (config.model.kind == "cnn" && config.model.dropout) {
@@ -220,8 +220,7 @@ std::vector<std::string> make_comparable(Config& config) {
   return remarks;
 }
 
-// Returns the number of parts of a batch in the cases that accumulate gradients; 1 if there is no
-// such case.
+// Returns the number of parts in the cases that accumulate gradients; 1 if there are no such cases.
 int64_t num_parts_of(const Config& config) {
   return config.model.experts > 0 ? 1 : std::max<int64_t>(2, config.run.accumulate);
 }
@@ -240,9 +239,8 @@ struct Prepared {
   }
 };
 
-// Chooses the cases that the words of the request select. A layout that this configuration cannot
-// run is chosen, to be reported, if it is the configuration's own layout or if a word is its whole
-// name.
+// Selects the cases that the words of the request name. A layout that this configuration cannot run
+// is included in the report if it is the configuration's own, or if a word is its whole name.
 void select_cases(Prepared& prepared, const VerifyRequest& request, int world_size) {
   const Config& config = prepared.run->config;
   LayoutCases layouts = layout_cases(config, world_size);
@@ -288,8 +286,8 @@ Prepared prepare(const Config& config, const VerifyRequest& request, const Verif
   return prepared;
 }
 
-// Returns the layouts that a small change would allow; an empty list if the request selects cases
-// by words.
+// Returns the layouts that would be possible after a small change. Returns an empty list if the
+// request names its cases.
 std::vector<NearCase> near_cases(const Prepared& prepared, const VerifyRequest& request,
                                  int world_size) {
   std::vector<NearCase> near;
@@ -303,7 +301,8 @@ std::vector<NearCase> near_cases(const Prepared& prepared, const VerifyRequest& 
   return near;
 }
 
-// Returns, for example, "ddp/pp-2, fsdp/pp-2/tp-2", grouped by the change that they need.
+// Returns the names of the layouts, such as "ddp/pp-2, fsdp/pp-2/tp-2", grouped by the change that
+// they need.
 std::string near_text(const VerifyReport& report) {
   std::map<std::string, std::string> names;
   for (const NearCase& near : report.near) {
@@ -435,7 +434,8 @@ VerifyReport verify_config(const Config& config, const VerifyRequest& request,
     report.num_not_selected = prepared.num_not_selected;
     report.near = near_cases(prepared, request, context.world.world_size());
   } catch (const Error& error) {
-    // These errors are equal on all ranks; failures of the group are not.
+    // These errors are equal on all ranks, so they become CommonErrors; failures of the group are
+    // not equal.
     if (error.code() == ErrorCode::kInvalidArgument) throw CommonError(error);
     throw;
   }

@@ -23,19 +23,19 @@
 namespace cadre::train {
 
 struct VerifyRequest {
-  int64_t num_steps = 5;                     // is at most run.steps
-  std::string dtype = "float32";             // the dtype of the whole computation: this or float64
-  std::vector<std::string> strategies = {};  // as for select_strategy_cases()
-  std::string json_path = {};  // the path of the report as JSON; empty if there is no report
+  int64_t num_steps = 5;          // at most run.steps
+  std::string dtype = "float32";  // the dtype of the whole computation: float32 or float64
+  std::vector<std::string> strategies = {};  // see select_strategy_cases()
+  std::string json_path = {};  // the path for the report as JSON; empty: no file is written
 };
 
 struct VerifyContext {
   ProcessGroup world;
   os::System& system;
-  std::function<void(std::string_view)> print;  // is called on rank 0 only
+  std::function<void(std::string_view)> print;  // called on rank 0 only
 };
 
-// Prints its progress, and then the table.
+// Runs the verification. Prints its progress, then the table of results.
 VerifyReport verify_config(const Config& config, const VerifyRequest& request,
                            const VerifyContext& context);
 

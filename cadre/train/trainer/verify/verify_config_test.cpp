@@ -1,5 +1,5 @@
-// Tests `cadre verify` of the layouts of a model in float64. In float64 a defect has an effect that
-// is a billion times larger than rounding.
+// Tests `cadre verify` with layouts that divide the model. It runs in float64, where the effect of
+// a defect is a billion times as large as rounding.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -60,8 +60,7 @@ class VerifyLayouts : public TrainerTest {
     return names;
   }
 
-  // Verifies all layouts of world_size ranks that divide the model, but none of the other
-  // strategies.
+  // Verifies all layouts of world_size ranks that divide the model, and only those.
   void expect_layouts_within(const Config& config, int world_size, int64_t num_steps) {
     expect_within(config, world_size, num_steps, names(config, world_size));
   }
@@ -71,7 +70,7 @@ class VerifyLayouts : public TrainerTest {
     SCOPED_TRACE(world_size);
     const VerifyReport report = verify(
         config, world_size, {.num_steps = num_steps, .dtype = "float64", .strategies = layouts});
-    // A name also selects the layouts that are named after it, as tp-2 selects tp-2-sequence.
+    // A name also selects layouts whose names continue it: tp-2 also selects tp-2-sequence.
     EXPECT_GE(report.strategies.size(), layouts.size());
     for (const std::string& layout : layouts) {
       EXPECT_THAT(report.strategies,
@@ -89,7 +88,7 @@ TEST_F(VerifyLayouts, AreThoseThatTheModelAndTheProcessesAllow) {
                            "hsdp-2x2/after_forward/tp-2", "zero2/cp-2", "ddp/cp-8"}) {
     EXPECT_THAT(of_8, Contains(name));
   }
-  EXPECT_THAT(of_8, Not(Contains("ddp/tp-8"))) << "4 heads";
+  EXPECT_THAT(of_8, Not(Contains("ddp/tp-8"))) << "8 ranks cannot divide 4 heads";
   EXPECT_THAT(of_8, Not(Contains("zero1/pp-2")));
   Config own = gpt(true);
   own.parallel = {.strategy = "fsdp", .tensor = 4};
@@ -107,7 +106,7 @@ TEST_F(VerifyLayouts, OfExpertsAreWithoutPipelines) {
                            "hsdp-2x2/after_forward/ep-2", "ddp/ep-2/cp-2/tp-2"}) {
     EXPECT_THAT(of_8, Contains(name));
   }
-  EXPECT_THAT(of_8, Not(Contains("ddp/ep-8"))) << "4 experts";
+  EXPECT_THAT(of_8, Not(Contains("ddp/ep-8"))) << "8 ranks cannot divide 4 experts";
   Config own = experts(true);
   own.parallel.expert = 4;
   EXPECT_THAT(names(own, 8), Contains("ddp/ep-4"));
@@ -126,8 +125,8 @@ TEST_F(VerifyLayouts, ExpertsOfACapacityDropTheChoicesOfOneProcess) {
   expect_layouts_within(config, 4, 3);
 }
 
-// This also holds if each process has all experts, because the routers still see the tokens of all
-// processes.
+// Must also hold if each process has all experts, because the routers still use the token counts of
+// all processes.
 TEST_F(VerifyLayouts, StrategiesOfExpertsTrainAsOneProcessDoes) {
   const VerifyReport report = verify(experts(true), 4, {.num_steps = 3, .dtype = "float64"});
   EXPECT_TRUE(report.is_within()) << report.to_text();
@@ -139,7 +138,7 @@ TEST_F(VerifyLayouts, TrainAsOneProcessDoes) {
   expect_layouts_within(gpt(false), 4, 3);
 }
 
-// If the layout of the configuration cannot run, it was not verified, and the report says so.
+// The layout of the configuration cannot run, so it was not verified, and the report must say so.
 TEST_F(VerifyLayouts, AConfigurationThatCannotRunIsReportedAsNotRun) {
   Config config = gpt(true);
   config.model.layers = 2;
@@ -156,13 +155,13 @@ TEST_F(VerifyLayouts, AConfigurationThatCannotRunIsReportedAsNotRun) {
   ASSERT_FALSE(cases.impossible.empty());
   EXPECT_TRUE(cases.impossible[0].is_own);
   EXPECT_EQ(name_of(cases.impossible[0].strategy, 2), "ddp/tp-4");
-  EXPECT_THAT(cases.impossible[0].reason, ::testing::HasSubstr("tensor 4 is 4 processes"));
+  EXPECT_THAT(cases.impossible[0].reason, ::testing::HasSubstr("tensor 4 takes 4 processes"));
   config.parallel = {.strategy = "hsdp", .replicas = 3};
   EXPECT_EQ(name_of(layout_cases(config, 4).impossible[0].strategy, 4), "hsdp-3x1/after_forward");
 }
 
-// The layout of the configuration is verified with the configuration's settings and accumulation,
-// not with the defaults of its strategy.
+// The layout of the configuration is verified with its own settings and its own accumulation, not
+// with the defaults of its strategy.
 TEST_F(VerifyLayouts, TheOwnLayoutIsThatOfTheConfiguration) {
   Config own = gpt(true);
   own.parallel = {.strategy = "fsdp", .reshard = "after_backward", .tensor = 2};
@@ -236,7 +235,7 @@ std::vector<VerifiedGpt> verified_gpts() {
           {false, 8, true}, {false, 4}, {true, 2},  {false, 2, true}};
 }
 
-// CADRE_CASES_SEED picks the share of the models and of their layouts that CTest runs.
+// The seed CADRE_CASES_SEED chooses which of the models and layouts CTest runs.
 class VerifyLayoutsEquality : public VerifyLayouts,
                               public ::testing::WithParamInterface<VerifiedGpt> {};
 
