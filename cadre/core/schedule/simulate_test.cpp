@@ -28,8 +28,8 @@ double bubble_ms(const PipelineTimeline& timeline, int rank) {
 
 // The bubble of GPipe and 1F1B with p ranks is (p - 1)(F + B), where F and B are the times of a
 // forward and a backward. With v stages on each rank, F and B are the times of one stage, which are
-// v times shorter. With fewer microbatches than ranks, each of the v passes through the ranks but
-// the last waits until the first microbatch has returned.
+// v times shorter, and a microbatch passes the ranks v times. With fewer microbatches than ranks,
+// each pass except the last one waits until the first microbatch has returned.
 TEST(PipelineSimulateTest, BubblesWithoutSplitBackwardsAreThoseOfTheFormula) {
   constexpr std::array<StageCosts, 3> kCosts{{{.forward_ms = 1, .backward_ms = 2},
                                               {.forward_ms = 3, .backward_ms = 1},

@@ -223,7 +223,7 @@ TEST(ContextParallel, RefusesLayersOfLibtorchThatCombineTokens) {
                       "set_context_parallel: \"other\", a ");
       // The error has left the module unchanged: its attention still takes whole sequences.
       require(model.attention(whole).size(1) == 8, "unchanged");
-      // No error, because this module is all attention.
+      // This module is accepted, because none of its layers combines tokens in another way.
       set_context_parallel(*model.attention, context);
     }
     Mixed single(nn::Conv1d(nn::Conv1dOptions(4, 4, 1)).ptr());
