@@ -27,8 +27,8 @@ TEST(TimePoint, StopsAtTheEndsOfItsRange) {
   EXPECT_EQ((TimePoint{kFirst} - TimePoint{1}), Duration::min());
 }
 
-// With std::chrono's own conversion a timeout of seconds::max() would overflow to a negative
-// duration, and the call would not wait at all.
+// std::chrono's own conversion of seconds::max() to nanoseconds overflows to a negative duration,
+// and a call with this timeout would not wait at all. to_duration() must saturate instead.
 TEST(Duration, OfCoarserUnitsStopsAtTheEndsOfItsRange) {
   EXPECT_EQ(to_duration(std::chrono::seconds(3)), std::chrono::seconds(3));
   EXPECT_EQ(to_duration(std::chrono::duration<int32_t>(-3)), std::chrono::seconds(-3));

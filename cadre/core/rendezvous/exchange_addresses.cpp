@@ -55,7 +55,8 @@ class AddressExchange {
   Status publish_entry();
   // Waits until all ranks have written their entries, and returns them.
   Result<std::vector<std::string>> read_entries(Deadline until);
-  // Like read_entries(), but logs a warning if the ranks do not come for long.
+  // Returns the result of read_entries(), and logs a warning if some ranks are still missing after
+  // ExchangeOptions::warn_after.
   Result<std::vector<std::string>> read_entries_and_warn(Deadline patience);
   Status check_entry(size_t rank, const std::string& entry) const;
   Status warn_of_wait(Deadline until);

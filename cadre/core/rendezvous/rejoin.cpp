@@ -62,8 +62,8 @@ class Agreement {
 
   Result<Membership> run() {
     const os::HostInfo host = system_.host();
-    // Through this will the others learn if this process dies before it leaves its will for the new
-    // round.
+    // The store publishes this will if this process dies before it leaves its will for the new
+    // round. So the other ranks learn of the death.
     const auto will =
         store_.leave_will(kDead, write_lost_rank({previous_.rank, host.pid, host.name}), deadline_);
     if (!will.ok()) return will.error();

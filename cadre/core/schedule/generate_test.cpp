@@ -33,7 +33,7 @@ TEST(PipelineGenerateTest, EverySchedulePassesTheChecker) {
   });
   // All 112 pairs of p ranks and m microbatches are possible for gpipe, 1f1b, zb-h1 and zb-v, and
   // with 1 to 4 stages on each rank for looped-bfs. dualpipe-v requires 2p <= m, and the
-  // interleaved schedules require that the number of rounds divides m.
+  // interleaved schedules require that the number of rounds, max(1, m / p), divides m.
   int num_pairs_of_dualpipe = 0;
   int num_pairs_of_interleaved = 0;
   for (int ranks = 2; ranks <= 8; ++ranks) {
@@ -66,9 +66,9 @@ TEST(PipelineGenerateTest, SmallSchedulesAreThoseOfThePapers) {
             "(2F3;1B1)OVERLAP_F_B,2B2,1B2,2I3,1I3,2W3,1W3\r\n");
 }
 
-// With p ranks, 1F1B and ZB-H1 keep the activations of at most p microbatches, and GPipe those of
-// all. A V schedule keeps at most 2p activations, each of half of a rank's layers, and DualPipeV
-// one more.
+// The papers state how many microbatches have live activations on a rank of p: at most p with 1F1B
+// and ZB-H1, all with GPipe. A V schedule keeps at most 2p activations, each of half of a rank's
+// layers, and DualPipeV one more.
 TEST(PipelineGenerateTest, LiveActivationsStayWithinTheBoundsOfThePapers) {
   for_each_pipeline([](const PipelineScheduleOptions& options, const PipelineSchedule& schedule) {
     const std::vector<int> peaks = peak_live_activations(schedule);

@@ -28,8 +28,8 @@ double bubble_ms(const PipelineTimeline& timeline, int rank) {
 
 // The bubble of GPipe and 1F1B with p ranks is (p - 1)(F + B), where F and B are the times of a
 // forward and a backward. With v stages on each rank, F and B are the times of one stage, which are
-// v times shorter. With fewer microbatches than ranks, each pass but the last waits until the first
-// microbatch has returned.
+// v times shorter, and a microbatch passes the ranks v times. With fewer microbatches than ranks,
+// each pass except the last one waits until the first microbatch has returned.
 TEST(PipelineSimulateTest, BubblesWithoutSplitBackwardsAreThoseOfTheFormula) {
   constexpr std::array<StageCosts, 3> kCosts{{{.forward_ms = 1, .backward_ms = 2},
                                               {.forward_ms = 3, .backward_ms = 1},
@@ -59,9 +59,10 @@ TEST(PipelineSimulateTest, BubblesWithoutSplitBackwardsAreThoseOfTheFormula) {
   EXPECT_GT(count, 3000);
 }
 
-// With p ranks, at least p microbatches and W at most I, the bubble of ZB-H1 is (p - 1)(F + I - W);
-// F, I and W are times. With several stages on each rank the bubble is the same in times of one
-// stage.
+// The bubble of ZB-H1 with p ranks is (p - 1)(F + I - W), where F, I and W are the times of a
+// forward, of the gradients of the inputs and of the gradients of the weights. This holds if there
+// are at least p microbatches and W is at most I. With several stages on each rank the formula has
+// the times of one stage.
 TEST(PipelineSimulateTest, BubblesOfZeroBubbleSchedulesAreThoseOfTheFormula) {
   constexpr std::array<StageCosts, 4> kCosts{
       {{1, 2, 1, 1}, {1, 1.5, 1, 0.5}, {2, 5, 3, 2}, {2, 2, 1, 1}}};
@@ -82,9 +83,9 @@ TEST(PipelineSimulateTest, BubblesOfZeroBubbleSchedulesAreThoseOfTheFormula) {
   EXPECT_GT(count, 1000);
 }
 
-// If F, I and W take the same time and p ranks have at least 2p - 1 microbatches, no rank of ZB-V
-// idles between its first and its last action. The only idle time is that rank r begins r forwards
-// late.
+// If a forward, the gradients of the inputs and the gradients of the weights take the same time,
+// and p ranks have at least 2p - 1 microbatches, no rank of ZB-V idles between its first and its
+// last action. The only idle time is that rank r begins r forwards late.
 TEST(PipelineSimulateTest, ZbVHasNoBubbleWithinARank) {
   for_each_pipeline([&](const PipelineScheduleOptions& options, const PipelineSchedule& schedule) {
     if (options.kind != Kind::kZbV || options.num_microbatches < 2 * options.num_ranks - 1) return;
@@ -99,8 +100,10 @@ TEST(PipelineSimulateTest, ZbVHasNoBubbleWithinARank) {
   });
 }
 
-// If F takes as long as I, and W at most as long, the bubble of DualPipeV with p ranks is (p - 1)(O
-// + B - 3W) on the rank with the most overlaps. O is the time of an overlapped F and B.
+// If a forward (F) takes as long as the gradients of the inputs (I), and the gradients of the
+// weights (W) at most as long, the bubble of DualPipeV with p ranks is (p - 1)(O + B - 3W) on the
+// rank with the most overlaps. B is the time of a backward, and O that of a forward and a backward
+// that overlap.
 TEST(PipelineSimulateTest, TheBubbleOfDualPipeVIsThatOfTheFormula) {
   constexpr std::array<StageCosts, 3> kCosts{{{1, 2, 1, 1}, {1, 1.5, 1, 0.5}, {2, 3, 2, 1}}};
   int count = 0;

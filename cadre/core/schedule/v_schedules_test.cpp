@@ -23,8 +23,8 @@ TEST(VSchedulesTest, ZbVFillsTheGapsOfTheEndWithWeightGradients) {
             "1F0 2F0 2I0 2W0 1I0 1W0");
 }
 
-// With p ranks, the first rank fills the time until its first backward with 2p - 1 forwards of its
-// first stage.
+// The first of p ranks runs 2p - 1 forwards of its first stage before any other action. In this
+// time the first microbatch passes all ranks and returns.
 TEST(VSchedulesTest, ZbVBeginsWithAsManyForwardsAsTheWayThereAndBackIsLong) {
   for (const int num_ranks : {1, 2, 4}) {
     const auto actions =

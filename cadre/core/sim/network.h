@@ -105,7 +105,7 @@ class Network {
   std::vector<HeldAction> held_;
   std::map<Place, std::shared_ptr<ListenPoint>> listeners_;
   std::vector<std::weak_ptr<Connection>> connections_;
-  size_t max_connections_ = 64;  // at this number, expired entries of connections_ are removed
+  size_t max_connections_ = 64;  // expired entries of connections_ are removed at this number
   uint16_t next_port_ = 40000;
   uint64_t num_packets_ = 0;
   uint64_t latest_arrival_ = 0;

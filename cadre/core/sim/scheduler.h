@@ -41,9 +41,9 @@ class Scheduler {
  public:
   struct Limits {
     int num_ranks = 0;
-    int64_t max_points = 0;            // as SimOptions::max_points
-    std::chrono::seconds stall_limit;  // as SimOptions::stall_limit
-    bool keeps_history = true;         // as SimOptions::keeps_history
+    int64_t max_points = 0;            // see SimOptions::max_points
+    std::chrono::seconds stall_limit;  // see SimOptions::stall_limit
+    bool keeps_history = true;         // see SimOptions::keeps_history
   };
 
   Scheduler(uint64_t seed, Limits limits);
@@ -63,23 +63,24 @@ class Scheduler {
   Random& random() { return random_; }
   History& history() { return history_; }
 
-  // Runs `action` at that time, while no thread has the baton.
+  // Runs `action` at that time, while no simulated thread runs.
   void at(TimePoint time, std::function<void()> action);
 
   // Counts a scheduling point of the calling rank. Faults that were planned for this point take
   // effect.
   void count_point(std::string_view what);
-  // Passes a scheduling point and keeps the baton, for calls that are allowed under a mutex.
+  // Passes a scheduling point at which no other thread continues, for calls that are allowed under
+  // a mutex.
   void step(std::string_view what);
   // Passes a scheduling point at which another thread may continue first.
   void pause(std::string_view what);
-  // Like pause(), for a thread that has no work until others have run.
+  // Passes a scheduling point like pause(), for a thread that has no work until others have run.
   void yield();
   // Waits until `ready` returns true or the deadline has passed. Returns true if `ready` has
   // returned true, false at the deadline.
   bool wait(std::string_view what, std::function<bool()> ready, Deadline deadline);
-  // Like wait(), if the result of `ready` changes only with events for which touch() is called with
-  // the caller's rank: `ready` is called once after each touch, not in every turn.
+  // Waits like wait(), but calls `ready` once after each touch() with the caller's rank instead of
+  // in every turn. REQUIRES: the result of `ready` changes only with such events.
   bool wait_for_touch(std::string_view what, std::function<bool()> ready, Deadline deadline);
   // Records a change for which a thread of this rank may wait.
   void touch(int rank) { ++processes_[static_cast<size_t>(rank)].num_touches; }
@@ -132,7 +133,7 @@ class Scheduler {
   void run_body(SimThread& self, std::function<void()> body);
   SimThread* current() const { return current_.load(std::memory_order_relaxed); }
   void watch();
-  // Hands the baton over; returns when this thread has it again.
+  // Hands the baton (the right to run) to another thread; returns when this thread has it again.
   void switch_away();
   SimThread* pick_next();
   bool can_run(const SimThread& thread) const;

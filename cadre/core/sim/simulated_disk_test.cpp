@@ -243,7 +243,7 @@ TEST(DurableFiles, WhatOnlyDestroysMayOutliveALossOfPower) {
     }
     ASSERT_TRUE(disk->create("/run/a").value_or_throw()->write(bytes_of("form 2")).ok());
     ASSERT_TRUE(disk->exchange("/run/b", "/run/c").ok());
-    ASSERT_TRUE(disk->remove("/run/b").ok());  // after the exchange this is /run/c on the disk
+    ASSERT_TRUE(disk->remove("/run/b").ok());  // the disk still has this file as /run/c
     ASSERT_TRUE(write_text(*disk, "/run/d", "added").ok());
     disk->lose_power(kept);
     EXPECT_EQ(disk->list("/run").value_or_throw(),

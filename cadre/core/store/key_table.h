@@ -89,7 +89,7 @@ class KeyTable {
     size_t cursor = 0;
     Kind kind = Kind::kKeys;
     Wake wake = Wake::kAlways;
-    int64_t num_arrivals = 0;  // for a barrier: the number of arrivals for which it waits
+    int64_t num_arrivals = 0;  // the number of arrivals for which a barrier waits
   };
   // An item that was assigned to a ticket and not yet returned by take_item().
   struct Delivery {

@@ -60,8 +60,7 @@ TEST_P(StoreConformance, ATimeoutNamesItsVerbAndWhatIsMissing) {
   EXPECT_THAT(of_barrier, AllOf(StartsWith("store barrier \""), HasSubstr("meet\"")));
   for (const std::string& text : {of_wait, of_values}) {
     EXPECT_THAT(text, AllOf(HasSubstr("gone/b\""), HasSubstr("gone/c\"")));
-    // In c10d's protocol the store does not learn which of the keys are set, so the error names all
-    // of them.
+    // c10d's protocol does not report which of the keys are set, so the error names all of them.
     if (std::string(GetParam().name) == "TcpStoreC10d") continue;
     EXPECT_THAT(text, Not(HasSubstr("set\",")));
     EXPECT_THAT(text, HasSubstr("of 3 keys"));
@@ -166,7 +165,7 @@ TEST_P(StoreConformance, EveryWaiterIsWokenByWhateverMakesTheKeyAppear) {
     std::vector<std::function<void()>> bodies(num_waiters, wait);
     bodies.push_back([&, &change = change] {
       const auto other = harness_->open();
-      system_->make_waiter()->park(at_once());  // by then the other callers wait, too
+      system_->make_waiter()->park(at_once());  // lets the other threads begin to wait first
       EXPECT_OK(change(*other, keys[0]));
     });
     run_together(std::move(bodies));

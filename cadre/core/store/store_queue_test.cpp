@@ -48,8 +48,8 @@ TEST_P(StoreConformance, GetOfAQueueIsRefusedByName) {
   const auto value = store_->get("work/queue", soon());
   const auto values = store_->multi_get(std::vector<std::string>{"key", "work/queue"}, soon());
   if (std::string(GetParam().name) == "TcpStoreC10d") {
-    // In c10d's protocol a response cannot be an error. So get() of a queue returns an empty value,
-    // as with torch's server.
+    // c10d's protocol has no error responses. So get() of a queue returns an empty value, as it
+    // does from torch's server.
     EXPECT_EQ(value.value(), "");
     EXPECT_EQ(values.value(), (std::vector<std::string>{"value", ""}));
     return;

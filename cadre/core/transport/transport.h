@@ -39,7 +39,7 @@ class Channel {
       return taken;
     }
   };
-  // Like try_send(), for both parts, if possible in one system call.
+  // Sends both parts like try_send(), if possible in one system call.
   virtual Result<size_t> try_send_parts(const Parts& parts) {
     const auto sent = try_send(parts.head);
     if (!sent.ok() || *sent < parts.head.size()) return sent;

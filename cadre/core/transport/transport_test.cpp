@@ -139,7 +139,7 @@ TEST_P(TransportTest, ManyRanksEachKeepTheirOwnOrder) {
   const auto group = make_group(kRanks);
   const std::string failures = group.run([&](Transport& transport) {
     const int me = transport.rank();
-    // In each round peer = round - me, so both ranks of a pair choose each other and both call
+    // The peer of this rank is round - me, so both ranks of a pair choose each other and both call
     // exchange().
     Random random(7);
     for (int round = 0; round < kRanks; ++round) {

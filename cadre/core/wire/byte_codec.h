@@ -89,7 +89,7 @@ class ByteReader {
   std::string text(size_t max_bytes) {
     return std::string(view<Length>(max_bytes));
   }
-  // Like text(), but returns a view of the reader's bytes and copies none.
+  // Reads the same as text(), but returns a view of the reader's bytes instead of a copy.
   template <typename Length = uint32_t>
   std::string_view view(size_t max_bytes) {
     const auto size = integer<Length>();

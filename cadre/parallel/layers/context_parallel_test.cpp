@@ -221,9 +221,10 @@ TEST(ContextParallel, RefusesLayersOfLibtorchThatCombineTokens) {
       Mixed model(other);
       require_refused([&] { set_context_parallel(model, context); },
                       "set_context_parallel: \"other\", a ");
-      // After an error the module is unchanged: its attention still takes whole sequences.
+      // The error has left the module unchanged: its attention still takes whole sequences.
       require(model.attention(whole).size(1) == 8, "unchanged");
-      set_context_parallel(*model.attention, context);  // this module has divided sequences
+      // This module is accepted, because none of its layers combines tokens in another way.
+      set_context_parallel(*model.attention, context);
     }
     Mixed single(nn::Conv1d(nn::Conv1dOptions(4, 4, 1)).ptr());
     set_context_parallel(single, context);

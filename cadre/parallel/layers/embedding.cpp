@@ -56,8 +56,8 @@ at::Tensor EmbeddingImpl::rows_of(const at::Tensor& indices, const LayerParallel
   const Chunk chunk = chunk_of(options.num_embeddings(), how.group.world_size(), how.group.rank());
   const at::Tensor local = indices.reshape({-1}) - chunk.begin;
   const at::Tensor places = local.ge(0).logical_and(local.lt(chunk.size)).nonzero().squeeze(1);
-  // at::embedding takes -1 for "no padding". torch::nn::Embedding has already converted a negative
-  // padding_idx to a positive one.
+  // The value -1 means "no padding" to at::embedding. torch::nn::Embedding has already converted a
+  // negative padding_idx to a positive one.
   int64_t padding = options.padding_idx().value_or(-1);
   if (padding >= 0) padding -= chunk.begin;
   if (padding >= chunk.size) padding = -1;

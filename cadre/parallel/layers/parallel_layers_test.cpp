@@ -67,8 +67,8 @@ struct Derivatives {
 Derivatives derivatives_of(const Tensor& output, const Tensor& weights, const Tensors& leaves,
                            const std::function<Tensor(const Tensors&)>& penalty) {
   Derivatives result{.output = output.detach(), .first = {}, .second = {}};
-  // Without create_graph the hand-written backward runs. With create_graph autograd differentiates
-  // a composition of differentiable operations instead.
+  // The first call runs the hand-written backward. The second one, with create_graph, makes
+  // autograd differentiate a composition of differentiable operations instead.
   result.first = torch::autograd::grad({output}, leaves, {weights}, /*retain_graph=*/true);
   const Tensors recorded =
       torch::autograd::grad({output}, leaves, {weights}, true, /*create_graph=*/true);

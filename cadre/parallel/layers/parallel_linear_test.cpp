@@ -38,7 +38,7 @@ INSTANTIATE_TEST_SUITE_P(Functions, ParallelLinearFunctions,
                            return given.param == column_parallel_linear ? "Column" : "Row";
                          });
 
-// To save memory a program may compute torch::relu_(layer(x)) in place. This must work although the
+// A program may compute torch::relu_(layer(x)) in place to save memory. This must work although the
 // output of at::linear is a view if there is a bias and the input has three dimensions.
 TEST_P(ParallelLinearFunctions, TheOutputMayBeChangedInPlace) {
   expect_on_all([](const ProcessGroup& group) {

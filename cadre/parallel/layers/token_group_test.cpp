@@ -21,8 +21,8 @@ using torch::Tensor;
 
 constexpr int64_t kClasses = 10;
 
-// Along "cp" one rank has two of six tokens and the other one has four; the loss ignores one token.
-// Along "tp" each rank has half of the classes.
+// The ranks along "cp" have two and four of the six tokens; the loss ignores one token. The ranks
+// along "tp" have half of the classes each.
 TEST(TokenGroup, TheLossIsTheMeanOverTheTokensOfAllRanks) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"cp", 2}, {"tp", 2}});

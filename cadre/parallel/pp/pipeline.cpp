@@ -50,8 +50,8 @@ std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<Pipeline
   return std::make_unique<parallel::ShardedStages>(mesh, in_order);
 }
 
-// The number of words of a step that all ranks compare. The words of the tied parameters follow
-// them.
+// The number of 64-bit words with which a rank describes its step to the other ranks, which compare
+// them. The words of the tied parameters follow.
 constexpr size_t kNumStepWords = 7;
 
 bool has_valid_timeout(const PipelineStepOptions& options) {
@@ -135,7 +135,7 @@ class Pipeline::Core {
       shares.push_back(static_cast<double>(rows) / static_cast<double>(agreed.rows));
       step.weights.push_back(static_cast<double>(rows) / static_cast<double>(agreed.total_rows));
     }
-    // With sharded stages, the gradients of earlier steps are in the shards, so they need not be
+    // The gradients of earlier steps are in the shards if stages are sharded, so they need not be
     // set aside.
     const bool sets_aside = is_training && !sharded_ && (ranks_.replicas || !ties_->is_empty());
     if (sets_aside) {

@@ -69,11 +69,12 @@ struct PipelineOptions {
   // weights of rank 0 of `replicas`. The same parameters must require grad in all replicas, and a
   // tensor that two stages share must be shared by the same stages in all replicas.
   std::optional<Ranks> replicas = {};
-  // Like `replicas`, but each rank owns a shard of the parameters of its stages, of their gradients
-  // and of the optimizer's state. Make the optimizer from parameters() of the pipeline. The
-  // parameters of a stage are gathered while the schedule computes with the stage, and its
-  // gradients are reduced once in each step. Pass a mesh of one axis, such as mesh["dp_shard"], or
-  // of two axes, where the ranks along the first axis have the same shards.
+  // The ranks that have the same stages in other pipelines, as in `replicas`, but each of these
+  // ranks owns a shard of the parameters of its stages, of their gradients and of the optimizer's
+  // state. Make the optimizer from parameters() of the pipeline. The parameters of a stage are
+  // gathered while the schedule computes with the stage, and its gradients are reduced once in each
+  // step. Pass a mesh of one axis, such as mesh["dp_shard"], or of two axes, where the ranks along
+  // the first axis have the same shards.
   std::optional<Ranks> shards = {};
   // If `shards` is set: the largest number of stages whose parameters a rank has gathered at a
   // time, also in forward(). The limit is one more if the schedule computes with two stages at

@@ -84,7 +84,7 @@ std::vector<PipelineCase> pipeline_cases() {
   return cases;
 }
 
-using Snapshot = std::vector<std::vector<Tensor>>;  // by stage and parameter
+using Snapshot = std::vector<std::vector<Tensor>>;  // indexed by stage and parameter
 
 Snapshot empty_snapshot(int num_stages) {
   return Snapshot(static_cast<size_t>(num_stages));
@@ -400,8 +400,8 @@ TEST(PipelineMessages, LargeOnesGoThroughEverySchedule) {
   }
 }
 
-// With one microbatch only one stage computes at a time (naive model parallelism). Also tests a
-// group of one rank.
+// Only one stage computes at a time, because there is only one microbatch (naive model
+// parallelism). The test also runs a group of one rank.
 TEST(PipelineNaive, RunsWithOneMicrobatch) {
   for (const int num_ranks : {1, 3}) {
     const auto alone = all_stages(num_ranks);

@@ -105,7 +105,7 @@ TEST(PipelineParameters, AReplacedOneIsRefused) {
       Pipeline pipeline({{table, {}}}, mesh["pp"], options_for(form, mesh));
       const Tensor rows = torch::arange(4);
       EXPECT_EQ(failure_of_step(pipeline, rows), "");
-      // With replicas only one rank replaces its table. The other rank throws, too, because the
+      // Only one of two replicas replaces its table. The other rank throws, too, because the
       // replicas compare their parameters.
       if (form != Form::kReplicas || mesh.coordinate("dp") == 1) table->replace();
       EXPECT_THAT(failure_of_step(pipeline, rows),
@@ -159,7 +159,7 @@ TEST(PipelineParameters, AForwardThatWritesToAShardedStageIsRefused) {
   }
 }
 
-// Without replicas a forward may change the weight of its stage.
+// A forward may change the weight of its stage if there are neither replicas nor shards.
 TEST(PipelineParameters, AForwardMayWriteToAStageOfOneRank) {
   run_on_two([](const DeviceMesh& mesh) {
     const auto table = std::make_shared<Table>(shrink);

@@ -83,7 +83,7 @@ TEST(PipelineMisuse, StepsAreCheckedBeforeTheyRun) {
                 }),
                 HasSubstr("\"table\" of stage 0 is Double (11, 6), but \"bias0\" of stage 1 is "
                           "Double (6)"));
-    // After all of these errors the pipeline still works.
+    // The pipeline still works after all of these errors.
     EXPECT_EQ(failure_of([&] { pipeline.step(tokens, targets_of(tokens), cross_entropy); }), "");
   });
   EXPECT_TRUE(result.ok()) << result.failures();

@@ -109,7 +109,7 @@ TEST(ShardedStages, TrainAsWholeOnesUnderEverySchedule) {
   }
 }
 
-// In a step each stage runs one all_gather of its parameters and one reduction of its gradients,
+// Each stage runs one all_gather of its parameters and one reduction of its gradients in a step,
 // whatever the number of microbatches. A step also runs one collective before it, to compare
 // arguments, and one after it, to count which parameters were used. Between steps ranks keep only
 // shards.

@@ -25,7 +25,8 @@ using torch::autograd::Engine;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// An owner (see the header), and the weights that only this owner uses.
+// An owner, which is the operation between the path of the input and a weight, and the weights that
+// only this owner uses.
 struct OwnedWeights {
   edge_list owner;    // the owner's inputs, one edge for each gradient that arrives there
   edge_list weights;  // the weights that have no other owner
@@ -144,8 +145,8 @@ class GraphParts {
   }
 
   std::unordered_set<Node*> input_nodes_;
-  std::unordered_map<Node*, bool> reaches_input_;  // for each node of the graph
-  std::vector<Node*> finished_;                    // in postorder
+  std::unordered_map<Node*, bool> reaches_input_;  // one entry for each node of the graph
+  std::vector<Node*> finished_;                    // the nodes in postorder
   std::unordered_map<Node*, size_t> places_;
   std::unordered_map<Node*, std::set<uint32_t>> used_inputs_;
   // The owners of each weight. The key is the weight's AccumulateGrad node.

@@ -99,7 +99,7 @@ class StageMessages {
   int sender_of(const Id& id) const;
   int tag_of(const Id& id) const;
   HeaderId header_id_of(const Id& id) const;
-  // In a step with headers, sends the header. Otherwise checks that the tensors match the header
+  // Sends the header in a step with headers. Otherwise checks that the tensors match the header
   // that the receiver remembers.
   void announce(const Id& id, const std::vector<at::Tensor>& tensors);
   const TensorHeader& header_for_receive(const Id& id);

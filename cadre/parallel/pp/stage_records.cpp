@@ -32,7 +32,8 @@ constexpr int64_t kFlat = -1;
 
 // Describes one parameter to the other ranks.
 struct Description {
-  std::vector<StageParameter> names = {};  // in the order of the rank's stages
+  // All names of the tensor, in the order of the rank's stages.
+  std::vector<StageParameter> names = {};
   std::vector<int64_t> sizes = {};
   at::ScalarType dtype = at::kFloat;
   std::vector<AxisDivision> axes = {};

@@ -29,7 +29,7 @@ int64_t trained_word(const std::vector<at::Tensor>& own) {
   return static_cast<size_t>(num_trained) == own.size() ? kTrained : kMixed;
 }
 
-// `words` are the words of all ranks. `text` names the tied parameters in the error.
+// words[r][index] is the state of the tied parameters on rank r. `text` names them in the error.
 void check_trained_alike(const std::vector<std::vector<int64_t>>& words, size_t index,
                          const std::string& text) {
   std::set<int64_t> kinds;
@@ -102,7 +102,7 @@ std::optional<Error> TiedParameters::find_holders(const std::vector<StageParamet
 }
 
 std::optional<StageParameter> TiedParameters::sharer_of_memory(const NamedTensor& parameter) const {
-  // For sharded stages only the pipeline uses the memory of parameters, so sharing is no problem.
+  // Sharded stages may share memory, because only the pipeline uses the memory of their parameters.
   if (stages_.sharded != nullptr || parameter.tensor.numel() == 0) return std::nullopt;
   for (const PipelineStage& stage : stages_.own) {
     for (const NamedTensor& other : stage.parameters()) {

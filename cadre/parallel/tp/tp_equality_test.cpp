@@ -93,7 +93,7 @@ TEST_P(TensorParallelEquality, EqualsOneProcessOnEveryNumberOfRanks) {
   std::vector<Tensor> batches;
   for (int step = 0; step < kSteps; ++step) batches.push_back(plain->make_batch(GetParam().batch));
   const Training alone = train_model(GetParam(), *plain, batches);
-  // In later steps the gradients are computed from parameters that already differ within their
+  // The gradients of later steps are computed from parameters that already differ within their
   // bounds. In float32 these bounds are much wider than the rounding errors of a gradient, so the
   // bound for gradients is multiplied by 4.
   const double later_gradients = GetParam().dtype == torch::kFloat ? 4 : 1;

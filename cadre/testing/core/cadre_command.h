@@ -34,7 +34,7 @@ inline constexpr Duration kPatience = std::chrono::seconds(60);
 inline constexpr std::string_view kMarkerName = "CADRE_TEST_MARKER";
 
 struct CommandResult {
-  int exit_code = -1;  // as a shell reports it; -1 if the command did not end in time
+  int exit_code = -1;  // the code that a shell would report; -1 if the command did not end in time
   std::string output;
   std::string error;
 };

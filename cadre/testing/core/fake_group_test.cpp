@@ -72,8 +72,8 @@ TEST_F(FakeGroupTest, ReductionsGiveTheOwnInput) {
   const Bytes in_place = std::as_writable_bytes(std::span(&value, 1));
   group_->all_reduce(in_place, in_place, DType::kFloat32, Reduction::premul_sum(3));
   EXPECT_EQ(value, 6);
-  // With rank 0 as the root the output of this rank is unchanged; with rank 1 as the root it is
-  // this rank's input.
+  // This is rank 1. Its output is unchanged if rank 0 is the root, and is its own input if rank 1
+  // is the root.
   for (const Rank root : {Rank(0), Rank(1)}) {
     const Ints out = output_of(2, [&](Bytes bytes) {
       group_->reduce(bytes_of(two_), bytes, DType::kInt32, ReduceOp::kSum, root);

@@ -62,7 +62,7 @@ class RanksInProcess final : public FakePeers {
   // One call of a collective by all ranks. It exists from the first rank's call until the last rank
   // has returned.
   struct PendingCall {
-    std::vector<Arrival> arrivals;  // by rank
+    std::vector<Arrival> arrivals;  // indexed by rank
     int num_left = 0;
     bool is_mismatched = false;
     bool is_done = false;

@@ -312,7 +312,7 @@ TEST_F(FakeStreamBackendTest, ACallThatCannotBeWatchedIsNotSubmitted) {
   EXPECT_THAT(calls->log(), ElementsAre());
 }
 
-// At close() the watch thread ends the enqueued operations, long before their own deadline.
+// close() lets the watch thread end the enqueued operations, long before their own deadline.
 TEST_F(FakeStreamBackendTest, CloseEndsACallThatTheEngineDoesNotEnd) {
   const auto calls = make_gated_calls();
   const auto group = make_group(calls);

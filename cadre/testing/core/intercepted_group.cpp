@@ -31,7 +31,7 @@ void intercept(Communicator& group, std::shared_ptr<FakeCalls> calls) {
     throw Error(ErrorCode::kInvalidArgument, "intercept: the group has run operations already");
   }
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
-  // In a group of one rank the FormulaPeers are never called, because there is no other rank.
+  // A group without an engine has one rank, and so no peers: its FormulaPeers are never called.
   std::shared_ptr<FakePeers> peers = std::make_shared<FormulaPeers>();
   if (impl.engine != nullptr) peers = std::make_shared<PeersOfEngine>(std::move(impl.engine));
   impl.engine = std::make_unique<FakeBackend>(FakeRank{.group = group.name(),

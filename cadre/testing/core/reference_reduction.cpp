@@ -18,8 +18,8 @@ class Half {
     const int num_exponent_bits = 15 - num_mantissa_bits;
     const int bias = (1 << (num_exponent_bits - 1)) - 1;
     const int infinite = ((1 << num_exponent_bits) - 1) << num_mantissa_bits;
-    // At the code of infinity the table has the number that would follow the largest finite one,
-    // because rounding to infinity must compare with it.
+    // The last entry, at the code of infinity, is the finite number that would follow the largest
+    // one, because rounding to infinity must compare with it.
     for (int code = 0; code <= infinite; ++code) {
       const int exponent = code >> num_mantissa_bits;
       const int hidden = exponent == 0 ? 0 : 1 << num_mantissa_bits;

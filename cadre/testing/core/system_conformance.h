@@ -332,7 +332,7 @@ TEST_P(SystemConformance, AFullStreamTakesNothingUntilItIsRead) {
       const Pair pair = connect_pair(system, address);
       const std::vector<std::byte> block = pattern(64 << 10);
       size_t total = 0;
-      // Between two sends the kernel may deliver bytes to the other end, so the stream can accept
+      // The kernel may deliver bytes to the other end between two sends, so that the stream accepts
       // more bytes.
       size_t sent = 0;
       do {
@@ -410,7 +410,7 @@ TEST_P(SystemConformance, NobodyListeningIsUnavailable) {
       const auto refused = system.connect(gone, system.deadline_in(kLong));
       ASSERT_FALSE(refused.ok());
       EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable) << refused.error().message();
-      // After the listener was destroyed, its address can be used again.
+      // The address can be used again, because its listener was destroyed.
       EXPECT_TRUE(system.listen(gone).ok());
     }
   });

@@ -50,8 +50,8 @@ TEST(HostEngineMismatchTest, IsFoundWithoutWaitingForThoseWhoAreMissing) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// In a call of three collectives, the second one of rank 1 differs. The first one completes, and
-// the third one does not run.
+// Both ranks pass three collectives in one call, and the second one of rank 1 differs from that of
+// rank 0. The first collective completes, and the third one does not run.
 TEST(HostEngineMismatchTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers) {
   TestMemory memory(2);
   const auto result = run_ranks_as_threads(2, [&](RankContext& context) {

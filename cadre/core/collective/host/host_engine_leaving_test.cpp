@@ -108,8 +108,9 @@ class LateWriterTest : public ::testing::TestWithParam<Ending> {
   }
 };
 
-// After the error rank 0 overwrites three quarters of its memory and keeps the last quarter. Rank 1
-// continues then, and must neither return OK nor change this memory.
+// Rank 0 gets its error while rank 1 pauses. It then overwrites three quarters of its memory and
+// keeps the last quarter. Rank 1 continues after that, and must neither return OK nor change the
+// memory of rank 0.
 TEST_P(LateWriterTest, NeitherSucceedsNorChangesTheMemoryOfTheRankThatLeft) {
   TestMemory state(2, {.slice_bytes = kSliceBytes});
   const auto words = os::make_native_system()->create_segment(sizeof(Progress)).value_or_throw();
@@ -119,8 +120,8 @@ TEST_P(LateWriterTest, NeitherSucceedsNorChangesTheMemoryOfTheRankThatLeft) {
     const Bytes data = state.slice(context.rank);
     if (context.rank == 1) {
       TestRank rank(context, state);
-      // With these values the sums of rank 1 differ from what rank 0 has in its memory after the
-      // error.
+      // The input of rank 1 is chosen so that its sums differ from what rank 0 has in its memory
+      // after the error.
       std::ranges::fill(data, kReused);
       rank.barrier().value_or_throw();
       // Rank 1 reduces the second half and writes the sums into the buffers of both ranks. It

@@ -1,5 +1,5 @@
-// Tests that operations on symmetric memory give the same bits as on private memory, and do not use
-// the staging.
+// Tests that operations on symmetric memory give the same bits as on private memory, and do not
+// copy through the staging memory.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -77,7 +77,7 @@ TEST(SymmetricLostRankTest, DoesNotWriteToMemoryThatItsPeersMayReuse) {
     require(!status.ok() && status.error().code() == ErrorCode::kAborted, "rank 1 is lost");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
-  // Without the loss, rank 1 would have reduced this second half.
+  // Rank 1 would have reduced this second half if it had not been reported as lost.
   EXPECT_EQ(memory.slice(0)[2 * kNumBytes - 1], kUntouched);
 }
 
@@ -111,7 +111,8 @@ TEST_P(SymmetricTest, TheOtherOperationsReadPeersInPlace) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// One rank passes private memory. Then all ranks use the staging, with the same bits.
+// One rank passes private memory. All ranks must then use the staging memory, and get the same
+// bits.
 TEST_P(SymmetricTest, OnePrivateBufferSendsAllThroughTheStaging) {
   const int num_ranks = GetParam();
   TestMemory memory(num_ranks, {.slice_bytes = kBytesPerRank});

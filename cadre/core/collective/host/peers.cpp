@@ -94,9 +94,10 @@ Status Peers::wait_for_all(uint32_t step, const OpContext& op) {
   return {};
 }
 
-// All stores and loads in this function, and the load in check_left(), are sequentially consistent.
-// So a peer that did not see the mark had stored its entry or its step before the mark was set, and
-// are_done() sees that entry or step.
+// Marks the group's notice: this rank leaves the operation with an error. All stores and loads
+// here, and the load in check_left(), are sequentially consistent. So a peer that did not see the
+// mark had stored its entry or its step before the mark was set, and are_done() sees that entry or
+// step.
 void Peers::mark_left() {
   uint64_t none = 0;
   const uint64_t mark = kLeftBit | static_cast<uint64_t>(rank_.value) << kLeftRankShift | sequence_;
@@ -114,8 +115,8 @@ Status Peers::check_left(const OpContext& op) const {
 }
 
 bool Peers::are_done(Duration patience) {
-  // If a rank has not entered, no peer can have begun: peers wait for that rank first, and then all
-  // see the mark.
+  // If some rank has not entered the operation, no peer can have begun it: all peers wait for that
+  // rank first, and then see the mark that this rank has left.
   for (int peer = 0; peer < world_size_; ++peer) {
     if (!has_reached(arena_.entry(peer, sequence_).sequence, sequence_)) return true;
   }
@@ -150,7 +151,7 @@ Status Peers::wait(const Goal& goal, const OpContext& op) {
   wake_sleepers();
   op.progress.set_waiting_for(goal.rank);
   Status status = sleep(goal, op);
-  // After a timeout waiting_for() still names the rank, for the error message.
+  // waiting_for() keeps the rank after a timeout, because the error message names it.
   if (status.ok()) op.progress.set_waiting_for(-1);
   return status;
 }

@@ -32,7 +32,7 @@ Algorithm choose(const Choice& choice, const CrossoverTable& table) {
                  ? Algorithm::kRecursiveDoubling
                  : Algorithm::kRing;
     case OpKind::kBroadcast:
-      // With two ranks both algorithms are one message, and the tree is the simpler one.
+      // Both algorithms send one message if there are two ranks, and the tree is the simpler one.
       return choice.num_bytes < table.broadcast_chain_bytes || choice.world_size == 2
                  ? Algorithm::kBinomialTree
                  : Algorithm::kChain;

@@ -20,7 +20,7 @@ namespace {
 using testing::TransportGroup;
 using testing::TransportKind;
 
-constexpr int kChooserRanks = 4;  // on 4 ranks a tree, a chain and a ring differ
+constexpr int kChooserRanks = 4;  // a tree, a chain and a ring differ on 4 ranks
 constexpr size_t kPart = 96;      // the size in bytes of one rank's part
 using Line = uint64_t CrossoverTable::*;
 

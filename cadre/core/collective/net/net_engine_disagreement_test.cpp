@@ -25,7 +25,7 @@ using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
 
-// With these crossovers the counts below use both algorithms of each operation.
+// These crossovers lie between the counts below, so each operation runs both of its algorithms.
 constexpr CrossoverTable kEarlyCrossovers = {.all_reduce_ring_bytes = 1000,
                                              .broadcast_chain_bytes = 1000,
                                              .all_gather_ring_bytes = 1000,
@@ -81,8 +81,8 @@ std::string wrong_results(os::System& system, const std::vector<CollectiveCall>&
     const Rank rank = transport.rank();
     EngineRank engine(system, transport, table);
     engine.barrier().value_or_throw();
-    // In these tests no Monitor tells other ranks that the operation has failed. A rank that learns
-    // of the mismatch from no peer waits until its deadline.
+    // These tests run without a Monitor, which would report the failed operation to all ranks. So a
+    // rank that does not detect the mismatch itself waits until this deadline.
     engine.set_patience(milliseconds(100));
     const CollectiveCall& call = calls[static_cast<size_t>(rank.value)];
     const Outcome outcome = run_call(engine, call, rank);

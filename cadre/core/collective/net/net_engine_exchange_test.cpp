@@ -22,10 +22,11 @@ using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
 
-// The sizes are: 0, less than a word, more than is received together with a header, and more than a
-// small channel holds.
+// The sizes in bytes are: 0, less than a word, more than one receive takes together with the
+// header, and more than a small channel holds.
 constexpr size_t kSizes[] = {0, 1, 13, 5001, 70001};
-constexpr size_t kAnyRootBytes = 10000;  // for larger data only the last rank is the root
+// Larger data is tested only with the last rank as the root.
+constexpr size_t kAnyRootBytes = 10000;
 
 class NetExchangeTest : public ::testing::TestWithParam<TransportKind> {
  protected:

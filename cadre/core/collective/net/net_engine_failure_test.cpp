@@ -54,8 +54,8 @@ TEST_P(NetEngineFailureTest, TwoOperationsThatDifferAreNamedOnBothSides) {
   EXPECT_EQ(failures, "");
 }
 
-// In a call of three collectives, the second one of rank 1 differs. The first one completes, and
-// the third one does not run.
+// Both ranks pass three collectives in one call, and the second one of rank 1 differs from that of
+// rank 0. The first collective completes, and the third one does not run.
 TEST_P(NetEngineFailureTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers) {
   const TransportGroup group(*system_, GetParam(), 2);
   const std::string failures = group.run([&](Transport& transport) {

@@ -25,10 +25,10 @@ using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
 
-// The counts are: 0, fewer than there are ranks, odd, and more than is received together with a
-// header.
+// The counts are: 0, fewer than there are ranks, odd, and more than one receive takes together with
+// the header.
 constexpr std::array<uint64_t, 4> kCounts = {0, 1, 7, 4099};
-// With this table the largest count uses the second algorithm of each operation.
+// The crossovers are so small that the largest count uses the second algorithm of each operation.
 constexpr CrossoverTable kSmallCrossovers = {.all_reduce_ring_bytes = 16,
                                              .broadcast_chain_bytes = 1000,
                                              .all_gather_ring_bytes = 500,

@@ -115,7 +115,8 @@ TEST(Diagnosis, TheRankThatAbortsIsNotSentToLookForAFirstFailure) {
                   "Remedy: look at the first failure, then restart the job or call rejoin()."));
 }
 
-// The only mistake may be a different tag, so the remedy mentions it.
+// The only mistake may be that sender and receiver use different tags, so the remedy mentions the
+// tag.
 TEST(Diagnosis, AMessageThatTimesOutPointsToItsTag) {
   for (const OpKind kind : {OpKind::kSend, OpKind::kRecv}) {
     const Activity own = activity(ActivityState::kRunning, kind, 2, 1);
@@ -326,7 +327,8 @@ TEST(Diagnosis, TheCulpritIsFoundAlongWhoWaitsForWhom) {
   };
   const PeerView behind = view(activity(ActivityState::kDone, OpKind::kAllReduce, 8, 1));
   const PeerView silent = view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1), false);
-  // In this chain rank 0 waits for 1, rank 1 for 2, and rank 2 for 3.
+  // Rank 0 waits for rank 1, rank 1 for rank 2, and rank 2 for rank 3. The culprit is rank 3, which
+  // has not called the operation yet, or rank 2 if it is silent.
   EXPECT_EQ(culprit({PeerView(), inside(2), inside(3), behind}, 1).rank, 3);
   EXPECT_TRUE(culprit({PeerView(), inside(2), inside(3), behind}, 1).is_certain);
   EXPECT_EQ(culprit({PeerView(), inside(2), silent, inside(0)}, 1).rank, 2);
@@ -338,7 +340,8 @@ TEST(Diagnosis, TheCulpritIsFoundAlongWhoWaitsForWhom) {
   // uncertain, because another rank may have better evidence.
   EXPECT_EQ(culprit({PeerView(), inside(2), inside(0)}, 1).rank, 1);
   EXPECT_FALSE(culprit({PeerView(), inside(2), inside(0)}, 1).is_certain);
-  // In a cycle that does not contain this rank, the culprit is one of the members of the cycle.
+  // Ranks 2 and 3 wait for each other, and this rank is not in their cycle. The culprit is one of
+  // the two.
   EXPECT_EQ(culprit({PeerView(), inside(2), inside(3), inside(2)}, 1).rank, 2);
   EXPECT_FALSE(culprit({PeerView(), inside(2), inside(3), inside(2)}, 1).is_certain);
 }

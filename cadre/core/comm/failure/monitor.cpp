@@ -101,7 +101,8 @@ void Monitor::fail_if_left_before(uint64_t number) {
 Error Monitor::error() {
   const TimePoint now = system_.now();
   const std::lock_guard lock(mutex_);
-  // The cell is read under the lock, so that it is not older than the published failure.
+  // The cell of the status page is read under the lock, so that its content is not older than the
+  // published failure.
   return arbiter_.error(cell_->collective.read(now));
 }
 
@@ -336,9 +337,9 @@ void Monitor::publish_leave(uint64_t number, Deadline deadline) {
     }
     has_claim = arbiter_.phase() != FailureArbiter::Phase::kNone;
     is_leaving_ = true;
-    // In a failed group ranks may leave after different collectives, which is no mismatch.
-    // Exception: if the failure is the leave of a member and this rank's last collective has
-    // succeeded, no call has thrown that failure, so a mismatch must be reported.
+    // Ranks of a failed group may leave after different collectives, which is no mismatch. There is
+    // one exception: if the group failed because a member has left, and the last collective of this
+    // rank has succeeded, no call has thrown that failure, so a mismatch must be reported.
     const bool may_compare = !has_failed() || (has_failed_by_leave_ && is_done);
     if (may_compare) ends_.note_left({roster().self.value, number, last.fingerprint});
     if (has_failed()) ends_.note_failed();
@@ -452,7 +453,7 @@ void Monitor::on_rank_left_group(const wire::GroupLeave& leave) {
   detach_if_over();
   note_left(leave.rank);
   // Two leaves may be delivered concurrently: an earlier one by attach() and a new one by the
-  // plane's thread.
+  // control plane's thread.
   uint64_t first = first_left_.load(std::memory_order_relaxed);
   while (num_collectives < first &&
          !first_left_.compare_exchange_weak(first, num_collectives, std::memory_order_seq_cst)) {
@@ -486,8 +487,8 @@ void Monitor::on_group_failed(const GroupFailure& failure) {
   if (is_leaving) return;
   Failure failed = failure_from_notice(notice, is_loss, {culprit, reporter});
   if (culprit < 0) failed.outside_culprit = notice.culprit;
-  // For a culprit that is a member of this group, kPeerLost may also mean that it has left the
-  // group.
+  // kPeerLost does not always mean that the culprit was lost: a culprit in this group may also have
+  // left the group. Only the control plane knows, so it is asked about a member.
   const bool is_loss_outside = notice.code == ErrorCode::kPeerLost && failed.outside_culprit >= 0;
   failed.is_loss = is_loss_outside || (names_a_peer && setup_.plane != nullptr &&
                                        setup_.plane->loss_of(notice.culprit).has_value());

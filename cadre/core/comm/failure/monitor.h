@@ -107,9 +107,9 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   Error error();
   // Fails the group, unless it has failed already or another thread investigates its failure.
   void fail(const Failure& failure);
-  // Like fail(), with an investigation: the first caller investigates and fails the group with the
-  // finding. If `investigate` throws, the exception is the failure and this rank the culprit. Does
-  // nothing for all later callers.
+  // Lets the first caller investigate, and fails the group with its finding. If `investigate`
+  // throws, the exception is the failure and this rank the culprit. Returns at once for all later
+  // callers.
   void fail_after(const std::function<Finding()>& investigate);
   // An operation that reached its deadline.
   struct Overdue {
@@ -135,9 +135,9 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // cut. Returns nullopt if the group has failed meanwhile.
   std::optional<EndOfStream> why_stream_ended(int peer, const Error& error);
 
-  // From now on the two groups, which belong to this process, fail together: a failure of one, also
-  // an earlier one, is the first failure of the other, unless the other is being left. Every
-  // process that is in both groups links them. Both keep only weak references.
+  // Links two groups of this process so that they fail together: a failure of one, also an earlier
+  // one, is the first failure of the other, unless the other is being left. Every process that is
+  // in both groups links them. Both keep only weak references.
   static void link(const std::shared_ptr<Monitor>& one, const std::shared_ptr<Monitor>& other);
   // Called when the linked group `theirs` has failed. A group that is being left only passes the
   // failure on to its other linked groups.

@@ -22,11 +22,11 @@
 
 namespace cadre {
 
-// A group that is to be made of some of the parent's ranks.
+// The members and the identity of a group that is to be made of some of the parent's ranks.
 struct NewGroup {
   std::string name;
   GroupIdentity identity;
-  std::optional<GroupIdentity> creation = {};  // as GroupMembers::creation
+  std::optional<GroupIdentity> creation = {};  // see GroupMembers::creation
   std::vector<int> members = {};  // the ranks of the parent, in the order of the new group
   std::optional<GroupPieces> pieces = {};
   std::vector<GroupPlaces> places = {};  // places of the members, in their order

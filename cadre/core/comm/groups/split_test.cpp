@@ -121,8 +121,9 @@ TEST_P(Split, ANewGroupHasTheListsOrderAndMayHaveOneRank) {
   });
 }
 
-// In a grid of ranks there are at the same time groups of the rows, of the columns and of the
-// halves of each row, and one with the name of the world.
+// The four ranks form a grid of 2 x 2. The groups of its rows and of its columns, and the groups of
+// one rank that are split off the rows, have the same name. Another group has the name of the
+// world. All of these groups exist at the same time.
 TEST_P(Split, GroupsMayShareAName) {
   run_world(4, GetParam(), [this](RankContext& context, Communicator& world) {
     const int me = world.rank();
@@ -148,7 +149,7 @@ std::string name_of(const FlightRecord& record) {
   return cadre::format("{} {} rank {}", who.group, who.id, who.rank);
 }
 
-// Each group has a record of its own on each rank, although two groups have the same name.
+// Each group has a flight record of its own on each rank, although two groups have the same name.
 TEST(SplitRecords, GroupsOfOneNameHaveRecordsOfTheirOwn) {
   const testing::TemporaryFolder folder;
   const auto system = os::make_native_system();

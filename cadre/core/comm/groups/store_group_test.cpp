@@ -247,8 +247,9 @@ TEST_P(SymmetricStoreGroups, AnIdOfAStoreThatIsRefusedLeavesNoMemoryBehind) {
   });
 }
 
-// A second call with an id is refused, and the group that has the id continues to work. The key of
-// a member is in the store again, as it is until the slowest member has read it.
+// A second call with an id is refused, and the group that has the id continues to work. The test
+// writes the key of a member into the store again, because the key is there until the slowest
+// member has read it.
 TEST_P(StoreGroups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -403,8 +404,8 @@ class ForgingStore final : public Store {
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override {
     const bool is_read = request.verb == wire::StoreVerb::kMultiGet;
     auto response = inner_->call(std::move(request), deadline);
-    // In the value of rank 1, the first place comes after the digest, the stamp and the flag for
-    // missing memory.
+    // The value that rank 1 has stored begins with three numbers (the digest, the stamp and the
+    // flag for missing memory). Its first Place follows them.
     constexpr size_t kPiece = 3 * sizeof(uint64_t) + offsetof(Place, piece);
     if (is_read && response.ok()) {
       std::memcpy(response->values[1].data() + kPiece, &piece_, sizeof(piece_));

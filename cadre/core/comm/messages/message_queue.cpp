@@ -71,8 +71,8 @@ std::vector<Work> MessageQueue::issue(std::span<const MessageCall> calls, const 
   return works;
 }
 
-// After an exception it is not known how many bytes were moved on the streams, so all messages end
-// with the failure of the group.
+// An exception leaves unknown how many bytes were moved on the streams, so all messages end with
+// the failure of the group.
 void MessageQueue::advance(const IssuedOperation* until) {
   try {
     move_messages(until);
@@ -98,8 +98,8 @@ void MessageQueue::end_moving(const Error& error) {
 void MessageQueue::move_messages(const IssuedOperation* until) {
   while (!is_over(until)) {
     start_posted();
-    // After a failure no byte may move, because callers may have freed the memory of their
-    // messages.
+    // No byte may move once the group has failed, because callers may have freed the memory of
+    // their messages.
     if (parts_.monitor.has_failed()) {
       protocol_.abandon(parts_.monitor.error());
     } else {
@@ -151,7 +151,8 @@ void MessageQueue::finish(Pending& pending, Status status) {
                                                 phase_of(pending), now});
   }
   ActivityCell& cell = parts_.monitor.own_cell().message;
-  // The cell shows the oldest of several messages, which is most likely to be blocked.
+  // The cell of the status page shows the oldest of several messages, which is most likely to be
+  // blocked.
   if (cell.number.load(std::memory_order_relaxed) == pending.number()) {
     const PointToPoint::Handle oldest = protocol_.oldest();
     cell.end(status.ok(), now);

@@ -65,7 +65,7 @@ class MessageQueueTest : public ::testing::TestWithParam<TransportChoice> {
                                   const Settings& settings) {
     std::shared_ptr<HashStore> store;
     sim::SimOptions options;
-    options.max_nap = hours(1);  // with such long naps a lost wake-up causes a timeout
+    options.max_nap = hours(1);  // such long naps turn a lost wake-up into a timeout
     options.spurious_wake_probability = 0;
     return testing::run_ranks_in_simulator(seed, options, 2, [&](RankContext& context) {
       if (store == nullptr) store = std::make_shared<HashStore>(context.system);

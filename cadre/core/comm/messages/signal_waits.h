@@ -48,7 +48,7 @@ class SignalWaits {
   void await_failure();
 
   bool is_idle() const { return num_waiting_.load(std::memory_order_acquire) == 0; }
-  // From now on new waits throw `reason`.
+  // Makes new waits throw `reason` from now on.
   void refuse(const Error& reason);
   // Returns true when no caller waits any more, and false when the deadline has passed.
   bool drain(Deadline deadline);

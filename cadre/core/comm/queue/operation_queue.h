@@ -32,7 +32,7 @@ struct Operation {
   std::span<const Fingerprint> fingerprints = {};
   std::optional<Deadline> deadline = {};
   std::shared_ptr<const void> keep_alive = nullptr;
-  std::string_view call = {};  // as CollectiveOptions::call
+  std::string_view call = {};  // see CollectiveOptions::call
   uint64_t number = 0;         // the number of the first collective, from 1; the queue sets it
   std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of an allocation
 };

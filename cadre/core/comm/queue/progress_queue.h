@@ -162,7 +162,7 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
     AwaitsOther(const AwaitsOther&) = delete;
     AwaitsOther& operator=(const AwaitsOther&) = delete;
   };
-  // From now on new operations throw `reason`.
+  // Makes new operations throw `reason` from now on.
   void refuse(const Error& reason);
   // Returns true when the queue is idle, and false when the deadline has passed. Does not take the
   // role: a thread, a waiting caller or an engine ends the operations that are left.

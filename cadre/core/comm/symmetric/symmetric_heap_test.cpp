@@ -159,8 +159,8 @@ TEST(SymmetricBufferTest, AnAbortEndsAWait) {
   });
 }
 
-// After a failed operation a rank revokes its memory: the pages become private. A signal would let
-// peers read stale bytes there.
+// A rank whose operation has failed revokes its memory: the pages become private to it. A signal
+// must then fail too, because it would make peers read stale bytes.
 TEST(SymmetricBufferTest, MemoryThatWasTakenBackIsRefusedByBothSides) {
   run_with_buffer(3, [](RankContext& context, Communicator& group, SymmetricBuffer& buffer) {
     HostMemory& memory = *CommunicatorParts::impl_of(group).fabric->host_memory();

@@ -12,8 +12,8 @@
 namespace cadre {
 namespace {
 
-// After this time a rank in the second or a later attempt checks whether the rank that reported the
-// failure of the previous attempt has joined this one.
+// The time after which a rank in the second or a later attempt checks whether the rank that
+// reported the failure of the previous attempt has joined this one.
 constexpr Duration kRetryPatience = std::chrono::seconds(5);
 // The largest number of keys in one wait request to the store. A wait that times out is repeated
 // with all its keys.

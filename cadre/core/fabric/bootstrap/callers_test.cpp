@@ -133,7 +133,8 @@ TEST(Callers, OutOfDescriptorsStrangersMakeRoomForEachOtherWithoutAPause) {
   });
 }
 
-// In this test accept() still fails after connections were closed.
+// accept() keeps failing for lack of descriptors although connections were closed. The process must
+// pause then, and not close more and more connections.
 TEST(Callers, AFailureOfAcceptThatLastsDropsSomeAndPauses) {
   in_virtual_time([](os::System& system) {
     CrowdedListener listener;

@@ -177,8 +177,8 @@ TEST_F(HandshakeTest, AnEarlierHandshakeIsRefusedByName) {
   EXPECT_THAT(answered.error().message(), HasSubstr("one build of Cadre on all ranks"));
 }
 
-// Without a token, only the user id distinguishes a rank from a foreign process. Unix sockets, over
-// which memory is passed, require both the token and the user id.
+// The user id alone distinguishes a rank from a foreign process if there is no token. Unix sockets,
+// over which memory is passed, require both the token and the user id.
 TEST_F(HandshakeTest, AnotherUserIsRefusedWithoutATokenAndOnUnixSockets) {
   if (!testing::obstacle_to_other_user().empty()) {
     GTEST_SKIP() << testing::obstacle_to_other_user();

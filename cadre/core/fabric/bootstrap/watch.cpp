@@ -120,8 +120,9 @@ Status BootstrapWatch::look_for_lost(Deadline deadline) {
                           rank, lost.host, lost.pid))
           .with_culprit(rank);
     };
-    // In a group of all ranks of the job, the number of the lost rank is its rank in the group.
-    // Other groups find the rank by its host and pid, once the addresses are known.
+    // The number of a lost rank is its rank in the job. If this group has all ranks of the job,
+    // that is also its rank in the group. Other groups find the rank by its host and pid, once the
+    // addresses are known.
     if (membership_.world_size == membership_.job_size) return sentence(lost.rank);
     for (size_t rank = 0; rank < rank_addresses_.size(); ++rank) {
       if (rank_addresses_[rank].pid == lost.pid && rank_addresses_[rank].host == lost.host) {

@@ -34,11 +34,11 @@ class BootstrapWatch {
   // watch finds out whether a rank that died belongs to this group.
   void know(std::span<const wire::RankAddress> rank_addresses) { rank_addresses_ = rank_addresses; }
 
-  // Like System::poll(), but also looks for failures now and then. Returns false at the deadline.
-  // The store is read and the deadline is checked also if an item is ready in every call, since
-  // foreign processes could keep the items ready.
+  // Does the same as System::poll(), and also looks for failures now and then. Returns false at the
+  // deadline. The store is read and the deadline is checked also if an item is ready in every call,
+  // since foreign processes could keep the items ready.
   Result<bool> poll(std::span<os::PollItem> items, Deadline deadline);
-  // Like Store::multi_get(), but also looks for failures.
+  // Does the same as Store::multi_get(), and also looks for failures.
   Result<std::vector<std::string>> multi_get(std::span<const std::string> keys, Deadline deadline);
 
   // Reports to the other ranks the error that ends this rank's attempt, unless it came from them.

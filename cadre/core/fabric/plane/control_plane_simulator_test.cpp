@@ -24,7 +24,7 @@ using testing::require;
 constexpr GroupKey kSimGroup = 7;
 // Faults begin at this time, when all ranks have long been connected.
 constexpr Duration kFaultsFrom = seconds(2);
-constexpr Duration kLookAt = seconds(16);  // at this time all events must have arrived
+constexpr Duration kLookAt = seconds(16);  // all events must have arrived at this time
 constexpr Duration kSilenceLimit = seconds(3);
 
 const std::vector<std::vector<int>> kLayouts = {{2, 2}, {1, 1, 1}, {3, 1, 2}, {4, 4, 4, 4}};

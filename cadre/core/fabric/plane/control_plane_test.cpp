@@ -128,7 +128,7 @@ TEST(ControlPlane, ARankThatLeavesInGoodOrderIsNotLost) {
     run_members(shape, [](Member& member) {
       if (member.rank == 0) return;
       member.expect([&] { return member.plane.has_left(0); }, "rank 0 has left");
-      // During this pause this rank sees the ends of rank 0's connections.
+      // This rank sees the connections of rank 0 end during this pause.
       member.system.make_waiter()->park(member.in(milliseconds(300)));
       require(member.group->losses().empty(), "nobody is lost");
       member.job.meet(member.system, member.job.num_ranks() - 1, "the end");

@@ -114,8 +114,8 @@ TEST(Topology, AHostHasFewConnectionsToOthersSpreadOverItsRanks) {
       for (int rank = 0; rank < per_host; ++rank) {
         const int degree = static_cast<int>(neighbours(layout, all, rank).size()) - (per_host - 1);
         of_host += degree;
-        // With k exponents, edges 0 .. k of a host are spread over its R ranks, so a rank has at
-        // most ceil((k + 1) / R) of them.
+        // The edges of a host are numbered 0 .. k, where k is the number of exponents, and are
+        // spread over its R ranks. So a rank has at most ceil((k + 1) / R) of them.
         const int places = (exponents + per_host) / per_host;
         EXPECT_LE(degree, 2 * 2 * places) << num_hosts << " hosts of " << per_host;
       }

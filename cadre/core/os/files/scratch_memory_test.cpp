@@ -75,7 +75,7 @@ TEST(ScratchMemory, RefusesToGrowBeyondTheLimitOfTheProcess) {
   const auto file = scratch_in(folder);
   const ScratchMemory held = file->allocate(4096).value_or_throw();
   const testing::FileSizeLimit limit(1 << 20);
-  ::signal(SIGXFSZ, SIG_DFL);  // by default this signal would end the process
+  ::signal(SIGXFSZ, SIG_DFL);  // the default action ends the process
   const Status status = file->reserve(1 << 20);
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code(), ErrorCode::kUnavailable);

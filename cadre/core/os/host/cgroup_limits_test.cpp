@@ -48,8 +48,8 @@ TEST_F(CgroupRoot, TheTightestOfNestedGroupsOfVersion2Counts) {
   EXPECT_EQ(limits.cores, 1.5);
 }
 
-// In a container, /proc shows the host's names of cgroups, but only the container's own cgroup is
-// mounted.
+// /proc/self/cgroup of a container has the paths of cgroups on the host, but only the container's
+// own cgroup is mounted.
 TEST_F(CgroupRoot, TheMountedGroupIsTheContainersOwn) {
   write("/proc/self/mountinfo", "30 23 0:26 /docker/a /sys/fs/cgroup ro - cgroup2 cgroup rw");
   write("/proc/self/cgroup", "0::/docker/a/inner");

@@ -24,8 +24,7 @@ TEST(PeerUser, TheOwnerOfTheOtherEndIsKnown) {
       EXPECT_EQ(peer_user_of(end->poll_handle()).value_or_throw(), ::geteuid());
       EXPECT_TRUE(end->check_peer_user().ok());
     }
-    // After the client has closed its socket, the kernel reports root as the user of the
-    // connection.
+    // The kernel reports root as the user of a connection whose client has closed its socket.
     client.reset();
     EXPECT_FALSE(peer_user_of(server->poll_handle()).ok());
     EXPECT_FALSE(server->check_peer_user().ok());

@@ -46,8 +46,8 @@ void PollSet::watch(uint64_t key, const PollItem& item) {
         watched.item.want_read != item.want_read || watched.item.want_write != item.want_write;
     if (wants && !watched.is_in_kernel) change_in_kernel(EPOLL_CTL_ADD, key, item);
     if (wants && watched.is_in_kernel && is_changed) change_in_kernel(EPOLL_CTL_MOD, key, item);
-    // Without this removal the kernel would report errors of an item that wants neither reading nor
-    // writing.
+    // The kernel would report errors also of an item that wants neither reading nor writing, so
+    // such an item is removed.
     if (!wants && watched.is_in_kernel) change_in_kernel(EPOLL_CTL_DEL, key, item);
     watched.is_in_kernel = wants;
   }

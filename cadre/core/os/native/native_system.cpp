@@ -32,8 +32,8 @@
 namespace cadre::os {
 namespace {
 
-// About 20 us of pause instructions: longer than a hand-over between cores, shorter than a futex
-// round trip under load.
+// The number of pause instructions of a wait before it sleeps. They take about 20 us: longer than a
+// hand-over between cores, shorter than a futex round trip under load.
 constexpr int kSpinLimit = 2000;
 
 // A poll returns at once for an event whose descriptor was closed; without this pause its loop
@@ -141,7 +141,7 @@ class NativeSystem final : public System, public ProcessWatcher {
   std::unique_ptr<Pollable> watch_process(int pid) override;
 
  private:
-  // With one core, spinning keeps the awaited thread from running.
+  // Spinning on the only core would keep the awaited thread from running.
   const int spin_limit_ = num_online_cores() > 1 ? kSpinLimit : 0;
   SegmentTable segments_;
 };

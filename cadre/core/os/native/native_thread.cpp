@@ -65,7 +65,7 @@ struct ThreadStart {
   std::function<void()> body;
 };
 
-// As in std::thread, an exception that leaves the body ends the process.
+// An exception that leaves the body ends the process, as in std::thread.
 void* run_thread(void* start) noexcept {
   const std::unique_ptr<ThreadStart> own(static_cast<ThreadStart*>(start));
   ::pthread_setname_np(::pthread_self(), own->name.c_str());

@@ -60,7 +60,7 @@ TEST_F(DescendantsTest, FindsDescendantsInOtherSessions) {
   EXPECT_TRUE(list_descendants(pids).empty());
   EXPECT_FALSE(has_children(pids));
   Descendant stranger = found.front();
-  stranger.start_time += 1;  // as if the pid had been reused
+  stranger.start_time += 1;  // now it looks like an earlier process with the same pid
   signal_processes(std::span(&stranger, 1), SIGKILL);
   EXPECT_FALSE(list_descendants().empty());
   EXPECT_TRUE(wait_until([&] {

@@ -14,7 +14,7 @@ PipeReader::Chunk PipeReader::try_read(Bytes buffer) {
     if (got > 0) return {.num_bytes = static_cast<size_t>(got)};
     if (got == 0) return {.has_ended = true};
     if (errno == EINTR) continue;
-    // After an error other than EAGAIN a pipe delivers no more bytes.
+    // A pipe delivers no more bytes after an error other than EAGAIN.
     return {.has_ended = errno != EAGAIN};
   }
 }

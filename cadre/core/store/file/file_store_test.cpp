@@ -182,7 +182,7 @@ TEST_F(FileStoreTest, KilledWritersLoseNothingThatReturnedAndBlockNobody) {
       children.push_back(child);
     }
     close(pipes[1]);
-    // In each round the processes are killed after a different number of calls.
+    // Each round kills the processes after a different number of calls.
     int num_acknowledged = 0;
     char byte = 0;
     while (num_acknowledged < 40 + 7 * round && ::read(pipes[0], &byte, 1) == 1) ++num_acknowledged;

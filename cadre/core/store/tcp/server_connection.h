@@ -73,10 +73,10 @@ class ServerConnection {
 Result<std::unique_ptr<ServerConnection>> dial(os::System& system, const TcpStoreOptions& options,
                                                Deadline deadline);
 
-// Like dial(), for a client's first connection; sets `route` to the addresses of its two ends. Any
-// program may listen at the address. If its greeting is not that of a store, the error is
-// kInvalidArgument. If it sends no byte within options.greeting_timeout, the error is a kTimeout
-// which says that the program may be no store.
+// Connects like dial(), for a client's first connection, and sets `route` to the addresses of its
+// two ends. Any program may listen at the address. If its greeting is not that of a store, the
+// error is kInvalidArgument. If it sends no byte within options.greeting_timeout, the error is a
+// kTimeout which says that the program may be no store.
 Result<std::unique_ptr<ServerConnection>> dial_first(os::System& system,
                                                      const TcpStoreOptions& options,
                                                      Deadline deadline, StoreRoute& route);

@@ -41,8 +41,8 @@ Session::~Session() {
 
 Result<bool> Session::step(wire::StreamBuffer& in, wire::StreamBuffer& out) {
   if (in.empty()) return false;
-  // Before the handshake is complete, the verb is checked as soon as its byte has arrived, so that
-  // a stranger cannot make the server buffer a long request.
+  // The verb is checked as soon as its byte has arrived, until the handshake is complete. Otherwise
+  // a client without the token could make the server buffer a long request.
   const auto verb = static_cast<StoreVerb>(in.view()[0]);
   const StoreVerb due = next_ == Next::kValidate ? StoreVerb::kValidate
                         : next_ == Next::kHello  ? StoreVerb::kHello

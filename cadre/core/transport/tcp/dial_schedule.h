@@ -18,8 +18,8 @@ namespace cadre {
 struct DialTurn {
   enum class Step : uint8_t { kNone, kLater, kNow };
   Step step = Step::kNone;
-  TimePoint at{};        // for kLater: the time at which to call plan() again
-  Duration patience{0};  // for kNow: the time limit of the attempt
+  TimePoint at{};        // kLater: the time at which to call plan() again
+  Duration patience{0};  // kNow: the time limit of the attempt
 };
 
 class DialSchedule {
@@ -48,7 +48,7 @@ class DialSchedule {
   int num_late_ = 0;                       // the number of attempts that timed out
   std::optional<TimePoint> wanted_since_;  // the time at which a connection was first wanted
   TimePoint retry_at_{};
-  TimePoint optional_retry_at_{};  // like retry_at_, for optional interests
+  TimePoint optional_retry_at_{};  // the retry time of optional interests
 };
 
 }  // namespace cadre

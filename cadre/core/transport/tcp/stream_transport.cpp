@@ -156,7 +156,7 @@ Status StreamTransport::dial(const ChannelInterest& interest, Duration patience,
   try {
     socket = links_->dial_(peer, deadline.earlier(Deadline(began + patience)));
   } catch (...) {
-    link.end_dial(nullptr, began);  // without this call no thread could start another attempt
+    link.end_dial(nullptr, began);  // lets another thread start an attempt
     throw;
   }
   const bool is_done = socket.ok();

@@ -33,7 +33,7 @@ enum class Answer : uint8_t {
   kNumber32,
   kNumber,
   kValue,
-  kValues,  // as many values as the request has keys
+  kValues,  // one value for each key of the request
   kList,    // a 64-bit count, then the keys
   kItem,    // the 64-bit length of the queue, and its first item unless the length is 0
   kHello,   // the 64-bit protocol version, the build and the nonce

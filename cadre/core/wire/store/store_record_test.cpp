@@ -41,7 +41,7 @@ TEST(StoreRecord, EveryCutOfARecordIsTorn) {
 
 TEST(StoreRecord, AChangedByteIsTornAtTheEndAndCorruptionBefore) {
   const auto good = encode(sample_records()[1]);
-  for (size_t at = 4; at < good.size(); ++at) {  // from offset 4, which is after the length field
+  for (size_t at = 4; at < good.size(); ++at) {  // offset 4 follows the length field
     auto bytes = good;
     bytes[at] ^= std::byte{1};
     const auto last = decode_store_record(bytes);

@@ -47,7 +47,7 @@ std::vector<ScoreTile> TileScores::tiles_of(const KeyValueBlock& block) const {
       int64_t first_key = 0;
       for (const TokenRun& key_run : block.runs) {
         TokenRun keys = key_run;
-        // With a causal mask, keys after the last row of the tile are masked for all of its rows.
+        // A causal mask hides all keys after the last row of the tile from every row of the tile.
         if (rows_.options.is_causal) {
           keys.size = std::clamp<int64_t>(rows.begin + rows.size - keys.begin, 0, keys.size);
         }

@@ -212,7 +212,7 @@ TEST_P(ContextAttention, EqualsTheFormulaInLowerPrecision) {
                   {.is_causal = false, .dtype = torch::kBFloat16}});
 }
 
-// On two ranks in contiguous order each shard has 260 rows, more than the kTileRows that are
+// Two ranks with contiguous order have shards of 260 rows, more than the kTileRows that are
 // computed at a time.
 TEST_P(ContextAttention, EqualsTheFormulaForLongShards) {
   expect_formula({{.num_tokens = 520, .num_key_value_heads = 1, .head_dim = 2, .value_dim = 2}});

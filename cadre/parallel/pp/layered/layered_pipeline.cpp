@@ -58,8 +58,8 @@ class StageOfLayers : public torch::nn::Module {
     return x;
   }
 
-  // As long as this stage exists, a backward that reaches this parameter throws, because only
-  // another rank has and trains it. Does not keep the parameter alive.
+  // Makes a backward that reaches this parameter throw as long as this stage exists, because only
+  // another rank has and trains the parameter. Does not keep the parameter alive.
   void refuse_use_of(const NamedTensor& parameter, int stage) {
     if (!parameter.tensor.requires_grad() || is_deferred(parameter.tensor)) return;
     const unsigned hook = parameter.tensor.register_hook(

@@ -72,7 +72,7 @@ std::vector<LayeredCase> layered_cases() {
   return {{"1f1b", {}, {2 + 24, 24 + 3}},
           {"1f1b", {1, 5}, {2, 48 + 3}},
           {"gpipe", {5, 1}, {2 + 48, 3}},
-          // In zb-v rank 0 has the first stage and the last one, so its table counts once.
+          // Rank 0 has the first stage and the last one in zb-v, so its table counts once.
           {"zb-v", {2, 1, 1, 2}, {2 + 12 + 12 + 2, 24}},
           {"interleaved-1f1b", {}, {2 + 12 + 12, 24 + 3}}};
 }
@@ -218,8 +218,8 @@ struct Borrower : torch::nn::Module {
   Tensor weight;
 };
 
-// Without the error the second layer's rank would compute with a copy of the weight that is never
-// updated.
+// A layer on another rank would compute with a copy of the weight that is never updated, so this
+// must be an error.
 TEST(LayeredPipeline, AWeightThatALayerUsesWithoutRegisteringItIsNoticed) {
   const Tensor x = torch::ones({2, 2});
   const auto square = [](const Tensor& output, const Tensor& target) {
@@ -230,7 +230,7 @@ TEST(LayeredPipeline, AWeightThatALayerUsesWithoutRegisteringItIsNoticed) {
     torch::nn::Sequential model(layer, torch::nn::Tanh(), Borrower(layer->weight),
                                 torch::nn::Linear(2, 2));
     {
-      // In this division the borrower is on the same rank as the weight, so there is no error.
+      // The borrower is on the same rank as the weight here, so there is no error.
       Pipeline pipeline = pipeline_of(*model, group, {}, {.layers_per_stage = {3, 1}});
       pipeline.step(x, x, square);
     }
@@ -241,7 +241,7 @@ TEST(LayeredPipeline, AWeightThatALayerUsesWithoutRegisteringItIsNoticed) {
           failure.find("uses \"0.weight\" of stage 0, which another rank has") != std::string::npos,
           failure);
     }
-    model->forward(x).sum().backward();  // after the pipeline is gone, the model has no hooks
+    model->forward(x).sum().backward();  // the pipelines are gone, and their hooks with them
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -61,7 +61,7 @@ class Attention {
 
   int world_size() const { return static_cast<int>(world_size_); }
 
-  // After the reduction, these functions return the counts of all ranks.
+  // These functions return the counts of all ranks. They are called after the reduction.
   int num_users(size_t parameter) const { return values()[parameter]; }
   int num_frozen(size_t parameter) const { return values()[num_parameters_ + parameter]; }
   bool gave_up(Rank rank) const { return of_rank(kGaveUp, rank) != 0; }

@@ -42,9 +42,9 @@ TEST_F(LocalGradientsTest, SamplesAddUpOverBackwards) {
   EXPECT_EQ(local_.take_samples(), 7);
 }
 
-// After the program has cleared the gradients, the samples are kept as long as every gradient to
-// which a backward has added since then is nonzero. Gradients of unused parameters stay cleared and
-// do not reset the count.
+// The program clears all gradients, but a later backward uses only parameter 0. The samples are
+// kept as long as every gradient to which a backward has added since then is nonzero. The gradient
+// of the unused parameter stays cleared and does not reset the count.
 TEST_F(LocalGradientsTest, AParameterThatIsUnusedSinceTheGradientsWereClearedForgetsNothing) {
   train({0, 1}, 3);
   for (at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor();

@@ -51,7 +51,8 @@ os::Fd connect_to_launcher(const std::string& path) {
   return socket;
 }
 
-// Otherwise the template would keep the pipes of rank 0's output open.
+// Redirects stdin, stdout and stderr to /dev/null. Otherwise the template would keep the pipes of
+// rank 0's output open.
 void leave_streams() {
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int stream = 0; stream <= 2; ++stream) ::dup2(nothing, stream);
@@ -122,8 +123,8 @@ bool fork_worker(const os::ReceivedForkRequest& received, int32_t& pid) {
 void serve(const std::string& path, int program_pid, os::Fd ready) {
   ::setpgid(0, 0);  // signals to rank 0's group are not meant for the template
   leave_streams();
-  // Without this, /proc/PID/environ of every worker would show the secret, as it does for the
-  // template.
+  // The token is removed from the environment. Otherwise /proc/PID/environ of every worker would
+  // show it, as it does for the template.
   os::take_secret_variable("CADRE_JOB_TOKEN");
   const os::Fd launcher = connect_to_launcher(path);
   os::ForkHello hello = os::make_fork_hello();
