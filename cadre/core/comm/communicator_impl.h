@@ -89,8 +89,8 @@ class Communicator::Impl {
   // deadline are aborted. Returns false if the group was closed before.
   bool close(Deadline deadline);
   void abort(const std::string& reason);
-  // Returns whether the calling thread runs code of the program for the group, such as a callback:
-  // close() would then wait for itself.
+  // Returns whether the calling thread is a thread of this group and runs code of the program in
+  // it, such as a callback. If so, close() would wait for itself.
   bool is_on_own_thread() const;
   // Returns whether a thread that runs such code of this group waits for the end of another group.
   bool awaits_other() const;

@@ -57,10 +57,11 @@ MessageSpace reserve_message_space(Communicator& group, std::string_view user,
   uint64_t number = 0;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].user_digest != all[0].user_digest) {
-      throw refusal_of(group, named.call,
-                       format("rank {} makes another wrapper on this group than rank 0: make the "
-                              "wrappers of a group in the same order on all ranks",
-                              rank))
+      throw refusal_of(
+          group, named.call,
+          format("rank {} makes a different wrapper on this group than rank 0: make the "
+                 "wrappers of a group in the same order on all ranks",
+                 rank))
           .with_culprit(Rank(static_cast<int>(rank)));
     }
     number = std::max(number, all[rank].num_reserved + 1);

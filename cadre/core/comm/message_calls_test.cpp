@@ -141,7 +141,8 @@ TEST_P(MessageSpaceTest, DifferentUsersAreRefusedOnAllRanks) {
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) {
-    EXPECT_THAT(rank.output, HasSubstr("rank 2 makes another wrapper on this group than rank 0"));
+    EXPECT_THAT(rank.output,
+                HasSubstr("rank 2 makes a different wrapper on this group than rank 0"));
   }
 }
 

@@ -1,8 +1,9 @@
-// How survivors agree on the ranks of the new group: each writes a note with the ranks that it
-// knows to be lost into the store, waits until every other rank has written its note or is known to
-// be lost, and proposes which ranks continue. The first proposal that compare_set() stores is the
-// decision for all. A rank that is not in the decision came too late. The ranks of the decision
-// confirm it; if one of them dies first, the others decide again, in another round.
+// How survivors agree on the ranks of the new group. Each survivor writes a note to the store: the
+// ranks that it knows to be lost. It waits until every other rank has written its note or is known
+// to be lost, and then proposes which ranks continue. The first proposal that compare_set() stores
+// is the decision for all ranks. A rank that the decision does not list came too late. The listed
+// ranks confirm the decision. If one of them dies before it has confirmed, the others decide again
+// in another round.
 #include <algorithm>
 #include <charconv>
 #include <optional>
@@ -62,8 +63,8 @@ class Agreement {
 
   Result<Membership> run() {
     const os::HostInfo host = system_.host();
-    // The store publishes this will if this process dies before it leaves its will for the new
-    // round. So the other ranks learn of the death.
+    // A will: the store publishes this value if this process dies before it leaves its will for the
+    // new round. So the other ranks learn of the death.
     const auto will =
         store_.leave_will(kDead, write_lost_rank({previous_.rank, host.pid, host.name}), deadline_);
     if (!will.ok()) return will.error();
@@ -87,7 +88,7 @@ class Agreement {
   static constexpr std::string_view kBegun = "begun";
 
   struct Outcome {
-    bool is_complete = false;  // all ranks of the decision have confirmed it
+    bool is_complete = false;  // all ranks that the decision lists have confirmed it
     std::set<int> lost = {};  // the ranks that have not confirmed, numbered as in the decided round
   };
 
@@ -192,10 +193,11 @@ class Agreement {
     return next;
   }
 
-  // A rank of the decision may have died since it wrote its note. So all ranks confirm that they
-  // have left a will for the new round. If one does not, the others give up the decided group
-  // before it is connected. A rank that arrives when the others have begun the next round takes
-  // part in that round.
+  // A rank that the decision lists may have died after it wrote its note. So each listed rank sets
+  // a second key. It does so after it has left a will for the new round: from then on the store
+  // reports its death. If a rank does not set this key, the others give up the decided group before
+  // they connect it, and begin the next round. A rank that finds the next round begun takes part in
+  // it.
   Result<Outcome> confirm(const std::set<int>& ranks) {
     CADRE_RETURN_IF_ERROR(store_.set(here_key(previous_.rank), "yes", deadline_));
     std::vector<std::string> keys;
@@ -219,8 +221,8 @@ class Agreement {
     }
   }
 
-  // Returns the ranks of the decision that have not confirmed and are dead, numbered as in the
-  // decided round. If the confirmation is late, every rank that has not confirmed is missing.
+  // Returns the ranks that the decision lists, that have not confirmed and are dead, numbered as in
+  // the decided round. If the confirmation is late, every rank that has not confirmed is missing.
   Result<std::set<int>> missing_of(const std::set<int>& ranks, bool is_late) {
     const Result<std::set<int>> dead = read_dead();
     if (!dead.ok()) return dead.error();

@@ -1,4 +1,5 @@
-// Tests, for each implementation of Store, the required behaviour of the verbs for keys and values.
+// Tests, for each implementation of Store, the required behaviour of the operations on keys
+// and values.
 #include "cadre/testing/core/store_conformance.h"
 
 #include <algorithm>

@@ -227,7 +227,8 @@ TEST(RunInherited, UnderALimitOfFilesRanksConnect) {
 TEST(RunInherited, ALimitOfFilesThatIsTooLowIsNamedByTheRank) {
   const auto result = run_under("ulimit -f 100; exec", group_job());
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.output, HasSubstr("this process may make files of 51200 bytes (ulimit -f"))
+  EXPECT_THAT(result.output,
+              HasSubstr("this process may make files of at most 51200 bytes (ulimit -f"))
       << result.error;
 }
 

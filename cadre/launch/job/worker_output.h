@@ -43,7 +43,8 @@ class WorkerOutput {
   void show_unfinished(TimePoint now);
   // Returns the time at which show_unfinished() or pump() must be called even without input.
   std::optional<TimePoint> next_due(TimePoint now) const;
-  // Ends the lines that have no newline at the end of the streams.
+  // Must be called when both streams have ended. Prints the last line of each stream, with a
+  // newline if it has none.
   void finish();
 
   const LineTail& tail() const { return tail_; }

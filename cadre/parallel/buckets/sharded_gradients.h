@@ -188,7 +188,8 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   // unsettled_[parameter]: a reduced gradient to which this rank has not contributed.
   // settle_unused() adds it to the shard's gradient if another rank has contributed.
   std::vector<at::Tensor> unsettled_;
-  // The parameter to which the current backward has added before its pass begins.
+  // The parameter whose gradient the current backward had changed before the pass (one reduction of
+  // all gradients) began; nullopt if there is none.
   std::optional<size_t> just_touched_;
   bool is_in_pass_ = false;
   RefusedGradients refused_;

@@ -23,15 +23,16 @@ class WrittenParameters {
   // Must be called before the first forward. form: the form of the wrapper's shards.
   void attach(const std::shared_ptr<reduction::DataParallelCore>& core, ShardForm form);
 
-  // Called at the begin and at the end of a forward without grad. No backward follows that could
-  // report a write to the other ranks, so end_evaluation() returns the first error of this forward,
-  // which only this rank throws.
+  // Called at the begin and at the end of a forward without grad. If the program wrote to gathered
+  // parameters in this forward, end_evaluation() returns the first such error. Only this rank
+  // throws the error: no backward follows in which the other ranks could be told of it.
   void begin_evaluation();
   bool is_in_evaluation() const { return is_in_evaluation_; }
   std::optional<Error> end_evaluation() noexcept;
 
-  // Called when this rank has found a write. In a forward without grad, stores the error for
-  // end_evaluation(); otherwise makes the next reduction of gradients throw on all ranks.
+  // Called when this rank has found that the program wrote to `parameter`. In a forward without
+  // grad, stores the error for end_evaluation(); otherwise makes the next reduction of gradients
+  // throw on all ranks.
   void tell(const std::string& parameter, const Error& error);
   // Returns the error that the reduction of gradients throws. ranks: text with the ranks that have
   // written.

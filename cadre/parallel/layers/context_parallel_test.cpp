@@ -185,8 +185,10 @@ TEST(ContextParallel, RefusesWhatDoesNotFit) {
           [&] {
             dropout(torch::ones({2, num_tokens, 4}));
           },
-          format("the input (2, {}, 4) is not (B, ..., T, D) with this rank's 4 of 8 tokens",
-                 num_tokens));
+          format(
+              "the input has the sizes (2, {}, 4), but this layer needs (B, ..., T, D) with T = 4, "
+              "this rank's share of the 8 tokens",
+              num_tokens));
     }
     require(dropout(torch::ones({2, 4, 4})).size(1) == 4, "this rank's tokens");
   });

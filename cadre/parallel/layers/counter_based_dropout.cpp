@@ -208,10 +208,10 @@ at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
               .offsets = std::vector<int64_t>(static_cast<size_t>(input.dim() - 1), 0)};
   }
   if (input.dim() < 3 || region.sizes[region.sizes.size() - 2] != sequence.num_own_tokens()) {
-    refuse(
-        format("the input {} is not (B, ..., T, D) with this rank's {} of {} tokens, which "
-               "set_context_parallel() has given the layer",
-               list_of(input.sizes()), sequence.num_own_tokens(), sequence.options().num_tokens));
+    refuse(format(
+        "the input has the sizes {}, but this layer needs (B, ..., T, D) with T = {}, this rank's "
+        "share of the {} tokens that were passed to set_context_parallel()",
+        list_of(input.sizes()), sequence.num_own_tokens(), sequence.options().num_tokens));
   }
   const size_t dim = region.sizes.size() - 2;
   // The input has the tokens [begin, end) of this rank's tokens. With sequence parallelism these

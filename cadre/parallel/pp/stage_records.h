@@ -3,9 +3,9 @@
 // empty.
 //
 // Threads: one thread. Blocking: the constructor is a collective of the pipeline's group. Lifetime:
-// shares the parameters; keeps the meshes. Errors: kInvalidArgument, on all ranks, if the axes that
-// divide a parameter do not belong to one mesh with the pipeline's axis or with those of the
-// shards.
+// shares the ownership of the parameters and of the meshes. Errors: kInvalidArgument, on all ranks,
+// if the axes that divide a parameter, the axis of the pipeline and the axes of the shards do not
+// all belong to one mesh of all ranks.
 #pragma once
 
 #include <cstddef>

@@ -95,9 +95,10 @@ struct DisturbedRank {
   }
 };
 
-// The function that each rank runs. On the victim it ends in disturb_self(), and on every survivor
-// it must return the report of a failure. If `signal` is 0, the victim leaves the group in an
-// orderly way and returns any report.
+// The function that each rank runs. On every survivor it must return the report of the failure that
+// this rank saw. On the victim it ends in disturb_self(), which kills or stops the process. If the
+// job's `signal` is 0, the victim instead leaves the group in an orderly way, and the report that
+// it returns is ignored.
 using DisturbedBody = std::function<FailureReport(DisturbedRank&)>;
 
 // Returns a DisturbedBody that calls a function with a group of all ranks.

@@ -485,8 +485,9 @@ Status HostEngine::withdraw(std::string_view reason) {
   return status.error().with_context("peers may still write into this rank's symmetric memory");
 }
 
-// Called by the exception handlers of the operations: rethrows the exception, unless the memory
-// could not be taken back from the peers.
+// Called by the exception handlers of the operations. Calls withdraw(), so that peers no longer
+// access this rank's buffers, and rethrows the exception. If withdraw() fails, throws its error
+// instead.
 void HostEngine::leave_by_exception(std::string_view what) {
   if (is_inside_) withdraw(what).value_or_throw();
   throw;

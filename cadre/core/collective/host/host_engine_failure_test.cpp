@@ -117,7 +117,7 @@ TEST(HostEngineInterruptTest, EndsAWaitThatSleeps) {
     if (context.rank == 1) return;
     TestRank rank(context, memory);
     auto raiser = context.system.spawn("raiser", [&] {
-      // The rank publishes that it waits only when it has stopped spinning.
+      // The rank spins first. When it has stopped spinning, it publishes for whom it waits.
       while (rank.progress().waiting_for() != 1) context.system.yield();
       rank.interrupt().raise();
     });

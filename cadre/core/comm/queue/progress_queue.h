@@ -55,8 +55,8 @@ class ProgressQueue;
 struct NamedCall {
   std::string_view call;
   OpKind kind;
-  uint64_t number;     // the first of the operation's numbers
-  size_t num_numbers;  // the operation has this many consecutive numbers
+  uint64_t number;     // the first of the operation's sequence numbers
+  size_t num_numbers;  // the operation has this many consecutive sequence numbers
 
   // Returns the name of the call, or of the kind if they differ in "_async" only.
   std::string_view name() const;
@@ -241,9 +241,9 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
  private:
   friend class IssuedOperation;
 
-  // Moves operations until is_over(until).
+  // Makes progress on the operations until is_over(until) returns true.
   virtual void advance(const IssuedOperation* until) = 0;
-  // Ends the operations that are moving.
+  // Fails with `error` every operation that was passed to start_moving() and is not complete.
   virtual void end_moving(const Error& error) = 0;
   // Called under the lock when an operation was posted or the queue closes: a holder that sleeps in
   // advance() must look at is_over() and begin_oldest() again.

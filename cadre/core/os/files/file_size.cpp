@@ -23,9 +23,10 @@ Status check_file_size(std::string_view what, uint64_t num_bytes) {
   if (num_bytes <= largest) return {};
   return errno_error(
       ErrorCode::kUnavailable,
-      cadre::format("{}: the file would have {} bytes, and this process may make files of {} bytes "
-                    "(ulimit -f, LimitFSIZE= of systemd); raise that limit",
-                    what, num_bytes, largest),
+      cadre::format(
+          "{}: the file would have {} bytes, and this process may make files of at most {} bytes "
+          "(ulimit -f, LimitFSIZE= of systemd); raise that limit",
+          what, num_bytes, largest),
       EFBIG);
 }
 

@@ -38,10 +38,10 @@ class UnderAFileLimit : public ::testing::Test {
   }
 
   static ::testing::Matcher<std::string> names_the_limit() {
-    return ::testing::AllOf(
-        HasSubstr("this process may make files of 65536 bytes (ulimit -f, LimitFSIZE= of systemd); "
-                  "raise that limit"),
-        HasSubstr("File too large (errno 27)"));
+    return ::testing::AllOf(HasSubstr("this process may make files of at most 65536 bytes (ulimit "
+                                      "-f, LimitFSIZE= of systemd); "
+                                      "raise that limit"),
+                            HasSubstr("File too large (errno 27)"));
   }
 
   template <typename T>

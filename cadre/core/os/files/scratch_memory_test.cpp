@@ -79,7 +79,7 @@ TEST(ScratchMemory, RefusesToGrowBeyondTheLimitOfTheProcess) {
   const Status status = file->reserve(1 << 20);
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code(), ErrorCode::kUnavailable);
-  EXPECT_THAT(status.error().message(), HasSubstr("may make files of 1048576 bytes"));
+  EXPECT_THAT(status.error().message(), HasSubstr("may make files of at most 1048576 bytes"));
   EXPECT_TRUE(file->reserve(4096).ok());
 }
 

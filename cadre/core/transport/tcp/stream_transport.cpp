@@ -128,7 +128,8 @@ std::optional<bool> StreamTransport::poll(Deadline deadline) {
   return is_ready;
 }
 
-// Tries the connections that the operation needs before those of optional interests.
+// Dials one missing connection, if it is time to. Connections that the operation needs come before
+// those of optional interests. Returns whether it has dialed.
 Result<bool> StreamTransport::dial_missing(std::span<const ChannelInterest> interests,
                                            Deadline deadline, Deadline& look_at) {
   for (const bool is_optional : {false, true}) {

@@ -35,10 +35,13 @@ class Attention {
   // `here` describes the wrapper whose pass runs on this rank, and has this rank's number.
   Attention(size_t num_parameters, std::shared_ptr<const Wrapper> here, int world_size);
 
-  // Returns the counts, of shape (2 * num_parameters + kNumOfRank * world_size) and dtype int32.
+  // Returns the int32 tensor that the caller sums over the ranks. It has, for each parameter, the
+  // number of ranks that use it and of ranks on which it is frozen. Then follow kNumOfRank values
+  // for each rank. Its shape is (2 * num_parameters + kNumOfRank * world_size).
   const at::Tensor& counts() const { return counts_; }
 
-  // These functions set this rank's counts. They are called before the reduction.
+  // These functions set what this rank contributes to counts(). They are called before the
+  // all_reduce.
   void set_used(size_t parameter) { values()[parameter] = 1; }
   void set_frozen(size_t parameter) { values()[num_parameters_ + parameter] = 1; }
   void set_gave_up() { of_rank(kGaveUp, here_->rank) = 1; }
@@ -61,7 +64,7 @@ class Attention {
 
   int world_size() const { return static_cast<int>(world_size_); }
 
-  // These functions return the counts of all ranks. They are called after the reduction.
+  // These functions read the sums over all ranks in counts(). They are called after the all_reduce.
   int num_users(size_t parameter) const { return values()[parameter]; }
   int num_frozen(size_t parameter) const { return values()[num_parameters_ + parameter]; }
   bool gave_up(Rank rank) const { return of_rank(kGaveUp, rank) != 0; }

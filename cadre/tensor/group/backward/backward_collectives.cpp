@@ -10,8 +10,9 @@ namespace {
 
 // Maps the global ranks of a group to the number of the newest backward that has run a collective
 // of a group with these ranks. A nested backward has a larger number than the outer one. The map is
-// thread-local, because the nodes of a graph and the wrapper that reads the map have only the
-// thread in common. An entry holds no group, so it may outlive the group.
+// thread-local, because the nodes of a graph and the data-parallel wrapper that calls
+// collectives_since() have only the thread in common. An entry holds no group, so it may outlive
+// the group.
 std::map<std::vector<int>, int>& newest_backwards() {
   thread_local std::map<std::vector<int>, int> newest;
   return newest;

@@ -14,7 +14,7 @@
 namespace cadre {
 
 CADRE_EXPORT std::optional<DType> to_dtype(at::ScalarType type);
-// Returns "uint8, int32, ... and float16", for messages.
+// Returns the list of the supported dtypes, "uint8, int32, ... and float16", for messages.
 std::string dtype_names();
 // Returns a name such as "float32". For an unsupported dtype it is PyTorch's name, such as
 // "complex64".

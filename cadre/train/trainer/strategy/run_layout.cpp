@@ -58,10 +58,10 @@ Result<PipelineSchedule> chosen_schedule(const Config& config, const Degrees& de
     if (schedule.ok()) return schedule;
     if (!of_most) of_most = schedule.error();
   }
-  return of_most->with_context(
-      cadre::format("run.global_batch_size is {}, which gives each pipeline {} samples, and no "
-                    "number of microbatches that divides them suits parallel.schedule",
-                    config.run.global_batch_size, rows));
+  return of_most->with_context(cadre::format(
+      "run.global_batch_size is {}, which gives each pipeline {} samples; no "
+      "divisor of that number is a number of microbatches that parallel.schedule allows",
+      config.run.global_batch_size, rows));
 }
 
 void check_stages(const ParallelConfig& parallel) {

@@ -156,8 +156,8 @@ TEST(RunLayout, MicrobatchesDivideTheBatchAndSuitTheSchedule) {
   few.run.global_batch_size = 3;
   EXPECT_EQ(
       refusal(few, 2),
-      "run.global_batch_size is 3, which gives each pipeline 3 samples, and no number of "
-      "microbatches that divides them suits parallel.schedule: dualpipe-v: 3 microbatches for 4 "
+      "run.global_batch_size is 3, which gives each pipeline 3 samples; no divisor of that number "
+      "is a number of microbatches that parallel.schedule allows: dualpipe-v: 3 microbatches for 4 "
       "stages (2 ranks with 2 each); it needs at least as many microbatches as stages");
   few.run.global_batch_size = 8;
   few.parallel.microbatches = 2;
