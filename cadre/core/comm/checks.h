@@ -1,5 +1,6 @@
-// Checks those arguments of a group's calls that are wrong whatever the other ranks pass.
-// validate() in collective/collective.h checks the arguments of collectives.
+// Checks those arguments of a group's calls that are valid or invalid in themselves, independent of
+// what the other ranks pass. validate() in collective/collective.h checks the arguments of
+// collectives.
 //
 // Threads: any. Blocking: never. Errors: each check throws kInvalidArgument; the message says what
 // was passed and what was expected.

@@ -47,9 +47,10 @@ struct GroupPieces {
   Piece block;
   Piece message_page;
 
-  // `holders` are the slots of the ranks that may become members.
+  // `holders` are the slots of the ranks that may become members and use the pieces.
   static Result<GroupPieces> cut(HostMemory& memory, const std::vector<int>& holders);
-  // Releases the holds of the ranks that do not become members; `slots` are those of the members.
+  // Removes the ranks that do not become members from the users of the pieces, so that only members
+  // keep the memory from being reused. `slots` are those of the members.
   void keep_holders(const std::vector<int>& slots);
   // Called when all ranks know that none of them uses these pieces.
   void discard();

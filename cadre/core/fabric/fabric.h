@@ -51,7 +51,7 @@ struct FabricSettings {
 };
 
 class Fabric {
-  struct Key {  // only members of Fabric can make one, and so a Fabric
+  struct Key {  // only members of Fabric can make a Key, so only they make a Fabric
     explicit Key() = default;
   };
 

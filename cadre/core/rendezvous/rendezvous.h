@@ -37,11 +37,11 @@ struct Membership {
   std::vector<std::string> listen_hosts;
   // The address of the store's host as this rank reaches it; empty if unknown.
   std::string store_host;
-  // The will through which the others learn if this process dies. The copies of a Membership share
-  // it.
+  // The will of this process: a value that the store publishes if the process dies. The copies of a
+  // Membership share it.
   std::shared_ptr<StoreWill> will;
-  // The name of the group whose ranks left the wills: this group, or the group from which it was
-  // split off.
+  // The name of the group whose ranks have left wills with the store: this group, or the group from
+  // which it was split off.
   std::string will_group = {};
   // A name that only the group of these ranks has. The keys by which its survivors rejoin contain
   // it.

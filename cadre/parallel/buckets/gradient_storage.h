@@ -8,14 +8,15 @@
 // buckets in the same order, whatever the order in which a rank's gradients become ready.
 //
 // The calls of one pass, which is one reduction of all gradients:
-//   begin_pass()       how gradients are weighted and combined
-//   place()            for each parameter with a gradient, when that is final on this rank;
-//                      place_unused() for each of the others, when it is known that none will come
-//   launch_next()      for each bucket before the last one, when its parameters have been placed
-//   finish_early()     waits for these
-//   reduce_last()      what is left, which carries the trailer
-//   settle_unused()    if ranks differ, for each parameter of place_unused()
-//   end_pass()         the reduction is done
+//   begin_pass()       sets how gradients are weighted and combined
+//   place()            called for each parameter with a gradient, when the gradient is final on
+//                      this rank
+//   place_unused()     called for each other parameter, when it is known to get no gradient
+//   launch_next()      called for each bucket before the last one, when its parameters were placed
+//   finish_early()     waits for the reductions of these buckets
+//   reduce_last()      reduces the remaining buckets, the last of which has the trailer
+//   settle_unused()    called for each parameter of place_unused(), if ranks differ
+//   end_pass()         called when the reduction is done
 // At any point abandon() may follow, if an exception ends the pass on this rank. It starts the
 // remaining collectives, so that the other ranks do not wait for this rank.
 #pragma once

@@ -51,8 +51,8 @@ CADRE_EXPORT DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Modu
                                            const Ranks& ranks,
                                            const DistributedDataParallelOptions& options);
 
-// Stands for the DdpReplicas in the initializer of constructors that do not compile, because
-// `Given` is no module.
+// Takes the place of the DdpReplicas in the initializers of constructors that must not compile,
+// because their argument `Given` is no module.
 template <typename Given>
 [[noreturn]] DdpReplicas refuse_module() {
   [[maybe_unused]] const RefusedModule<Given> refused;

@@ -44,8 +44,8 @@
 
 namespace cadre {
 
-// A guard of whole parameters: while it exists, every rank has the whole parameters of the module,
-// and neither forward nor backward is allowed. All ranks make and destroy it together.
+// A scope of whole parameters: while this object exists, every rank has the whole parameters of the
+// module, and neither forward nor backward is allowed. All ranks make and destroy it together.
 class [[nodiscard]] FullParameters {
  public:
   ~FullParameters() {
@@ -149,7 +149,7 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   // Ranks that own shards of the same replica get the same result.
   ShardForm form() const { return sharded().form(); }
 
-  // Gathers the parameters of all units, which stay whole while the returned guard exists.
+  // Gathers the parameters of all units, which stay whole while the returned object exists.
   // Collective.
   FullParameters summon_full_params() { return FullParameters(sharded_); }
 
@@ -200,7 +200,7 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
     return parallel::checked(sharded_, "FullyShardedDataParallel");
   }
 
-  std::shared_ptr<parallel::FullyShardedCore> sharded_;  // FullParameters guards share it
+  std::shared_ptr<parallel::FullyShardedCore> sharded_;  // FullParameters share it
 };
 
 template <ModuleHolder Holder, typename Given>

@@ -137,7 +137,7 @@ class UnitSchedule {
     size_t unit;
     // The autograd nodes that computed the inputs of the call, for inputs that require grad.
     std::vector<wrap::GraphNode> inputs = {};
-    // The backward has reached the outputs, but not yet the inputs of the call.
+    // True if the backward has reached the outputs, but not yet the inputs of the call.
     bool is_open = false;
   };
   void reached_output(const std::shared_ptr<Call>& call, const wrap::GraphNode& node);
@@ -180,7 +180,7 @@ class UnitSchedule {
  private:
   enum class Phase : uint8_t { kIdle, kForward, kBackward, kSummoned };
   struct State {
-    // Trained parameters whose gradient this backward has not computed yet.
+    // The number of trained parameters whose gradients this backward has not computed yet.
     size_t num_missing = 0;
     int num_open = 0;          // calls with is_open
     bool had_inputs = false;   // this backward has reached a call with inputs that require grad
@@ -224,8 +224,8 @@ class UnitSchedule {
   uint64_t num_updates_ = 0;  // Options::num_updates() at the start of the last pass
   bool awaits_step_ = false;  // gradients were reduced, and an optimizer step may follow
   bool has_accumulated_ = false;
-  // No unit is released, because the last backward had create_graph and its new graph needs the
-  // parameters.
+  // True if no unit is released, because the last backward had create_graph and its new graph needs
+  // the parameters.
   bool keeps_all_ = false;
   std::vector<std::weak_ptr<Call>> open_calls_;
   size_t num_launched_ = 0;

@@ -19,8 +19,8 @@ namespace cadre {
 // undefined input, and one that requires no gradient, gets an undefined gradient. compose(inputs)
 // returns the output of the function. It is called with aliases of the inputs, and the gradients
 // are taken for the aliases. Otherwise, if one input depends on another one, for example where a
-// layer is applied twice, the gradients would include paths between inputs, for which other nodes
-// are responsible.
+// layer is applied twice, the gradients would also include paths from one input to another, whose
+// gradients other nodes compute.
 template <typename Composition>
 torch::autograd::variable_list recorded_backward(const torch::autograd::variable_list& inputs,
                                                  const at::Tensor& gradient,

@@ -46,12 +46,12 @@ class TiedParameters {
   // Throws if the values of tied parameters differ between ranks.
   void check_equal() const;
 
-  // Returns one word for each tie, which says whether this rank's tensors of the tie require grad.
-  // check_trained() compares these words of all ranks.
+  // Returns one integer for each tie, which says whether this rank's tensors of the tie require
+  // grad. check_trained() compares these integers of all ranks.
   std::vector<int64_t> trained_words() const;
   size_t num_trained_words() const { return ties_.size(); }
-  // words[rank] has the trained_words() of a rank from the index `first` on. Throws, the same on
-  // all ranks, if a tied parameter requires grad in only some of its stages.
+  // words[rank] has the trained_words() of that rank, which begin at the index `first`. Throws, the
+  // same on all ranks, if a tied parameter requires grad in only some of its stages.
   void check_trained(const std::vector<std::vector<int64_t>>& words, size_t first) const;
 
  private:

@@ -193,8 +193,8 @@ void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> n
   replicas_->begin_forward();
 }
 
-// If rank 0 has sent the buffers of another wrapper, this rank only notes it, and all ranks throw
-// in the next pass. If this rank threw here, the others would wait for it.
+// If rank 0 has sent the buffers of another wrapper, this rank only records that, and all ranks
+// throw in the next pass. If this rank threw here, the others would wait for it.
 void DataParallelCore::broadcast_buffers() {
   if (!buffers_->run()) reducer_->set_got_other_buffers();
 }

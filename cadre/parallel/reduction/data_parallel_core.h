@@ -153,7 +153,7 @@ class CADRE_EXPORT DataParallelCore {
   std::unique_ptr<Reducer> reducer_;
   bool has_forward_ = false;
   int64_t num_forwards_ = 0;                     // counts the synchronized forwards with grad
-  int num_no_sync_ = 0;                          // the number of no_sync() guards that exist now
+  int num_no_sync_ = 0;                          // the number of NoSync objects that exist now
   bool is_recorded_ = false;                     // whether grad mode was on when the forward began
   std::optional<int64_t> num_samples_;           // set_num_samples() sets it for the next forward
   std::optional<int64_t> last_num_samples_ = 0;  // the number of samples of the last forward

@@ -40,7 +40,7 @@ class [[nodiscard]] NoSync {
     core_->enter_no_sync();
   }
 
-  // A shared pointer, because the guard may outlive the wrapper.
+  // A shared pointer, because this object may outlive the wrapper.
   std::shared_ptr<reduction::DataParallelCore> core_;
 };
 
@@ -141,7 +141,7 @@ class DataParallelModule {
 
  private:
   std::shared_ptr<M> module_;
-  std::shared_ptr<reduction::DataParallelCore> core_;  // NoSync guards share it
+  std::shared_ptr<reduction::DataParallelCore> core_;  // NoSync objects share it
 };
 
 }  // namespace cadre

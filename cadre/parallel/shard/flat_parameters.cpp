@@ -102,7 +102,7 @@ FlatParameters::~FlatParameters() {
     try {
       wait_unsharded();
     } catch (...) {
-      // The group has failed. On any access to a parameter the guard throws an error that says so.
+      // The group has failed. Any access to a parameter then throws an error that says so.
     }
   }
   options_.fence->remove(*this);

@@ -5,7 +5,7 @@
 // Threads: one at a time. Lifetime: buffers stay valid after the destruction of the pool; a storage
 // keeps the buffer that is attached to it alive. Errors: an access to a guarded storage throws
 // c10::Error. Source: the storage pools of FSDP implementations, and the storage resizing of
-// torch.distributed.fsdp, with a guard in place of a size of 0.
+// torch.distributed.fsdp, with an error on access in place of a size of 0.
 #pragma once
 
 #include <ATen/core/Tensor.h>

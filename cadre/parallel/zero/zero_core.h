@@ -154,7 +154,7 @@ class CADRE_EXPORT ZeroCore {
   std::vector<std::shared_ptr<shard::FlatParameters>> buckets_;
   // The indices of parameters and, in stage 2, of shards, by the address of the tensor.
   std::unordered_map<const void*, size_t> indices_;
-  // See leaf_of(), by the address of the tensor.
+  // The results of leaf_of(), by the address of the parameter.
   std::unordered_map<const void*, at::Tensor> leaves_;
   // Parameters of the groups that were frozen when they were added.
   std::vector<at::Tensor> frozen_;
@@ -166,7 +166,7 @@ class CADRE_EXPORT ZeroCore {
   int64_t num_steps_ = 0;
   optim_state::UncomparedOptions uncompared_options_;
   bool is_reduction_checked_ = false;
-  // Whether the ranks had the same sampled elements of the gradients in this step.
+  // Whether the sampled elements of the gradients were equal on all ranks in this step.
   bool samples_are_equal_ = true;
 };
 

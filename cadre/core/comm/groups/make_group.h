@@ -45,7 +45,7 @@ std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGr
 
 // Returns text such as "[0, 2]".
 std::string list_of(std::span<const Rank> ranks);
-// Throws if the list is wrong whatever the other ranks pass.
+// Throws if the list of ranks is invalid in itself, independent of what the other ranks pass.
 void check_list(std::string_view call, const Communicator& parent, std::span<const Rank> ranks);
 std::vector<int> values_of(std::span<const Rank> ranks);
 // Returns ranks of the parent as ranks of the fabric.

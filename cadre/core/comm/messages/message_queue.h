@@ -1,11 +1,12 @@
-// Moves the sends and receives of a group, and turns an error into the failure of the group.
+// Runs the sends and receives of a group, and turns an error into the failure of the group.
 //
 // Threads, blocking, lifetime and errors are those of ProgressQueue; the thread is
-// "cadre-messages". An exception while messages move becomes the failure of the group.
+// "cadre-messages". An exception while messages are sent or received becomes the failure of the
+// group.
 //
-// The holder of the progress role moves all pending messages of this rank, so that two ranks that
-// both send first do not wait for each other. It sleeps until bytes can be moved, a message is
-// posted, a deadline passes, or the group fails.
+// The holder of the progress role makes progress on all pending messages of this rank, so that two
+// ranks that both send first do not wait for each other. It sleeps until bytes can be moved, a
+// message is posted, a deadline passes, or the group fails.
 #pragma once
 
 #include <cstdint>

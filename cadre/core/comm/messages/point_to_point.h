@@ -39,7 +39,7 @@ struct Message : MessageCall {
 
 class PointToPoint {
  public:
-  // Shared by the caller that waits for the message and the objects that move it.
+  // The caller that waits for the message and the objects that send or receive it share it.
   using Handle = std::shared_ptr<Message>;
   struct Ended {
     Handle message;
@@ -58,7 +58,7 @@ class PointToPoint {
   // posted. REQUIRES: the message has a deadline; its peer is another rank of the group, or
   // kAnySource for a receive.
   void post(const Handle& message);
-  // Moves the bytes that can be moved without waiting, and ends messages whose deadline has passed.
+  // Sends and receives the bytes that need no waiting, and ends messages whose deadline has passed.
   void advance(TimePoint now);
   // Returns the oldest of the messages that have ended and were not dropped yet; null if there is
   // none.
@@ -74,8 +74,8 @@ class PointToPoint {
   // receive was posted; for kAnySource, that of the lowest rank that has sent one. nullopt if there
   // is none.
   std::optional<Unexpected> first_unexpected(Rank source, const MessageSpace& space) const;
-  // Waits until something can be moved, the transport is woken, or a message's deadline or `latest`
-  // has passed. Returns kAborted if interrupted.
+  // Waits until bytes can be sent or received, the transport is woken, or a message's deadline or
+  // `latest` has passed. Returns kAborted if interrupted.
   Status wait(Deadline latest);
   // Ends all pending messages. REQUIRES: advance() is not called afterwards, because callers may
   // have freed the memory of their messages.

@@ -64,7 +64,7 @@ class OperationQueue final : public ProgressQueue {
   class Issued;
 
   void advance(const IssuedOperation* until) override;
-  void end_moving(const Error&) override {}  // no operation is ever partly moved
+  void end_moving(const Error&) override {}  // advance() never leaves an operation half done
   void wake_holder() override {}  // not needed: the holder looks for new operations after each one
   // Runs the operation in the calling thread, which holds the progress role, and gives the role
   // back. If the engine ends the call later, stores an Issued for it in `enqueued`.

@@ -1,6 +1,6 @@
 // The common part of the queues of collectives and of messages: operations are numbered when they
-// are issued, and the thread that holds the progress role moves them until they end or are enqueued
-// on a device.
+// are issued, and the thread that holds the progress role makes progress on them until they end or
+// are enqueued on a device.
 //
 // Threads: all public methods from any thread; two threads of the queue's own (idle_thread.h): one
 // runs while asynchronous operations are pending, "cadre-callbacks" while callbacks are registered.
@@ -13,9 +13,9 @@
 // Issuing throws kUnavailable, and issues nothing, if the thread cannot be started.
 //
 // Progress is a role. A caller that waits takes it when it is free, and gives it back when its own
-// operation has ended. The operations that are left are then moved by the next waiting caller or by
-// the queue's thread. A caller with a deadline of its own does not take the role, since it could
-// not leave an operation half done.
+// operation has ended. The next waiting caller or the queue's thread then continues with the
+// operations that are left. A caller with a deadline of its own does not take the role, since it
+// could not leave an operation half done.
 //
 // Callbacks run one after the other in a thread that has no other duty. So a callback that waits
 // delays neither the thread that makes progress, nor a thread of an engine, nor a waiting caller,
@@ -98,7 +98,7 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
   friend class ProgressQueue;
   enum class Stage {
     kPosted,
-    kMoving,    // the holder of the role has taken the operation out of the queue and moves it
+    kMoving,    // the role's holder has taken the operation out of the queue and runs it
     kEnqueued,  // the engine ends the operation
   };
   struct Call {
@@ -168,8 +168,8 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // role: a thread, a waiting caller or an engine ends the operations that are left.
   bool drain(Deadline deadline);
   // Joins the threads. Operations that drain() left end with an error, except those that a waiting
-  // caller moves or an engine has enqueued: these end later, and need the parts until the queue is
-  // idle. New operations throw from now on.
+  // caller runs or an engine has enqueued. These end later, and need the objects that the derived
+  // queue borrows until the queue is idle. New operations throw from now on.
   void close();
 
  protected:
@@ -197,7 +197,7 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
     friend class ProgressQueue;
 
     const ProgressQueue& queue_;
-    const OnThread* const outer_;  // the mark that encloses this one on this thread
+    const OnThread* const outer_;  // the mark that this thread had before; null if none
   };
 
   // Gives the role back when the holder is done, also after an exception, so that no later call
@@ -219,8 +219,8 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // is kCaller if the calling thread waits for them.
   void post(std::span<const Handle> operations, MovedBy moved_by);
   // If the role is free and no other operation needs it, gives a blocking call its numbers and the
-  // role, and returns the first number; else nullopt. The call ends by end_alone() or
-  // enqueue_alone().
+  // role, and returns the first number; else nullopt. The holder must end the call with end_alone()
+  // or enqueue_alone().
   std::optional<uint64_t> try_begin_alone(size_t num_numbers);
 
   // REQUIRES for all methods below: the calling thread holds the role.
@@ -229,7 +229,8 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // Returns whether advance() must return: operation `until` has ended, or the queue is closed.
   bool is_over(const IssuedOperation* until) const;
   // Returns the oldest posted operation; null if there is none. From now on close() leaves it to
-  // the holder. It stays the oldest until it ends, moves or is enqueued.
+  // the holder. It stays the oldest until it ends, or until start_moving() or enqueue() is called
+  // for it.
   Handle begin_oldest();
   void start_moving(IssuedOperation& oldest);
   // Ends the operation when its completion is done.

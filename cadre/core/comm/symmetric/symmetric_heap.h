@@ -1,12 +1,11 @@
 // Allocates memory of which every rank of a group has a piece that the others can use in place.
 //
-// Threads: allocate() from the holder of the progress role; buffers from any thread.
-// Blocking: allocate(), until the operation's deadline; wait_signal() of a buffer. Lifetime: a
-// buffer keeps the memory, also after the heap, the engine and the group are gone.
-// Errors: those of Backend and HostMemory. After an error of allocate() peers may keep a hold on
-// this rank's piece; its pages are then not reused.
-// A rank allocates its piece in its own slice, so that the pages lie where the rank first touches
-// them. The ranks exchange only the places.
+// Threads: allocate() from the holder of the progress role; buffers from any thread. Blocking:
+// allocate(), until the operation's deadline; wait_signal() of a buffer. Lifetime: a buffer keeps
+// the memory, also after the heap, the engine and the group are gone. Errors: those of Backend and
+// HostMemory. After an error of allocate() peers may still be registered as users of this rank's
+// piece; its pages are then not reused. A rank allocates its piece in its own slice, so that the
+// pages lie where the rank first touches them. The ranks exchange only the places.
 #pragma once
 
 #include <cstddef>

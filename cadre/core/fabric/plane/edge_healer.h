@@ -51,12 +51,12 @@ class EdgeHealer {
     ControlMeter& meter;
     std::function<void(int peer, std::unique_ptr<os::Socket>)> on_data_connection;
   };
-  // A sign of loss of a rank. To the knowledge of this process that rank is neither lost nor has it
-  // left.
+  // A rank that seems lost, and the sign of its loss. As far as this process knows, the rank is not
+  // lost yet and has not left.
   struct Verdict {
     int rank = -1;
     SignOfLoss sign = SignOfLoss::kUnreachable;
-    // If true, this also applies to all ranks of its host without a connection to this rank.
+    // If true, all ranks of that rank's host that have no connection to this rank seem lost, too.
     bool is_of_host = false;
   };
   struct Findings {

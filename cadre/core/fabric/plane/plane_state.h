@@ -65,7 +65,8 @@ class PlaneState {
 
  private:
   struct Delivery {
-    // Shared with its owner, which may detach it during the delivery.
+    // The receiver of the group's events. Shared with its owner, which may detach it during a
+    // delivery.
     std::shared_ptr<GroupEvents> group;
     wire::Event event;
   };
