@@ -183,7 +183,8 @@ Status CollectiveRunner::wait_for_end(const Completion& completion, Deadline dea
   while (!completion.is_done()) {
     if (parts_.monitor.has_failed()) return parts_.monitor.error();
     if (deadline.has_passed(parts_.system.now())) {
-      return Error(ErrorCode::kTimeout, "the engine has not ended the call until its deadline");
+      return Error(ErrorCode::kTimeout,
+                   "the engine did not complete the operation before its deadline");
     }
     waiter->park(deadline.earlier(parts_.system.deadline_in(kWatchTime)));
   }

@@ -309,18 +309,20 @@ void Communicator::fail_together(const Communicator& other) {
 void Communicator::close(Deadline deadline) {
   Impl& impl = impl_->checked();
   if (impl.is_on_own_thread()) {
-    throw refusal_of(*this, "close",
-                     "it was called by a callback, or by the deleter of a keep_alive, for which "
-                     "close() would wait; close the group in a thread of the program");
+    throw refusal_of(
+        *this, "close",
+        "a callback of the group, or the deleter of a keep_alive, called close(), which would wait "
+        "for that caller; close the group in a thread of the program");
   }
   // The flag is set before this rank looks at the other group. So if callbacks close each other's
   // groups, at least one of the two close() calls throws, and they do not wait for each other.
   const ProgressQueue::AwaitsOther awaits_other;
   if (ProgressQueue::is_any_on_this_thread() && impl.awaits_other()) {
-    throw refusal_of(*this, "close",
-                     "it was called by a callback of another group while a callback of this one "
-                     "closes a group, so that both might wait for each other; close the group in a "
-                     "thread of the program");
+    throw refusal_of(
+        *this, "close",
+        "a callback of another group called close() while a callback of this group closes a group, "
+        "so the two callbacks might wait for each other; close the group in a "
+        "thread of the program");
   }
   if (!impl.close(deadline)) return;
   if (const auto late = impl.fabric->late_errors()->take()) throw *late;

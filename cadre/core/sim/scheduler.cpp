@@ -111,7 +111,7 @@ void Scheduler::watch() {
     }
     const std::string text = cadre::format(
         "simulation stalled: {} has run for {} s without a call of its System. Either it loops "
-        "without one, or it wants a mutex that a waiting thread holds (see the rule in "
+        "without such a call, or it waits for a mutex that a waiting thread holds (see the rule in "
         "os/system.h)\n",
         current()->name, limits_.stall_limit.count());
     std::fputs(text.c_str(), stderr);

@@ -426,7 +426,7 @@ TEST(FsdpMisuse, WhatTheConstructorRefuses) {
     EXPECT_THAT(refusal(std::make_shared<Chain>(), group, {.num_prefetched = 2}),
                 HasSubstr("options.num_prefetched is 2"));
     const std::vector<std::pair<FullyShardedDataParallelOptions, std::string>> unusable = {
-        {{.reshard_group_size = 1}, "options.reshard_group_size is 1, and no unit is"},
+        {{.reshard_group_size = 1}, "options.reshard_group_size is 1, but no unit uses"},
         {{.precision = {.parameters = torch::kInt}}, "options.precision.parameters is Int"},
         {{.precision = {.reduce = torch::kLong}}, "options.precision.reduce is Long"},
         {{.precision = {.outputs = torch::kBool}}, "options.precision.outputs is Bool"},

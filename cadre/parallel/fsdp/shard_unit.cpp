@@ -80,7 +80,7 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
   if (binding.is_wrapped) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("cadre::fully_shard: {} is in a model that a FullyShardedDataParallel has "
-                       "sharded already, and whose unit around it has the parameters; call "
+                       "sharded already, and its parameters belong to the unit around it; call "
                        "fully_shard() before the wrapper is made",
                        module.name()));
   }

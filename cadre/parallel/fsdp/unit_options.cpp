@@ -134,8 +134,8 @@ void check_group_size(const UnitAssignment& assignment,
   };
   if (std::ranges::any_of(assignment.units, is_onto_group)) return;
   refuse_model(
-      format("options.reshard_group_size is {}, and no unit uses Reshard::kOntoGroup: choose it as "
-             "the reshard of a unit, or leave the size out",
+      format("options.reshard_group_size is {}, but no unit uses Reshard::kOntoGroup: set this as "
+             "the reshard of a unit, or leave reshard_group_size out",
              *options.reshard_group_size));
 }
 

@@ -91,10 +91,10 @@ void ZeroCore::check_named() const {
                  parameter.name));
     }
     if (parameter.tensor.is_contiguous()) continue;
-    refuse(
-        format("the parameter \"{}\" is not contiguous, as it must be in a flat buffer; call "
-               "parameter.set_data(parameter.contiguous()) before you pass it to a wrapper",
-               parameter.name));
+    refuse(format(
+        "the parameter \"{}\" is not contiguous, but parameters in a flat buffer must be; call "
+        "parameter.set_data(parameter.contiguous()) before you pass it to a wrapper",
+        parameter.name));
   }
   std::vector<at::Tensor> trained;
   for (const NamedTensor& parameter : named_) {

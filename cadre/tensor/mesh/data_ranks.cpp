@@ -31,7 +31,8 @@ at::Tensor DataRanks::mean(const at::Tensor& value) const {
 
 DataRanks data_ranks(const DeviceMesh& mesh, const DataRanksOptions& options) {
   if (mesh.size() != mesh.whole().size()) {
-    refuse(mesh, format("this is a slice of {}, and the other axes count, too; pass the whole mesh",
+    refuse(mesh, format("this mesh is a slice of {}, whose other axes also determine which rows a "
+                        "rank has; pass the whole mesh",
                         mesh.whole().to_string()));
   }
   for (const auto* names : {&options.split_axes, &options.shared_axes}) {

@@ -63,11 +63,9 @@ TEST(DataRanks, RefuseWhatTheyDoNotKnow) {
             "data_ranks {dp: 2, model: 2}: it is not known whether ranks along \"model\" have "
             "different rows of a batch. Name it in split_axes of the options if they do, else in "
             "shared_axes"));
-    EXPECT_THAT(
-        failure_of([&] { data_ranks(mesh["dp"]); }),
-        HasSubstr(
-            "data_ranks {dp: 2}: this is a slice of {dp: 2, model: 2}, and the other axes count, "
-            "too; pass the whole mesh"));
+    EXPECT_THAT(failure_of([&] { data_ranks(mesh["dp"]); }),
+                HasSubstr("data_ranks {dp: 2}: this mesh is a slice of {dp: 2, model: 2}, whose "
+                          "other axes also determine which rows a rank has; pass the whole mesh"));
     EXPECT_THAT(
         failure_of([&] { data_ranks(mesh, {.split_axes = {"model"}, .shared_axes = {"model"}}); }),
         HasSubstr(

@@ -144,8 +144,8 @@ TEST(TiedParameter, InTwoGroupsOfWhichTheSecondNeedsMoreState) {
     return made;
   };
   AdamW wrong(groups(false, true), AdamWOptions(kRate));
-  EXPECT_THAT(refusal(wrong), HasSubstr("parameter 1 is in an earlier group, too, whose options "
-                                        "make a state without max_exp_avg_sq"));
+  EXPECT_THAT(refusal(wrong), HasSubstr("parameter 1 is also in an earlier parameter group, whose "
+                                        "options make a state without max_exp_avg_sq"));
   EXPECT_TRUE(tied.equal(torch::ones({4}))) << "nothing is changed";
   EXPECT_TRUE(wrong.state().empty());
   AdamW right(groups(true, false), AdamWOptions(kRate));

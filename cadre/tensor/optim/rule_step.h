@@ -161,9 +161,11 @@ class RuleStep {
     const size_t num_made = Rule::states(made, maker).size();
     if (needed.size() <= num_made) return;
     refuse_parameter(
-        place, cadre::format("{} is in an earlier group, too, whose options make a state without "
-                             "{}, which those of this group need. Give the groups the same options",
-                             to_text(place), needed[num_made].name));
+        place,
+        cadre::format(
+            "{} is also in an earlier parameter group, whose options make a state without {}. The "
+            "options of this group need that tensor. Give the groups the same options",
+            to_text(place), needed[num_made].name));
   }
 
   State* find_state(const at::Tensor& parameter) {

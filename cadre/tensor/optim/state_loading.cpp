@@ -45,11 +45,11 @@ void load_archive(std::string_view optimizer, const std::function<void()>& load)
 }
 
 void refuse_empty_state(const Place& place) {
-  refuse_state(place,
-               format("the state of {} is empty, as torch::load leaves it for one of two "
-                      "parameters that were one when the file was saved. Load a file of this "
-                      "model, or erase the entry from the optimizer's state",
-                      text_of(place)));
+  refuse_state(
+      place, format("the state of {} is empty, as torch::load leaves it for one of two parameters "
+                    "that were one tensor when the file was saved. Load a file of this "
+                    "model, or erase the entry from the optimizer's state",
+                    text_of(place)));
 }
 
 void check_needed(const at::Tensor& parameter, const at::Tensor& state, std::string_view state_name,

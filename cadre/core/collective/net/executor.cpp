@@ -293,8 +293,8 @@ Status Executor::check(const OpContext& op, Rank peer) {
     // in that operation ignores the refusal of a later one.
     refuse(*theirs);
     return Error(ErrorCode::kAborted,
-                 format("{}: rank {} has given it up, because another rank called a different "
-                        "operation; look at the first failure",
+                 format("{}: rank {} has ended this operation with an error, because another rank "
+                        "called a different operation; look at the first failure",
                         which, peer));
   }
   if (is_running) {

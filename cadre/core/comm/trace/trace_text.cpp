@@ -117,8 +117,8 @@ std::string table(const GroupTrace& trace, size_t num_operations) {
   const size_t num_shown = std::min(num_operations, rows.size());
   const std::string which = num_shown == 1 ? "collective" : format("{} collectives", num_shown);
   std::string text = format(
-      "  the last {}; for each rank how long after the first of its host it came, and how long it "
-      "was inside, in ms\n    {:<9}{:<{}}",
+      "  the last {}; for each rank, in ms: how much later than the first rank of its host it "
+      "entered, and how long it was inside\n    {:<9}{:<{}}",
       which, "number", "call", kCallWidth);
   for (const FlightRecord& record : trace.records) {
     text += format("{:<{}}", format("rank {}", record.identity.rank), kCellWidth);

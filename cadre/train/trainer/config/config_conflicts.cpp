@@ -91,7 +91,7 @@ std::optional<ConfigConflict> find_conflict(const Config& config) {
   if (config.run.global_batch_size % config.run.accumulate != 0) {
     return ConfigConflict{
         "run.global_batch_size",
-        cadre::format("is {}, which run.accumulate, {}, does not divide: the samples of all "
+        cadre::format("is {}, which is not a multiple of run.accumulate ({}): the samples of all "
                       "processes in one step are split into that many parts of equal size",
                       config.run.global_batch_size, config.run.accumulate)};
   }

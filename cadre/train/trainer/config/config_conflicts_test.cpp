@@ -26,10 +26,11 @@ TEST_F(ConfigTest, ARefusalNamesBothKeysThatDoNotGoTogether) {
 }
 
 TEST_F(ConfigTest, AGlobalBatchIsSplitIntoPartsOfEqualSize) {
-  EXPECT_EQ(refusal("[run]\nglobal_batch_size = 10\n", {"run.accumulate=4"}),
-            "config_test.toml:2: run.global_batch_size is 10, which run.accumulate, 4, does not "
-            "divide: the samples of all processes in one step are split into that many parts of "
-            "equal size");
+  EXPECT_EQ(
+      refusal("[run]\nglobal_batch_size = 10\n", {"run.accumulate=4"}),
+      "config_test.toml:2: run.global_batch_size is 10, which is not a multiple of run.accumulate "
+      "(4): the samples of all processes in one step are split into that many parts of "
+      "equal size");
   EXPECT_EQ(refusal("[run]\nglobal_batch_size = 12\n", {"run.accumulate=4"}), "accepted");
 }
 

@@ -47,8 +47,8 @@ Result<PipelineSchedule> chosen_schedule(const Config& config, const Degrees& de
   if (const int64_t given = config.parallel.microbatches; given > 0) {
     auto schedule = schedule_of(config, degrees, given);
     if (schedule.ok()) return schedule;
-    return schedule.error().with_context(
-        cadre::format("parallel.microbatches is {}, which does not suit parallel.schedule", given));
+    return schedule.error().with_context(cadre::format(
+        "parallel.microbatches is {}, which parallel.schedule does not allow", given));
   }
   std::optional<Error> of_most;
   const int64_t most = std::min<int64_t>(rows, kMicrobatchesOfARank * degrees.pipeline);
@@ -79,8 +79,8 @@ void check_pipeline(const Config& config, const Degrees& degrees) {
   const int64_t batch = config.run.global_batch_size;
   if (batch % degrees.data != 0) {
     refuse(
-        cadre::format("run.global_batch_size is {}, which the {} pipelines of these processes "
-                      "do not divide",
+        cadre::format("run.global_batch_size is {}, which is not a multiple of the number of "
+                      "pipelines, {}, that these processes form",
                       batch, degrees.data));
   }
   const int64_t rows = batch / degrees.data;

@@ -139,7 +139,8 @@ TEST(RunLayout, MicrobatchesDivideTheBatchAndSuitTheSchedule) {
             "parallel.microbatches is 3, which does not divide the 4 samples that each of the 2 "
             "pipelines is given of run.global_batch_size");
   EXPECT_EQ(refusal({.pipeline = 2}, 6),
-            "run.global_batch_size is 8, which the 3 pipelines of these processes do not divide");
+            "run.global_batch_size is 8, which is not a multiple of the number of pipelines, 3, "
+            "that these processes form");
   EXPECT_EQ(refusal({.microbatches = 2}, 2),
             "parallel.microbatches is 2, but parallel.pipeline is 1, so there is no pipeline: set "
             "parallel.pipeline, or leave the key out");
@@ -162,7 +163,7 @@ TEST(RunLayout, MicrobatchesDivideTheBatchAndSuitTheSchedule) {
   few.run.global_batch_size = 8;
   few.parallel.microbatches = 2;
   EXPECT_EQ(refusal(few, 2),
-            "parallel.microbatches is 2, which does not suit parallel.schedule: dualpipe-v: 2 "
+            "parallel.microbatches is 2, which parallel.schedule does not allow: dualpipe-v: 2 "
             "microbatches for 4 stages (2 ranks with 2 each); it needs at least as many "
             "microbatches as stages");
   const Config config = gpt_with({.pipeline = 2});
