@@ -272,7 +272,7 @@ TEST(DdpDrift, AWriteThroughDataOnOneRankBetweenStepsIsNamed) {
                     .gradients = gradients,
                     .on_rank_0 = [](Pair& net) { net.weight.data().mul_(0.5); }},
                    "\"weight\" has other values on rank 1 than on rank 0, because the program has "
-                   "changed the parameters in another way");
+                   "changed the parameters differently");
       expect_named({.dtype = dtype,
                     .gradients = gradients,
                     .on_rank_0 = [](Pair& net) { net.frozen.data().mul_(0.5); }},

@@ -337,10 +337,11 @@ TEST_P(DdpTwoModels, ABackwardLeftOutInOneIsAnErrorInThePassThatMeetsTheOther) {
   });
   ASSERT_TRUE(result.ok()) << result.failures();
   for (const testing::RankOutcome& rank : result.ranks) {
-    EXPECT_THAT(rank.output,
-                AllOf(HasSubstr("the backward() of different wrappers"), HasSubstr("Scale"),
-                      ::testing::ContainsRegex("rank 0 is in that of the wrapper made at #[0-9]+ "
-                                               "and rank 1 in that of the one made at #[0-9]+")));
+    EXPECT_THAT(
+        rank.output,
+        AllOf(HasSubstr("the ranks run backward() of different wrappers"), HasSubstr("Scale"),
+              ::testing::ContainsRegex("rank 0 is in that of the wrapper made at #[0-9]+ "
+                                       "and rank 1 in that of the one made at #[0-9]+")));
   }
 }
 
@@ -376,7 +377,7 @@ TEST(DdpTwoModelsBuffers, ForwardsInAnotherOrderOnOneRankAreAnErrorInTheNextBack
   });
   ASSERT_TRUE(result.ok()) << result.failures();
   for (const testing::RankOutcome& rank : result.ranks) {
-    EXPECT_THAT(rank.output, HasSubstr("in forwards of different wrappers before it"));
+    EXPECT_THAT(rank.output, HasSubstr("ran forwards of different wrappers before it"));
   }
 }
 

@@ -71,8 +71,8 @@ std::vector<Work> MessageQueue::issue(std::span<const MessageCall> calls, const 
   return works;
 }
 
-// After an exception it is unknown how many bytes were sent and received on the streams, so all
-// messages end with the failure of the group.
+// The number of bytes that were sent and received on the streams is unknown after an exception, so
+// all messages end with the failure of the group.
 void MessageQueue::advance(const IssuedOperation* until) {
   try {
     move_messages(until);
