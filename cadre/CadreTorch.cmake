@@ -112,8 +112,8 @@ if(CADRE_WITH_TESTS)
       list(APPEND programs ${name})
     endif()
   endforeach()
-  if(CADRE_SANITIZE)  # the folders that work on memory by address: buffers, buckets, shards, rows
-    set(programs group hooks buckets parallel data)
+  if(CADRE_SANITIZE)  # the folders whose code works on memory by address
+    set(programs group hooks optim shard buckets parallel data)
   else()  # half of the time of these is waiting
     set(shards_of_checkpoint SHARDS 2)
     set(shards_of_layers SHARDS 2)

@@ -8,7 +8,8 @@ ten slowest tests, as recorded by tools/compile and tests/run_test.py. With --ch
 more than its budget: each test program, all tests together (from the start of the first one to the end
 of the last one), and the compilation of what `make run` needs and of everything. It exits with 1 when
 one of them took more than TOLERANCE times its budget: one machine may need twice the CPU seconds of
-another for the same work, and a compiler cache leaves less to do.
+another for the same work, and a compiler cache leaves less to do. The time of all tests together is that
+of one run of CTest only if BUILD/test_seconds was removed before it, as .ci/run does.
 """
 
 import argparse

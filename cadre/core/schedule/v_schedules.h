@@ -1,7 +1,7 @@
 // The order of one rank in the schedules for V placement: ZB-V and DualPipeV.
 //
-// Threads: pure functions. Blocking: never. Errors: none; REQUIRES what is said below.
 // Threads: pure functions. Blocking: never. Errors: none; REQUIRES what the functions below say.
+// Source: arXiv 2401.10241, section 6 (ZB-V); 2412.19437, section 3.2.1, and its authors'
 // description of the form in which each rank has two stages (DualPipeV).
 #pragma once
 

@@ -246,11 +246,13 @@ void UnitSchedule::close_calls() {
 
 void UnitSchedule::summon() {
   if (phase_ != Phase::kIdle) {
+    const bool is_summoned = phase_ == Phase::kSummoned;
     refuse(format("summon_full_params() was called {}",
-                  phase_ == Phase::kForward    ? "inside forward()"
-                  : phase_ == Phase::kBackward ? "inside backward()"
-                                               : "while another FullParameters object exists"),
-           "Call it outside of forward() and backward(), on all ranks");
+                  is_summoned                 ? "while another FullParameters object exists"
+                  : phase_ == Phase::kForward ? "inside forward()"
+                                              : "inside backward()"),
+           is_summoned ? "Destroy the other object first, on all ranks"
+                       : "Call it outside of forward() and backward(), on all ranks");
   }
   compare({.pass = UnitOrder::Pass::kForwardWithoutGrad, .unit = units_.size()});
   phase_ = Phase::kSummoned;

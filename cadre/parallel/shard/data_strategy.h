@@ -39,10 +39,11 @@ CADRE_EXPORT bool has_units(DataStrategy strategy);
 enum class ShardForm : uint8_t {
   // Each rank gathers the shards of all ranks into a buffer of its own.
   kGathered,
-  // If all ranks are on one host, each rank maps the memory of all shards contiguously and reads
-  // them in place: no shard is copied, and the host holds the parameters once. Each shard is a
-  // number of whole pages. Shards are written only in a ShardUpdate; any other write throws. If the
-  // ranks are on several hosts, shards are gathered as with kGathered.
+  // If all ranks share memory (they are on one host and do not communicate over TCP), each rank
+  // maps the memory of all shards contiguously and reads them in place: no shard is copied, and the
+  // host holds the parameters once. Each shard is a number of whole pages. Shards are written only
+  // in a ShardUpdate; any other write throws. Ranks that do not share memory gather shards as with
+  // kGathered.
   kMapped,
 };
 

@@ -58,7 +58,8 @@ class CADRE_EXPORT SymmetricTensor {
   // Returns the tensor of `rank`, (numel); `rank` may be this rank.
   at::Tensor peer(int rank) const;
   // Returns whether whole() is available: with_whole was set, the ranks share memory, and each of
-  // them could map the tensors to consecutive addresses. Equal on all ranks.
+  // them could map the tensors to consecutive addresses. Equal on all ranks; with with_whole true
+  // in a world of one, too.
   bool has_whole() const;
   // Returns the tensors of all ranks in rank order, (world_size * numel). A rank that writes to it
   // writes to its own part only.

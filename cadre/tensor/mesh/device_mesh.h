@@ -28,7 +28,7 @@ namespace cadre {
 class DeviceMesh;
 class MeshGroups;
 
-namespace mesh {  // see whole_axes.h
+namespace mesh {  // functions of the library itself, not for programs
 std::vector<std::string> whole_axes_of(const DeviceMesh& mesh, std::string_view axis);
 DeviceMesh axis_over(const DeviceMesh& mesh, const std::vector<std::string>& whole_axes,
                      std::string name);

@@ -196,7 +196,7 @@ class AxesRank final : public verify::SteppedTraining {
     before_clip_ = std::move(before_clip);
   }
   // Closes the mesh. After an error the destructor of the mesh does that.
-  void close() { mesh_.close(); }
+  void close() override { mesh_.close(); }
 
  private:
   static std::vector<MeshAxis> with_tp(std::vector<MeshAxis> axes) {

@@ -164,7 +164,9 @@ inline verify::PlannedStep plan_of(const ShardedCase& test_case, int64_t step, i
   for (const FlatRange& part : parts) {
     const FlatRange own = rows_of(test_case, step, part, group);
     num_own += own.size();
-    plan.backwards.push_back({.rows = own});
+    plan.backwards.push_back(
+        {.rows = own,
+         .share_of_batch = static_cast<double>(part.size()) / static_cast<double>(num_rows)});
   }
   for (size_t k = 0; k < parts.size(); ++k) {
     verify::PlannedBackward& backward = plan.backwards[k];
@@ -172,7 +174,7 @@ inline verify::PlannedStep plan_of(const ShardedCase& test_case, int64_t step, i
     if (is_local) {
       backward.weight = static_cast<double>(backward.rows.size()) / static_cast<double>(num_own);
     } else if (is_synced) {
-      backward.weight = static_cast<double>(parts[k].size()) / static_cast<double>(num_rows);
+      backward.weight = backward.share_of_batch;
     }
   }
   return plan;
@@ -223,6 +225,40 @@ struct ShardedProgram {
     if (strategy.has_units) fsdp.wrap_policy = wrap_by_size(1);
     return fsdp;
   }
+
+  // The loss goes through the wrapper, whose collective runs while those of sharded parameters and
+  // gradients may be in flight.
+  template <typename Wrapper>
+  double mean_loss(Wrapper& wrapper, const Tensor& loss, int64_t /*num_rows*/,
+                   const ProcessGroup& /*world*/) const {
+    return wrapper.mean_over_ranks(loss);
+  }
+
+  // Shards are assembled by sums of their bytes, so that an element with two owners, and a gradient
+  // that only some ranks have, are noticed.
+  template <typename Wrapper>
+  std::vector<NamedTensor> gradients_of(Wrapper& wrapper, const StrategyCase& given,
+                                        const ProcessGroup& /*world*/) const {
+    if (given.strategy < DataStrategy::kZero2) return verify::whole_gradients(*model);
+    return assembled_shards(wrapper,
+                            [](const ParameterShard& shard) { return shard.values.grad(); });
+  }
+  template <typename Wrapper>
+  std::vector<NamedTensor> parameters_of(Wrapper& wrapper, const StrategyCase& given,
+                                         const ProcessGroup& /*world*/) const {
+    if (given.strategy < DataStrategy::kZero2) return verify::whole_parameters(*model);
+    return assembled_shards(wrapper, [](const ParameterShard& shard) { return shard.values; });
+  }
+  template <typename Wrapper, typename Part>
+  static std::vector<NamedTensor> assembled_shards(Wrapper& wrapper, const Part& part) {
+    std::vector<NamedTensor> tensors;
+    for (const ParameterShard& shard : wrapper.parameter_shards()) {
+      const std::string axis = shard.flat_axis.value_or(shard.mesh.axes().back().name);
+      tensors.push_back({shard.name, assembled(shard, part(shard), shard.mesh.group(axis))});
+    }
+    return tensors;
+  }
+
   int64_t element_bytes() const {
     return static_cast<int64_t>(torch::elementSize(test_case.training.dtype));
   }

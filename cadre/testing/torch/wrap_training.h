@@ -148,6 +148,7 @@ inline Training train_in_steps(verify::SteppedTraining& stepped,
     stepped.update(step);
   }
   training.parameters = in_order(names, stepped.parameters());
+  stepped.close();
   return training;
 }
 

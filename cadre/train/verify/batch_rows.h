@@ -109,6 +109,8 @@ struct PlannedBackward {
   FlatRange rows;         // the rows of the global batch whose mean loss this rank computes
   double weight = 1;      // the factor of that loss in the backward
   bool is_local = false;  // true: the backward runs under no_sync()
+  // The rows of all ranks in this backward, as a share of the rows of the batch.
+  double share_of_batch = 1;
 };
 
 // The forwards and backwards of a step on one rank, in their order.
@@ -121,14 +123,25 @@ struct PlannedStep {
 // Divides a global batch of `num_rows` rows evenly among ranks, and the share of each rank into
 // `num_parts` backwards, of which only the last one is reduced.
 inline PlannedStep plan_even_step(int64_t num_rows, const RowsPart& rank, int64_t num_parts) {
-  const FlatRange share = rows_of_part({.begin = 0, .end = num_rows}, rank);
+  const auto rows_of = [&](const RowsPart& of_rank, int64_t part) {
+    return rows_of_part(rows_of_part({.begin = 0, .end = num_rows}, of_rank),
+                        {.index = part, .count = num_parts});
+  };
+  const auto ratio = [](int64_t rows, int64_t all) {
+    return all == 0 ? 1.0 : static_cast<double>(rows) / static_cast<double>(all);
+  };
+  const int64_t num_own = rows_of_part({.begin = 0, .end = num_rows}, rank).size();
   PlannedStep step;
   for (int64_t part = 0; part < num_parts; ++part) {
-    const FlatRange rows = rows_of_part(share, {.index = part, .count = num_parts});
-    const double weight =
-        share.size() == 0 ? 1.0
-                          : static_cast<double>(rows.size()) / static_cast<double>(share.size());
-    step.backwards.push_back({rows, weight, part + 1 < num_parts});
+    int64_t num_in_part = 0;
+    for (int64_t other = 0; other < rank.count; ++other) {
+      num_in_part += rows_of({.index = other, .count = rank.count}, part).size();
+    }
+    const FlatRange rows = rows_of(rank, part);
+    step.backwards.push_back({.rows = rows,
+                              .weight = ratio(rows.size(), num_own),
+                              .is_local = part + 1 < num_parts,
+                              .share_of_batch = ratio(num_in_part, num_rows)});
   }
   return step;
 }

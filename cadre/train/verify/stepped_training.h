@@ -4,10 +4,13 @@
 // Errors: cadre::Error, and any exceptions of the user's module and functions.
 #pragma once
 
+#include <torch/nn/module.h>
+
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "cadre/core/base/export.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre::verify {
@@ -33,7 +36,14 @@ class SteppedTraining : public UpdateRule {
   // of a training in one process. Returns an empty list if this training computes a step in several
   // forwards, because a buffer may change in each of them.
   virtual std::vector<NamedTensor> buffers() { return {}; }
+  // Is called after the last step, unless the training failed. Closes the groups that the training
+  // has created: destroyed without it, they would abort what other ranks still run in them.
+  virtual void close() {}
 };
+
+// Return the parameters of a module, each once, and their gradients.
+CADRE_EXPORT std::vector<NamedTensor> whole_parameters(const torch::nn::Module& module);
+CADRE_EXPORT std::vector<NamedTensor> whole_gradients(const torch::nn::Module& module);
 
 // The plain module and its optimizer in one process, on the whole batch.
 class ReferenceTraining : public SteppedTraining {

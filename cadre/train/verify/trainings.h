@@ -21,7 +21,6 @@
 #include "cadre/core/base/error.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
-#include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/parallel/shard/sharded_norm.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
@@ -32,18 +31,10 @@
 
 namespace cadre::verify {
 
-// Return the parameters of a plain module, or their gradients, by name.
-CADRE_EXPORT std::vector<NamedTensor> whole_parameters(const torch::nn::Module& module);
-CADRE_EXPORT std::vector<NamedTensor> whole_gradients(const torch::nn::Module& module);
-
 // Collective. Runs `prepare`, which must contain no collective. If it throws on one rank, all ranks
 // throw that error.
 CADRE_EXPORT void prepare_on_all_ranks(const ProcessGroup& world,
                                        const std::function<void()>& prepare);
-
-// Returns the mean of the ranks' losses, weighted by their rows; a rank without rows has weight 0.
-// Collective.
-CADRE_EXPORT double mean_over_rows(double loss, int64_t rows, const ProcessGroup& world);
 
 // Throws for batches that ranks cannot divide. Also throws if all ranks have equal rows in every
 // step: each rank would then compute the gradient of the whole batch by itself, and the
@@ -128,8 +119,7 @@ class WrappedTraining : public SteppedTraining {
     optimizer().zero_grad();
     const auto batch = program_->batch(step);
     const PlannedStep plan = program_->plan_step(strategy_, step, num_rows_of_batch(batch), world_);
-    double sum = 0;
-    int64_t num_rows = 0;
+    double mean = 0;
     for (const PlannedBackward& planned : plan.backwards) {
       std::optional<NoSync> no_sync;
       if (planned.is_local) no_sync.emplace(model_.no_sync());
@@ -137,16 +127,22 @@ class WrappedTraining : public SteppedTraining {
       // collective.
       const at::Tensor loss = program_->loss_of(model_, rows_of_batch(batch, planned.rows), world_);
       (planned.weight == 1 ? loss : loss * planned.weight).backward();
-      // If this rank has no rows, the mean loss is NaN, so it is not added.
-      if (planned.rows.size() == 0) continue;
-      sum += loss.template item<double>() * static_cast<double>(planned.rows.size());
-      num_rows += planned.rows.size();
+      no_sync.reset();
+      if (planned.share_of_batch == 0) continue;  // equal on all ranks
+      mean +=
+          planned.share_of_batch * program_->mean_loss(model_, loss, planned.rows.size(), world_);
     }
     if (plan.is_reduced_at_end) model_.reduce_gradients();
     if (const auto limit = program_->options.clip_norm) clip_grad_norm_(model_, *limit);
-    return mean_over_rows(sum / static_cast<double>(num_rows), num_rows, world_);
+    return mean;
+  }
+  std::vector<NamedTensor> gradients() override {
+    return program_->gradients_of(model_, strategy_, world_);
   }
   void update(int64_t /*step*/) override { optimizer().step(); }
+  std::vector<NamedTensor> parameters() override {
+    return program_->parameters_of(model_, strategy_, world_);
+  }
   std::vector<NamedTensor> buffers() override {
     if (strategy_.num_parts > 1) return {};
     return distinct_buffers(*model_.module());
@@ -182,11 +178,6 @@ class ReplicatedTraining final : public DdpTraining<Program> {
                              program->ddp_options(strategy)),
         optimizer_(this->model_.parameters(), program->optimizer) {}
 
-  std::vector<NamedTensor> gradients() override { return whole_gradients(*this->model_.module()); }
-  std::vector<NamedTensor> parameters() override {
-    return whole_parameters(*this->model_.module());
-  }
-
  private:
   torch::optim::Optimizer& optimizer() override { return optimizer_; }
 
@@ -201,22 +192,16 @@ class ZeroTraining final : public DdpTraining<Program> {
                const StrategyCase& strategy)
       : DdpTraining<Program>(program, world, strategy, program->options.group_for(world),
                              program->ddp_options(strategy)),
-        has_shards_(strategy.strategy == DataStrategy::kZero2),
         optimizer_(this->model_, program->optimizer, program->zero_options()) {}
 
-  std::vector<NamedTensor> gradients() override {
-    if (!has_shards_) return whole_gradients(*this->model_.module());
-    return shard::gather_gradients(this->model_.parameter_shards(), this->world_);
-  }
   std::vector<NamedTensor> parameters() override {
     optimizer_.wait();
-    return whole_parameters(*this->model_.module());
+    return DdpTraining<Program>::parameters();
   }
 
  private:
   torch::optim::Optimizer& optimizer() override { return optimizer_; }
 
-  bool has_shards_;
   ZeroRedundancyOptimizer<typename Program::RankOptimizer> optimizer_;
 };
 
@@ -229,18 +214,17 @@ class ShardedTraining final : public FsdpTraining<Program> {
  public:
   ShardedTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
                   const StrategyCase& strategy)
-      : FsdpTraining<Program>(program, world, strategy, groups_of(*program, world, strategy),
-                              program->fsdp_options(strategy)),
-        optimizer_(this->model_, program->optimizer) {}
+      : ShardedTraining(program, world, strategy, groups_of(*program, world, strategy)) {}
 
-  std::vector<NamedTensor> gradients() override {
-    return shard::gather_gradients(this->model_.parameter_shards(), this->world_);
-  }
-  std::vector<NamedTensor> parameters() override {
-    return shard::gather_values(this->model_.parameter_shards());
-  }
+  void close() override { mesh_.close(); }
 
  private:
+  ShardedTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
+                  const StrategyCase& strategy, const parallel::ShardGroups& groups)
+      : FsdpTraining<Program>(program, world, strategy, groups, program->fsdp_options(strategy)),
+        mesh_(groups.mesh),
+        optimizer_(this->model_, program->optimizer) {}
+
   static parallel::ShardGroups groups_of(const Program& program, const ProcessGroup& world,
                                          const StrategyCase& strategy) {
     const auto& group_for = program.options.group_for;
@@ -260,6 +244,7 @@ class ShardedTraining final : public FsdpTraining<Program> {
   }
   torch::optim::Optimizer& optimizer() override { return optimizer_; }
 
+  DeviceMesh mesh_;
   ShardedOptimizer<typename Program::RankOptimizer> optimizer_;
 };
 

@@ -206,6 +206,7 @@ class Verification {
       comparison.add_parameters(step, training->parameters());
       comparison.add_buffers(step, training->buffers());
     }
+    training->close();
   }
 
   RankDeviations deviations_of(const verify::Comparison& comparison) const {

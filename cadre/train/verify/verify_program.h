@@ -24,14 +24,24 @@
 #include "cadre/parallel/ddp/options.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/reduction/data_parallel_module.h"
+#include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/parallel/zero/options.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/train/verify/batch_rows.h"
+#include "cadre/train/verify/stepped_training.h"
 #include "cadre/train/verify/strategy_case.h"
 #include "cadre/train/verify/verification.h"
 #include "cadre/train/verify/verified_optimizer.h"
 
 namespace cadre {
+
+namespace verify {
+
+// Returns the mean of the ranks' losses, weighted by their rows; a rank without rows has weight 0.
+// Collective.
+CADRE_EXPORT double mean_over_rows(double loss, int64_t rows, const ProcessGroup& world);
+
+}  // namespace verify
 
 struct VerifyOptions {
   int64_t num_steps = 5;
@@ -173,6 +183,28 @@ struct VerifyProgram {
     }
     fsdp.wrap_policy = options.wrap_policy;
     return fsdp;
+  }
+
+  // Returns the mean over the ranks of their losses of one backward, weighted by their rows; `own`
+  // is the mean over this rank's `num_rows` rows. Collective.
+  template <typename Wrapper>
+  double mean_loss(Wrapper& /*model*/, const at::Tensor& own, int64_t num_rows,
+                   const ProcessGroup& world) const {
+    return verify::mean_over_rows(own.template item<double>(), num_rows, world);
+  }
+
+  // Return every parameter, and its gradient, as a whole tensor. Collective.
+  template <typename Wrapper>
+  std::vector<NamedTensor> gradients_of(Wrapper& model, const StrategyCase& strategy,
+                                        const ProcessGroup& world) const {
+    if (strategy.strategy < DataStrategy::kZero2) return verify::whole_gradients(*model.module());
+    return shard::gather_gradients(model.parameter_shards(), world);
+  }
+  template <typename Wrapper>
+  std::vector<NamedTensor> parameters_of(Wrapper& model, const StrategyCase& strategy,
+                                         const ProcessGroup& /*world*/) const {
+    if (!has_units(strategy.strategy)) return verify::whole_parameters(*model.module());
+    return shard::gather_values(model.parameter_shards());
   }
 
   MakeModule make_module;

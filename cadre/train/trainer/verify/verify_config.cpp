@@ -172,6 +172,9 @@ class StrategyRun final : public verify::SteppedTraining {
     if (strategy_->has_whole_model()) return verify::whole_parameters(*model_);
     return in_plain_shapes(shard::gather_values(strategy_->gradient_shards()));
   }
+  void close() override {
+    if (layout_.mesh) layout_.mesh->close();
+  }
 
  private:
   using Sizes = std::map<std::string, std::vector<int64_t>>;
