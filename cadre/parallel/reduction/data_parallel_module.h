@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cadre/parallel/reduction/data_parallel_core.h"
+#include "cadre/tensor/hooks/named_tensors.h"
 #include "cadre/tensor/hooks/output_tensors.h"
 
 namespace cadre {
@@ -86,7 +87,15 @@ class DataParallelModule {
     return module_;
   }
 
-  std::vector<at::Tensor> parameters() const { return module()->parameters(); }
+  // Returns each parameter once, as Python's Module.parameters(). That of libtorch lists a tied
+  // weight once for each of its names, and an optimizer would update it as often.
+  std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> parameters;
+    for (NamedTensor& parameter : distinct_parameters(*module())) {
+      parameters.push_back(std::move(parameter.tensor));
+    }
+    return parameters;
+  }
   // Clears the gradients of the parameters and of this rank's shards of them. module()->zero_grad()
   // does not know the shards; their gradients are then cleared when the next backward begins.
   void zero_grad(bool set_to_none = true) {

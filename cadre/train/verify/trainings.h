@@ -66,7 +66,7 @@ class PlainTraining final : public ReferenceTraining {
       : program_(program),
         alone_(alone),
         model_(program->module(alone)),
-        optimizer_(model_->parameters(), program->optimizer) {}
+        optimizer_(tensors_of(whole_parameters(*model_.module())), program->optimizer) {}
 
   double backward(int64_t step) override {
     optimizer_.zero_grad();
@@ -85,12 +85,16 @@ class PlainTraining final : public ReferenceTraining {
   std::vector<NamedTensor> buffers() override { return distinct_buffers(*model_.module()); }
 
   std::unique_ptr<UpdateRule> rule_for(const std::vector<NamedTensor>& parameters) override {
-    std::vector<at::Tensor> tensors;
-    for (const NamedTensor& parameter : parameters) tensors.push_back(parameter.tensor);
-    return std::make_unique<Rule>(std::move(tensors), program_->optimizer);
+    return std::make_unique<Rule>(tensors_of(parameters), program_->optimizer);
   }
 
  private:
+  static std::vector<at::Tensor> tensors_of(const std::vector<NamedTensor>& parameters) {
+    std::vector<at::Tensor> tensors;
+    for (const NamedTensor& parameter : parameters) tensors.push_back(parameter.tensor);
+    return tensors;
+  }
+
   using Optimizer = typename Program::PlainOptimizer;
 
   class Rule final : public UpdateRule {

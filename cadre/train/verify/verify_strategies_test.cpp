@@ -134,6 +134,31 @@ TEST(VerifyStrategies, ABatchMayHoldSeveralTensors) {
   EXPECT_TRUE(report.is_within()) << report.to_text();
 }
 
+// The weight of the second layer is that of the first one. libtorch's parameters() lists it twice.
+struct Tied : torch::nn::Module {
+  Tied() {
+    first = register_module("first", torch::nn::Linear(4, 4));
+    second = register_module("second", torch::nn::Linear(4, 4));
+    second->weight = first->weight;
+    second->named_parameters(/*recurse=*/false)["weight"] = first->weight;
+    to(torch::kDouble);
+    testing::set_values(*this);
+  }
+  Tensor forward(const Tensor& x) { return second(torch::tanh(first(x))); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+
+TEST(VerifyStrategies, ATiedWeightIsUpdatedOnceUnderEveryStrategy) {
+  const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
+    return verify_strategies(
+        group, [] { return std::make_shared<Tied>(); },
+        [](int64_t step) { return rows_of_step(step); },
+        [](auto& model, const Tensor& rows) { return model(rows).pow(2).mean(); },
+        torch::optim::SGDOptions(0.1));
+  });
+  EXPECT_TRUE(report.is_within()) << report.to_text();
+}
+
 struct Normalized : torch::nn::Module {
   Normalized() {
     first = register_module("first", torch::nn::Linear(4, 3));
