@@ -200,7 +200,7 @@ TEST(ZeroSettings, ATieByMemoryIsRefused) {
                                                {.bucket_cap_bytes = cap});
                 }),
                 AllOf(HasSubstr("\"in.weight\" and \"out.bias\" share memory"),
-                      HasSubstr("registered under both names")));
+                      HasSubstr("register one tensor under both names")));
   }
   EXPECT_THAT(refusal_of([](const ProcessGroup& group, Net& net) {
                 net.frozen.set_data(net.in->bias.detach());
