@@ -38,6 +38,17 @@ namespace cadre::wrap {
 class ParameterWatch;
 }  // namespace cadre::wrap
 
+namespace cadre {
+
+struct NoSyncOptions {
+  // If true, the program multiplies the loss of each part by the samples of the part divided by the
+  // samples of this rank in the whole step. Then parts may have different numbers of samples, and
+  // no warning about them is logged.
+  bool losses_are_weighted = false;
+};
+
+}  // namespace cadre
+
 namespace cadre::reduction {
 
 class BufferBroadcast;
@@ -112,9 +123,11 @@ class CADRE_EXPORT DataParallelCore {
   // (ParameterValues::kUnwatched).
   void set_written(std::string_view parameter);
   void set_num_samples(int64_t count);
-  void enter_no_sync();
+  void enter_no_sync(const NoSyncOptions& options);
   void leave_no_sync();
   void reduce_gradients();
+  at::Tensor backward_in_parts(std::span<const int64_t> num_samples,
+                               const std::function<at::Tensor(size_t)>& loss_of);
   double mean_over_ranks(double value);
   // Adds a call at the start of each forward, after DataParallelOptions::before_forward.
   void call_before_forward(std::function<void()> call);
