@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cadre/parallel/layers/linear.h"
+#include "cadre/parallel/shard/grad_scaler.h"
 #include "cadre/parallel/shard/nonfinite_gradients.h"
 #include "cadre/testing/torch/axes_layouts.h"
 #include "cadre/testing/torch/axes_training.h"
@@ -17,6 +18,7 @@
 namespace cadre {
 namespace {
 
+using ::testing::AllOf;
 using testing::AxesGpt;
 using testing::AxesRank;
 using testing::failure_of;
@@ -147,16 +149,22 @@ TEST(AxesMisuse, ALayerThatWasDividedAlongNoMeshIsRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A list of divided parameters is refused by clip_grad_norm_() even if it was made before the
-// wrapper.
-TEST(AxesMisuse, AListOfDividedParametersHasNoNorm) {
+// A wrapper over a divided module has gradients of this rank's shards only: a norm, or a decision
+// whether all gradients are finite, would differ between the ranks of the axis tp.
+TEST(AxesMisuse, AWrapperOverDividedParametersHasNoNorm) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
     const auto part = divided(mesh);
     DistributedDataParallel model{part, mesh.group("dp")};
     ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.1));
+    GradScaler scaler;
+    const std::string shard = "is this rank's shard of";
     EXPECT_THAT(failure_of([&] { clip_grad_norm_(model, 1.0); }),
-                HasSubstr("is this rank's shard of"));
+                AllOf(HasSubstr(shard), HasSubstr("call clip_grad_norm_(records, max_norm) with")));
+    EXPECT_THAT(failure_of([&] { check_gradients_finite(model); }),
+                AllOf(HasSubstr(shard), HasSubstr("call check_gradients_finite(records) with")));
+    EXPECT_THAT(failure_of([&] { scaler.unscale_(model); }),
+                AllOf(HasSubstr(shard), HasSubstr("call GradScaler::unscale_(records) with")));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
