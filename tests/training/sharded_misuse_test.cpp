@@ -103,8 +103,9 @@ TEST(ShardedMisuse, AnOptimizerThatWasMadeBeforeSharding) {
       "The values of parameters of unit \"layer0\" of FullyShardedDataParallel are sharded: this "
       "rank has only a part of them. To use them, call the wrapper's forward(), or hold "
       "summon_full_params(). Make an optimizer from the wrapper (model.parameters()), not from the "
-      "parameters of the module. Use the graph of a derivative (autograd::grad() with "
-      "create_graph) before the wrapper's next backward.",
+      "parameters of the module. Save and load snapshots with "
+      "cadre::parts_of(model.parameter_shards(), module). Use the graph of a derivative "
+      "(autograd::grad() with create_graph) before the wrapper's next backward.",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -135,8 +136,9 @@ TEST(ShardedMisuse, AParameterIsTouchedWhileItIsSharded) {
       "The values of parameters of unit \"layer1\" of FullyShardedDataParallel are sharded: this "
       "rank has only a part of them. To use them, call the wrapper's forward(), or hold "
       "summon_full_params(). Make an optimizer from the wrapper (model.parameters()), not from the "
-      "parameters of the module. Use the graph of a derivative (autograd::grad() with "
-      "create_graph) before the wrapper's next backward.",
+      "parameters of the module. Save and load snapshots with "
+      "cadre::parts_of(model.parameter_shards(), module). Use the graph of a derivative "
+      "(autograd::grad() with create_graph) before the wrapper's next backward.",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         const Sharded model{net, group, every_layer()};

@@ -36,7 +36,8 @@ namespace {
 
 constexpr const char* kRemedy =
     "call the wrapper's forward(), or hold summon_full_params(). Make an optimizer from the "
-    "wrapper (model.parameters()), not from the parameters of the module. Use the graph of a "
+    "wrapper (model.parameters()), not from the parameters of the module. Save and load snapshots "
+    "with cadre::parts_of(model.parameter_shards(), module). Use the graph of a "
     "derivative (autograd::grad() with create_graph) before the wrapper's next backward";
 
 // The remedy if requires_grad of a parameter was changed after the module was wrapped.
