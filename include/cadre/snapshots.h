@@ -19,8 +19,7 @@
 // - `parts_of()`, `part_of()`, `whole_tensor()`: make SnapshotParts of shards and modules.
 // - `SnapshotEntries`, `entries_of()`, `without_copies()`, `slice_of()`: operate on SnapshotParts.
 // - `state_dict()`, `load_state_dict()`, `StateDictOptions`, `LoadStateDictOptions`: the state of
-// an
-//   optimizer by parameter name.
+//   an optimizer by parameter name.
 // - `SnapshotSaver`: saves in the background.
 // - `write_full_state()`, `SnapshotContent`: converts a snapshot to one safetensors file.
 // - `save()`, `load()`, `named_state()`: a module in one safetensors file.

@@ -9,9 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/layers/linear.h"
 #include "cadre/parallel/shard/grad_scaler.h"
 #include "cadre/parallel/shard/nonfinite_gradients.h"
+#include "cadre/testing/core/log_lines.h"
 #include "cadre/testing/torch/axes_layouts.h"
 #include "cadre/testing/torch/axes_training.h"
 
@@ -48,6 +50,36 @@ TEST(AxesMisuse, AWrapperOnAMeshOfItsOwnIsRefused) {
                 HasSubstr("in a group of ranks that hold the same shards of its parameters"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Ranks along dp have other numbers there than in the world.
+TEST(AxesMisuse, AnErrorOfAWrapperAlongAnAxisNamesTheGroupAndTheWorldRank) {
+  const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
+    const auto net = std::make_shared<torch::nn::LinearImpl>(2, 2);
+    DistributedDataParallel model{net, mesh.group("dp")};
+    net->register_parameter("more", torch::zeros({2}));
+    const std::string place =
+        format("DistributedDataParallel, rank {} of group \"dp\" (world rank {}): since the module",
+               mesh.coordinate("dp"), world.rank());
+    EXPECT_THAT(failure_of([&] { model(torch::ones({1, 2})); }), HasSubstr(place));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Two wrappers along dp have one model, divided along tp, so there is one warning.
+TEST(AxesMisuse, AModelWithoutUnitsIsLoggedOnceForAllPartsOfIt) {
+  const auto log = std::make_shared<testing::LogLines>();
+  const auto result =
+      testing::run_groups(4,
+                          [](const ProcessGroup& world) {
+                            const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
+                            const FullyShardedDataParallel model(divided(mesh), mesh["dp"]);
+                          },
+                          {.log = log});
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(log->get(),
+              ::testing::ElementsAre(HasSubstr("fsdp the model has no unit beside the root")));
 }
 
 TEST(AxesMisuse, APipelineOnAMeshOfItsOwnIsRefused) {

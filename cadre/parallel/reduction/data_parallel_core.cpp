@@ -74,6 +74,7 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
                .component = options.component,
                .module = name_of(module.get()),
                .rank = group.rank(),
+               .rank_text = group_.rank_text(),
                .number = number_of(group)},
       options_(std::move(options)) {
   agree(module.get());
@@ -260,11 +261,11 @@ void DataParallelCore::set_num_samples(int64_t count) {
   num_samples_ = count;
 }
 
-void DataParallelCore::enter_no_sync(const NoSyncOptions& options) {
+void DataParallelCore::enter_no_sync(bool losses_are_weighted) {
   ++num_no_sync_;
   if (!reducer_) return;
   reducer_->set_sync(false);
-  reducer_->set_losses_are_weighted(options.losses_are_weighted);
+  reducer_->set_losses_are_weighted(losses_are_weighted);
 }
 
 void DataParallelCore::leave_no_sync() {
@@ -281,7 +282,7 @@ at::Tensor DataParallelCore::backward_in_parts(std::span<const int64_t> num_samp
   struct Accumulation {
     DataParallelCore& core;
     explicit Accumulation(DataParallelCore& of) : core(of) {
-      core.enter_no_sync({.losses_are_weighted = true});
+      core.enter_no_sync(/*losses_are_weighted=*/true);
     }
     ~Accumulation() { core.leave_no_sync(); }
     Accumulation(const Accumulation&) = delete;

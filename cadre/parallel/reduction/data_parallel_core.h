@@ -38,17 +38,6 @@ namespace cadre::wrap {
 class ParameterWatch;
 }  // namespace cadre::wrap
 
-namespace cadre {
-
-struct NoSyncOptions {
-  // If true, the program multiplies the loss of each part by the samples of the part divided by the
-  // samples of this rank in the whole step. Then parts may have different numbers of samples, and
-  // no warning about them is logged.
-  bool losses_are_weighted = false;
-};
-
-}  // namespace cadre
-
 namespace cadre::reduction {
 
 class BufferBroadcast;
@@ -123,7 +112,7 @@ class CADRE_EXPORT DataParallelCore {
   // (ParameterValues::kUnwatched).
   void set_written(std::string_view parameter);
   void set_num_samples(int64_t count);
-  void enter_no_sync(const NoSyncOptions& options);
+  void enter_no_sync(bool losses_are_weighted);
   void leave_no_sync();
   void reduce_gradients();
   at::Tensor backward_in_parts(std::span<const int64_t> num_samples,

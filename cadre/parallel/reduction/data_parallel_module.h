@@ -25,6 +25,13 @@ namespace cadre {
 template <typename M>
 class DataParallelModule;
 
+struct NoSyncOptions {
+  // If true, the program multiplies the loss of each part by the samples of the part divided by the
+  // samples of this rank in the whole step. Then parts may have different numbers of samples, and
+  // no warning about them is logged.
+  bool losses_are_weighted = false;
+};
+
 // While this object exists, backward() adds to this rank's gradients and reduces nothing. The first
 // backward() after its destruction reduces the sum. The sum must be the gradient of the mean over
 // all samples of this rank in the step: see DataParallelModule::backward_in_parts().
@@ -41,7 +48,7 @@ class [[nodiscard]] NoSync {
   friend class DataParallelModule;
   NoSync(std::shared_ptr<reduction::DataParallelCore> core, const NoSyncOptions& options)
       : core_(std::move(core)) {
-    core_->enter_no_sync(options);
+    core_->enter_no_sync(options.losses_are_weighted);
   }
 
   // A shared pointer, because this object may outlive the wrapper.

@@ -155,7 +155,7 @@ TEST_P(GradientToolsOnRanks, RefuseAListOfShards) {
     GradScaler scaler;
     EXPECT_EQ(error_of([&] { scaler.unscale_(std::span(leaves)); }, ErrorCode::kInvalidArgument),
               refusal("GradScaler::unscale_", ""));
-    // Without the error, only the rank whose shard is not finite would skip the step.
+    // Only the rank whose shard is not finite would skip the step.
     const std::vector<NamedTensor> named = {{"b", leaves[0]}, {"w", leaves[1]}};
     EXPECT_EQ(
         error_of([&] { check_gradients_finite(std::span(named)); }, ErrorCode::kInvalidArgument),
