@@ -127,7 +127,9 @@ class DataParallelModule {
   // samples of this rank, so that the gradients are those of the mean over the samples of all parts
   // and ranks, however these differ in size. With GradientWeighting::kSum losses are only added.
   // Returns this rank's loss of all parts; mean_over_ranks() of it is that of all ranks. Throws
-  // kInvalidArgument, before the first part, without parts and for a negative count. Collective.
+  // kInvalidArgument, before the first part, without parts and for a negative count. Collective;
+  // with sharded parameters all ranks need the same number of parts. If `loss_of` or a backward
+  // throws, clear the gradients before the next step.
   template <typename LossOf>
   at::Tensor backward_in_parts(std::span<const int64_t> num_samples, const LossOf& loss_of) {
     return core().backward_in_parts(num_samples,
