@@ -2,14 +2,15 @@
 //
 //   cadre::DistributedDataParallel model{std::make_shared<Net>(), world};
 //   torch::optim::AdamW optimizer{model->parameters(), 1e-3};
-//   {
-//     const auto guard = model.no_sync();
-//     loss_of(model(x)).backward();  // adds up gradients on this rank
-//   }
 //   auto loss = loss_of(model(x));
 //   loss.backward();  // averages the gradients over the ranks meanwhile
 //   optimizer.step();
 //   const double mean = model.mean_over_ranks(loss);
+//
+//   // A step in parts, whose numbers of samples may differ: gradients are reduced once.
+//   const std::vector<int64_t> num_samples = {parts[0].size(0), parts[1].size(0)};
+//   loss = model.backward_in_parts(num_samples,
+//                                  [&](size_t i) { return loss_of(model(parts[i])); });
 //
 // Declares:
 // - `DistributedDataParallel`, `DistributedDataParallelOptions`: the wrapper.
@@ -17,8 +18,8 @@
 // - `BucketLayout`: which gradients are reduced together in one bucket; saved in snapshots.
 // - `plan_bucket_layout()`, `reverse_order()`, `check_layout_fits()`, `BucketCaps`: how a layout is
 //   made and checked.
-// - `DataParallelModule`, `ModuleHolder`, `NoSync`: the common interface of all wrappers of a
-//   module, and the scope of no_sync().
+// - `DataParallelModule`, `ModuleHolder`, `NoSync`, `NoSyncOptions`: the common interface of all
+//   wrappers of a module, and the scope of no_sync().
 // - `RefusedArgument`: replaces the module's type if an argument of the constructor has a wrong
 //   type, so that the compiler reports one clear error.
 //

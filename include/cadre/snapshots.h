@@ -5,9 +5,10 @@
 //   cadre::save_sharded(folder, step, parts, world);
 //   if (const auto latest = folder.latest()) {
 //     const auto loaded = cadre::load_sharded(*latest, parts, world);
-//     cadre::write_full_state(*latest, "net.safetensors");
+//     // One process writes the file of the whole model, and the others wait for it.
+//     cadre::on_main_rank(world, [&] { cadre::write_full_state(*latest, "net.safetensors"); });
+//     cadre::load(*net, "net.safetensors");
 //   }
-//   cadre::load(*net, "net.safetensors");
 //
 // Declares:
 // - `SnapshotFolder`: the snapshots of a run; each is complete or does not exist.
@@ -17,8 +18,8 @@
 //   optimizer's state.
 // - `parts_of()`, `part_of()`, `whole_tensor()`: make SnapshotParts of shards and modules.
 // - `SnapshotEntries`, `entries_of()`, `without_copies()`, `slice_of()`: operate on SnapshotParts.
-// - `state_dict()`, `load_state_dict()`, `StateDictOptions`: the state of an optimizer by parameter
-//   name.
+// - `state_dict()`, `load_state_dict()`, `StateDictOptions`, `LoadStateDictOptions`: the state of
+//   an optimizer by parameter name.
 // - `SnapshotSaver`: saves in the background.
 // - `write_full_state()`, `SnapshotContent`: converts a snapshot to one safetensors file.
 // - `save()`, `load()`, `named_state()`: a module in one safetensors file.

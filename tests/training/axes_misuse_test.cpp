@@ -9,14 +9,18 @@
 #include <string>
 #include <vector>
 
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/layers/linear.h"
+#include "cadre/parallel/shard/grad_scaler.h"
 #include "cadre/parallel/shard/nonfinite_gradients.h"
+#include "cadre/testing/core/log_lines.h"
 #include "cadre/testing/torch/axes_layouts.h"
 #include "cadre/testing/torch/axes_training.h"
 
 namespace cadre {
 namespace {
 
+using ::testing::AllOf;
 using testing::AxesGpt;
 using testing::AxesRank;
 using testing::failure_of;
@@ -46,6 +50,36 @@ TEST(AxesMisuse, AWrapperOnAMeshOfItsOwnIsRefused) {
                 HasSubstr("in a group of ranks that hold the same shards of its parameters"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Ranks along dp have other numbers there than in the world.
+TEST(AxesMisuse, AnErrorOfAWrapperAlongAnAxisNamesTheGroupAndTheWorldRank) {
+  const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
+    const auto net = std::make_shared<torch::nn::LinearImpl>(2, 2);
+    DistributedDataParallel model{net, mesh.group("dp")};
+    net->register_parameter("more", torch::zeros({2}));
+    const std::string place =
+        format("DistributedDataParallel, rank {} of group \"dp\" (world rank {}): since the module",
+               mesh.coordinate("dp"), world.rank());
+    EXPECT_THAT(failure_of([&] { model(torch::ones({1, 2})); }), HasSubstr(place));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Two wrappers along dp have one model, divided along tp, so there is one warning.
+TEST(AxesMisuse, AModelWithoutUnitsIsLoggedOnceForAllPartsOfIt) {
+  const auto log = std::make_shared<testing::LogLines>();
+  const auto result =
+      testing::run_groups(4,
+                          [](const ProcessGroup& world) {
+                            const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
+                            const FullyShardedDataParallel model(divided(mesh), mesh["dp"]);
+                          },
+                          {.log = log});
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(log->get(),
+              ::testing::ElementsAre(HasSubstr("fsdp the model has no unit beside the root")));
 }
 
 TEST(AxesMisuse, APipelineOnAMeshOfItsOwnIsRefused) {
@@ -147,16 +181,22 @@ TEST(AxesMisuse, ALayerThatWasDividedAlongNoMeshIsRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A list of divided parameters is refused by clip_grad_norm_() even if it was made before the
-// wrapper.
-TEST(AxesMisuse, AListOfDividedParametersHasNoNorm) {
+// A wrapper over a divided module has gradients of this rank's shards only: a norm, or a decision
+// whether all gradients are finite, would differ between the ranks of the axis tp.
+TEST(AxesMisuse, AWrapperOverDividedParametersHasNoNorm) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
     const auto part = divided(mesh);
     DistributedDataParallel model{part, mesh.group("dp")};
     ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.1));
+    GradScaler scaler;
+    const std::string shard = "is this rank's shard of";
     EXPECT_THAT(failure_of([&] { clip_grad_norm_(model, 1.0); }),
-                HasSubstr("is this rank's shard of"));
+                AllOf(HasSubstr(shard), HasSubstr("call clip_grad_norm_(records, max_norm) with")));
+    EXPECT_THAT(failure_of([&] { check_gradients_finite(model); }),
+                AllOf(HasSubstr(shard), HasSubstr("call check_gradients_finite(records) with")));
+    EXPECT_THAT(failure_of([&] { scaler.unscale_(model); }),
+                AllOf(HasSubstr(shard), HasSubstr("call GradScaler::unscale_(records) with")));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -103,8 +103,9 @@ TEST(ShardedMisuse, AnOptimizerThatWasMadeBeforeSharding) {
       "The values of parameters of unit \"layer0\" of FullyShardedDataParallel are sharded: this "
       "rank has only a part of them. To use them, call the wrapper's forward(), or hold "
       "summon_full_params(). Make an optimizer from the wrapper (model.parameters()), not from the "
-      "parameters of the module. Use the graph of a derivative (autograd::grad() with "
-      "create_graph) before the wrapper's next backward.",
+      "parameters of the module. Save and load snapshots with "
+      "cadre::parts_of(model.parameter_shards(), module). Use the graph of a derivative "
+      "(autograd::grad() with create_graph) before the wrapper's next backward.",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -135,8 +136,9 @@ TEST(ShardedMisuse, AParameterIsTouchedWhileItIsSharded) {
       "The values of parameters of unit \"layer1\" of FullyShardedDataParallel are sharded: this "
       "rank has only a part of them. To use them, call the wrapper's forward(), or hold "
       "summon_full_params(). Make an optimizer from the wrapper (model.parameters()), not from the "
-      "parameters of the module. Use the graph of a derivative (autograd::grad() with "
-      "create_graph) before the wrapper's next backward.",
+      "parameters of the module. Save and load snapshots with "
+      "cadre::parts_of(model.parameter_shards(), module). Use the graph of a derivative "
+      "(autograd::grad() with create_graph) before the wrapper's next backward.",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         const Sharded model{net, group, every_layer()};
@@ -196,14 +198,14 @@ TEST(ShardedMisuse, ASecondBackward) {
 
 TEST(ShardedMisuse, AListOfShardsIsClipped) {
   expect_sentence(
-      "clip_grad_norm_, rank {rank}: parameter 0 of 4 in the list is this rank's shard of "
-      "\"layer0.linear.weight\", of unit \"layer0\" of FullyShardedDataParallel, so the list has "
-      "other gradients on each rank, and the ranks would come to different results. Call "
-      "clip_grad_norm_(model, max_norm) with the wrapper or the pipeline or, after "
-      "parallelize_module(), "
-      "clip_grad_norm_(records, max_norm) with the records that it returned: both add up the "
-      "shards "
-      "of all ranks",
+      "clip_grad_norm_: parameter 0 of 4 in the list is this rank's shard of "
+      "\"layer0.linear.weight\", of unit \"layer0\" of FullyShardedDataParallel (rank {rank} of "
+      "the "
+      "2 that divide it), so the list has other gradients on each rank, and the ranks would come "
+      "to different results. Call clip_grad_norm_(model, max_norm) with the wrapper or the "
+      "pipeline that made the shards. For a module that parallelize_module() has divided, also "
+      "within DistributedDataParallel, call clip_grad_norm_(records, max_norm) with the records "
+      "that parallelize_module() returned",
       [](const ProcessGroup& group) {
         Sharded model{std::make_shared<Layers>(), group, every_layer()};
         backward(model, group);
@@ -213,10 +215,13 @@ TEST(ShardedMisuse, AListOfShardsIsClipped) {
 
 TEST(ShardedMisuse, AListOfShardsIsUnscaled) {
   expect_sentence(
-      "GradScaler::unscale_, rank {rank}: parameter 0 of 4 in the list is this rank's shard of "
-      "\"layer0.linear.weight\", in bucket 0 of DistributedDataParallel, so the list has other "
-      "gradients on each rank, and the ranks would come to different results. Call unscale_(model) "
-      "with the wrapper, which asks all ranks",
+      "GradScaler::unscale_: parameter 0 of 4 in the list is this rank's shard of "
+      "\"layer0.linear.weight\", in bucket 0 of DistributedDataParallel (rank {rank} of the 2 that "
+      "divide it), so the list has other gradients on each rank, and the ranks would come to "
+      "different results. Call GradScaler::unscale_(model) with the wrapper or the pipeline that "
+      "made the shards. For a module that parallelize_module() has divided, also within "
+      "DistributedDataParallel, call GradScaler::unscale_(records) with the records that "
+      "parallelize_module() returned",
       [](const ProcessGroup& group) {
         Replicated model{
             std::make_shared<Layers>(), group, {.gradients = GradientPlacement::kSharded}};

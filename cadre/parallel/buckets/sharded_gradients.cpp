@@ -75,7 +75,7 @@ ShardedGradients::~ShardedGradients() {
 }
 
 std::string ShardedGradients::where() const {
-  return format("{}, rank {}", options_.wrapper, groups_.all.rank());
+  return format("{}, {}", options_.wrapper, groups_.all.rank_text());
 }
 
 void ShardedGradients::make_buckets(std::span<const std::shared_ptr<shard::FlatParameters>> units) {
@@ -103,10 +103,9 @@ void ShardedGradients::make_buckets(std::span<const std::shared_ptr<shard::FlatP
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (slots_[i].bucket != kNoBucket) continue;
-    throw Error(
-        ErrorCode::kInternal,
-        format("{}, rank {}: trained parameter {} of {} belongs to no unit; please report this bug",
-               options_.wrapper, groups_.all.rank(), i, parameters_.size()));
+    throw Error(ErrorCode::kInternal,
+                format("{}: trained parameter {} of {} belongs to no unit; please report this bug",
+                       where(), i, parameters_.size()));
   }
   std::vector<size_t> order(buckets_.size());
   for (size_t b = 0; b < order.size(); ++b) order[b] = b;
@@ -139,10 +138,10 @@ void ShardedGradients::follow(const BucketLayout& wanted) {
     if (found == layout().buckets.end()) {
       throw Error(
           ErrorCode::kInvalidArgument,
-          format("{}, rank {}: bucket layout: bucket {} of {} in it does not have the parameters "
+          format("{}: bucket layout: bucket {} of {} in it does not have the parameters "
                  "of any sharded unit, so the layout belongs to other units or bucket sizes: pass "
                  "no layout, and the order is learned again",
-                 options_.wrapper, groups_.all.rank(), order.size(), wanted.buckets.size()));
+                 where(), order.size(), wanted.buckets.size()));
     }
     order.push_back(static_cast<size_t>(found - layout().buckets.begin()));
   }

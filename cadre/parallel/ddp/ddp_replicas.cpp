@@ -33,7 +33,7 @@ using FlatParametersList = std::vector<std::shared_ptr<shard::FlatParameters>>;
 // Throws if the trained parameters cannot be moved into flat buffers, or if one of them shares
 // memory with another tensor, because the move would end the sharing. Does not change the module.
 void check_shardable_model(const torch::nn::Module& module, const wrap::LocatedGroup& group) {
-  const std::string what = format("{}, rank {}", kWrapper, group.rank());
+  const std::string what = format("{}, {}", kWrapper, group.rank_text());
   std::vector<NamedTensor> moved;
   std::vector<NamedTensor> kept = distinct_buffers(module);
   for (const NamedTensor& parameter : distinct_parameters(module)) {

@@ -36,7 +36,8 @@ namespace {
 
 constexpr const char* kRemedy =
     "call the wrapper's forward(), or hold summon_full_params(). Make an optimizer from the "
-    "wrapper (model.parameters()), not from the parameters of the module. Use the graph of a "
+    "wrapper (model.parameters()), not from the parameters of the module. Save and load snapshots "
+    "with cadre::parts_of(model.parameter_shards(), module). Use the graph of a "
     "derivative (autograd::grad() with create_graph) before the wrapper's next backward";
 
 // The remedy if requires_grad of a parameter was changed after the module was wrapped.
@@ -52,10 +53,28 @@ void materialize_unsharded(const torch::nn::Module& module, const UnitAssignment
   materialize_tensors(kFullySharded, whole);
 }
 
+// Returns whether this rank has the first part of each parameter that is divided already, as by
+// tensor parallelism. It is false for all other ranks along the axes of that division, which have a
+// wrapper of the same model each.
+bool has_first_parts(const UnitAssignment& assignment) {
+  for (const AssignedUnit& unit : assignment.units) {
+    for (const NamedTensor& parameter : unit.parameters) {
+      const auto division = shard::division_of(parameter);
+      if (!division) continue;
+      const std::vector<int>& coordinates = division->mesh.coordinates();
+      if (std::ranges::any_of(coordinates, [](int coordinate) { return coordinate != 0; })) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 // Logs a warning if the model has no units, because then only the gradients and the optimizer state
 // need less memory.
 void warn_without_units(const UnitAssignment& assignment, const wrap::LocatedGroup& group) {
   if (assignment.units.size() > 1 || group.world_size() == 1 || group.rank() != 0) return;
+  if (!has_first_parts(assignment)) return;
   group.log_sink().write(
       LogLevel::kWarning, "fsdp",
       format("the model has no unit beside the root parameters={} effect=\"every forward gathers "
@@ -348,7 +367,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
                             .compare = UseComparison(*all_ranks, std::move(names)),
                             .has_gradients = [this] { return shards_have_gradients(); },
                             .num_updates = [fence = fence_] { return fence->num_updates(); },
-                            .rank = format("rank {}", groups_.all.rank())});
+                            .rank = wrap::LocatedGroup(groups_.all).rank_text()});
   units_ = std::make_shared<ShardedUnits>(std::move(schedule), trained_,
                                           std::move(construction.precisions));
   *made = units_;

@@ -14,7 +14,7 @@ namespace cadre::parallel {
 
 namespace {
 
-constexpr const char* kWhat = "FullyShardedDataParallel, rank {}: options.offload";
+constexpr const char* kWhat = "FullyShardedDataParallel, {}: options.offload";
 
 // Returns the number of bytes that one FlatParameters needs in this rank's file: one tensor for the
 // shard, one for its gradients and, for each parameter, `num_states` for the optimizer state. Each
@@ -67,7 +67,7 @@ std::shared_ptr<FileMemory> open_offload(const std::optional<FileOffload>& offlo
       files = FileMemory::open(offload->folder);
       files->reserve(needed_bytes(*offload, assignment, groups.shard));
     } catch (const Error& error) {
-      throw error.with_context(format(kWhat, groups.all.rank()));
+      throw error.with_context(format(kWhat, groups.all.rank_text()));
     }
   });
   return files;

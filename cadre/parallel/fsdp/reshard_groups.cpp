@@ -12,10 +12,10 @@ ReshardChoice checked_choice(const std::string& what, Reshard reshard,
   const int world_size = shard.world_size();
   const auto refuse = [&](const std::string& problem) {
     throw Error(ErrorCode::kInvalidArgument,
-                format("FullyShardedDataParallel, rank {}: {}: Reshard::kOntoGroup {}: set "
+                format("FullyShardedDataParallel, {}: {}: Reshard::kOntoGroup {}: set "
                        "reshard_group_size to a divisor of {}, the number of ranks that own "
                        "shards; for example the number of ranks of a host",
-                       shard.rank(), what, problem, world_size));
+                       shard.rank_text(), what, problem, world_size));
   };
   if (!group_size) refuse("needs the size of the group");
   if (*group_size < 1 || world_size % *group_size != 0) {

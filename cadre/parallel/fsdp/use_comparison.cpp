@@ -45,16 +45,16 @@ void UseComparison::operator()(const UnitSchedule::Use& use) const {
     if (codes[rank] / kUses != codes[0] / kUses) {
       throw Error(
           ErrorCode::kInvalidArgument,
-          format("{}, rank {}: the ranks have updated their shards at different times: since the "
+          format("{}, {}: the ranks have updated their shards at different times: since the "
                  "wrapper was made rank 0 has updated them {} times, rank {} {} times. Call step() "
                  "of the optimizer on all ranks or on none",
-                 kFullySharded, group_.rank(), codes[0] / kUses, rank, codes[rank] / kUses));
+                 kFullySharded, group_.rank_text(), codes[0] / kUses, rank, codes[rank] / kUses));
     }
     throw Error(ErrorCode::kInvalidArgument,
-                format("{}, rank {}: the ranks use different units: rank 0 uses {}, rank {} uses "
+                format("{}, {}: the ranks use different units: rank 0 uses {}, rank {} uses "
                        "{}. Call the same units in the same order on all ranks, and in an "
                        "evaluation give all ranks the same number of batches",
-                       kFullySharded, group_.rank(), text_of_code(codes[0]), rank,
+                       kFullySharded, group_.rank_text(), text_of_code(codes[0]), rank,
                        text_of_code(codes[rank])));
   }
 }

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -72,6 +74,7 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
                .component = options.component,
                .module = name_of(module.get()),
                .rank = group.rank(),
+               .rank_text = group_.rank_text(),
                .number = number_of(group)},
       options_(std::move(options)) {
   agree(module.get());
@@ -258,9 +261,11 @@ void DataParallelCore::set_num_samples(int64_t count) {
   num_samples_ = count;
 }
 
-void DataParallelCore::enter_no_sync() {
+void DataParallelCore::enter_no_sync(bool losses_are_weighted) {
   ++num_no_sync_;
-  if (reducer_) reducer_->set_sync(false);
+  if (!reducer_) return;
+  reducer_->set_sync(false);
+  reducer_->set_losses_are_weighted(losses_are_weighted);
 }
 
 void DataParallelCore::leave_no_sync() {
@@ -270,6 +275,46 @@ void DataParallelCore::leave_no_sync() {
 
 void DataParallelCore::reduce_gradients() {
   if (reducer_) reducer_->reduce_now();
+}
+
+at::Tensor DataParallelCore::backward_in_parts(std::span<const int64_t> num_samples,
+                                               const std::function<at::Tensor(size_t)>& loss_of) {
+  struct Accumulation {
+    DataParallelCore& core;
+    explicit Accumulation(DataParallelCore& of) : core(of) {
+      core.enter_no_sync(/*losses_are_weighted=*/true);
+    }
+    ~Accumulation() { core.leave_no_sync(); }
+    Accumulation(const Accumulation&) = delete;
+    Accumulation& operator=(const Accumulation&) = delete;
+  };
+  if (num_samples.empty() || std::ranges::min(num_samples) < 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: backward_in_parts() needs the number of samples of each part, at least "
+                       "one part, and each count >= 0; it was given {}",
+                       wrapper_.place(), list_of(num_samples)));
+  }
+  const int64_t total = std::accumulate(num_samples.begin(), num_samples.end(), int64_t{0});
+  const auto weight_of = [&](int64_t count) {
+    if (options_.weighting == GradientWeighting::kSum) return 1.0;
+    return total == 0 ? 0.0 : static_cast<double>(count) / static_cast<double>(total);
+  };
+  at::Tensor sum;
+  for (size_t part = 0; part < num_samples.size(); ++part) {
+    std::optional<Accumulation> accumulation;
+    if (part + 1 < num_samples.size()) accumulation.emplace(*this);
+    if (options_.weighting == GradientWeighting::kSamples) set_num_samples(num_samples[part]);
+    const at::Tensor loss = loss_of(part);
+    const double weight = weight_of(num_samples[part]);
+    const at::Tensor weighted = loss * weight;
+    weighted.backward();
+    // The mean over no samples may be NaN, so a part without samples is left out of the sum, unless
+    // this rank has no samples at all.
+    if (weight == 0 && total > 0) continue;
+    sum = sum.defined() ? sum + weighted.detach() : weighted.detach();
+  }
+  last_num_samples_ = total;
+  return sum;
 }
 
 double DataParallelCore::mean_over_ranks(double value) {

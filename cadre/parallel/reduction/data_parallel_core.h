@@ -112,9 +112,11 @@ class CADRE_EXPORT DataParallelCore {
   // (ParameterValues::kUnwatched).
   void set_written(std::string_view parameter);
   void set_num_samples(int64_t count);
-  void enter_no_sync();
+  void enter_no_sync(bool losses_are_weighted);
   void leave_no_sync();
   void reduce_gradients();
+  at::Tensor backward_in_parts(std::span<const int64_t> num_samples,
+                               const std::function<at::Tensor(size_t)>& loss_of);
   double mean_over_ranks(double value);
   // Adds a call at the start of each forward, after DataParallelOptions::before_forward.
   void call_before_forward(std::function<void()> call);

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -24,8 +25,16 @@ namespace cadre {
 template <typename M>
 class DataParallelModule;
 
+struct NoSyncOptions {
+  // If true, the program multiplies the loss of each part by the samples of the part divided by the
+  // samples of this rank in the whole step. Then parts may have different numbers of samples, and
+  // no warning about them is logged.
+  bool losses_are_weighted = false;
+};
+
 // While this object exists, backward() adds to this rank's gradients and reduces nothing. The first
-// backward() after its destruction reduces the sum.
+// backward() after its destruction reduces the sum. The sum must be the gradient of the mean over
+// all samples of this rank in the step: see DataParallelModule::backward_in_parts().
 class [[nodiscard]] NoSync {
  public:
   ~NoSync() {
@@ -37,8 +46,9 @@ class [[nodiscard]] NoSync {
  private:
   template <typename M>
   friend class DataParallelModule;
-  explicit NoSync(std::shared_ptr<reduction::DataParallelCore> core) : core_(std::move(core)) {
-    core_->enter_no_sync();
+  NoSync(std::shared_ptr<reduction::DataParallelCore> core, const NoSyncOptions& options)
+      : core_(std::move(core)) {
+    core_->enter_no_sync(options.losses_are_weighted);
   }
 
   // A shared pointer, because this object may outlive the wrapper.
@@ -105,9 +115,25 @@ class DataParallelModule {
   void train(bool on = true) { module()->train(on); }
   void eval() { module()->eval(); }
 
-  NoSync no_sync() {
+  NoSync no_sync(const NoSyncOptions& options = {}) {
     core();
-    return NoSync(core_);
+    return NoSync(core_, options);
+  }
+
+  // Computes the gradients of one step in parts, and reduces them in the backward of the last part.
+  // `num_samples` are the numbers of samples of this rank in the parts. `loss_of(i)`, with size_t
+  // i, calls the model on part i, once, and returns the mean loss over its samples; it is called
+  // for parts without samples, too. Multiplies each loss by the samples of its part divided by the
+  // samples of this rank, so that the gradients are those of the mean over the samples of all parts
+  // and ranks, however these differ in size. With GradientWeighting::kSum losses are only added.
+  // Returns this rank's loss of all parts; mean_over_ranks() of it is that of all ranks. Throws
+  // kInvalidArgument, before the first part, without parts and for a negative count. Collective;
+  // with sharded parameters all ranks need the same number of parts. If `loss_of` or a backward
+  // throws, clear the gradients before the next step.
+  template <typename LossOf>
+  at::Tensor backward_in_parts(std::span<const int64_t> num_samples, const LossOf& loss_of) {
+    return core().backward_in_parts(num_samples,
+                                    [&](size_t part) -> at::Tensor { return loss_of(part); });
   }
 
   // Sets the number of samples of this rank's next forward with grad, if that is not size(0) of its
@@ -117,7 +143,8 @@ class DataParallelModule {
   // the accumulated gradients must be those of the mean over all samples counted.
   void set_num_samples(int64_t count) { core().set_num_samples(count); }
 
-  // `value` is this rank's mean over the samples of its last forward, such as the loss. Returns the
+  // `value` is this rank's mean over the samples of its last forward, or of all parts after
+  // backward_in_parts(), such as the loss. Returns the
   // mean over the samples of all ranks. Ignores ranks without samples, whose mean is NaN, and
   // throws kInvalidArgument on all ranks if no rank has a sample. Collective.
   double mean_over_ranks(const at::Tensor& value) {

@@ -182,6 +182,7 @@ void Reducer::begin_pass(std::vector<CarriedForward> carried) {
     if (forward.passed) pass_.passed.push_back(forward.passed);
   }
   pass_.backward = current_backward();
+  log_unlike_parts_once(carried);
   const int64_t num_accumulated = local_.take_samples();
   pass_.collectives = local_.take_collectives();
   pass_.num_samples = num_accumulated + (pass_.samples.empty() ? 0 : pass_.samples[0]);
@@ -429,6 +430,28 @@ void Reducer::log_unused_once(const Attention& attention) {
              "no rank used keeps its gradient; if only some ranks used it, the other ranks count "
              "as zeros\"",
              unused.size(), names, flags.size(1) > num_named ? "; ..." : ""));
+}
+
+// Logs that the accumulated forwards of this rank have different numbers of samples. The wrapper
+// cannot see whether the program weighted their losses; a division by the number of parts, for
+// example, gives another gradient than the mean over all samples.
+void Reducer::log_unlike_parts_once(std::span<const CarriedForward> carried) {
+  std::vector<int64_t> samples = local_.samples();
+  if (unlike_parts_are_logged_ || losses_are_weighted_ || samples.empty()) return;
+  for (const CarriedForward& forward : carried) {
+    if (!forward.is_counted) samples.push_back(forward.num_samples);
+  }
+  const auto [least, most] = std::ranges::minmax(samples);
+  if (least == most) return;
+  unlike_parts_are_logged_ = true;
+  group_.log_sink().write(
+      LogLevel::kWarning, wrapper_->component,
+      format("gradients of parts with different numbers of samples were accumulated parts={} "
+             "fewest={} most={} module=\"{}\" effect=\"the gradient is that of the mean over all "
+             "samples only if each loss was multiplied by the samples of its part divided by the "
+             "samples of this rank in the whole step; call model.backward_in_parts(), or weight "
+             "the losses so and pass no_sync({{.losses_are_weighted = true}})\"",
+             samples.size(), least, most, wrapper_->module));
 }
 
 // Called when this rank leaves a pass by an exception while the other ranks wait for it. Issues the

@@ -72,6 +72,8 @@ class Reducer {
   void set_got_other_buffers() { got_other_buffers_ = true; }
   // If sync is off (no_sync()), gradients accumulate on this rank and are not reduced.
   void set_sync(bool on) { sync_ = on; }
+  // See NoSyncOptions.
+  void set_losses_are_weighted(bool on) { losses_are_weighted_ = on; }
   // Reduces gradients outside of a backward: those accumulated under no_sync(), and those that the
   // program has assigned or changed since the last reduction.
   void reduce_now();
@@ -133,6 +135,7 @@ class Reducer {
   TrailerWord trailer_word(bool has_news) const;
   void check_frozen_on_all_or_none(const Attention& attention);
   void log_unused_once(const Attention& attention);
+  void log_unlike_parts_once(std::span<const CarriedForward> carried);
   void abandon_pass() noexcept;
   void learn_layout();
 
@@ -147,6 +150,8 @@ class Reducer {
   GradientWeighting weighting_;
   bool unused_are_logged_ = false;
   bool left_behind_are_logged_ = false;
+  bool unlike_parts_are_logged_ = false;
+  bool losses_are_weighted_ = false;
   // The number of forwards that had no backward before the first pass. A program that trains two
   // models alternately leaves the same number in each step.
   std::optional<int32_t> usual_left_behind_;

@@ -109,7 +109,7 @@ FlatParameters::~FlatParameters() {
 }
 
 void FlatParameters::check_parameters() const {
-  const std::string what = format("sharding {}, rank {}", options_.name, group_.rank());
+  const std::string what = format("sharding {}, {}", options_.name, group_.rank_text());
   check_shardable(what, parameters_, {.shard = dtype(), .compute = compute_dtype()});
   if (options_.form == ShardForm::kMapped && options_.keep_full) {
     refuse(what,
@@ -260,7 +260,7 @@ void FlatParameters::check_unwritten() {
   written_->begin();  // so that each write is reported once
   const std::string& name = parameters_[written[0]].name;
   const std::string where =
-      format("{}, rank {}: the program has written to ", options_.name, group_.rank());
+      format("{}, {}: the program has written to ", options_.name, group_.rank_text());
   const Error error(
       is_mapped() ? ErrorCode::kCorruption : ErrorCode::kInvalidArgument,
       where +
@@ -288,7 +288,7 @@ at::Tensor FlatParameters::gather_input() {
 }
 
 void FlatParameters::refuse_use(const std::string& problem) const {
-  refuse(format("{}, rank {}", options_.name, group_.rank()), problem);
+  refuse(format("{}, {}", options_.name, group_.rank_text()), problem);
 }
 
 void FlatParameters::unshard_async() {
@@ -351,7 +351,7 @@ void FlatParameters::wait_unsharded() {
   } catch (const Error& error) {
     drop_gather();
     throw error.with_context(
-        format("gathering the parameters {}, rank {}", options_.name, group_.rank()));
+        format("gathering the parameters {}, {}", options_.name, group_.rank_text()));
   } catch (...) {
     drop_gather();
     throw;

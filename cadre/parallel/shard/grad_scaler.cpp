@@ -153,8 +153,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 }
 
 bool GradScaler::unscale_(std::span<const at::Tensor> parameters) {
-  wrap::refuse_shards(parameters, "GradScaler::unscale_",
-                      "Call unscale_(model) with the wrapper, which asks all ranks");
+  wrap::refuse_shards(parameters, "GradScaler::unscale_");
   check_order();
   std::vector<NamedTensor> named;
   for (const at::Tensor& parameter : parameters) {

@@ -61,7 +61,8 @@ class CADRE_EXPORT GradScaler {
   // NOLINTBEGIN(readability-identifier-naming): torch's name for what works in place
   bool unscale_(std::span<const at::Tensor> parameters);
   bool unscale_(std::span<const ParameterShard> shards);
-  // Takes any wrapper: uses its shards, or its parameters if their gradients are whole.
+  // Takes any wrapper: uses its shards, or its parameters if their gradients are whole. For a
+  // module that parallelize_module() has divided, pass the records that it returned.
   template <HasGradients Model>
   bool unscale_(Model& model) {
     return shard::with_gradients_of(

@@ -10,6 +10,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/shard/division/parameter_division.h"
 #include "cadre/parallel/shard/gather_shards.h"
+#include "cadre/tensor/hooks/shard_mark.h"
 
 namespace cadre {
 
@@ -75,6 +76,9 @@ std::optional<NonFiniteGradient> find_nonfinite_gradient(std::span<const Paramet
 }
 
 std::optional<NonFiniteGradient> find_nonfinite_gradient(std::span<const NamedTensor> parameters) {
+  std::vector<at::Tensor> tensors;
+  for (const NamedTensor& parameter : parameters) tensors.push_back(parameter.tensor);
+  wrap::refuse_shards(tensors, "check_gradients_finite");
   const at::NoGradGuard no_grad;
   for (const NamedTensor& parameter : parameters) {
     if (is_finite(parameter.tensor.grad())) continue;

@@ -57,13 +57,15 @@ struct NonFiniteOptions {
 CADRE_EXPORT bool check_gradients_finite(std::span<const ParameterShard> shards,
                                          const NonFiniteOptions& options = {});
 
-// These overloads take parameters with whole gradients, which are equal on all ranks.
+// These overloads take parameters with whole gradients, which are equal on all ranks. They throw
+// kInvalidArgument for a shard, because each rank would find only what its own shard has.
 CADRE_EXPORT std::optional<NonFiniteGradient> find_nonfinite_gradient(
     std::span<const NamedTensor> parameters);
 CADRE_EXPORT bool check_gradients_finite(std::span<const NamedTensor> parameters,
                                          const NonFiniteOptions& options = {});
 
-// Takes any wrapper, or a plain module.
+// Takes any wrapper, or a plain module. For a module that parallelize_module() has divided, also
+// within DistributedDataParallel, pass the records that it returned.
 template <HasGradients Model>
 bool check_gradients_finite(Model& model, const NonFiniteOptions& options = {}) {
   return shard::with_gradients_of(

@@ -139,22 +139,27 @@ TEST_P(GradientToolsOnRanks, RefuseAListOfShards) {
                                      {.name = "of unit \"u\" of Wrapper"});
     const std::vector<Tensor> leaves = {torch::ones({2}), flat.values(0)};
     for (const Tensor& leaf : leaves) leaf.mutable_grad() = torch::ones_like(leaf);
-    const std::string what = cadre::format(
-        ", rank {}: parameter 1 of 2 in the list is this rank's shard of \"w\", of unit \"u\" of "
-        "Wrapper, so the list has other gradients on each rank, and the ranks would come to "
-        "different results. Call ",
-        group.rank());
+    const auto refusal = [&](const std::string& call, const std::string& arguments) {
+      return cadre::format(
+          "{0}: parameter 1 of 2 in the list is this rank's shard of \"w\", of unit \"u\" of "
+          "Wrapper (rank {2} of the {3} that divide it), so the list has other gradients on each "
+          "rank, and the ranks would come to different results. Call {0}(model{1}) with the "
+          "wrapper or the pipeline that made the shards. For a module that parallelize_module() "
+          "has divided, also within DistributedDataParallel, call {0}(records{1}) with the records "
+          "that parallelize_module() returned",
+          call, arguments, group.rank(), group.world_size());
+    };
     EXPECT_EQ(
         error_of([&] { clip_grad_norm_(std::span(leaves), 1.0); }, ErrorCode::kInvalidArgument),
-        "clip_grad_norm_" + what +
-            "clip_grad_norm_(model, max_norm) with the wrapper or the pipeline or, after "
-            "parallelize_module(), "
-            "clip_grad_norm_(records, max_norm) with the records that it returned: both add up "
-            "the shards of all ranks");
+        refusal("clip_grad_norm_", ", max_norm"));
     GradScaler scaler;
+    EXPECT_EQ(error_of([&] { scaler.unscale_(std::span(leaves)); }, ErrorCode::kInvalidArgument),
+              refusal("GradScaler::unscale_", ""));
+    // Only the rank whose shard is not finite would skip the step.
+    const std::vector<NamedTensor> named = {{"b", leaves[0]}, {"w", leaves[1]}};
     EXPECT_EQ(
-        error_of([&] { scaler.unscale_(std::span(leaves)); }, ErrorCode::kInvalidArgument),
-        "GradScaler::unscale_" + what + "unscale_(model) with the wrapper, which asks all ranks");
+        error_of([&] { check_gradients_finite(std::span(named)); }, ErrorCode::kInvalidArgument),
+        refusal("check_gradients_finite", ""));
     EXPECT_NE(wrap::shard_mark_of(flat.values(0).detach()), nullptr);
     EXPECT_EQ(wrap::shard_mark_of(flat.values(0) * 2), nullptr);
     EXPECT_EQ(wrap::shard_mark_of(flat.values(0).grad()), nullptr);

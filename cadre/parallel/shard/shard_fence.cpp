@@ -57,7 +57,7 @@ void ShardFence::remove(const FlatParameters& unit) {
 }
 
 std::string ShardFence::where() const {
-  return group_ ? format("updating mapped shards, rank {}", group_->rank()) : "updating shards";
+  return group_ ? format("updating mapped shards, {}", group_->rank_text()) : "updating shards";
 }
 
 std::string ShardFence::names() const {

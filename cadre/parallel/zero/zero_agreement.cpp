@@ -121,7 +121,7 @@ void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
     (is_moved[i] ? moved : kept).push_back(named_[i]);
   }
   const std::string what =
-      format("ZeroRedundancyOptimizer of {}, rank {}", optimizer_, group_.rank());
+      format("ZeroRedundancyOptimizer of {}, {}", optimizer_, group_.rank_text());
   for (const NamedTensor& parameter : moved) {
     const at::ScalarType dtype = parameter.tensor.scalar_type();
     shard::check_shardable(what, {parameter}, {.shard = dtype, .compute = dtype});

@@ -89,8 +89,8 @@ ZeroCore::~ZeroCore() {
 }
 
 void ZeroCore::refuse(const std::string& problem) const {
-  throw Error(ErrorCode::kInvalidArgument, format("ZeroRedundancyOptimizer of {}, rank {}: {}",
-                                                  optimizer_, group_.rank(), problem));
+  throw Error(ErrorCode::kInvalidArgument, format("ZeroRedundancyOptimizer of {}, {}: {}",
+                                                  optimizer_, group_.rank_text(), problem));
 }
 
 // Stage 1: moves the parameters that require grad and are not in a flat buffer yet into new

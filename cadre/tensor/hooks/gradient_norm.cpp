@@ -138,11 +138,7 @@ void limit_gradients(const std::vector<at::Tensor>& gradients, double norm, doub
 double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
                        const ClipGradNormOptions& options) {
   check_clip_options(max_norm, options);
-  wrap::refuse_shards(
-      parameters, "clip_grad_norm_",
-      "Call clip_grad_norm_(model, max_norm) with the wrapper or the pipeline or, after "
-      "parallelize_module(), clip_grad_norm_(records, max_norm) with the records that it "
-      "returned: both add up the shards of all ranks");
+  wrap::refuse_shards(parameters, "clip_grad_norm_", ", max_norm");
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> gradients = gradients_of(parameters);
   if (gradients.empty()) return 0;

@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <mutex>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -71,6 +72,15 @@ LogSink& LocatedGroup::log_sink() const {
   return log ? *log : null_log_sink();
 }
 
+std::string LocatedGroup::rank_text() const {
+  const std::vector<int> of_world = group_.global_ranks();
+  std::vector<int> own(of_world.size());
+  std::iota(own.begin(), own.end(), 0);
+  if (of_world == own) return format("rank {}", rank());
+  return format("rank {} of group \"{}\" (world rank {})", rank(), group_.name(),
+                of_world[static_cast<size_t>(rank())]);
+}
+
 template <typename Operation>
 auto LocatedGroup::run(Operation operation) const {
   try {
@@ -85,12 +95,12 @@ auto LocatedGroup::run(Operation operation) const {
     const Owner& owner = *location_->owner;
     const Place& place = location_->place;
     throw error.with_context(format(
-        "{} of {}, rank {}, in {}: the ranks are not at the same place "
+        "{} of {}, {}, in {}: the ranks are not at the same place "
         "of the same step. One of them has left out or repeated a forward, a backward() "
         "or another call that all ranks make (for example after it caught an exception), or "
         "it alone has written to its shards, so that it gathers them again. Leave out a step "
         "on all ranks or on none. The operations that did not match",
-        owner.wrapper, owner.module, rank(), format(place.text, place.number)));
+        owner.wrapper, owner.module, rank_text(), format(place.text, place.number)));
   }
 }
 

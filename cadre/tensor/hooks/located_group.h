@@ -53,6 +53,9 @@ class CADRE_EXPORT LocatedGroup {
   const ProcessGroup& process_group() const { return group_; }
   int rank() const { return group_.rank(); }
   int world_size() const { return group_.world_size(); }
+  // Returns how errors name this rank: "rank 1", or, if the ranks of the group have other numbers
+  // in the world, "rank 1 of group "dp" (world rank 3)".
+  std::string rank_text() const;
   // Returns the log to which the wrapper writes its notes. It lives as long as the group.
   LogSink& log_sink() const;
 

@@ -63,24 +63,27 @@ const ShardMark* shard_mark_of(const at::Tensor& tensor) {
 }
 
 void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
-                   std::string_view remedy) {
-  const auto refuse = [&](int rank, size_t index, const std::string& what) {
+                   std::string_view arguments) {
+  const auto refuse = [&](size_t index, const std::string& what) {
     throw Error(ErrorCode::kInvalidArgument,
-                format("{}, rank {}: parameter {} of {} in the list is {}, so the list has other "
-                       "gradients on each rank, and the ranks would come to different results. {}",
-                       call, rank, index, parameters.size(), what, remedy));
+                format("{0}: parameter {2} of {3} in the list is {4}, so the list has other "
+                       "gradients on each rank, and the ranks would come to different results. "
+                       "Call {0}(model{1}) with the wrapper or the pipeline that made the shards. "
+                       "For a module that parallelize_module() has divided, also within "
+                       "DistributedDataParallel, call {0}(records{1}) with the records that "
+                       "parallelize_module() returned",
+                       call, arguments, index, parameters.size(), what));
   };
   for (size_t i = 0; i < parameters.size(); ++i) {
     const MarkMeta* const marks = marks_of(parameters[i]);
     if (marks == nullptr) continue;
     if (const auto& mark = marks->of_shard) {
-      refuse(mark->rank, i,
-             format("this rank's shard of \"{}\", {}", mark->parameter, mark->owner));
+      refuse(i, format("this rank's shard of \"{}\", {} (rank {} of the {} that divide it)",
+                       mark->parameter, mark->owner, mark->rank, mark->num_ranks));
     }
     if (const auto& mark = marks->of_stage) {
-      refuse(mark->rank, i,
-             format("\"{}\" of stage {} of a pipeline of {} ranks", mark->parameter, mark->stage,
-                    mark->num_ranks));
+      refuse(i, format("\"{}\" of stage {} (rank {} of the {} of its pipeline)", mark->parameter,
+                       mark->stage, mark->rank, mark->num_ranks));
     }
   }
 }
@@ -90,9 +93,9 @@ void refuse_shard_as_whole(std::string_view name, const at::Tensor& tensor, std:
   const ShardMark* const mark = shard_mark_of(tensor);
   if (mark == nullptr) return;
   throw Error(ErrorCode::kInvalidArgument,
-              format("{}, rank {}: \"{}\" is not the whole parameter, but this rank's shard of it, "
-                     "{}. {}",
-                     call, mark->rank, name, mark->owner, remedy));
+              format("{}: \"{}\" is not the whole parameter, but this rank's shard of it, {} (rank "
+                     "{} of the {} that divide it). {}",
+                     call, name, mark->owner, mark->rank, mark->num_ranks, remedy));
 }
 
 }  // namespace cadre::wrap

@@ -63,9 +63,10 @@ struct StageMark {
 CADRE_EXPORT void mark_as_of_stage(const at::Tensor& tensor, StageMark mark);
 
 // Throws for the first parameter that is a shard or a parameter of a stage. `call` is the name of
-// the program's call in the error, and `remedy` the call to use instead.
+// the program's call in the error, for example "clip_grad_norm_", and `arguments` are its arguments
+// after the parameters, for example ", max_norm".
 CADRE_EXPORT void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
-                                std::string_view remedy);
+                                std::string_view arguments = "");
 
 // Throws if this tensor of a module is a shard that the call would treat as the whole parameter.
 CADRE_EXPORT void refuse_shard_as_whole(std::string_view name, const at::Tensor& tensor,

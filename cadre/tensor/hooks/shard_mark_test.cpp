@@ -54,14 +54,16 @@ TEST(ShardMark, ANumberTellsPartsOfOneParameterApart) {
 TEST(ShardMark, AListWithShardsIsRefusedWithThePlaceOfTheFirst) {
   std::vector<at::Tensor> parameters = {at::empty({2}), at::empty({2}), at::empty({2})};
   const auto refusal = [&] {
-    return testing::failure_of([&] { wrap::refuse_shards(parameters, "norm()", "Call it so."); });
+    return testing::failure_of([&] { wrap::refuse_shards(parameters, "norm_of", ", p"); });
   };
   EXPECT_EQ(refusal(), "");
   mark_as_of_stage(parameters[2], {.parameter = "bias", .stage = 3, .rank = 1, .num_ranks = 2});
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("norm(), rank 1: parameter 2 of 3"),
-                               HasSubstr("\"bias\" of stage 3 of a pipeline of 2 ranks"),
-                               HasSubstr("Call it so.")));
-  mark_as_shard(parameters[1], {.parameter = "weight", .owner = "in unit 1", .rank = 1});
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("norm_of: parameter 2 of 3"),
+                               HasSubstr("\"bias\" of stage 3 (rank 1 of the 2 of its pipeline)"),
+                               HasSubstr("Call norm_of(model, p) with the wrapper"),
+                               HasSubstr("call norm_of(records, p) with the records")));
+  mark_as_shard(parameters[1],
+                {.parameter = "weight", .owner = "in unit 1", .rank = 1, .num_ranks = 3});
   EXPECT_THAT(refusal(), AllOf(HasSubstr("parameter 1 of 3"), HasSubstr("shard of \"weight\"")));
   EXPECT_EQ(testing::failure_of(
                 [&] { wrap::refuse_shard_as_whole("weight", parameters[0], "save()", ""); }),
@@ -69,8 +71,8 @@ TEST(ShardMark, AListWithShardsIsRefusedWithThePlaceOfTheFirst) {
   EXPECT_THAT(testing::failure_of([&] {
                 wrap::refuse_shard_as_whole("weight", parameters[1], "save()", "Gather it.");
               }),
-              AllOf(HasSubstr("save(), rank 1: \"weight\" is not the whole parameter"),
-                    HasSubstr("in unit 1. Gather it.")));
+              AllOf(HasSubstr("save(): \"weight\" is not the whole parameter"),
+                    HasSubstr("in unit 1 (rank 1 of the 3 that divide it). Gather it.")));
 }
 
 }  // namespace

@@ -75,8 +75,12 @@ void load(torch::nn::Module& module, const std::string& path) {
     const auto found = by_name.find(name);
     if (found == by_name.end()) {
       if (in_file.contains(tensor.unsafeGetTensorImpl())) continue;
+      const bool is_of_other_model = in_file.empty() && !by_name.empty();
       throw Error(ErrorCode::kInvalidArgument,
-                  cadre::format("{} has no tensor '{}', which the model needs", path, name));
+                  cadre::format("{} has no tensor '{}', which the model needs{}", path, name,
+                                is_of_other_model
+                                    ? saved_by_another_model(by_name.size(), by_name.begin()->first)
+                                    : std::string()));
     }
     if (found->second.sizes() != tensor.sizes() ||
         found->second.scalar_type() != tensor.scalar_type()) {

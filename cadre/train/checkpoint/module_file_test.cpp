@@ -45,8 +45,9 @@ TEST_F(ModuleFileTest, AModuleComesBack) {
 // parameters.
 TEST_F(ModuleFileTest, AModuleWithShardsIsRefused) {
   torch::nn::Sequential module(torch::nn::Linear(3, 4));
-  wrap::mark_as_shard(module->parameters()[0],
-                      {.parameter = "0.weight", .owner = "divided by kColwise", .rank = 1});
+  wrap::mark_as_shard(
+      module->parameters()[0],
+      {.parameter = "0.weight", .owner = "divided by kColwise", .rank = 1, .num_ranks = 2});
   const auto message = [](const std::function<void()>& call) -> std::string {
     try {
       call();
@@ -57,8 +58,8 @@ TEST_F(ModuleFileTest, AModuleWithShardsIsRefused) {
     return "no error";
   };
   const std::string problem =
-      ", rank 1: \"0.weight\" is not the whole parameter, but this rank's shard of it, divided by "
-      "kColwise. ";
+      ": \"0.weight\" is not the whole parameter, but this rank's shard of it, divided by kColwise "
+      "(rank 1 of the 2 that divide it). ";
   EXPECT_THAT(message([&] { save(*module, path_); }), ::testing::HasSubstr("save" + problem));
   EXPECT_FALSE(std::filesystem::exists(path_));
   EXPECT_THAT(message([&] { load(*module, path_); }), ::testing::HasSubstr("load" + problem));

@@ -164,6 +164,21 @@ std::vector<Place> places_of(const torch::optim::Optimizer& optimizer,
               cadre::format("state of '{}' for {}: {}", parameter, rule.name, what));
 }
 
+[[noreturn]] void refuse_other_kind(const Rule& rule, const ParameterState& given,
+                                    const std::string& missing) {
+  std::string names;
+  for (const auto* list : {&given.tensors, &given.scalars}) {
+    for (const auto& [name, tensor] : *list) {
+      if (tensor.defined()) names += cadre::format("{}'{}'", names.empty() ? "" : ", ", name);
+    }
+  }
+  refuse(rule, given.parameter,
+         cadre::format("'{}' is missing; the state has {}, so another kind of optimizer has saved "
+                       "it, or one with other options. Load it into that optimizer, with the same "
+                       "options; or leave out load_state_dict(), and the optimizer begins anew",
+                       missing, names.empty() ? "nothing" : names));
+}
+
 const at::Tensor* find(const std::vector<NamedTensor>& tensors, const std::string& name) {
   const auto found = std::ranges::find(tensors, name, &NamedTensor::name);
   return found == tensors.end() ? nullptr : &found->tensor;
@@ -194,7 +209,7 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
   for (const auto& [name, field] : wanted.tensors) {
     const at::Tensor* tensor = find(given.tensors, name);
     if (tensor == nullptr || !tensor->defined()) {
-      refuse(rule, given.parameter, cadre::format("'{}' is missing", name));
+      refuse_other_kind(rule, given, name);
     }
     if (tensor->numel() != values.numel()) {
       refuse(rule, given.parameter,
@@ -212,7 +227,7 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
   if (wanted.step != nullptr) {
     const at::Tensor* step = find(given.scalars, "step");
     if (step == nullptr || !step->defined() || step->numel() != 1) {
-      refuse(rule, given.parameter, "'step' is missing");
+      refuse_other_kind(rule, given, "step");
     }
     *wanted.step = step->item().to<int64_t>();
     if (*wanted.step < 0) {
@@ -241,6 +256,24 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
            cadre::format("it has {} scalars; expected {}", given.scalars.size(), num_scalars));
   }
   return state;
+}
+
+// Returns whether a step of the optimizer needs a state of the parameter.
+bool needs_state(const Rule& rule, const Place& place) {
+  const std::unique_ptr<OptimizerParamState> state = rule.make();
+  const Fields wanted = rule.fields_of(*state, *place.options);
+  return place.parameter->values.requires_grad() && !wanted.tensors.empty();
+}
+
+[[noreturn]] void refuse_no_state(const Rule& rule) {
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format(
+                  "load_state_dict() for {}: there is no state of any parameter, so the optimizer "
+                  "would begin anew. Set parts.optimizer = state_dict(optimizer, "
+                  "parts.parameters) before the save, and load with the option with_optimizer. "
+                  "If the optimizer is to begin anew, for example because the snapshot is older "
+                  "than its first step, leave out this call, or pass {{.allow_none = true}}",
+                  rule.name));
 }
 
 // Returns whether only other ranks have elements of the parameter, for example another stage of a
@@ -276,12 +309,13 @@ std::vector<ParameterState> state_dict(const torch::optim::Optimizer& optimizer,
 }
 
 void load_state_dict(torch::optim::Optimizer& optimizer, std::span<const SnapshotTensor> parameters,
-                     std::span<const ParameterState> states) {
+                     std::span<const ParameterState> states, const LoadStateDictOptions& options) {
   const Rule rule = rule_of(optimizer);
   const SnapshotEntries entries = entries_of(parameters);
   std::map<std::pair<std::string, size_t>, Place> places;
   for (const Place& place : places_of(optimizer, parameters)) {
     places.emplace(std::pair(place.parameter->name, place.entry), place);
+    if (states.empty() && !options.allow_none && needs_state(rule, place)) refuse_no_state(rule);
   }
   std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> made;
   for (const ParameterState& state : states) {

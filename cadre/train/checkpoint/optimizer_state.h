@@ -6,10 +6,11 @@
 // kInvalidArgument that names the parameter and the state. It is thrown for a parameter of the
 // optimizer that is not among those given (the optimizer was constructed before the model was
 // wrapped); for a state that is missing, has another size, or is unknown to the optimizer with its
-// options; and for an optimizer other than Adam, AdamW, SGD, RMSprop, Adagrad and cadre::Adadelta,
-// or classes derived from them, such as cadre::AdamW. States have the names of torch.optim: step,
-// exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg, sum, acc_delta.
-// Learning rates and other options are not part of the state.
+// options; for an empty list of states (LoadStateDictOptions); and for an optimizer other than
+// Adam, AdamW, SGD, RMSprop, Adagrad and cadre::Adadelta, or classes derived from them, such as
+// cadre::AdamW. States have the names of torch.optim: step, exp_avg, exp_avg_sq, max_exp_avg_sq,
+// momentum_buffer, square_avg, grad_avg, sum, acc_delta. Learning rates and other options are not
+// part of the state.
 #pragma once
 
 #include <span>
@@ -30,6 +31,13 @@ struct StateDictOptions {
   bool is_shared = false;
 };
 
+struct LoadStateDictOptions {
+  // If true, an empty list of states resets the optimizer, also one whose steps need a state. If
+  // false, this is an error, because a snapshot that was saved without `SnapshotParts::optimizer`,
+  // or loaded without `LoadOptions::with_optimizer`, would silently restart all moments at zero.
+  bool allow_none = false;
+};
+
 // Returns a copy of the states of all parameters that have had a gradient in some step; later steps
 // do not change the copy. A parameter is identified by its `values`, the leaf from which the
 // optimizer was constructed. The copies are in memory, even if FileOffload keeps the states in a
@@ -44,6 +52,7 @@ CADRE_EXPORT std::vector<ParameterState> state_dict(const torch::optim::Optimize
 // its parameter and the optimizer does not have the parameter.
 CADRE_EXPORT void load_state_dict(torch::optim::Optimizer& optimizer,
                                   std::span<const SnapshotTensor> parameters,
-                                  std::span<const ParameterState> states);
+                                  std::span<const ParameterState> states,
+                                  const LoadStateDictOptions& options = {});
 
 }  // namespace cadre

@@ -246,10 +246,16 @@ TEST(OptimizerState, AStateThatDoesNotFitIsRefusedAndNothingIsChanged) {
   };
   EXPECT_EQ(refusal([](auto& all) { all[0].parameter = "q"; }),
             "state of 'q' for AdamW: the optimizer has no such parameter");
+  const std::string other_kind =
+      ", so another kind of optimizer has saved it, or one with other options. Load it into that "
+      "optimizer, with the same options; or leave out load_state_dict(), and the optimizer begins "
+      "anew";
   EXPECT_EQ(refusal([](auto& all) { all[1].tensors.pop_back(); }),
-            "state of 'p1' for AdamW: 'exp_avg_sq' is missing");
+            "state of 'p1' for AdamW: 'exp_avg_sq' is missing; the state has 'exp_avg', 'step'" +
+                other_kind);
   EXPECT_EQ(refusal([](auto& all) { all[1].scalars.clear(); }),
-            "state of 'p1' for AdamW: 'step' is missing");
+            "state of 'p1' for AdamW: 'step' is missing; the state has 'exp_avg', 'exp_avg_sq'" +
+                other_kind);
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors[0].tensor = torch::zeros({3}); }),
             "state of 'p0' for AdamW: 'exp_avg' has 3 elements; expected 12");
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors.emplace_back("sum", torch::zeros({12})); }),
@@ -261,13 +267,54 @@ TEST(OptimizerState, AStateThatDoesNotFitIsRefusedAndNothingIsChanged) {
             "state of 'p0' for AdamW: 'exp_avg' has dtype Double; expected Float, the dtype of the "
             "parameter");
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors[1].tensor = at::Tensor(); }),
-            "state of 'p0' for AdamW: 'exp_avg_sq' is missing");
+            "state of 'p0' for AdamW: 'exp_avg_sq' is missing; the state has 'exp_avg', 'step'" +
+                other_kind);
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors.push_back(all[0].tensors[0]); }),
             "state of 'p0' for AdamW: it has 3 tensors; expected 2, each once");
   EXPECT_EQ(refusal([](auto& all) { all.push_back(all[0]); }),
             "state of 'p0' for AdamW: the state is given twice");
   EXPECT_EQ(refusal([](auto& all) { all[0].scalars[0].tensor = torch::tensor(-1); }),
             "state of 'p0' for AdamW: 'step' is -1; expected 0 or more");
+}
+
+TEST(OptimizerState, TheStateOfAnotherKindOfOptimizerIsRefusedAsSuch) {
+  OwnedSlices rank(0, 1);
+  torch::optim::SGD sgd(rank.leaves, torch::optim::SGDOptions(0.1).momentum(0.9));
+  rank.step(sgd, 0);
+  const auto states = state_dict(sgd, rank.parts.parameters);
+  torch::optim::AdamW optimizer(rank.leaves, torch::optim::AdamWOptions(0.1));
+  EXPECT_THAT(
+      message_of([&] { load_state_dict(optimizer, rank.parts.parameters, states); }),
+      ::testing::HasSubstr("'exp_avg' is missing; the state has 'momentum_buffer', so another kind "
+                           "of optimizer has saved it"));
+}
+
+// The snapshot was saved without the optimizer. If that were accepted, the moments would restart at
+// zero without any message.
+TEST(OptimizerState, ASnapshotWithoutStatesIsRefusedUnlessTheOptimizerNeedsNone) {
+  const testing::TemporaryFolder run;
+  SnapshotFolder folder(run.path());
+  OwnedSlices rank(0, 1);
+  const auto& parameters = rank.parts.parameters;
+  torch::optim::AdamW optimizer(rank.leaves, torch::optim::AdamWOptions(0.1));
+  rank.step(optimizer, 0);
+  const size_t num_states = optimizer.state().size();
+  ASSERT_GT(num_states, 0);
+  save_sharded(folder, 1, rank.parts);
+  const LoadedSnapshot loaded = load_sharded(folder.path_of(1), rank.parts);
+  EXPECT_THAT(
+      message_of([&] { load_state_dict(optimizer, parameters, loaded.optimizer); }),
+      ::testing::HasSubstr("load_state_dict() for AdamW: there is no state of any parameter"));
+  EXPECT_EQ(optimizer.state().size(), num_states);
+  load_state_dict(optimizer, parameters, loaded.optimizer, {.allow_none = true});
+  EXPECT_EQ(optimizer.state().size(), 0);
+
+  torch::optim::SGD sgd(rank.leaves, torch::optim::SGDOptions(0.1));
+  load_state_dict(sgd, parameters, loaded.optimizer);
+  torch::optim::SGD with_momentum(rank.leaves, torch::optim::SGDOptions(0.1).momentum(0.9));
+  EXPECT_NE(message_of([&] { load_state_dict(with_momentum, parameters, loaded.optimizer); }), "");
+  for (at::Tensor& leaf : rank.leaves) leaf.set_requires_grad(false);
+  load_state_dict(optimizer, parameters, loaded.optimizer);  // frozen parameters need no state
 }
 
 // A state that was loaded in inference mode must be usable by optimizer steps outside of that mode.

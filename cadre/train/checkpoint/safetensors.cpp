@@ -251,4 +251,12 @@ at::Tensor SafetensorsFile::read(const wire::SafetensorsEntry& entry) const {
   return tensor;
 }
 
+std::string saved_by_another_model(size_t num_tensors, std::string_view name) {
+  return cadre::format(
+      "; its {} tensors have other names, such as '{}', so another model has saved it. Load it "
+      "into "
+      "a model with these names, or pass the path of what this model has saved",
+      num_tensors, name);
+}
+
 }  // namespace cadre

@@ -93,4 +93,8 @@ class CADRE_EXPORT SafetensorsFile {
   std::map<std::string, size_t, std::less<>> by_name_;
 };
 
+// Returns the end of an error about a file or snapshot with none of the model's tensors, of whose
+// own tensors `name` is one.
+std::string saved_by_another_model(size_t num_tensors, std::string_view name);
+
 }  // namespace cadre

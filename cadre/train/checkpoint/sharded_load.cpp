@@ -124,8 +124,13 @@ class Loader {
       }
     }
     if (!missing.empty()) {
-      refuse(cadre::format("has no tensor '{}', which the model needs ({} {} missing)",
-                           *missing.begin(), missing.size(), is_or_are(missing.size())));
+      const bool is_of_other_model = missing.size() == names.size() && !reader_.model().empty();
+      refuse(cadre::format(
+          "has no tensor '{}', which the model needs ({} {} missing){}", *missing.begin(),
+          missing.size(), is_or_are(missing.size()),
+          is_of_other_model
+              ? saved_by_another_model(reader_.model().size(), reader_.model().begin()->first)
+              : std::string()));
     }
     // All tensors of the model have been found, so the snapshot's other tensors are unexpected.
     const size_t num_unexpected = reader_.model().size() - names.size();

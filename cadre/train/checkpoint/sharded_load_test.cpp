@@ -248,10 +248,19 @@ TEST_F(ShardedFailureTest, TheFirstTensorThatDoesNotFitIsNamed) {
   EXPECT_THAT(
       load_error([](SnapshotParts& parts) { parts.parameters.erase(parts.parameters.begin()); }),
       HasSubstr("has a tensor 'fc.weight', which the model does not (1 of 11 is unexpected)"));
+  EXPECT_THAT(
+      load_error([](SnapshotParts& parts) {
+        parts.buffers.push_back(whole_tensor("more", torch::zeros({2})));
+      }),
+      ::testing::AllOf(HasSubstr("has no tensor 'more', which the model needs (1 is missing)"),
+                       ::testing::Not(HasSubstr("another model"))));
   EXPECT_THAT(load_error([](SnapshotParts& parts) {
-                parts.buffers.push_back(whole_tensor("more", torch::zeros({2})));
+                for (auto* tensors : {&parts.parameters, &parts.buffers}) {
+                  for (SnapshotTensor& tensor : *tensors) tensor.name = "mlp." + tensor.name;
+                }
               }),
-              HasSubstr("has no tensor 'more', which the model needs (1 is missing)"));
+              HasSubstr("(11 are missing); its 11 tensors have other names, such as 'count', so "
+                        "another model has saved it"));
   EXPECT_THAT(load_error([](SnapshotParts& parts) {
                 parts.buffers[1] = whole_tensor("mask", torch::zeros({2, 3}, at::kBool));
               }),

@@ -350,7 +350,7 @@ Status write_as_first(SnapshotFolder& folder, const FileWriter& writer, SavePlan
   try {
     folder.save(plan.manifest.step, [&](const std::string& temporary) {
       has_told = true;
-      ranks.gather(std::filesystem::path(temporary).filename().string()).value_or_throw();
+      ranks.gather(temporary).value_or_throw();
       const auto written =
           ranks.gather(writer.try_write(files_of(folder), temporary)).value_or_throw();
       check_files(files_of(folder), temporary, plan).value_or_throw();
@@ -366,12 +366,33 @@ Status write_as_first(SnapshotFolder& folder, const FileWriter& writer, SavePlan
   return ranks.follow_first(status);
 }
 
+// The folder into which a snapshot is written, as this rank and as rank 0 name it.
+struct TemporaryPaths {
+  std::string own;
+  std::string first;
+};
+
+// Returns a clearer error if this rank does not see the folder that rank 0 has made.
+Error explained(const Error& error, os::FileSystem& files, const TemporaryPaths& paths) {
+  const auto kind = files.kind_of(paths.own);
+  if (!kind.ok() || *kind) return error;
+  return Error(ErrorCode::kUnavailable,
+               cadre::format("{} does not exist, which rank 0 has made as {}: all ranks must pass "
+                             "the same run folder, on a disk that they share, and no other save of "
+                             "this step may write to it",
+                             paths.own, paths.first));
+}
+
 Status write_as_other(const SnapshotFolder& folder, const FileWriter& writer,
                       const RankAgreement& ranks) {
-  const auto names = ranks.gather(std::string());
-  if (!names.ok()) return ranks.follow_first(names.error());
-  const auto written = ranks.gather(writer.try_write(
-      files_of(folder), cadre::format("{}/{}", folder.run_folder(), names->front())));
+  const auto paths = ranks.gather(std::string());
+  if (!paths.ok()) return ranks.follow_first(paths.error());
+  const std::string& of_first = paths->front();
+  const std::string path = cadre::format("{}/{}", folder.run_folder(),
+                                         std::filesystem::path(of_first).filename().string());
+  Result<std::string> own = writer.try_write(files_of(folder), path);
+  if (!own.ok()) own = explained(own.error(), files_of(folder), {.own = path, .first = of_first});
+  const auto written = ranks.gather(own);
   return ranks.follow_first(written.ok() ? Status() : written.error());
 }
 

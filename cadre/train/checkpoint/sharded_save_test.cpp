@@ -112,6 +112,24 @@ TEST(ShardedSave, BuffersThatNotAllRanksHaveAreRefused) {
             "kInvalidArgument: snapshot of step 3: rank 1: 'fc.weight' occurs twice");
 }
 
+// Rank 1 passes another run folder than rank 0, so it does not find the folder of the new snapshot.
+TEST(ShardedSave, ARunFolderThatIsNotThatOfRank0IsNamed) {
+  const testing::TemporaryFolder run;
+  const std::string root = run.path().string();
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    SnapshotFolder folder(cadre::format("{}/of-{}", root, group.rank()));
+    const SnapshotParts parts = make_parts(kTwoRanks, group.rank(), true);
+    output = testing::failure_of([&] { save_sharded(folder, 3, parts, group); });
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
+  EXPECT_THAT(
+      result.ranks[0].output,
+      ::testing::AllOf(HasSubstr("kUnavailable"), HasSubstr("rank 1: " + root + "/of-1/"),
+                       HasSubstr(" does not exist, which rank 0 has made as " + root + "/of-0/"),
+                       HasSubstr("all ranks must pass the same run folder")));
+}
+
 TEST(ShardedSave, StatesThatWouldHaveOneNameInTheFilesAreRefused) {
   const testing::TemporaryFolder run;
   SnapshotFolder folder(run.path());

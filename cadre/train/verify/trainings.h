@@ -126,7 +126,7 @@ class WrappedTraining : public SteppedTraining {
     double mean = 0;
     for (const PlannedBackward& planned : plan.backwards) {
       std::optional<NoSync> no_sync;
-      if (planned.is_local) no_sync.emplace(model_.no_sync());
+      if (planned.is_local) no_sync.emplace(model_.no_sync({.losses_are_weighted = true}));
       // The forward also runs if this rank has no rows, because a forward of a sharded model is a
       // collective.
       const at::Tensor loss = program_->loss_of(model_, rows_of_batch(batch, planned.rows), world_);

@@ -24,13 +24,15 @@ class AttentionTest : public ::testing::Test {
  protected:
   AttentionTest() {
     for (int rank = 0; rank < kRanks; ++rank) {
-      ranks_.emplace_back(/*num_parameters=*/2,
-                          std::make_shared<const Wrapper>(Wrapper{.name = "DistributedDataParallel",
-                                                                  .component = "ddp",
-                                                                  .module = "Net",
-                                                                  .rank = rank,
-                                                                  .number = 4}),
-                          kRanks);
+      ranks_.emplace_back(
+          /*num_parameters=*/2,
+          std::make_shared<const Wrapper>(Wrapper{.name = "DistributedDataParallel",
+                                                  .component = "ddp",
+                                                  .module = "Net",
+                                                  .rank = rank,
+                                                  .rank_text = "rank " + std::to_string(rank),
+                                                  .number = 4}),
+          kRanks);
       ranks_.back().set_wrapper(4);
     }
   }

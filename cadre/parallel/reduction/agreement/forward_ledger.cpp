@@ -64,8 +64,12 @@ void ForwardLedger::end_derivatives() {
   }
 }
 
-int64_t ForwardLedger::uncounted_samples(const Entry& entry) const {
-  return entry.accumulation == accumulation_ ? 0 : entry.num_samples;
+CarriedForward ForwardLedger::carried(const Entry& entry) const {
+  const bool is_counted = entry.accumulation == accumulation_;
+  return {.number = entry.number,
+          .num_samples = is_counted ? 0 : entry.num_samples,
+          .passed = nullptr,
+          .is_counted = is_counted};
 }
 
 std::vector<CarriedForward> ForwardLedger::take(const Forward* reached, const Backward& backward) {
@@ -85,17 +89,16 @@ std::vector<CarriedForward> ForwardLedger::take(const Forward* reached, const Ba
                     std::ranges::any_of(forward->outputs, wrap::current_backward_passes));
     if (!passes_output && std::ranges::none_of(entry.derivatives, passes)) continue;
     entry.state = State::kTaken;
-    found.push_back({.number = entry.number,
-                     .num_samples = uncounted_samples(entry),
-                     .passed = passes_output ? forward : nullptr});
+    found.push_back(carried(entry));
+    if (passes_output) found.back().passed = forward;
   }
   if (!found.empty()) return found;
   for (Entry& entry : std::views::reverse(entries_)) {
     if (entry.state != State::kWaiting || !entry.has_returned) continue;
     if (backward.is_accumulated && entry.is_synchronized) continue;
     entry.state = State::kTaken;
-    found.push_back(
-        {.number = entry.number, .num_samples = uncounted_samples(entry), .is_certain = false});
+    found.push_back(carried(entry));
+    found.back().is_certain = false;
     break;
   }
   return found;
@@ -105,8 +108,8 @@ std::vector<CarriedForward> ForwardLedger::may_be_carried() const {
   std::vector<CarriedForward> found;
   for (const Entry& entry : std::views::reverse(entries_)) {
     if (entry.state != State::kWaiting || !entry.has_returned) continue;
-    found.push_back(
-        {.number = entry.number, .num_samples = uncounted_samples(entry), .is_certain = false});
+    found.push_back(carried(entry));
+    found.back().is_certain = false;
   }
   return found;
 }

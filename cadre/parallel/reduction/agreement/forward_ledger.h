@@ -33,6 +33,8 @@ struct CarriedForward {
   int64_t num_samples;              // 0 if the samples were counted under no_sync() already
   std::shared_ptr<Forward> passed;  // null if the backward does not pass through its outputs
   bool is_certain = true;           // false: a guess, because the backward passes no known output
+  // The samples were counted under no_sync() already; then num_samples is 0.
+  bool is_counted = false;
 };
 
 class ForwardLedger {
@@ -122,7 +124,7 @@ class ForwardLedger {
   Entry* find(int64_t number);
   static bool is_lost(const Entry& entry);
   bool is_of_no_more_use(const Entry& entry) const;
-  int64_t uncounted_samples(const Entry& entry) const;
+  CarriedForward carried(const Entry& entry) const;
 
   int64_t last_number_ = 0;
   int64_t accumulation_ = 1;

@@ -3,6 +3,7 @@
 #include <ATen/ops/count_nonzero.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "cadre/tensor/group/backward/backward_collectives.h"
@@ -65,7 +66,7 @@ void LocalGradients::accumulate(const Forward* reached, std::optional<size_t> ju
 void LocalGradients::finish_backward() {
   is_in_backward_ = false;
   for (const CarriedForward& forward : std::exchange(carried_, {})) {
-    num_samples_ += forward.num_samples;
+    if (!forward.is_counted) samples_.push_back(forward.num_samples);
     ledger_.set_accumulated(forward.number);
   }
   for (std::vector<int>& ranks : collectives_since(backward_)) {
@@ -78,7 +79,7 @@ void LocalGradients::finish_backward() {
 }
 
 void LocalGradients::forget_if_cleared(std::optional<size_t> just_touched) {
-  if (num_samples_ == 0 || !are_cleared(just_touched)) return;
+  if (samples_.empty() || !are_cleared(just_touched)) return;
   take_samples();
   take_collectives();
   for (size_t i = 0; i < parameters_.size(); ++i) is_touched_[i] = just_touched == i;
@@ -102,7 +103,8 @@ bool LocalGradients::is_changed_to_zeros(size_t parameter) const {
 
 int64_t LocalGradients::take_samples() {
   ledger_.begin_accumulation();
-  return std::exchange(num_samples_, 0);
+  const std::vector<int64_t> samples = std::exchange(samples_, {});
+  return std::accumulate(samples.begin(), samples.end(), int64_t{0});
 }
 
 }  // namespace cadre::reduction

@@ -46,6 +46,8 @@ class LocalGradients {
   void forget_if_cleared(std::optional<size_t> just_touched);
   // Returns the number of accumulated samples for a pass, and counts from 0 again.
   int64_t take_samples();
+  // Returns the number of samples of each accumulated forward.
+  const std::vector<int64_t>& samples() const { return samples_; }
   // Returns the differentiable collectives that ran in the accumulated backwards: the ranks of each
   // group in which one ran.
   std::vector<std::vector<int>> take_collectives() { return std::exchange(collectives_, {}); }
@@ -72,7 +74,7 @@ class LocalGradients {
   // The state of each gradient after the last accumulation or reduction; nullopt if it was
   // undefined.
   std::vector<std::optional<Seen>> seen_;
-  int64_t num_samples_ = 0;
+  std::vector<int64_t> samples_;
   std::vector<std::vector<int>> collectives_;
   bool is_in_backward_ = false;
   int backward_ = 0;                     // the number of the running backward

@@ -59,8 +59,10 @@ void refuse_unlike_shares(const Wrapper& wrapper, std::span<const int64_t> of_fo
       format("{}: one backward() through forwards of {} and {} samples. This rank's share of the "
              "samples of all ranks differs between them, so one weight cannot serve both. Call "
              "backward() for each forward alone, or give every rank the same share of the samples "
-             "of each forward and of the accumulated ones; or hold no_sync() during this backward "
-             "and call reduce_gradients() after it, which adds up the samples of all",
+             "of each forward and of the accumulated ones. To reduce all of them once, multiply "
+             "each loss by the samples of its forward divided by the samples of this rank in the "
+             "step, as backward_in_parts() does, hold no_sync({{.losses_are_weighted = true}}) "
+             "during this backward and call reduce_gradients() after it",
              wrapper.place(), of_forwards.empty() ? 0 : of_forwards[0], num_samples));
 }
 

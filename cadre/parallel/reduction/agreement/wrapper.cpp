@@ -5,11 +5,11 @@
 namespace cadre::reduction {
 
 std::string Wrapper::place() const {
-  return format("{}, rank {}", name, rank);
+  return format("{}, {}", name, rank_text);
 }
 
 std::string Wrapper::place_with_module() const {
-  return format("{} of {}, rank {}", name, module, rank);
+  return format("{} of {}, {}", name, module, rank_text);
 }
 
 }  // namespace cadre::reduction

@@ -20,7 +20,8 @@ struct Wrapper {
   std::string component;  // the component in log lines, such as "ddp"
   std::string module;     // the name of the module's class, such as "Net"
   int rank;
-  uint32_t number = 0;  // equal on all ranks, different for each wrapper of a group
+  std::string rank_text;  // LocatedGroup::rank_text()
+  uint32_t number = 0;    // equal on all ranks, different for each wrapper of a group
 
   // Returns the beginning of the wrapper's errors: "DistributedDataParallel, rank 2".
   std::string place() const;

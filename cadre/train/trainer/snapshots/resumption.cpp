@@ -196,7 +196,8 @@ void Resumption::restore(Strategy& strategy, const ProcessGroup& world) const {
     std::vector<ParameterState> states = load(parts, world);
     strategy.parts_were_filled();
     add_missing_steps(states, state_.step, strategy.local_optimizer());
-    load_state_dict(strategy.local_optimizer(), parts.parameters, states);
+    load_state_dict(strategy.local_optimizer(), parts.parameters, states,
+                    {.allow_none = state_.step == 0});
   } catch (const Error& error) {
     if (is_group_failure(error)) throw;
     if (error.code() != ErrorCode::kInvalidArgument) {

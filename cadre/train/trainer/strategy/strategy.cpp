@@ -29,7 +29,7 @@ void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
   if (!on) {
     guard.reset();
   } else if (!guard) {
-    guard.emplace(wrapper.no_sync());
+    guard.emplace(wrapper.no_sync({.losses_are_weighted = true}));
   }
 }
 
