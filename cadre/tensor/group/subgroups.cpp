@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/core/comm/checks.h"
 #include "cadre/core/comm/group_destruction.h"
 #include "cadre/core/comm/groups/rejoin_group.h"
 #include "cadre/core/comm/groups/split.h"
