@@ -109,7 +109,8 @@ struct BatchOptions {
   std::optional<Duration> timeout = {};  // the limit of each message
 };
 
-// The fields mean the same as in SplitOptions and StoreGroupOptions of core/comm/groups/split.h.
+// The fields mean the same as in SplitOptions and StoreGroupOptions of core/comm/groups/split.h. The
+// name of new_group() is the same on all ranks of the parent.
 // timeout: the time limit within which all ranks that must make the call have to make it.
 struct SplitGroupOptions {
   std::optional<int> color = {};
@@ -118,6 +119,7 @@ struct SplitGroupOptions {
   Duration timeout = kDefaultConnectTimeout;
 };
 struct NewGroupOptions {
+  std::string name = {};
   Duration timeout = kDefaultConnectTimeout;
 };
 struct NewGroupOverStoreOptions {
