@@ -1,6 +1,6 @@
 // Fully sharded data parallelism (ZeRO stage 3): each rank owns a shard of every parameter.
 //
-//   struct Model : torch::nn::Module {  // a unit is a module inside the model, not the model itself
+//   struct Model : torch::nn::Module {  // has a unit, and is none itself
 //     std::shared_ptr<cadre::ShardUnit<Net>> block =
 //         register_module("block", std::make_shared<cadre::ShardUnit<Net>>());
 //     Tensor forward(const Tensor& x) { return block->forward(x); }

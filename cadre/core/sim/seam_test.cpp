@@ -396,7 +396,7 @@ TEST(SeamRing, RunsAcrossHosts) {
          .faults = {sim::Fault::partition(0, 1, sim::When::at_time(milliseconds(2))),
                     sim::Fault::heal(0, 1, sim::When::at_time(milliseconds(900)))}},
         3, [](RankContext& context) { run_ring(context, {}); });
-    // With some seeds the ranks end before the faults.
+    // The ranks end before the faults with some seeds.
     ASSERT_EQ(RanksResult{result.ranks}.failures(), "") << "seed " << seed;
   }
 }

@@ -81,7 +81,7 @@ class CADRE_EXPORT Simulator {
   std::unique_ptr<World> world_;
   std::vector<std::unique_ptr<SimulatedSystem>> systems_;
   std::vector<Strike> strikes_;
-  std::vector<bool> has_struck_;  // for each fault of the options
+  std::vector<bool> has_struck_;  // one entry for each fault of the options
 };
 
 }  // namespace cadre::sim

@@ -109,9 +109,9 @@ struct BatchOptions {
   std::optional<Duration> timeout = {};  // the limit of each message
 };
 
-// The fields mean the same as in SplitOptions and StoreGroupOptions of core/comm/groups/split.h. The
-// name of new_group() is the same on all ranks of the parent.
-// timeout: the time limit within which all ranks that must make the call have to make it.
+// The fields mean the same as in SplitOptions and StoreGroupOptions of core/comm/groups/split.h.
+// The name of new_group() is the same on all ranks of the parent. timeout: the time limit within
+// which all ranks that must make the call have to make it.
 struct SplitGroupOptions {
   std::optional<int> color = {};
   int key = 0;
