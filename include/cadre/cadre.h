@@ -1,4 +1,4 @@
-// All of Cadre in one header: distributed training for C++ on libtorch.
+// All topics that use libtorch in one header: distributed training for C++.
 //
 //   const auto world = cadre::init_process_group();
 //   cadre::DistributedDataParallel model{std::make_shared<Net>(), world};
@@ -7,8 +7,8 @@
 //   optimizer.step();
 //   world.close();
 //
-// Each topic has a header of its own, which compiles faster. Stores, rendezvous, the Communicator
-// and schedules are in core.h, which needs no torch.
+// Each topic has a header of its own, which compiles faster. Stores, rendezvous, the Communicator,
+// schedules and prepare_restart() are in core.h, which needs no torch.
 //
 // Guide: docs/guide/reference/topics.md.
 #pragma once

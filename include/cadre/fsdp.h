@@ -1,8 +1,13 @@
 // Fully sharded data parallelism (ZeRO stage 3): each rank owns a shard of every parameter.
 //
-//   auto unit = std::make_shared<cadre::ShardUnit<Net>>();
-//   cadre::fully_shard(unit, {.reshard = cadre::Reshard::kAfterBackward});
-//   cadre::FullyShardedDataParallel model{unit, world, {.form = cadre::ShardForm::kMapped}};
+//   struct Model : torch::nn::Module {  // has a unit, and is none itself
+//     std::shared_ptr<cadre::ShardUnit<Net>> block =
+//         register_module("block", std::make_shared<cadre::ShardUnit<Net>>());
+//     Tensor forward(const Tensor& x) { return block->forward(x); }
+//   };
+//   const auto whole = std::make_shared<Model>();
+//   cadre::fully_shard(whole->block, {.reshard = cadre::Reshard::kAfterBackward});
+//   cadre::FullyShardedDataParallel model{whole, world, {.form = cadre::ShardForm::kMapped}};
 //   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
 //   loss_of(model(x)).backward();
 //   optimizer.step();

@@ -7,8 +7,10 @@
 //   cadre::CounterBasedDropout dropout(
 //       cadre::CounterBasedDropoutOptions{.p = 0.1, .layer = 3, .stream = stream});
 //   const Tensor hidden = dropout(torch::gelu(up(norm(x))));
-//   const Tensor loss =
-//       cadre::vocab_parallel_cross_entropy(hidden, labels, world, {.vocabulary = 2048});
+//   const auto classes = torch::nn::LinearOptions(2048, 50000);
+//   cadre::ColumnParallelLinear head(classes, world);  // each rank has its part of the classes
+//   const Tensor loss = cadre::vocab_parallel_cross_entropy(head(hidden), labels, world,
+//                                                           {.vocabulary = 50000});
 //
 // Declares:
 // - `TensorParallelLayer`, `ParallelStyle`, `LayerParallelism`, `to_string()`: the interface of a

@@ -1,6 +1,7 @@
 // Runs one function as several ranks of a test: as threads, or in a simulator with planned faults.
 //
 //   #include <cadre/testing.h>
+//   #include <cstdio>
 //   namespace testing = cadre::testing;
 //   const auto sums = [](testing::RankContext& context) {
 //     const auto group = testing::connect_ranks(context);
@@ -11,8 +12,11 @@
 //   };
 //   const testing::RanksResult as_threads = testing::run_ranks_as_threads(2, sums);
 //   if (!as_threads.ok()) std::fprintf(stderr, "%s", as_threads.failures().c_str());
-//   const auto kill = cadre::sim::Fault::kill(1, cadre::sim::When::at_point(1, 200));
-//   const auto simulated = testing::run_ranks_in_simulator(7, {.faults = {kill}}, 2, sums);
+//   const auto whole = testing::run_ranks_in_simulator(7, {}, 2, sums);
+//   const int64_t middle = whole.sim.ranks[1].num_points / 2;
+//   const auto kill = cadre::sim::Fault::kill(1, cadre::sim::When::at_point(1, middle));
+//   const auto killed = testing::run_ranks_in_simulator(7, {.faults = {kill}}, 2, sums);
+//   testing::require(killed.ranks[1].failure == "killed", "rank 1 was killed");
 //
 // Declares:
 // - `testing::run_ranks_as_threads()`, `testing::RankMain`, `testing::RankContext`: ranks that are
@@ -23,8 +27,9 @@
 //   time.
 // - `testing::make_fake_communicator()`, `testing::FakeGroupOptions`: a group of which only one
 //   rank exists.
-// - `testing::require()`, `testing::failure_of()`, `testing::failed_fields_of()`: checks for the
-//   function of a rank, and the error that a call throws.
+// - `testing::require()`, `testing::CheckFailed`, `testing::failure_of()`,
+//   `testing::failed_fields_of()`: checks for the function of a rank, their exception, and the
+//   error that a call throws.
 // - `testing::make_rendezvous_address()`: a unix address that no other run uses.
 // - `sim::SimOptions`: the hosts, the network and the faults of a simulation.
 // - `sim::Fault`, `sim::FaultKind`, `sim::When`, `sim::FaultCounts`, `sim::to_string()`,

@@ -1,6 +1,8 @@
 // Tests of training code in one process: ranks with a ProcessGroup each, and groups for dry runs.
 //
 //   #include <cadre/testing_groups.h>
+//   #include <torch/torch.h>
+//   #include <cstdio>
 //   namespace testing = cadre::testing;
 //   const auto result = testing::run_groups(2, [](const cadre::ProcessGroup& group) {
 //     const auto tensor = torch::full({3}, group.rank() + 1.0);

@@ -82,10 +82,23 @@ def source_of(pages):
     return "\n".join([f'#include "{CONTEXT}"', "#include <cadre/core.h>", *includes, *bodies]) + "\n"
 
 
+def without_torch_include(pages):
+    """Yields the place of each block that has includes of its own and uses torch without including it: the context
+    includes torch, so such a block would compile here and not in a program. Cadre's headers include the optimizers."""
+    for page in pages:
+        for first, lines in blocks_of(page):
+            code = re.sub(r"//.*", "", "\n".join(lines))
+            if "#include" in code and re.search(r"\btorch::(?!optim::)", code) and "#include <torch/" not in code:
+                yield f"{page}:{first}: uses torch:: and has no #include <torch/torch.h>"
+
+
 def main():
     build, other_source, *names = sys.argv[1:]
     pages = [*sorted(ROOT.glob("docs/guide/*/*.md")), *sorted(ROOT.glob("include/cadre/*.h"))]
     pages = [page for page in pages if not names or page.stem in names]
+    incomplete = list(without_torch_include(pages))
+    if incomplete:
+        sys.exit("\n".join(incomplete))
     command = units.commands_of(ROOT, pathlib.Path(build)).get(other_source)
     if command is None:
         sys.exit(f"{other_source} is not in compile_commands.json")

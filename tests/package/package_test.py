@@ -334,6 +334,19 @@ class Package(unittest.TestCase):
         self.assertEqual(self.run_on_two(program), ["[0] average 1.5 on 2 ranks", "[1] average 1.5 on 2 ranks"])
 
     @unittest.skipUnless(options.component == "torch", "the part above the core")
+    def test_the_examples_are_a_project_of_their_own(self):
+        """All of them configure. Only one is built, because each takes some seconds; the other tests build all."""
+        source = pathlib.Path(options.source) / "examples"
+        folder = self.folder / "examples-build"
+        run(options.cmake, "-S", source, "-B", folder, "-G", "Ninja", f"-DCMAKE_CXX_COMPILER={options.compiler}",
+            f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DCADRE_TORCH={options.torch}")
+        targets = run(options.cmake, "--build", folder, "--target", "help").stdout
+        for example in source.glob("*.cpp"):
+            self.assertIn(f"{example.stem}: phony", targets)
+        run(options.cmake, "--build", folder, "--target", "own_store")
+        self.assertTrue((folder / "own_store").is_file())
+
+    @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_a_program_without_symbols_of_torch_starts(self):
         run(self.build("barrier", "barrier"))
 

@@ -308,7 +308,9 @@ std::vector<std::string> golden_texts(const FailureCase& test, int rank) {
         return format(
             "{} #N on group \"world\" timed out after N s on rank {} (HOST, pid N)\n  waiting for "
             "rank 1 (HOST, pid N), which does not answer: {}{}",
-            operation, who, seen, remedy);
+            operation, who, seen,
+            ". Remedy: check that every rank calls this operation; then restart the job or call "
+            "rejoin().");
       };
       texts.push_back("kTimeout: " + timed_out(rank));
       for (int other = 0; other < test.world_size; ++other) {

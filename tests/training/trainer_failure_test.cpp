@@ -99,14 +99,15 @@ void add_golden_texts(const TrainerCase& test, int rank, const std::string& seen
                       std::vector<std::string>& texts) {
   const std::string victim = "rank 1 (HOST, pid N)";
   const std::string self = format("rank {} (HOST, pid N)", rank);
-  const std::string remedy = ". Remedy: restart the job or call rejoin().";
+  const std::string restart = "restart the job or call rejoin().";
   const std::string cause =
-      format("\n  {} is gone: its connection ended, {}{}", victim, seen, remedy);
+      format("\n  {} is gone: its connection ended, {}{}", victim, seen, ". Remedy: " + restart);
   const auto timed_out = [&](const std::string& name, int who) {
     return format(
         "{} on group \"world\" timed out after N s on rank {} (HOST, pid N)\n  waiting for {}, "
         "which does not answer: {}{}",
-        name, who, victim, seen, remedy);
+        name, who, victim, seen,
+        ". Remedy: check that every rank calls this operation; then " + restart);
   };
   // The operations that this rank may be calling when it notices the failure.
   for (const char* const call : {"all_reduce #N", "cadre train (all_gather #N)", "all_gather #N"}) {

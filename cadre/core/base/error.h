@@ -22,15 +22,16 @@
 
 namespace cadre {
 
-// Each code says what the reader should do about the error.
+// Each code says what the reader should do about the error. No code is 0, so a program whose main()
+// returns a code does not report success.
 enum class ErrorCode {
-  kInvalidArgument,  // fix the program
-  kTimeout,          // restart the job or rejoin(), or give more time; the late peer is named
-  kPeerLost,         // restart the job, or rejoin() without the named peer
-  kAborted,          // look at the first failure, which the message points to
-  kUnavailable,      // retry
-  kCorruption,       // use an older checkpoint, or check the peer's version
-  kInternal,         // report it: a defect of this library
+  kInvalidArgument = 1,  // fix the program
+  kTimeout,              // restart the job or rejoin(), or give more time; the late peer is named
+  kPeerLost,             // restart the job, or rejoin() without the named peer
+  kAborted,              // look at the first failure, which the message points to
+  kUnavailable,          // retry
+  kCorruption,           // use an older checkpoint, or check the peer's version
+  kInternal,             // report it: a defect of this library
 };
 
 // Returns the code's name as it appears in messages, for example "kPeerLost".

@@ -57,13 +57,15 @@ Status require_half(int number) {
 }
 
 TEST(Error, CodesHaveTheirNames) {
-  // The store's protocol sends each code as its position in this list (docs/formats/store-tcp.md).
+  // The store's protocol sends each code as its number (docs/formats/store-tcp.md). A main() that
+  // returns a code must not return 0.
   const std::vector<std::string_view> names = {"kInvalidArgument", "kTimeout",     "kPeerLost",
                                                "kAborted",         "kUnavailable", "kCorruption",
                                                "kInternal"};
   for (size_t i = 0; i < names.size(); ++i) {
-    EXPECT_EQ(to_string(static_cast<ErrorCode>(i)), names[i]);
+    EXPECT_EQ(to_string(static_cast<ErrorCode>(i + 1)), names[i]);
   }
+  EXPECT_EQ(to_string(static_cast<ErrorCode>(0)), "unknown code");
 }
 
 TEST(Error, ContextComesBeforeTheMessageAndKeepsTheCode) {

@@ -1,5 +1,6 @@
 #include "cadre/core/comm/checks.h"
 
+#include <chrono>
 #include <utility>
 
 #include "cadre/core/base/error.h"
@@ -15,6 +16,22 @@ Error refusal_of(const Communicator& group, std::string_view call, std::string_v
   return Error(ErrorCode::kInvalidArgument,
                format("{} on group \"{}\", rank {}: {}", call, group.name(), group.rank(), problem))
       .with_details(std::move(details));
+}
+
+Deadline deadline_of(const Communicator& group, std::string_view call, Duration timeout) {
+  if (timeout > Duration(0)) return group.system().deadline_in(timeout);
+  const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
+  throw refusal_of(
+      group, call,
+      format("the timeout is {} ms; pass a positive one, or leave it out for the default",
+             limit.count()));
+}
+
+std::optional<Deadline> deadline_of(const Communicator& group, std::string_view call,
+                                    const CollectiveOptions& options) {
+  if (!options.timeout) return options.deadline;
+  if (!options.deadline) return deadline_of(group, call, *options.timeout);
+  throw refusal_of(group, call, "the options have a deadline and a timeout; pass one of them");
 }
 
 void check_elements(const Communicator& group, std::string_view call, ConstBytes bytes,

@@ -6,12 +6,15 @@
 // was passed and what was expected.
 #pragma once
 
+#include <optional>
 #include <string_view>
 
+#include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/comm/communicator.h"
+#include "cadre/core/comm/queue/work.h"
 
 namespace cadre {
 
@@ -19,6 +22,14 @@ namespace cadre {
 // group.
 CADRE_EXPORT Error refusal_of(const Communicator& group, std::string_view call,
                               std::string_view problem);
+
+// Returns the point in time that is `timeout` from now. Throws if the timeout is not positive.
+CADRE_EXPORT Deadline deadline_of(const Communicator& group, std::string_view call,
+                                  Duration timeout);
+// Returns the deadline of a call with these options; nullopt if they leave it to the group. Throws
+// if they have both a deadline and a timeout.
+std::optional<Deadline> deadline_of(const Communicator& group, std::string_view call,
+                                    const CollectiveOptions& options);
 
 void check_elements(const Communicator& group, std::string_view call, ConstBytes bytes,
                     DType dtype);

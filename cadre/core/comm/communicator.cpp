@@ -53,9 +53,10 @@ auto with_operation(std::span<Collective> collectives, const Communicator& group
                     const Communicator::Impl& impl, const CollectiveOptions& options,
                     const Use& use) {
   const auto use_with = [&](std::span<const Fingerprint> fingerprints) {
+    const std::string_view call = name_of(options.call, collectives.front().kind);
     return use(Operation{.collectives = collectives,
                          .fingerprints = fingerprints,
-                         .deadline = options.deadline,
+                         .deadline = deadline_of(group, call, options),
                          .keep_alive = options.keep_alive,
                          .call = options.call});
   };
@@ -257,7 +258,7 @@ std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(
   const Fingerprint fingerprint =
       OpDescriptor{.kind = OpKind::kAllocate, .count = num_bytes}.fingerprint();
   Operation operation{.fingerprints = {&fingerprint, 1},
-                      .deadline = options.deadline,
+                      .deadline = deadline_of(*this, call, options),
                       .keep_alive = options.keep_alive,
                       .call = options.call};
   impl_->checked().queue->run(operation);

@@ -354,6 +354,39 @@ TEST(CommunicatorMismatchTest, OfACallOfSeveralTheOneThatDiffersIsNamed) {
   }
 }
 
+// Rank 1 does not make the first call, so rank 0 reaches its timeout.
+TEST(CommunicatorTimeoutTest, ACallTakesADurationInPlaceOfADeadline) {
+  const auto result = testing::run_ranks_as_threads(2, [](testing::RankContext& context) {
+    const auto group = testing::connect_ranks(context);
+    std::array<std::byte, 4> data{};
+    const Rank other = 1 - context.rank.value;
+    const auto refusal = [&](const CollectiveOptions& options) {
+      const std::string text = testing::failure_of([&] { group->barrier(options); });
+      EXPECT_EQ(testing::failure_of([&] { group->recv(data, DType::kUint8, other, 0, options); }),
+                text.substr(0, 18) + "recv" + text.substr(25));
+      return text;
+    };
+    const std::string where =
+        format("kInvalidArgument: barrier on group \"world\", rank {}: ", context.rank);
+    EXPECT_EQ(refusal({.timeout = milliseconds(-5)}),
+              where + "the timeout is -5 ms; pass a positive one, or leave it out for the default");
+    EXPECT_EQ(refusal({.deadline = context.system.deadline_in(kBudget), .timeout = kBudget}),
+              where + "the options have a deadline and a timeout; pass one of them");
+    group->barrier({.timeout = kBudget});
+    if (context.rank == 0) {
+      const TimePoint begin = context.system.now();
+      EXPECT_EQ(testing::failed_fields_of([&] { group->barrier({.timeout = milliseconds(100)}); }),
+                "kTimeout culprit=1 operation=barrier#2");
+      EXPECT_LT(context.system.now() - begin, testing::kRankTimeout / 2);
+    } else {
+      while (!group->error()) {
+        context.system.make_waiter()->park(context.system.deadline_in(milliseconds(5)));
+      }
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST_P(CommunicatorTest, DroppedWorkCompletesBeforeTheNextBlockingCall) {
   const auto result = run([](RankContext& context, Communicator& group) {
     std::vector<int32_t> data(1000, 1);

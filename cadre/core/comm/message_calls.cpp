@@ -41,6 +41,14 @@ std::string_view name_of_call(const MessageCall& message, const CollectiveOption
   return options.call.empty() ? to_string(message.kind) : options.call;
 }
 
+// Returns the options with their timeout as a deadline.
+CollectiveOptions with_deadline(const Communicator& group, const MessageCall& message,
+                                CollectiveOptions options) {
+  options.deadline = deadline_of(group, name_of_call(message, options), options);
+  options.timeout.reset();
+  return options;
+}
+
 }  // namespace
 
 // A rank on which an earlier wrapper could not be created has reserved fewer spaces than the
@@ -76,7 +84,7 @@ Rank run_message(const Communicator& group, const MessageSpace& space, const Mes
   check_message(message, group, options.call);
   impl.check_open(name_of_call(message, options));
   check_has_peers(group, name_of_call(message, options), kNoMessages);
-  return impl.messages->run(message, space, options);
+  return impl.messages->run(message, space, with_deadline(group, message, options));
 }
 
 std::vector<Work> issue_messages(const Communicator& group, const MessageSpace& space,
@@ -87,7 +95,7 @@ std::vector<Work> issue_messages(const Communicator& group, const MessageSpace& 
   if (messages.empty()) return {};  // also in a world of one, which has no peers
   impl.check_open(name_of_call(messages.front(), options));
   check_has_peers(group, name_of_call(messages.front(), options), kNoMessages);
-  return impl.messages->issue(messages, space, options);
+  return impl.messages->issue(messages, space, with_deadline(group, messages.front(), options));
 }
 
 }  // namespace cadre

@@ -81,6 +81,7 @@ SimResult Simulator::run(const std::function<void(os::System& system, int rank)>
   result.history_hash = world_->scheduler.history().hash();
   result.failure = world_->scheduler.failure();
   result.strikes = strikes_;
+  if (result.failure.empty()) result.missed_faults = missed_faults(result.ranks);
   return result;
 }
 
@@ -117,22 +118,51 @@ void Simulator::kill(int rank) {
 }
 
 void Simulator::plan_faults() {
-  for (const Fault& fault : world_->options.faults) {
-    if (fault.when.time) {
-      world_->scheduler.at(*fault.when.time, [this, &fault] { strike(fault); });
-    }
+  const std::vector<Fault>& faults = world_->options.faults;
+  has_struck_.assign(faults.size(), false);
+  for (size_t i = 0; i < faults.size(); ++i) {
+    if (!faults[i].when.time) continue;
+    world_->scheduler.at(*faults[i].when.time,
+                         [this, &fault = faults[i], i] { has_struck_[i] = strike(fault); });
   }
-  world_->scheduler.on_point([this](int rank, int64_t point) {
-    for (const Fault& fault : world_->options.faults) {
-      if (!fault.when.time && fault.when.rank == rank && fault.when.point == point) strike(fault);
+  world_->scheduler.on_point([this, &faults](int rank, int64_t point) {
+    for (size_t i = 0; i < faults.size(); ++i) {
+      const When& when = faults[i].when;
+      if (!when.time && when.rank == rank && when.point == point) {
+        has_struck_[i] = strike(faults[i]);
+      }
     }
   });
 }
 
-void Simulator::strike(const Fault& fault) {
+std::vector<std::string> Simulator::missed_faults(const std::vector<RankEnd>& ranks) const {
+  std::vector<std::string> missed;
+  for (size_t i = 0; i < has_struck_.size(); ++i) {
+    if (has_struck_[i]) continue;
+    const Fault& fault = world_->options.faults[i];
+    std::string text = describe(fault);
+    std::string reason = is_of_rank(fault) ? cadre::format("rank {} had ended", fault.a)
+                                           : std::string("all ranks had ended");
+    if (fault.when.time) {
+      text += cadre::format(" at {:g} ms", static_cast<double>(fault.when.time->ns) / 1e6);
+    } else {
+      const int rank = fault.when.rank;
+      const bool exists = rank >= 0 && rank < num_ranks();
+      const int64_t num_points = exists ? ranks[static_cast<size_t>(rank)].num_points : 0;
+      text += cadre::format(" at point {} of rank {}", fault.when.point, rank);
+      if (num_points < fault.when.point) {
+        reason = cadre::format("rank {} ended after {} points", rank, num_points);
+      }
+    }
+    missed.push_back(text + ": " + reason);
+  }
+  return missed;
+}
+
+bool Simulator::strike(const Fault& fault) {
   Scheduler& scheduler = world_->scheduler;
   // A rank that has ended counts as killed, so this fault has no effect.
-  if (is_of_rank(fault) && scheduler.is_killed(fault.a)) return;
+  if (is_of_rank(fault) && scheduler.is_killed(fault.a)) return false;
   scheduler.history().add(scheduler.now(), "fault", describe(fault));
   strikes_.push_back({fault.kind, scheduler.now()});
   switch (fault.kind) {
@@ -160,6 +190,7 @@ void Simulator::strike(const Fault& fault) {
       break;
   }
   if (fault.duration) plan_end(fault);
+  return true;
 }
 
 void Simulator::plan_end(const Fault& fault) {

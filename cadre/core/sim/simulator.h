@@ -45,6 +45,9 @@ struct SimResult {
   std::vector<RankEnd> ranks;
   FaultCounts faults;
   std::vector<Strike> strikes;
+  // A text for each planned fault that did not occur, such as "kill rank 1 at point 200 of rank 1:
+  // rank 1 ended after 75 points"; empty if the simulation was ended before the ranks.
+  std::vector<std::string> missed_faults;
   std::vector<std::string> history;
   uint64_t history_hash = 0;
   std::string failure;  // says why the simulation was ended before the ranks; else empty
@@ -70,12 +73,15 @@ class CADRE_EXPORT Simulator {
  private:
   void run_rank(int rank, const std::function<void(os::System&, int)>& rank_main, RankEnd& end);
   void plan_faults();
-  void strike(const Fault& fault);
+  // Returns whether the fault had a target: a rank that has ended cannot be killed or stopped.
+  bool strike(const Fault& fault);
+  std::vector<std::string> missed_faults(const std::vector<RankEnd>& ranks) const;
   void plan_end(const Fault& fault);
 
   std::unique_ptr<World> world_;
   std::vector<std::unique_ptr<SimulatedSystem>> systems_;
   std::vector<Strike> strikes_;
+  std::vector<bool> has_struck_;  // one entry for each fault of the options
 };
 
 }  // namespace cadre::sim

@@ -174,6 +174,22 @@ TEST(Simulator, AKillAfterTheEndIsNone) {
   EXPECT_EQ(result.ranks[1].kind, RankEnd::Kind::kReturned);
 }
 
+TEST(Simulator, APlannedFaultThatDoesNotOccurIsReported) {
+  EXPECT_TRUE(run_echo(3, {Fault::kill(1, When::at_point(1, 30))}).missed_faults.empty());
+  const SimResult result =
+      run_echo(3, {Fault::kill(1, When::at_point(1, 1'000'000)),
+                   Fault::stop(0, When::at_time(std::chrono::hours(1))),
+                   Fault::cut(0, 1, When::at_time(std::chrono::hours(1))),
+                   Fault::partition(0, 1, When::at_point(0, 1)).lasting(milliseconds(1))});
+  EXPECT_EQ(result.failure, "");
+  ASSERT_EQ(result.missed_faults.size(), 3u);
+  EXPECT_EQ(result.missed_faults[0],
+            cadre::format("kill rank 1 at point 1000000 of rank 1: rank 1 ended after {} points",
+                          result.ranks[1].num_points));
+  EXPECT_EQ(result.missed_faults[1], "stop rank 0 at 3.6e+06 ms: rank 0 had ended");
+  EXPECT_EQ(result.missed_faults[2], "cut ranks 0 and 1 at 3.6e+06 ms: all ranks had ended");
+}
+
 // Rank 0 kills its peer directly, without a planned fault. Rank 0 notices the end of the peer even
 // if no history is kept.
 TEST(Simulator, ARankMayKillAnother) {

@@ -10,7 +10,8 @@ namespace cadre::wire {
 namespace {
 
 constexpr uint32_t kRankAddressMagic = 0x31434443;  // "CDC1"
-constexpr int kMaxErrorCode = static_cast<int>(ErrorCode::kInternal);
+constexpr int kFirstErrorCode = static_cast<int>(ErrorCode::kInvalidArgument);
+constexpr int kNumErrorCodes = static_cast<int>(ErrorCode::kInternal) - kFirstErrorCode + 1;
 
 std::string_view cut(std::string_view text, size_t max_bytes = kMaxControlTextBytes) {
   return text.substr(0, max_bytes);
@@ -53,7 +54,7 @@ void write(ByteWriter& out, const Activity& m) {
   out.text(cut(m.elsewhere, kMaxElsewhereBytes));
 }
 void write(ByteWriter& out, const AbortNotice& m) {
-  out.integer(static_cast<uint8_t>(m.code));
+  out.integer(static_cast<uint8_t>(static_cast<int>(m.code) - kFirstErrorCode));
   out.integer(m.culprit);
   out.integer(m.reporter);
   out.text(cut(m.cause));
@@ -111,12 +112,13 @@ void write(ByteWriter& out, const EventBatch& m) {
 void write(ByteWriter&, const Heartbeat&) {}
 void write(ByteWriter&, const LeaveReceipt&) {}
 
-// Reads an enum that is sent as one byte; nullopt if it is out of range.
+// Reads an enum that is sent as one byte, its distance from the first value; nullopt if it is out
+// of range.
 template <typename E>
-std::optional<E> read_enum(ByteReader& in, int num_values) {
+std::optional<E> read_enum(ByteReader& in, int num_values, int first_value = 0) {
   const auto value = in.integer<uint8_t>();
   if (value >= num_values) return std::nullopt;
-  return static_cast<E>(value);
+  return static_cast<E>(first_value + value);
 }
 
 bool read(ByteReader& in, Hello& m) {
@@ -156,7 +158,7 @@ bool read(ByteReader& in, Activity& m) {
   return state.has_value();
 }
 bool read(ByteReader& in, AbortNotice& m) {
-  const auto code = read_enum<ErrorCode>(in, kMaxErrorCode + 1);
+  const auto code = read_enum<ErrorCode>(in, kNumErrorCodes, kFirstErrorCode);
   m.culprit = in.integer<int32_t>();
   m.reporter = in.integer<int32_t>();
   m.cause = in.text(kMaxControlTextBytes);

@@ -29,7 +29,8 @@ Status check_is_this_host(const NamedHost& named) {
       ErrorCode::kInvalidArgument,
       cadre::format("{}: \"{}\" is not this host, on which the launcher serves the job's "
                     "store: leave it out, or for several hosts start each process yourself, "
-                    "with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                    "with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and one secret "
+                    "CADRE_JOB_TOKEN for all",
                     named.given.text(), named.host));
 }
 

@@ -155,7 +155,8 @@ TEST_F(RunUnstartable, SaysWhyInOneSentence) {
       {{"--nnodes", "2", "true"},
        2,
        "--nnodes 2: this launcher starts workers on one host only; for several hosts start each "
-       "process yourself, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"},
+       "process yourself, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and one secret "
+       "CADRE_JOB_TOKEN for all"},
       {{"--nproc-per-nide", "2", "true"},
        2,
        "unknown option --nproc-per-nide; did you mean --nproc-per-node?"},

@@ -61,7 +61,8 @@ Status check_num_nodes(const GivenOption& given, RunOptions&) {
   if (given.value == "1" || given.value == "1:1") return {};
   return wrong(given,
                "this launcher starts workers on one host only; for several hosts start each "
-               "process yourself, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+               "process yourself, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and one secret "
+               "CADRE_JOB_TOKEN for all");
 }
 
 Status check_node_rank(const GivenOption& given, RunOptions&) {

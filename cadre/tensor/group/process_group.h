@@ -110,7 +110,8 @@ struct BatchOptions {
 };
 
 // The fields mean the same as in SplitOptions and StoreGroupOptions of core/comm/groups/split.h.
-// timeout: the time limit within which all ranks that must make the call have to make it.
+// The name of new_group() is the same on all ranks of the parent. timeout: the time limit within
+// which all ranks that must make the call have to make it.
 struct SplitGroupOptions {
   std::optional<int> color = {};
   int key = 0;
@@ -118,6 +119,7 @@ struct SplitGroupOptions {
   Duration timeout = kDefaultConnectTimeout;
 };
 struct NewGroupOptions {
+  std::string name = {};
   Duration timeout = kDefaultConnectTimeout;
 };
 struct NewGroupOverStoreOptions {

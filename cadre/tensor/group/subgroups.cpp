@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/core/comm/checks.h"
 #include "cadre/core/comm/group_destruction.h"
 #include "cadre/core/comm/groups/rejoin_group.h"
 #include "cadre/core/comm/groups/split.h"
@@ -53,7 +54,7 @@ std::optional<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& rank
                                                     const NewGroupOptions& options) const {
   const GroupCall call(communicator_, "new_group", options.timeout);
   const std::vector<Rank> members(ranks.begin(), ranks.end());
-  return child(cadre::new_group(call.group, members, *call.deadline));
+  return child(cadre::new_group(call.group, members, *call.deadline, options.name));
 }
 
 ProcessGroup ProcessGroup::new_group_over_store(const std::vector<int>& ranks,

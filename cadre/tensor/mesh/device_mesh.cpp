@@ -9,6 +9,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/core/comm/checks.h"
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/group/operands/operands.h"
 #include "cadre/tensor/mesh/mesh_groups.h"

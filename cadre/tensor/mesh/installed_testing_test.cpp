@@ -64,6 +64,19 @@ TEST(InstalledTesting, GroupsInTheSimulatorRepeatBySeedAndNameAKilledRank) {
   EXPECT_THAT(killed.ranks[0].failure, HasSubstr("rank 1"));
 }
 
+TEST(InstalledTesting, ABodyWithoutOutputRunsInTheSimulator) {
+  int num_ran = 0;  // the simulator runs one rank at a time
+  const auto result =
+      run_groups_in_simulator(7, {.ranks_per_host = {1, 1}}, 2, [&](const ProcessGroup& group) {
+        const Tensor tensor = torch::full({2}, group.rank() + 1.0);
+        group.all_reduce(tensor);
+        require(tensor[1].item<double>() == 3, "the sum over both ranks");
+        ++num_ran;
+      });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(num_ran, 2);
+}
+
 TEST(InstalledTesting, AMeshOnAFakeGroupHasTheSizesOfItsAxes) {
   const ProcessGroup world = testing::make_fake_group(1024, {.rank = 7});
   const DeviceMesh mesh(world, {{"data", 128}, {"model", 8}});

@@ -14,7 +14,7 @@ bool RanksResult::ok() const {
 }
 
 std::string RanksResult::failures() const {
-  std::string text;
+  std::string text = failure.empty() ? "" : failure + "\n";
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank].failure.empty()) continue;
     text += cadre::format("rank {}: {}\n", rank, ranks[rank].failure);
@@ -62,8 +62,11 @@ std::unique_ptr<Communicator> connect_ranks(RankContext& context,
                                own, context.system.deadline_in(timeout));
 }
 
+CheckFailed::CheckFailed(std::string_view what)
+    : std::runtime_error(cadre::format("check failed: {}", what)) {}
+
 void require(bool condition, std::string_view what) {
-  if (!condition) throw Error(ErrorCode::kInternal, std::string(what));
+  if (!condition) throw CheckFailed(what);
 }
 
 os::Address make_rendezvous_address(os::System& system) {

@@ -2,13 +2,14 @@
 //
 // Threads: call it from one thread. Blocking: until all ranks have ended. Lifetime: every thread is
 // joined. Errors: an exception of a rank is returned as text with the rank. A rank that finds a
-// wrong result throws (require()); then its group is destroyed, and the other ranks fail at once
-// instead of waiting for this rank.
+// wrong result throws CheckFailed (require()); then its group is destroyed, and the other ranks
+// fail at once instead of waiting for this rank.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,10 +51,12 @@ struct RankOutcome {
 
 struct CADRE_EXPORT RanksResult {
   std::vector<RankOutcome> ranks;
+  // What failed in the run and on no rank, such as a planned fault that did not occur; else empty.
+  std::string failure = {};
 
   bool ok() const;
-  // Returns a line such as "rank 1: kTimeout: ..." for each rank that failed; an empty text if none
-  // failed.
+  // Returns the failure of the run, if there is one, and a line such as "rank 1: kTimeout: ..." for
+  // each rank that failed; an empty text if nothing failed.
   std::string failures() const;
 };
 
@@ -67,14 +70,21 @@ CADRE_EXPORT std::unique_ptr<Communicator> connect_ranks(
     RankContext& context, const CommunicatorOptions& options = {.timeout = kRankTimeout},
     Duration timeout = kRankTimeout);
 
-// Throws Error(kInternal) with `what` unless the condition holds.
+// The exception of require(). It is no cadre::Error, because a failed check is a defect of the test
+// or of the tested program and not of Cadre; so code that handles a cadre::Error does not catch it.
+class CADRE_EXPORT CheckFailed : public std::runtime_error {
+ public:
+  explicit CheckFailed(std::string_view what);
+};
+
+// Throws CheckFailed with the text "check failed: " and `what` unless the condition holds.
 CADRE_EXPORT void require(bool condition, std::string_view what);
 
 // Returns a unix socket address that no other run uses.
 CADRE_EXPORT os::Address make_rendezvous_address(os::System& system);
 
-// Calls `body` and returns the exception that it throws as "kCode: message"; an empty text if it
-// returns.
+// Calls `body` and returns the exception that it throws as "kCode: message", or as "exception: ..."
+// if it is no cadre::Error; an empty text if it returns.
 CADRE_EXPORT std::string failure_of(const std::function<void()>& body);
 
 // Calls `body` and returns the fields of the Error that it throws, without unknown ones, such as

@@ -27,7 +27,7 @@ TEST(ThreadRanks, ReturnOutputsAndFailuresByRank) {
     require(context.rank != 1, "rank 1 does not want to");
     context.output = cadre::format("{} of {}", context.rank, context.world_size);
   });
-  EXPECT_EQ(result.failures(), "rank 1: kInternal: rank 1 does not want to\n");
+  EXPECT_EQ(result.failures(), "rank 1: exception: check failed: rank 1 does not want to\n");
   EXPECT_EQ(result.ranks[0].output, "0 of 3");
   EXPECT_EQ(result.ranks[2].output, "2 of 3");
   EXPECT_EQ(leftovers_since(before), "");
@@ -81,7 +81,7 @@ TEST(ThreadRanks, ThatThrowEndTheOthers) {
     require(context.rank != 1, "rank 1 has found a wrong number");
     static_cast<void>(sum_over_ranks(*group));
   });
-  EXPECT_EQ(result.ranks[1].failure, "kInternal: rank 1 has found a wrong number");
+  EXPECT_EQ(result.ranks[1].failure, "exception: check failed: rank 1 has found a wrong number");
   for (const size_t other : {0, 2}) {
     EXPECT_NE(result.ranks[other].failure.find("kPeerLost"), std::string::npos)
         << result.failures();
@@ -106,6 +106,36 @@ TEST(SimulatedRanks, ConnectAGroupAcrossHostsAndRepeatBySeed) {
   EXPECT_NE(run(6).sim.history_hash, first.sim.history_hash);
 }
 
+TEST(SimulatedRanks, FailIfAPlannedFaultDoesNotOccur) {
+  const RankMain rank_main = [](RankContext& context) {
+    const auto group = connect_ranks(context);
+    static_cast<void>(sum_over_ranks(*group));
+  };
+  const auto kill = [](int64_t point) {
+    return sim::SimOptions{.faults = {sim::Fault::kill(1, sim::When::at_point(1, point))}};
+  };
+  const SimulatedRanksResult whole = run_ranks_in_simulator(7, {}, 2, rank_main);
+  EXPECT_EQ(whole.failures(), "");
+  const int64_t num_points = whole.sim.ranks[1].num_points;
+  EXPECT_EQ(run_ranks_in_simulator(7, kill(num_points / 2), 2, rank_main).failure, "");
+  const SimulatedRanksResult missed = run_ranks_in_simulator(7, kill(1'000'000), 2, rank_main);
+  EXPECT_FALSE(missed.ok());
+  EXPECT_EQ(missed.failures(),
+            cadre::format("a planned fault did not occur: kill rank 1 at point 1000000 of rank 1: "
+                          "rank 1 ended after {} points; plan it earlier, for example at half of "
+                          "sim.ranks[r].num_points or sim.ranks[r].at of a run without faults\n",
+                          num_points));
+}
+
+// The error is that of an invalid call and not that of a failed check.
+TEST(SimulatedRanks, RefuseOptionsWithAnotherNumberOfRanks) {
+  EXPECT_EQ(failure_of([] {
+              run_ranks_in_simulator(1, {.ranks_per_host = {2, 2}}, 3, [](RankContext&) {});
+            }),
+            "kInvalidArgument: run_ranks_in_simulator: SimOptions::ranks_per_host has 4 ranks in "
+            "total, but world_size is 3; pass equal numbers");
+}
+
 TEST(ProcessRanks, ReturnOutputsAndFailuresByRank) {
   const Resources before = count_resources();
   const std::string large(200'000, 'x');  // larger than the buffer of a pipe
@@ -113,7 +143,7 @@ TEST(ProcessRanks, ReturnOutputsAndFailuresByRank) {
     require(context.rank != 1, "rank 1 does not want to");
     context.output = large + cadre::format("{} of {}", context.rank, context.world_size);
   });
-  EXPECT_EQ(result.failures(), "rank 1: kInternal: rank 1 does not want to\n");
+  EXPECT_EQ(result.failures(), "rank 1: exception: check failed: rank 1 does not want to\n");
   EXPECT_EQ(result.ranks[0].output, large + "0 of 3");
   EXPECT_EQ(result.ranks[2].output, large + "2 of 3");
   EXPECT_EQ(leftovers_since(before), "");

@@ -34,9 +34,12 @@ SimulatedRanksResult run_ranks_in_simulator(uint64_t seed, sim::SimOptions optio
                                   ? os::Address{os::Address::Kind::kUnix, "cadre-test", 0}
                                   : os::Address{os::Address::Kind::kTcp, "node0", kRendezvousPort};
   sim::Simulator simulator(seed, std::move(options));
-  require(simulator.num_ranks() == world_size,
-          cadre::format("options.ranks_per_host has {} ranks in total, but world_size is {}",
-                        simulator.num_ranks(), world_size));
+  if (simulator.num_ranks() != world_size) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("run_ranks_in_simulator: SimOptions::ranks_per_host has {} ranks in "
+                              "total, but world_size is {}; pass equal numbers",
+                              simulator.num_ranks(), world_size));
+  }
   const bool has_hosts = num_hosts > 1;
   const auto store = std::make_shared<HashStore>(simulator.system(0));
   SimulatedRanksResult result;
@@ -52,6 +55,12 @@ SimulatedRanksResult run_ranks_in_simulator(uint64_t seed, sim::SimOptions optio
     rank_main(context);
     result.ranks[static_cast<size_t>(rank)].output = std::move(context.output);
   });
+  for (const std::string& missed : result.sim.missed_faults) {
+    result.failure += cadre::format(
+        "{}a planned fault did not occur: {}; plan it earlier, for example at half of "
+        "sim.ranks[r].num_points or sim.ranks[r].at of a run without faults",
+        result.failure.empty() ? "" : "\n", missed);
+  }
   for (size_t rank = 0; rank < result.ranks.size(); ++rank) {
     result.ranks[rank].failure =
         result.sim.failure.empty() ? describe(result.sim.ranks[rank]) : result.sim.failure;

@@ -2,7 +2,9 @@
 //
 // Threads: call it from one thread. Blocking: the real time in which the ranks compute; simulated
 // waits take no time. Errors: see ranks.h. The failure of a rank that was killed or stopped is
-// "killed" or "stopped". If a simulation cannot continue (deadlock), every rank fails.
+// "killed" or "stopped". If a simulation cannot continue (deadlock), every rank fails. A planned
+// fault that did not occur, because its time was after the end, is a failure of the run, so that a
+// test does not pass without its fault.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +16,7 @@
 
 namespace cadre::testing {
 
-// failures() also lists ranks that were killed or stopped.
+// failures() also lists ranks that were killed or stopped, and planned faults that did not occur.
 struct SimulatedRanksResult : RanksResult {
   sim::SimResult sim;
 };

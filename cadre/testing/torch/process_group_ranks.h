@@ -72,4 +72,13 @@ inline SimulatedRanksResult run_groups_in_simulator(uint64_t seed, sim::SimOptio
   });
 }
 
+// Runs a body without output in the simulator.
+inline SimulatedRanksResult run_groups_in_simulator(
+    uint64_t seed, sim::SimOptions simulation, int world_size,
+    const std::function<void(const ProcessGroup&)>& body, const RunGroupsOptions& options = {}) {
+  return run_groups_in_simulator(
+      seed, std::move(simulation), world_size,
+      [&](const ProcessGroup& group, std::string&) { body(group); }, options);
+}
+
 }  // namespace cadre::testing

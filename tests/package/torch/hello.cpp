@@ -1,4 +1,4 @@
-// <cadre/cadre.h> would include all of Cadre; the headers of the topics, used here, compile faster.
+// <cadre/cadre.h> has all topics that use libtorch; the headers of single topics compile faster.
 #include <ATen/ops/full.h>
 #include <cadre/error.h>
 #include <cadre/process_group.h>

@@ -180,8 +180,10 @@ TEST(HostEngineLeavingTest, NobodySucceedsWithMemoryThatItsOwnerUsesAgain) {
           }
         });
     if (result.ranks[0].output == "left") ++num_left;
-    EXPECT_TRUE(result.ok()) << "stopped at point " << point << ", seed " << run << "\n"
-                             << result.failures();
+    // Rank 1 may have fewer points than `point`.
+    EXPECT_TRUE(testing::RanksResult{result.ranks}.ok())
+        << "stopped at point " << point << ", seed " << run << "\n"
+        << result.failures();
   }
   EXPECT_GT(num_left, 5);
 }

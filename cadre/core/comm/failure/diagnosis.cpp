@@ -52,7 +52,7 @@ std::string_view remedy_of(const Failure& failure) {
         return "check that the other rank calls the matching send or recv, with the same tag; then "
                "restart the job or call rejoin()";
       }
-      return kRestart;
+      return "check that every rank calls this operation; then restart the job or call rejoin()";
     case ErrorCode::kPeerLost:
       return kRestart;
     case ErrorCode::kInvalidArgument:

@@ -82,7 +82,8 @@ TEST(Diagnosis, ATimeoutNamesWhoIsWaitedForAndWhatItWasLastSeenDoing) {
   EXPECT_EQ(error.message(),
             "all_reduce #1042 on group \"fsdp\" timed out after 60 s on rank 0 (node0, pid 4711)\n"
             "  waiting for rank 3 (node1, pid 4714): last seen in all_gather #1041, reduce, 61 s "
-            "ago. Remedy: restart the job or call rejoin(). Record: logs/flight/rank0");
+            "ago. Remedy: check that every rank calls this operation; then restart the job or call "
+            "rejoin(). Record: logs/flight/rank0");
 }
 
 TEST(Diagnosis, AnErrorHasTheCulpritTheReporterAndTheOperationAsFields) {

@@ -56,6 +56,7 @@ uint64_t digest_of_ranks(std::span<const int> ranks);
 struct NewGroupCall {
   uint64_t digest = 0;  // the digest of the list of ranks
   uint64_t stamp = 0;   // a random number, which distinguishes two calls of one rank in a store
+  uint64_t name_digest = 0;  // the digest of the name that the program gives the group
   int64_t is_short = 0;
   GroupPlaces places;
 };

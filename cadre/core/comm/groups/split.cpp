@@ -131,22 +131,31 @@ std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& gi
 }
 
 std::unique_ptr<Communicator> new_group(Communicator& parent, std::span<const Rank> ranks,
-                                        Deadline deadline) {
+                                        Deadline deadline, const std::string& name) {
   check_list("new_group", parent, ranks);
   const uint64_t number = parent.num_collectives() + 1;
   const Communicator::Impl& impl = CommunicatorParts::impl_of(parent);
   check_usable(impl, "new_group");
   const bool is_member = std::ranges::find(ranks, parent.rank()) != ranks.end();
-  NewGroup group{.name = format("{}/{}", parent.name(), number),
+  NewGroup group{.name = name.empty() ? format("{}/{}", parent.name(), number) : name,
                  .identity = impl.identity.child(number)};
-  NewGroupCall call{.digest = digest_of_ranks(fabric_ranks(impl, ranks))};
+  NewGroupCall call{.digest = digest_of_ranks(fabric_ranks(impl, ranks)),
+                    .name_digest = fnv1a(name)};
   const Status cut = is_member ? cut_into(impl, values_of(ranks), group, call) : Status();
   const auto calls = gather(parent, "new_group", call,
                             is_member ? std::optional(group.identity) : std::nullopt, deadline);
   const auto other = std::ranges::find_if(
       calls, [&](const NewGroupCall& theirs) { return theirs.digest != call.digest; });
+  const auto other_name = std::ranges::find_if(
+      calls, [&](const NewGroupCall& theirs) { return theirs.name_digest != call.name_digest; });
   try {
     if (other != calls.end()) refuse_list(parent, ranks, static_cast<int>(other - calls.begin()));
+    if (other_name != calls.end()) {
+      throw refusal_of(parent, "new_group",
+                       format("this rank names the group \"{}\", but rank {} gives another name: "
+                              "every rank must pass the same name",
+                              name, other_name - calls.begin()));
+    }
     check_memory(impl, cut, std::span<const NewGroupCall>(calls), all_ranks(impl));
   } catch (const Error&) {
     if (group.pieces) group.pieces->discard();

@@ -42,10 +42,11 @@ CADRE_EXPORT std::unique_ptr<Communicator> split(Communicator& parent, const Spl
                                                  Deadline deadline);
 
 // Makes a group of these ranks of the parent, in this order. Every rank of the parent calls it with
-// the same list, member or not, which is checked. Returns null on a rank that is not in the list.
+// the same list and name, member or not, which is checked. Returns null on a rank that is not in
+// the list. Messages quote the name; if it is empty, it is derived from the parent's.
 CADRE_EXPORT std::unique_ptr<Communicator> new_group(Communicator& parent,
-                                                     std::span<const Rank> ranks,
-                                                     Deadline deadline);
+                                                     std::span<const Rank> ranks, Deadline deadline,
+                                                     const std::string& name = {});
 
 struct StoreGroupOptions {
   // A store that only the members use, or one with a prefix for their keys (PrefixStore). May be

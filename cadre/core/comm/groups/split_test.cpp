@@ -207,6 +207,15 @@ TEST_P(Split, ListsThatDifferOrMakeNoSenseAreRefused) {
                context.rank));
     EXPECT_THAT(refusal({1, 1}), HasSubstr("rank 1 is in the list [1, 1] twice"));
     EXPECT_THAT(refusal({world.rank()}), HasSubstr("every rank must pass the same ranks"));
+    const std::vector<Rank> both = {0, 1};
+    const std::string own = world.rank() == 0 ? "pair" : "couple";
+    EXPECT_EQ(refusal_of([&] { new_group(world, both, soon(context), own); }),
+              format("new_group on group \"world\", rank {}: this rank names the group \"{}\", but "
+                     "rank {} gives another name: every rank must pass the same name",
+                     context.rank, own, 1 - world.rank().value));
+    const auto named = new_group(world, both, soon(context), "pair");
+    require(named->name() == "pair" && sum(*named, 1) == 2, named->name());
+    named->close(soon(context));
     require(sum(world, 1) == 2, "the world goes on");
   });
 }

@@ -26,6 +26,8 @@ struct CollectiveOptions {
   // The deadline of the operation. If empty, the group's timeout counts from the start of the
   // operation and not from its issue, since other operations may have to end before.
   std::optional<Deadline> deadline = {};
+  // The same limit as a duration from the call on, in place of a deadline; positive.
+  std::optional<Duration> timeout = {};
   // An owner of the memory that the operation uses. It is released when the operation is done, by
   // the thread that ends it, without a lock held. The deleter may use the group, but must not wait
   // for it. It may destroy the last handle of the group, which then ends in another thread soon

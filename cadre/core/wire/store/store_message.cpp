@@ -257,7 +257,7 @@ Result<Decoded<T>> unread(std::string_view what, const ByteReader& reader, Progr
 }
 
 constexpr uint8_t kNoError = 0;
-constexpr uint8_t kMaxErrorCode = static_cast<uint8_t>(ErrorCode::kInternal) + 1;
+constexpr uint8_t kMaxErrorCode = static_cast<uint8_t>(ErrorCode::kInternal);
 constexpr size_t kMaxErrorBytes = 64 << 10;
 
 void write_answer(ByteWriter& writer, Answer answer, const StoreResponse& response) {
@@ -373,7 +373,7 @@ std::vector<std::byte> encode_c10d_answer(StoreVerb verb, const StoreResponse& r
 std::vector<std::byte> encode_answer(StoreVerb verb, const StoreResponse& response) {
   ByteWriter writer;
   if (response.error) {
-    writer.integer(static_cast<uint8_t>(static_cast<int>(response.error->code()) + 1));
+    writer.integer(static_cast<uint8_t>(response.error->code()));
     writer.text<uint64_t>(std::string_view(response.error->message()).substr(0, kMaxErrorBytes));
     return writer.take();
   }
@@ -406,7 +406,7 @@ Result<Decoded<StoreResponse>> decode_answer(const StoreRequest& request, ConstB
   if (!reader.ok()) return unread<StoreResponse>("error", reader, progress);
   progress = {};
   return Decoded<StoreResponse>{
-      StoreResponse{.error = Error(static_cast<ErrorCode>(code - 1), std::string(message))},
+      StoreResponse{.error = Error(static_cast<ErrorCode>(code), std::string(message))},
       reader.offset()};
 }
 

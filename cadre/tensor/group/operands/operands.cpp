@@ -2,11 +2,11 @@
 
 #include <ATen/ops/from_blob.h>
 
-#include <chrono>
 #include <utility>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/core/comm/checks.h"
 #include "cadre/core/os/system.h"
 #include "cadre/tensor/group/operands/tensor_checks.h"
 #include "cadre/tensor/group/operands/world_of_one.h"
@@ -22,14 +22,6 @@ Communicator& group_behind(const std::shared_ptr<Communicator>& handle, std::str
               format("{}: this ProcessGroup was moved from and has no group; use the one that it "
                      "was moved to, or copy it instead",
                      call));
-}
-
-Deadline deadline_of(const Communicator& group, std::string_view call, Duration timeout) {
-  if (timeout > Duration(0)) return group.system().deadline_in(timeout);
-  const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
-  refuse_tensor(group, call,
-                format("the timeout is {} ms; pass a positive one, or leave it out for the default",
-                       limit.count()));
 }
 
 GroupCall::GroupCall(const std::shared_ptr<Communicator>& handle, std::string_view call_name,

@@ -29,9 +29,6 @@ namespace cadre {
 // Returns the communicator of a handle. Throws if the handle was moved from.
 Communicator& group_behind(const std::shared_ptr<Communicator>& handle, std::string_view call);
 
-// Returns the point in time that is `timeout` from now.
-Deadline deadline_of(const Communicator& group, std::string_view call, Duration timeout);
-
 struct GroupCall {
   // `call_name` is static text.
   GroupCall(const std::shared_ptr<Communicator>& handle, std::string_view call_name,

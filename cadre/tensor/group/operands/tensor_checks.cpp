@@ -33,6 +33,21 @@ std::string instead_of(std::string_view role, std::string_view conversion) {
       name, conversion);
 }
 
+// Returns what to do with a tensor of a dtype that is not supported. A complex tensor has a view as
+// pairs of real numbers, which the operation may change in place. A sum, mean or copy of the pairs
+// is that of the complex numbers.
+std::string remedy_of_dtype(std::string_view role, const at::Tensor& tensor) {
+  const std::string_view name = role == kInput ? "input" : role == kOutput ? "output" : "tensor";
+  if (tensor.is_complex()) {
+    return format(
+        "pass torch::view_as_real({}), its real and imaginary parts, which may be "
+        "gathered, sent, added up and averaged, but not multiplied or compared",
+        name);
+  }
+  if (c10::isFloat8Type(tensor.scalar_type())) return instead_of(role, "to(torch::kBFloat16)");
+  return instead_of(role, "to() with one of these dtypes");
+}
+
 // Checks that the two tensors share no memory, or that the small one is exactly this rank's slice
 // of the large one, which the engines allow.
 void check_aliasing(const Communicator& communicator, std::string_view operation,
@@ -142,6 +157,15 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
                   format("{} {} is sparse; only dense tensors are exchanged: {}", role,
                          shape_of(tensor), instead_of(role, "to_dense()")));
   }
+  if (tensor.is_meta()) {
+    refuse_tensor(
+        communicator, operation,
+        format("{} {} is on meta, so it has a shape and no values; {}", role, shape_of(tensor),
+               role == kOutput ? "pass one with memory: torch::empty_like(output, "
+                                 "torch::kCPU)"
+                               : "give it values first: for a module from defer_init(), "
+                                 "call cadre::materialize() or wrap the module"));
+  }
   if (!tensor.device().is_cpu()) {
     refuse_tensor(communicator, operation,
                   format("{} {} is on {}; this group exchanges CPU tensors: {}", role,
@@ -160,9 +184,10 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
   }
   const std::optional<DType> dtype = to_dtype(tensor.scalar_type());
   if (!dtype) {
-    refuse_tensor(communicator, operation,
-                  format("{} {} is {}; supported are {}", role, shape_of(tensor),
-                         dtype_name(tensor.scalar_type()), dtype_names()));
+    refuse_tensor(
+        communicator, operation,
+        format("{} {} is {}; supported are {}; {}", role, shape_of(tensor),
+               dtype_name(tensor.scalar_type()), dtype_names(), remedy_of_dtype(role, tensor)));
   }
   if (role != kInput) check_may_change(communicator, operation, role, tensor);
   return *dtype;

@@ -109,14 +109,37 @@ TEST(ProcessGroup, ListsOfInterleavedOutputsAreFilled) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+void expect_refusal(const std::function<void()>& call, const std::string& text) {
+  const std::string failure = failure_of(call);
+  require(failure.find("kInvalidArgument") != std::string::npos &&
+              failure.find(text) != std::string::npos,
+          "expected \"" + text + "\", got \"" + failure + "\"");
+}
+
+TEST(ProcessGroup, RefusesMetaTensorsAndOtherDtypesWithARemedyThatWorks) {
+  const auto result = run_groups(1, [](const ProcessGroup& group) {
+    const auto expect = expect_refusal;
+    // libtorch cannot copy a meta tensor, so the error must not advise a copy.
+    const Tensor meta = torch::zeros({2}, torch::kMeta);
+    expect([&] { group.all_reduce(meta); },
+           "the tensor (2) is on meta, so it has a shape and no values; give it values first: for "
+           "a module from defer_init(), call cadre::materialize() or wrap the module");
+    expect([&] { group.all_gather(meta, torch::zeros({2})); },
+           "the output (2) is on meta, so it has a shape and no values; pass one with memory: "
+           "torch::empty_like(output, torch::kCPU)");
+    expect([&] { group.all_reduce(torch::zeros({2}, torch::kComplexFloat)); },
+           "; pass torch::view_as_real(tensor), its real and imaginary parts");
+    expect([&] { group.broadcast(torch::zeros({2}, torch::kFloat8_e4m3fn)); },
+           "; keep copy = tensor.to(torch::kBFloat16), pass the copy");
+    expect([&] { group.broadcast(torch::zeros({2}, torch::kUInt16)); },
+           "; keep copy = tensor.to() with one of these dtypes, pass the copy");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(ProcessGroup, RefusesWhatCannotTakePart) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
-    const auto expect = [](const std::function<void()>& call, const std::string& text) {
-      const std::string failure = failure_of(call);
-      require(failure.find("kInvalidArgument") != std::string::npos &&
-                  failure.find(text) != std::string::npos,
-              "expected \"" + text + "\", got \"" + failure + "\"");
-    };
+    const auto expect = expect_refusal;
     const std::string where = "on group \"world\", rank 0: ";
     expect([&] { group.all_reduce(Tensor()); }, "all_reduce " + where + "the tensor is undefined");
     expect([&] { group.all_reduce(torch::zeros({2}, torch::kComplexFloat)); },
@@ -134,7 +157,6 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
     expect([&] { group.all_reduce(six, {.op = ReduceOp::kPremulSum}); },
            "all_reduce " + where + "premul_sum needs this rank's factor");
     expect([&] { group.broadcast(torch::zeros({2, 2}).to_sparse()); }, "is sparse");
-    expect([&] { group.all_reduce(torch::zeros({2}, torch::kMeta)); }, "is on meta");
     expect([&] { group.all_reduce(torch::zeros({2}, torch::kInt), {.op = ReduceOp::kAvg}); },
            "all_reduce " + where + "avg of int32 is refused: the mean of integers is no integer");
     expect([&] { group.reduce_scatter(six, six.clone(), {.op = ReduceOp::kBor}); },
