@@ -274,7 +274,7 @@ TEST(MemoryPlan, RefusesWhatDoesNotApply) {
   options.accumulate = 0;
   EXPECT_THAT(refusal_of(options), HasSubstr("accumulate is 0"));
   options = on_ranks(DataStrategy::kFsdp, 0);
-  EXPECT_THAT(refusal_of(options), HasSubstr("0 ranks"));
+  EXPECT_THAT(refusal_of(options), HasSubstr("num_ranks is 0"));
   ModelSizes model = small_model();
   model.units[1].parent = 2;
   EXPECT_THAT(refusal_of({}, model), HasSubstr("unit 1 has the parent 2"));

@@ -460,7 +460,7 @@ TEST(FlatParameters, RefuseWhatCannotBeSharded) {
   EXPECT_THAT(refusal({{"a", weight}, {"b", leaf(torch::ones({2}, torch::kDouble))}}),
               HasSubstr("\"b\" is Double but the first parameter is Float"));
   EXPECT_THAT(refusal({{"a", torch::ones({2}, torch::kComplexFloat)}}),
-              HasSubstr("ComplexFloat cannot be exchanged"));
+              HasSubstr("the dtype ComplexFloat cannot be sent between ranks"));
   EXPECT_THAT(refusal({{"a", weight}, {"b", weight}}), HasSubstr("\"a\" and \"b\" are one tensor"));
   EXPECT_THAT(refusal({{"a", weight}, {"b", weight.detach().view(-1).narrow(0, 5, 3)}}),
               HasSubstr("\"a\" and \"b\" share memory"));

@@ -226,7 +226,7 @@ TEST(ShardedNorm, RefusesWhatItCannotSum) {
   EXPECT_THAT(failure_of([&] { clip_grad_norm_(shards, -1); }), HasSubstr("max_norm is -1"));
   shards[0].placements = {Partial()};
   EXPECT_THAT(failure_of([&] { gradient_norm(shards); }),
-              HasSubstr("\"p0\" lies as [Partial(sum)] on {dp: 1}"));
+              HasSubstr("\"p0\" has the placements [Partial(sum)] on the mesh {dp: 1}"));
   shards[0].placements = {Replicate()};
   shards[0].values.mutable_grad() = torch::ones({6}).to_sparse();
   EXPECT_THAT(failure_of([&] { gradient_norm(shards); }),

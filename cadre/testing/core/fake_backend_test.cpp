@@ -160,7 +160,8 @@ TEST(FakeBackendTest, WhatAnEngineDoesNotSupportIsRefusedBeforeItIsNumbered) {
                                        c.kind, group.rank(), problem);
       require(text.starts_with(begin), text);
     };
-    expect(Collective::all_to_all(in, out, DType::kFloat32), "backend \"few\" does not have it");
+    expect(Collective::all_to_all(in, out, DType::kFloat32),
+           "backend \"few\" does not have this operation");
     expect(Collective::all_reduce(in, out, DType::kBfloat16, ReduceOp::kSum),
            "backend \"few\" does not move bfloat16");
     expect(Collective::all_reduce(in, out, DType::kFloat32, ReduceOp::kAvg),
@@ -274,7 +275,7 @@ TEST(FakeBackendTest, AFormulaIsTheOtherRanksOfALoneGroup) {
   EXPECT_THAT(failure_of([&] {
                 group->all_to_all_v({}, {}, DType::kInt32, {{0, 0, 0, 0}, {0, 0, 0, 0}});
               }),
-              HasSubstr("backend \"fake\" does not have it"));
+              HasSubstr("backend \"fake\" does not have this operation"));
   group->close(system->deadline_in(kPatience));
 }
 

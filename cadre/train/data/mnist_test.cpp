@@ -83,7 +83,7 @@ TEST_F(MnistTest, RefusesFilesThatAreMissingOrDoNotFit) {
   write("train-labels-idx1-ubyte", {.shape = {3, 1}, .elements = {7, 0, 9}});
   EXPECT_THAT(refusal(), HasSubstr("2 axes; expected 1"));
   std::ofstream(folder_ + "/train-images-idx3-ubyte") << "<html>not found</html>";
-  EXPECT_THAT(refusal(), HasSubstr("train-images-idx3-ubyte: idx file: it starts with"));
+  EXPECT_THAT(refusal(), HasSubstr("train-images-idx3-ubyte: idx file: the file starts with"));
 }
 
 }  // namespace
