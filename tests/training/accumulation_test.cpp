@@ -48,7 +48,7 @@ struct Numbers : Dataset {
 
 // The shares of this rank of the batches, which together have all samples. With batches of 9
 // samples the last one has 2, so with three ranks or more some shares are empty.
-std::vector<at::Tensor> parts_of(const ProcessGroup& world, int64_t batch_size) {
+std::vector<at::Tensor> own_parts_of(const ProcessGroup& world, int64_t batch_size) {
   DataLoader loader = make_data_loader(Numbers(), {.batch_size = batch_size, .ranks = world});
   std::vector<at::Tensor> parts;
   for (const auto& [data, target] : loader.epoch(0)) parts.push_back(data);
@@ -117,7 +117,7 @@ TEST_P(Accumulation, InPartsGivesTheGradientOfAllSamples) {
   const auto log = std::make_shared<LogLines>();
   const auto body = [](const ProcessGroup& world) {
     for (const int64_t batch_size : {10, 9}) {
-      const std::vector<at::Tensor> parts = parts_of(world, batch_size);
+      const std::vector<at::Tensor> parts = own_parts_of(world, batch_size);
       with_each_wrapper(world, [&](auto& model, const std::string& wrapper) {
         for (int step = 0; step < 2; ++step) {
           const std::string what = format("{}, batches of {}, step {}", wrapper, batch_size, step);
@@ -140,7 +140,7 @@ TEST_P(Accumulation, InPartsGivesTheGradientOfAllSamples) {
 TEST_P(Accumulation, LossesWeightedBySamplesGiveTheGradientOfAllSamples) {
   const auto log = std::make_shared<LogLines>();
   const auto body = [](const ProcessGroup& world) {
-    const std::vector<at::Tensor> parts = parts_of(world, 10);
+    const std::vector<at::Tensor> parts = own_parts_of(world, 10);
     const auto num_own = static_cast<double>(parts[0].size(0) + parts[1].size(0));
     with_each_wrapper(world, [&](auto& model, const std::string& what) {
       const auto backward = [&](const at::Tensor& part) {
@@ -172,7 +172,7 @@ TEST_P(Accumulation, LossesDividedByTheNumberOfPartsAreLoggedIfThePartsDiffer) {
   const auto log = std::make_shared<LogLines>();
   const int world_size = GetParam();
   const auto body = [&](const ProcessGroup& world) {
-    const std::vector<at::Tensor> parts = parts_of(world, 10);
+    const std::vector<at::Tensor> parts = own_parts_of(world, 10);
     with_each_wrapper(world, [&](auto& model, const std::string& what) {
       for (int step = 0; step < 2; ++step) {
         model.zero_grad();

@@ -15,6 +15,7 @@
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/layers/linear.h"
 #include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/parallel/tp/parallelize_module.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/optim/optimizers.h"
