@@ -252,15 +252,17 @@ TEST(ShardedMisuse, ASnapshotOfAnotherModel) {
   SnapshotFolder run(folder.path());
   nn::Linear other(4, 4);
   save_sharded(run, 1, parts_of(*other));
-  expect_sentence("rank 0: " + run.path_of(1) +
-                      " has no tensor 'layer0.linear.bias', which the model needs (4 are missing)",
-                  [&](const ProcessGroup& group) {
-                    const auto net = std::make_shared<Layers>();
-                    const Sharded model{net, group, every_layer()};
-                    return told([&] {
-                      load_sharded(run.path_of(1), parts_of(model.parameter_shards(), *net), group);
-                    });
-                  });
+  expect_sentence(
+      "rank 0: " + run.path_of(1) +
+          " has no tensor 'layer0.linear.bias', which the model needs (4 are missing); its 2 "
+          "tensors have other names, such as 'bias', so another model has saved it. Load it into "
+          "a model with these names, or pass the path of what this model has saved",
+      [&](const ProcessGroup& group) {
+        const auto net = std::make_shared<Layers>();
+        const Sharded model{net, group, every_layer()};
+        return told(
+            [&] { load_sharded(run.path_of(1), parts_of(model.parameter_shards(), *net), group); });
+      });
 }
 
 TEST(ShardedMisuse, TheStateOfADividedOptimizer) {

@@ -231,7 +231,8 @@ TEST(Control, EventsAreCutIntoFramesThatFit) {
   const std::string text(kMaxControlTextBytes, 'x');
   std::vector<Event> events;
   for (int i = 0; i < 5; ++i) {
-    events.push_back(GroupFailure{static_cast<uint64_t>(i), i, {{}, 0, 0, text, text, text}});
+    events.push_back(
+        GroupFailure{static_cast<uint64_t>(i), i, {ErrorCode::kTimeout, 0, 0, text, text, text}});
   }
   for (int i = 0; i < 9000; ++i) events.push_back(FabricLeave{i});
   EXPECT_EQ(events_in(encode_events(events)), events);
