@@ -259,7 +259,7 @@ TEST_F(ShardedFailureTest, TheFirstTensorThatDoesNotFitIsNamed) {
                   for (SnapshotTensor& tensor : *tensors) tensor.name = "mlp." + tensor.name;
                 }
               }),
-              HasSubstr("(11 are missing); its 11 tensors have other names, such as 'count', so "
+              HasSubstr("(11 are missing); its 11 tensors have other names, such as 'conv', so "
                         "another model has saved it"));
   EXPECT_THAT(load_error([](SnapshotParts& parts) {
                 parts.buffers[1] = whole_tensor("mask", torch::zeros({2, 3}, at::kBool));

@@ -10,6 +10,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/communicator_impl.h"
+#include "cadre/core/comm/groups/make_group.h"
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/core/store/hash_store.h"
 #include "cadre/core/store/prefix_store.h"
@@ -404,9 +405,8 @@ class ForgingStore final : public Store {
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override {
     const bool is_read = request.verb == wire::StoreVerb::kMultiGet;
     auto response = inner_->call(std::move(request), deadline);
-    // The value that rank 1 has stored begins with three numbers (the digest, the stamp and the
-    // flag for missing memory). Its first Place follows them.
-    constexpr size_t kPiece = 3 * sizeof(uint64_t) + offsetof(Place, piece);
+    // The value that rank 1 has stored is a NewGroupCall. Its first Place is forged.
+    constexpr size_t kPiece = offsetof(NewGroupCall, places) + offsetof(Place, piece);
     if (is_read && response.ok()) {
       std::memcpy(response->values[1].data() + kPiece, &piece_, sizeof(piece_));
     }
