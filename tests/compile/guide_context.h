@@ -43,6 +43,7 @@ extern cadre::Communicator& group;
 extern const std::unique_ptr<cadre::os::System> system;
 extern const cadre::Deadline deadline;
 extern const int rank, world_size;
+extern const std::vector<Tensor> parts;
 }  // namespace any_topic
 
 namespace store {
@@ -107,7 +108,9 @@ namespace data_parallel {
 using namespace any_page;
 extern cadre::DataLoader loader;
 extern const int64_t epoch;
-extern const Tensor loss, part_1, part_2;
+extern const Tensor loss;
+extern const std::vector<cadre::Batch> parts;
+extern const int64_t num_own;
 extern const int rank;
 }  // namespace data_parallel
 
