@@ -75,7 +75,8 @@ class Communicator::Impl {
   // Makes the group ready to run operations. With pieces, the ranks communicate through the host's
   // memory, and places[r] are the places of the pieces of rank r; without pieces, over TCP.
   void open(std::optional<GroupPieces> pieces, const std::vector<GroupPlaces>& places);
-  // Opens the group of all ranks, which exchanges the places of the ranks' pieces itself.
+  // Opens the group of all ranks. No earlier group can carry the places of the ranks' pieces of
+  // memory, so the ranks exchange them here.
   void open_first(Deadline deadline);
 
   // Returns *this. Every call begins with it, because it throws in a forked child of the process

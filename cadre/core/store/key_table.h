@@ -105,10 +105,10 @@ class KeyTable {
   // Moves the wait to its next missing key. Returns true if no key is missing.
   bool advance(Wait& wait) const;
   void key_appeared(const std::string& key);
-  // Removes and returns the first ticket parked on `queue` whose client will pop an item; nullopt
-  // if there is none.
+  // Removes and returns the first ticket parked on `queue` that asks for a pop; tickets that only
+  // wait until the queue has an item stay. Returns nullopt if no ticket asks for a pop.
   std::optional<Ticket> first_popper(const std::string& queue);
-  // Wakes the first ticket whose client will pop an item, if that ticket waits for no other key.
+  // Wakes the first ticket that asks for a pop, if that ticket waits for no other key.
   // REQUIRES: the queue is not empty.
   void wake_popper(const std::string& queue);
   void wake_watchers(const std::string& queue);

@@ -98,7 +98,9 @@ void UnreducedGradients::review(size_t parameter) {
     }
     return;
   }
-  if (!gradient.defined()) {  // zero_grad() of the module clears the shard's gradient, too
+  if (!gradient.defined()) {
+    // The module's zero_grad() has cleared the gradient of the parameter. It does not know the
+    // shard, so the gradient of the shard is cleared here.
     shards_.leaf(parameter).mutable_grad().reset();
     local = Local{};
     shards_.on_cleared();

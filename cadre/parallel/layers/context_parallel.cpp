@@ -135,7 +135,7 @@ at::Tensor ContextParallel::in_sequence_order(const at::Tensor& ranks, int64_t d
   check_tokens(*this, ranks, dim, options_.num_tokens);
   struct Part {
     TokenRun run;
-    int64_t begin;  // the index of the first token in rank order
+    int64_t begin;  // the index of the run's first token, counted over the tokens of all ranks
   };
   std::vector<Part> parts;
   int64_t begin = 0;

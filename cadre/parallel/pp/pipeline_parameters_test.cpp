@@ -76,8 +76,8 @@ std::string failure_of_step(Pipeline& pipeline, const Tensor& rows) {
   });
 }
 
-// The norm of this rank's stages only would differ between ranks, so clip_grad_norm_() of this list
-// throws.
+// clip_grad_norm_() of pipeline.parameters() throws: these are the parameters of this rank's
+// stages, and a norm over them alone would differ between ranks.
 TEST(PipelineParameters, ANormOfThemAloneIsRefused) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Pipeline pipeline(

@@ -43,7 +43,8 @@ struct CollectiveCall {
   uint64_t num_output(Rank rank) const;
   // Returns the Collective over these buffers. A broadcast runs in place in `out`.
   Collective collective(Rank rank, ConstBytes in, Bytes out) const;
-  // Returns the sources of a rank's result, in the order of the result.
+  // Returns the pieces of the ranks' inputs of which a rank's result consists, in the order in
+  // which they lie in the result.
   std::vector<OutputPiece> output(Rank rank) const;
 };
 

@@ -156,10 +156,11 @@ inline Snapshot parameter_bounds(const Case& test_case, const Training& alone) {
   return bounds;
 }
 
-// Returns the bound of each step's loss. A difference of the parameters changes a loss to first
-// order by at most the sum over all elements of abs(gradient) times the element's bound. Twice that
-// also covers the change of the gradient along the way. The bounds of the parameters after the last
-// step are used for all steps. A tolerance for the rounding of the sum over the rows is added.
+// Returns, for each step, by how much the loss of a training on ranks may differ from that of
+// `alone`. A difference of the parameters changes a loss to first order by at most the sum over all
+// elements of abs(gradient) times the element's bound. Twice that also covers the change of the
+// gradient along the way. The bounds of the parameters after the last step are used for all steps.
+// A tolerance for the rounding of the sum over the rows is added.
 inline std::vector<double> loss_bounds(const Case& test_case, const Training& alone) {
   const Snapshot parameters = parameter_bounds(test_case, alone);
   std::vector<double> bounds;

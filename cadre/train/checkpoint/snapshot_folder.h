@@ -85,7 +85,7 @@ class CADRE_EXPORT SnapshotFolder {
   std::optional<std::string> folder_named_by(std::string_view pointer) const;
 
   std::string run_folder_;
-  // Shared by copies; owned by them unless a test passed it.
+  // Copies of this SnapshotFolder share it. A file system that a test passed is not deleted.
   std::shared_ptr<os::FileSystem> files_;
 };
 

@@ -223,7 +223,8 @@ std::vector<std::string> make_comparable(Config& config) {
   return remarks;
 }
 
-// Returns the number of parts in the cases that accumulate gradients; 1 if there are no such cases.
+// Returns the number of parts into which the cases with gradient accumulation divide a batch. A
+// model with experts has no such cases; the result is 1 then.
 int64_t num_parts_of(const Config& config) {
   return config.model.experts > 0 ? 1 : std::max<int64_t>(2, config.run.accumulate);
 }
