@@ -150,6 +150,15 @@ class TidyTest(unittest.TestCase):
             with self.subTest(comment):
                 self.assertEqual(run_tidy({"cadre/core/base/a.cpp": comment + "\n"})[0], 0)
 
+    def test_type_that_is_defined_twice(self):
+        text = "// A.\n#pragma once\nnamespace cadre {\nstruct Place {\n  int a;\n};\n}  // namespace cadre\n"
+        code, output = run_tidy({"cadre/core/base/a.h": text, "cadre/core/os/b.h": text})
+        self.assertEqual(code, 1, output)
+        self.assertIn("cadre::Place is also defined in cadre/core/base/a.h", output)
+        other = text.replace("namespace cadre {", "namespace cadre::os {")
+        other = other.replace("// namespace cadre\n", "// namespace cadre::os\n")
+        self.assertEqual(run_tidy({"cadre/core/base/a.h": text, "cadre/core/os/b.h": other})[0], 0)
+
     def test_shared_folder_of_a_test(self):
         self.assert_finds("cadre/core/base/a_test.cpp", 'auto path = ::testing::TempDir() + "x";\n',
                           "use testing::TemporaryFolder")

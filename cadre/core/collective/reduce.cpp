@@ -134,7 +134,7 @@ void run_streaming(const Fold& fold, ReduceKind kind, InstructionSet set) {
 }  // namespace
 
 void reduce(std::byte* out, std::span<const std::byte* const> inputs, size_t count, ReduceKind kind,
-            const ReduceOptions& options) {
+            const ReduceSettings& options) {
   if (count == 0) return;
   if (inputs.size() == 1) {
     if (out != inputs[0]) copy(out, inputs[0], count * size_of(kind.dtype), options.stores);

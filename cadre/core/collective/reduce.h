@@ -28,7 +28,7 @@ struct ReduceKind {
   ReduceOp op = ReduceOp::kSum;
 };
 
-struct ReduceOptions {
+struct ReduceSettings {
   StorePolicy stores = StorePolicy::kCached;
   InstructionSet instruction_set = best_instruction_set();
 };
@@ -37,6 +37,6 @@ struct ReduceOptions {
 // premul_sum is passed as a sum of inputs that are already multiplied; at least one input; `out` is
 // disjoint from each input or identical to it. Buffers need no alignment. A single input is copied.
 void reduce(std::byte* out, std::span<const std::byte* const> inputs, size_t count, ReduceKind kind,
-            const ReduceOptions& options = {});
+            const ReduceSettings& options = {});
 
 }  // namespace cadre

@@ -24,7 +24,7 @@ namespace {
 // Deferred tensors of one tape, and their places in storages.
 struct Deferred {
   std::vector<at::Tensor> tensors;
-  std::vector<Place> places;
+  std::vector<StoragePlace> places;
 
   void add(const at::Tensor& tensor) {
     tensors.push_back(tensor);
@@ -69,7 +69,7 @@ std::vector<at::Tensor> uninitialized(const Deferred& deferred) {
   std::map<StorageId, c10::Storage> storages;
   std::vector<at::Tensor> tensors;
   for (size_t i = 0; i < deferred.places.size(); ++i) {
-    const Place& place = deferred.places[i];
+    const StoragePlace& place = deferred.places[i];
     const size_t num_bytes = deferred.tensors[i].storage().unsafeGetStorageImpl()->nbytes();
     auto found = storages.find(place.storage);
     if (found == storages.end()) {

@@ -276,12 +276,12 @@ class Recorder {
 
   std::vector<at::Tensor> values_of_inputs() {
     std::vector<at::Tensor> values;
-    std::vector<Place> places;
+    std::vector<StoragePlace> places;
     std::vector<size_t> indices;
     for (const Input& input : inputs_) {
       values.push_back(input.tensor);
       if (!input.is_deferred) continue;
-      const Place place = Tape::place_of(input.tensor);
+      const StoragePlace place = Tape::place_of(input.tensor);
       if (is_scratch(input)) {
         values.back() = tensor_at(
             allocate_storage(input.tensor.storage().unsafeGetStorageImpl()->nbytes()), place);
@@ -320,8 +320,9 @@ class Recorder {
   std::shared_ptr<RecordedOperation> make_operation(const std::vector<c10::IValue>& arguments) {
     auto operation = std::make_shared<RecordedOperation>(RecordedOperation{.handle = handle_});
     for (const Input& input : inputs_) {
-      operation->inputs.push_back(
-          input.is_deferred ? std::optional<Place>(Tape::place_of(input.tensor)) : std::nullopt);
+      operation->inputs.push_back(input.is_deferred
+                                      ? std::optional<StoragePlace>(Tape::place_of(input.tensor))
+                                      : std::nullopt);
     }
     for (const at::Tensor& tensor : written_) {
       RecordedOperation::Write write{.storage = Tape::storage_of(tensor)->id};
@@ -372,8 +373,8 @@ class Recorder {
       });
     }
     for (const at::Tensor& tensor : created) {
-      operation->created.push_back(tensor.defined() ? std::optional<Place>(Tape::place_of(tensor))
-                                                    : std::nullopt);
+      operation->created.push_back(
+          tensor.defined() ? std::optional<StoragePlace>(Tape::place_of(tensor)) : std::nullopt);
     }
     if (has_effect) tape_->add(std::move(operation));
     replace_stack();

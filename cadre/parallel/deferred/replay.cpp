@@ -36,9 +36,9 @@ struct Step {
 // Returns the operations on which the values at `places` depend (a backward slice). Goes through
 // the operations from the last to the first, selects each one that writes to a needed storage, and
 // adds the storages that it reads to the needed ones.
-std::vector<Step> slice(const Operations& operations, const std::vector<Place>& places) {
+std::vector<Step> slice(const Operations& operations, const std::vector<StoragePlace>& places) {
   std::unordered_set<StorageId> needed;
-  for (const Place& place : places) needed.insert(place.storage);
+  for (const StoragePlace& place : places) needed.insert(place.storage);
   std::vector<Step> steps;
   for (size_t i = operations.size(); i-- > 0 && !needed.empty();) {
     const RecordedOperation& operation = *operations[i];
@@ -101,8 +101,8 @@ class Replay {
  public:
   explicit Replay(std::vector<Step> steps) : steps_(std::move(steps)) {}
 
-  std::vector<at::Tensor> run(const std::vector<Place>& places) {
-    for (const Place& place : places) last_use_[place.storage] = steps_.size();
+  std::vector<at::Tensor> run(const std::vector<StoragePlace>& places) {
+    for (const StoragePlace& place : places) last_use_[place.storage] = steps_.size();
     for (size_t i = steps_.size(); i-- > 0;) {
       for_each_storage(*steps_[i].operation, [&](StorageId id) { last_use_.try_emplace(id, i); });
     }
@@ -113,7 +113,7 @@ class Replay {
       });
     }
     std::vector<at::Tensor> tensors;
-    for (const Place& place : places) {
+    for (const StoragePlace& place : places) {
       tensors.push_back(tensor_at(storages_.at(place.storage), place));
     }
     return tensors;
@@ -168,7 +168,7 @@ class Replay {
     size_t next = 0;
     used_.clear();
     const auto value_of = [&](const at::Tensor& recorded) {
-      const std::optional<Place>& place = operation.inputs.at(next++);
+      const std::optional<StoragePlace>& place = operation.inputs.at(next++);
       if (!place) return recorded;
       const c10::Storage& storage = storages_.at(place->storage);
       used_.insert(storage.unsafeGetStorageImpl());
@@ -190,14 +190,15 @@ class Replay {
     for (const c10::IValue& result : results) {
       map_tensors_in(result, [&](const at::Tensor& tensor) {
         if (next >= operation.created.size()) refuse_result(operation, "more results");
-        const std::optional<Place>& place = operation.created[next++];
+        const std::optional<StoragePlace>& place = operation.created[next++];
         if (place) keep(operation, *place, tensor);
         return tensor;
       });
     }
   }
 
-  void keep(const RecordedOperation& operation, const Place& place, const at::Tensor& tensor) {
+  void keep(const RecordedOperation& operation, const StoragePlace& place,
+            const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.scalar_type() != place.dtype ||
         tensor.sizes() != at::IntArrayRef(place.sizes)) {
       refuse_result(operation, "results of another shape or dtype");
@@ -246,7 +247,7 @@ c10::Storage allocate_storage(size_t num_bytes) {
           /*resizable=*/true};
 }
 
-at::Tensor tensor_at(const c10::Storage& storage, const Place& place) {
+at::Tensor tensor_at(const c10::Storage& storage, const StoragePlace& place) {
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
       c10::scalarTypeToTypeMeta(place.dtype));
@@ -260,7 +261,7 @@ void run_unrecorded(const c10::OperatorHandle& handle, std::vector<c10::IValue>&
   handle.callBoxed(&stack);
 }
 
-std::vector<at::Tensor> replay(const Tape& tape, const std::vector<Place>& places) {
+std::vector<at::Tensor> replay(const Tape& tape, const std::vector<StoragePlace>& places) {
   return Replay(slice(tape.operations(), places)).run(places);
 }
 

@@ -16,11 +16,11 @@ namespace cadre {
 
 // Returns the tensors at `places` with the values that they have after the last operation of the
 // tape. Tensors at places in one storage share memory.
-std::vector<at::Tensor> replay(const Tape& tape, const std::vector<Place>& places);
+std::vector<at::Tensor> replay(const Tape& tape, const std::vector<StoragePlace>& places);
 
 // Returns a tensor in `storage` with the dtype, offset, sizes and strides of `place`. The storage
 // must be large enough.
-at::Tensor tensor_at(const c10::Storage& storage, const Place& place);
+at::Tensor tensor_at(const c10::Storage& storage, const StoragePlace& place);
 // Returns an uninitialized storage on the CPU.
 c10::Storage allocate_storage(size_t num_bytes);
 

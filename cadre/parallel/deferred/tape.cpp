@@ -112,7 +112,7 @@ void Tape::guard_memory(const at::Tensor& tensor, bool is_guarded) {
   }
 }
 
-Place Tape::place_of(const at::Tensor& tensor) {
+StoragePlace Tape::place_of(const at::Tensor& tensor) {
   return {.storage = storage_of(tensor)->id,
           .dtype = tensor.scalar_type(),
           .offset = tensor.storage_offset(),

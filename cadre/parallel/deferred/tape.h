@@ -25,7 +25,7 @@ namespace cadre {
 using StorageId = uint64_t;
 
 // Describes where a tensor lies in a deferred storage.
-struct Place {
+struct StoragePlace {
   StorageId storage = 0;
   at::ScalarType dtype = at::kFloat;
   int64_t offset = 0;
@@ -46,10 +46,10 @@ struct RecordedOperation {
   // The arguments; deferred tensors are replaced by undefined ones.
   std::vector<c10::IValue> arguments;
   // The place of each tensor argument, in order; nullopt if the tensor is not deferred.
-  std::vector<std::optional<Place>> inputs;
+  std::vector<std::optional<StoragePlace>> inputs;
   // The place of each tensor result, in order; nullopt unless the operation creates the storage of
   // that result.
-  std::vector<std::optional<Place>> created;
+  std::vector<std::optional<StoragePlace>> created;
   std::vector<Write> writes;
   // The state of the generator before the operation; nullopt if the operation draws no random
   // numbers.
@@ -93,7 +93,7 @@ class Tape {
                     const std::shared_ptr<RecordedOperation>& created_by);
   // Returns the state of the tensor's storage; null for a tensor that is not deferred.
   static DeferredStorage* storage_of(const at::Tensor& tensor);
-  static Place place_of(const at::Tensor& tensor);
+  static StoragePlace place_of(const at::Tensor& tensor);
   // Sets whether an access to the memory of a deferred tensor throws. If the program may still
   // write directly to the memory, an access never throws.
   static void guard_memory(const at::Tensor& tensor, bool is_guarded);

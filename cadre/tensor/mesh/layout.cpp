@@ -15,8 +15,8 @@ Chunk chunk_of(int64_t size, int num_chunks, int index) {
   return {begin, std::min(full, size - begin)};
 }
 
-Layout::Layout(std::span<const int> mesh_shape, std::span<const Placement> placements,
-               size_t num_dims)
+PlacementLayout::PlacementLayout(std::span<const int> mesh_shape,
+                                 std::span<const Placement> placements, size_t num_dims)
     : mesh_shape_(mesh_shape.begin(), mesh_shape.end()),
       shards_(num_dims),
       partials_(mesh_shape.size()) {
@@ -29,18 +29,18 @@ Layout::Layout(std::span<const int> mesh_shape, std::span<const Placement> place
   }
 }
 
-bool Layout::is_sharded(size_t axis) const {
+bool PlacementLayout::is_sharded(size_t axis) const {
   return std::ranges::any_of(shards_, [axis](const std::vector<size_t>& axes) {
     return std::ranges::find(axes, axis) != axes.end();
   });
 }
 
-void Layout::add_shard(size_t dim, size_t axis) {
+void PlacementLayout::add_shard(size_t dim, size_t axis) {
   partials_[axis].reset();
   if (mesh_shape_[axis] > 1) shards_[dim].push_back(axis);
 }
 
-std::optional<size_t> Layout::next_shard(size_t dim, const Layout& target) const {
+std::optional<size_t> PlacementLayout::next_shard(size_t dim, const PlacementLayout& target) const {
   const std::vector<size_t>& from = shards_[dim];
   const std::vector<size_t>& to = target.shards_[dim];
   if (from.size() >= to.size() || !std::equal(from.begin(), from.end(), to.begin())) {
@@ -49,7 +49,7 @@ std::optional<size_t> Layout::next_shard(size_t dim, const Layout& target) const
   return to[from.size()];
 }
 
-std::vector<size_t> Layout::involved_axes(const Layout& target) const {
+std::vector<size_t> PlacementLayout::involved_axes(const PlacementLayout& target) const {
   std::set<size_t> axes;
   for (size_t dim = 0; dim < shards_.size(); ++dim) {
     const std::vector<size_t>& from = shards_[dim];
@@ -61,7 +61,8 @@ std::vector<size_t> Layout::involved_axes(const Layout& target) const {
   return {axes.begin(), axes.end()};
 }
 
-Box Layout::box_of(std::span<const int64_t> sizes, std::span<const int> coordinates) const {
+Box PlacementLayout::box_of(std::span<const int64_t> sizes,
+                            std::span<const int> coordinates) const {
   Box box{std::vector<int64_t>(sizes.size(), 0), {sizes.begin(), sizes.end()}};
   for (size_t dim = 0; dim < shards_.size(); ++dim) {
     for (const size_t axis : shards_[dim]) {

@@ -25,10 +25,11 @@ struct Chunk {
 Chunk chunk_of(int64_t size, int num_chunks, int index);
 int64_t full_chunk(int64_t size, int num_chunks);
 
-class Layout {
+class PlacementLayout {
  public:
   // REQUIRES: the placements are normalized() for the mesh and the number of dims.
-  Layout(std::span<const int> mesh_shape, std::span<const Placement> placements, size_t num_dims);
+  PlacementLayout(std::span<const int> mesh_shape, std::span<const Placement> placements,
+                  size_t num_dims);
 
   int axis_size(size_t axis) const { return mesh_shape_[axis]; }
   size_t num_dims() const { return shards_.size(); }
@@ -46,12 +47,12 @@ class Layout {
 
   // Returns the axis by which the dim must be divided next to reach `target`; nullopt if the axes
   // of this layout are not the beginning of those in `target`, or are already equal to them.
-  std::optional<size_t> next_shard(size_t dim, const Layout& target) const;
+  std::optional<size_t> next_shard(size_t dim, const PlacementLayout& target) const;
   // Returns the axes, in ascending order, along which a redistribution to `target` without a
   // reduction moves elements: for each dim, the axes after the common prefix of the two layouts.
   // Ranks that differ only along these axes together hold the same region of the tensor before and
   // after.
-  std::vector<size_t> involved_axes(const Layout& target) const;
+  std::vector<size_t> involved_axes(const PlacementLayout& target) const;
 
   Box box_of(std::span<const int64_t> sizes, std::span<const int> coordinates) const;
 

@@ -104,7 +104,7 @@ Box local_box(std::span<const int64_t> sizes, std::span<const int> mesh_shape,
     refuse_placements(format("local_box: coordinate {} of axis {} is not in 0 .. {}",
                              coordinates[axis], axis, mesh_shape[axis] - 1));
   }
-  return Layout(mesh_shape, checked, sizes.size()).box_of(sizes, coordinates);
+  return PlacementLayout(mesh_shape, checked, sizes.size()).box_of(sizes, coordinates);
 }
 
 }  // namespace cadre

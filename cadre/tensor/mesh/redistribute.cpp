@@ -71,7 +71,9 @@ class Passage {
     Box after;   // the box that it must hold after it
   };
 
-  Box box(const Layout& layout) const { return layout.box_of(sizes_, mesh_.coordinates()); }
+  Box box(const PlacementLayout& layout) const {
+    return layout.box_of(sizes_, mesh_.coordinates());
+  }
   const ProcessGroup& group_of(std::span<const size_t> axes) const;
   const ProcessGroup& group_of(size_t axis) const { return group_of(std::span(&axis, 1)); }
   bool is_to_be_reduced(size_t axis) const {
@@ -92,8 +94,8 @@ class Passage {
 
   const DeviceMesh& mesh_;
   const std::vector<int64_t>& sizes_;
-  Layout now_;
-  const Layout target_;
+  PlacementLayout now_;
+  const PlacementLayout target_;
   at::Tensor tensor_;
 };
 
@@ -180,7 +182,7 @@ void Passage::exchange() {
     longest = std::max(longest, member.before.numel());
     total += member.before.numel();
   }
-  const auto is_in_parts = [](const Layout& layout) {
+  const auto is_in_parts = [](const PlacementLayout& layout) {
     return [&layout](size_t axis) { return layout.is_sharded(axis); };
   };
   const bool all_need_all = std::ranges::all_of(axes, is_in_parts(now_)) &&

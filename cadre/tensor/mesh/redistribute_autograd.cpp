@@ -80,9 +80,9 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
 // which the backward may have to communicate.
 bool requires_grad_on_any_rank(const Redistribution& move, bool is_required_here) {
   const DeviceMesh& mesh = move.mesh;
-  const Layout from(mesh.shape(), move.from, move.sizes.size());
+  const PlacementLayout from(mesh.shape(), move.from, move.sizes.size());
   const std::vector<size_t> involved =
-      from.involved_axes(Layout(mesh.shape(), move.to, move.sizes.size()));
+      from.involved_axes(PlacementLayout(mesh.shape(), move.to, move.sizes.size()));
   const at::Tensor flag = at::full({1}, is_required_here ? 1 : 0, at::kByte);
   for (size_t axis = 0; axis < mesh.shape().size(); ++axis) {
     const bool is_concerned =
