@@ -37,6 +37,7 @@ using torch::Tensor;
 
 enum class Place {
   kInItsWrite,
+  kInAllWrites,      // the others, too, write until they have lost the victim
   kBeforeTheUpdate,  // the victim has ended its backward
   kAfterTheUpdate,   // after the update, before the victim reads parameters again
 };
@@ -50,6 +51,7 @@ struct MappedFailureCase {
 std::string mapped_name_of(const ::testing::TestParamInfo<MappedFailureCase>& info) {
   const MappedFailureCase& test = info.param;
   const std::string place = test.place == Place::kInItsWrite        ? "in_its_write"
+                            : test.place == Place::kInAllWrites     ? "in_all_writes"
                             : test.place == Place::kBeforeTheUpdate ? "before_the_update"
                                                                     : "after_the_update";
   return format("{}_{}_of_{}",
@@ -65,6 +67,18 @@ ShardedTrainingOptions mapped_training() {
   return options;
 }
 
+bool is_in_the_write(Place place) {
+  return place == Place::kInItsWrite || place == Place::kInAllWrites;
+}
+
+void wait_for_the_loss(const ProcessGroup& group) {
+  os::System& system = group.communicator().system();
+  const Deadline end = system.deadline_in(std::chrono::seconds(10));
+  while (group.communicator().lost_ranks().empty() && !end.has_passed(system.now())) {
+    testing::nap(group, std::chrono::milliseconds(1));
+  }
+}
+
 // Trains; the victim is disturbed in its second step. On the survivors this function throws.
 void train_with_a_victim(const DisturbedRank& self, const ProcessGroup& group,
                          ShardedTraining& training, Place place) {
@@ -77,7 +91,12 @@ void train_with_a_victim(const DisturbedRank& self, const ProcessGroup& group,
   };
   training.backward(1);
   if (place == Place::kBeforeTheUpdate) disturb();
-  if (place == Place::kInItsWrite) training.optimizer->pause = disturb;
+  if (is_in_the_write(place)) {
+    training.optimizer->pause = [&] {
+      disturb();
+      if (place == Place::kInAllWrites) wait_for_the_loss(group);
+    };
+  }
   training.update();
   if (place == Place::kAfterTheUpdate) disturb();
   training.train(1);
@@ -133,7 +152,7 @@ TEST_P(MappedFailureTest, EverySurvivorNamesTheOwnerAndNoValueIsTaken) {
       // left.
       EXPECT_THAT(message, ::testing::StartsWith("kCorruption: "));
       EXPECT_THAT(message, HasSubstr("rank 1"));
-    } else if (test.place == Place::kInItsWrite && test.signal == SIGKILL) {
+    } else if (is_in_the_write(test.place) && test.signal == SIGKILL) {
       EXPECT_THAT(message, ::testing::StartsWith("kCorruption: "));
       EXPECT_THAT(message,
                   HasSubstr("rank 1 was lost while it wrote its shards of parameters of unit 0 and "
@@ -150,7 +169,8 @@ TEST_P(MappedFailureTest, EverySurvivorNamesTheOwnerAndNoValueIsTaken) {
 
 std::vector<MappedFailureCase> mapped_cases() {
   std::vector<MappedFailureCase> cases;
-  for (const Place place : {Place::kInItsWrite, Place::kBeforeTheUpdate, Place::kAfterTheUpdate}) {
+  for (const Place place :
+       {Place::kInItsWrite, Place::kInAllWrites, Place::kBeforeTheUpdate, Place::kAfterTheUpdate}) {
     cases.push_back({2, place, SIGKILL});
     cases.push_back({3, place, SIGKILL});
   }

@@ -81,12 +81,13 @@ void ShardFence::publish_version(uint64_t version) {
 void ShardFence::meet(const std::optional<Error>& problem) {
   const at::Tensor first =
       at::tensor({problem ? static_cast<int64_t>(group_->rank()) : -1}, at::kLong);
-  try {
-    group_->all_reduce(first, ReduceOp::kMax);
-  } catch (const Error& error) {
-    throw with_half_written(
-        error.with_context(format("{}: waiting until all ranks write their shards", where())));
-  }
+  communicate([&] {
+    try {
+      group_->all_reduce(first, ReduceOp::kMax);
+    } catch (const Error& error) {
+      throw error.with_context(format("{}: waiting until all ranks write their shards", where()));
+    }
+  });
   if (problem) throw *problem;
   const int64_t rank = first.const_data_ptr<int64_t>()[0];
   if (rank < 0) return;
@@ -210,7 +211,7 @@ void ShardFence::end_update() {
   if (!versions_) return;
   publish_version(2 * num_updates_);
   is_awaiting_ = true;
-  versions_->signal_peers(kWritten);
+  communicate([&] { versions_->signal_peers(kWritten); });
 }
 
 void ShardFence::abandon_update(const std::string& reason) noexcept {
@@ -236,7 +237,7 @@ void ShardFence::wait_for_owners() {
     throw Error(ErrorCode::kInvalidArgument,
                 format("{}: {} are used during an update; end the update first", where(), names()));
   }
-  try {
+  communicate([&] {
     if (is_awaiting_) {
       versions_->wait_for_peers(kWritten);
     } else {
@@ -246,9 +247,7 @@ void ShardFence::wait_for_owners() {
       versions_->signal(group_->rank(), kOwn);
       versions_->wait_signal(group_->rank(), kOwn);
     }
-  } catch (const Error& error) {
-    throw with_half_written(error);
-  }
+  });
   is_awaiting_ = false;
   check_versions();
 }
@@ -264,6 +263,16 @@ void ShardFence::check_versions() {
                             where(), rank, names(), version, 2 * num_updates_))
                    .with_culprit(rank);
     throw *failure_;
+  }
+}
+
+// Runs `call`, which communicates in group_. All communication of mapped shards must run here,
+// because any call may be the first one that finds a rank lost in its write.
+void ShardFence::communicate(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    throw with_half_written(error);
   }
 }
 

@@ -111,6 +111,7 @@ class CADRE_EXPORT ShardFence {
   // Waits until all ranks have ended the last update.
   void wait_for_owners();
 
+  void communicate(const std::function<void()>& call);
   void meet(const std::optional<Error>& problem);
   void withdraw();
   void check_versions();
