@@ -34,7 +34,7 @@ struct Occupant {
 
 // Returns a view of `bytes` that covers the bytes of the tensor's elements. `bytes` stands for the
 // memory that begins at address `origin`.
-at::Tensor bytes_in(const at::Tensor& bytes, const Occupant& occupant, const std::byte* origin) {
+at::Tensor bytes_in(const at::Tensor& bytes, const Occupant& occupant, uintptr_t origin) {
   const at::Tensor& tensor = occupant.named->tensor;
   const auto size = static_cast<int64_t>(tensor.element_size());
   std::vector<int64_t> sizes = tensor.sizes().vec();
@@ -42,7 +42,7 @@ at::Tensor bytes_in(const at::Tensor& bytes, const Occupant& occupant, const std
   for (const int64_t stride : tensor.strides()) strides.push_back(stride * size);
   sizes.push_back(size);
   strides.push_back(1);
-  return bytes.as_strided(sizes, strides, occupant.extent.begin - origin);
+  return bytes.as_strided(sizes, strides, static_cast<int64_t>(occupant.extent.begin - origin));
 }
 
 // Returns whether two tensors whose extents overlap have an element in common. Two columns of a
@@ -52,8 +52,8 @@ bool share_elements(const Occupant& first, const Occupant& second) {
       second.named->tensor.is_non_overlapping_and_dense()) {
     return true;
   }
-  const std::byte* const origin = std::min(first.extent.begin, second.extent.begin);
-  const int64_t count = std::max(first.extent.end, second.extent.end) - origin;
+  const uintptr_t origin = std::min(first.extent.begin, second.extent.begin);
+  const auto count = static_cast<int64_t>(std::max(first.extent.end, second.extent.end) - origin);
   const at::NoGradGuard no_grad;
   const at::Tensor bytes = at::zeros({count}, at::kByte);
   bytes_in(bytes, first, origin).fill_(1);

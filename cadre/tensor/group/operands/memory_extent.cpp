@@ -13,11 +13,9 @@ MemoryExtent memory_extent(const at::Tensor& tensor) {
     last += (tensor.size(dim) - 1) * tensor.stride(dim);
   }
   const auto size = static_cast<int64_t>(tensor.element_size());
-  const auto* const begin = tensor.is_meta()
-                                ? reinterpret_cast<const std::byte*>(
-                                      static_cast<uintptr_t>(tensor.storage_offset() * size))
-                                : static_cast<const std::byte*>(tensor.const_data_ptr());
-  return {begin, begin + (last + 1) * size};
+  const auto begin = tensor.is_meta() ? static_cast<uintptr_t>(tensor.storage_offset() * size)
+                                      : reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  return {begin, begin + static_cast<uintptr_t>((last + 1) * size)};
 }
 
 std::vector<std::vector<size_t>> connected_extents(std::span<const MemoryExtent> extents) {
@@ -25,7 +23,7 @@ std::vector<std::vector<size_t>> connected_extents(std::span<const MemoryExtent>
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, std::less<>(), [&](size_t i) { return extents[i].begin; });
   std::vector<std::vector<size_t>> sets;
-  const std::byte* end = nullptr;  // where the newest set ends
+  uintptr_t end = 0;  // where the newest set ends
   for (const size_t i : order) {
     if (sets.empty() || extents[i].begin >= end) {
       sets.emplace_back();

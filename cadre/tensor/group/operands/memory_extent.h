@@ -9,14 +9,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
 namespace cadre {
 
+// Addresses are integers here, because a pointer into memory that does not exist is undefined.
 struct MemoryExtent {
-  const std::byte* begin;
-  const std::byte* end;
+  uintptr_t begin;
+  uintptr_t end;
 
   bool overlaps(const MemoryExtent& other) const { return begin < other.end && other.begin < end; }
 };

@@ -5,7 +5,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -19,7 +18,7 @@ namespace {
 // The bytes of memory that several target tensors cover, with the values that they will get.
 class SharedBytes {
  public:
-  SharedBytes(const std::byte* begin, int64_t num_bytes)
+  SharedBytes(uintptr_t begin, int64_t num_bytes)
       : begin_(begin),
         owners_(at::full({num_bytes}, -1, at::kInt)),
         values_(at::zeros({num_bytes}, at::kByte)) {}
@@ -57,11 +56,11 @@ class SharedBytes {
     std::vector<int64_t> strides;
     for (const int64_t stride : target.strides()) strides.push_back(stride * item_bytes);
     strides.push_back(1);
-    const int64_t offset = static_cast<const std::byte*>(target.const_data_ptr()) - begin_;
-    return memory.as_strided(sizes_in_bytes(target), strides, offset);
+    const uintptr_t offset = memory_extent(target).begin - begin_;
+    return memory.as_strided(sizes_in_bytes(target), strides, static_cast<int64_t>(offset));
   }
 
-  const std::byte* begin_;
+  uintptr_t begin_;
   at::Tensor owners_;  // owners_[i]: the index in added_ of the last write to byte i; -1: none
   at::Tensor values_;  // one value for each byte
   std::vector<const PlannedWrite*> added_;
@@ -80,10 +79,10 @@ void check_shared_memory(std::span<const PlannedWrite> writes) {
   }
   for (const std::vector<size_t>& connected : connected_extents(extents)) {
     if (connected.size() == 1) continue;
-    const std::byte* const begin = extents[connected[0]].begin;
-    const std::byte* end = begin;
+    const uintptr_t begin = extents[connected[0]].begin;
+    uintptr_t end = begin;
     for (const size_t i : connected) end = std::max(end, extents[i].end);
-    SharedBytes shared(begin, end - begin);
+    SharedBytes shared(begin, static_cast<int64_t>(end - begin));
     for (const size_t i : connected) shared.add(*written[i]);
   }
 }
