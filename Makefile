@@ -12,7 +12,7 @@ SINCE ?=
 SEED ?=
 TORCH ?= 2.12.1
 
-.PHONY: help run test build conformance equality mutants compat bench asan asan-torch tsan fuzz chaos seeds scale parity-mnist tidy docs install fresh clean
+.PHONY: help run test build conformance equality mutants compat bench asan tsan fuzz chaos seeds scale parity-mnist tidy docs install fresh clean
 
 help:  ## what can be typed
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -60,15 +60,10 @@ bench:  ## compare with OpenMPI and PyTorch, side by side (quiet machine; writes
 	@tools/build dev
 	bench/run
 
-asan:  ## the core and the fuzz targets under AddressSanitizer and UndefinedBehaviorSanitizer
+asan:  ## the core, the fuzz targets and the tensor side under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/setup check
 	@tools/build asan
 	ctest --preset asan --output-on-failure
-
-asan-torch:  ## tensors, optimizers, shards, buckets and data parallelism under AddressSanitizer
-	@tools/setup check
-	@tools/build asan-torch cadre_group_test cadre_hooks_test cadre_optim_test cadre_shard_test cadre_buckets_test cadre_parallel_test cadre_data_test
-	ctest --preset asan-torch --output-on-failure
 
 tsan:  ## the threads of the core under ThreadSanitizer
 	@tools/setup check

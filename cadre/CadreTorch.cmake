@@ -126,13 +126,16 @@ if(CADRE_WITH_TESTS)
                  PROPERTIES TIMEOUT 600 LABELS torch)
     endif()
   endforeach()
-  if(NOT CADRE_SANITIZE)
-    # The longest begin first, so that none of them runs alone at the end.
+  # The longest begin first, so that none of them runs alone at the end.
+  if(TEST train)
     set_tests_properties(train PROPERTIES COST 100)
-    # Equality with one process: a share of the cases; `make equality` runs all.
-    set_tests_properties(layers parallel pipeline_parallel train PROPERTIES ENVIRONMENT
-                                                                            CADRE_CASES_ONE_IN=4)
   endif()
+  # Equality with one process: a share of the cases; `make equality` runs all.
+  foreach(name layers parallel pipeline_parallel train)
+    if(TEST ${name})
+      set_tests_properties(${name} PROPERTIES ENVIRONMENT CADRE_CASES_ONE_IN=4)
+    endif()
+  endforeach()
   if(TARGET cadre_train_test)
     target_sources(cadre_train_test PRIVATE $<TARGET_OBJECTS:cadre_train_objects>)
   endif()
