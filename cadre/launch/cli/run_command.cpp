@@ -12,6 +12,7 @@
 #include "cadre/core/os/system.h"
 #include "cadre/launch/cli/command.h"
 #include "cadre/launch/cli/launch_job.h"
+#include "cadre/launch/cli/log_options.h"
 #include "cadre/launch/cli/run_options.h"
 
 namespace cadre::cli {
@@ -82,7 +83,11 @@ int run_command(Words words, const os::Inherited& inherited) {
     return fail(kRunCommand, "--no-python and -m contradict each other", kUsageExitCode);
   }
 
+  const Status has_ranks = check_local_ranks(options->logs, *num_workers);
+  if (!has_ranks.ok()) return fail(kRunCommand, has_ranks.error().message(), kUsageExitCode);
+
   spec.num_workers = *num_workers;
+  spec.logs = options->logs;
   spec.run_id = options->run_id;
   spec.role = options->role;
   spec.store_port = options->store_port;

@@ -31,6 +31,16 @@ Output
   --log-line-prefix-template TEXT
                              the prefix of each line; ${rank}, ${local_rank}, ${role_name}, ${host}
                              and ${restart_count} are replaced (default "[${rank}] ")
+  -r, --redirects STREAMS    write streams of workers to log files instead of showing them: 0 none, 1
+                             standard output, 2 standard error, 3 both, or for each local rank, as in
+                             0:3,1:2
+  -t, --tee STREAMS          the same, but the streams are shown, too
+  --log-dir FOLDER           where the job makes its folder RDZVID_xxxxxx for log files and error files
+                             (default: TMPDIR); in it, attempt_0/LOCALRANK/stdout.log and stderr.log
+  --local-ranks-filter RANKS show the output of these local ranks only, such as 0,2
+  --duplicate-stdout-filters TEXTS, --duplicate-stderr-filters TEXTS
+                             write shown lines with one of the texts (between commas; ",," is a comma)
+                             also to filtered_stdout.log or filtered_stderr.log
   --role NAME                the value of ROLE_NAME and ${role_name} (default "default")
 Diagnosis
   --flight-records FOLDER    keep each rank's last 2,000 operations in FOLDER, for cadre trace, also

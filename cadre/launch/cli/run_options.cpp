@@ -5,11 +5,13 @@
 #include <cctype>
 #include <charconv>
 #include <chrono>
+#include <filesystem>
 #include <string_view>
 #include <system_error>
 
 #include "cadre/core/base/format.h"
 #include "cadre/launch/cli/launch_job.h"
+#include "cadre/launch/cli/log_options.h"
 #include "cadre/launch/cli/path_options.h"
 #include "cadre/launch/cli/torchrun_flags.h"
 
@@ -136,6 +138,29 @@ Status take_flight_folder(const GivenOption& given, RunOptions& options) {
   return {};
 }
 
+// Stores what `kParse` makes of the value in a member of RunOptions::logs.
+template <auto kParse, auto kMember>
+Status take_log_option(const GivenOption& given, RunOptions& options) {
+  auto parsed = kParse(given);
+  if (!parsed.ok()) return parsed.error();
+  options.logs.*kMember = *std::move(parsed);
+  return {};
+}
+
+// The folder itself is created by the launcher, when the job starts.
+Status take_log_folder(const GivenOption& given, RunOptions& options) {
+  if (given.value.empty()) return {};
+  std::error_code failure;
+  const std::filesystem::path folder = std::filesystem::absolute(given.value, failure);
+  if (failure) return wrong(given, failure.message());
+  if (folder != launch::LogSpec::kNoFolder && std::filesystem::exists(folder, failure) &&
+      !std::filesystem::is_directory(folder, failure)) {
+    return wrong(given, "expected a folder, which is created if it does not exist");
+  }
+  options.logs.folder = folder.string();
+  return {};
+}
+
 template <auto kMember>
 Status take_text(const GivenOption& given, RunOptions& options) {
   options.*kMember = given.value;
@@ -164,6 +189,22 @@ constexpr std::array kAccepted{
     AcceptedFlag{{"--log-line-prefix-template", "TEXT"},
                  Origin::kCadre,
                  take_text<&RunOptions::prefix_template>},
+    AcceptedFlag{{"--log-dir", "FOLDER"}, Origin::kTorchrun, take_log_folder},
+    AcceptedFlag{{"--redirects", "STREAMS", 'r'},
+                 Origin::kTorchrun,
+                 take_log_option<parse_streams, &launch::LogSpec::redirects>},
+    AcceptedFlag{{"--tee", "STREAMS", 't'},
+                 Origin::kTorchrun,
+                 take_log_option<parse_streams, &launch::LogSpec::tees>},
+    AcceptedFlag{{"--local-ranks-filter", "RANKS"},
+                 Origin::kTorchrun,
+                 take_log_option<parse_local_ranks, &launch::LogSpec::shown_ranks>},
+    AcceptedFlag{{"--duplicate-stdout-filters", "TEXTS"},
+                 Origin::kTorchrun,
+                 take_log_option<parse_filters, &launch::LogSpec::output_filters>},
+    AcceptedFlag{{"--duplicate-stderr-filters", "TEXTS"},
+                 Origin::kTorchrun,
+                 take_log_option<parse_filters, &launch::LogSpec::error_filters>},
     AcceptedFlag{{"--role", "NAME"}, Origin::kTorchrun, take_text<&RunOptions::role>},
     AcceptedFlag{{"--flight-records", "FOLDER"}, Origin::kCadre, take_flight_folder},
     AcceptedFlag{{"--rdzv-id", "ID"}, Origin::kTorchrun, take_text<&RunOptions::run_id>},

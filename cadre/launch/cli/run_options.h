@@ -17,6 +17,7 @@
 #include "cadre/core/os/proc/environment.h"
 #include "cadre/core/os/proc/machine.h"
 #include "cadre/launch/cli/option_words.h"
+#include "cadre/launch/job/log_spec.h"
 
 namespace cadre::cli {
 
@@ -38,6 +39,7 @@ struct RunOptions {
   uint16_t store_port = 0;  // 0 means a free port
   std::vector<NamedHost> hosts;
   std::optional<std::string> prefix_template;
+  launch::LogSpec logs;
   std::string flight_folder;  // empty: records stay in memory
   int max_restarts = 0;
   std::optional<Duration> shutdown_timeout;

@@ -10,24 +10,7 @@
 namespace cadre::cli {
 namespace {
 
-constexpr std::string_view kNoLogFiles =
-    "workers' output is shown line by line with the rank before it, and log files are not "
-    "written; leave the flag out and keep all of it with: cadre run ... 2>&1 | tee FILE";
-
 constexpr std::array kRefused{
-    RefusedFlag{{"--tee", "STREAMS", 't'}, "0", kNoLogFiles},
-    RefusedFlag{{"--redirects", "STREAMS", 'r'}, "0", kNoLogFiles},
-    RefusedFlag{{"--log-dir", "FOLDER"}, "", kNoLogFiles},
-    RefusedFlag{{"--local-ranks-filter", "RANKS"},
-                "",
-                "all ranks' output is shown; choose lines by their prefix: cadre run ... | grep "
-                "'^\\[0\\]'"},
-    RefusedFlag{{"--duplicate-stdout-filters", "TEXTS"},
-                "",
-                "log files are not written; use: cadre run ... | grep TEXT >FILE"},
-    RefusedFlag{{"--duplicate-stderr-filters", "TEXTS"},
-                "",
-                "log files are not written; use: cadre run ... 2>&1 | grep TEXT >FILE"},
     RefusedFlag{{"--logs-specs", "NAME"},
                 "",
                 "this launcher is not Python and loads no plug-in for logs; leave the flag out"},

@@ -24,11 +24,11 @@ class TorchrunFlagsTest : public ::testing::Test {
 };
 
 TEST_F(TorchrunFlagsTest, ARefusedFlagIsAcceptedWithTheValueThatHasNoEffect) {
-  EXPECT_EQ(said(check_refused_flag(given("--tee", "0"))), "accepted");
-  EXPECT_EQ(said(check_refused_flag(given("--tee", ""))), "accepted");
+  EXPECT_EQ(said(check_refused_flag(given("--event-log-handler", ""))), "accepted");
   EXPECT_EQ(said(check_refused_flag(given("--event-log-handler", "null"))), "accepted");
-  EXPECT_THAT(said(check_refused_flag(given("--tee", "1"))), StartsWith("--tee 1: workers'"));
-  EXPECT_THAT(said(check_refused_flag(given("--log-dir", "0"))), StartsWith("--log-dir 0: "));
+  EXPECT_THAT(said(check_refused_flag(given("--numa-binding", "node"))),
+              StartsWith("--numa-binding node: workers are not bound"));
+  EXPECT_THAT(said(check_refused_flag(given("--logs-specs", "0"))), StartsWith("--logs-specs 0: "));
   // A switch takes no value, so it has none that makes it harmless and is always an error.
   GivenOption without_value = given("--virtual-local-rank", "");
   without_value.is_switch = true;

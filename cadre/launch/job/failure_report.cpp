@@ -102,6 +102,7 @@ std::string to_text(const FailureReport& report) {
   if (!report.exception.empty()) {
     text += "  exception: " + printable(report.exception.substr(0, kMaxExceptionBytes)) + "\n";
   }
+  if (!report.log_folder.empty()) text += cadre::format("  log files: {}\n", report.log_folder);
   text += others_text(report);
   text += stopped_text(report);
   text.pop_back();

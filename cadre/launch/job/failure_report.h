@@ -27,7 +27,8 @@ struct FailureReport {
   uint64_t num_oom_kills = 0;
   // The ranks that the launcher killed because they had not ended within `grace`.
   std::span<const int> outlived = {};
-  std::string grace = "";  // for example "30 s of SIGTERM"
+  std::string grace = "";       // for example "30 s of SIGTERM"
+  std::string log_folder = "";  // the folder of the worker's log files; empty: there are none
 };
 
 // Returns several lines, the last one without its newline.

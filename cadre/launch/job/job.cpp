@@ -22,6 +22,7 @@
 #include "cadre/launch/job/attempt.h"
 #include "cadre/launch/job/error_file.h"
 #include "cadre/launch/job/failure_report.h"
+#include "cadre/launch/job/job_logs.h"
 #include "cadre/launch/job/line_prefix.h"
 #include "cadre/launch/job/queued_log.h"
 #include "cadre/launch/job/restarts.h"
@@ -76,6 +77,10 @@ class JobRun {
  private:
   Status raise_limits();
   void identify();
+  Status open_logs();
+  Status begin_logs();
+  StreamTargets targets(Stream stream, Rank rank) const;
+  std::string log_folder_of(Rank rank) const;
   void open_fork_server();
   void accept_template();
   Status open_store();
@@ -116,6 +121,7 @@ class JobRun {
   os::SoftLimits worker_limits_;
   std::unique_ptr<TcpStoreServer> store_;        // the store of the current attempt
   std::unique_ptr<os::ForkServer> fork_server_;  // null unless workers may be forked
+  std::unique_ptr<JobLogs> logs_;                // null unless there are log files
   std::optional<Attempt> attempt_;
   uint64_t num_memory_kills_before_ = 0;
 
@@ -127,6 +133,7 @@ class JobRun {
   TimePoint last_stop_signal_;
   bool guardian_is_gone_ = false;
   bool has_said_lost_output_ = false;
+  size_t num_lost_logs_ = 0;  // log files that could not be written
 };
 
 std::string JobRun::prefix_of(Rank rank) const {
@@ -156,23 +163,67 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
     for (const std::string& argument : spec_.arguments) {
       process.arguments.push_back(with_local_rank(argument, rank));
     }
-    specs.push_back(
-        {.rank = rank,
-         .process = std::move(process),
-         .output = {.prefix = prefix_of(rank), .is_raw = spec_.is_rank0_raw && rank == 0},
-         .fork_server = fork_server_.get()});
+    specs.push_back({.rank = rank,
+                     .process = std::move(process),
+                     .output = {.prefix = prefix_of(rank),
+                                .is_raw = spec_.is_rank0_raw && rank == 0,
+                                .output = targets(Stream::kOutput, rank),
+                                .error = targets(Stream::kError, rank)},
+                     .fork_server = fork_server_.get()});
   }
   return specs;
+}
+
+Status JobRun::open_logs() {
+  if (!spec_.logs.has_files()) return {};
+  auto logs =
+      JobLogs::make(spec_.logs, identity_.run_id, spec_.environment.get_or("TMPDIR", "/tmp"));
+  if (!logs.ok()) return logs.error();
+  logs_ = *std::move(logs);
+  say(cadre::format("log files are in {}", logs_->folder()));
+  return {};
+}
+
+// Opens the log files of the present attempt. A restart goes on without them if that fails.
+Status JobRun::begin_logs() {
+  identity_.log_folder.clear();
+  if (!logs_) return {};
+  const Status begun = logs_->begin_attempt(identity_.restart_count, spec_.num_workers);
+  if (begun.ok()) {
+    identity_.log_folder = logs_->folder();
+  } else if (identity_.restart_count == 0) {
+    return begun;
+  } else {
+    say(cadre::format("{}; the output of this attempt is shown and not kept",
+                      begun.error().message()));
+  }
+  return {};
+}
+
+StreamTargets JobRun::targets(Stream stream, Rank rank) const {
+  if (logs_) return logs_->targets(stream, rank);
+  return {.is_shown = spec_.logs.route(stream, rank).is_shown};
+}
+
+// Returns the folder of the worker's log files; empty if there are none.
+std::string JobRun::log_folder_of(Rank rank) const {
+  const bool has_files = spec_.logs.route(Stream::kOutput, rank).is_kept ||
+                         spec_.logs.route(Stream::kError, rank).is_kept;
+  if (identity_.log_folder.empty() || !has_files) return "";
+  return logs_->rank_folder(identity_.restart_count, rank);
 }
 
 Status JobRun::raise_limits() {
   worker_limits_ = spec_.inherited.limits;
   worker_limits_.descriptors = os::raise_descriptor_limit().soft;
   const uint64_t limit = os::descriptor_limit().soft;
-  const uint64_t num_pipes = own_error_ ? 2 : 1;
-  const uint64_t needed =
-      static_cast<uint64_t>(spec_.num_workers) * (kDescriptorsPerWorker + num_pipes) +
-      kOwnDescriptors;
+  uint64_t needed = kOwnDescriptors;
+  for (int rank = 0; rank < spec_.num_workers; ++rank) {
+    const uint64_t num_files = uint64_t{spec_.logs.route(Stream::kOutput, rank).is_kept} +
+                               uint64_t{spec_.logs.route(Stream::kError, rank).is_kept};
+    const uint64_t num_pipes = own_error_ || spec_.logs.has_files() ? 2 : 1;
+    needed += kDescriptorsPerWorker + num_pipes + num_files;
+  }
   if (needed <= limit) return {};
   return Error(ErrorCode::kUnavailable,
                cadre::format("{} workers need about {} descriptors and this process may open {}: "
@@ -211,6 +262,8 @@ Status JobRun::open_store() {
 
 Status JobRun::start() {
   identity_.restart_count = restarts_.num_restarts();
+  attempt_.reset();  // its workers' output refers to log files, which begin_logs() closes
+  CADRE_RETURN_IF_ERROR(begin_logs());
   num_memory_kills_before_ = os::count_memory_kills();
   attempt_.emplace(system_, output_, error_, spec_.stop_grace);
   if (fork_server_ && fork_server_->template_pid()) {
@@ -222,6 +275,7 @@ Status JobRun::start() {
 Result<int> JobRun::run() {
   CADRE_RETURN_IF_ERROR(raise_limits());
   identify();
+  if (const Status opened = open_logs(); !opened.ok()) return opened.error();
   open_fork_server();
   while (true) {
     if (const Status opened = open_store(); !opened.ok()) {
@@ -348,8 +402,14 @@ void JobRun::say_stopped() {
   }
 }
 
-// Reports once that standard output cannot be written. The job continues.
+// Reports once that standard output, and once that a log file cannot be written. The job continues.
 void JobRun::say_lost_output() {
+  const std::vector<Error> lost = logs_ ? logs_->take_failures() : std::vector<Error>();
+  if (!lost.empty() && num_lost_logs_ == 0) {
+    say(cadre::format("{}; further output is not written to this log file",
+                      lost.front().message()));
+  }
+  num_lost_logs_ += lost.size();
   if (has_said_lost_output_ || !output_.failure()) return;
   has_said_lost_output_ = true;
   say(cadre::format("standard output: {}; further output on it is lost",
@@ -398,7 +458,9 @@ int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
   if (is_restart_called_off_) return 128 + stop_signal_;
   if (failure) return failure->status.shell_code();
   if (stop_signal_ != 0) return 128 + stop_signal_;
-  return attempt_->unkillable().empty() && !output_.failure() && !error_.failure() ? 0 : 1;
+  const bool has_lost_output =
+      output_.failure() || error_.failure() || (logs_ && logs_->has_failed());
+  return attempt_->unkillable().empty() && !has_lost_output ? 0 : 1;
 }
 
 // Writes the failure to TORCHELASTIC_ERROR_FILE if this launcher is itself a worker of torchrun or
@@ -436,7 +498,8 @@ void JobRun::report(const WorkerExit& failure, Deadline drained) {
                    .exits = group.exits(),
                    .num_oom_kills = os::count_memory_kills() - num_memory_kills_before_,
                    .outlived = attempt_->outlived(),
-                   .grace = attempt_->grace()}));
+                   .grace = attempt_->grace(),
+                   .log_folder = log_folder_of(failure.rank)}));
 }
 
 void JobRun::drain_outputs() {
@@ -452,6 +515,10 @@ int JobRun::finish(const std::optional<WorkerExit>& failure) {
   if (failure) {
     report(*failure, system_.deadline_in(kDrainTimeout));
     leave_for_caller(*failure);
+  }
+  if (num_lost_logs_ > 1) {
+    say(cadre::format("{} log files are incomplete, because they could not be written",
+                      num_lost_logs_));
   }
   attempt_->say_unkillable();
   if (guardian_is_gone_) say("`cadre run` was killed; its workers were killed too");

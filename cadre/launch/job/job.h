@@ -20,6 +20,7 @@
 #include "cadre/core/os/proc/inherited.h"
 #include "cadre/core/os/system.h"
 #include "cadre/launch/job/buffered_output.h"
+#include "cadre/launch/job/log_spec.h"
 
 namespace cadre::launch {
 
@@ -46,6 +47,7 @@ struct JobSpec {
   // Exit codes with which a worker says that it has printed the reason of its failure itself. The
   // launcher then prints no report.
   std::vector<int> reported_exit_codes;
+  LogSpec logs;
   // How often all workers are started again after one of them has failed.
   int max_restarts = 0;
   // Exit codes of failures that a restart would only repeat. They end the job without a restart.

@@ -170,7 +170,7 @@ class LineTailTest : public ::testing::Test {
   // Writes a line of the worker, adds it to the tail and shows it on `output`.
   void write(BufferedOutput& output, const std::string& line) {
     output.append_line("", line);
-    tail_.add({.bytes = line}, output);
+    tail_.add({.bytes = line}, &output);
   }
 
   BufferedOutput output_{os::OutputStream::Target::kStandardOutput};
@@ -188,11 +188,11 @@ TEST_F(LineTailTest, KeepsTheLastLinesShortened) {
 }
 
 TEST_F(LineTailTest, PutsPiecesTogetherAndKeepsTheNewestState) {
-  tail_.add({.bytes = "one ", .ends_line = false}, output_);
+  tail_.add({.bytes = "one ", .ends_line = false}, &output_);
   EXPECT_TRUE(tail_.lines().empty());
-  tail_.add({.bytes = "line", .starts_line = false}, output_);
-  tail_.add({.bytes = "10%\r20%\r", .ends_line = false}, output_);
-  tail_.add({.bytes = "30%\r", .starts_line = false}, output_);
+  tail_.add({.bytes = "line", .starts_line = false}, &output_);
+  tail_.add({.bytes = "10%\r20%\r", .ends_line = false}, &output_);
+  tail_.add({.bytes = "30%\r", .starts_line = false}, &output_);
   EXPECT_EQ(tail_.lines(), (std::deque<std::string>{"one line", "30%"}));
 }
 

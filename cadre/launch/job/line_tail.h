@@ -25,9 +25,9 @@ class LineTail {
   // ranks were shown after it.
   static constexpr uint64_t kNearLines = 10;
 
-  // Adds a piece that was just shown on `shown_on`. For a line that carriage returns rewrite in
-  // place, only the last text is kept.
-  void add(const LinePiece& piece, const BufferedOutput& shown_on) {
+  // Adds a piece that was just shown on `shown_on`; null: it was not shown. For a line that
+  // carriage returns rewrite in place, only the last text is kept.
+  void add(const LinePiece& piece, const BufferedOutput* shown_on) {
     line_.append(piece.bytes);
     const std::string_view visible = visible_part(line_);
     if (visible.data() != line_.data()) {
@@ -63,14 +63,14 @@ class LineTail {
   struct Line {
     std::string text;
     const BufferedOutput* shown_on;
-    uint64_t line_number;  // the number of the line on `shown_on`
+    uint64_t line_number;  // the number of the line on `shown_on`; 0 if it was not shown
   };
 
-  void end_line(const BufferedOutput& shown_on) {
+  void end_line(const BufferedOutput* shown_on) {
     line_ = std::string(visible_part(line_));
     if (num_more_bytes_ > 0) line_ += cadre::format("... ({} more bytes)", num_more_bytes_);
     if (lines_.size() == kMaxLines) lines_.pop_front();
-    lines_.push_back({std::move(line_), &shown_on, shown_on.num_lines()});
+    lines_.push_back({std::move(line_), shown_on, shown_on == nullptr ? 0 : shown_on->num_lines()});
     line_.clear();
     num_more_bytes_ = 0;
   }

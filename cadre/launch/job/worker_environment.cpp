@@ -10,6 +10,9 @@
 namespace cadre::launch {
 
 std::string error_file_of(const JobIdentity& job, Rank rank) {
+  if (!job.log_folder.empty()) {
+    return cadre::format("{}/attempt_{}/{}/error.json", job.log_folder, job.restart_count, rank);
+  }
   return cadre::format("{}/attempt{}-rank{}.json", job.error_folder, job.restart_count, rank);
 }
 

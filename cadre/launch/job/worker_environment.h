@@ -25,8 +25,10 @@ struct JobIdentity {
   std::string store_host;  // the address of the job's store
   uint16_t store_port = 0;
   std::string error_folder;  // folder of the workers' error files
-  int num_cores = 1;         // cores of the host, for all workers
-  int restart_count = 0;     // how often the workers were started again
+  std::string
+      log_folder;         // folder of the job's log files, which has the error files, too, or empty
+  int num_cores = 1;      // cores of the host, for all workers
+  int restart_count = 0;  // how often the workers were started again
   int max_restarts = 0;
 };
 

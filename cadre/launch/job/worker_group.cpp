@@ -12,8 +12,6 @@
 namespace cadre::launch {
 namespace {
 
-using Stream = WorkerOutput::Stream;
-
 constexpr size_t kChunkBytes = 64 << 10;
 constexpr Duration kProgressPeriod = std::chrono::seconds(1);
 // suspend() needs one round, and further rounds only while processes fork.
@@ -61,7 +59,7 @@ WorkerGroup::~WorkerGroup() = default;
 Status WorkerGroup::start(std::span<const WorkerSpec> specs) {
   for (const WorkerSpec& spec : specs) {
     os::ProcessOptions options = spec.process;
-    options.joins_output = &output_ == &error_;
+    options.joins_output = &output_ == &error_ && spec.output.may_join();
     auto process = start_process(options, spec.fork_server);
     if (!process.ok()) {
       workers_.clear();  // kills the workers that were started

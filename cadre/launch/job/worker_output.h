@@ -1,10 +1,11 @@
-// Passes the two output streams of one worker to the launcher's output.
+// Passes the two output streams of one worker to the launcher's output and to log files. A log file
+// gets the bytes of its stream unchanged.
 //
-// Threads: one owner. Blocking: never. Lifetime: the launcher's two outputs outlive the
-// WorkerOutput. If both outputs of the launcher are the same, the worker has one pipe,
-// Stream::kOutput. An unfinished line is shown if it has not grown for kIdle. A line that is too
-// long for the buffer is shown in pieces. It claims the output for at most kClaim, so that lines of
-// other workers are not mixed into it.
+// Threads: one owner. Blocking: for the time of the disk if there are log files. Lifetime: the
+// launcher's two outputs and the log files outlive the WorkerOutput. If both outputs of the
+// launcher are the same, the worker has one pipe, Stream::kOutput. An unfinished line is shown if
+// it has not grown for kIdle. A line that is too long for the buffer is shown in pieces. It claims
+// the output for at most kClaim, so that lines of other workers are not mixed into it.
 #pragma once
 
 #include <chrono>
@@ -13,6 +14,7 @@
 
 #include "cadre/core/os/proc/pipe.h"
 #include "cadre/launch/job/buffered_output.h"
+#include "cadre/launch/job/job_logs.h"
 #include "cadre/launch/job/line_splitter.h"
 #include "cadre/launch/job/line_tail.h"
 
@@ -21,6 +23,11 @@ namespace cadre::launch {
 struct WorkerOutputOptions {
   std::string prefix;   // the text that precedes each line
   bool is_raw = false;  // bytes are passed on unchanged, so that lines can be rewritten in place
+  StreamTargets output = {};
+  StreamTargets error = {};
+
+  // Returns whether one pipe can carry both streams.
+  bool may_join() const { return output.is_default() && error.is_default(); }
 };
 
 class WorkerOutput {
@@ -30,10 +37,9 @@ class WorkerOutput {
 
   WorkerOutput(WorkerOutputOptions options, BufferedOutput& output, BufferedOutput& error);
 
-  enum class Stream { kOutput, kError };
   // Reads at most the buffer's size from the worker, so that no worker starves the others; returns
   // false at the end of the stream. Reads nothing while the launcher's output is full or claimed by
-  // another worker.
+  // another worker, unless the stream is not shown.
   bool pump(Stream stream, os::PipeReader& from, Bytes buffer, TimePoint now);
   // Returns whether pump() would read.
   bool has_room(Stream stream, TimePoint now) const { return may_write(lane(stream), now); }
@@ -52,16 +58,19 @@ class WorkerOutput {
  private:
   struct Lane {
     BufferedOutput* sink;
+    StreamTargets targets;
     LineSplitter splitter;
     TimePoint last_fed{};
     bool has_claimed = false;  // true while the output is claimed for the current line
     bool is_overdue = false;   // the current line was shown before its end
     bool has_ended = false;
+    LineFilter::Line filtered = {};
   };
   Lane& lane(Stream stream) { return stream == Stream::kOutput ? output_ : error_; }
   const Lane& lane(Stream stream) const { return stream == Stream::kOutput ? output_ : error_; }
   static bool may_write(const Lane& lane, TimePoint now) {
-    return !lane.sink->is_full() && !lane.sink->is_claimed_by_other(&lane, now);
+    return !lane.targets.is_shown ||
+           (!lane.sink->is_full() && !lane.sink->is_claimed_by_other(&lane, now));
   }
   void show(Lane& lane, const LinePiece& piece);
   void finish_lane(Lane& lane);

@@ -16,7 +16,6 @@ namespace cadre::launch {
 namespace {
 
 using std::chrono::milliseconds;
-using Stream = WorkerOutput::Stream;
 
 constexpr TimePoint kNow{1'000'000'000};
 

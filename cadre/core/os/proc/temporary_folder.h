@@ -1,8 +1,8 @@
-// A folder of this process, which is removed when the TemporaryFolder is destroyed.
+// Folders with a new name, and one that is removed when its TemporaryFolder is destroyed.
 //
 // Threads: one owner. Blocking: for the time of the file system.
 // Lifetime: the destructor removes the folder and its content; a removal that fails is ignored.
-// Errors: make() returns kUnavailable with the path and the system's reason.
+// Errors: both functions return kUnavailable with the path and the system's reason.
 #pragma once
 
 #include <memory>
@@ -13,10 +13,14 @@
 
 namespace cadre::os {
 
+// Makes a folder in `parent`, readable by this user only, and returns its absolute path. Its name
+// is `prefix` and six random letters.
+CADRE_EXPORT Result<std::string> make_unique_folder(const std::string& parent,
+                                                    const std::string& prefix);
+
 class CADRE_EXPORT TemporaryFolder {
  public:
-  // Makes the folder in `parent`, readable by this user only. Its name is `prefix` and six random
-  // letters.
+  // Makes the folder as make_unique_folder() does.
   static Result<std::unique_ptr<TemporaryFolder>> make(const std::string& parent,
                                                        const std::string& prefix);
   explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}

@@ -1,0 +1,73 @@
+// The log files of one job on this host, in torchrun's layout:
+//
+//   FOLDER/RUNID_xxxxxx/attempt_0/0/stdout.log, stderr.log, error.json   for each local rank
+//   FOLDER/RUNID_xxxxxx/attempt_0/filtered_stdout.log, filtered_stderr.log
+//
+// Threads: one owner. Blocking: for the time of the disk. Lifetime: a JobLogs outlives the workers'
+// output that writes to its files; begin_attempt() closes the files of the attempt before it.
+// Errors: kUnavailable with the path and the system's reason if a folder or file cannot be created.
+// A write that fails is reported by failures() and does not stop the job.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/os/files/native_file_system.h"
+#include "cadre/launch/job/log_file.h"
+#include "cadre/launch/job/log_spec.h"
+
+namespace cadre::launch {
+
+// What WorkerOutput does with one stream. Null pointers: no file, no filter.
+struct StreamTargets {
+  bool is_shown = true;
+  LogFile* file = nullptr;
+  const LineFilter* filter = nullptr;
+
+  bool is_default() const { return is_shown && file == nullptr && filter == nullptr; }
+};
+
+class JobLogs {
+ public:
+  // Creates the folder of the job. run_id: the name of the job; characters that do not belong into
+  // a file name are replaced by "_". `temporary`: the folder for temporary files.
+  static Result<std::unique_ptr<JobLogs>> make(const LogSpec& spec, const std::string& run_id,
+                                               const std::string& temporary);
+  JobLogs(LogSpec spec, std::string folder);
+
+  const std::string& folder() const { return folder_; }
+  std::string rank_folder(int attempt, int local_rank) const;
+  // Creates the folders and files of an attempt. After an error all its streams are shown, because
+  // none is kept.
+  Status begin_attempt(int attempt, int num_workers);
+  StreamTargets targets(Stream stream, int local_rank);
+  // Returns the failures of writes since the last call.
+  std::vector<Error> take_failures();
+  bool has_failed() const { return has_failed_; }
+
+ private:
+  // The log file of each stream of one worker; null if the stream is not kept.
+  struct RankFiles {
+    LogFile* output = nullptr;
+    LogFile* error = nullptr;
+  };
+
+  Status open_files(int attempt, int num_workers);
+  Result<LogFile*> create(const std::string& path);
+
+  const LogSpec spec_;
+  const std::string folder_;
+  os::NativeFileSystem file_system_;
+  std::deque<LogFile> files_;  // of the current attempt; the addresses stay valid
+  std::vector<RankFiles> files_of_;
+  std::optional<LineFilter> output_filter_;
+  std::optional<LineFilter> error_filter_;
+  std::vector<const LogFile*> reported_;
+  bool has_failed_ = false;
+};
+
+}  // namespace cadre::launch
