@@ -9,7 +9,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/launch/cli/option_words.h"
-#include "cadre/launch/job/log_spec.h"
+#include "cadre/launch/job/output/log_spec.h"
 
 namespace cadre::cli {
 

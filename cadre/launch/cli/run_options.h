@@ -17,7 +17,7 @@
 #include "cadre/core/os/proc/environment.h"
 #include "cadre/core/os/proc/machine.h"
 #include "cadre/launch/cli/option_words.h"
-#include "cadre/launch/job/log_spec.h"
+#include "cadre/launch/job/output/log_spec.h"
 
 namespace cadre::cli {
 

@@ -16,7 +16,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/os/proc/descendants.h"
 #include "cadre/core/os/system.h"
-#include "cadre/launch/job/buffered_output.h"
+#include "cadre/launch/job/output/buffered_output.h"
 #include "cadre/launch/job/worker_group.h"
 
 namespace cadre::launch {

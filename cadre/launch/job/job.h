@@ -19,8 +19,8 @@
 #include "cadre/core/os/proc/environment.h"
 #include "cadre/core/os/proc/inherited.h"
 #include "cadre/core/os/system.h"
-#include "cadre/launch/job/buffered_output.h"
-#include "cadre/launch/job/log_spec.h"
+#include "cadre/launch/job/output/buffered_output.h"
+#include "cadre/launch/job/output/log_spec.h"
 
 namespace cadre::launch {
 

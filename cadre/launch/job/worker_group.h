@@ -20,8 +20,8 @@
 #include "cadre/core/os/proc/fork/fork_server.h"
 #include "cadre/core/os/proc/process.h"
 #include "cadre/core/os/system.h"
-#include "cadre/launch/job/buffered_output.h"
-#include "cadre/launch/job/worker_output.h"
+#include "cadre/launch/job/output/buffered_output.h"
+#include "cadre/launch/job/output/worker_output.h"
 
 namespace cadre::launch {
 

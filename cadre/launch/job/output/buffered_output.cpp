@@ -1,4 +1,4 @@
-#include "cadre/launch/job/buffered_output.h"
+#include "cadre/launch/job/output/buffered_output.h"
 
 #include <algorithm>
 #include <array>

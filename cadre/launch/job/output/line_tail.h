@@ -12,8 +12,8 @@
 #include <string_view>
 
 #include "cadre/core/base/format.h"
-#include "cadre/launch/job/buffered_output.h"
-#include "cadre/launch/job/line_splitter.h"
+#include "cadre/launch/job/output/buffered_output.h"
+#include "cadre/launch/job/output/line_splitter.h"
 
 namespace cadre::launch {
 

@@ -1,4 +1,4 @@
-#include "cadre/launch/job/job_logs.h"
+#include "cadre/launch/job/output/job_logs.h"
 
 #include <algorithm>
 #include <cctype>

@@ -25,7 +25,7 @@ struct StreamSet {
 // The streams that an option selects: the same ones of all local ranks, or other ones of each.
 struct StreamChoice {
   StreamSet of_all;
-  std::map<int, StreamSet> of_rank;  // by local rank; replaces of_all
+  std::map<int, StreamSet> of_rank;  // the key is a local rank; replaces of_all
 
   StreamSet of(int local_rank) const {
     const auto found = of_rank.find(local_rank);
@@ -40,13 +40,13 @@ struct StreamChoice {
 // Where one stream of one worker goes. A stream that is neither shown nor kept is dropped.
 struct StreamRoute {
   bool is_shown = true;
-  bool is_kept = false;  // in a log file
+  bool is_kept = false;  // a log file gets the stream
 
   friend bool operator==(const StreamRoute&, const StreamRoute&) = default;
 };
 
 struct LogSpec {
-  // With this folder no file is written, and redirected streams are dropped.
+  // The folder that stands for no log files: redirected streams are dropped.
   static constexpr const char* kNoFolder = "/dev/null";
 
   // The folder in which each job creates a folder of its own. Empty: a folder for temporary files,

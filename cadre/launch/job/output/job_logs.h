@@ -17,8 +17,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/os/files/native_file_system.h"
-#include "cadre/launch/job/log_file.h"
-#include "cadre/launch/job/log_spec.h"
+#include "cadre/launch/job/output/log_file.h"
+#include "cadre/launch/job/output/log_spec.h"
 
 namespace cadre::launch {
 
@@ -62,7 +62,7 @@ class JobLogs {
   const LogSpec spec_;
   const std::string folder_;
   os::NativeFileSystem file_system_;
-  std::deque<LogFile> files_;  // of the current attempt; the addresses stay valid
+  std::deque<LogFile> files_;  // belong to the current attempt; their addresses stay valid
   std::vector<RankFiles> files_of_;
   std::optional<LineFilter> output_filter_;
   std::optional<LineFilter> error_filter_;

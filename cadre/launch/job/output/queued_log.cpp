@@ -1,4 +1,4 @@
-#include "cadre/launch/job/queued_log.h"
+#include "cadre/launch/job/output/queued_log.h"
 
 #include <cstdint>
 #include <limits>

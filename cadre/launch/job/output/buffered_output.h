@@ -17,7 +17,7 @@
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/os/proc/output_stream.h"
 #include "cadre/core/os/system.h"
-#include "cadre/launch/job/line_splitter.h"
+#include "cadre/launch/job/output/line_splitter.h"
 
 namespace cadre::launch {
 

@@ -1,4 +1,4 @@
-#include "cadre/launch/job/line_splitter.h"
+#include "cadre/launch/job/output/line_splitter.h"
 
 #include <utility>
 

@@ -1,10 +1,10 @@
-#include "cadre/launch/job/line_splitter.h"
+#include "cadre/launch/job/output/line_splitter.h"
 
 #include <gtest/gtest.h>
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/random.h"
-#include "cadre/launch/job/line_tail.h"
+#include "cadre/launch/job/output/line_tail.h"
 
 namespace cadre::launch {
 namespace {

@@ -13,10 +13,10 @@
 #include <string>
 
 #include "cadre/core/os/proc/pipe.h"
-#include "cadre/launch/job/buffered_output.h"
-#include "cadre/launch/job/job_logs.h"
-#include "cadre/launch/job/line_splitter.h"
-#include "cadre/launch/job/line_tail.h"
+#include "cadre/launch/job/output/buffered_output.h"
+#include "cadre/launch/job/output/job_logs.h"
+#include "cadre/launch/job/output/line_splitter.h"
+#include "cadre/launch/job/output/line_tail.h"
 
 namespace cadre::launch {
 

@@ -1,6 +1,6 @@
 // Tests when a line of a worker is shown, and which lines of other workers wait until it has ended.
 // The tests inspect the buffers and flush none of them.
-#include "cadre/launch/job/worker_output.h"
+#include "cadre/launch/job/output/worker_output.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // Tests how lines of several writers are separated. The tests count the lines in the buffer;
 // without flush() none is written.
-#include "cadre/launch/job/buffered_output.h"
+#include "cadre/launch/job/output/buffered_output.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Tests which lines the launcher's log keeps, drops and counts.
-#include "cadre/launch/job/queued_log.h"
+#include "cadre/launch/job/output/queued_log.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "cadre/launch/job/line_prefix.h"
+#include "cadre/launch/job/output/line_prefix.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "cadre/launch/job/log_file.h"
+#include "cadre/launch/job/output/log_file.h"
 
 #include <algorithm>
 

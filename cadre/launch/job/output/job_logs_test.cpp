@@ -1,6 +1,6 @@
 // Tests the layout of log files and the filters. Log files of whole jobs:
 // cadre/launch/cli/run_logs_test.cpp.
-#include "cadre/launch/job/job_logs.h"
+#include "cadre/launch/job/output/job_logs.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "cadre/launch/job/worker_output.h"
+#include "cadre/launch/job/output/worker_output.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -14,7 +14,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/os/file_system.h"
-#include "cadre/launch/job/line_splitter.h"
+#include "cadre/launch/job/output/line_splitter.h"
 
 namespace cadre::launch {
 
