@@ -38,7 +38,8 @@ Output
   --log-dir FOLDER           where the job makes its folder RDZVID_xxxxxx for log files and error files
                              (default: TMPDIR); in it, attempt_0/LOCALRANK/stdout.log and stderr.log
   --local-ranks-filter RANKS show the output of these local ranks only, such as 0,2
-  --duplicate-stdout-filters TEXTS, --duplicate-stderr-filters TEXTS
+  --duplicate-stdout-filters TEXTS
+  --duplicate-stderr-filters TEXTS
                              write shown lines with one of the texts (between commas; ",," is a comma)
                              also to filtered_stdout.log or filtered_stderr.log
   --role NAME                the value of ROLE_NAME and ${role_name} (default "default")

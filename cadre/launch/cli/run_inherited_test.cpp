@@ -170,8 +170,9 @@ TEST(RunInherited, ATmpdirThatIsNoneIsNamed) {
     const auto result = run_cadre(shell_job(1, "echo started"), {{"TMPDIR", wrong}});
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_EQ(result.output, "");
-    EXPECT_THAT(result.error,
-                HasSubstr("make a temporary folder in " + wrong + " (set TMPDIR to another)"));
+    EXPECT_THAT(
+        result.error,
+        HasSubstr("temporary files (set TMPDIR to another folder): make a folder in " + wrong));
   }
 }
 

@@ -1,4 +1,6 @@
 // Tests the log files of jobs under `cadre run`.
+#include <gmock/gmock.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -44,14 +46,14 @@ constexpr const char* kSpeak = "echo out $RANK; echo err $RANK >&2";
 TEST(RunLogs, RedirectsAndTeesEachStream) {
   const testing::TemporaryFolder folder;
   const auto result =
-      run_cadre(logged_job(folder.path(), {"-r", "0:3,1:1", "-t", "2:2"}, 3, kSpeak));
+      run_cadre(logged_job(folder.path().string(), {"-r", "0:3,1:1", "-t", "2:2"}, 3, kSpeak));
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_EQ(result.output, "[2] out 2\n");
   EXPECT_THAT(result.error, HasSubstr("[1] err 1\n"));
   EXPECT_THAT(result.error, HasSubstr("[2] err 2\n"));
   EXPECT_THAT(result.error, Not(HasSubstr("err 0")));
-  EXPECT_THAT(result.error, HasSubstr("cadre: log files are in " + folder.path() + "/"));
-  EXPECT_EQ(files_of_the_job(folder.path()),
+  EXPECT_THAT(result.error, HasSubstr("cadre: log files are in " + folder.path().string() + "/"));
+  EXPECT_EQ(files_of_the_job(folder.path().string()),
             (std::map<std::string, std::string>{{"attempt_0/0/stdout.log", "out 0\n"},
                                                 {"attempt_0/0/stderr.log", "err 0\n"},
                                                 {"attempt_0/1/stdout.log", "out 1\n"},
@@ -61,38 +63,39 @@ TEST(RunLogs, RedirectsAndTeesEachStream) {
 // The launcher's streams are one pipe here, but the files still keep the streams apart.
 TEST(RunLogs, StreamsAreKeptApartIfTheLaunchersOutputsAreOne) {
   const testing::TemporaryFolder folder;
-  const auto result =
-      CadreCommand(logged_job(folder.path(), {"-t3"}, 1, kSpeak), {.shell = "exec \"$@\" 2>&1"})
-          .wait();
+  const auto result = CadreCommand(logged_job(folder.path().string(), {"-t3"}, 1, kSpeak),
+                                   {.shell = "exec \"$@\" 2>&1"})
+                          .wait();
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_THAT(result.output, HasSubstr("[0] out 0\n"));
   EXPECT_THAT(result.output, HasSubstr("[0] err 0\n"));
-  EXPECT_EQ(files_of_the_job(folder.path()),
+  EXPECT_EQ(files_of_the_job(folder.path().string()),
             (std::map<std::string, std::string>{{"attempt_0/0/stdout.log", "out 0\n"},
                                                 {"attempt_0/0/stderr.log", "err 0\n"}}));
 }
 
 TEST(RunLogs, AFilterShowsSomeRanksAndFilesKeepAll) {
   const testing::TemporaryFolder folder;
-  const auto result =
-      run_cadre(logged_job(folder.path(), {"-t", "1", "--local-ranks-filter", "1"}, 3, kSpeak));
+  const auto result = run_cadre(
+      logged_job(folder.path().string(), {"-t", "1", "--local-ranks-filter", "1"}, 3, kSpeak));
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_EQ(result.output, "[1] out 1\n");
   EXPECT_THAT(result.error, HasSubstr("[1] err 1\n"));
   EXPECT_THAT(result.error, Not(HasSubstr("[0] err")));
-  const auto files = files_of_the_job(folder.path());
+  const auto files = files_of_the_job(folder.path().string());
   EXPECT_EQ(files.at("attempt_0/2/stdout.log"), "out 2\n");
   EXPECT_EQ(files.size(), 3U);
 }
 
 TEST(RunLogs, LinesWithATextAreCopied) {
   const testing::TemporaryFolder folder;
-  const auto result = run_cadre(logged_job(
-      folder.path(), {"--duplicate-stdout-filters", "loss,a,,b", "--duplicate-stderr-filters", "x"},
-      1, "echo loss 1; echo other; echo a,b; echo loss >&2; echo xy >&2"));
+  const auto result = run_cadre(
+      logged_job(folder.path().string(),
+                 {"--duplicate-stdout-filters", "loss,a,,b", "--duplicate-stderr-filters", "x"}, 1,
+                 "echo loss 1; echo other; echo a,b; echo loss >&2; echo xy >&2"));
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_EQ(result.output, "[0] loss 1\n[0] other\n[0] a,b\n");
-  const auto files = files_of_the_job(folder.path());
+  const auto files = files_of_the_job(folder.path().string());
   EXPECT_EQ(files.at("attempt_0/filtered_stdout.log"), "[0] loss 1\n[0] a,b\n");
   EXPECT_EQ(files.at("attempt_0/filtered_stderr.log"), "[0] xy\n");
 }
@@ -100,21 +103,21 @@ TEST(RunLogs, LinesWithATextAreCopied) {
 TEST(RunLogs, AFailureIsReportedFromARedirectedStreamWithItsFolder) {
   const testing::TemporaryFolder folder;
   const auto result =
-      run_cadre(logged_job(folder.path(), {"-r", "3"}, 1, "echo the reason >&2; exit 3"));
+      run_cadre(logged_job(folder.path().string(), {"-r", "3"}, 1, "echo the reason >&2; exit 3"));
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_THAT(result.error, HasSubstr("the last line of rank 0:\n    the reason\n"));
-  EXPECT_THAT(result.error, HasSubstr("  log files: " + folder.path() + "/"));
+  EXPECT_THAT(result.error, HasSubstr("  log files: " + folder.path().string() + "/"));
   EXPECT_THAT(result.error, HasSubstr("/attempt_0/0"));
 }
 
 TEST(RunLogs, EachAttemptHasFilesOfItsOwnAndTheErrorFileIsBesideThem) {
   const testing::TemporaryFolder folder;
   const auto result =
-      run_cadre(logged_job(folder.path(), {"-r3", "--max-restarts", "1"}, 1,
+      run_cadre(logged_job(folder.path().string(), {"-r3", "--max-restarts", "1"}, 1,
                            "echo $TORCHELASTIC_RESTART_COUNT; echo '{}' >$TORCHELASTIC_ERROR_FILE; "
                            "exit $((1 - TORCHELASTIC_RESTART_COUNT))"));
   EXPECT_EQ(result.exit_code, 0) << result.error;
-  EXPECT_EQ(files_of_the_job(folder.path()),
+  EXPECT_EQ(files_of_the_job(folder.path().string()),
             (std::map<std::string, std::string>{{"attempt_0/0/stdout.log", "0\n"},
                                                 {"attempt_0/0/stderr.log", ""},
                                                 {"attempt_0/0/error.json", "{}\n"},
@@ -125,12 +128,13 @@ TEST(RunLogs, EachAttemptHasFilesOfItsOwnAndTheErrorFileIsBesideThem) {
 
 TEST(RunLogs, WithoutAFolderTheTemporaryOneIsNamed) {
   const testing::TemporaryFolder folder;
-  const auto result =
-      run_cadre({"run", "--rdzv-id", "7", "-r1", "echo", "hello"}, {{"TMPDIR", folder.path()}});
+  const auto result = run_cadre({"run", "--rdzv-id", "7", "-r1", "echo", "hello"},
+                                {{"TMPDIR", folder.path().string()}});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_EQ(result.output, "");
-  EXPECT_THAT(result.error, HasSubstr("log files are in " + folder.path() + "/cadre-logs-7_"));
-  EXPECT_EQ(files_of_the_job(folder.path()).at("attempt_0/0/stdout.log"), "hello\n");
+  EXPECT_THAT(result.error,
+              HasSubstr("log files are in " + folder.path().string() + "/cadre-logs-7_"));
+  EXPECT_EQ(files_of_the_job(folder.path().string()).at("attempt_0/0/stdout.log"), "hello\n");
 }
 
 TEST(RunLogs, TheNullDeviceAsFolderDropsRedirectedStreams) {
@@ -144,7 +148,7 @@ TEST(RunLogs, TheNullDeviceAsFolderDropsRedirectedStreams) {
 TEST(RunLogs, ALogFileThatCannotBeWrittenIsNamedAndTheJobContinues) {
   const testing::TemporaryFolder folder;
   const auto result =
-      CadreCommand(logged_job(folder.path(), {"-r", "1"}, 2, "seq 1 20000; echo done >&2"),
+      CadreCommand(logged_job(folder.path().string(), {"-r", "1"}, 2, "seq 1 20000; echo done >&2"),
                    {.shell = "ulimit -f 32; exec \"$@\""})
           .wait();
   EXPECT_EQ(result.exit_code, 1) << result.error;
@@ -160,13 +164,13 @@ TEST(RunLogs, ALogFileThatCannotBeWrittenIsNamedAndTheJobContinues) {
 TEST(RunLogs, ARedirectedStreamDoesNotWaitForTheReaderOfTheOutput) {
   const testing::TemporaryFolder folder;
   CadreCommand command(
-      logged_job(folder.path(), {"-r", "1:1"}, 2, "seq 1 1000000; echo end of $RANK >&2"),
+      logged_job(folder.path().string(), {"-r", "1:1"}, 2, "seq 1 1000000; echo end of $RANK >&2"),
       {.reads_output = false});
   EXPECT_TRUE(command.wait_for("[1] end of 1\n"));
   EXPECT_THAT(command.seen().error, Not(HasSubstr("end of 0")));
   command.start_reading();
   EXPECT_EQ(command.wait().exit_code, 0);
-  EXPECT_THAT(files_of_the_job(folder.path()).at("attempt_0/1/stdout.log"),
+  EXPECT_THAT(files_of_the_job(folder.path().string()).at("attempt_0/1/stdout.log"),
               HasSubstr("\n1000000\n"));
 }
 

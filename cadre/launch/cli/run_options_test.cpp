@@ -45,7 +45,8 @@ std::string sample(const std::string& placeholder, const std::string& option) {
       {"PORT", "8000"},          {"SECONDS", "1"},
       {"BACKEND", "c10d"},       {"METHOD", "fork"},
       {"HOST", "localhost"},     {"HOST:PORT", "localhost:0"},
-      {"SETTINGS", "timeout=3"}, {"NAMES", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}};
+      {"SETTINGS", "timeout=3"}, {"NAMES", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
+      {"STREAMS", "3"},          {"RANKS", "0"}};
   if (placeholder == "N") return option == "--nproc-per-node" || option == "--nnodes" ? "1" : "0";
   const auto found = kSamples.find(placeholder);
   return found == kSamples.end() ? "x" : found->second;
