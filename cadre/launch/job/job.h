@@ -46,6 +46,9 @@ struct JobSpec {
   // Exit codes with which a worker says that it has printed the reason of its failure itself. The
   // launcher then prints no report.
   std::vector<int> reported_exit_codes;
+  // The path of the `cadre` command, which reads the stack of a worker that has crashed
+  // (failure/crash_report.h).
+  std::string command;
   // How often all workers are started again after one of them has failed.
   int max_restarts = 0;
   // Exit codes of failures that a restart would only repeat. They end the job without a restart.
