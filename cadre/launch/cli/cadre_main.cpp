@@ -29,13 +29,14 @@ Commands
   verify     compare training under every strategy with training on one process
   trace      read flight records after a failure or during a hang: which rank the others wait for
   schedule   make, check, simulate and draw a schedule of pipeline parallelism
+  stack      functions and lines of a worker that crashed, from its crash file
   info       versions, torch, cores, memory, limits, transports
   help       this text; cadre help COMMAND explains a command
   --version  the version
 )";
 
 const std::vector<std::string> kCommands{"run",      "train", "verify", "trace",
-                                         "schedule", "info",  "help"};
+                                         "schedule", "stack", "info",   "help"};
 
 int dispatch(const std::string& command, Words words, const cadre::os::Inherited& inherited);
 
@@ -58,6 +59,7 @@ int dispatch(const std::string& command, Words words, const cadre::os::Inherited
   if (command == "verify") return cadre::cli::verify_command(words, inherited);
   if (command == "trace") return cadre::cli::trace_command(words);
   if (command == "schedule") return cadre::cli::schedule_command(words);
+  if (command == "stack") return cadre::cli::stack_command(words);
   if (command == "info") return cadre::cli::info_command(words);
   if (is_help(command)) return help_command(words, inherited);
   if (command == "--version" || command == "version") {

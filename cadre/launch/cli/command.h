@@ -27,6 +27,7 @@ int verify_command(Words words, const os::Inherited& inherited);
 int info_command(Words words);
 int trace_command(Words words);
 int schedule_command(Words words);
+int stack_command(Words words);
 
 // Prints "cadre run: <sentence>" on standard error; returns `exit_code`.
 int fail(std::string_view command, std::string_view sentence, int exit_code);

@@ -27,6 +27,7 @@ int launch_job(std::string_view command, launch::JobSpec spec,
       os::TemporaryFolder::make(spec.environment.get_or("TMPDIR", "/tmp"), "cadre-run-");
   if (!folder.ok()) return fail(command, folder.error().message(), 1);
   spec.folder = (*folder)->path();
+  spec.command = "/proc/self/exe";
   try {
     return os::run_guarded([&](os::Pollable& guardian_gone) {
       const auto system = os::make_native_system();

@@ -5,6 +5,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/files/file.h"
+#include "cadre/core/wire/error_file.h"
 #include "cadre/launch/job/exit_meaning.h"
 #include "cadre/launch/job/failure_report.h"
 
@@ -34,11 +35,10 @@ Json describe(const JobFailure& failure) {
   const std::string exception = exception_in(failure.worker_file);
   std::string traceback = ending + "\n";
   for (const std::string& line : failure.last_lines) traceback += line + "\n";
-  return {
-      {"message",
-       {{"message", exception.empty() ? ending : cadre::format("{}: {}", ending, exception)},
-        {"extraInfo",
-         {{"py_callstack", traceback}, {"timestamp", cadre::format("{}", failure.timestamp_s)}}}}}};
+  return Json::parse(encode_error_file(
+      {.message = exception.empty() ? ending : cadre::format("{}: {}", ending, exception),
+       .call_stack = traceback,
+       .timestamp_s = failure.timestamp_s}));
 }
 
 }  // namespace

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/printable.h"
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/os/proc/signals.h"
+#include "cadre/core/wire/error_file.h"
 #include "cadre/launch/job/error_file.h"
 #include "cadre/launch/job/exit_meaning.h"
 
@@ -18,6 +18,7 @@ namespace cadre::launch {
 namespace {
 
 constexpr size_t kMaxExceptionBytes = 1000;
+constexpr size_t kMaxStackLines = 20;
 
 std::string last_lines_text(const FailureReport& report) {
   if (report.last_lines.empty()) {
@@ -35,6 +36,20 @@ std::string last_lines_text(const FailureReport& report) {
   text += ":\n";
   for (size_t i = 0; i < count - num_shown; ++i) {
     text += "    " + printable(report.last_lines[i]) + "\n";
+  }
+  return text;
+}
+
+std::string stack_text(const FailureReport& report) {
+  if (!report.crash || report.crash->stack.empty()) return "";
+  const std::vector<std::string>& stack = report.crash->stack;
+  std::string text =
+      cadre::format("cadre: the stack of rank {}, innermost call first:\n", report.failure.rank);
+  for (size_t i = 0; i < std::min(stack.size(), kMaxStackLines); ++i) {
+    text += "    " + printable(stack[i]) + "\n";
+  }
+  if (stack.size() > kMaxStackLines) {
+    text += cadre::format("    and {} more\n", stack.size() - kMaxStackLines);
   }
   return text;
 }
@@ -93,12 +108,13 @@ std::string others_text(const FailureReport& report) {
 
 std::string to_text(const FailureReport& report) {
   const WorkerExit& failure = report.failure;
-  std::string text = last_lines_text(report);
+  std::string text = last_lines_text(report) + stack_text(report);
   text += cadre::format("cadre: rank {} of {} failed with {} on {}, pid {}, after {:.1f} s\n",
                         failure.rank, report.num_workers, exit_name(failure.status), report.host,
                         failure.pid, std::chrono::duration<double>(failure.lifetime).count());
   const std::string meaning = exit_meaning(failure.status, report.num_oom_kills);
   if (!meaning.empty()) text += "  meaning: " + meaning + "\n";
+  if (report.crash) text += "  crash: " + printable(report.crash->summary) + "\n";
   if (!report.exception.empty()) {
     text += "  exception: " + printable(report.exception.substr(0, kMaxExceptionBytes)) + "\n";
   }
@@ -125,15 +141,8 @@ std::string rank_ranges(std::span<const int> ranks) {
 std::string exception_in(const std::string& error_file) {
   const auto content = os::read_file(error_file, kMaxErrorFileBytes);
   if (!content.ok()) return "";
-  const auto json = nlohmann::json::parse(*content, nullptr, /*allow_exceptions=*/false);
-  // Returns "ValueError: ..." of {"message": {"message": "ValueError: ...", "extraInfo": {...}}} or
-  // of {"message": "ValueError: ..."}.
-  if (!json.is_object() || !json.contains("message")) return "";
-  const auto& message = json["message"];
-  if (message.is_string()) return message.get<std::string>();
-  if (!message.is_object()) return "";
-  const auto inner = message.find("message");
-  return inner != message.end() && inner->is_string() ? inner->get<std::string>() : "";
+  const auto file = parse_error_file(*content);
+  return file ? file->message : "";
 }
 
 }  // namespace cadre::launch

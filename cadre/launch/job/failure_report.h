@@ -1,16 +1,19 @@
 // The report at the end of the output of a failed job.
 //
-// Threads: a pure function. Order: the last output lines of the worker that failed first, its rank
-// and the reason, one line about the other workers, and the workers that a signal had stopped,
-// which may be the cause. The most important lines are last, where the cursor of the terminal is.
+// Threads: a pure function. Order: the last output lines of the worker that failed first, its
+// stack if it crashed, its rank and the reason, one line about the other workers, and the workers
+// that a signal had stopped, which may be the cause. The most important lines are last, where the
+// cursor of the terminal is.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <string>
 
+#include "cadre/launch/job/failure/crash_report.h"
 #include "cadre/launch/job/worker_group.h"
 
 namespace cadre::launch {
@@ -19,6 +22,7 @@ struct FailureReport {
   WorkerExit failure;
   std::string host;
   std::string exception;  // the exception in the error file of the worker; may be empty
+  std::optional<CrashReport> crash = {};
   std::deque<std::string> last_lines;
   // The number of these lines that the terminal has just shown. The report does not repeat them.
   size_t num_lines_just_shown = 0;

@@ -44,6 +44,36 @@ TEST(FailureReport, SaysWhoWhereAndWhy) {
             "stopped by cadre because rank 3 failed");
 }
 
+TEST(FailureReport, ShowsTheStackOfACrash) {
+  const std::vector exits{worker_exit(0, {.signal = SIGSEGV})};
+  FailureReport report{.failure = exits[0],
+                       .host = "node7",
+                       .crash = CrashReport{.summary = "SIGSEGV at address 0x10 in f() at x.cpp:3",
+                                            .stack = {"#0 f() at x.cpp:3", "#1 main at x.cpp:9"}},
+                       .last_lines = {"step 10"},
+                       .num_workers = 1,
+                       .exits = exits};
+  EXPECT_EQ(to_text(report),
+            "cadre: the last line of rank 0:\n"
+            "    step 10\n"
+            "cadre: the stack of rank 0, innermost call first:\n"
+            "    #0 f() at x.cpp:3\n"
+            "    #1 main at x.cpp:9\n"
+            "cadre: rank 0 of 1 failed with signal 11 (SIGSEGV) on node7, pid 1000, after 12.3 s\n"
+            "  meaning: invalid memory access\n"
+            "  crash: SIGSEGV at address 0x10 in f() at x.cpp:3");
+  report.crash->stack.resize(25, "#2 g()");
+  EXPECT_NE(to_text(report).find("    and 5 more\ncadre: rank 0"), std::string::npos);
+}
+
+TEST(FailureReport, NamesTheInnermostCallOfTheProgram) {
+  EXPECT_EQ(place_of({}), "");
+  EXPECT_EQ(place_of({"#0 raise in /lib/libc.so.6", "#1 f() in /bin/x", "#2 g() at x.cpp:3"}),
+            "g() at x.cpp:3");
+  EXPECT_EQ(place_of({"#0 raise in /lib/libc.so.6", "#1 f() in /bin/x"}), "f() in /bin/x");
+  EXPECT_EQ(place_of({"#0 raise in /lib/libc.so.6"}), "raise in /lib/libc.so.6");
+}
+
 TEST(FailureReport, RefersToLinesThatWereJustShown) {
   const std::vector exits{worker_exit(0, {.code = 1})};
   FailureReport report{.failure = exits[0],

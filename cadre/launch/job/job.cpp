@@ -99,6 +99,7 @@ class JobRun {
   void say_restarts(const std::optional<WorkerExit>& failure);
   void show_log();
   void drain_outputs();
+  std::optional<CrashReport> crash_of(const WorkerExit& failure);
   void report(const WorkerExit& failure, Deadline drained);
   int finish(const std::optional<WorkerExit>& failure);
   void leave_for_caller(const WorkerExit& failure);
@@ -480,6 +481,17 @@ void JobRun::leave_for_caller(const WorkerExit& failure) {
   }
 }
 
+// Reads the crash of the worker, and adds it to the worker's error file.
+std::optional<CrashReport> JobRun::crash_of(const WorkerExit& failure) {
+  const std::string error_file = error_file_of(identity_, failure.rank);
+  auto crash = read_crash(system_, error_file, spec_.command, spec_.environment);
+  if (!crash) return crash;
+  if (const Status added = add_crash(error_file, *crash); !added.ok()) {
+    say("the stack of the crash: " + added.error().message());
+  }
+  return crash;
+}
+
 // Prints the report of the failure. Waits before it until standard output is written or `drained`
 // has passed.
 void JobRun::report(const WorkerExit& failure, Deadline drained) {
@@ -487,11 +499,13 @@ void JobRun::report(const WorkerExit& failure, Deadline drained) {
   // The terminal may show an unfinished progress line of rank 0.
   if (output_.is_terminal() && !output_.is_at_line_start()) output_.append("\n");
   output_.drain(system_, drained);
+  const std::string exception = exception_in(error_file_of(identity_, failure.rank));
   const WorkerGroup& group = attempt_->group();
   error_.append_line(
       "", to_text({.failure = failure,
                    .host = system_.host().name,
-                   .exception = exception_in(error_file_of(identity_, failure.rank)),
+                   .exception = exception,
+                   .crash = crash_of(failure),
                    .last_lines = group.tail(failure.rank).lines(),
                    .num_lines_just_shown = group.tail(failure.rank).num_just_shown(error_),
                    .num_workers = group.size(),

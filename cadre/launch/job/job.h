@@ -48,6 +48,9 @@ struct JobSpec {
   // launcher then prints no report.
   std::vector<int> reported_exit_codes;
   LogSpec logs;
+  // The path of the `cadre` command, which reads the stack of a worker that has crashed
+  // (failure/crash_report.h).
+  std::string command;
   // How often all workers are started again after one of them has failed.
   int max_restarts = 0;
   // Exit codes of failures that a restart would only repeat. They end the job without a restart.

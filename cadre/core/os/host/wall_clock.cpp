@@ -33,4 +33,10 @@ int64_t wall_clock_seconds() {
   return ::time(nullptr);
 }
 
+int64_t wall_clock_milliseconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+}
+
 }  // namespace cadre::os

@@ -19,5 +19,6 @@ std::string wall_clock_text(int64_t seconds);
 
 // Returns the number of seconds since 1970.
 int64_t wall_clock_seconds();
+int64_t wall_clock_milliseconds();
 
 }  // namespace cadre::os

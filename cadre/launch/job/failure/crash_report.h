@@ -1,0 +1,36 @@
+// What the launcher reports of a worker that crashed under cadre::record().
+//
+// Threads: one. Blocking: at most kStackTimeout for the process that reads the debug information.
+// Errors: none: without a crash file there is no report; without functions it has addresses.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/core/os/proc/environment.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre::launch {
+
+inline constexpr Duration kStackTimeout = std::chrono::seconds(20);
+
+struct CrashReport {
+  std::string summary;             // "SIGSEGV at address 0x10 in f(int) at x.cpp:12"
+  std::vector<std::string> stack;  // a line for each call, innermost first
+};
+
+// Reads the crash file beside a worker's error file. `cadre` is the path of the command, which is
+// executed with this environment as `cadre stack`. nullopt if there is no valid crash file.
+std::optional<CrashReport> read_crash(os::System& system, const std::string& error_file,
+                                      const std::string& cadre, const os::Environment& environment);
+
+// Adds the stack to the worker's error file, and the summary if the worker wrote no exception.
+Status add_crash(const std::string& error_file, const CrashReport& report);
+
+// Returns the line of the stack that the summary names: the innermost one with a source file, else
+// the innermost one outside of the C and C++ libraries; without its number.
+std::string place_of(const std::vector<std::string>& stack);
+
+}  // namespace cadre::launch
