@@ -72,6 +72,10 @@ TEST(FailureReport, NamesTheInnermostCallOfTheProgram) {
             "g() at x.cpp:3");
   EXPECT_EQ(place_of({"#0 raise in /lib/libc.so.6", "#1 f() in /bin/x"}), "f() in /bin/x");
   EXPECT_EQ(place_of({"#0 raise in /lib/libc.so.6"}), "raise in /lib/libc.so.6");
+  EXPECT_EQ(place_of({"#0 abort in /lib/libc.so.6",
+                      "#1 cadre::os::(anonymous namespace)::on_terminate() at crash_handler.cpp:7",
+                      "#2 __cxa_throw in /lib/libstdc++.so.6", "#3 f() at x.cpp:3"}),
+            "f() at x.cpp:3");
 }
 
 TEST(FailureReport, RefersToLinesThatWereJustShown) {

@@ -12,6 +12,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/printable.h"
+#include "cadre/launch/job/failure/crash_report.h"
 
 namespace cadre::cli {
 namespace {
@@ -114,7 +115,8 @@ void append_frames(Dwfl* dwfl, const CrashFrame& address, std::string_view maps,
 
 std::string line_of(const SourceFrame& frame) {
   const std::string function = frame.function.empty() ? "an unknown function" : frame.function;
-  return printable(frame.file.empty()
+  // Lines of the C and C++ libraries, whose debug information may be installed, help nobody.
+  return printable(frame.file.empty() || launch::is_runtime_library(frame.module)
                        ? cadre::format("{} in {}", function, frame.module)
                        : cadre::format("{} at {}:{}", function, frame.file, frame.line));
 }

@@ -27,7 +27,7 @@ struct SourceFrame {
 std::vector<SourceFrame> symbolize(const CrashFile& crash);
 
 // Returns a line for each frame: "#0 f(int) at x.cpp:12", or "#1 g() in /lib/libg.so" without debug
-// information. Equal neighbours, as of a recursion, are one line.
+// information and for the C and C++ libraries. Equal neighbours, as of a recursion, are one line.
 std::string to_text(const std::vector<SourceFrame>& frames);
 
 }  // namespace cadre::cli

@@ -60,22 +60,30 @@ std::vector<std::string> unresolved_lines(const CrashFile& crash) {
   return lines;
 }
 
+// Returns whether the frame belongs to the C or C++ library, or is the handler of std::terminate()
+// in core/os/proc/record/crash_handler.cpp.
 bool is_in_runtime(const std::string& line) {
-  constexpr std::array kRuntime{"/libc.so", "/libstdc++.so", "/libgcc_s.so", "/ld-linux", "[vdso]"};
-  return std::ranges::any_of(kRuntime, [&](std::string_view name) {
-    return line.find(name, line.rfind(" in ")) != std::string::npos;
-  });
+  const size_t in = line.rfind(" in ");
+  return line.find("cadre::os::(anonymous namespace)::on_terminate()") != std::string::npos ||
+         (in != std::string::npos && is_runtime_library(std::string_view(line).substr(in)));
 }
 
 }  // namespace
 
+bool is_runtime_library(std::string_view path) {
+  constexpr std::array kRuntime{"/libc.so", "/libstdc++.so", "/libgcc_s.so", "/ld-linux", "[vdso]"};
+  return std::ranges::any_of(
+      kRuntime, [&](std::string_view name) { return path.find(name) != std::string_view::npos; });
+}
+
 std::string place_of(const std::vector<std::string>& stack) {
   if (stack.empty()) return "";
-  auto found = std::ranges::find_if(
-      stack, [](const std::string& line) { return line.find(" at ") != std::string::npos; });
-  if (found == stack.end()) {
-    found = std::ranges::find_if(stack, [](const auto& line) { return !is_in_runtime(line); });
-  }
+  const auto begin =
+      std::ranges::find_if(stack, [](const auto& line) { return !is_in_runtime(line); });
+  auto found = std::find_if(begin, stack.end(), [](const std::string& line) {
+    return line.find(" at ") != std::string::npos;
+  });
+  if (found == stack.end()) found = begin;
   const std::string& line = found == stack.end() ? stack.front() : *found;
   return line.substr(line.find(' ') + 1);
 }

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/core/os/proc/environment.h"
@@ -29,8 +30,12 @@ std::optional<CrashReport> read_crash(os::System& system, const std::string& err
 // Adds the stack to the worker's error file, and the summary if the worker wrote no exception.
 Status add_crash(const std::string& error_file, const CrashReport& report);
 
-// Returns the line of the stack that the summary names: the innermost one with a source file, else
-// the innermost one outside of the C and C++ libraries; without its number.
+// Returns whether the path is that of the C or C++ library, in which a crash has its cause rarely.
+bool is_runtime_library(std::string_view path);
+
+// Returns the line of the stack that the summary names, without its number: the innermost one with
+// a source file, else the innermost one. Does not count the frames of the C and C++ libraries that
+// are innermost, nor the handler of std::terminate() among them.
 std::string place_of(const std::vector<std::string>& stack);
 
 }  // namespace cadre::launch
