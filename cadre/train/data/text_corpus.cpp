@@ -323,8 +323,8 @@ void TextCorpus::check_unchanged() const {
 
 void TextCorpus::copy_tokens(int64_t begin, std::span<int64_t> out) const {
   const std::vector<Document>& documents = contents().documents;
-  const int64_t left = num_tokens() - begin;
-  if (begin < 0 || left < 0 || out.size() > static_cast<size_t>(left)) {
+  const bool is_inside = begin >= 0 && begin <= num_tokens();
+  if (!is_inside || out.size() > static_cast<size_t>(num_tokens() - begin)) {
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("TextCorpus: cannot read {} tokens from token {} on; the text has {}",
                               out.size(), begin, num_tokens()));
