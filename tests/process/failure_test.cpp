@@ -35,12 +35,14 @@ constexpr int kWorldSize = 3;
 constexpr int kKiller = 0;
 constexpr int kVictim = 1;
 constexpr int kWitness = 2;
-constexpr Duration kStopTimeout = seconds(1);
-// The guaranteed time for the error. It is measured from the signal or, if the victim is only
-// stopped, from the deadline of the operation.
-#ifdef __SANITIZE_THREAD__
-constexpr Duration kLimit = seconds(4);  // ThreadSanitizer makes every rank several times slower
+// kStopTimeout is the time limit of the operation if the victim is stopped: before it ends, all
+// ranks must have entered the operation. kLimit is the guaranteed time for the error. It is
+// measured from the signal or, if the victim is only stopped, from the deadline of the operation.
+#ifdef __SANITIZE_THREAD__  // ThreadSanitizer makes every rank several times slower
+constexpr Duration kStopTimeout = seconds(5);
+constexpr Duration kLimit = seconds(4);
 #else
+constexpr Duration kStopTimeout = seconds(1);
 constexpr Duration kLimit = seconds(2);
 #endif
 // The operation is so large that with every engine the victim must move data in it, not only
