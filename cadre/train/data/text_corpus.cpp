@@ -222,6 +222,7 @@ void TextCorpus::Contents::add_on_disk(const std::string& path) {
 }
 
 void TextCorpus::Contents::read(const Document& document, uint64_t offset, Bytes out) {
+  if (out.empty()) return;
   const File& file = files_[document.file];
   offset += document.offset;
   if (!file.text.empty()) {
