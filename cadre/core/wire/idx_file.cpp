@@ -80,7 +80,7 @@ class GzipSource final : public Source {
         const Status status = go_to_next_member();
         if (!status.ok()) return status.error();
       } else if (code == Z_BUF_ERROR) {
-        return corrupt_idx("the gzip data ends in its middle; fetch the file again");
+        return corrupt_idx("the gzip data is truncated; fetch the file again");
       } else if (code != Z_OK) {
         return corrupt_idx(cadre::format("the gzip data is damaged ({}); fetch the file again",
                                          stream_.msg != nullptr ? stream_.msg : "no reason given"));
@@ -169,7 +169,8 @@ Result<std::vector<int64_t>> read_shape(Source& source) {
   return shape;
 }
 
-// Returns the product, or an error if it exceeds the limit. It is 0 if one size is 0.
+// Returns the product of the sizes, or an error if it exceeds the limit. The product is 0 if one
+// size is 0.
 Result<uint64_t> num_elements(const std::vector<int64_t>& shape) {
   uint64_t product = 1;
   for (const int64_t size : shape) {
@@ -201,7 +202,7 @@ Result<IdxArray> parse_idx(ConstBytes file) {
   if (!count.ok()) return count.error();
   if (*count > source->max_remaining()) {
     return corrupt_idx(
-        cadre::format("its axes ask for {} elements, but at most {} can follow; fetch the "
+        cadre::format("its header declares {} elements, but at most {} can follow; fetch the "
                       "file again",
                       *count, source->max_remaining()));
   }
@@ -209,14 +210,16 @@ Result<IdxArray> parse_idx(ConstBytes file) {
   const auto got = source->read(array.elements);
   if (!got.ok()) return got.error();
   if (*got != *count) {
-    return corrupt_idx(cadre::format(
-        "the file has {} elements, but its axes ask for {}; fetch the file again", *got, *count));
+    return corrupt_idx(
+        cadre::format("the file has {} elements, but its header declares {}; fetch the file again",
+                      *got, *count));
   }
   std::array<uint8_t, 1> extra = {};
   const auto num_extra = source->read(extra);
   if (!num_extra.ok()) return num_extra.error();
   if (*num_extra != 0) {
-    return corrupt_idx(cadre::format("bytes follow the {} elements that its axes ask for", *count));
+    return corrupt_idx(
+        cadre::format("bytes follow the {} elements that its header declares", *count));
   }
   return array;
 }

@@ -110,7 +110,7 @@ TEST(IdxFile, RefusesBytesBehindTheGzipData) {
   const auto second = gzip({});
   for (size_t size = 1; size < second.size(); ++size) {
     EXPECT_THAT(refusal(joined(packed, std::span(second).first(size))),
-                HasSubstr("the gzip data ends in its middle"));
+                HasSubstr("the gzip data is truncated"));
   }
 }
 
@@ -133,8 +133,8 @@ TEST(IdxFile, AllocatesNothingForAClaimThatCannotBe) {
                               255});
   EXPECT_THAT(refusal(huge), HasSubstr("the product of its axes is more than 2147483648"));
   const auto large = bytes_of({0, 0, 8, 1, 128, 0, 0, 0, 1, 2});
-  EXPECT_THAT(refusal(large), HasSubstr("ask for 2147483648 elements, but at most 2 can follow"));
-  EXPECT_THAT(refusal(gzip(large)), HasSubstr("ask for 2147483648 elements, but at most"));
+  EXPECT_THAT(refusal(large), HasSubstr("declares 2147483648 elements, but at most 2 can follow"));
+  EXPECT_THAT(refusal(gzip(large)), HasSubstr("declares 2147483648 elements, but at most"));
 }
 
 }  // namespace
