@@ -68,10 +68,10 @@ class CADRE_EXPORT Error : public std::exception {
 
   // Returns the same error with `context` and ": " before its message.
   Error with_context(std::string_view context) const;
-  // Returns the same error with these details.
+  // Returns the same error with all its details replaced by these.
   Error with_details(ErrorDetails details) const;
-  // Each returns the same error with this culprit or reporter. An error that has one already keeps
-  // it.
+  // Each returns the same error with this culprit or reporter; a culprit or reporter that the error
+  // already has is kept.
   Error with_culprit(Rank culprit) const;
   Error with_reporter(Rank reporter) const;
 

@@ -1,5 +1,6 @@
 // Describes a collective in 16 bytes. The ranks compare their fingerprints before they exchange
-// data, and flight records store them. collective/op.h packs and reads them.
+// data, and the flight record (the log of recent collectives) stores them. collective/op.h encodes
+// and decodes them.
 //
 // Threads: a plain value. Blocking: never. Errors: none.
 #pragma once

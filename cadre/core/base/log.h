@@ -1,8 +1,8 @@
 // The interface of log sinks, which write log lines.
 //
 // Threads: sinks may be called from any thread. Blocking: a sink may block for the time of a write.
-// One line = level, time, rank, component, key=value; the sink adds level, time and rank. Libraries
-// take a LogSink& and never print to stdout.
+// A log line holds level, time, rank, component and key=value pairs; the sink adds level, time and
+// rank. Libraries take a LogSink& and never print to stdout.
 #pragma once
 
 #include <string_view>

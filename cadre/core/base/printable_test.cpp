@@ -16,8 +16,8 @@ bool json_holds(const std::string& text) {
   }
 }
 
-// Compares is_utf8() with a JSON library on all texts of one to three of these bytes, at which the
-// rules of UTF-8 change, and on sequences of four bytes.
+// Compares is_utf8() with a JSON library on all texts of one to three bytes from `bytes`, which are
+// the limits of the ranges in UTF-8's rules, and on sequences of four bytes.
 TEST(IsUtf8, IsWhatJsonHolds) {
   const std::string bytes =
       "a\x7f\x80\x8f\x90\x9f\xa0\xbf\xc0\xc1\xc2\xdf\xe0\xe1\xec\xed\xee\xef\xf0\xf1\xf4\xf5\xff";

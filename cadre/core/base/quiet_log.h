@@ -25,7 +25,7 @@ class QuietLog final : public LogSink {
     try {
       sink_->write(level, component, message);
     } catch (...) {
-      // Drops the line, as the head of this file says.
+      // Drops the line, because no caller could handle the exception.
     }
   }
 

@@ -1,7 +1,7 @@
 // The small vocabulary of every collective: Rank, DType, ReduceOp, Device and byte spans.
 //
-// Threads: plain values. Blocking: never. The names are those of c10d; as texts they are in lower
-// case.
+// Threads: plain values. Blocking: never. The names are those of c10d; to_string() returns them in
+// lower case.
 #pragma once
 
 #include <compare>

@@ -25,7 +25,7 @@ TEST(Types, EveryValueHasANameOfItsOwn) {
   expect_names<OpKind>(kNumOpKinds);
 }
 
-// These numbers are part of the formats on the wire and on disk.
+// These numbers are part of the formats on the wire and on disk, so they must never change.
 TEST(Types, TheNumbersAreThoseOfTheFormats) {
   EXPECT_EQ(static_cast<int>(DType::kUint8), 0);
   EXPECT_EQ(static_cast<int>(DType::kFloat16), 9);
