@@ -1,5 +1,5 @@
-// A pool of wake-up events, which threads borrow while they wait. It has as many events as threads
-// wait at once, not one for each object that a thread can wait for.
+// A pool of wake-up events, which threads borrow while they wait. It needs only as many events as
+// threads wait at the same time, not one for each object that a thread can wait for.
 //
 // Threads: all methods from any thread; a Lease belongs to one. Blocking: never.
 // Lifetime: the pool outlives its leases; the System outlives the pool.
@@ -19,7 +19,7 @@ namespace cadre::os {
 class EventPool {
  public:
   // Lends an event, which is not signalled at first. All code that may notify the event must be
-  // unregistered before the lease ends.
+  // unregistered before the lease ends, because the event is then lent to another thread.
   class Lease {
    public:
     Lease(EventPool& pool, std::unique_ptr<Event> event) : pool_(&pool), event_(std::move(event)) {}

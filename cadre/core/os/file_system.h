@@ -29,12 +29,12 @@ class CADRE_EXPORT OutputFile {
 };
 
 // A file to which several processes append. It is read at any position, appended under a lock, and
-// removed by the last process that has it open. The locks of a process that dies are dropped.
+// removed by the last process that has it open. The locks of a process that dies are released.
 class CADRE_EXPORT SharedFile {
  public:
   virtual ~SharedFile() = default;
 
-  // Tries to get the right to write; returns false while another handle has it.
+  // Tries to lock the file for writing; returns false while another handle has the lock.
   virtual Result<bool> try_lock() = 0;
   virtual void unlock() = 0;
   // Marks this handle as a user of the file; is_alone() looks for these marks. While this handle
@@ -43,8 +43,8 @@ class CADRE_EXPORT SharedFile {
   // Returns whether no other handle is marked by enter(). REQUIRES: enter() was called, and the
   // lock is held.
   virtual Result<bool> is_alone() = 0;
-  // Removes the mark of enter(), as closing the file does. May be called while another handle has
-  // the lock.
+  // Removes the mark that enter() has set; closing the file does so, too. May be called while
+  // another handle has the lock.
   virtual void leave() = 0;
 
   virtual Result<size_t> size() const = 0;
@@ -92,7 +92,7 @@ class CADRE_EXPORT FileSystem {
   virtual Result<std::unique_ptr<SharedFile>> open_shared(const std::string& path) = 0;
   // Returns the whole file; kInvalidArgument if it has more than `max_bytes`.
   virtual Result<std::string> read(const std::string& path, size_t max_bytes) = 0;
-  // Returns nullopt if there is nothing with this name.
+  // Returns the kind of the file at `path`; nullopt if nothing has this name.
   virtual Result<std::optional<FileKind>> kind_of(const std::string& path) = 0;
   // Returns the names in the folder, sorted.
   virtual Result<std::vector<std::string>> list(const std::string& folder) = 0;

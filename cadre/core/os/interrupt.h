@@ -3,8 +3,8 @@
 //
 // Threads: all methods from any thread. Blocking: never.
 // Lifetime: outlives the transports, engines and registrations that were given it.
-// It has no event of its own, so that an idle group needs no descriptor: a waiting thread registers
-// the event that it polls while it waits.
+// The flag has no event (eventfd) of its own, so that an idle group needs no descriptor: a thread
+// registers the event that it polls for the time of its wait.
 #pragma once
 
 #include <algorithm>

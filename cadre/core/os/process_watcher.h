@@ -1,7 +1,7 @@
-// What a System of real processes can do and the simulator cannot: notice the end of another
-// process. Use a dynamic_cast of the System to get it.
+// An interface that reports the end of another process. A System of real processes implements it,
+// the simulator does not; use a dynamic_cast of the System to get it.
 //
-// Threads: all methods from any thread. Blocking: never. Lifetime: the System's.
+// Threads: all methods from any thread. Blocking: never. Lifetime: that of the System.
 // Errors: none; watch_process() returns null for a process that cannot be watched.
 #pragma once
 

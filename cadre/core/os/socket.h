@@ -20,8 +20,8 @@
 
 namespace cadre::os {
 
-// The address at which a listener is reached: "tcp:127.0.0.1:29500" or "unix:@name" (an abstract
-// name, which vanishes with its last socket).
+// The address at which a listener is reached: "tcp:127.0.0.1:29500" or "unix:@name" (a name in
+// Linux's abstract namespace, which vanishes when its last socket is closed).
 struct CADRE_EXPORT Address {
   enum class Kind : uint8_t { kTcp, kUnix };
 
@@ -41,7 +41,7 @@ class Pollable {
   Pollable(const Pollable&) = delete;
   Pollable& operator=(const Pollable&) = delete;
 
-  // The kernel's descriptor, in the native System only; -1 if there is none.
+  // Returns the kernel's descriptor of the object; -1 if it has none, as in the simulator.
   virtual int poll_handle() const { return -1; }
 };
 
@@ -60,20 +60,20 @@ class CADRE_EXPORT Socket : public Pollable {
   // Returns the number of bytes received; 0 while there are none. Returns kPeerLost if the stream
   // is broken, and also at its regular end.
   virtual Result<size_t> try_recv(Bytes buffer) = 0;
-  // The same operations for several buffers, which are sent or filled in order; at most kMaxParts.
+  // try_send() and try_recv() for up to kMaxParts buffers, which are sent or filled in order.
   // Streams of the kernel need one system call for all of them.
   static constexpr size_t kMaxParts = 64;
   virtual Result<size_t> try_send_parts(std::span<const ConstBytes> parts);
   virtual Result<size_t> try_recv_parts(std::span<const Bytes> parts);
   // Returns the number of bytes that try_send took and that have not left this host; 0 if that is
-  // unknown. They are lost if the socket is closed while the other end still sends.
+  // unknown. These bytes are lost if the socket is closed while the other end still sends.
   virtual size_t num_unsent() const { return 0; }
 
-  // Passes a segment to a process of the same host, with one byte of the stream. Only unix sockets
-  // can do this. Returns false while the stream is full.
+  // Passes a segment to a process of the same host, together with one byte of the stream. Only unix
+  // sockets can do this. Returns false while the stream is full.
   virtual Result<bool> try_send_segment(const SharedMemory& segment) = 0;
-  // Returns the next segment; null while there is none. Each call matches one try_send_segment of
-  // the peer.
+  // Receives the next segment; returns null while none has arrived. Each received segment matches
+  // one try_send_segment of the peer.
   virtual Result<std::unique_ptr<SharedMemory>> try_recv_segment() = 0;
 
   // Ends both directions at once and wakes a poll of this socket; the object stays valid.
@@ -82,9 +82,9 @@ class CADRE_EXPORT Socket : public Pollable {
   virtual Address local_address() const = 0;
   virtual Address peer_address() const = 0;
 
-  // Limits a TCP stream further: it also counts as lost if sent bytes are not acknowledged, or not
-  // taken by the peer, for `limit` (at least 3 s). Use it only if the peer always reads: a peer
-  // that computes for a long time with a full buffer would be lost, too.
+  // Sets a second limit for a TCP stream: it also counts as lost if sent bytes are not
+  // acknowledged, or not taken by the peer, for `limit` (at least 3 s). Use it only if the peer
+  // always reads: a peer that computes for a long time with a full buffer would be lost, too.
   virtual void limit_silence(Duration /*limit*/) {}
   // Checks a connection within this host. Returns an error unless the process at the other end
   // belongs to this process's user or to root, and also if the kernel does not know the user.
@@ -111,8 +111,8 @@ struct PollItem {
   Pollable* target = nullptr;
   bool want_read = false;
   bool want_write = false;
-  // poll() sets both. Both are true for an ended or broken stream, so that the next call reports
-  // the error.
+  // poll() sets can_read and can_write. Both are true for an ended or broken stream, so that the
+  // caller's next call on the stream reports the error.
   bool can_read = false;
   bool can_write = false;
 };

@@ -33,7 +33,8 @@ class Thread {
   virtual void join() = 0;
 };
 
-// Parks one thread. An unpark() before park() is remembered, so no wake-up is lost.
+// Blocks (parks) one thread until another thread unparks it. An unpark() before park() is
+// remembered, so no wake-up is lost.
 class Waiter {
  public:
   virtual ~Waiter() = default;
@@ -51,8 +52,8 @@ struct HostInfo {
   std::string boot_id;
   int pid = 0;
   int num_cores = 1;  // the number of cores that this process may run on
-  // The bits of those cores: bit i % 8 of byte i / 8 stands for core i, and there are no zero bytes
-  // at the end.
+  // The set of these cores as a bit mask: bit i % 8 of byte i / 8 stands for core i. Zero bytes at
+  // the end are left out.
   std::string core_mask;
   uint64_t memory_bytes = 0;  // the physical memory of the machine
   // The largest size of a shared segment, most of whose pages are never used.
@@ -72,7 +73,7 @@ class CADRE_EXPORT System {
 
   virtual HostInfo host() = 0;
 
-  // `name` has at most 15 bytes (the kernel's limit).
+  // Starts a thread that runs `body`. `name` has at most 15 bytes (the kernel's limit).
   virtual std::unique_ptr<Thread> spawn(std::string name, std::function<void()> body) = 0;
   virtual std::unique_ptr<Waiter> make_waiter() = 0;
 
@@ -108,8 +109,8 @@ class CADRE_EXPORT System {
   static constexpr Duration kMaxNap = std::chrono::milliseconds(20);
 };
 
-// Makes the System of the operating system. Each call makes an independent one; ranks that are
-// threads share one.
+// Makes the System of the operating system. Each call makes an independent System; the ranks of a
+// group that are threads of one process share one System.
 CADRE_EXPORT std::unique_ptr<System> make_native_system();
 
 }  // namespace cadre::os

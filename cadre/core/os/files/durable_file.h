@@ -36,7 +36,7 @@ CADRE_EXPORT Status remove_all(FileSystem& files, const std::string& path);
 // Replaces one file as replace_file() of file.h does, but on `files`.
 CADRE_EXPORT Status replace_file(FileSystem& files, const std::string& path, ConstBytes content);
 
-// write_file() on the file system of the operating system.
+// Does the same as the other write_file(), on the file system of the operating system.
 CADRE_EXPORT Status write_file(const std::string& path, std::span<const ConstBytes> pieces);
 
 }  // namespace cadre::os

@@ -14,11 +14,11 @@
 
 namespace cadre::os {
 
-// Returns UINT64_MAX if there is no limit.
+// Returns the limit in bytes; UINT64_MAX if there is none.
 uint64_t largest_file_bytes();
 
-// Returns an error unless a file may have `num_bytes`. `what` begins the message, for example
-// "write /a/b".
+// Returns an error if a file of `num_bytes` would exceed the limit. `what` begins the message, for
+// example "write /a/b".
 Status check_file_size(std::string_view what, uint64_t num_bytes);
 
 }  // namespace cadre::os

@@ -22,7 +22,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Code that lets a file grow checks the limit first: SIGXFSZ would end the process.
+// Sets a limit on the size of files. Code that lets a file grow must check the limit first and
+// return an error, because SIGXFSZ would end the process.
 class UnderAFileLimit : public ::testing::Test {
  protected:
   static constexpr size_t kLimit = 1 << 16;

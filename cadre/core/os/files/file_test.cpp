@@ -49,7 +49,8 @@ TEST(File, NamesWhatIsMissing) {
   EXPECT_EQ(replace_file("/no/such/file", {}).error().code(), ErrorCode::kUnavailable);
 }
 
-// Opening a pipe would block until there is a writer.
+// Reading a pipe must fail at once: opening it would block until another process opens it for
+// writing.
 TEST(File, APipeIsRefused) {
   const testing::TemporaryFolder folder;
   const std::string path = folder.file("pipe");

@@ -27,8 +27,8 @@ Result<MappedFile> MappedFile::create(const std::string& path, size_t num_bytes,
   }
   const std::string what = cadre::format("create {} with {} bytes", path, num_bytes);
   CADRE_RETURN_IF_ERROR(check_file_size(what, num_bytes));
-  // Removes the name instead of overwriting the content, so a reader of the previous file keeps it
-  // whole.
+  // Removes the name instead of overwriting the content, so a process that has the previous file
+  // open still reads its complete content.
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
     return errno_error(ErrorCode::kUnavailable, what, errno);
   }

@@ -16,8 +16,8 @@ namespace cadre::os {
 
 class CADRE_EXPORT MappedFile {
  public:
-  // The users who may read the file, unless the process' umask forbids it: its owner only (0600),
-  // or all users (0644).
+  // The users who may read the file: its owner only (0600), or all users (0644) unless the process'
+  // umask forbids it.
   enum class Readers : bool { kUser, kAll };
 
   // Creates or replaces the file, filled with zeros, with its blocks reserved: a full disk is an

@@ -165,7 +165,7 @@ Status NativeFileSystem::make_folder(const std::string& path) {
 Status NativeFileSystem::sync(const std::string& path) {
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.is_open()) return status_of(-1, "sync", path);
-  // EINVAL means that the file system cannot sync folders; there is no more that could be done.
+  // EINVAL means that the file system cannot sync folders, which counts as success.
   if (::fsync(fd.get()) == 0 || errno == EINVAL) return {};
   return status_of(-1, "sync", path);
 }

@@ -1,7 +1,7 @@
 // The FileSystem of the operating system.
 //
-// Threads, blocking and errors: file_system.h. Lifetime: it has no state, so each user may make its
-// own.
+// Threads, blocking and errors: as described in file_system.h. Lifetime: the object has no state,
+// so each caller may make its own.
 #pragma once
 
 #include "cadre/core/os/file_system.h"

@@ -17,7 +17,7 @@ constexpr mode_t kPrivateFolderMode = 0700;
 }  // namespace
 
 Status make_private_folder(const std::string& path) {
-  // "a/b/" names the folder "a/b".
+  // Removes a slash at the end: "a/b/" is the folder "a/b".
   const std::filesystem::path folder =
       path.ends_with('/') ? std::filesystem::path(path).parent_path() : std::filesystem::path(path);
   std::error_code failure;

@@ -22,7 +22,8 @@ size_t free_bytes_of(int fd) {
   return static_cast<size_t>(status.f_bavail) * status.f_frsize;
 }
 
-// Used on file systems that have no O_TMPFILE. The file has its name only until the unlink().
+// Makes the file on file systems that have no O_TMPFILE. The file has a name only until the
+// unlink().
 Fd open_and_unlink(const std::string& folder) {
   std::string path = folder + "/cadre-scratch-XXXXXX";
   Fd fd(::mkostemp(path.data(), O_CLOEXEC));

@@ -3,9 +3,9 @@
 //
 // The file has no name, so it vanishes when its process ends, in whatever way.
 // Threads: allocate() and reserve() from any; the caller synchronizes accesses to the bytes.
-// Blocking: for the time of the disk. Lifetime: a ScratchMemory keeps the file and gives its blocks
-// back to the disk. A forked child shares the memory with its parent and must not write to it. A
-// ScratchMemory that the child destroys frees no blocks of the parent.
+// Blocking: for the time of the disk. Lifetime: a ScratchMemory keeps the file open, and its
+// destructor frees its blocks on the disk. A forked child shares the memory with its parent and
+// must not write to it. A ScratchMemory that the child destroys frees no blocks of the parent.
 // Errors: kUnavailable with the folder, for a missing folder, a full disk, and a file that would
 // exceed the process' limit on file sizes. Blocks are reserved before memory is returned, so a
 // write never ends the process with SIGBUS when the disk is full. kInvalidArgument if the file's
@@ -41,7 +41,7 @@ class CADRE_EXPORT ScratchArena : public std::enable_shared_from_this<ScratchAre
   const std::string& folder() const { return folder_; }
   // Reserves blocks, in whole pages, for later calls of allocate().
   Status reserve(size_t num_bytes);
-  // Returns whole pages, which are page-aligned and filled with zeros. `num_bytes` is at least 1.
+  // Allocates memory in whole pages, page-aligned and filled with zeros. `num_bytes` is at least 1.
   Result<ScratchMemory> allocate(size_t num_bytes);
 
   // Returns `num_bytes` rounded up to whole pages.
@@ -74,7 +74,7 @@ class CADRE_EXPORT ScratchMemory {
   ScratchMemory(std::shared_ptr<ScratchArena> arena, Bytes bytes, size_t offset)
       : arena_(std::move(arena)), bytes_(bytes), offset_(offset) {}
 
-  std::shared_ptr<ScratchArena> arena_;  // all memory in its file shares it
+  std::shared_ptr<ScratchArena> arena_;  // shared by all ScratchMemory objects in its file
   Bytes bytes_;
   size_t offset_ = 0;  // the offset in the file
 };

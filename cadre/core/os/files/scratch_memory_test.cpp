@@ -104,7 +104,7 @@ TEST(ScratchMemory, ReportsAFullDiskBeforeItsMemoryIsUsed) {
   EXPECT_THAT(too_much.error().message(), HasSubstr("reserve 2097152 bytes"));
   EXPECT_THAT(too_much.error().message(), HasSubstr("has 1048576 bytes free"));
   EXPECT_THAT(too_much.error().message(), HasSubstr("No space left on device"));
-  // The failed calls have taken no space, and space that was released can be used again.
+  // The failed calls must not have taken space, and space that was released must be usable again.
   for (int i = 0; i < 3; ++i) {
     const auto memory = file->allocate(900 << 10);
     ASSERT_TRUE(memory.ok()) << memory.error().message();

@@ -19,8 +19,8 @@
 
 namespace cadre::os {
 
-// The version differs if the file was written, truncated or replaced. If a program writes a file
-// and restores its modification time, the version does not show it.
+// The version of a file, which differs after the file was written, truncated or replaced. A write
+// after which a program restores the modification time is not detected.
 struct FileVersion {
   FileIdentity identity;
   uint64_t num_bytes = 0;
@@ -72,7 +72,7 @@ class CADRE_EXPORT FilePieces {
   size_t offset_ = 0;
 };
 
-// Says in a message what has changed, for example "has 10 bytes instead of 20".
+// Returns what has changed, as a part of a message, for example "has 10 bytes instead of 20".
 CADRE_EXPORT std::string change_text(const FileVersion& before, const FileVersion& now);
 
 }  // namespace cadre::os

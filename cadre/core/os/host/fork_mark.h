@@ -3,7 +3,7 @@
 //
 // Threads: any. Blocking: never. Lifetime: owns its page, in the child too.
 // Errors: Error(kUnavailable) when the process has no memory left. Kernels before 4.14 do not zero
-// the page; there a child is taken for its parent. A check costs two loads, about 1 ns.
+// the page, so is_in_child() returns false in a child, too. A check costs two loads, about 1 ns.
 // Source: MADV_WIPEONFORK, made for random number generators.
 #pragma once
 

@@ -107,7 +107,7 @@ Result<uint32_t> tcp_peer_user(int fd) {
   if (!netlink.is_open() || ::send(netlink.get(), &question, sizeof(question), 0) < 0) {
     return errno_error(ErrorCode::kUnavailable, "ask the kernel by sock_diag", errno);
   }
-  // The kernel has answered when send() returns.
+  // The kernel has queued its answer when send() returns, so recv() need not wait.
   alignas(nlmsghdr) std::array<char, 8192> answer;
   const ssize_t received = ::recv(netlink.get(), answer.data(), answer.size(), MSG_DONTWAIT);
   if (received < static_cast<ssize_t>(NLMSG_LENGTH(sizeof(inet_diag_msg)))) {

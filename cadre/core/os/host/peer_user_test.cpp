@@ -24,7 +24,8 @@ TEST(PeerUser, TheOwnerOfTheOtherEndIsKnown) {
       EXPECT_EQ(peer_user_of(end->poll_handle()).value_or_throw(), ::geteuid());
       EXPECT_TRUE(end->check_peer_user().ok());
     }
-    // The kernel reports root as the user of a connection whose client has closed its socket.
+    // The kernel reports root as the user of a client that has closed its socket; peer_user_of()
+    // must return an error instead.
     client.reset();
     EXPECT_FALSE(peer_user_of(server->poll_handle()).ok());
     EXPECT_FALSE(server->check_peer_user().ok());

@@ -1,4 +1,4 @@
-// What the kernel reports about any process: /proc/PID/stat.
+// Reads /proc/PID/stat, in which the kernel describes any process of this pid namespace.
 //
 // Threads: any. Blocking: never. Errors: nullopt if there is no such process in this pid namespace.
 #pragma once
@@ -9,14 +9,14 @@
 
 namespace cadre::os {
 
-inline constexpr size_t kMaxStatBytes = 4096;  // the largest size of such a file that is read
+inline constexpr size_t kMaxStatBytes = 4096;  // the limit for reading a /proc/PID/stat
 
 struct ProcessStat {
   int pid = 0;
   int parent_pid = 0;
   int process_group = 0;
-  // The number of ticks from the boot to the start. The pid and the start time identify a process
-  // uniquely.
+  // The time at which the process started, in clock ticks since the boot. The pid and the start
+  // time identify a process uniquely.
   uint64_t start_time = 0;
   std::string name;        // the kernel's short name of its program
   bool has_ended = false;  // the process has ended and waits to be reaped

@@ -1,7 +1,8 @@
 // A short secret in memory that core files leave out.
 //
 // Threads: safe to share, like a std::shared_ptr to constant text. Blocking: never. Lifetime:
-// copies share one page, which is overwritten when the last of them ends. Errors: std::bad_alloc.
+// copies share one page, which is overwritten when the last of them is destroyed. Errors:
+// std::bad_alloc.
 #pragma once
 
 #include <cstddef>

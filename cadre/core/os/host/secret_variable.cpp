@@ -16,7 +16,8 @@ namespace cadre::os {
 namespace {
 
 // Returns whether `text` lies where the kernel put the environment when the program started; fields
-// 50 and 51 of /proc/self/stat are these bounds. The last ')' is followed by field 3.
+// 50 and 51 of /proc/self/stat are these bounds. Field 2 ends with the last ')', so the text after
+// it begins with field 3.
 bool is_in_first_environment(const char* text) {
   const auto stat = read_file("/proc/self/stat", kMaxStatBytes);
   if (!stat.ok()) return false;

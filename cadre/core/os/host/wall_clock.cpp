@@ -8,7 +8,7 @@ namespace cadre::os {
 
 namespace {
 
-// "2026-11-21T10:04:11"
+// Returns a text such as "2026-11-21T10:04:11".
 std::string date_and_time(time_t seconds) {
   tm parts{};
   ::gmtime_r(&seconds, &parts);

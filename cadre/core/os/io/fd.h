@@ -57,7 +57,7 @@ class CADRE_EXPORT Fd {
   bool is_own() const;
   // Returns an error that begins with `what`, for example "write run.log", unless is_own().
   Status check(std::string_view what) const;
-  // Gives the number to the caller, who must close it.
+  // Passes ownership of the descriptor to the caller, who must close it.
   int release() { return std::exchange(number_, -1); }
   void close();
 

@@ -88,8 +88,8 @@ TEST_F(ClosedFromOutside, ADescriptorClosesOnlyWhatIsItsOwn) {
   expect_intact();
 }
 
-// An eventfd or epoll of the program has the same inode as one of the library, so the inode does
-// not show whose descriptor it is.
+// An Fd must not take an eventfd, epoll or timerfd of the program for its own, although all
+// descriptors of such a kind have the same inode.
 TEST_F(ClosedFromOutside, ADescriptorOfTheSameKindIsNotItsOwn) {
   const std::vector<std::function<int()>> kinds = {
       [] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); },
@@ -117,7 +117,8 @@ TEST_F(ClosedFromOutside, ADescriptorOfTheSameKindIsNotItsOwn) {
   }
 }
 
-// A descriptor that was moved or duplicated still refers to the same open file.
+// The moved Fd must still recognize its descriptor as its own: it refers to the same open file. The
+// mark must not switch on signals (O_ASYNC).
 TEST_F(ClosedFromOutside, AMarkMovesWithTheDescriptor) {
   Fd fd(::eventfd(0, EFD_CLOEXEC));
   const Fd moved = std::move(fd);
@@ -142,8 +143,8 @@ TEST_F(ClosedFromOutside, AnEventWritesNothing) {
   expect_intact();
 }
 
-// The poll began before the descriptor was closed. So only the check of the descriptor can end the
-// poll.
+// The poll began before the descriptor was closed, so only the regular check of descriptors
+// (kHandleLook) can end the poll.
 TEST_F(ClosedFromOutside, APollOfAnEventEnds) {
   const auto event = system_->make_event();
   const int number = event->poll_handle();

@@ -20,8 +20,9 @@ bool wants_something(const PollItem& item) {
 
 }  // namespace
 
-// Does nothing for a descriptor that was closed from outside: the kernel has forgotten it, and the
-// number may belong to a file of the program. wait() reports it.
+// Does nothing for a descriptor that was closed from outside (fd.h): the kernel has removed it from
+// the epoll set, and the number may belong to a file of the program. wait() reports its object as
+// ready.
 void PollSet::change_in_kernel(int operation, uint64_t key, const PollItem& item) {
   if (!epoll_.is_own() || !owns_handle(*item.target)) return;
   epoll_event event{};
@@ -104,7 +105,7 @@ void PollSet::add_closed() {
 void PollSet::wait_through_system(Deadline deadline) {
   std::vector<uint64_t> keys;
   for (const auto& [key, watched] : watched_) keys.push_back(key);
-  std::sort(keys.begin(), keys.end());  // the order of a hash table would change a simulation
+  std::sort(keys.begin(), keys.end());  // a simulation needs the same order in each run
   std::vector<PollItem> items;
   for (const uint64_t key : keys) items.push_back(watched_.at(key).item);
   system_.poll(items, deadline);

@@ -24,7 +24,8 @@ class PollSet {
  public:
   struct Ready {
     uint64_t key = 0;
-    // Both are true for a stream that has ended or is broken, as with System::poll().
+    // can_read and can_write are both true for a stream that has ended or is broken, as with
+    // System::poll().
     bool can_read = false;
     bool can_write = false;
   };

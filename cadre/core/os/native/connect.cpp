@@ -64,8 +64,8 @@ std::optional<int> try_connect(int fd, const SocketAddress& target, Deadline dea
   }
 }
 
-// A connection to a free port of this host's ephemeral range may connect the socket to itself
-// (TCP's simultaneous open).
+// Returns whether the socket is connected to itself, which may happen in a connect() to a free port
+// of this host's ephemeral range (TCP's simultaneous open).
 bool is_connected_to_itself(int fd) {
   const Address local = local_address_of(fd);
   return local.kind == Address::Kind::kTcp && local == peer_address_of(fd);
@@ -79,7 +79,8 @@ Result<Fd> listen_at(const SocketAddress& target, const std::string& what) {
                     : errno_error(ErrorCode::kInvalidArgument, what, errno);
   }
   const int on = 1;
-  // Old connections of a server that has ended must not keep its successor from the port.
+  // Old connections of a server that has ended (in TIME_WAIT) must not make bind() fail for the
+  // next server on this port.
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (::bind(fd.get(), target.get(), target.size) != 0) {
     const ErrorCode code =
@@ -139,7 +140,8 @@ Result<Fd> connect_socket(const Address& address, Deadline deadline) {
     };
     Fd fd = open_stream(target.family());
     if (!fd.is_open()) return no_socket(cadre::format("connect to {}", address.to_string()), errno);
-    // An address that does not answer must not use up the time of the name's other addresses.
+    // Each address gets a part of the time that is left, because an address that does not answer
+    // must not use up the time of the host name's other addresses.
     const TimePoint now = monotonic_now();
     const auto num_left = static_cast<int64_t>(targets->size() - i);
     const Deadline share(now + deadline.remaining(now) / num_left);

@@ -1,7 +1,8 @@
 // The futex calls used by WaitWord and Waiter.
 //
-// Threads: any, of any process that maps the word: the shared kind of futex, identified by the page
-// and not by the address. Blocking: futex_wait, for `budget` at most.
+// Threads: any, of any process that maps the word, because the futexes are of the shared kind,
+// which the kernel identifies by the page and not by the address. Blocking: futex_wait, for
+// `budget` at most.
 // Source: Drepper, "Futexes Are Tricky" (2011); futex(2).
 #pragma once
 

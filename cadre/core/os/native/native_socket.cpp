@@ -27,8 +27,8 @@ bool would_block(int error_number) {
   return error_number == EAGAIN || error_number == EWOULDBLOCK;
 }
 
-// The control part of a message that carries one descriptor. Its padding has room for a second one
-// on 64-bit machines.
+// The control part of a message that carries one descriptor. On 64-bit machines its padding has
+// room for a second one, which a peer may send.
 union FdControl {
   cmsghdr alignment;
   char bytes[CMSG_SPACE(sizeof(int))];
@@ -74,7 +74,8 @@ void set_option(int fd, int level, int name, int64_t value) {
   ::setsockopt(fd, level, name, &number, sizeof(number));
 }
 
-// The kernel probes an idle peer after a third of `limit`, and four times in all.
+// Sets keep-alive probes: the kernel sends the first to an idle peer after a third of `limit`, and
+// up to four in all.
 void keep_alive(int fd, Duration limit) {
   constexpr int64_t kNumQuestions = 4;
   const int64_t limit_s = std::chrono::duration_cast<std::chrono::seconds>(limit).count();
@@ -284,9 +285,10 @@ Error NativeSocket::ended() const {
                              peer_.to_string(), here ? "this" : "the other"));
 }
 
-// If the number of the descriptor belongs to a socket of the program now, bytes would go to that
-// socket's peer, or come from it. (For a file that is no socket the call fails.) The check costs a
-// fifth of a short send, so it is made once in each tick of the kernel's clock, a few milliseconds.
+// If the descriptor was closed from outside (fd.h) and its number belongs to a socket of the
+// program now, bytes would go to that socket's peer, or come from it. (For a file that is no socket
+// the call fails.) The check costs a fifth of a short send, so it is made once in each tick of the
+// kernel's clock, a few milliseconds.
 Status NativeSocket::check_own() const {
   timespec tick{};
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &tick);
@@ -340,7 +342,7 @@ Result<std::unique_ptr<Socket>> NativeListener::try_accept_at(const Fd& fd) {
   if (accepted.is_open()) {
     return std::unique_ptr<Socket>(std::make_unique<NativeSocket>(std::move(accepted), segments_));
   }
-  // A connection that was reset while it waited is no error of the listener.
+  // A connection that was reset before it was accepted is no error of the listener.
   if (would_block(errno) || errno == ECONNABORTED) return std::unique_ptr<Socket>();
   return errno_error(ErrorCode::kUnavailable, cadre::format("accept on {}", address_.to_string()),
                      errno);

@@ -55,7 +55,7 @@ class NativeSocket final : public Socket, public HandleOwner {
 
 class NativeListener final : public Listener, public HandleOwner {
  public:
-  // `fds` is not empty: it has one socket for each address of the name.
+  // `fds` is not empty: it has one socket for each address of the host name.
   NativeListener(std::vector<Fd> fds, SegmentTable& segments);
 
   Result<std::unique_ptr<Socket>> try_accept() override;

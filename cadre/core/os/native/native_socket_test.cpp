@@ -94,8 +94,8 @@ TEST_F(NativeSocketTest, EveryTcpSocketAsksAfterASilentPeer) {
   }
 }
 
-// A peer that does not read may be alive, but its full buffer counts as silence in the kernel. So
-// only connections whose peers always read get this limit.
+// TCP_USER_TIMEOUT must be off by default: a peer that does not read may be alive, but the kernel
+// counts its full buffer as silence. Only connections whose peers always read set this limit.
 TEST_F(NativeSocketTest, OnlyWhoeverAsksForItLimitsTheTimeOfUnacknowledgedBytes) {
   const Pair pair = connect({Address::Kind::kTcp, "127.0.0.1", 0});
   EXPECT_EQ(option(*pair.server, IPPROTO_TCP, TCP_USER_TIMEOUT), 0);
@@ -108,8 +108,8 @@ TEST_F(NativeSocketTest, OnlyWhoeverAsksForItLimitsTheTimeOfUnacknowledgedBytes)
   connect_unix().client->limit_silence(std::chrono::seconds(6));  // has no effect on a unix socket
 }
 
-// Short parts are joined before they are sent. The total sizes lie on both sides of the limit for
-// that.
+// The parts must arrive in order. Parts with a small total size are copied together before they are
+// sent; the total sizes here are below and above that limit.
 TEST_F(NativeSocketTest, PartsArriveOneAfterTheOther) {
   const Pair pairs[] = {connect({Address::Kind::kTcp, "127.0.0.1", 0}), connect_unix()};
   for (const Pair& pair : pairs) {

@@ -98,8 +98,8 @@ void NativeWaiter::unpark() {
   if (is_unparked_.exchange(1, std::memory_order_release) == 0) futex_wake_all(is_unparked_);
 }
 
-// Becomes readable when a process ends, which need not be a child of this one. That process may
-// have ended and been reaped meanwhile.
+// Becomes readable when the watched process has ended, even if it was reaped. The process need not
+// be a child of this one.
 class ProcessWatch final : public Pollable, public HandleOwner {
  public:
   explicit ProcessWatch(Fd pidfd) : pidfd_(std::move(pidfd)) {}

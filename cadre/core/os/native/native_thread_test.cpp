@@ -29,7 +29,8 @@ TEST(DetachedThread, TheEndOfTheProcessWaitsForIt) {
   EXPECT_EXIT(exit_while_a_thread_runs(), ::testing::ExitedWithCode(0), "the thread has ended");
 }
 
-// An object that is destroyed after the object that waits for the detached threads.
+// A static object whose destructor starts a detached thread, after the destructor has run that
+// waits for detached threads. exit() must still succeed.
 struct StartsThreadAtExit {
   ~StartsThreadAtExit() {
     run_detached("last", [] {});

@@ -1,8 +1,8 @@
 // Shared memory on memfds, and the table that gives all ranks of one System the same mapping.
 //
 // Threads: SegmentTable from any thread. Blocking: never.
-// Lifetime: a mapping lives as long as the SharedMemory objects that refer to it; the table only
-// remembers it.
+// Lifetime: a mapping lives as long as the SharedMemory objects that refer to it; the table has
+// only weak references.
 // Errors: kUnavailable when memory or descriptors are short, kCorruption for a descriptor that is
 // not a sealed memfd, kInvalidArgument if the segment's descriptor was closed from outside (fd.h):
 // then calls that need the descriptor fail, and those that need only the mapping still work.

@@ -60,7 +60,8 @@ TEST(SharedPages, ReservedPagesAreAllocatedBeforeTheyAreTouched) {
   reserve_pages(*segment, 0, 0).value_or_throw();
 }
 
-// The kernel refuses to allocate beyond the end of a sealed segment.
+// The kernel refuses to allocate beyond the end of a sealed segment, so reserve_pages() must return
+// an error.
 TEST(SharedPages, MemoryThatCannotBeReservedIsAnErrorThatSaysSo) {
   SegmentTable table;
   const auto segment = table.create(4096).value_or_throw();

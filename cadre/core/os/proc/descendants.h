@@ -34,7 +34,7 @@ void signal_processes(std::span<const Descendant> processes, int signal);
 // user.
 bool may_signal(const Descendant& process);
 
-// Reaps every ended child except `spared`, which their owners reap.
+// Reaps every ended child except those in `spared`, which other code reaps.
 void reap_orphans(std::span<const int> spared);
 
 // Returns whether this process has a child that is not in `spared`, living or not yet reaped.

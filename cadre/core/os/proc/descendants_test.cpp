@@ -20,7 +20,7 @@ namespace {
 
 class DescendantsTest : public ::testing::Test {
  protected:
-  // Orphans of later tests go to the init process again.
+  // Undoes become_subreaper(): orphans of later tests become children of the init process again.
   ~DescendantsTest() override { ::prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0); }
 
   bool wait_until(const std::function<bool()>& is_true) {
@@ -35,7 +35,8 @@ class DescendantsTest : public ::testing::Test {
   const std::unique_ptr<System> system_ = make_native_system();
 };
 
-// The child ends at once, so its child becomes one of this process, which is a subreaper.
+// A grandchild in another session must be found. Its parent ends at once, so this process, a
+// subreaper, becomes its parent.
 TEST_F(DescendantsTest, FindsDescendantsInOtherSessions) {
   become_subreaper();
   const int child = ::fork();

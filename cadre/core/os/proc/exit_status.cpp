@@ -7,7 +7,8 @@
 namespace cadre::os {
 namespace {
 
-// Returns nullopt if the child has not ended. Repeats the call when a signal has interrupted it.
+// Reaps the child with waitpid(), or returns nullopt if it has not ended. Repeats waitpid() when a
+// signal has interrupted it.
 std::optional<ExitStatus> wait_with(int pid, int options) {
   int raw = 0;
   int reaped = 0;
@@ -15,7 +16,7 @@ std::optional<ExitStatus> wait_with(int pid, int options) {
     reaped = ::waitpid(pid, &raw, options);
   } while (reaped < 0 && errno == EINTR);
   if (reaped == 0) return std::nullopt;
-  if (reaped < 0) return ExitStatus{.is_known = false};  // ECHILD
+  if (reaped < 0) return ExitStatus{.is_known = false};  // ECHILD: the child was reaped elsewhere
   return WIFSIGNALED(raw) ? ExitStatus{.signal = WTERMSIG(raw)}
                           : ExitStatus{.code = WEXITSTATUS(raw)};
 }

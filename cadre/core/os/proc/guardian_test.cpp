@@ -16,7 +16,8 @@
 namespace cadre::os {
 namespace {
 
-// Keeps the guardian from running until its supervisor has been killed, as a busy machine may.
+// Delays the guardian (the parent of the supervisor; guardian.h) until the supervisor has been
+// killed, as the scheduler of a busy machine may.
 void delay_the_guardian() {
   const auto system = make_native_system();
   system->poll({}, system->deadline_in(std::chrono::milliseconds(200)));
@@ -25,7 +26,7 @@ void delay_the_guardian() {
 // The body of the supervisor: it starts a worker, which holds the write end of the pipe, and dies.
 int start_a_worker_and_die(Pollable&) {
   if (::_Fork() == 0) {  // unlike fork(), does not call delay_the_guardian()
-    ::alarm(20);         // ends the worker if the guardian leaves it
+    ::alarm(20);         // ends the worker if the guardian does not kill it
     while (true) ::pause();
   }
   ::raise(SIGKILL);

@@ -27,7 +27,8 @@ using ::testing::HasSubstr;
 
 constexpr Duration kProgramPatience = std::chrono::seconds(20);
 
-// Ignores SIGCHLD as long as it exists. A parent may do that before it executes this program.
+// Ignores SIGCHLD during the lifetime of the object, as in a process whose parent ignored SIGCHLD
+// before exec.
 class ChildrenIgnored {
  public:
   ChildrenIgnored() : previous_(::signal(SIGCHLD, SIG_IGN)) {}
@@ -80,7 +81,8 @@ TEST(Inherited, ADescriptorIsNeverAStandardStream) {
   ::dup2(kept.get(), STDIN_FILENO);
 }
 
-// The default stack size of threads is the RLIMIT_STACK with which the program was started.
+// The default stack size of threads is the RLIMIT_STACK with which the program was started, which
+// may be small. A NativeThread must get a large stack all the same.
 TEST(Inherited, AThreadHasRoomOnASmallStack) {
   pthread_attr_t before;
   pthread_attr_t small;

@@ -33,9 +33,9 @@ int count_gpus(const std::string& folder, const std::optional<std::string>& visi
 
 MachineInfo read_machine_info(const Environment& environment);
 
-// Returns how many processes the kernel has killed since the machine started because memory was
-// short, also by a container's limit; 0 if the kernel has no such counter. Source: oom_kill of
-// /proc/vmstat, which any user may read.
+// Returns how many processes the kernel has killed since the machine started because the memory of
+// the machine or of a container was exhausted; 0 if the kernel has no such counter. Source:
+// oom_kill of /proc/vmstat, which any user may read.
 uint64_t count_memory_kills();
 
 }  // namespace cadre::os

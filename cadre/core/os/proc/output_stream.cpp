@@ -43,7 +43,7 @@ size_t OutputStream::try_write(std::string_view text) {
 
 void OutputStream::give_up(int error_number) {
   is_gone_ = true;
-  // It is no failure if the reader has closed the pipe, or the terminal was closed.
+  // A pipe whose reader has closed it, or a closed terminal, does not count as a failure.
   if (error_number == EPIPE || (error_number == EIO && is_terminal_)) return;
   failure_ = errno_error(ErrorCode::kUnavailable, "write", error_number);
 }

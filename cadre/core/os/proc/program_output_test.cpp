@@ -40,7 +40,7 @@ TEST_F(ProgramOutput, KillsWhatDoesNotEnd) {
   EXPECT_EQ(output.error().code(), ErrorCode::kTimeout);
 }
 
-// A program can close its output and continue to run.
+// A program that closes its output and continues to run must be killed at the deadline.
 TEST_F(ProgramOutput, KillsWhatHasClosedItsOutputAndDoesNotEnd) {
   const TimePoint begin = system_->now();
   const auto output = program_output({"sh", "-c", "echo said; exec >&-; exec sleep 20"},

@@ -1,4 +1,4 @@
-// Folders with a new name, and one that is removed when its TemporaryFolder is destroyed.
+// Makes folders with unique names. A TemporaryFolder removes its folder when it is destroyed.
 //
 // Threads: one owner. Blocking: for the time of the file system.
 // Lifetime: the destructor removes the folder and its content; a removal that fails is ignored.

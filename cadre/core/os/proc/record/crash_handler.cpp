@@ -32,20 +32,22 @@ namespace {
 constexpr std::array kCrashSignals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 constexpr size_t kSignalStackBytes = 256 << 10;
 
-// What the handlers need. It is made before the crash, because a handler may not allocate.
+// The state that the signal handlers need. It is allocated before a crash, because a signal handler
+// may not allocate memory.
 struct CrashState {
   std::string error_file;
-  std::string crash_file;  // empty: none is written
+  std::string crash_file;  // if empty, no crash file is written
   int process = 0;
   std::terminate_handler previous_terminate = nullptr;
   std::atomic<int> crashed_thread = 0;
-  char* maps = nullptr;  // kMaxMapsBytes, which use no memory before the crash
+  char* maps = nullptr;  // a buffer of kMaxMapsBytes; its pages are not used before a crash
 };
 
-// A signal handler gets no argument of the program, so it finds its state in a static.
+// A signal handler gets no argument from the program, so its state is in a static variable.
 constinit std::atomic<CrashState*> crash_state = nullptr;
 
-// A line, or several, in a buffer of fixed size. What does not fit is left out.
+// Builds lines of text in a buffer of fixed size, without allocations. Text that does not fit is
+// dropped.
 class SafeText {
  public:
   SafeText& operator<<(std::string_view text) {
@@ -119,13 +121,14 @@ void write_all(int file, std::string_view text) {
   }
 }
 
-// Writes the frames as they are found: if the stack is damaged, the unwinder may crash, too, and
-// the kernel then ends the process at once, because all signals are blocked.
+// Writes each stack frame as soon as it is found: if the stack is damaged, the unwinder may crash,
+// too, and the kernel then ends the process at once, because all signals are blocked.
 struct FrameWriter {
   int file = -1;
   std::string_view maps;
-  bool is_for_reader = false;  // writes the names of the files, for a reader on standard error
-  uint64_t begin = 0;          // the frames before this address are those of the handler
+  bool is_for_reader =
+      false;           // also writes the names of the files, for people who read standard error
+  uint64_t begin = 0;  // the frames before this address belong to the handler and are skipped
   bool has_begun = false;
   size_t num_frames = 0;
 
@@ -154,7 +157,8 @@ _Unwind_Reason_Code on_frame(_Unwind_Context* context, void* argument) {
   writer.has_begun = writer.has_begun || address == writer.begin;
   if (!writer.has_begun) return _URC_NO_REASON;
   if (address == 0 || writer.num_frames >= kMaxCrashFrames) return _URC_END_OF_STACK;
-  // The first frame was written by the caller if it is no instruction of the program.
+  // Only the first frame can have the exact address of an instruction; the addresses of all other
+  // frames are return addresses.
   writer.write(address, is_exact != 0 && writer.num_frames == 0);
   return _URC_NO_REASON;
 }
@@ -166,8 +170,8 @@ bool read_word(uint64_t address, uint64_t& word) {
 }
 
 // Writes the frames of the interrupted code. After a call of a null or wild pointer the program
-// counter is no code; then the frame of the caller, whose address is on top of the stack, is made
-// the current one for the time of the unwinding.
+// counter does not point to code; then the frame of the caller, whose address is on top of the
+// stack, is made the current one for the time of the unwinding.
 void write_frames(FrameWriter writer, [[maybe_unused]] void* context) {
 #if defined(__x86_64__)
   greg_t* const registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
@@ -211,7 +215,8 @@ void write_crash_file(const CrashState& state, const siginfo_t& info, int thread
 }
 
 void report_crash(const CrashState& state, const siginfo_t& info, int thread, void* context) {
-  const bool is_child = ::getpid() != state.process;  // made by fork(); the file is its parent's
+  const bool is_child =
+      ::getpid() != state.process;  // true in a forked child; the crash file belongs to the parent
   SafeText line;
   line << "cadre: crashed with signal " << info.si_signo << " (" << name_of_crash(info.si_signo)
        << ")";
@@ -248,7 +253,8 @@ void on_crash(int signal, siginfo_t* info, void* context) {
 void on_terminate() {
   const CrashState& state = *crash_state.load();
   if (const std::exception_ptr exception = std::current_exception()) {
-    // The process aborts next, so an error of the file has no reader but the crash file.
+    // A failure to write the file is ignored: the process aborts next, and its crash handler writes
+    // the crash file.
     [[maybe_unused]] const Status written = write_exception(state.error_file, exception);
   }
   if (state.previous_terminate != nullptr) state.previous_terminate();

@@ -35,7 +35,7 @@ std::exception_ptr nested_in(const std::exception_ptr& exception) {
     std::rethrow_exception(exception);
   } catch (const std::nested_exception& outer) {
     return outer.nested_ptr();
-  } catch (...) {  // it has no nested exception
+  } catch (...) {  // the exception has no nested one
     return nullptr;
   }
 }
@@ -63,7 +63,7 @@ ExceptionText describe_exception(const std::exception_ptr& exception) {
     std::rethrow_exception(exception);
   } catch (const std::exception& error) {
     return {.type = demangled(typeid(error).name()), .what = error.what()};
-  } catch (...) {  // the type is known all the same
+  } catch (...) {  // no std::exception, so only the type is known
     const std::type_info* const type = abi::__cxa_current_exception_type();
     return {.type = type == nullptr ? "an unknown exception" : demangled(type->name()), .what = ""};
   }
@@ -85,7 +85,7 @@ ErrorFile exception_file(const std::exception_ptr& exception) {
     std::rethrow_exception(exception);
   } catch (const Error& error) {
     add_details(error, file);
-  } catch (...) {  // other types have no details
+  } catch (...) {  // other exceptions have no details
   }
   return file;
 }

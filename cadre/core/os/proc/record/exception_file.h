@@ -16,7 +16,7 @@ struct ExceptionText {
   std::string what;  // empty for a type without what()
 };
 
-// REQUIRES: not null.
+// REQUIRES: `exception` is not null.
 ExceptionText describe_exception(const std::exception_ptr& exception);
 
 // Returns the content of the error file for this exception: with the exceptions that are nested in

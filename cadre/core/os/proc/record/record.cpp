@@ -18,7 +18,8 @@ std::string error_file_of_launcher() {
   return path == nullptr ? "" : path;
 }
 
-// Prints the text of std::terminate(), before the file is written, which may fail.
+// Prints the message of std::terminate(), and then writes the file for the launcher. The message
+// comes first, because writing may fail.
 void leave_exception(const std::exception_ptr& exception) {
   const os::ExceptionText text = os::describe_exception(exception);
   std::fprintf(stderr, "terminate called after throwing an instance of '%s'\n", text.type.c_str());
@@ -36,7 +37,7 @@ int record(const std::function<int()>& program) {
   os::install_crash_handlers(error_file_of_launcher());
   try {
     return program();
-  } catch (abi::__forced_unwind&) {  // pthread_exit() and cancellation need it
+  } catch (abi::__forced_unwind&) {  // pthread_exit() and cancellation unwind with it
     throw;
   } catch (...) {  // any exception is a failure of the program
     leave_exception(std::current_exception());
