@@ -80,7 +80,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void transmit(int side, Packet packet);
   void arrive(int side, uint64_t number, Packet packet);
-  // Called after each change for which one of the ends may wait.
+  // Makes the scheduler check again what the ranks at both ends wait for. Called after each change
+  // of the connection.
   void touch_ends();
   Status check_sendable(int side) const;
   // Returns why there is nothing more to read; ok if there may be more.

@@ -26,7 +26,7 @@ class Gate {
     changed_.wait(lock, [this] { return is_open_; });
     is_open_ = false;
   }
-  // Returns false if the gate did not open within that real time.
+  // Passes like pass(), but returns false if the gate did not open within `limit` of real time.
   bool pass_within(std::chrono::seconds limit) {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, limit, [this] { return is_open_; })) return false;

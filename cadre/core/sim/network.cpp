@@ -27,7 +27,8 @@ std::string address_of_host(int host) {
   return cadre::format("10.0.0.{}", host + 1);
 }
 
-// A connection that is being established. The connecting rank and the packets in flight share it.
+// A connection that is being established. The connecting rank and the packets in flight share the
+// object.
 struct Network::Attempt {
   bool is_done = false;
   bool is_abandoned = false;
@@ -138,8 +139,8 @@ void Network::arrive(int rank, const os::Address& address, const Place& place,
   if (there.kind == os::Address::Kind::kTcp) there.host = address_of_host(place.host);
   attempt->connection = std::make_shared<Connection>(
       *this, std::array{Connection::End{rank, attempt->local}, Connection::End{point.rank, there}});
-  // Removes expired entries only now and then, so that the cost of a connection does not depend on
-  // their number.
+  // Removes expired entries only when the table has reached max_connections_, so that the average
+  // cost of a connection does not depend on the number of entries.
   if (connections_.size() >= max_connections_) {
     std::erase_if(connections_, [](const auto& known) { return known.expired(); });
     max_connections_ = std::max(max_connections_, 2 * connections_.size());

@@ -46,7 +46,7 @@ class Network {
     bool is_delayed = false;
     bool is_slow = false;
   };
-  // Chooses the random transit of a packet that is sent now.
+  // Chooses at random how long a packet that is sent now is in transit.
   Transit transit(int from, int to, size_t num_bytes);
   // Runs `action` at the other end of the link between two ranks: at `arrival`, or, if a partition
   // holds the packet back at that time, when the partition is healed.

@@ -26,9 +26,9 @@ enum class FaultKind {
   kCut,           // a connection that was open at both ends was reset
   kKill,          // a rank was killed
   kPartition,     // a packet was held back by a partition
-  kHeal,          // the end of a partition let a packet go on
+  kHeal,          // a packet that a partition had held back went on when the partition ended
   kStop,          // a rank was stopped, as by SIGSTOP
-  kContinue,      // a stopped rank went on, as by SIGCONT
+  kContinue,      // a stopped rank was continued, as by SIGCONT
 };
 inline constexpr int kNumFaultKinds = 11;
 CADRE_EXPORT std::string_view to_string(FaultKind kind);

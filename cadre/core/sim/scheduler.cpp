@@ -15,8 +15,8 @@
 namespace cadre::sim {
 namespace {
 
-// A turn costs between 100 ns and 1.1 us of virtual time, so that even a program that only yields
-// reaches its deadline.
+// The virtual time between two scheduling points is 100 ns to 1.1 us, so that even a program that
+// only yields reaches its deadline.
 constexpr uint64_t kMinTurnNs = 100;
 constexpr uint64_t kTurnSpreadNs = 1000;
 // A thread that yields while no other can run skips at most this much virtual time.
@@ -25,17 +25,17 @@ constexpr Duration kMaxYieldJump = std::chrono::microseconds(100);
 // A deadline that no timer reaches; join() uses it.
 constexpr TimePoint kNever{INT64_MAX};
 
-// Returns the probability that a thread keeps the baton in pause(). With 0 it always hands the
-// baton over, which finds races; with a large value threads run long without a switch, which finds
-// starvation.
+// Returns the probability that a thread keeps the baton (the right to run) in pause(). With 0 it
+// always hands the baton over, which finds races; with a large value threads run long without a
+// switch, which finds starvation.
 double choose_stay_probability(uint64_t seed) {
   constexpr std::array<double, 3> kChoices = {0.0, 0.5, 0.9};
   return kChoices[Random(seed ^ 0x5bd1e995).below(kChoices.size())];
 }
 
-// All threads run on one core, where the baton goes to the next thread by a context switch; to
-// another core it takes a wake-up, which is several times as long. If the system returns an error,
-// the simulation only gets slower.
+// Pins the simulated threads to one core, because only one of them runs at a time: a switch to a
+// thread of the same core is several times faster than a wake-up of a thread of another core. If
+// the system returns an error, the simulation only gets slower.
 void stay_on_core(int core) {
   if (core < 0 || core >= CPU_SETSIZE) return;
   cpu_set_t cores;
@@ -79,7 +79,7 @@ void Scheduler::run_body(SimThread& self, std::function<void()> body) {
   } catch (const Killed&) {
     history_.add(now_, self.name, "unwound");
   }
-  // The objects that the body owns are destroyed while this thread has the baton.
+  // The objects that the body owns must be destroyed while this thread still has the right to run.
   body = nullptr;
   self.is_finished = true;
   std::erase(living_, &self);
@@ -99,8 +99,9 @@ void Scheduler::run() {
   for (SimThread& thread : threads_) thread.thread.join();
 }
 
-// Runs in the owner's thread while the ranks run. A thread that keeps the baton would hang the test
-// without a message, and cannot be unwound.
+// Ends the process with a message if a thread runs for longer than stall_limit without a call of
+// its System: such a thread cannot be unwound, and would hang the test without a message. Runs in
+// the owner's thread while the ranks run.
 void Scheduler::watch() {
   int64_t last = -1;
   while (!owner_.pass_within(limits_.stall_limit)) {
@@ -201,8 +202,8 @@ bool Scheduler::wait(std::string_view what, std::function<bool()> ready, Deadlin
   self.waits_for = what;
   self.ready = std::move(ready);
   self.deadline = deadline;
-  // The guard is needed in case the simulation ends here by an exception, because `ready` refers to
-  // objects of the caller.
+  // Clears `ready` also if an exception ends the wait, because `ready` refers to objects of the
+  // caller.
   struct Clearing {
     SimThread& thread;
     ~Clearing() { thread.ready = nullptr; }
@@ -245,7 +246,8 @@ void Scheduler::switch_away() {
   self->gate.pass();
 }
 
-// Threads of a stopped rank do not run; those of a killed rank do, to unwind.
+// Returns whether the thread must not run. Threads of a stopped rank do not run; those of a killed
+// rank run, to unwind.
 bool Scheduler::is_frozen(const SimThread& thread) const {
   return is_stopped(thread.rank) && !is_killed(thread.rank);
 }

@@ -6,12 +6,12 @@
 // holder at random from the seed. When no thread can run, time jumps to the next timer or event;
 // when there is none, the simulation is deadlocked and reports what each thread waits for.
 //
-// Threads: every method is called by the holder of the baton (run() by the owner, while nobody
+// Threads: every method is called by the holder of the baton (run() by the owner, while no thread
 // holds it); so the members need no lock, and the gates order all accesses for ThreadSanitizer.
 // Blocking: run(); and in virtual time pause() and wait().
-// Errors: threads of a killed rank unwind by Killed, thrown from step(), pause() and wait(). In a
-// thread that unwinds already, these calls return at once instead, because a destructor must not
-// throw.
+// Errors: threads of a killed rank unwind by the exception Killed, thrown from step(), pause() and
+// wait(). In a thread that unwinds already, these calls return at once instead, because a
+// destructor must not throw.
 #pragma once
 
 #include <atomic>
@@ -33,8 +33,8 @@
 
 namespace cadre::sim {
 
-// Unwinds a thread of a killed rank. It is no std::exception, so that code which handles errors
-// does not catch the end of its process.
+// The exception that unwinds a thread of a killed rank. It does not derive from std::exception, so
+// that the rank's code for handling errors does not catch it.
 struct Killed {};
 
 class Scheduler {
@@ -110,7 +110,7 @@ class Scheduler {
     int rank = 0;
     std::string name;
     std::string waits_for;
-    // Returns whether the thread can run; if empty, the thread can run.
+    // Returns whether the thread can run. An empty function means that it can.
     std::function<bool()> ready;
     // The rank's number of touches at the last call of ready(), and the result of that call. Used
     // by wait_for_touch().

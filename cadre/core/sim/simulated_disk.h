@@ -67,7 +67,7 @@ class SimulatedDisk final : public os::FileSystem {
 
  private:
   struct Node;
-  using NodePtr = std::shared_ptr<Node>;  // entries, synced entries and open files share nodes
+  using NodePtr = std::shared_ptr<Node>;  // shared by folder entries, synced entries and open files
   using Entries = std::map<std::string, NodePtr>;
   struct Node {
     bool is_folder = false;

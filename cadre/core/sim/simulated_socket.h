@@ -92,8 +92,8 @@ class SimulatedEvent final : public os::Event, public Readiness {
  public:
   explicit SimulatedEvent(Scheduler& scheduler) : scheduler_(scheduler) {}
 
-  // Adds a rank that polls the event, which notify() then touches. Tests share events between
-  // ranks.
+  // Adds a rank that polls the event: notify() calls Scheduler::touch() for it. There may be
+  // several, because tests share events between ranks.
   void add_poller(int rank);
 
   void notify() override;

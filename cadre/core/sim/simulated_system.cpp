@@ -23,7 +23,8 @@ class SimulatedThread final : public os::Thread {
   const int number_;
 };
 
-// The result of spawn() for a caller whose rank is dead: there is no thread to join.
+// What spawn() returns to a caller whose rank was killed: no thread was started, so join() has
+// nothing to wait for.
 class NoThread final : public os::Thread {
  public:
   void join() override {}

@@ -51,7 +51,7 @@ class SimulatedSystem final : public os::System {
  private:
   World& world_;
   const int rank_;
-  // The source of random_bytes() only, so that it does not change the order of threads.
+  // Used by random_bytes() only, so that its calls do not change the order in which threads run.
   Random random_;
 };
 

@@ -1,8 +1,9 @@
 // Runs ranks in virtual time: threads in a seeded order, a seeded network and planned faults.
 //
 // Code that waits and communicates through os::System runs here unchanged; the same seed gives the
-// same run and the same hash of its history. Memory is sequentially consistent here: errors by
-// reordering in hardware are left to ThreadSanitizer on real threads.
+// same run and the same hash of its history. Memory is sequentially consistent here, so the
+// simulator cannot find errors that need reordering by the hardware; run ThreadSanitizer on real
+// threads for those.
 //
 // Threads: one owner. Blocking: run(), in real time for as long as the ranks compute.
 // Lifetime: objects that the ranks made through their Systems must be destroyed before the
@@ -35,7 +36,7 @@ struct RankEnd {
   int64_t num_points = 0;  // the number of scheduling points of the rank
 };
 
-// A planned fault whose time has come, even if it had no effect.
+// A planned fault that was carried out, even if it had no effect.
 struct Strike {
   FaultKind kind;
   TimePoint at;

@@ -16,8 +16,8 @@ class SleepingThreads {
   // One thread's sleep, from construction to destruction.
   class Sleep {
    public:
-    // Counts itself in the word, as the native System does: a thread that changes the word may skip
-    // wake() when no thread sleeps on it.
+    // Increments WaitWord::sleepers, as the native System does: a thread that changes the word may
+    // skip wake() when no thread sleeps on it.
     Sleep(SleepingThreads& words, os::WaitWord& word) : sleeping_threads_(words), word_(&word) {
       word_->sleepers.fetch_add(1);
       sleeping_threads_.sleeps_.push_back(this);
