@@ -38,9 +38,10 @@ void keep_reason(std::string& kept, std::string_view reason) {
 
 }  // namespace
 
-// The header of a piece. If all its bytes are zero, no peer holds the piece. Pieces are numbered
-// from 1: header 0 of a slot is used otherwise. Its is_revoked says that a peer has reported the
-// rank in this slot as lost and no longer counts its holds.
+// The header of a piece, by which peers tell the owner that they use it. If all its bytes are zero,
+// no peer holds the piece. Pieces are numbered from 1. Header 0 of a slot belongs to no piece: its
+// is_revoked says that a peer has reported the rank in this slot as lost and no longer counts its
+// holds.
 struct HostMemory::Header {
   // The bits of `access`.
   static constexpr uint64_t kHasWriters = 1;   // a peer sets it in announce_writer()
@@ -209,8 +210,8 @@ Result<HostMemory::Cut> HostMemory::cut(size_t size) {
   return Cut{id, *offset};
 }
 
-// Commits the page of the header with each piece: that is idempotent, and needs no list of the
-// committed pages.
+// Commits the memory of a piece and the page of its header. Several headers share a page, which is
+// committed again for each of them: that has no effect, and no list of committed pages is needed.
 Status HostMemory::prepare(const Cut& cut, size_t committed_bytes) {
   const std::byte* const begin = segment_->bytes().data();
   const auto at =

@@ -50,7 +50,8 @@ TEST_F(HostMemoryAccessTest, WhatIsWithdrawnCannotBeAnnouncedAndOnlyWhatPeersWri
   EXPECT_EQ(mine_->find(unwritten.bytes()).value_or_throw(), unwritten.place());
 }
 
-// A rank that was reported as lost may still be alive, and its program may still use the pointer.
+// Memory to which a lost rank may write must not be reused: the rank may still be alive, and its
+// program may still use the pointer.
 TEST_F(HostMemoryAccessTest, MemoryOfALostWriterIsNotUsedAgain) {
   Piece written = cut();
   Piece read = cut();
@@ -64,7 +65,8 @@ TEST_F(HostMemoryAccessTest, MemoryOfALostWriterIsNotUsedAgain) {
       << "the piece without writers";
 }
 
-// A lost rank may announce its access only after the owner has reused the piece.
+// A rank that was reported as lost may still be alive and announce its access after the owner has
+// reused the piece. The announcement must fail.
 TEST_F(HostMemoryAccessTest, AWriterThatWasReportedLostIsRefused) {
   Piece written = cut();
   written = Piece();

@@ -149,7 +149,8 @@ TEST_F(HostMemoryTest, ARevokedPieceIsRefusedWithItsFirstReasonAndNeverUsedAgain
   EXPECT_EQ(next.place(), (Place{.piece = 3, .offset = 3 * kPage}));
 }
 
-// The peer is another process, which writes after the revocation.
+// The peer is another process, which writes after the revocation. The owner must not see these
+// writes.
 TEST_F(HostMemoryTest, WhatPeersWriteAfterTheRevocationDoesNotShow) {
   Piece piece = mine_->allocate({.num_bytes = 2 * kPage}).value_or_throw();
   const auto result = testing::run_ranks_as_processes(2, [&](testing::RankContext& context) {
@@ -171,8 +172,8 @@ TEST_F(HostMemoryTest, WhatPeersWriteAfterTheRevocationDoesNotShow) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two groups fail at the same time and both revoke the piece. The program may write between the two
-// revocations.
+// Two groups fail at the same time and both revoke the piece. What the program writes between the
+// two revocations must be kept.
 TEST_F(HostMemoryTest, ASecondRevocationKeepsWhatWasWrittenSinceTheFirst) {
   Piece piece = mine_->allocate({.num_bytes = 4 * kPage}).value_or_throw();
   const auto result = testing::run_ranks_as_processes(2, [&](testing::RankContext& context) {
@@ -284,7 +285,8 @@ TEST(HostMemoryLayoutTest, ASliceIsAsLargeAsTheMachineWithinTheLimit) {
             size_t{1} << 20);
 }
 
-// If the segment exceeded the limit on file sizes, SIGXFSZ would end the process.
+// The default size of the slices must keep the whole segment within the host's limit: beyond the
+// limit on file sizes, SIGXFSZ would end the process.
 TEST(HostMemoryLayoutTest, ASegmentWithItsFrontIsWithinTheLimit) {
   os::HostInfo host;
   host.memory_bytes = 1 << 30;

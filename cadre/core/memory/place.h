@@ -27,7 +27,7 @@ struct Place {
 };
 static_assert(sizeof(Place) == 16);
 
-// A place in the slice of the rank with this slot.
+// A place in the slice of the rank in `slot`.
 struct SlotPlace {
   int slot = 0;
   Place place;
