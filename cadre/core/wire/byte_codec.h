@@ -84,7 +84,7 @@ class ByteReader {
     const ConstBytes field = take(out.size());
     if (!field.empty()) std::memcpy(out.data(), field.data(), field.size());
   }
-  // Reads a length and so many bytes. The read fails if the length exceeds `max_bytes`.
+  // Reads a length, and then that many bytes. The read fails if the length exceeds `max_bytes`.
   template <typename Length = uint32_t>
   std::string text(size_t max_bytes) {
     return std::string(view<Length>(max_bytes));

@@ -47,7 +47,8 @@ struct RankAddress {
   int32_t pid = 0;
   std::string tcp_address;
   std::string unix_address;
-  // A random number; a rank that reads it from a segment has mapped the segment of this rank.
+  // A random number, which this rank also writes into shared memory: a rank that reads the same
+  // number from a segment has mapped the segment of this rank.
   uint64_t probe = 0;
   std::string core_mask;       // the cores on which the rank may run, as in os::HostInfo
   uint64_t pid_namespace = 0;  // the PID namespace of `pid`; 0 if unknown
@@ -87,8 +88,8 @@ struct Answer {
   friend bool operator==(const Answer&, const Answer&) = default;
 };
 
-// Sent instead of the next handshake message: the reason why the connection is rejected. Then the
-// sender closes it.
+// Sent instead of the next handshake message: the reason why the connection is rejected. The sender
+// then closes the connection.
 struct Refusal {
   std::string reason;
 
@@ -107,8 +108,8 @@ struct Activity {
   int32_t waiting_for = -1;
   int64_t age_ns = 0;  // the time since the operation began (if it is running) or ended
   std::string phase;
-  // If the rank is idle in this group: the operation that it runs in another group, for example
-  // 'all_reduce #7 of group "tp"'. At most kMaxElsewhereBytes are sent.
+  // If the rank is idle in this group, this is the operation that it runs in another group, for
+  // example 'all_reduce #7 of group "tp"'. At most kMaxElsewhereBytes are sent.
   std::string elsewhere = {};
 
   friend bool operator==(const Activity&, const Activity&) = default;
@@ -153,7 +154,7 @@ struct GroupActivity {
   friend bool operator==(const GroupActivity&, const GroupActivity&) = default;
 };
 
-// Says that a rank of the fabric is lost.
+// Says that a rank of the fabric (the connected ranks of the job) is lost.
 struct LossReport {
   int32_t rank = -1;
   int32_t reporter = -1;  // the rank that detected the loss

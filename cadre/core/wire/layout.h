@@ -19,7 +19,7 @@ namespace cadre::wire {
 
 inline constexpr size_t kMaxLayoutBytes = 16 << 20;
 inline constexpr size_t kMaxLayoutRanks = 1 << 16;
-// The size of the length prefix of a layout.
+// The size of the length prefix of a layout (the addresses of all ranks).
 inline constexpr size_t kLayoutPrefixBytes = sizeof(uint32_t);
 
 // Tells a rank which rank, its sponsor, will send it the layout.

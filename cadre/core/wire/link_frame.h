@@ -26,7 +26,8 @@ struct CADRE_EXPORT LinkFrame {
   static constexpr uint32_t kWindowBytes = 4 << 20;
 
   enum class Kind : uint8_t {
-    // The first frame of the process that has connected: the connection is in use at both ends.
+    // The first frame of the process that has opened the connection. The other process sends no
+    // frame before it has arrived.
     kOpen = 0,
     kData = 1,    // `length` bytes of the stream follow
     kCredit = 2,  // the stream's receiver has taken `length` bytes

@@ -44,7 +44,7 @@ struct SafetensorsHeader {
 // The largest header that the format allows. The length is checked before memory is allocated.
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 inline constexpr size_t kSafetensorsLengthBytes = 8;
-// The key of the metadata in the JSON object. So no tensor can have this name.
+// The key of the metadata in the JSON object. No tensor can have this name.
 inline constexpr std::string_view kSafetensorsMetadataKey = "__metadata__";
 
 // Returns the size of one element in bytes; 0 if this library does not support the dtype.

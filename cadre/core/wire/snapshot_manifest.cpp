@@ -28,8 +28,8 @@ Error bad_manifest(const std::string& what) {
   return Error(ErrorCode::kCorruption, what);
 }
 
-// Thrown for an invalid manifest. If a field is missing or has a wrong type, nlohmann throws an
-// exception of its own. parse_snapshot_manifest() converts both to a Result.
+// Thrown for an invalid manifest. If a field is missing or has a wrong type, nlohmann's library
+// throws an exception of its own. parse_snapshot_manifest() converts both exceptions to a Result.
 class Malformed : public std::exception {
  public:
   explicit Malformed(std::string what) : what_(std::move(what)) {}

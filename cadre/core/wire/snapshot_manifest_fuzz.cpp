@@ -17,7 +17,8 @@ namespace {
 
 using cadre::SnapshotManifest;
 
-// Checks each element of the tensor; skips tensors of more than kMaxElements.
+// Returns whether each element of the tensor is in exactly one piece; true, unchecked, for tensors
+// of more than kMaxElements.
 bool is_covered_once(const cadre::ManifestTensor& tensor) {
   constexpr int64_t kMaxElements = 4096;
   int64_t numel = 1;

@@ -153,8 +153,8 @@ void read_text(ByteReader& reader, Texts texts, uint64_t index, Parts& parts) {
 // is not trusted.
 void read_texts(ByteReader& reader, Texts texts, uint64_t count, Parts& parts, Progress& progress) {
   if (progress.num_texts > 0) {
-    // First reads the texts after those that an earlier attempt has decoded. The earlier ones are
-    // read again only when the message is complete.
+    // First reads the texts after those that an earlier call has decoded. The earlier ones are read
+    // again only when the message is complete.
     ByteReader rest = reader;
     Parts unused;
     rest.skip_to(progress.num_bytes);

@@ -1,5 +1,5 @@
-// The protocol of the store: that of c10d's TCPStore in torch 2.11 to 2.13, and verbs of Cadre,
-// with which a client proves that it has the job's token (docs/formats/store-tcp.md).
+// The protocol of the store: that of c10d's TCPStore in torch 2.11 to 2.13, and verbs (commands) of
+// Cadre, with which a client proves that it has the job's token (docs/formats/store-tcp.md).
 //
 // Threads: plain values. Blocking: never.
 // Errors: kCorruption for invalid messages and for ones over the limits below.
@@ -46,11 +46,11 @@ Status check_shape(const StoreRequest& request);
 // verbs are never passed to a Store.
 bool is_of_connection(StoreVerb verb);
 
-// Records how much of an incomplete message was decoded. The caller passes it to the next attempt,
-// so that a long message that arrives in pieces is not decoded from the start each time. A decoder
-// resets it when the message is complete.
+// Records how much of an incomplete message was decoded. The caller passes it to the next call of
+// the decoder, so that a long message that arrives in pieces is not decoded from the start each
+// time. A decoder resets it when the message is complete.
 struct Progress {
-  size_t num_needed = 0;   // the number of bytes that the next attempt needs at least
+  size_t num_needed = 0;   // the next call needs at least so many bytes of the message
   size_t num_bytes = 0;    // the number of decoded bytes, which end with a complete text
   uint64_t num_texts = 0;  // the number of texts of a list in these bytes
 };

@@ -1,6 +1,6 @@
 // Fuzzes the decoders of requests and of answers of the store. Every message that is accepted must
 // encode to the same bytes. For an incomplete message a decoder must ask for more bytes than there
-// are, and the next attempt must make progress with these bytes.
+// are, and the next call must make progress with these bytes.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>

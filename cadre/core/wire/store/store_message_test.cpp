@@ -14,7 +14,7 @@
 namespace cadre::wire {
 namespace {
 
-// Decodes a message in a single attempt.
+// Decodes a complete message with a single call of the decoder.
 Result<Decoded<StoreRequest>> read_request(ConstBytes stream) {
   Progress progress;
   return decode_store_request(stream, progress);
@@ -197,7 +197,8 @@ TEST(StoreMessage, LongMessagesThatComeInPiecesAreThoseThatComeAtOnce) {
   }
 }
 
-// When more bytes of a message have arrived, the next attempt must decode only the new ones.
+// When more bytes of a message have arrived, the next call of the decoder must decode only the new
+// ones.
 TEST(StoreMessage, AnAttemptGoesOnWhereTheOneBeforeEnded) {
   const StoreRequest request{.verb = StoreVerb::kWait, .keys = {"a", "b", "c"}};
   auto bytes = encode(request);
@@ -205,7 +206,7 @@ TEST(StoreMessage, AnAttemptGoesOnWhereTheOneBeforeEnded) {
   ASSERT_FALSE(decode_store_request(ConstBytes(bytes).first(30), progress)->message);
   EXPECT_EQ(progress.num_texts, 2u);
   EXPECT_EQ(progress.num_bytes, 27u);
-  bytes[9] = std::byte{0xff};  // changes the length of "a", which the first attempt has decoded
+  bytes[9] = std::byte{0xff};  // changes the length of "a", which the first call has decoded
   ASSERT_FALSE(decode_store_request(ConstBytes(bytes).first(35), progress)->message);
   EXPECT_EQ(progress.num_needed, 36u);
 }

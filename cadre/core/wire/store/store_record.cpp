@@ -65,8 +65,8 @@ Result<DecodedStoreRecord> decode_store_record(ConstBytes rest) {
   const size_t num_bytes = kHeaderBytes + num_body_bytes;
   const bool is_possible = num_body_bytes >= kMinBodyBytes && num_body_bytes <= kMaxBodyBytes;
   if (is_possible && rest.size() < num_bytes) return DecodedStoreRecord{.num_bytes = num_bytes};
-  // A power failure may leave zeros after the bytes that were written to the file. They count as an
-  // incomplete record.
+  // A power failure may leave zeros after the bytes that were written to the file. Such zeros count
+  // as an incomplete record.
   if (!is_possible && is_all_zero(rest)) return DecodedStoreRecord{.num_bytes = kHeaderBytes};
   if (is_possible) {
     const ConstBytes body = rest.subspan(kHeaderBytes, num_body_bytes);

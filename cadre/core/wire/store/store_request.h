@@ -22,7 +22,7 @@ enum class StoreVerb : uint8_t {
   kValidate,  // acts on a connection: the first request of a c10d client
   kSet,
   kCompareSet,
-  kGet,  // answered when the key is set; so are kWait and kMultiGet
+  kGet,  // answered once the key is set, as are kWait and kMultiGet
   kAdd,
   kCheck,
   kWait,
@@ -38,7 +38,7 @@ enum class StoreVerb : uint8_t {
   kTryQueuePop,
   kQueueLength,
   kListKeys,
-  kBarrier,  // StoreRequest::amount is the number of arrivals
+  kBarrier,  // StoreRequest::amount is the number of calls for which it waits
 
   // Acts on a connection: the build and nonce of a client that will prove it has the token.
   kHello = 0xC0,
