@@ -13,7 +13,7 @@
 
 namespace cadre {
 
-// Check that keys and values are within the limits that store.h states.
+// These functions return an error if a key or value exceeds the limits that store.h states.
 Status check_store_request(const wire::StoreRequest& request);
 Status check_store_entry(std::string_view key, std::string_view value);
 
@@ -21,9 +21,9 @@ Status check_store_entry(std::string_view key, std::string_view value);
 // such a child shares the store's connections or locks.
 Status check_not_forked(const os::ForkMark& mark, wire::StoreVerb verb);
 
-// Returns the kTimeout of a request that waited for the keys in `missing`. If it is not known which
-// keys of the request are set, `missing` has all of them. If the request waits for no key, the
-// error says that the store did not answer.
+// Returns the kTimeout error of a request that waited for the keys in `missing`. If it is not known
+// which keys of the request are set, `missing` has all of them. If the request waits for no key,
+// the error says that the store did not answer.
 Error store_timeout(const wire::StoreRequest& request, std::span<const std::string> missing);
 
 }  // namespace cadre

@@ -93,7 +93,8 @@ bool HashStore::park(store::KeyTable::Ticket ticket, Deadline deadline,
   try {
     unparked = waiter->park(deadline);
   } catch (...) {
-    // The simulator kills a rank by an exception. Its waiter must not stay in the shared state.
+    // The simulator kills a rank by an exception. The rank's waiter must not stay in the shared
+    // state.
     leave();
     state_->table.cancel(ticket);
     wake_ready();  // an item that was assigned to this rank goes to the next rank that waits

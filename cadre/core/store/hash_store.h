@@ -20,7 +20,7 @@ class CADRE_EXPORT HashStore final : public Store {
 
  public:
   explicit HashStore(os::System& system);
-  // Programs call clone() instead.
+  // Called by clone() only.
   HashStore(os::System& system, std::shared_ptr<State> state);
 
   Result<std::shared_ptr<Store>> clone(Deadline deadline) override;
@@ -42,9 +42,9 @@ class CADRE_EXPORT HashStore final : public Store {
                                   std::unique_lock<std::mutex>& lock);
   Result<wire::StoreResponse> arrive(const wire::StoreRequest& request, Deadline deadline,
                                      std::unique_lock<std::mutex>& lock);
-  // Blocks until the ticket is ready or the deadline has passed. `lock` is held before and after
-  // the wait. Returns true if the thread was unparked. If the caller leaves by an exception, its
-  // ticket is cancelled.
+  // Blocks until the ticket (a pending wait) is ready or the deadline has passed. `lock` is held
+  // before and after the wait. Returns true if the thread was unparked. If the caller leaves by an
+  // exception, its ticket is cancelled.
   bool park(store::KeyTable::Ticket ticket, Deadline deadline, std::unique_lock<std::mutex>& lock);
   // Wakes the callers whose tickets have become ready. REQUIRES: the lock is held.
   void wake_ready();

@@ -23,7 +23,7 @@ struct Popped {
 };
 
 // Ranks 0 and 1 wait in this order for an item of one queue. Rank 2 pushes one item. Then rank 0 is
-// killed.
+// killed. If rank 0 has not returned with the item before, rank 1 must get it.
 TEST(HashStoreInTheSimulator, AnItemOfAKilledRankWakesTheNextThatWaits) {
   int num_passed_on = 0;
   for (uint64_t seed = 1; seed <= 40; ++seed) {

@@ -268,8 +268,8 @@ void KeyTable::cancel(Ticket ticket) {
   if (delivery == deliveries_.end()) return;
   const Delivery given = std::move(delivery->second);
   deliveries_.erase(delivery);
-  // The item was the oldest of its queue, so it is assigned to the next ticket that waits for one,
-  // or goes back to the front of the queue.
+  // The item was the oldest of its queue, so it is assigned to the next ticket (pending wait) that
+  // asks for an item, or goes back to the front of the queue.
   const std::optional<Ticket> popper = first_popper(given.queue);
   if (popper && waits_.at(*popper).kind == Kind::kPop) {
     waits_.erase(*popper);

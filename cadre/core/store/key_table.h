@@ -84,8 +84,8 @@ class KeyTable {
   enum class Kind { kKeys, kPop, kBarrier };
   struct Wait {
     std::vector<std::string> keys;
-    // Every key before this index was set when the wait looked at it. The ticket is parked on
-    // keys[cursor].
+    // Every key before this index was set when it was last checked. parked_ has the ticket under
+    // keys[cursor], the first missing key.
     size_t cursor = 0;
     Kind kind = Kind::kKeys;
     Wake wake = Wake::kAlways;
@@ -105,8 +105,9 @@ class KeyTable {
   // Moves the wait to its next missing key. Returns true if no key is missing.
   bool advance(Wait& wait) const;
   void key_appeared(const std::string& key);
-  // Removes and returns the first ticket parked on `queue` that asks for a pop; tickets that only
-  // wait until the queue has an item stay. Returns nullopt if no ticket asks for a pop.
+  // Removes from parked_ and returns the oldest ticket that will pop an item of `queue` (of
+  // pop_or_wait(), or of a wait() with kOnePerPush); tickets that only wait until the queue has an
+  // item stay. Returns nullopt if no ticket asks for a pop.
   std::optional<Ticket> first_popper(const std::string& queue);
   // Wakes the first ticket that asks for a pop, if that ticket waits for no other key.
   // REQUIRES: the queue is not empty.
@@ -122,7 +123,8 @@ class KeyTable {
   std::unordered_map<std::string, std::deque<std::string>> queues_;
   std::map<Ticket, Wait> waits_;
   std::map<Ticket, Delivery> deliveries_;
-  // The parked tickets, the oldest first; the key is the store key on which they are parked.
+  // The tickets of pending waits, the oldest first. The key of the map is the store key or queue
+  // for which they wait.
   std::unordered_map<std::string, std::vector<Ticket>> parked_;
   std::vector<Ticket> ready_;
 };

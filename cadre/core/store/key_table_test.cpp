@@ -46,8 +46,8 @@ TEST(KeyTable, AKeyThatIsErasedDuringAWaitIsWaitedForAgain) {
   EXPECT_EQ(table.take_ready(), Tickets{1});
 }
 
-// The item of a cancelled ticket is put back even if the table is full. The table then accepts no
-// other value.
+// The item of a cancelled ticket (pending pop) must be put back even if the table is full. The
+// table must then accept no other value.
 TEST(KeyTable, AnItemThatIsGivenBackDoesNotLiftTheLimit) {
   KeyTable table(/*max_bytes=*/400);
   ASSERT_EQ(table.pop_or_wait(1, "q"), std::nullopt);

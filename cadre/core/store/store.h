@@ -1,8 +1,8 @@
 // A small key-value store through which the ranks of a job find each other.
 //
-// Each verb takes the time that it may last. If the program passes a Duration, for example 10s, the
-// verb returns its result or throws cadre::Error. If it passes a Deadline, the verb returns a
-// Result. If the duration is 0 or negative, the verb does not wait.
+// Each verb (operation) takes the time that it may last. If the program passes a Duration, for
+// example 10s, the verb returns its result or throws cadre::Error. If it passes a Deadline, the
+// verb returns a Result. If the duration is 0 or negative, the verb does not wait.
 // Threads: every method may be called from any thread; a call that blocks in one thread does not
 // delay the calls of other threads. Blocking: every method, at most for the given time; half a
 // second longer if the server of a TcpStore does not answer.
@@ -56,9 +56,9 @@ class CADRE_EXPORT StoreWill {
   virtual ~StoreWill() = default;
 };
 
-// The verbs are templates that make requests from their arguments; an implementation answers these
-// requests in answer(). A class that wraps another store, for example to add a prefix, also
-// overrides answer() only.
+// The verbs (get(), set(), ...) are templates that make requests from their arguments; an
+// implementation answers these requests in answer(). A class that wraps another store, for example
+// to add a prefix, also overrides answer() only.
 class CADRE_EXPORT Store {
  public:
   // The System is the clock by which the timeouts of calls are measured.
@@ -71,7 +71,7 @@ class CADRE_EXPORT Store {
                {.verb = Verb::kSet, .keys = {std::string(key)}, .values = {std::string(value)}},
                time);
   }
-  // Waits until the key is set.
+  // Waits until the key is set, and returns its value.
   template <StoreTime Time>
   StoreResult<Time, std::string> get(std::string_view key, Time time) {
     return ask(&value_of, {.verb = Verb::kGet, .keys = {std::string(key)}}, time);

@@ -43,7 +43,7 @@ TEST_P(StoreConformance, GetOfAMissingKeyTimesOutAndNamesIt) {
       << value.error().message();
 }
 
-// The error of a timeout names the verb that the caller called, even if the store sends other
+// The error of a timeout must name the verb that the caller called, even if the store sends other
 // requests to implement it.
 TEST_P(StoreConformance, ATimeoutNamesItsVerbAndWhatIsMissing) {
   EXPECT_OK(store_->set("set", "", soon()));
@@ -204,7 +204,8 @@ TEST_P(StoreConformance, CompareSetCreatesReplacesAndReportsTheHolder) {
   EXPECT_EQ(store_->compare_set("leader", "", "rank 2", soon()).value(), "rank 1");
   EXPECT_EQ(store_->compare_set("leader", "rank 1", "rank 3", soon()).value(), "rank 3");
   EXPECT_EQ(store_->compare_set("absent", "something", "new", soon()).value(), "something");
-  // compare_set() returned the desired value, but the key was absent and was not set.
+  // compare_set() of an absent key returns the expected value, here equal to the desired one, and
+  // must not set the key.
   EXPECT_EQ(store_->compare_set("absent", "same", "same", soon()).value(), "same");
   for (const auto& handle : {store_, harness_->open()}) {
     EXPECT_FALSE(handle->check(std::vector<std::string>{"absent"}, soon()).value());

@@ -78,8 +78,8 @@ TEST_P(StoreConformance, PopWaitsForAPushAndTimesOutWithTheQueuesName) {
   EXPECT_EQ(store_->queue_length("work/left", soon()).value(), 1);
 }
 
-// Each item is pushed at about the time when a pop times out. Either that pop returns the item, or
-// it stays in the queue for the next pop.
+// Each item is pushed at about the time when a pop times out. Either that pop must return the item,
+// or the item must stay in the queue for the next pop.
 TEST_P(StoreConformance, NoItemIsLostWhenPopsTimeOut) {
   // A c10d client must reconnect after a timeout, so its pops get more time and the test fewer
   // items.
@@ -193,8 +193,8 @@ TEST_P(StoreConformance, ACloneSeesTheSameKeysAndOutlivesTheFirst) {
   EXPECT_EQ(other->get("k", soon()).value(), "v");
 }
 
-// A forked child shares the connections and locks of its parent: each would read answers to
-// requests of the other.
+// A forked child shares the connections and locks of its parent, and each would read answers to
+// requests of the other. So calls in the child must fail, except clone().
 TEST_P(StoreConformance, AForkedChildMayOnlyCloneAndLeavesTheStoreToItsParent) {
   const std::string name = GetParam().name;
   // The child has its own copy of the keys.

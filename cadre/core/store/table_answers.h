@@ -18,8 +18,8 @@ namespace cadre::store {
 wire::StoreResponse answer_from(KeyTable& table, const wire::StoreRequest& request,
                                 size_t max_bytes = std::numeric_limits<size_t>::max());
 
-// Returns the kTimeout of a request that waits. The error names the missing keys, the empty queue,
-// or the number of arrivals at the barrier.
+// Returns the kTimeout error of a request that waits. The error names the missing keys, the empty
+// queue, or the number of arrivals at the barrier.
 Error timeout_from(const KeyTable& table, const wire::StoreRequest& request);
 
 }  // namespace cadre::store

@@ -78,7 +78,7 @@ std::vector<StoreRecord> records_of(const StoreRequest& request, const StoreResp
       return {{StoreRecordVerb::kSet, keys[0], std::to_string(response.number)}};
     case StoreVerb::kCompareSet: {
       // If the key is absent, the response is the expected value, which may equal the desired one.
-      // So the table is checked.
+      // So the value in the table is compared.
       const std::string* now = table.find(keys[0]);
       if (now == nullptr || *now != values[1]) return {};
       return {{StoreRecordVerb::kSet, keys[0], values[1]}};

@@ -51,7 +51,7 @@ class CADRE_EXPORT FileStore final : public Store {
                                                             Time time) {
     return finish(open_until(system, options, deadline_of(system, time)), time);
   }
-  // Programs call open() instead.
+  // Called by open() only.
   FileStore(os::System& system, const FileStoreOptions& options,
             std::unique_ptr<store::Journal> journal);
   ~FileStore() override;
@@ -66,15 +66,15 @@ class CADRE_EXPORT FileStore final : public Store {
                                                     const FileStoreOptions& options, bool joins,
                                                     Deadline deadline);
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
-  // Looks into a table that is up to date. Returns the response; nullopt if the request must still
+  // Answers a request from a table that is up to date; returns nullopt if the request must still
   // wait.
   using Look = std::function<std::optional<wire::StoreResponse>(store::KeyTable&)>;
   // Locks the file, reads it, executes the request on the table, and appends records of the
   // changes. `called` is the verb of the user's call, which errors name.
   Result<wire::StoreResponse> change(const wire::StoreRequest& request, wire::StoreVerb called,
                                      Deadline deadline);
-  // Calls `look` repeatedly, with pauses, until it returns a response. Returns the kTimeout of the
-  // request at the deadline.
+  // Calls `look` repeatedly, with pauses, until it returns a response. Returns the kTimeout error
+  // of the request at the deadline.
   Result<wire::StoreResponse> look_until(const wire::StoreRequest& request, Deadline deadline,
                                          const Look& look);
   Result<wire::StoreResponse> pop(const wire::StoreRequest& request, Deadline deadline);

@@ -13,8 +13,8 @@ using wire::StoreRecordVerb;
 
 namespace {
 
-// The table counts more bytes for an entry than its record has in the file. With this factor the
-// limit of the file is reached first.
+// The limit of the table is that of the file times this factor, so that the file's limit is reached
+// first: the table counts more bytes for an entry than its record has in the file.
 constexpr size_t kTableBytesPerFileByte = 8;
 
 Error not_ours() {
@@ -68,8 +68,8 @@ Status Journal::enter(int num_ranks) {
 
 Status Journal::leave(int num_ranks) {
   const Status status = remove_if_last(num_ranks);
-  // This is done while the lock is held, so the handle that takes the lock next does not find this
-  // one present.
+  // The mark of this handle is removed while the lock is held, so the handle that takes the lock
+  // next does not find this one present.
   file_->leave();
   return status;
 }

@@ -1,5 +1,5 @@
-// The file behind a FileStore, and the table that its records make. The table follows the file as
-// it grows; records are appended under the file's lock.
+// The file of a FileStore, and the table of keys that its records produce. The table follows the
+// file as it grows; records are appended under the file's lock.
 //
 // Threads: one at a time; the owner locks. Blocking: while the file system works; never for a lock.
 // Lifetime: the table follows the file as long as the object lives.

@@ -1,5 +1,5 @@
-// Tests the journal: the file of a store and the table that its records make. Two handles have the
-// same file open.
+// Tests the journal: the file of a store and the table of keys that its records produce. Two
+// handles have the same file open.
 #include "cadre/core/store/file/journal.h"
 
 #include <gtest/gtest.h>

@@ -58,8 +58,8 @@ Status ClientConnection::receive() {
     total += *received;
     in_.append(ConstBytes(buffer).first(*received));
     if (const Status served = serve(); !served.ok()) {
-      // The last answer may tell the client the reason, so it is sent if the socket takes it
-      // without blocking.
+      // The last answer may tell the client the reason of the error, so it is sent if the socket
+      // takes it without blocking.
       (void)flush();
       return served;
     }

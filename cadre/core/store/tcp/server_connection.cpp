@@ -103,8 +103,9 @@ Result<StoreResponse> ServerConnection::call(StoreRequest request, Deadline dead
 }
 
 // Cancels the request at its deadline and waits for the one answer that the server sends. If the
-// server had answered before it received the cancellation, for example with an item that it has
-// removed from the queue, it is that answer; else it is a timeout.
+// server had answered the request before it received the cancellation, for example with an item
+// that it has removed from the queue, the one answer is the result of the request; else it is a
+// kTimeout error.
 Result<StoreResponse> ServerConnection::call_cadre(const StoreRequest& request, Deadline deadline) {
   CADRE_RETURN_IF_ERROR(send(request, deadline));
   Result<StoreResponse> response = receive(request, deadline);
@@ -117,8 +118,8 @@ Result<StoreResponse> ServerConnection::call_cadre(const StoreRequest& request, 
 }
 
 Result<StoreResponse> ServerConnection::call_c10d(const StoreRequest& request, Deadline deadline) {
-  // A verb that the server answers at once gets at least kCancelTime, even if the deadline of the
-  // call has passed.
+  // A request that the server answers at once gets at least kCancelTime, even if the deadline of
+  // the call has passed.
   const Deadline at_once = deadline.later(system_.deadline_in(kCancelTime));
   switch (request.verb) {
     case StoreVerb::kSet:

@@ -46,8 +46,8 @@ class ServerConnection {
   Result<wire::StoreResponse> call_cadre(const wire::StoreRequest& request, Deadline deadline);
   Result<wire::StoreResponse> call_c10d(const wire::StoreRequest& request, Deadline deadline);
   Status await_keys(const wire::StoreRequest& request, Deadline deadline);
-  // Removes the first item of a queue and returns it. A queue_pop waits until there is one; a
-  // try_queue_pop does not.
+  // Removes the first item of a queue and returns it. A queue_pop waits until there is an item; a
+  // try_queue_pop does not wait.
   Result<wire::StoreResponse> pop(const wire::StoreRequest& request, Deadline deadline);
   Result<wire::StoreResponse> list_keys(Deadline deadline);
   Result<wire::StoreResponse> ping(Deadline deadline);

@@ -23,8 +23,8 @@
 
 namespace cadre::store {
 
-// Makes the tickets of one session. The high 32 bits are the number of the connection, so that the
-// server knows which client's wait became ready.
+// Makes the tickets (numbers of pending waits) of one session. The high 32 bits are the number of
+// the connection, so that the server knows which client's wait became ready.
 class TicketSource {
  public:
   explicit TicketSource(uint32_t connection) : connection_(connection) {}
@@ -81,8 +81,8 @@ class Session {
   std::optional<wire::StoreResponse> begin_wait(KeyTable::Ticket ticket,
                                                 const wire::StoreRequest& request);
   wire::StoreResponse answer(const wire::StoreRequest& request);
-  // Cancels the request that waits. A rank gets a kTimeout as the answer to that request, and no
-  // answer if no request waits; a c10d client always gets an answer.
+  // Cancels the request that waits. A rank gets a kTimeout error as the answer to that request, and
+  // no answer if no request waits; a c10d client always gets an answer.
   Status cancel(wire::StreamBuffer& out);
   // Appends the answer to `out`. An error cannot be sent to a c10d client: then this method returns
   // it, which ends the connection.

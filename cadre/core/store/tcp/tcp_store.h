@@ -67,7 +67,7 @@ class CADRE_EXPORT TcpStore final : public Store {
                                                               Time time) {
     return finish(connect_until(system, options, deadline_of(system, time)), time);
   }
-  // Programs call connect() instead.
+  // Called by connect() only.
   TcpStore(os::System& system, const TcpStoreOptions& options,
            std::unique_ptr<store::ServerConnection> first, const StoreRoute& route);
   ~TcpStore() override;

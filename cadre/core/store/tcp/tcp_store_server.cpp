@@ -60,7 +60,8 @@ class TcpStoreServer::Impl {
   const os::Address& address() const { return address_; }
 
  private:
-  // kIdleWait is the longest wait of the loop. It exists only because no wait may be infinite.
+  // kIdleWait (below) is the longest wait of the server's loop. It is needed only because every
+  // wait must have a finite deadline.
   static constexpr uint64_t kStopKey = 0;
   static constexpr uint64_t kListenerKey = 1;
   static constexpr uint64_t kFirstClientKey = 2;
@@ -144,9 +145,10 @@ class TcpStoreServer::Impl {
   }
 
   // Called if accept() has failed, most likely because the process is out of descriptors. Closes
-  // the oldest stranger, which may be connected only to use up descriptors. If there is no
-  // stranger, closes the spare descriptor, so that the new client need not wait in the queue. That
-  // client is then the stranger that is closed for the next one.
+  // the oldest stranger (client whose handshake is not complete), which may be connected only to
+  // use up descriptors. If there is no stranger, closes the spare descriptor, so that the new
+  // client need not wait in the queue. That client is then the stranger that is closed for the next
+  // one.
   bool make_room(const Error& error) {
     if (drop_oldest_stranger(
             format("no descriptor was left for another client: {}", error.message()))) {
@@ -190,10 +192,10 @@ class TcpStoreServer::Impl {
     return strangers_.size() > most;
   }
 
-  // Drops the oldest stranger that has sent no greeting, because a rank of the job sends it at
-  // once. But a greeting needs no token: if most strangers have sent one, drops the oldest stranger
-  // of all, which has had the most time for its proof. Otherwise strangers that send only a
-  // greeting would keep out all new clients.
+  // Drops the oldest stranger (client whose handshake is not complete) that has sent no greeting,
+  // because a rank of the job sends it at once. But a greeting needs no token: if most strangers
+  // have sent one, drops the oldest stranger of all, which has had the most time for its proof.
+  // Otherwise strangers that send only a greeting would keep out all new clients.
   bool drop_oldest_stranger(std::string_view reason) {
     forget_all_accepted();
     if (strangers_.empty()) return false;
@@ -212,7 +214,7 @@ class TcpStoreServer::Impl {
     try {
       if (spare_ == nullptr) spare_ = system_.make_event();
     } catch (const Error&) {
-      // No descriptor is free yet.
+      // No descriptor is free yet, so the next call tries again.
     }
   }
 
@@ -262,8 +264,8 @@ class TcpStoreServer::Impl {
     }
   }
 
-  // Drops the strangers whose time is over. All have the same time for the handshake, so the oldest
-  // stranger exceeds it first.
+  // Drops the strangers whose time for the handshake is over. All strangers have the same time, so
+  // the oldest one exceeds it first.
   void drop_strangers() {
     const TimePoint now = system_.now();
     for (forget_accepted(); !strangers_.empty(); forget_accepted()) {
@@ -299,11 +301,11 @@ class TcpStoreServer::Impl {
   const store::ServerContext context_;
   os::PollSet poll_set_;
   std::unordered_map<uint32_t, std::unique_ptr<ClientConnection>> connections_;
-  // The numbers of the strangers in the order in which they connected. Some may have completed the
-  // handshake or been closed since.
+  // The numbers of the strangers (clients whose handshake is not complete) in the order in which
+  // they connected. Some may have completed the handshake or been closed since.
   std::deque<uint32_t> strangers_;
   uint32_t next_number_ = 0;
-  // A descriptor that is closed if the process has none left for a new client.
+  // A spare descriptor, which is closed if the process has none left for a new client.
   std::unique_ptr<os::Event> spare_;
   TimePoint accept_after_;
   std::unique_ptr<os::Thread> thread_;  // used by the owner's thread only

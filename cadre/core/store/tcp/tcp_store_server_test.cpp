@@ -75,7 +75,8 @@ TEST_F(TcpStoreServerTest, StrangersAreDroppedWithALogLine) {
   EXPECT_TRUE(connect(*server).ok());
 }
 
-// This test runs in virtual time with the default greeting_timeout of 1 s.
+// A client that does not complete the handshake must be dropped after the default greeting_timeout
+// of 1 s, here in virtual time.
 TEST(TcpStoreServerInTheSimulator, AStrangerIsGoneASecondAfterItCame) {
   sim::Simulator simulator(1, {.ranks_per_host = {1, 1}});
   const os::Address address{os::Address::Kind::kTcp, "node0", 29500};
@@ -235,7 +236,8 @@ TEST_F(TcpStoreServerTest, AForkedChildDoesNotRetractTheWillOfItsParent) {
   EXPECT_EQ(store->get("lost", soon()).value(), "rank 1");
 }
 
-// A forked child has no copy of the server's thread, but shares the server's stop event.
+// A forked child has no copy of the server's thread, but shares the server's stop event. Destroying
+// the server in the child must not stop the server of the parent.
 TEST_F(TcpStoreServerTest, AForkedChildDoesNotEndTheServer) {
   auto server = start();
   const auto store = connect(*server).value_or_throw();

@@ -60,7 +60,7 @@ TEST_F(TcpStoreTest, AnotherTokenIsRefusedOnBothSides) {
   EXPECT_NE(log_.text().find("token"), std::string::npos) << log_.text();
 }
 
-// The test plays the server, whose hello names another build.
+// The test acts as the server and sends a hello that names another build.
 TEST_F(TcpStoreTest, AServerOfAnotherBuildIsRefusedByTheClient) {
   auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
   auto impostor = system_->spawn("impostor", [&] {
