@@ -6,9 +6,9 @@
 namespace cadre {
 
 Result<Membership> EnvironmentRendezvous::join(Deadline deadline) {
-  // A restarted job finds the keys of its earlier attempts in the launcher's store. Each key
-  // contains the round, which every rejoin() increments. The attempts begin so many rounds apart
-  // that their keys never coincide.
+  // A restarted job finds keys from before the restart in the launcher's store. Each key contains
+  // the round, which every rejoin() increments. Each restart begins so many rounds later that its
+  // keys never coincide with earlier ones.
   constexpr uint64_t kRoundsPerAttempt = 1'000'000;
   const uint64_t round = static_cast<uint64_t>(environment_.restart_count) * kRoundsPerAttempt;
   if (!environment_.store_file.empty()) {

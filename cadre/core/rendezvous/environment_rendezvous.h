@@ -1,4 +1,5 @@
-// Joins the job that the launcher described in the environment, or the program as JobPlace.
+// Joins the job that a launcher described in environment variables, or that the program described
+// by a JobPlace.
 //
 // If there is no launcher, the result is a world of one with no store. Threads, blocking, lifetime
 // and errors: rendezvous.h. Source: torch/distributed/rendezvous.py, "env://".

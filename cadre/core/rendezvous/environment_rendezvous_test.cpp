@@ -30,8 +30,8 @@ TEST_F(EnvironmentRendezvousTest, WithoutALauncherIsAWorldOfOneWithoutAStore) {
   EXPECT_EQ(membership.store, nullptr);
 }
 
-// The keys in the store contain the round. Those of two attempts must differ, however often the
-// ranks of an attempt rejoin.
+// The keys in the store contain the round. A restarted job must not use keys from before the
+// restart, however often its ranks had rejoined.
 TEST_F(EnvironmentRendezvousTest, EachRestartBeginsAMillionRoundsLater) {
   const testing::TemporaryFolder folder;
   EXPECT_EQ(join({.restart_count = 2}).round, 2'000'000U);

@@ -42,7 +42,7 @@ struct ExchangeOptions {
   LogSink* log = nullptr;  // if null, nothing is logged
 };
 
-// Returns the views of all ranks, indexed by rank.
+// Returns the StoreView of each rank, indexed by rank.
 Result<std::vector<StoreView>> exchange_addresses(os::System& system, Store& store,
                                                   const ExchangeOptions& options,
                                                   Deadline deadline);

@@ -82,8 +82,8 @@ constexpr std::array kOtherStarters{
     PlaceVariables{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     PlaceVariables{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""}};
 
-// Returns the variables of mpirun or srun, if these started more than one process. Without them
-// each process would train alone, without an error.
+// Returns the variables of mpirun or srun, if these started more than one process. If they were
+// ignored, each process would train alone, without an error.
 const PlaceVariables* other_starter(const Parser& parser) {
   const auto found = std::ranges::find_if(kOtherStarters, [&](const PlaceVariables& names) {
     const auto size = parser.text(names.world_size);

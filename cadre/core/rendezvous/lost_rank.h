@@ -33,8 +33,8 @@ CADRE_EXPORT std::vector<LostRank> read_lost_ranks(std::string_view text);
 
 CADRE_EXPORT std::string lost_key(uint64_t round, std::string_view group);
 
-// Sets membership.will and will_group, for the membership's rank, round and group. REQUIRES:
-// membership.store.
+// Leaves the will of this rank with the store, and sets membership.will and membership.will_group.
+// REQUIRES: membership.store is not null.
 CADRE_EXPORT Status leave_presence_will(os::System& system, Membership& membership,
                                         Deadline deadline);
 

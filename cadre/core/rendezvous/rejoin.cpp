@@ -20,7 +20,7 @@
 namespace cadre {
 namespace {
 
-// Each wait for the decision lasts this long; then the rank reads the other ranks' notes again.
+// A rank waits this long for the decision, and then reads the other ranks' notes again.
 constexpr Duration kLook = std::chrono::milliseconds(20);
 
 std::string write_ranks(const std::set<int>& ranks) {
@@ -95,7 +95,8 @@ class Agreement {
   static std::string prefix_of(const Membership& previous) {
     return format("cadre/{}/{}/rejoin", previous.round + 1, previous.group);
   }
-  // The last quarter of the time is reserved for the decision itself and for another round.
+  // Returns until when to wait for the other ranks' notes. The last quarter of the time is reserved
+  // for the decision itself and for another round.
   static Deadline patience_until(TimePoint now, Deadline deadline) {
     return Deadline(now + deadline.remaining(now) / 4 * 3);
   }
@@ -164,7 +165,7 @@ class Agreement {
     return dead;
   }
 
-  // Returns nullopt if the key is not set.
+  // Returns the value of the key; nullopt if it is not set.
   Result<std::optional<std::string>> read(Store& store, std::string_view key) {
     const std::string name(key);
     const Result<bool> is_there = store.check(std::span(&name, 1), deadline_);
@@ -222,7 +223,7 @@ class Agreement {
   }
 
   // Returns the ranks that the decision lists, that have not confirmed and are dead, numbered as in
-  // the decided round. If the confirmation is late, every rank that has not confirmed is missing.
+  // the decided round. If `is_late`, every rank that has not confirmed counts as missing.
   Result<std::set<int>> missing_of(const std::set<int>& ranks, bool is_late) {
     const Result<std::set<int>> dead = read_dead();
     if (!dead.ok()) return dead.error();

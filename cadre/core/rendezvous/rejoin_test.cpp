@@ -68,7 +68,8 @@ TEST_F(RejoinTest, SurvivorsKeepTheirOrderAndTakeTheNextRound) {
   }
 }
 
-// Two subgroups of one job rejoin in the same round. Each of them has lost a different rank.
+// Two subgroups of one job rejoin in the same round. Each of them has lost a different rank, and
+// must decide independently of the other.
 TEST_F(RejoinTest, TwoGroupsDecideApart) {
   const auto next = rejoin_all(
       3,
@@ -98,7 +99,8 @@ TEST_F(RejoinTest, WhatOneSurvivorKnowsAllKnow) {
 }
 
 TEST_F(RejoinTest, ASurvivorThatDiesBeforeItSpokeIsLeftBehind) {
-  // No survivor knows that rank 2 is lost, and it never rejoins.
+  // No survivor knows that rank 2 is lost, and rank 2 never rejoins. The others must continue
+  // without it.
   const auto next = rejoin_all(4, {{0, {1}}, {3, {1}}}, milliseconds(400));
   for (size_t i = 0; i < next.size(); ++i) {
     ASSERT_TRUE(next[i].ok()) << next[i].error().message();
@@ -149,8 +151,8 @@ TEST_F(RejoinTest, TheLastSurvivorIsAWorldOfOne) {
 }
 
 TEST_F(RejoinTest, ConflictingViewsStillEndInOneDecision) {
-  // Each rank believes that the other one is lost. One of them rejoins, and the other gets an
-  // error.
+  // Each rank believes that the other one is lost. One of them must rejoin, and the other one must
+  // get an error.
   const auto next = rejoin_all(2, {{0, {1}}, {1, {0}}}, seconds(20));
   int winners = 0;
   for (const auto& result : next) {

@@ -29,9 +29,9 @@ struct Membership {
   uint64_t round = 0;  // is part of every key, so that the keys of different rounds differ
   std::shared_ptr<Store> store;  // the groups of a job share it; null for a world of one
   os::Secret job_token;  // the secret of the job, with which ranks prove that they belong to it
-  // The world_size that the rendezvous, or rejoin(), returned, while the ranks are still numbered
-  // as there; a group with fewer ranks may keep the value. 0 if it is unknown, or if the group
-  // numbers its ranks anew.
+  // The world size that the rendezvous or rejoin() returned, if the ranks of this group still have
+  // the numbers that they got there; a group with fewer ranks may keep the value. 0 if it is
+  // unknown, or if the ranks of this group are numbered differently.
   int job_size = 0;
   // Numeric addresses of this host at which the other ranks reach it; empty means loopback.
   std::vector<std::string> listen_hosts;

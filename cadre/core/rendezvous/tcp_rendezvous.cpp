@@ -11,7 +11,7 @@
 namespace cadre {
 namespace {
 
-// The store of a rank that also hosts the server. The client must end before the server does.
+// The store of a rank that also hosts the server. The client must be destroyed before the server.
 struct HostedStore {
   std::unique_ptr<TcpStoreServer> server;
   std::unique_ptr<TcpStore> client;
@@ -39,7 +39,8 @@ std::string why_not_hosted(const os::Address& address, const std::string& reason
   return format("port {} of rank 0 is in use by another program ({}): ", address.port, reason);
 }
 
-// This check is not in parse_tcp_url(), because a world of one may name any port.
+// Rejects port 0, which the other ranks could not know. parse_tcp_url() accepts it for a world of
+// one.
 Status check_port(const os::Address& address) {
   if (address.kind != os::Address::Kind::kTcp || address.port != 0) return {};
   return Error(ErrorCode::kInvalidArgument,
@@ -95,7 +96,8 @@ Result<Membership> TcpRendezvous::join(Deadline deadline) {
                                          .log = options_.log},
                                         deadline);
   if (!views.ok()) {
-    // The other ranks read the contradicting entries from this store, which may end with this rank.
+    // The other ranks must have time to read the contradicting entries from this rank's store,
+    // which may end with this rank.
     const bool hosts = options_.rank == 0 && options_.may_host_store;
     if (hosts && views.error().code() == ErrorCode::kInvalidArgument) linger(system_, deadline);
     return views.error();
