@@ -36,7 +36,8 @@ enum class PipelineActionKind : uint8_t {
 
 CADRE_EXPORT std::string_view to_string(PipelineActionKind kind);
 
-// Returns true for F, B, I and W.
+// Returns true for F (forward), B (backward), I (gradient of the input) and W (gradients of the
+// weights).
 CADRE_EXPORT bool is_computation(PipelineActionKind kind);
 // Returns true for the four sends and receives.
 CADRE_EXPORT bool is_message(PipelineActionKind kind);
@@ -61,7 +62,7 @@ inline constexpr int kMaxPipelineStages = 1 << 16;
 inline constexpr int kMaxPipelineMicrobatches = 1 << 20;
 
 CADRE_EXPORT std::string to_text(const PipelineAction& action);
-// Blanks around the text are ignored.
+// Parses an action such as "2F0". Blanks around the text are ignored.
 CADRE_EXPORT Result<PipelineAction> parse_pipeline_action(std::string_view text);
 
 }  // namespace cadre

@@ -161,7 +161,7 @@ TEST(PipelineCheckTest, ABoundOnLiveActivationsIsKept) {
             "rank 0 keeps the activations of up to 8 microbatches; at most 4 are allowed");
 }
 
-// The message lists eight of the 12 waiting ranks.
+// If 12 ranks wait, the message must list only eight of them.
 TEST(PipelineCheckTest, ALongDeadlockIsShortened) {
   PipelineSchedule schedule = make(Kind::k1F1B, 12, 24);
   for (int rank = 0; rank < 12; ++rank) std::ranges::reverse(schedule.ranks[rank]);

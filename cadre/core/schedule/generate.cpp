@@ -120,7 +120,8 @@ std::vector<PipelineAction> gpipe_order(int rank, const Pipeline& pipeline) {
   return actions;
 }
 
-// The backwards run in the reverse order of the forwards.
+// Returns the order of breadth-first pipelining: all microbatches go through one stage of the rank
+// after the other. The backwards run in the reverse order of the forwards.
 std::vector<PipelineAction> looped_bfs_order(int rank, const Pipeline& pipeline) {
   std::vector<PipelineAction> actions;
   for (int pass = 0; pass < pipeline.stages_per_rank; ++pass) {

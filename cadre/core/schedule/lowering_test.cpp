@@ -67,7 +67,8 @@ TEST(PipelineLoweringTest, ASmallScheduleHasItsMessages) {
             "1UNSHARD,1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1RESHARD\r\n");
 }
 
-// The two stages at the turn of a V schedule are on one rank.
+// The two stages at the turn of a V schedule are on one rank, so no message may be sent between
+// them.
 TEST(PipelineLoweringTest, StagesOfOneRankExchangeNothing) {
   const auto lowered = lower_pipeline(make(Kind::kZbV, 2, 1), {}).value_or_throw();
   EXPECT_EQ(to_csv(lowered),

@@ -24,8 +24,9 @@ struct OneForwardOneBackward {
   // in the warm-up. It is 1 if backwards follow each other as closely as forwards, and 2 if a rank
   // alternates between its stages.
   int warmup_per_hop = 1;
-  // The number of I that a rank runs between the I and the W of a microbatch, if backwards are
-  // split into I and W. nullopt means that they are not split.
+  // If backwards are split into I (gradient of the input) and W (gradients of the weights): the
+  // number of further I that a rank runs between the I and the W of a microbatch. nullopt means
+  // that backwards are not split.
   std::optional<int> weight_grad_delay = {};
 };
 

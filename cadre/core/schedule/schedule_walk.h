@@ -30,7 +30,7 @@ struct PipelinePosition {
   friend auto operator<=>(const PipelinePosition&, const PipelinePosition&) = default;
 };
 
-// Returns "rank 1, step 5 (2F0)". REQUIRES: a position in the schedule.
+// Returns "rank 1, step 5 (2F0)". REQUIRES: `position` is in the schedule.
 CADRE_EXPORT std::string describe(const PipelineSchedule& schedule,
                                   const PipelinePosition& position);
 

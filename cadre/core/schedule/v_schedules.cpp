@@ -46,7 +46,7 @@ class VOrder {
 
  private:
   // ZB-V's phases are written for at least 2p - 1 microbatches on p ranks. If there are fewer, the
-  // actions of the others are dropped.
+  // actions for microbatches that do not exist are dropped.
   void add(PipelineAction action) {
     if (*action.microbatch < num_microbatches_) actions_.push_back(std::move(action));
   }
@@ -154,7 +154,8 @@ std::vector<PipelineAction> dualpipe_v_order(const VPipeline& pipeline) {
     order.full_backward(kBack);
     order.overlap(kBack, kDown);
   });
-  // The first half of these 2 (rank + 1) backwards is whole, and the second half is split.
+  // The next 2 (rank + 1) backwards: the first half of them are whole (B), and the second half are
+  // split (I, with a later W).
   const auto kind_of = [rank](int number) {
     return number > rank ? PipelineActionKind::kInputGrad : PipelineActionKind::kBackward;
   };

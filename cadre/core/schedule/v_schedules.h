@@ -21,7 +21,7 @@ struct VPipeline {
 
 std::vector<PipelineAction> zb_v_order(const VPipeline& pipeline);
 
-// REQUIRES: at least as many microbatches as stages.
+// Returns the actions of one rank in DualPipeV. REQUIRES: at least as many microbatches as stages.
 std::vector<PipelineAction> dualpipe_v_order(const VPipeline& pipeline);
 
 }  // namespace cadre
