@@ -37,8 +37,8 @@ struct CollectiveCall {
   // elements.
   std::function<uint64_t(int from, int to)> parts = {};
 
-  // These return the number of elements that a rank sends or receives, 0 if it sends or receives
-  // nothing. In a broadcast every rank counts as having an input.
+  // num_input() and num_output() return the number of elements that a rank sends and receives; 0 if
+  // it sends or receives nothing. In a broadcast every rank counts as having an input.
   uint64_t num_input(Rank rank) const;
   uint64_t num_output(Rank rank) const;
   // Returns the Collective over these buffers. A broadcast runs in place in `out`.

@@ -15,8 +15,8 @@
 namespace cadre::testing {
 namespace {
 
-// Copies as much of `from` as fits into `out`, and fills the rest of `out` with zeros. Both may be
-// the same memory.
+// Copies as much of `from` as fits into `out`, and fills the rest of `out` with zeros. `from` and
+// `out` may be the same memory.
 void fill(Bytes out, ConstBytes from) {
   const size_t size = std::min(out.size(), from.size());
   if (size > 0) std::memmove(out.data(), from.data(), size);
@@ -87,8 +87,8 @@ class Placeholders final : public Backend {
     }
   }
 
-  // This rank's input may be its own part of the output (in place). So it is first copied to its
-  // place; the other parts, which do not overlap it, are filled afterwards.
+  // This rank's input may be its own part of the output (in place). So the input is first copied to
+  // its place; the other parts, which do not overlap it, are filled afterwards.
   void gather(const Collective& c) const {
     if (c.out.empty()) return;
     const Bytes own = part_of(c.out, c.splits.output, c.dtype, rank_, world_size_);

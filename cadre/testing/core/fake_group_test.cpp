@@ -104,8 +104,8 @@ TEST_F(FakeGroupTest, ExchangesGiveWhatTheRankSends) {
   EXPECT_THAT(
       output_of(6, [&](Bytes out) { group_->all_to_all(bytes_of(six_), out, DType::kInt32); }),
       ElementsAre(1, 2, 3, 4, 5, 6));
-  // This rank sends one, two and three elements to the ranks, and expects two elements from each
-  // rank.
+  // This rank sends one, two and three elements to ranks 0, 1 and 2, and expects two elements from
+  // each rank.
   EXPECT_THAT(output_of(6,
                         [&](Bytes out) {
                           group_->all_to_all_v(bytes_of(six_), out, DType::kInt32,

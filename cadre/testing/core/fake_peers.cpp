@@ -139,8 +139,8 @@ Status RanksInProcess::run(const FakeRank& self, const OpContext& op, const Coll
   return status;
 }
 
-// The last rank that calls computes the results of all ranks, while the others wait in their calls
-// and lend their buffers.
+// The last rank that calls the collective computes the results of all ranks. The other ranks wait
+// in their calls meanwhile, so that their buffers stay valid.
 void RanksInProcess::arrive(PendingCall& pending, const FakeRank& self) {
   const Arrival& own = pending.arrivals[static_cast<size_t>(self.rank.value)];
   std::vector<const Collective*> calls;

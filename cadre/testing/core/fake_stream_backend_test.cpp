@@ -234,8 +234,8 @@ TEST_F(FakeStreamBackendTest, AnErrorThatCompletesLaterIsTheFailureOfTheGroup) {
 
 constexpr const char* kEndProcess = "end the process instead of calling rejoin()";
 
-// This engine cannot be aborted. When the group fails, wait() throws at once, but the memory of the
-// operation is kept until the engine has completed it.
+// This engine cannot be aborted. When the group fails, wait() must throw at once, but the memory of
+// the operation must be kept until the engine has completed the operation.
 TEST_F(FakeStreamBackendTest, AFailureEndsTheWaitsAndKeepsTheMemoryUntilTheEngineIsDone) {
   const auto calls = make_gated_calls();
   const auto group = make_group(calls);
@@ -312,7 +312,7 @@ TEST_F(FakeStreamBackendTest, ACallThatCannotBeWatchedIsNotSubmitted) {
   EXPECT_THAT(calls->log(), ElementsAre());
 }
 
-// close() lets the watch thread end the enqueued operations, long before their own deadline.
+// close() must make the watch thread end the enqueued operations, long before their own deadline.
 TEST_F(FakeStreamBackendTest, CloseEndsACallThatTheEngineDoesNotEnd) {
   const auto calls = make_gated_calls();
   const auto group = make_group(calls);

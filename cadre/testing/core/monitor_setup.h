@@ -1,5 +1,5 @@
-// Makes the setup of a Monitor for tests: a group without a shared status page and without a flight
-// record.
+// Makes the setup of a Monitor (the failure detection of a group) for tests: a group without a
+// shared status page and without a flight record.
 #pragma once
 
 #include <memory>

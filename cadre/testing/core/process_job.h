@@ -35,7 +35,7 @@ void nap(os::System& system, Duration duration);
 // processes of a host share.
 struct FailureReport {
   TimePoint raised;     // when the rank got the error
-  TimePoint disturbed;  // when this rank sent the signal, if it was this rank
+  TimePoint disturbed;  // when this rank sent the signal that caused the failure, if it did
   std::string message;  // "kCode: message"
 };
 std::string to_text(const FailureReport& report);

@@ -51,7 +51,8 @@ struct RankOutcome {
 
 struct CADRE_EXPORT RanksResult {
   std::vector<RankOutcome> ranks;
-  // What failed in the run and on no rank, such as a planned fault that did not occur; else empty.
+  // A failure of the run that belongs to no rank, such as a planned fault that did not occur; else
+  // empty.
   std::string failure = {};
 
   bool ok() const;

@@ -71,7 +71,7 @@ TEST(ThreadRanks, ConnectAGroup) {
   }
 }
 
-// When rank 1 throws, the other ranks fail at once instead of waiting until their deadline.
+// When rank 1 throws, the other ranks must fail at once instead of waiting until their deadline.
 TEST(ThreadRanks, ThatThrowEndTheOthers) {
   const auto system = os::make_native_system();
   const TimePoint begin = system->now();
@@ -127,7 +127,7 @@ TEST(SimulatedRanks, FailIfAPlannedFaultDoesNotOccur) {
                           num_points));
 }
 
-// The error is that of an invalid call and not that of a failed check.
+// The error must be that of an invalid call, and not that of a failed check.
 TEST(SimulatedRanks, RefuseOptionsWithAnotherNumberOfRanks) {
   EXPECT_EQ(failure_of([] {
               run_ranks_in_simulator(1, {.ranks_per_host = {2, 2}}, 3, [](RankContext&) {});

@@ -73,7 +73,7 @@ T fold_two_floats(T total, T next, ReduceOp op) {
   return op == ReduceOp::kProduct ? total * next : total + next;
 }
 
-// value(r) returns the element of rank r's input.
+// Reduces one element of all inputs in rank order. value(r) returns the element of rank r's input.
 template <typename T, typename Value>
 T fold_floats(size_t num_inputs, ReduceOp op, const Value& value) {
   T total = value(0);

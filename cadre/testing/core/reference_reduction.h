@@ -29,8 +29,8 @@ void write_element(std::vector<std::byte>& bytes, size_t i, T value) {
   std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
 }
 
-// Convert float to and from `dtype`, which is float16 or bfloat16. A NaN becomes the quiet NaN,
-// 0x7e00 or 0x7fc0.
+// to_half() and from_half() convert float to and from `dtype`, which is float16 or bfloat16. A NaN
+// becomes the quiet NaN, 0x7e00 or 0x7fc0.
 uint16_t to_half(float value, DType dtype);
 float from_half(uint16_t code, DType dtype);
 

@@ -38,7 +38,8 @@ inline int for_each_pipeline(
   return count;
 }
 
-// Returns a schedule. REQUIRES: the schedule supports these numbers.
+// Returns a schedule of this kind. REQUIRES: the kind supports these numbers of ranks and
+// microbatches.
 inline PipelineSchedule make(PipelineScheduleKind kind, int num_ranks, int num_microbatches) {
   return make_pipeline_schedule(
              {.kind = kind, .num_ranks = num_ranks, .num_microbatches = num_microbatches})
