@@ -1,5 +1,5 @@
-// Tests the folder of a run: full disks, damaged snapshots, two runs with one name, and changed
-// settings of a resumed run.
+// Tests the folder of a run: full disks, damaged snapshots, two runs with the same name, and
+// changed settings of a resumed run.
 #include <unistd.h>
 
 #include <filesystem>
