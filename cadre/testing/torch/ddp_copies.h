@@ -95,7 +95,7 @@ struct Copy {
   int world_size;
 
   bool is_sharded() const { return !shard::WrapperAccess::flat_parameters(model).empty(); }
-  // Does what optimizer.zero_grad() would do: clears the gradients of the parameters, or of their
+  // Clears, as optimizer.zero_grad() does, the gradients of the parameters, or those of their
   // shards if the gradients are sharded.
   void zero_grad(bool set_to_none = true) const {
     if (!is_sharded()) return net.zero_grad(set_to_none);

@@ -119,10 +119,10 @@ inline std::ostream& operator<<(std::ostream& out, const ShardedCase& test_case)
              << (test_case.is_fused ? "_fused" : "_libtorch");
 }
 
-// Returns the name of a class: trainings in the same class must have bitwise equal results. ""
-// means that no such equality is promised.
+// Returns the name of a set of trainings: all trainings of one set must have bitwise equal results.
+// Returns "" for a training without such a promise.
 inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_case) {
-  // Each gradient is reduced along two axes one after the other with hsdp, which changes the order
+  // With hsdp each gradient is reduced along two axes, one after the other, which changes the order
   // of additions. libtorch's optimizers round the last elements of a slice differently.
   if (strategy.num_replicas > 1 || !test_case.is_fused) return "";
   if (test_case.division != Division::kSynced) return "all";
