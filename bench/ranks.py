@@ -102,7 +102,8 @@ def figures_of(output):
 
 
 def measured(run):
-    """The figures that a program prints; tries again if a run fails, and returns None after the last attempt."""
+    """Returns the figures that a program prints; runs it again if it fails, and returns None after
+    the last attempt."""
     for attempt in range(ATTEMPTS):
         try:
             return figures_of(run())
