@@ -122,8 +122,8 @@ inline std::ostream& operator<<(std::ostream& out, const ShardedCase& test_case)
 // Returns the name of a set of trainings: all trainings of one set must have bitwise equal results.
 // Returns "" for a training without such a promise.
 inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_case) {
-  // With hsdp each gradient is reduced along two axes, one after the other, which changes the order
-  // of additions. libtorch's optimizers round the last elements of a slice differently.
+  // hsdp reduces each gradient along two axes, one after the other, which changes the order of
+  // additions. libtorch's optimizers round the last elements of a slice differently.
   if (strategy.num_replicas > 1 || !test_case.is_fused) return "";
   if (test_case.division != Division::kSynced) return "all";
   // If both backwards of a step reduce, sharded gradients accumulate the reduced means, while
