@@ -77,7 +77,7 @@ struct DisturbedRank {
     std::ofstream(moment_file) << context.system.now().ns << " " << ::getpid();
     ::raise(job.signal);
     // A victim that is continued after SIGSTOP must not continue its training.
-    throw Error(ErrorCode::kInternal, "the victim goes on");
+    throw Error(ErrorCode::kInternal, "the victim has continued after its signal");
   }
   // Runs `train`, which must throw, and returns the error and its time. Also calls `check` with the
   // error.

@@ -40,8 +40,8 @@ std::string refusal_of_both_ranks(const MakeModule& make_module, const Wrap& wra
     const void* const memory = weight.const_data_ptr();
     const std::vector<int64_t> sizes = weight.sizes().vec();
     output = failure_of([&] { wrap(module, group); });
-    require(weight.const_data_ptr() == memory, "it has its memory");
-    require(weight.sizes() == sizes, "it is whole");
+    require(weight.const_data_ptr() == memory, "the weight has other memory");
+    require(weight.sizes() == sizes, "the weight has other sizes");
     const at::Tensor sum = at::ones({1});
     group.all_reduce(sum);
     require(sum.item<float>() == 2, "the group works");

@@ -200,7 +200,7 @@ struct ShardedProgram {
   Tensor loss_of(Wrapper& wrapper, const Tensor& rows, const ProcessGroup& /*group*/) const {
     if constexpr (requires { wrapper.form(); }) {
       const ShardForm form = strategy.shares_memory ? strategy.fsdp.form : ShardForm::kGathered;
-      require(wrapper.form() == form, strategy.name + ": the form of the shards");
+      require(wrapper.form() == form, strategy.name + ": the shards have another form");
     }
     return model->loss(wrapper(rows), rows);
   }
