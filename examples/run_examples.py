@@ -213,7 +213,8 @@ class Examples(unittest.TestCase):
                 self.assertEqual((result.returncode, result.stderr), (2, f"{program}: {sentence}\n"))
 
 
-# So many steps that a run is killed long before its end. A snapshot is saved every 50 steps.
+# The number of steps is so large that a run is killed long before its end. A snapshot is saved
+# every 50 steps.
 NUM_STEPS = 1000
 
 

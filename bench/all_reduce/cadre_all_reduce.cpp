@@ -167,8 +167,8 @@ struct Settings {
 void measure(Communicator& world, const char* memory, Bytes data, DType dtype, double seconds,
              const Settings& settings) {
   Skew skew(settings.skew_ms, world.rank());
-  // All ranks must run the operation equally often, so rank 0 times a warm-up and decides how
-  // often.
+  // All ranks must run the operation equally often, so rank 0 times a warm-up and determines the
+  // number of repetitions for all.
   const double warm_up_start = now_us();
   for (int i = 0; i < 3; ++i) time_once(world, data, dtype, skew);
   std::vector<int64_t> runs = {

@@ -63,10 +63,10 @@ class CADRE_EXPORT SafetensorsFile {
   // Opens the file and checks its whole header before any tensor is read.
   static SafetensorsFile open(const std::string& path);
 
-  // Both throw kInvalidArgument if another process changed the file, because the tensors that were
-  // read may then be a mixture of both contents. check_unwritten() throws if the open file was
-  // written to; check_unchanged() also throws if the path now leads to another file, because other
-  // ranks may have read that one.
+  // check_unwritten() and check_unchanged() throw kInvalidArgument if another process changed the
+  // file, because the tensors that were read may then be a mixture of both contents.
+  // check_unwritten() throws if the open file was written to; check_unchanged() also throws if the
+  // path now leads to another file, because other ranks may have read that one.
   void check_unwritten() const;
   void check_unchanged() const;
 

@@ -71,7 +71,7 @@ class CADRE_EXPORT SnapshotFolder {
   std::vector<int64_t> steps() const;
 
  private:
-  // See on_file_system.h.
+  // Constructs an object with a file system that a test passes; see on_file_system.h.
   friend SnapshotFolder snapshot_folder_on(os::FileSystem& files, std::string run_folder);
   friend os::FileSystem& files_of(const SnapshotFolder& folder);
 

@@ -58,7 +58,8 @@ struct VerifyOptions {
   // Used by fsdp and hsdp: says which ShardUnits are gathered and resharded as units. If empty, the
   // ShardUnits for which make_module() called fully_shard() are used.
   WrapPolicy wrap_policy = [](const WrapCandidate&) { return true; };
-  // See VerificationOptions.
+  // Is called on rank 0 with one line about what the verification is doing; may be an empty
+  // function.
   std::function<void(std::string_view)> progress = {};
   // Gets each group that is meant for a wrapper, and returns the group that the wrapper uses. Tests
   // return one that injects faults.
