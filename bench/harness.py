@@ -28,7 +28,7 @@ REPORTS = ROOT / "bench" / "reports"
 
 
 def busy_seconds():
-    """The CPU time of all processes of the machine since its start."""
+    """Returns the CPU time that all processes of the machine have used since its start."""
     ticks = [int(word) for word in open("/proc/stat").readline().split()[1:9]]
     idle, waiting = ticks[3:5]
     return (sum(ticks) - idle - waiting) / os.sysconf("SC_CLK_TCK")
@@ -38,7 +38,8 @@ STARTED = (time.monotonic(), busy_seconds())
 
 
 def foreign_share():
-    """The fraction of the machine's CPU time that other processes have used since the bench began."""
+    """Returns the fraction of the machine's CPU time that other processes have used since the bench
+    began."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     available = (time.monotonic() - STARTED[0]) * os.cpu_count()
@@ -61,9 +62,9 @@ def build(*targets):
 
 
 def memory_settings():
-    """The environment of our programs and of the peers: malloc keeps freed memory and uses huge pages, as
-    `cadre train` sets it for its workers (cadre/launch/job/worker_environment.cpp), and torch's allocator uses
-    huge pages, too."""
+    """Returns the environment of our programs and of the peers: malloc keeps freed memory and uses
+    huge pages, as `cadre train` sets it for its workers (cadre/launch/job/worker_environment.cpp),
+    and torch's allocator uses huge pages, too."""
     return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"
                               "glibc.malloc.trim_threshold=1099511627776",
             "THP_MEM_ALLOC_ENABLE": "1"}
@@ -82,7 +83,7 @@ def limits_program():
 
 
 def machine_limits(*arguments):
-    """The output of bench/limits/machine_limits."""
+    """Returns the output of bench/limits/machine_limits."""
     return json.loads(timed([limits_program(), *arguments], timeout_s=120)[2])
 
 
@@ -129,7 +130,7 @@ class CoreDistance:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """The limit that a figure should keep; `at_most` is false if larger is better."""
+    """A limit for a figure: an upper limit, or a lower one if `at_most` is false."""
     limit: float
     at_most: bool
 
@@ -153,7 +154,7 @@ def at_least(limit):
 
 
 def with_quartiles(values, form=".2f"):
-    """"median (lower quartile to upper quartile)"."""
+    """Returns "median (lower quartile to upper quartile)" as a text."""
     low, middle, high = quartiles(values)
     return f"{middle:{form}} ({low:{form}} to {high:{form}})"
 
@@ -163,7 +164,7 @@ def median(values):
 
 
 def quartiles(values):
-    """(lower quartile, median, upper quartile)."""
+    """Returns (lower quartile, median, upper quartile)."""
     if len(values) < 2:
         return values[0], values[0], values[0]
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -173,9 +174,9 @@ def quartiles(values):
 def timed(command, timeout_s, env=None):
     """Runs a command; returns (wall seconds, CPU seconds of it and its children, stdout).
 
-    Raises RuntimeError with the end of what it printed, on failure and when the time is over. Then, and
-    when the bench itself is interrupted, the command and all its descendants are killed: a launcher that is
-    killed alone leaves its workers running."""
+    Raises RuntimeError with the end of the command's output if it fails or exceeds the time limit.
+    Then, and if the bench itself is interrupted, the command and all its descendants are killed: a
+    launcher that is killed alone leaves its workers running."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -255,7 +256,7 @@ def machine():
 
 
 def table(header, rows):
-    """A Markdown table."""
+    """Returns a Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines)

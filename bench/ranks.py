@@ -58,13 +58,13 @@ def outputs_of(processes, time_limit_s=TIME_LIMIT_S):
 
 
 def spawn(command, ranks):
-    """Runs Cadre's program and returns the output of rank 0."""
+    """Runs a program of Cadre or torch as the ranks of a job and returns the output of rank 0."""
     with started(command, ranks) as processes:
         return outputs_of(processes)[0]
 
 
 def run_mpi(program, arguments, ranks, options=()):
-    """Runs torch's program and returns the output of rank 0."""
+    """Runs the MPI program under OpenMPI's mpirun and returns the output of all ranks."""
     binding = ["--bind-to", "core"] if ranks <= os.cpu_count() else ["--oversubscribe"]
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                    **harness.memory_settings()}
@@ -102,7 +102,8 @@ def figures_of(output):
 
 
 def measured(run):
-    """The figures that a program prints; tries again if a run fails, and returns None after the last attempt."""
+    """Returns the figures that a program prints; runs it again if it fails, and returns None after
+    the last attempt."""
     for attempt in range(ATTEMPTS):
         try:
             return figures_of(run())

@@ -1,5 +1,5 @@
-"""Runs a training and observes it from outside: the time at which each step's line was printed, the losses, the CPU
-time, and the memory of the workers."""
+"""Runs a training in a child process and observes it: the time at which each step's line was
+printed, the losses, the CPU time, and the memory of the workers."""
 
 import dataclasses
 import os
@@ -33,11 +33,11 @@ class Training:
     memory: list   # the bytes of each worker before the last step; a page of n processes counts as 1/n
 
     def seconds(self, first, last):
-        """The time from the end of step `first` to the end of step `last`."""
+        """Returns the seconds from the end of step `first` to the end of step `last`."""
         return self.times[last] - self.times[first]
 
     def p99_ms(self, first, last):
-        """The seconds of each step after step `first`."""
+        """Returns the 99th percentile, in ms, of the times of the steps after step `first`."""
         spent = sorted(self.seconds(step - 1, step) for step in range(first + 1, last + 1))
         return 1000 * spent[len(spent) * 99 // 100]
 

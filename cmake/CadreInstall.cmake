@@ -3,14 +3,14 @@
 # (its headers that need torch). The installed tree may be moved: no file in it contains a path of
 # the source tree or of the build folder. The headers are what <cadre/core.h> and <cadre/cadre.h>
 # include, directly or not: the topic headers of include/cadre, their parts, and what these need;
-# and for tests in the same way what <cadre/testing.h> and <cadre/testing_groups.h> include. Each is
-# installed with the check for C++20 before all else, in place of the empty line after its #pragma
-# once, because a program may include any of them first.
+# and for tests in the same way what <cadre/testing.h> and <cadre/testing_groups.h> include. The
+# check for C++20 is inserted into each installed header, in place of the empty line after its
+# #pragma once, because a program may include any of them first.
 include(CMakePackageConfigHelpers)
 
 set(cadre_cmake_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Cadre)
 
-# cadre_install_headers(COMPONENT header...)
+# cadre_install_headers(COMPONENT header...): installs the headers as part of the component.
 function(cadre_install_headers component)
   foreach(header IN LISTS ARGN)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${header})
@@ -32,7 +32,7 @@ if(PROJECT_VERSION_MAJOR EQUAL 0)
   set(cadre_soversion ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 endif()
 
-# The core.
+# The component core, which does not need torch.
 set_target_properties(cadre_core PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${cadre_soversion})
 set(core_headers "")
 cadre_reachable_headers(cadre/core.h core_headers)

@@ -10,8 +10,9 @@ set(cadre_compiled_alone "")
 
 # cadre_unity(TARGET size [WITH_SUBFOLDERS]): replaces the sources of TARGET by units of at most
 # `size` sources of one folder, or, with WITH_SUBFOLDERS, of a second-level folder such as
-# cadre/parallel/fsdp and the folders below it: for sources whose units cost by their number more
-# than by their length. A unit takes the precompiled headers when one of its sources does.
+# cadre/parallel/fsdp and the folders below it: use it for sources whose compile time depends more
+# on the number of units than on their length. A unit uses the precompiled headers if one of its
+# sources does.
 function(cadre_unity target size)
   get_target_property(sources ${target} SOURCES)
   list(FILTER sources INCLUDE REGEX "\\.cpp$")
@@ -61,7 +62,7 @@ function(cadre_unity target size)
   endforeach()
 endfunction()
 
-# In the target, one file that includes the sources replaces them.
+# Replaces sources of the target by one file that includes them.
 function(cadre_replace_by_unit target name)
   set(text "")
   foreach(source IN LISTS ARGN)
@@ -70,7 +71,8 @@ function(cadre_replace_by_unit target name)
     string(APPEND text "#include \"${file}\"\n")
   endforeach()
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/unity/${target}/${name}.cpp CONTENT "${text}" @ONLY)
-  # g++ warns of a type of an anonymous namespace within a class only outside of the main file.
+  # In included files, unlike in the main file, g++ warns of a class with a member whose type is in
+  # an anonymous namespace.
   set_source_files_properties(${CMAKE_BINARY_DIR}/unity/${target}/${name}.cpp
                               PROPERTIES COMPILE_OPTIONS "$<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>")
   get_target_property(sources ${target} SOURCES)

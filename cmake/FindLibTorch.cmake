@@ -1,13 +1,13 @@
 # Finds libtorch inside a Python wheel, or unpacked from its ZIP, without its own CMake package,
-# which would demand a CUDA toolkit for a CUDA build. CADRE_TORCH names it (a torch folder, the
-# folder of a virtual environment, or a Python whose torch is used); else it is that of
-# CMAKE_PREFIX_PATH (a torch folder, or its torch.utils.cmake_prefix_path), of .venv of the source
-# tree, of the torch that an installed Cadre was built with, or of python3. A torch folder has its
-# version in version.py, as in a wheel, or in build-version, as in the ZIP.
-# cadre/launch/cli/torch_finder.h has the same rule but for CMAKE_PREFIX_PATH. Makes the target
-# LibTorch::LibTorch and sets LibTorch_VERSION, LibTorch_DIR (the torch folder), LibTorch_PYTHON
-# (the Python that has it; empty when there is none) and LibTorch_PROBLEM (why there is no usable
-# libtorch; empty when there is one).
+# which would demand a CUDA toolkit for a CUDA build. It searches in this order: CADRE_TORCH (a
+# torch folder, the folder of a virtual environment, or a Python whose torch is used);
+# CMAKE_PREFIX_PATH (a torch folder, or its torch.utils.cmake_prefix_path); .venv of the source
+# tree; the torch that an installed Cadre was built with; python3. A torch folder has its version in
+# version.py, as in a wheel, or in build-version, as in the ZIP. cadre/launch/cli/torch_finder.h has
+# the same order without CMAKE_PREFIX_PATH. Makes the target LibTorch::LibTorch and sets
+# LibTorch_VERSION, LibTorch_DIR (the torch folder), LibTorch_PYTHON (the Python that has it; empty
+# when there is none) and LibTorch_PROBLEM (why there is no usable libtorch; empty when there is
+# one).
 set(CADRE_TORCH "$ENV{CADRE_TORCH}" CACHE STRING
     "A torch folder, the folder of a virtual environment, or the Python whose torch to use")
 if(NOT CADRE_TORCH) # an earlier run of CMake stored that none was found
@@ -39,7 +39,8 @@ set(LibTorch_PYTHON "")
 foreach(candidate IN LISTS candidates)
   if(EXISTS "${candidate}/version.py")
     set(LibTorch_DIR "${candidate}")
-    # lib/pythonX.Y/site-packages/torch of a virtual environment.
+    # The torch folder of a virtual environment is lib/pythonX.Y/site-packages/torch in it, so its
+    # Python is four folders up.
     file(GLOB LibTorch_PYTHON "${candidate}/../../../../bin/python3")
     break()
   endif()

@@ -24,7 +24,7 @@ int main() try {
   const auto mine = torch::tensor({1, 2}) + 10 * rank;  // rank 2 has [21, 22]
   const auto rows =
       mine.repeat({size, 1}) + torch::arange(size).unsqueeze(1) * 100;  // one row for each rank
-  const auto nothing = torch::Tensor();  // passed on ranks other than the root
+  const auto nothing = torch::Tensor();  // undefined; passed on all ranks except the root
 
   // The operation is in place: the result replaces every rank's tensor.
   auto sum = mine.clone();

@@ -17,7 +17,7 @@ int main() {
 
   const auto product = torch::matmul(x.local(), weight.local());  // this rank's block of y
   auto y = DTensor::from_local(product, mesh, {Shard(0), Shard(1)}, {6, 3});
-  // The loss of the whole y, equal on every rank.
+  // The loss is computed from the whole y, so it is equal on every rank.
   const auto loss = y.full_tensor().square().sum() / 2;
   loss.backward();
 

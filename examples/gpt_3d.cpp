@@ -11,7 +11,7 @@ constexpr cadre::TransformerOptions kGpt{
     .vocabulary = 17, .context = 16, .embed_dim = 32, .num_heads = 4, .num_blocks = 2};
 constexpr int64_t kRows = 8;
 
-// Returns the whole model, which is equal on all ranks. The head is tied to the embedding.
+// Returns the whole model, with equal weights on all ranks. The head is tied to the embedding.
 torch::nn::Sequential make_gpt() {
   torch::manual_seed(0);
   const cadre::TransformerEmbedding embedding(kGpt);

@@ -20,7 +20,8 @@ SECONDS = 60
 
 
 def run(program, *arguments, ranks=1, cwd=None):
-    """The lines that the program's ranks print, sorted; of one rank without the launcher."""
+    """Runs the program and returns the lines that its ranks print, sorted. One rank runs without
+    the launcher."""
     command = [str(BIN / program), *map(str, arguments)]
     if ranks > 1:
         command = [CADRE, "run", "--nproc-per-node", str(ranks), "--no-python", *command]
@@ -31,7 +32,7 @@ def run(program, *arguments, ranks=1, cwd=None):
 
 
 def expected_collectives(size):
-    """The lines that examples/collectives.cpp must print, computed with plain lists."""
+    """Returns the lines that examples/collectives.cpp must print, computed with plain lists."""
     mine = [[1 + 10 * r, 2 + 10 * r] for r in range(size)]
     rows = [[[x + 100 * i for x in mine[r]] for i in range(size)] for r in range(size)]
     uneven = [list(range(100 * r, 100 * r + size * (size + 1) // 2)) for r in range(size)]
@@ -58,7 +59,8 @@ def expected_collectives(size):
 
 
 def expected_losses():
-    """The lines that tensor_parallel_mlp.cpp and pipeline_two_stages.cpp must print, computed on one process with plain lists."""
+    """Returns the lines that tensor_parallel_mlp.cpp and pipeline_two_stages.cpp must print,
+    computed on one process with plain lists."""
     def weights(rows, columns):
         return [[math.sin(r * columns + c) / 2 for c in range(columns)] for r in range(rows)]
 
@@ -98,8 +100,8 @@ class Examples(unittest.TestCase):
         for size in (1, 2, 3):
             with self.subTest(size=size):
                 around = size * (size + 1) // 2
-                # The token comes back to rank 0; rank r prints it when r + 1 ranks have added their
-                # number.
+                # Rank 0 prints the token when it has gone around the ring; rank r > 0 prints it
+                # when r + 1 ranks have added their number.
                 tokens = [around] + [(r + 1) * (r + 2) // 2 for r in range(1, size)]
                 self.assertEqual(run("point_to_point", ranks=size),
                                  [f"rank {r}: token {tokens[r]}, sums {around} to {around}" for r in range(size)])
@@ -137,7 +139,7 @@ class Examples(unittest.TestCase):
                 self.assertEqual(run("pipeline_two_stages", ranks=size), expected_losses())
 
     def test_gpt_3d(self):
-        """Losses and norms are equal on 1, 2, 4 and 8 ranks, and the loss falls."""
+        """Losses and norms must be equal on 1, 2, 4 and 8 ranks, and the loss must fall."""
         def numbers(lines):
             return [(int(found[1]), float(found[2]), float(found[3])) for found in
                     (re.fullmatch(r"step (\d+): loss (\S+), norm (\S+)", line) for line in lines)]
@@ -152,7 +154,8 @@ class Examples(unittest.TestCase):
                         self.assertAlmostEqual(expected, found, delta=0.002)
 
     def test_fsdp_gpt(self):
-        """Losses are equal on any number of ranks, and each rank owns an equal share of the parameters."""
+        """Losses must be equal on any number of ranks, and each rank must own an equal share of the
+        parameters."""
         alone = run("fsdp_gpt")
         first, last, total = re.fullmatch(
             r"rank 0: loss (\S+) to (\S+), owns (\d+) of \d+ elements, .*", alone[0]).groups()
@@ -194,7 +197,8 @@ class Examples(unittest.TestCase):
             "pushes is late or gone", "visits 2"])
 
     def test_arguments_that_make_no_sense_are_refused(self):
-        """Invalid arguments give one sentence and exit code 2, before any rank waits for another one."""
+        """Invalid arguments must give one sentence and exit code 2, before any rank waits for
+        another one."""
         cases = [("multiple_groups", words, f"COLUMNS must be a number from 1, is {words[0]}")
                  for words in (["0"], ["abc"], ["-2"])]
         cases += [("ddp_toy_resume", ["folder", "x"], "STEPS must be a number from 1, is x"),
@@ -209,12 +213,14 @@ class Examples(unittest.TestCase):
                 self.assertEqual((result.returncode, result.stderr), (2, f"{program}: {sentence}\n"))
 
 
-# So many steps that a run is killed long before its end. A snapshot is saved every 50 steps.
+# The number of steps is so large that a run is killed long before its end. A snapshot is saved
+# every 50 steps.
 NUM_STEPS = 1000
 
 
 class ToyResume(unittest.TestCase):
-    """ddp_toy_resume, killed at any time and resumed, ends with the weights of an uninterrupted run."""
+    """Tests that ddp_toy_resume, killed at any time and resumed, ends with the weights of an
+    uninterrupted run."""
 
     def kill_after_a_snapshot(self, folder):
         """Kills rank 1. Returns the step of the latest snapshot that the run leaves."""
@@ -260,7 +266,7 @@ class ToyResume(unittest.TestCase):
 
 
 def descendants(pid):
-    """All descendants of this process, by pid."""
+    """Returns the pids of all descendants of the process `pid`."""
     parents = {}
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -53,7 +53,7 @@ def line_of(text, offset):
 
 
 def slug_of(heading):
-    """The anchor that GitHub gives to a heading."""
+    """Returns the anchor that GitHub gives to a heading."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     text = re.sub(r"[`*]|<[^>]*>", "", text).strip().lower()
     return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
@@ -71,7 +71,7 @@ def anchors_of(text):
 
 
 def links_of(text):
-    """(line, target) of every link and image, not of those in code."""
+    """Returns (line, target) of every link and image, except those in code."""
     text = FENCED.sub(blank, text)
     text = CODE_SPAN.sub(blank, text)
     for pattern in (LINK, LINK_DEFINITION, HTML_LINK):
@@ -96,7 +96,7 @@ def dead_links(root):
 
 
 def expanded(pattern):
-    """`a/{b,c}` as `a/b` and `a/c`."""
+    """Returns `a/{b,c}` as `a/b` and `a/c`."""
     match = re.search(r"\{([^{}]*)\}", pattern)
     if not match:
         return [pattern]
@@ -144,7 +144,7 @@ def missing_pages_in_sources(root):
 
 
 def folders_with_readme(root):
-    """The first- and second-level folders of cadre/."""
+    """Returns the first- and second-level folders of cadre/."""
     parents = [pathlib.PurePosixPath(name).parent.parts for name in listed_files(root)]
     return sorted({"/".join(parts[:n]) for parts in parents for n in (2, 3) if parts[:1] == ("cadre",) and len(parts) >= n})
 
@@ -156,8 +156,9 @@ def subfolders_of(root, folder):
 
 
 def folder_readme_faults(root):
-    """One sentence for each first- or second-level folder of cadre/ whose README.md is missing, is long, does not name
-    a subfolder, or names a file or folder that exists neither beside it nor below `root`."""
+    """Yields one sentence for each first- or second-level folder of cadre/ whose README.md is
+    missing, is long, does not name a subfolder, or names a file or folder that exists neither
+    beside it nor below `root`."""
     for folder in folders_with_readme(root):
         readme = f"{folder}/README.md"
         if not (root / readme).is_file():
@@ -173,13 +174,15 @@ def folder_readme_faults(root):
                 yield f"{readme} does not name the subfolder {subfolder}/"
         for line, span in spans:
             is_path = re.fullmatch(r"[\w./*{},-]+", span) and ("/" in span or NAMED_FILE.fullmatch(span))
-            # The repository does not contain what a build makes.
+            # Paths in the build folder are not checked, because the repository does not contain
+            # what a build makes.
             if is_path and not span.startswith("build/") and not exists(root / folder, span) and not exists(root, span):
                 yield f"{readme}:{line}: {span} does not exist"
 
 
 def cells_of(text):
-    """(line, cell) of every table, without the link targets and the row below the header."""
+    """Returns (line, cell) of every table, without the targets of links. Leaves out the row below
+    each header."""
     text = FENCED.sub(blank, text)
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("|") and not re.fullmatch(r"[|\s:-]+", line):
@@ -188,7 +191,8 @@ def cells_of(text):
 
 
 def read_layers(text):
-    """{folder: (folders after its colon, whether it may include torch)} of tools/layers.txt."""
+    """Returns {folder: (the folders after its colon, whether it may include torch)} of
+    tools/layers.txt."""
     layers = {}
     for line in text.splitlines():
         if line.strip() and not line.startswith("#"):
@@ -198,8 +202,9 @@ def read_layers(text):
 
 
 def read_picture(text, layers):
-    """The folders of the picture from top to bottom and from left to right, and how many stand above the torch
-    line. A floor's name begins its first line; a folder stands there with or without its floor's name."""
+    """Returns the folders of the picture from top to bottom and from left to right, and how many
+    are above the torch line. A floor's name begins its first line; a folder is named with or
+    without the name of its floor."""
     block = re.search(r"<!-- picture of tools/layers.txt -->\n```\n(.*?)```", text, re.S).group(1)
     folders, floor, num_above = [], None, None
     for line in block.splitlines():
@@ -244,7 +249,7 @@ def picture_faults(text, layers):
 
 
 def test_names(root):
-    """The names of all suites: GoogleTest's, and the classes of Python tests."""
+    """Returns the names of all suites: GoogleTest's, and the classes of Python tests."""
     found = set()
     for name in listed_files(root):
         if name.endswith(".cpp"):
@@ -255,8 +260,8 @@ def test_names(root):
 
 
 def unproved_rows(root, text):
-    """The rows of status.md whose last cell names no test, or one that does not exist. A proof is a suite, a file
-    or a target of the Makefile."""
+    """Returns the rows of status.md whose last cell names no test, or one that does not exist. A
+    test is named by a suite, a file or a target of the Makefile."""
     suites = test_names(root)
     targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.M))
     for number, line in enumerate(FENCED.sub(blank, text).splitlines(), 1):
@@ -284,7 +289,7 @@ class Documents(unittest.TestCase):
         self.assertEqual(list(missing_pages_in_sources(ROOT)), [])
 
     def test_every_page_of_the_guide_and_of_formats_is_on_the_map(self):
-        """docs/README.md links to it."""
+        """Every page must have a link in docs/README.md."""
         linked = {(ROOT / "docs" / target.partition("#")[0]).resolve()
                   for _, target in links_of((ROOT / "docs/README.md").read_text())}
         pages = [page for page in pages_of(ROOT) if page.startswith(("docs/guide/", "docs/formats/"))]

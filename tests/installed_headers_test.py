@@ -16,8 +16,8 @@ MAX_TOPICS = 42
 PUBLIC_SPACES = ("functional", "sim", "testing")  # namespaces below cadre whose names programs use
 INCLUDE = re.compile(r'^#include ["<](cadre/[^">]+)[">]', re.M)
 EXPORTED_TYPE = re.compile(r"^\s*(?:class|struct) CADRE_EXPORT", re.M)
-# Patterns for what is removed or recognized before declarations are split: comments, literals and
-# preprocessor lines are removed first.
+# IGNORED matches comments, preprocessor lines and literals, which are removed before the text is
+# split into declarations. The other patterns recognize namespaces and forward declarations.
 IGNORED = re.compile(r"""//[^\n]*|/\*.*?\*/|^\s*\#(?:[^\n]*\\\n)*[^\n]*|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)'""",
                      re.M | re.S)
 NAMESPACE = re.compile(r"(?:inline )?namespace ([\w:]*)$")
@@ -64,7 +64,8 @@ BASES = re.compile(r"(\b(?:class|struct) (?:CADRE_EXPORT |\[\[nodiscard\]\] )*\w
 
 
 def public_signatures(text):
-    """The declarations that a program can name, without bodies: those in namespaces and public members."""
+    """Returns the declarations that a program can name, without bodies: those in namespaces and
+    public members."""
     found, blocks, statement = [], [], ""
     for token in re.split(r"([{};])", IGNORED.sub(" ", text)):
         for access in ACCESS.findall(token):
@@ -93,8 +94,8 @@ def declared_in_cadre(text):
 
 
 def name_of(declaration):
-    """The name of a type, or that of a function with (); None for a constant, an operator, a deduction guide and
-    the rest of a declaration that was cut at a brace."""
+    """Returns the name of a type, or that of a function with (); None for a constant, an operator,
+    a deduction guide and the rest of a declaration that was cut at a brace."""
     text, count = re.sub(r"\[\[\w+\]\]|\bCADRE_EXPORT\b|\btemplate\b", " ", declaration), 1
     if "->" in text:
         return None
@@ -111,7 +112,8 @@ def name_of(declaration):
 
 
 def declared_names(text):
-    """The names of declared_in_cadre() and of the namespaces below: {"Store", "os::System", "split()"}."""
+    """Returns the names of declared_in_cadre() and of the namespaces below: {"Store", "os::System",
+    "split()"}."""
     names = {(space.partition("::")[2], name_of(declaration)) for space, declaration in declarations(text)
              if space.split("::")[0] == "cadre"}
     return {f"{space}::{name}" if space else name for space, name in names if name}
@@ -129,7 +131,7 @@ def first_sentence(text):
 
 
 def file_of(included):
-    """The file that #include <included> finds."""
+    """Returns the file that #include <included> finds."""
     return next((name for name in (f"include/{included}", included) if (ROOT / name).is_file()), included)
 
 
@@ -138,7 +140,7 @@ def included_by(header):
 
 
 def reachable(header, found=None):
-    """The header and what it includes, directly or not."""
+    """Returns the header and all headers that it includes, directly or not."""
     found = set() if found is None else found
     if header not in found:
         found.add(header)
@@ -148,8 +150,8 @@ def reachable(header, found=None):
 
 
 def programs():
-    """(name, text) of what is written as a program of a user: examples, projects of the package test, what
-    must not compile, and the blocks of code of the documents."""
+    """Yields (name, text) of each source that is written like a user's program: examples, projects
+    of the package test, sources that must not compile, and the blocks of code in the documents."""
     for folder in ("examples", "tests/package", "tests/compile"):
         for path in sorted((ROOT / folder).rglob("*.cpp")):
             yield str(path.relative_to(ROOT)), path.read_text()
@@ -158,7 +160,7 @@ def programs():
 
 
 def listed(text):
-    """{header: (component, kind)}."""
+    """Returns {header: (component, kind)}."""
     entries = {}
     for line in text.splitlines():
         if line.strip() and not line.startswith("#"):
@@ -186,7 +188,7 @@ class InstalledHeaders(unittest.TestCase):
         return {header for header, entry in self.entries.items() if entry[1] == kind}
 
     def names_of(self, topic):
-        """What the parts of a topic declare."""
+        """Returns the names that the parts of a topic declare."""
         return set().union(*(declared_names((ROOT / part).read_text()) for part in included_by(topic)))
 
     def test_the_list_has_what_is_installed(self):
@@ -218,7 +220,7 @@ class InstalledHeaders(unittest.TestCase):
         self.assertEqual(self.of("-") - exporting, set(), "exports no type any more")
 
     def test_every_topic_header_is_listed(self):
-        """And nothing else is in its folder."""
+        """The folder of the topic headers must contain no other file."""
         files = {str(path.relative_to(ROOT)) for path in (ROOT / "include").rglob("*") if path.is_file()}
         self.assertEqual(files, self.of_kind("topic"))
         self.assertGreater(len(files), 30)
@@ -243,7 +245,7 @@ class InstalledHeaders(unittest.TestCase):
             self.assertEqual(others, [], topic)
 
     def test_every_type_and_function_is_in_one_topic(self):
-        """But to_string(), which has an overload for each enumeration."""
+        """to_string() is excepted, because it has an overload for each enumeration."""
         declaring = {}
         for topic in sorted(self.topics):
             for name in self.names_of(topic):
@@ -287,7 +289,7 @@ class InstalledHeaders(unittest.TestCase):
         self.assertEqual(declaring, set())
 
     def test_public_signatures_follow_the_naming_rules(self):
-        """docs/decisions/0025: of the public headers above the torch line."""
+        """Checks the rules of docs/decisions/0025 in the public headers that use torch."""
         broken = []
         for header, entry in self.entries.items():
             if entry not in (("torch", "part"), ("testing-torch", "part")):

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Runs a test for CTest and keeps what it took.
+"""Runs a test for CTest and records the time that it takes.
 
     run_test.py RECORD SHARDS PROGRAM [argument...]
 
-RECORD (a JSON file) gets the wall and CPU seconds of the whole and the seconds of each GoogleTest.
-With SHARDS above 1 the program, one of GoogleTest's, runs as several processes at once, each with a
-shard of its tests: for tests that mostly wait for each other's deadlines. When a shard ends, what it
-printed is shown without the tests that passed, so that a failure stands at the top of a log; the exit
-code is the first one that is not 0. Ends its processes when it is ended.
+The script writes to RECORD (a JSON file) the wall and CPU seconds of the whole test and the seconds
+of each GoogleTest. With SHARDS above 1 the program, one of GoogleTest's, runs as several processes
+at once, each with a shard of its tests: for tests that mostly wait for each other's deadlines. When
+a shard ends, its output is printed without the tests that passed, so that a failure is at the top
+of the log; the exit code is the first one that is not 0. If the script is ended by a signal, it
+ends its processes.
 """
 
 import ctypes
@@ -32,7 +33,8 @@ def end_with_parent():
 
 
 def without_passed(lines):
-    """The lines, less those of tests that passed; a test cut short by the end keeps its lines."""
+    """Returns the lines without those of tests that passed. Keeps the lines of a test that was
+    running when the process ended."""
     kept, held = [], None
     for line in lines:
         if line.startswith("[ RUN      ]"):

@@ -26,7 +26,8 @@ OF_RUN = re.compile(r"/cadre_(core|cli|torch|train)(_objects|_pch)?\.dir/|/cadre
 
 
 def read(kind):
-    """Returns name -> CPU seconds, from the lines `KIND [NAME] SECONDS`; the name "" is the default."""
+    """Returns {name: CPU seconds} of the lines `KIND [NAME] SECONDS` of this kind; the name "" is
+    the default."""
     found = {}
     for line in TEXT.read_text().splitlines():
         words = line.partition("#")[0].split()
@@ -48,7 +49,7 @@ class Budgets:
         self.exceeded = []
 
     def remark(self, kind, name, seconds):
-        """What to print behind a figure: nothing unless it is above its budget."""
+        """Returns the text to print after a figure: empty unless it is above its budget."""
         budget = budget_of(kind, name)
         if not self.checks or seconds <= budget:
             return ""
@@ -58,7 +59,8 @@ class Budgets:
 
 
 def print_compiling(log, budgets):
-    """The last compilation of each object counts."""
+    """Prints the CPU seconds of compiling. Of several compilations of one object the last one
+    counts."""
     seconds = {}
     for line in log.read_text().splitlines():
         user, system, _, name = line.split()

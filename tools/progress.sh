@@ -25,7 +25,7 @@ with_progress() {
 }
 
 # Reads what ninja prints with NINJA_STATUS="[%f/%t] ": every few seconds it says how many files are
-# done, and all that is no status line, such as an error of the compiler, at once.
+# done, and prints every other line, such as an error of the compiler, at once.
 ninja_progress() {
   local line text="" code files="" shown="" start=$SECONDS next=$((SECONDS + progress_seconds))
   while true; do

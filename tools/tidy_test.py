@@ -1,4 +1,5 @@
-"""Each rule of tools/tidy finds the violation planted for it, and a clean tree passes."""
+"""Tests that each rule of tools/tidy finds the violation that is planted for it, and that a clean
+tree passes."""
 
 import json
 import os
@@ -16,8 +17,8 @@ HEADER = "// Purpose.\n#pragma once\n"
 
 
 def run_tidy(files, *flags, clang_tidy=None):
-    """The findings of tools/tidy on a tree that holds only `files` (path -> text), all of which are
-    compiled; `clang_tidy` is the shell script that runs in place of clang-tidy-16."""
+    """Returns the findings of tools/tidy on a tree that holds only `files` (path -> text), all of
+    which are compiled; `clang_tidy` is the shell script that runs in place of clang-tidy-16."""
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         (root / "tools").mkdir()

@@ -15,7 +15,7 @@ import math
 import sys
 import xml.sax.saxutils
 
-# Pixels.
+# The sizes are in pixels.
 LABEL_WIDTH = 70
 NOTE_WIDTH = 190
 TOP = 56
@@ -77,7 +77,8 @@ class Picture:
         return LABEL_WIDTH + ms * self.pixels_per_ms
 
     def lightness_of(self, stage):
-        """It rises with the stages of a rank."""
+        """Returns the lightness of a stage, which rises with the number of the stage on its
+        rank."""
         num_ranks = len(self.ranks)
         num_passes = (self.timeline["num_stages"] - 1) // num_ranks + 1
         share = stage // num_ranks / max(1, num_passes - 1)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests tools/timeline_svg.py on what `cadre schedule --json` writes.
+"""Tests tools/timeline_svg.py with the output of `cadre schedule --json`.
 
     timeline_svg_test.py COMMAND      (the program cadre)
 """
@@ -46,7 +46,7 @@ class TimelineSvg(unittest.TestCase):
         boxes = boxes_of(picture)
         self.assertEqual(len(boxes), 2 * 3 * 2)
         self.assertEqual(len(list(picture.iter(f"{SVG}rect"))), 1 + 2 + len(boxes) + NUM_RECTS_OF_LEGEND)
-        # The step takes (m + p - 1)(F + B) = 12 ms in 620 pixels.
+        # The step takes (m + p - 1)(F + B) = 12 ms, which the picture draws in 620 pixels.
         left = 70
         self.assertEqual(min(box[0] for box in boxes), left)
         self.assertAlmostEqual(max(box[1] for box in boxes), left + 620, places=1)

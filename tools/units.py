@@ -1,4 +1,5 @@
-"""Says how each source is compiled and which sources a change affects, for tools/tidy and tools/alone."""
+"""Finds out, for tools/tidy and tools/alone, how each source is compiled and which sources a change
+affects."""
 
 import json
 import os
@@ -22,8 +23,8 @@ def compiler_of_tests(build):
 
 
 def commands_of(root, build):
-    """source, relative to `root` -> the words of the command that compiles it alone, without its
-    output; a source that is compiled within a unit gets the flags of that unit."""
+    """Returns {source, relative to `root`: the words of the command that compiles it alone, without
+    its output}; a source that is compiled within a unit gets the flags of that unit."""
     found = {}
     test_compiler = compiler_of_tests(build)
     for entry in json.loads((build / "compile_commands.json").read_text()):
@@ -62,16 +63,17 @@ def git(root, *words):
 
 
 def landed_commit(root):
-    """The commit that a change is compared with: where HEAD left origin/main, or the parent of a HEAD
-    that is in origin/main. None if git cannot determine it."""
+    """Returns the commit with which a change is compared: the one where HEAD branched off
+    origin/main, or the parent of HEAD if HEAD is in origin/main. None if git cannot determine
+    it."""
     head = git(root, "rev-parse", "HEAD")
     base = git(root, "merge-base", "HEAD", "origin/main")
     return git(root, "rev-parse", "--verify", "--quiet", "HEAD^") if base in (None, head) else base
 
 
 def changed_files(root, base=None):
-    """The files that differ from `base` (default: the landed commit), also those that are not
-    committed; None if that cannot be determined: then all files count as changed."""
+    """Returns the files that differ from `base` (default: the landed commit), also those that are
+    not committed; None if that cannot be determined: then all files count as changed."""
     base = base or landed_commit(root)
     if not base:
         return None
@@ -83,8 +85,8 @@ def changed_files(root, base=None):
 
 
 def at_most(count, names):
-    """All names, or `count` of them, picked by the environment variable CADRE_CASES_SEED (default 1), and
-    a line that says so: for changes of more files than CI can check."""
+    """Returns all names, or `count` of them chosen by the environment variable CADRE_CASES_SEED
+    (default 1), and a line that says so: for changes of more files than CI can check."""
     if count is None or len(names) <= count:
         return names
     seed = os.environ.get("CADRE_CASES_SEED", "1")
@@ -93,8 +95,8 @@ def at_most(count, names):
 
 
 def sources_for(root, changed, sources):
-    """The members of `sources` to check for a change: the changed ones, and for each changed header a source
-    that includes it, preferably its own."""
+    """Returns the members of `sources` to check for a change: the changed ones, and for each
+    changed header a source that includes it, preferably its own."""
     chosen = changed & set(sources)
     texts = None
     for header in sorted(name for name in changed if name.endswith(".h")):

@@ -4,12 +4,12 @@
 //
 //   cadre_all_reduce [--tcp] [--skew MS] SECONDS BYTES[:DTYPE]...
 //
-// The rank and the world size come from the environment that `cadre run` sets.
-// --tcp selects the net engine over TCP even on one host, and skips symmetric memory.
-// --skew makes each rank sleep up to so many milliseconds before each operation, which is then
-// timed from the moment at which the last rank enters it. DTYPE is float32 (default), bfloat16 or
-// float16. Before each operation the input is written anew and a barrier is run; the result is
-// checked. The time of an operation is that of the slowest rank.
+// The rank and the world size come from the environment that `cadre run` sets. --tcp selects the
+// net engine over TCP even on one host, and skips symmetric memory. --skew makes each rank sleep
+// for a random time of up to MS milliseconds before each operation, which is then timed from the
+// moment at which the last rank enters it. DTYPE is float32 (default), bfloat16 or float16. Before
+// each operation the input is written anew and a barrier is run; the result is checked. The time of
+// an operation is that of the slowest rank.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -80,7 +80,7 @@ uint16_t element_of<uint16_t>(unsigned number, DType dtype) {
   return static_cast<uint16_t>((kBias + exponent) << kMantissaBits | mantissa);
 }
 
-// Lets one rank enter each operation after a random delay.
+// Makes this rank enter each operation after a random delay.
 class Skew {
  public:
   Skew(double max_ms, int rank)
@@ -167,8 +167,8 @@ struct Settings {
 void measure(Communicator& world, const char* memory, Bytes data, DType dtype, double seconds,
              const Settings& settings) {
   Skew skew(settings.skew_ms, world.rank());
-  // All ranks must run the operation equally often, so rank 0 times a warm-up and decides how
-  // often.
+  // All ranks must run the operation equally often, so rank 0 times a warm-up and determines the
+  // number of repetitions for all.
   const double warm_up_start = now_us();
   for (int i = 0; i < 3; ++i) time_once(world, data, dtype, skew);
   std::vector<int64_t> runs = {

@@ -1,6 +1,6 @@
 """The counterpart of cadre_all_reduce.cpp in PyTorch over gloo: the same inputs, barriers, checks and output.
 
-    gloo_all_reduce.py SECONDS BYTES...     place in the job: the environment
+    gloo_all_reduce.py SECONDS BYTES...     (rank and world size: from the environment)
 """
 
 import json

@@ -87,7 +87,7 @@ class Buckets {
   std::vector<std::pair<torch::Tensor, torch::Tensor>> views_;
 };
 
-// Returns 0 if the argument is not a number.
+// Returns `otherwise` if the argument is missing, and 0 if it is not a positive number.
 int argument(int argc, char** argv, int index, int otherwise) {
   return argc > index ? std::max(std::atoi(argv[index]), 0) : otherwise;
 }
@@ -125,8 +125,8 @@ int main(int argc, char** argv) {
     model(x).pow(2).mean().backward();
   };
 
-  // Checks the result before the measurement: it must be the mean of the gradients that each rank
-  // computes alone.
+  // Checks the gradients of DDP before the measurement: they must be the mean of the gradients that
+  // each rank computes alone.
   local_step();
   ddp_step();
   const auto mean = plain->parameters()[0].grad().clone();

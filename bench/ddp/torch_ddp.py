@@ -1,4 +1,4 @@
-"""The peer of ddp_step.cpp: the same figures with PyTorch's DDP over gloo.
+"""The counterpart of ddp_step.cpp: measures the same figures with PyTorch's DDP over gloo.
 
     torchrun --nproc-per-node 2 torch_ddp.py [steps [layers [width [batch]]]]
 """
@@ -20,7 +20,7 @@ def make_mlp(layers, width):
 
 
 def measure(steps, step):
-    """(median, 99th percentile) in milliseconds."""
+    """Returns (median, 99th percentile) in milliseconds."""
     times = []
     for _ in range(steps):
         start = time.perf_counter()

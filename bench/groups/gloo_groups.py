@@ -1,6 +1,6 @@
 """The counterpart of cadre_groups.cpp in PyTorch over gloo: the same steps, checks, stages and output.
 
-    gloo_groups.py times|resources NUM_GROUPS     place in the job: the environment
+    gloo_groups.py times|resources NUM_GROUPS     (rank and world size: from the environment)
 """
 
 import json
@@ -55,7 +55,7 @@ def fresh_times():
 
 
 def summary(times):
-    """[median, p99] of the slowest rank's times."""
+    """Returns [median, p99] of the slowest rank's times."""
     slowest = torch.tensor(times, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     slowest = slowest.sort().values

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Counts the resources of processes in /proc: threads, descriptors, sockets, shared memory.
 
-    bench/groups/resources.py PID...    of any job, rank 0 first
+    bench/groups/resources.py PID...    (the processes of any job, rank 0 first)
 
 Shared memory means mappings of memfds and of files in /dev/shm. "Committed" is the memory that the kernel has
 allocated for them; a segment that several processes map is counted once.
@@ -27,7 +27,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclasses.dataclass
 class Held:
-    """The resources of one process."""
+    """The resources that one process holds."""
     threads: int
     descriptors: int
     sockets: int
@@ -36,7 +36,7 @@ class Held:
 
 
 def descriptors_of(pid):
-    """{descriptor: what it refers to}."""
+    """Returns {descriptor: what it refers to}."""
     found = {}
     for number in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # the descriptor was closed since it was listed
@@ -50,7 +50,7 @@ def allocated(path):
 
 
 def shared_mappings(pid):
-    """[(address range, bytes)]."""
+    """Returns [(address range, bytes)] of the mappings of shared memory."""
     found = []
     for line in open(f"/proc/{pid}/maps"):
         fields = line.split(maxsplit=5)

@@ -1,7 +1,7 @@
 // Measures limits of this machine, with which reports compare their figures, and prints them as one
 // line of JSON.
 //
-//   machine_limits [core]      with `core` only core_us, in a few milliseconds
+//   machine_limits [core]      (with `core` it measures only core_us, in a few milliseconds)
 //
 // core_us       the time until a flag that one core writes is seen by another core: half a round
 //               trip

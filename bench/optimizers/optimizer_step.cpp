@@ -79,7 +79,7 @@ double quantile(std::vector<double> values, double share) {
   return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1))];
 }
 
-// Returns 0 if the argument is not a number.
+// Returns `otherwise` if the argument is missing, and 0 if it is not a positive number.
 int argument(int argc, char** argv, int index, int otherwise) {
   return argc > index ? std::max(std::atoi(argv[index]), 0) : otherwise;
 }

@@ -1,5 +1,5 @@
-"""The counterpart of sharded_step.cpp: the same step with PyTorch's DDP, ZeroRedundancyOptimizer or FSDP2 over
-gloo, with fused AdamW.
+"""The counterpart of sharded_step.cpp: measures the same step with PyTorch's DDP,
+ZeroRedundancyOptimizer or FSDP2 over gloo, with fused AdamW.
 
     torchrun --nproc-per-node 2 torch_sharded.py ddp|zero|fsdp2 mlp|gpt [steps [layers [width [batch]]]]
 """

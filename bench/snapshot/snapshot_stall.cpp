@@ -174,8 +174,8 @@ class Bench {
     return median_of(std::move(times));
   }
 
-  // The save is the first operation of its step, so the collectives of the step wait for the copy
-  // of the slowest rank. Then training continues until the snapshot is committed.
+  // The save is the first operation of its step, so the collectives of the step wait for the rank
+  // that copies its shard most slowly. Then training continues until the snapshot is committed.
   void measure_background_saves() {
     cadre::SnapshotSaver saver(folder_, world_, {.strategy = "fsdp"});
     for (int i = 0; i <= settings_.saves; ++i) {

@@ -1,9 +1,10 @@
-"""The counterpart of snapshot_stall.cpp: the same figures with PyTorch's FSDP2 over gloo, fused AdamW and
-torch.distributed.checkpoint.
+"""The counterpart of snapshot_stall.cpp: measures the same figures with PyTorch's FSDP2 over gloo,
+fused AdamW and torch.distributed.checkpoint.
 
     torchrun --nproc-per-node 2 torch_checkpoint.py FOLDER default|kept [steps [layers [width [batch [saves]]]]]
 
-default: async_save with no options. kept: with a stager that keeps its memory for the next save.
+default: async_save without options. kept: async_save with a stager that keeps its memory for the
+next save.
 """
 
 import ctypes
@@ -61,7 +62,8 @@ class Bench:
         self.model = fully_shard(model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.x = torch.randn(batch, width)
-        # A separate group, so that the collectives of a save cannot mix with those of training.
+        # The checkpoint uses a separate group, so that the collectives of a save cannot mix with
+        # those of training.
         self.group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         self.options = {}
         if way == "kept":

@@ -3,7 +3,8 @@ optimizer as `cadre train`. Prints a line for each step, as the trainer does.
 
     torchrun --nproc-per-node N torch_strategies.py single|ddp|fsdp|pp|tp SETTINGS.json
 
-PyTorch at its best for this: fused AdamW, gradients of DDP as views of its buckets, data in memory.
+The options are the fastest ones of PyTorch for this: fused AdamW, gradients of DDP as views of its
+buckets, data in memory.
 """
 
 import json

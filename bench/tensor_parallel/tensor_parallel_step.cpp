@@ -145,8 +145,8 @@ class Pair {
     plain_down_ = nn::Linear(nn::LinearOptions(part, settings.width).bias(false));
     whole_ = torch::randn({settings.tokens, settings.width});
     hidden_ = torch::randn({settings.tokens, part});
-    // Filled with zeros, because sums that are reduced repeatedly would otherwise grow without
-    // bound.
+    // The tensors are zeros: they are reduced in place repeatedly, and other values would grow
+    // without bound.
     for (auto& tensor : sums_) tensor = torch::zeros_like(whole_);
     for (auto& tensor : shards_) {
       tensor = torch::zeros({settings.tokens / world.world_size(), settings.width});
@@ -190,8 +190,8 @@ class Pair {
   }
 
   // Runs the products and collectives in the order of the layers, without autograd. Ranks wait for
-  // each other at the same places as in the layers, and the same product overlaps with the last
-  // reduction.
+  // each other at the same places as in the layers, and the last reduction overlaps with the same
+  // product as there.
   void bare() {
     const torch::NoGradGuard no_grad;
     const Tensor input = is_sequence_parallel_ ? gathered(input_) : input_;

@@ -3,7 +3,8 @@ DistributedDataParallel over gloo. Prints a line for each step, as the trainer d
 
     torchrun --nproc-per-node 2 torch_trainer.py SETTINGS.json
 
-PyTorch at its best for this: fused AdamW, gradients as views of the buckets, data in memory.
+The options are the fastest ones of PyTorch for this: fused AdamW, gradients as views of the
+buckets, data in memory.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Compiles a source that must not compile, with the flags of another source, and looks at
-what the compiler says: compile_errors_test.py BUILD_FOLDER OTHER_SOURCE SOURCE SENTENCE
+"""Compiles a source that must not compile, with the flags of another source, and looks at what the
+compiler says: compile_errors_test.py BUILD_FOLDER OTHER_SOURCE SOURCE SENTENCE
 
-Each line of SOURCE that ends in "// refused" must be named, and each error must be SENTENCE: one for
-each such line, and no other.
+The compiler must report exactly one error for each line of SOURCE that ends in "// refused", and no
+other error. Each error must contain SENTENCE.
 """
 
 import pathlib

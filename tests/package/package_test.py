@@ -56,14 +56,14 @@ class Package(unittest.TestCase):
         cls.elf_files = [p for p in cls.files if is_elf(p)]
 
     def configure(self, project, *settings):
-        """The configuring run of tests/package/PROJECT against the moved tree."""
+        """Runs CMake's configuration of tests/package/PROJECT against the moved tree."""
         return run(options.cmake, "-S", HERE / project, "-B", self.folder / f"{project}-build", "-G", "Ninja",
                    f"-DCMAKE_CXX_COMPILER={options.compiler}", f"-DCMAKE_PREFIX_PATH={self.prefix}",
                    "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror",
                    *([f"-DCADRE_TORCH={options.torch}"] if project != "core" else []), *settings, check=False)
 
     def assert_is_in_guide(self, project):
-        """The guide's project is this one."""
+        """The guide must show this project."""
         lists = (HERE / project / "CMakeLists.txt").read_text()
         self.assertIn(f"```cmake\n{lists}```", self.guide("install"))
 
@@ -79,7 +79,8 @@ class Package(unittest.TestCase):
         return path.read_text()
 
     def configure_text(self, name, text, *settings, languages="CXX"):
-        """The configuring run of a project of this text, which need not ask for Cadre to be there."""
+        """Configures a project with this text as its CMakeLists.txt; Cadre need not be required by
+        it."""
         project = self.folder / name
         shutil.rmtree(project, ignore_errors=True)
         project.mkdir()
@@ -123,7 +124,8 @@ class Package(unittest.TestCase):
         self.assertEqual({str(path.relative_to(include)) for path in include.rglob("*.h")}, listed)
 
     def test_a_topic_header_alone_compiles(self):
-        """Each of the core's, and NUM_TORCH_TOPICS of torch's: tools/tidy --headers compiles all of them."""
+        """Compiles each topic header of the core, and NUM_TORCH_TOPICS of those of torch;
+        tools/tidy --headers compiles all of them."""
         text = (pathlib.Path(options.source) / "docs/installed-headers.txt").read_text()
         components = {"core": "(?:core|testing)", "torch": "(?:torch|testing-torch)"}[options.component]
         topics = sorted(re.findall(rf"^{components} +topic +include/(\S+)$", text, re.M))
@@ -148,7 +150,8 @@ class Package(unittest.TestCase):
                       " ".join(result.stderr.split()))
 
     def test_each_header_alone_refuses_cxx17_with_one_sentence(self):
-        """And nothing of the program is compiled after it."""
+        """The sentence must be the only error, because nothing of the program is compiled after
+        it."""
         include = self.prefix / "include"
         headers = sorted(include.rglob("*.h"))
         self.assertGreater(len(headers), 10)
@@ -169,7 +172,7 @@ class Package(unittest.TestCase):
                       "the LANGUAGES of its project() command, before find_package(Cadre)", said)
 
     def test_an_optional_package_that_cannot_be_is_not_found(self):
-        """With the reason, and the project's configuration goes on."""
+        """The reason must be reported, and the configuration of the project must continue."""
         wants = (f"find_package(Cadre COMPONENTS {options.component})\n"
                  'message(STATUS "found=${Cadre_FOUND} because ${Cadre_NOT_FOUND_MESSAGE}")\n')
         code, said = self.configure_text("optional", wants, "-DCMAKE_CXX_STANDARD=17")
@@ -211,7 +214,8 @@ class Package(unittest.TestCase):
 
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_the_zip_of_libtorch_is_taken_by_its_version(self):
-        """It has no version.py, but build-version: a missing or another version is refused with the remedy."""
+        """libtorch's ZIP has the file build-version instead of version.py. If that file is missing
+        or has another version, the error must say what to do."""
         version = next(pathlib.Path(options.torch) / name for name in ("version.py", "build-version")
                        if (pathlib.Path(options.torch) / name).exists()).read_text()
         version = re.search(r"\d+\.\d+\.\d+", version)[0]
@@ -303,7 +307,8 @@ class Package(unittest.TestCase):
         self.assertEqual(picture.count("</title></rect>"), 2 * 3 * 2)
 
     def test_a_project_with_old_policies_configures(self):
-        """Before CMake 3.3, as without a cmake_minimum_required(), if() knows no IN_LIST."""
+        """With the policies of CMake before 3.3, which a project without cmake_minimum_required()
+        has, if() does not support IN_LIST."""
         project = self.folder / "old_policies"
         project.mkdir()
         (project / "CMakeLists.txt").write_text(
@@ -335,7 +340,8 @@ class Package(unittest.TestCase):
 
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_the_examples_are_a_project_of_their_own(self):
-        """All of them configure. Only one is built, because each takes some seconds; the other tests build all."""
+        """Configures all examples. Builds only one, because each takes some seconds; other tests
+        build all."""
         source = pathlib.Path(options.source) / "examples"
         folder = self.folder / "examples-build"
         run(options.cmake, "-S", source, "-B", folder, "-G", "Ninja", f"-DCMAKE_CXX_COMPILER={options.compiler}",

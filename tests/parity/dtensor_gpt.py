@@ -28,7 +28,7 @@ class SeparateHeads(nn.Module):
 
 
 class DividedBlock(nn.Module):
-    """reference.Block with the heads of one rank."""
+    """A block like reference.Block that computes only the heads of one rank."""
 
     def __init__(self, block):
         super().__init__()

@@ -21,7 +21,7 @@ def write(path, shape, elements):
 
 
 def read(path):
-    """(shape, bytes)"""
+    """Returns (shape, bytes) of an idx file."""
     if not os.path.exists(path):
         path += ".gz"
     opened = gzip.open if path.endswith(".gz") else open

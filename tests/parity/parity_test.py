@@ -62,7 +62,8 @@ TIMEOUT_S = 100
 CONTEXT, LAYERS, HEADS, WIDTH, WINDOW = 24, 2, 2, 32, 5
 NUM_EVALUATED = 100  # tokens
 
-# Kind in the trainer, class of torch.optim, options of the class, keys of the trainer.
+# Each entry has: the kind in the trainer, the class in torch.optim, the options of the class, the
+# keys of the trainer.
 OPTIMIZERS = {
     "adamw": ("AdamW", dict(lr=1e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1),
               dict(learning_rate=1e-3, beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1)),
@@ -141,7 +142,7 @@ def make_data(folder):
 
 
 def split_case(case):
-    """(model, optimizer, strategy)"""
+    """Returns (model, optimizer, strategy)."""
     return tuple((case + "-ddp").split("-")[:3])
 
 
@@ -242,7 +243,7 @@ def plant_into_layers(gpt, plant, num_ranks):
 
 
 def samples_of(folder, name):
-    """(data, target, held_data, held_target)"""
+    """Returns (data, target, held_data, held_target)."""
     if name in ON_TEXT:
         return reference.text_samples(folder / "text", CONTEXT, held_out=0.05, num_evaluated=NUM_EVALUATED)
     data, target = reference.images(folder / "images", "train")
@@ -413,7 +414,7 @@ def compare(command, cases):
                 good = good and to_single <= bound + difference(distributed[case], single[case])
             planted = ""
             if plants:
-                # The smallest effect of all defects that must be noticed.
+                # The smallest change of the losses by any of the defects that must be noticed.
                 mildest = min(difference(train_reference(folder, case, 0, 1, plant), single[case])
                               for plant in plants)
                 good = good and mildest >= 10 * bound

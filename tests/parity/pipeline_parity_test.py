@@ -126,7 +126,7 @@ def make_stage(case, number):
 
 
 def make_tokens():
-    """(steps, rows, context + 1)"""
+    """Returns tokens of shape (steps, rows, context + 1)."""
     text = "".join(f"line {i * i % 97} of a text to learn by heart\n" for i in range(400))
     count = NUM_STEPS * NUM_ROWS * (CONTEXT + 1)
     return torch.tensor(list(text.encode())[:count]).view(NUM_STEPS, NUM_ROWS, CONTEXT + 1)
@@ -176,7 +176,8 @@ def stages_of_rank(case, rank):
 
 
 def sum_tied_gradients(modules, ends):
-    """`ends` is the group of the ranks of the first and the last stage."""
+    """Sums the gradients of the tied weights. `ends` is the group of the ranks of the first and the
+    last stage."""
     tied = [weight for module in modules for weight in
             ([module.wte.weight] if hasattr(module, "wte") else []) +
             ([module.lm_head.weight] if hasattr(module, "lm_head") else [])]
@@ -264,7 +265,7 @@ def compare(command, program, cases):
     for case in cases:
         assert len(own[case]) == NUM_STEPS
         to_single, to_gloo = difference(own[case], single[case]), difference(own[case], pipelined[case])
-        # The smallest effect of all defects that must be noticed.
+        # The smallest change of the losses by any of the defects that must be noticed.
         mildest = min(difference(train_alone(CASES[case], plant), single[case]) for plant in plants_of(CASES[case]))
         learned = own[case][-1] < 0.8 * own[case][0]
         good = learned and max(to_single, to_gloo) <= TOLERANCE and mildest >= 10 * TOLERANCE

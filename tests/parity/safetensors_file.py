@@ -10,7 +10,7 @@ DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 
 
 def write(path, tensors):
-    """`tensors`: name -> dense CPU tensor."""
+    """Writes the tensors to the file; `tensors` maps names to dense CPU tensors."""
     header, data, offset = {}, [], 0
     for name, tensor in tensors.items():
         tensor = tensor.detach().contiguous()

@@ -41,7 +41,7 @@ MODELS = {
 
 
 def train(command, folder, name, keys, num_ranks):
-    """(first loss, last loss, held-out loss)"""
+    """Returns (first loss, last loss, held-out loss)."""
     config = folder / "empty.toml"
     config.touch()
     keys = COMMON | keys
@@ -76,7 +76,7 @@ def compare(command, data, num_steps):
             expected = None
             for title, (strategy, variant) in STRATEGIES.items():
                 for num_ranks in ranks_of(strategy):
-                    # Each rank is a replica of its own if there are fewer than four ranks.
+                    # With fewer than four ranks, each rank is a separate replica.
                     replicas = {"parallel.replicas": min(num_ranks, 2)} if strategy == "hsdp" else {}
                     first, last, held_out = train(
                         command, folder, f"{model}_{title}_{num_ranks}".replace(" ", "_"),

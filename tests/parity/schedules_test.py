@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""The schedules of `cadre schedule` are those of torch.distributed.pipelining: for 2 to 8 ranks, 1 to 16
-microbatches and 1 to 4 stages a rank, the order of every rank, and the lowered form with its sends,
-receives, UNSHARD, RESHARD and REDUCE_GRAD. What PyTorch writes as CSV is read back as the same schedule.
+"""Compares the schedules of `cadre schedule` with those of torch.distributed.pipelining: for 2 to 8
+ranks, 1 to 16 microbatches and 1 to 4 stages a rank, the order of every rank, and the lowered form
+with its sends, receives, UNSHARD, RESHARD and REDUCE_GRAD. Also checks that Cadre reads a CSV file
+of PyTorch as the same schedule.
 
     schedules_test.py CADRE [--one-in N]
 
 CADRE is the command; --one-in 4 runs the quarter of the cases that the number in CADRE_CASES_SEED
-(default 1) picks. PyTorch's classes get stages that compute nothing; no process group is made. Exits 1 when
-a schedule differs, when one of both refuses what the other makes, but for DIFFERENT_REFUSALS, or when a
-planted difference is not noticed.
+(default 1) picks. PyTorch's classes get stages that compute nothing; no process group is made.
+Exits 1 when a schedule differs, when only one of the two makes a schedule (except in the cases of
+DIFFERENT_REFUSALS), or when a planted difference is not noticed.
 """
 
 import argparse
@@ -31,8 +32,8 @@ NAMES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble
          "DualPipeV")
 ONE_STAGE_A_RANK = ("GPipe", "1F1B")
 MAX_UNSHARDED_STAGES = 3  # the default of PyTorch's lowering and of `cadre schedule --lower`
-# PyTorch makes 1F1B only with at least as many microbatches as stages. With fewer, the schedule
-# would run, too.
+# PyTorch makes 1F1B only with at least as many microbatches as stages. Cadre also makes it with
+# fewer, for which the schedule runs, too.
 DIFFERENT_REFUSALS = {"1F1B": lambda ranks, microbatches, stages: microbatches < ranks}
 
 

@@ -34,7 +34,7 @@ using ::testing::SizeIs;
 namespace nn = torch::nn;
 
 constexpr int64_t kNumSamples = 20;
-constexpr double kMean = 9.5;  // of the samples 0, 1, ... 19
+constexpr double kMean = 9.5;  // the mean of the samples 0, 1, ... 19
 
 // Sample i is the number i, so the mean of a rank's samples shows which samples it has.
 struct Numbers : Dataset {
@@ -64,7 +64,8 @@ std::vector<int64_t> sizes_of(const std::vector<at::Tensor>& parts) {
 std::shared_ptr<nn::LinearImpl> one_weight() {
   const auto net = std::make_shared<nn::LinearImpl>(nn::LinearOptions(1, 1).bias(false));
   net->to(torch::kDouble);
-  nn::init::ones_(net->weight);  // then a loss is the mean of its samples, as the gradient is
+  nn::init::ones_(net->weight);  // with a weight of 1 both the loss and the gradient are the mean
+                                 // of the samples
   return net;
 }
 
@@ -195,8 +196,8 @@ TEST_P(Accumulation, LossesDividedByTheNumberOfPartsAreLoggedIfThePartsDiffer) {
               AllOf(SizeIs(kNumWrappers * num_ranks), Each(HasSubstr("backward_in_parts()"))));
 }
 
-// Parts of equal size need no weights, also if ranks have parts of different sizes; and a forward
-// with two backwards is counted once.
+// No warning must be logged if the parts of a rank have equal sizes, even if they differ between
+// ranks. A forward with two backwards must be counted once.
 TEST(AccumulationOfEqualParts, IsNotLogged) {
   const auto log = std::make_shared<LogLines>();
   const auto result =

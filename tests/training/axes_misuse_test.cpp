@@ -52,7 +52,8 @@ TEST(AxesMisuse, AWrapperOnAMeshOfItsOwnIsRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Ranks along dp have other numbers there than in the world.
+// A rank of the group "dp" has another number in that group than in the world; the error must have
+// both.
 TEST(AxesMisuse, AnErrorOfAWrapperAlongAnAxisNamesTheGroupAndTheWorldRank) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
@@ -67,7 +68,8 @@ TEST(AxesMisuse, AnErrorOfAWrapperAlongAnAxisNamesTheGroupAndTheWorldRank) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two wrappers along dp have one model, divided along tp, so there is one warning.
+// The ranks along tp hold parts of one model, and each group of ranks along dp has a wrapper of its
+// own. The warning must be logged once, not once for each part.
 TEST(AxesMisuse, AModelWithoutUnitsIsLoggedOnceForAllPartsOfIt) {
   const auto log = std::make_shared<testing::LogLines>();
   const auto result =

@@ -171,8 +171,8 @@ void backward(const DisturbedRank& self, Replica& replica, Moment moment) {
   Watch& watch = replica.watch;
   const int before = watch.num_buckets;
   const auto disturb = [&](int num_buckets) {
-    // The count of buckets grows when a reduction begins in the background, some time after it was
-    // launched. So this waits for the launched ones.
+    // The count of buckets grows only when a reduction begins in the background, some time after it
+    // was issued. This loop waits until all issued reductions have begun.
     for (int i = 0; i < 5000 && watch.num_buckets - before < num_buckets; ++i) {
       testing::nap(self.context.system, std::chrono::milliseconds(1));
     }
@@ -199,8 +199,8 @@ void backward(const DisturbedRank& self, Replica& replica, Moment moment) {
   if (is_due(Moment::kInTheOptimizer)) disturb(replica.buckets_per_step);
 }
 
-// Waits for all ranks without using the group, whose operations must have ended before a rank
-// leaves: this test does not cover the end of the last operation after a rank has left.
+// Waits for all ranks through the store. When a rank leaves the group, the last operation must have
+// ended on all ranks: the end of an operation after a rank has left is not covered by this test.
 void meet(const DisturbedRank& self) {
   const Membership& membership = self.membership;
   const Deadline deadline = self.context.system.deadline_in(seconds(20));
@@ -215,7 +215,8 @@ void meet(const DisturbedRank& self) {
 // must throw the same error at once.
 testing::FailureReport failure_in_backward(const DisturbedRank& self, Replica& replica,
                                            Moment moment) {
-  // A rank that needs only gradients which the victim has already sent may complete one more step.
+  // A survivor may complete one more step if the victim had already sent all gradients that the
+  // survivor needs.
   const int num_steps = moment == Moment::kInTheOptimizer ? 2 : 1;
   return self.report_of(
       [&] {

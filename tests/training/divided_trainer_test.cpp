@@ -68,8 +68,8 @@ Config config_of(const DividedRun& run, const testing::TemporaryFolder& folder) 
   return config;
 }
 
-// Lets `act` be called before each operation of libtorch on this thread from now on, in forward and
-// backward. `operation` is its name, for example "aten::gelu".
+// From this call on, `act` is called before each operation of libtorch on this thread, in forward
+// and backward. `operation` is its name, for example "aten::gelu".
 void before_each_operation(std::function<void(std::string_view operation)> act) {
   static thread_local std::function<void(std::string_view)> act_of_thread;
   act_of_thread = std::move(act);
@@ -109,8 +109,8 @@ std::ostream& operator<<(std::ostream& out, const DividedFailureCase& test) {
 }
 
 // Kills or stops the process in the given phase, after two losses have been summed. If a phase
-// computes several blocks or microbatches, it happens in the second one, while messages are in
-// flight.
+// computes several blocks or microbatches, the process is disturbed in the second one, while
+// messages are in flight.
 class Trap {
  public:
   Trap(RunPhase phase, const FakeGroup& world, std::function<void()> act)

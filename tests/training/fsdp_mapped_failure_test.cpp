@@ -199,7 +199,8 @@ std::vector<StepFailureCase> step_failure_cases() {
         StepPhase::kEndUpdate, StepPhase::kAfterUpdate}) {
     cases.push_back({3, phase, SIGKILL});
   }
-  // The survivors notice only at the deadline of the group in each of these phases.
+  // In each of these phases the survivors notice only at the deadline of the group that the victim
+  // is stopped.
   for (const StepPhase phase : {StepPhase::kForward, StepPhase::kBackward, StepPhase::kBeginUpdate,
                                 StepPhase::kWriting, StepPhase::kEndUpdate}) {
     cases.push_back({3, phase, SIGSTOP});

@@ -37,7 +37,7 @@ using torch::Tensor;
 
 enum class Place {
   kInItsWrite,
-  kInAllWrites,      // the others, too, write until they have lost the victim
+  kInAllWrites,      // the other ranks also write, until they notice that the victim is lost
   kBeforeTheUpdate,  // the victim has ended its backward
   kAfterTheUpdate,   // after the update, before the victim reads parameters again
 };
@@ -225,7 +225,7 @@ TEST(MappedMemoryTest, AHostHoldsTheParametersOnce) {
         require(own > 0, "no page is mapped");
         require(own <= static_cast<int64_t>(bytes) / kWorldSize,
                 format("{} bytes of one rank, of {} in all", own, bytes));
-        // The limit includes the memory of the group itself.
+        // The limit of the committed memory includes the memory of the group itself.
         require(
             testing::committed_shared_bytes() < static_cast<int64_t>(bytes) + (int64_t{12} << 20),
             format("{} bytes in the segment", testing::committed_shared_bytes()));

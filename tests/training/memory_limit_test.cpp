@@ -119,7 +119,8 @@ testing::RanksResult train_limited(const std::vector<std::unique_ptr<MemoryCgrou
   return testing::run_job(job, [&](RankContext& context, const Membership& membership) {
     cgroups[static_cast<size_t>(context.rank.value)]->enter();
     at::set_num_threads(1);
-    // glibc would otherwise keep the memory of freed tensors that lie between small allocations.
+    // This setting makes glibc return the memory of freed tensors that lie between small
+    // allocations.
     ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
     const ProcessGroup group(
         testing::connect(context, membership, {.timeout = std::chrono::seconds(60)}));

@@ -352,7 +352,8 @@ std::vector<ShardedFailureCase> sharded_failure_cases() {
         ShardedPhase::kReduce, ShardedPhase::kClip, ShardedPhase::kStep, ShardedPhase::kSnapshot}) {
     for (const int signal : {SIGKILL, SIGSTOP}) {
       for (const Strategy& strategy : strategies) {
-        // Mapped shards are not gathered, and fsdp_mapped_failure_test.cpp tests their update.
+        // Mapped shards have no gather in which the victim could be disturbed, and
+        // fsdp_mapped_failure_test.cpp tests failures in their update.
         const bool is_mapped = strategy.fsdp.form == ShardForm::kMapped;
         if (is_mapped && (phase == ShardedPhase::kGather || phase == ShardedPhase::kStep)) continue;
         cases.push_back({strategy, phase, signal});

@@ -94,7 +94,8 @@ testing::FailureReport train_until_it_fails(DisturbedRank& self, const ProcessGr
   return self.report_of([&] { trainer.run(); });
 }
 
-// Adds the messages that a survivor may throw if the victim was last seen in `seen`.
+// Adds the messages that a survivor may throw if `seen` says in which operation the victim was last
+// seen.
 void add_golden_texts(const TrainerCase& test, int rank, const std::string& seen,
                       std::vector<std::string>& texts) {
   const std::string victim = "rank 1 (HOST, pid N)";
@@ -131,8 +132,9 @@ void add_golden_texts(const TrainerCase& test, int rank, const std::string& seen
   }
 }
 
-// Returns every message that a survivor may throw, with numbers masked: with each operation in or
-// after which it may have failed, and for a timeout with each rank that may have reported it first.
+// Returns every message that a survivor may throw, with numbers masked. There is a message for each
+// operation in or after which it may have failed, and for a timeout also for each rank that may
+// have reported it first.
 std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank) {
   // The victim acts before an operation, so the previous one may still be running on it.
   std::vector<std::string> texts;

@@ -30,7 +30,7 @@ ParameterShard record_of_frozen(const std::vector<ParameterShard>& shards) {
 }
 
 // The ParameterShards of the wrapper and of the optimizer must keep the same tensor objects after
-// the memory was replaced: an optimizer that was made before finds its state of a parameter by the
+// the memory was replaced: an optimizer that was made before finds the state of a parameter by its
 // tensor.
 TEST(ZeroUnderDdp, RecordsOfFrozenParametersStayTheSameTensor) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {

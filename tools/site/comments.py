@@ -1,8 +1,9 @@
 """Turns the comments of a header into comments for Doxygen, line by line.
 
-Cadre's headers have plain `//` comments: one at the head of the file, one above a declaration, or one
-behind it. None of them is written for Doxygen, so characters that are special to it are hidden, and what is in a
-function's body is dropped. The numbers of the lines stay, so that a warning names the right one.
+Cadre's headers have plain `//` comments: one at the head of the file, one above a declaration, or
+one behind it. None of them is written for Doxygen, so characters that are special to it are
+replaced, and comments in a function's body are dropped. Lines keep their numbers, so that a warning
+names the right line.
 """
 
 import re
@@ -20,14 +21,15 @@ LITERAL = re.compile(r""""(?:[^"\\]|\\.)*"|(?<![0-9a-fA-F])'(?:[^'\\]|\\.)'""")
 
 
 def hidden(text):
-    """`text` as Doxygen prints it unchanged; what is between backticks becomes code."""
+    """Returns `text` in a form that Doxygen prints unchanged; text between backticks becomes
+    code."""
     text = text.translate({key: value for key, value in HIDDEN.items() if key != ord("/")})
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
 
 
 def marked_examples(lines):
-    """The lines of one comment with their markers for Doxygen: those that are indented and belong to no
-    list are an example or a table, which is printed as it is."""
+    """Returns the lines of one comment with markers for Doxygen: lines that are indented and belong
+    to no list are an example or a table, which Doxygen then prints without changes."""
     result, in_list = list(lines), False
     for index, text in enumerate(lines):
         in_list = bool(text) and (in_list or bool(LIST_ITEM.match(text)))
@@ -42,7 +44,8 @@ def marked_examples(lines):
 
 
 class Blocks:
-    """Says line by line which braces are open: those of types and namespaces, or those of function bodies."""
+    """Keeps track, line by line, of the open braces, and of whether they belong to a type, a
+    namespace or a function body."""
 
     def __init__(self):
         self.open = []
@@ -71,8 +74,8 @@ def code_of(line):
 
 
 def joined(lines):
-    """`code` that is cut by the end of a line of a comment is completed on that line, so that both
-    backticks are on it; the line below gets shorter."""
+    """If a line of a comment ends within `code`, moves the rest of the code from the next line to
+    this one, so that both backticks are on one line."""
     lines = list(lines)
     for index, line in enumerate(lines[:-1]):
         below = COMMENT.match(lines[index + 1])
@@ -113,7 +116,8 @@ def for_doxygen(text):
 
 
 def without_loose_comments(lines):
-    """Removes comments that no declaration follows; the comment at the head becomes that of the file."""
+    """Removes comments that no declaration follows; the comment at the head of the file becomes the
+    comment of the file."""
     lines = list(lines)
     if "#pragma once" in lines:
         place = lines.index("#pragma once")

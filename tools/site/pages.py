@@ -1,9 +1,9 @@
 """Gathers the pages of the site from the repository and forms them for mkdocs.
 
-A page has the path in the site that it has in the repository, so links between pages stay. All pages of
-docs/ are there, the reports of bench/, and whatever these pages link to: a source becomes a page that
-shows it, a folder a page that lists it. Markdown is written for GitHub here; mkdocs wants an empty line
-before lists and tables.
+A page has the path in the site that it has in the repository, so links between pages stay. All
+pages of docs/ are there, the reports of bench/, and the files to which these pages link: a source
+becomes a page that shows it, a folder a page that lists it. Markdown is written for GitHub here;
+mkdocs needs an empty line before lists and tables.
 """
 
 import os
@@ -24,7 +24,8 @@ COMMENT = re.compile(r"<!--.*?-->", re.S)
 
 
 def topics_of(root):
-    """{topic header: its component} and {topic header or part: the topic header}, of docs/installed-headers.txt."""
+    """Returns {topic header: its component} and {topic header or part: the topic header}, from
+    docs/installed-headers.txt."""
     lines = [line.split() for line in (root / "docs/installed-headers.txt").read_text().splitlines()
              if line.strip() and not line.startswith("#")]
     components = {header: component for component, kind, header in lines if kind == "topic"}
@@ -49,8 +50,8 @@ def outside_of_fences(text, change):
 
 
 def formed_lists(text):
-    """With an empty line where a list or a table begins or ends, and with what belongs to an item indented
-    by 4, where GitHub wants it below the item's text."""
+    """Returns the text with an empty line where a list or a table begins or ends. Indents the lines
+    that belong to an item by 4, as mkdocs needs; GitHub needs them below the item's text."""
     result, fence, before = [], None, ""
     items = []  # the columns at which the texts of the open items begin
     after_fence = False
@@ -88,8 +89,9 @@ def formed_lists(text):
 
 
 class Site:
-    """The pages by path: {"docs/README.md": text}; `page_of` knows those of the reference, too. `headers`: the
-    topic header of each topic header and part; the reference has one page for each topic."""
+    """The pages by path: {"docs/README.md": text}. `page_of` also finds the pages of the reference.
+    `headers`: the topic header of each topic header and part; the reference has one page for each
+    topic."""
 
     def __init__(self, root, headers):
         self.root, self.headers = root, headers
@@ -144,8 +146,8 @@ class Site:
                        for index, part in enumerate(parts))
 
     def place_of(self, page, target, waiting):
-        """The link's target in the site, once its page is there; None if it stays, also for mkdocs to report
-        when it is dead."""
+        """Returns the link's target in the site, after adding its page if it is missing. Returns
+        None if the link is not changed; mkdocs reports such a link if it is dead."""
         path, mark, anchor = target.partition("#")
         if not path or documents.SCHEME.match(target):
             return None
@@ -193,8 +195,9 @@ class Site:
         return page
 
     def with_links_to_reference(self, page, text):
-        """With links to the reference from code that names a header, and in the guide from the first mention
-        of a public class: `<cadre/mesh.h>`, `DeviceMesh`, `cadre::DeviceMesh`."""
+        """Returns the text with links to the reference from code that names a header, and in the
+        guide from the first mention of a public class: `<cadre/mesh.h>`, `DeviceMesh`,
+        `cadre::DeviceMesh`."""
         seen = set() if page.startswith(("docs/guide/", "README.md")) else set(self.classes)
 
         def link(match):
@@ -220,8 +223,8 @@ class Site:
     # The navigation.
 
     def navigation(self, reference):
-        """For mkdocs.yml. docs/README.md has the groups of the guide and their order; `reference` is the
-        navigation of the headers."""
+        """Returns the navigation for mkdocs.yml. docs/README.md has the groups of the guide and
+        their order; `reference` is the navigation of the headers."""
         index = "docs/README.md"
         guide, formats = [index], []
         for heading, pages in self.map():
@@ -240,11 +243,12 @@ class Site:
                 {"Project": project + reports}]
 
     def titled(self, page):
-        """A page with its title for the navigation: the heading up to a colon, but for that after a number."""
+        """Returns a page with its title for the navigation: its heading up to the first colon,
+        except a colon after a number."""
         return {re.match(r"(?:\d+: )?[^:]*", title_of((self.root / page).read_text())).group(0): page}
 
     def map(self):
-        """(heading, pages) of the sections of docs/README.md."""
+        """Returns (heading, pages) of each section of docs/README.md."""
         parts = re.split(r"^#+ +(.*)$", (self.root / "docs/README.md").read_text(), flags=re.M)
         for heading, text in zip(parts[1::2], parts[2::2]):
             targets = [target.partition("#")[0] for _, target in documents.links_of(text)]

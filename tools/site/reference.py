@@ -27,7 +27,7 @@ class Failed(Exception):
 
 
 def run_doxygen(headers, root, doxyfile, work):
-    """Doxygen's XML of the headers (paths below `root`), in work/xml."""
+    """Writes Doxygen's XML of the headers (paths below `root`) to work/xml."""
     for header in headers:
         copy = work / "headers" / header
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def run_doxygen(headers, root, doxyfile, work):
 
 
 def parsed(path):
-    """An XML file, with the characters that were hidden from Doxygen."""
+    """Parses an XML file, and restores the characters that were hidden from Doxygen."""
     shown = {hidden: f"&#{special};" for special, hidden in comments.HIDDEN.items()}
     return ElementTree.fromstring(path.read_text().translate(shown))
 
@@ -165,7 +165,8 @@ class Reference:
         return self.grouped(header, found, self.name(compound))
 
     def grouped(self, header, entries, owner):
-        """Lists of entries that share a comment; fields of a class are one list, too."""
+        """Returns lists of entries that share a comment; the fields of a class are also one
+        list."""
         groups, last_line = [], None
         for entry in entries:
             place = entry.find("location")
@@ -188,7 +189,8 @@ class Reference:
         return together and kinds <= {"function", "friend", "variable", "typedef"} and not self.has_comment(entry)
 
     def set_place(self, header, first, entry, owner):
-        """Links to an entry lead to the heading of its group, or of its class for a field."""
+        """Sets the target of links to an entry: the heading of its group, or for a field that of
+        its class."""
         if first is not entry:
             place = self.place[first.get("id")]
         elif owner and entry.get("kind") == "variable":
@@ -209,7 +211,8 @@ class Reference:
                    for tag in ("briefdescription", "detaileddescription") if entry.find(tag) is not None)
 
     def classes(self):
-        """{name: (header, anchor)} of each class, structure and concept of namespace cadre itself."""
+        """Returns {name: (header, anchor)} of each class, structure and concept of namespace cadre
+        itself."""
         found = {}
         for header in self.headers:
             for compound, *_ in self.outline[header]:
@@ -218,7 +221,7 @@ class Reference:
         return found
 
     def purpose(self, header):
-        """The first sentence of the header's comment, for a cell of a table."""
+        """Returns the first sentence of the header's comment, for a cell of a table."""
         text = self.comment(header, self.files[header]).split("\n")[0]
         sentence = re.match(r"(.*?[.:])(?=\s|$)", text)
         return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", sentence.group(1) if sentence else text).rstrip(":.")
@@ -232,7 +235,7 @@ class Reference:
         return f"[{text}]({self.to(header, found)})"
 
     def to(self, header, place):
-        """A link's target, from the page of `header`."""
+        """Returns the target of a link from the page of `header`."""
         page = self.page_of(place[0])
         return f"{'' if page == self.page_of(header) else self.relative(header, page)}#{place[1]}"
 
@@ -240,7 +243,8 @@ class Reference:
         return os.path.relpath(page, pathlib.PurePosixPath(self.page_of(header)).parent)
 
     def file_links(self, header, text, is_code=False):
-        """Text with links to the documents and headers that it names; a page of the guide by its title."""
+        """Returns the text with links to the documents and headers that it names. A link to a page
+        of the guide has the title of the page as its text."""
         result, end = "", 0
         plain = (lambda part: part) if is_code else escaped
         for match in NAMED_FILE.finditer(text):
@@ -254,7 +258,8 @@ class Reference:
         return result + plain(text[end:])
 
     def page_beside(self, header, named):
-        """The page of a header that is named by the end of its path: beside this header, or the only one."""
+        """Returns the page of a header that is named by the end of its path. The header must be in
+        the folder of this header, or be the only one with that end."""
         beside = str(pathlib.PurePosixPath(header).parent / named)
         if beside in self.headers:
             return self.page_of(beside)
@@ -394,7 +399,7 @@ class Reference:
         return f"```cpp\n{signature}\n```" if says_more else ""
 
     def page(self, topic):
-        """The Markdown of a topic's page."""
+        """Returns the Markdown of a topic's page."""
         included = topic.removeprefix("include/")
         parts = [f"# {pathlib.PurePosixPath(topic).name} {{ #top }}",
                  f"```cpp\n#include <{included}>\n```", self.comment(topic, self.files[topic])]
@@ -404,7 +409,7 @@ class Reference:
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def section(self, header):
-        """What a part declares."""
+        """Returns the Markdown of all declarations of a part."""
         anchor = self.place[self.files[header].get("id")][1]
         parts = [f"## {escaped(header.removeprefix('cadre/'))} {{ #{anchor} }}", self.comment(header, self.files[header])]
         for group in self.outline[header]:

@@ -71,15 +71,15 @@ inline std::ostream& operator<<(std::ostream& out, const Layout& layout) {
   return out << layout.name;
 }
 
-// Deliberate mistakes of a training program, made on all ranks. The tests must detect each of them
-// as a deviation.
+// Mistakes that the training of a test makes deliberately, on all ranks. The tests must detect each
+// of them as a deviation.
 enum class AxesMistake {
   kNone,
-  kNoSumOverTp,  // layer norms on sequence shards: no sum of gradients
-  kNoSumOverDp,  // no data-parallel wrapper; a pipeline without replicas
-  kUntied,       // the copies of a tied weight do not sum their gradients
+  kNoSumOverTp,  // layer norms on sequence shards: their gradients are not summed over tp
+  kNoSumOverDp,  // the data-parallel wrapper, or the replicas of the pipeline, are left out
+  kUntied,       // the gradients of the copies of a tied weight are not summed
   kSwappedMicrobatches,
-  kCountedTwice,  // the norm adds replicated parameters once for each rank of tp
+  kCountedTwice,  // the norm counts a replicated parameter once for each rank of tp
 };
 
 // The results of all steps, assembled from all ranks, with the gradient norms.

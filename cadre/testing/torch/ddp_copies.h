@@ -95,7 +95,7 @@ struct Copy {
   int world_size;
 
   bool is_sharded() const { return !shard::WrapperAccess::flat_parameters(model).empty(); }
-  // Does what optimizer.zero_grad() would do: clears the gradients of the parameters, or of their
+  // Clears, as optimizer.zero_grad() does, the gradients of the parameters, or those of their
   // shards if the gradients are sharded.
   void zero_grad(bool set_to_none = true) const {
     if (!is_sharded()) return net.zero_grad(set_to_none);
@@ -165,7 +165,7 @@ inline Seen run_copy(const Program& program, Wrapped& model, const ProcessGroup&
       }
     } else {
       for (const ParameterShard& shard : model.parameter_shards()) {
-        require(!has_values(shard.parameter.grad()), "a full gradient is left of " + shard.name);
+        require(!has_values(shard.parameter.grad()), "a full gradient has remained: " + shard.name);
         keep(shard.values.grad());
       }
     }
@@ -175,8 +175,9 @@ inline Seen run_copy(const Program& program, Wrapped& model, const ProcessGroup&
 }
 
 inline void require_slices(const Seen& replicated, const Seen& sharded) {
-  require(!replicated.gradients.empty(), "the program compares nothing");
-  require(replicated.gradients.size() == sharded.gradients.size(), "equal numbers of comparisons");
+  require(!replicated.gradients.empty(), "the program has not called compare()");
+  require(replicated.gradients.size() == sharded.gradients.size(),
+          "the numbers of comparisons differ");
   for (size_t k = 0; k < sharded.gradients.size(); ++k) {
     for (size_t i = 0; i < sharded.names.size(); ++i) {
       const std::string where = format("comparison {}, \"{}\"", k, sharded.names[i]);
@@ -189,7 +190,7 @@ inline void require_slices(const Seen& replicated, const Seen& sharded) {
       if (!whole.defined()) continue;
       const FlatRange range = sharded.ranges[i];
       require(equal_bits(whole.flatten().slice(0, range.begin, range.end), part),
-              format("{}: other bits in [{}, {})", where, range.begin, range.end));
+              format("{}: the bits of elements [{}, {}) differ", where, range.begin, range.end));
     }
   }
 }

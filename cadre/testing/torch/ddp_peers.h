@@ -22,8 +22,9 @@ namespace cadre::testing {
 inline constexpr int kWorld = 4;
 
 // Computes the contributions of the peers to the wrapper's collectives: the numbers of samples in
-// int64, the counts for each parameter and rank in int32, and the gradients with the trailer behind
-// them. The peers send the same values as this rank unless a test sets others.
+// int64, the counts for each parameter and rank in int32, and the gradients with the trailer, the
+// elements with flags and digests that follow the last bucket. The peers send the same values as
+// this rank unless a test sets others.
 class DdpPeers : public PeersFormula {
  public:
   using PeersFormula::PeersFormula;

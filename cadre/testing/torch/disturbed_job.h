@@ -37,7 +37,7 @@ inline constexpr Duration kLimit = std::chrono::seconds(2);
 struct DisturbedJob {
   int world_size = 2;
   int signal =
-      SIGKILL;  // SIGSTOP: the victim stops answering; 0: it leaves the group in an orderly way
+      SIGKILL;  // SIGSTOP only stops the victim; 0 means that it leaves the group in an orderly way
   TransportChoice transport = TransportChoice::kAuto;
 
   // Returns the timeout of the operations of the job's groups.
@@ -76,8 +76,8 @@ struct DisturbedRank {
   [[noreturn]] void disturb_self() const {
     std::ofstream(moment_file) << context.system.now().ns << " " << ::getpid();
     ::raise(job.signal);
-    // A victim that was stopped and is continued must not train on.
-    throw Error(ErrorCode::kInternal, "the victim goes on");
+    // A victim that is continued after SIGSTOP must not continue its training.
+    throw Error(ErrorCode::kInternal, "the victim has continued after its signal");
   }
   // Runs `train`, which must throw, and returns the error and its time. Also calls `check` with the
   // error.
@@ -129,8 +129,8 @@ inline void live_through(DisturbedRank& rank, const DisturbedBody& body) {
 }
 
 struct DisturbedOutcome {
-  std::string victim;                   // how errors name the victim, such as ", pid 812)"
-  std::string farewell;                 // the message of a victim that left in an orderly way
+  std::string victim;    // how errors name the victim, such as ", pid 812)"
+  std::string farewell;  // the message of the error on a victim that left in an orderly way
   std::map<int, std::string> messages;  // messages of the survivors, by rank
 };
 

@@ -22,8 +22,8 @@ struct ExpertReference {
   Tensor z;             // ()
   std::vector<int64_t> choices_of_expert;
   int64_t num_dropped = 0;
-  // The smallest difference between the logit of a chosen expert and the next smaller logit of the
-  // same token.
+  // The smallest difference, over all tokens, between the logit of a chosen expert and the next
+  // smaller logit of the same token.
   double smallest_gap = 1e9;
 };
 

@@ -17,8 +17,8 @@ namespace cadre::testing {
 using LinearUnit = nn::ModuleHolder<ShardUnit<nn::LinearImpl>>;
 using ConvUnit = nn::ModuleHolder<ShardUnit<nn::Conv2dImpl>>;
 
-// The models below take one of these templates as their parameter Unit: a plain unit, or a unit
-// with activation checkpointing.
+// The models below have a template parameter Unit, which is one of these templates: a plain unit,
+// or a unit with activation checkpointing.
 template <typename M>
 using PlainShardUnit = ShardUnit<M>;
 template <typename M>

@@ -45,7 +45,7 @@ class PeersFormula : public FormulaPeers {
   explicit PeersFormula(int world_size) : world_size_(world_size) {}
 
   int world_size() const { return world_size_; }
-  // Returns the factor between this rank's floating-point value and the mean over all ranks.
+  // Returns the mean over all ranks of a floating-point value, divided by this rank's value.
   double mean_factor() const { return (world_size_ + 1) / 2.0; }
   // Replaces the values of rank 0, in place, by the result of the reduction over all ranks.
   virtual void reduce(const at::Tensor& tensor, ReduceOp op) const {
@@ -142,8 +142,9 @@ class FakeGroup {
   FakeGroup(const FakeGroup&) = delete;
   FakeGroup& operator=(const FakeGroup&) = delete;
 
-  // A function that is called instead of each collective. It passes the collective on, with or
-  // without a change, or drops it: count ++n; call.pass_on();
+  // A function that is called instead of each collective. It passes the collective on to the
+  // engine, with or without a change, or drops it. Examples of its body:
+  //   count   ++n; call.pass_on();
   //   drop    return;
   //   change  call.reduce_with(ReduceOp::kSum); call.pass_on();
   //   delay   delay(call);
@@ -158,9 +159,9 @@ class FakeGroup {
   }
 
   // Operations of a group with a formula run in the callers' waits only. This call starts the
-  // group's progress thread, so that operations run for which nobody waits, such as those of a pass
-  // that an exception has ended; a wrapper's destructor needs them to end. Has no effect for a real
-  // group.
+  // group's progress thread, so that operations also run if no caller waits for them, such as those
+  // of a backward that has ended with an exception. The destructor of a wrapper waits for the end
+  // of such operations. Has no effect for a real group.
   void begin_threads() const {
     if (lone_ != nullptr) lone_->system.begin_threads();
   }

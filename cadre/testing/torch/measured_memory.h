@@ -85,8 +85,8 @@ class CountedMemory final : public c10::Allocator {
 
   explicit CountedMemory(c10::Allocator& below) : below_(below) {}
 
-  // The rank is thread-local, because libtorch calls allocate() without a context, and each rank is
-  // a thread.
+  // The rank is thread-local, because libtorch passes no context to allocate(), and each rank is a
+  // thread.
   static int& rank_of_thread() {
     thread_local int rank = 0;
     return rank;

@@ -1,5 +1,5 @@
-// Makes the wrapper and the optimizer that PlanOptions (the input of the memory planner) describe,
-// and runs a step with them, to compare planned with measured memory.
+// Makes the wrapper and the optimizer that a PlanOptions (the input of the memory planner)
+// describes, and runs a step with them, to compare planned with measured memory.
 //
 // Threads: one for each rank. Blocking: collective, like the wrappers. Lifetime: the wrappers live
 // as long as the call of with_planned_wrappers(). Errors: those of the wrappers.

@@ -26,8 +26,8 @@
 namespace cadre::testing {
 
 struct RunGroupsOptions {
-  Duration timeout = kRankTimeout;    // limit of connecting and of each operation
-  std::shared_ptr<LogSink> log = {};  // log of all groups; null: messages are dropped
+  Duration timeout = kRankTimeout;    // the time limit of connecting and of each operation
+  std::shared_ptr<LogSink> log = {};  // the log of all groups; if null, no messages are kept
   TransportChoice transport = TransportChoice::kAuto;  // kTcp: not through shared memory
 };
 
@@ -35,7 +35,7 @@ struct RunGroupsOptions {
 // RankOutcome::output.
 using GroupMain = std::function<void(const ProcessGroup& group, std::string& output)>;
 
-// Runs `body` on one rank: connects a group of all ranks, and closes it afterwards.
+// Runs `body` on one rank: connects the group of all ranks, runs `body`, and closes the group.
 inline void run_group_of_rank(RankContext& context, const GroupMain& body,
                               const RunGroupsOptions& options) {
   at::set_num_threads(1);

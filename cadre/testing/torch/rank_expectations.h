@@ -30,8 +30,8 @@ inline void require_refused(const std::function<void()>& call, const std::string
 }
 
 // Runs `wrap(module, group)` on two ranks and returns its error, which must be the same on both.
-// make_module: returns a pointer to a module with a layer `in`. The failed call must not change the
-// memory or sizes of that layer's weight, and the group must work afterwards.
+// make_module() returns a pointer to a module with a layer `in`. The failed call must not change
+// the memory or sizes of that layer's weight, and the group must work afterwards.
 template <typename MakeModule, typename Wrap>
 std::string refusal_of_both_ranks(const MakeModule& make_module, const Wrap& wrap) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -40,8 +40,8 @@ std::string refusal_of_both_ranks(const MakeModule& make_module, const Wrap& wra
     const void* const memory = weight.const_data_ptr();
     const std::vector<int64_t> sizes = weight.sizes().vec();
     output = failure_of([&] { wrap(module, group); });
-    require(weight.const_data_ptr() == memory, "it has its memory");
-    require(weight.sizes() == sizes, "it is whole");
+    require(weight.const_data_ptr() == memory, "the weight has other memory");
+    require(weight.sizes() == sizes, "the weight has other sizes");
     const at::Tensor sum = at::ones({1});
     group.all_reduce(sum);
     require(sum.item<float>() == 2, "the group works");

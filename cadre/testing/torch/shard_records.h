@@ -20,11 +20,11 @@ namespace cadre::testing {
 inline int num_divided(const std::vector<ParameterShard>& records, const torch::nn::Module& divided,
                        const torch::nn::Module& whole, size_t axis) {
   const auto expected = whole.named_parameters();
-  require(records.size() == expected.size(), "one record for each parameter");
+  require(records.size() == expected.size(), "expected one record for each parameter");
   int count = 0;
   for (const ParameterShard& record : records) {
     const torch::Tensor& tensor = expected[record.name];
-    require(record.sizes == tensor.sizes().vec(), "whole sizes of " + record.name);
+    require(record.sizes == tensor.sizes().vec(), "the record has other sizes: " + record.name);
     require(record.values.is_same(divided.named_parameters()[record.name]), record.name);
     const Box box = shard::local_box_of(record);
     torch::Tensor part = tensor;

@@ -56,8 +56,9 @@ class PausingAdamW : public torch::optim::AdamW {
   }
 };
 
-// The minimal "model" for a ShardedOptimizer: the leaves of all FlatParameters and the fence that
-// they share.
+// The minimal "model" from which a ShardedOptimizer can be constructed: the leaves of all
+// FlatParameters, and their common fence, which separates writes of shards from reads by other
+// ranks.
 struct FencedLeaves {
   std::shared_ptr<shard::ShardFence> fence;
   std::vector<torch::Tensor> leaves;
@@ -179,7 +180,7 @@ class ShardedTraining {
         .requires_grad_(true);
   }
 
-  // `keeps`: whether units stay gathered until their backward has ended.
+  // If `keeps`, units stay gathered until their backward has ended.
   torch::Tensor forward(int step, bool keeps) {
     torch::Tensor x = input(step, group_.rank());
     for (size_t i = 0; i < units.size(); ++i) {

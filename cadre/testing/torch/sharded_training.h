@@ -119,11 +119,11 @@ inline std::ostream& operator<<(std::ostream& out, const ShardedCase& test_case)
              << (test_case.is_fused ? "_fused" : "_libtorch");
 }
 
-// Returns the name of a class: trainings in the same class must have bitwise equal results. ""
-// means that no such equality is promised.
+// Returns the name of a set of trainings: all trainings of one set must have bitwise equal results.
+// Returns "" for a training without such a promise.
 inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_case) {
-  // Each gradient is reduced along two axes one after the other with hsdp, which changes the order
-  // of additions. libtorch's optimizers round the last elements of a slice differently.
+  // hsdp reduces each gradient along two axes, one after the other, which changes the order of
+  // additions. libtorch's optimizers round the last elements of a slice differently.
   if (strategy.num_replicas > 1 || !test_case.is_fused) return "";
   if (test_case.division != Division::kSynced) return "all";
   // If both backwards of a step reduce, sharded gradients accumulate the reduced means, while
@@ -200,7 +200,7 @@ struct ShardedProgram {
   Tensor loss_of(Wrapper& wrapper, const Tensor& rows, const ProcessGroup& /*group*/) const {
     if constexpr (requires { wrapper.form(); }) {
       const ShardForm form = strategy.shares_memory ? strategy.fsdp.form : ShardForm::kGathered;
-      require(wrapper.form() == form, strategy.name + ": the form of the shards");
+      require(wrapper.form() == form, strategy.name + ": the shards have another form");
     }
     return model->loss(wrapper(rows), rows);
   }

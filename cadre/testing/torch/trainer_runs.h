@@ -156,7 +156,7 @@ class TrainerTest : public ::testing::Test {
   TransportChoice transport_ = TransportChoice::kAuto;
   testing::TemporaryFolder temporary_;
   const std::string folder_ = temporary_.path();
-  // Values for the fields of TrainerContext with the same names.
+  // The values of the fields of TrainerContext with the same names.
   std::string job_;
   int restart_count_ = 0;
   std::function<void(std::string_view)> on_print_ = [](std::string_view) {};

@@ -193,8 +193,8 @@ inline double used_share(const Snapshot& a, const Snapshot& b, const Snapshot& b
   return share;
 }
 
-// The largest deviations of a training from the reference, each divided by its bound. Values of at
-// most 1 count as equal.
+// The largest deviations of a training from the reference, each divided by its bound. A training
+// counts as equal if no value exceeds 1.
 struct Comparison {
   double first_gradients = 0;
   double gradients = 0;  // the largest ratio of all steps

@@ -32,8 +32,8 @@ inline constexpr double kBeta1 = 0.9;
 inline constexpr double kBeta2 = 0.999;
 inline constexpr double kEpsilon = 1e-8;
 
-// The rows [begin, end) of a batch that belong to one rank. share_of() divides a batch so that the
-// numbers of rows of two ranks differ by at most one.
+// The rows [begin, end) of a batch that belong to one rank. share_of() gives any two ranks numbers
+// of rows that differ by at most one.
 struct Share {
   int64_t begin;
   int64_t end;
@@ -93,8 +93,8 @@ inline Snapshot gradients_of(const Model& model) {
   return copies_of(gradients);
 }
 
-// Trains the model on all batches. loss_of_batch: runs the model on this rank's rows of a batch and
-// returns their loss. after_backward: sums gradients over the ranks where no wrapper does that.
+// Trains the model on all batches. loss_of_batch() runs the model on this rank's rows of a batch
+// and returns their loss. after_backward() sums gradients over the ranks if no wrapper does that.
 inline Training train(
     const Case& test_case, Model& model, const std::vector<Tensor>& batches,
     const std::function<Tensor(const Tensor&)>& loss_of_batch,

@@ -79,7 +79,7 @@ void write_full_state(const std::string& snapshot, os::FileSystem& files, const 
     write_whole(reader, tensors, files, temporary);
     os::rename_path(files, temporary, path).value_or_throw();
   } catch (const Error&) {
-    (void)os::remove_all(files, temporary);  // ignored: the first error is thrown
+    (void)os::remove_all(files, temporary);  // ignored, because the first error is thrown
     throw;
   }
 }

@@ -13,9 +13,9 @@ namespace cadre {
 
 enum class SnapshotContent { kModel, kOptimizer };
 
-// Is called by one process. Replaces `path` atomically. The tensors are read directly into the new
-// file, which is mapped, so no memory for whole tensors is needed. cadre::load() can read the file
-// if `content` is kModel.
+// Call it in one process only. Replaces `path` atomically. The tensors are read directly into the
+// new file, which is mapped, so no memory for whole tensors is needed. cadre::load() can read the
+// file if `content` is kModel.
 CADRE_EXPORT void write_full_state(const std::string& snapshot, const std::string& path,
                                    SnapshotContent content = SnapshotContent::kModel);
 

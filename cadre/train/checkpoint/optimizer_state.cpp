@@ -276,8 +276,8 @@ bool needs_state(const Rule& rule, const Place& place) {
                   rule.name));
 }
 
-// Returns whether only other ranks have elements of the parameter, for example another stage of a
-// pipeline. This rank's optimizer then need not have it.
+// Returns whether only other ranks have elements of the parameter, for example because it belongs
+// to another stage of a pipeline. This rank's optimizer need not contain such a parameter.
 bool is_held_elsewhere(const SnapshotEntries& entries, const ParameterState& state) {
   const auto found = entries.find({state.parameter, state.entry});
   return found != entries.end() && found->second->boxes.empty();

@@ -1,9 +1,9 @@
-// Exchanges texts or errors among the ranks that save or load a snapshot together. In a program
-// without a group it works with the one process.
+// Exchanges texts or errors among the ranks that save or load a snapshot together. Without a group,
+// this process counts as the only rank.
 //
 // Threads: one. Blocking: gather() and follow_first() return when the slowest rank has called them,
-// at the latest after `timeout`. Lifetime: keeps the group. Errors: returned as a value, those of
-// the group, too.
+// at the latest after `timeout`. Lifetime: keeps the group. Errors: returned as values, including
+// those of the group.
 #pragma once
 
 #include <cstdint>

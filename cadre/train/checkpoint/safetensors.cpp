@@ -246,7 +246,8 @@ at::Tensor SafetensorsFile::read(const wire::SafetensorsEntry& entry) const {
                               file_.path(), entry.name, entry.dtype));
   }
   const at::Tensor tensor = at::empty(entry.shape, *dtype);
-  // The header's check compared the byte range with dtype and shape, so both sizes are equal.
+  // The check of the header has compared the tensor's byte range with its dtype and shape, so
+  // `tensor` has exactly as many bytes as the range.
   read_bytes(entry, 0, {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()});
   return tensor;
 }

@@ -63,10 +63,10 @@ class CADRE_EXPORT SafetensorsFile {
   // Opens the file and checks its whole header before any tensor is read.
   static SafetensorsFile open(const std::string& path);
 
-  // Both throw kInvalidArgument if another process changed the file, because tensors that were
-  // read then may mix two contents. check_unwritten() throws if the open file was written to;
-  // check_unchanged() also throws if the path now leads to another file, because other ranks may
-  // have read that one.
+  // check_unwritten() and check_unchanged() throw kInvalidArgument if another process changed the
+  // file, because the tensors that were read may then be a mixture of both contents.
+  // check_unwritten() throws if the open file was written to; check_unchanged() also throws if the
+  // path now leads to another file, because other ranks may have read that one.
   void check_unwritten() const;
   void check_unchanged() const;
 
@@ -93,8 +93,8 @@ class CADRE_EXPORT SafetensorsFile {
   std::map<std::string, size_t, std::less<>> by_name_;
 };
 
-// Returns the end of an error about a file or snapshot with none of the model's tensors, of whose
-// own tensors `name` is one.
+// Returns the last part of the error message for a file or snapshot that has num_tensors tensors,
+// among them `name`, but none of the tensors of the model.
 std::string saved_by_another_model(size_t num_tensors, std::string_view name);
 
 }  // namespace cadre

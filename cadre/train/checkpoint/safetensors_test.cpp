@@ -72,7 +72,8 @@ TEST_F(SafetensorsTest, SaysWhatItCannotHold) {
   EXPECT_THAT(message({{"a", at::Tensor()}}), ::testing::HasSubstr("undefined"));
   EXPECT_THAT(message({{"a", torch::empty({2}, torch::kMeta)}}),
               ::testing::HasSubstr("call cadre::materialize() for a module of defer_init()"));
-  // A file with this name could not be read again.
+  // The header uses the key __metadata__ for other data, so a file with a tensor of this name could
+  // not be read.
   EXPECT_THAT(message({{"__metadata__", torch::ones(1)}}),
               ::testing::HasSubstr("'__metadata__' is reserved by the safetensors format"));
   EXPECT_THAT(message({{"\xff", torch::ones(1)}}), ::testing::HasSubstr("is no UTF-8 text"));

@@ -61,7 +61,8 @@ class Loader {
 
   const SnapshotReader& reader() const { return reader_; }
 
-  // Makes every check that may fail, except those of digests and of targets that share memory.
+  // Makes all checks except the comparison with digests and the search for targets that share
+  // memory.
   void prepare(const LoadOptions& options) {
     check_names();
     for (const auto* tensors : {&parts_.parameters, &parts_.buffers}) {

@@ -225,7 +225,8 @@ TEST_F(ShardedFailureTest, AMissingOrShortFileIsNamed) {
 }
 
 TEST_F(ShardedFailureTest, AManifestThatContradictsTheFilesIsFound) {
-  // The tensor has 13 elements: rank 0 has 7 of them and rank 1 has 6.
+  // The tensor has 13 elements: 7 in the file of rank 0 and 6 in that of rank 1. The changed
+  // manifest says 6 and 7.
   rewrite_manifest(R"("offsets":[0],"sizes":[7])", R"("offsets":[0],"sizes":[6])");
   rewrite_manifest(R"("offsets":[7],"sizes":[6])", R"("offsets":[6],"sizes":[7])");
   EXPECT_THAT(load_error(), ::testing::AllOf(HasSubstr("kCorruption: rank 0"),

@@ -360,8 +360,8 @@ Status write_as_first(SnapshotFolder& folder, const FileWriter& writer, SavePlan
   } catch (...) {
     status = caught_error();
   }
-  // The other ranks wait for the folder's name. If it could not be created, they get the error
-  // instead.
+  // The other ranks wait for the folder's name. If the folder could not be created, they get the
+  // error instead.
   if (!has_told) static_cast<void>(ranks.gather(status.error()));
   return ranks.follow_first(status);
 }

@@ -41,8 +41,8 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
 
-// Saves one snapshot with each of the worlds (a division and a number of ranks); world i saves step
-// i.
+// Saves one snapshot under each World (a division of the tensors and a number of ranks); World i
+// saves step i.
 void save_all(const std::string& run) {
   for (size_t i = 0; i < worlds().size(); ++i) {
     const World world = worlds()[i];

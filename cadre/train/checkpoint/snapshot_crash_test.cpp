@@ -88,7 +88,7 @@ std::string problem_of_run(sim::SimulatedDisk& disk, int64_t* step) {
 }
 
 // Makes the n-th file operation fail. With `after_power_cut`, all later operations fail, too, and
-// the disk keeps only the unsynced changes that it says.
+// the disk then has only those unsynced changes that `after_power_cut` selects.
 void interrupt(sim::SimulatedDisk& disk, std::optional<Unsynced> after_power_cut, uint64_t n) {
   if (after_power_cut) {
     disk.cut_power_at(n);
@@ -113,7 +113,7 @@ void interrupt_everywhere(std::optional<Unsynced> after_power_cut, int64_t next)
     sim::SimulatedDisk disk;
     SnapshotFolder folder = snapshot_folder_on(disk, kRun);
     save_sharded(folder, kBefore, parts_of_step(kBefore));
-    // If `next` is not 2, the interrupted save replaces a snapshot of the same step.
+    // If `next` is not step 2, the interrupted save replaces a snapshot of the same step.
     if (next != kBefore + 1) save_sharded(folder, next, parts_of_step(next));
     interrupt(disk, after_power_cut, n);
     const std::string failure =
@@ -251,7 +251,8 @@ TEST(SnapshotCrash, AnAbandonedSnapshotIsNeverTakenForTheLatest) {
       });
 }
 
-// The disk has every possible size. The save must fail with an error when the disk is full.
+// Repeats the save of step 2 on disks that are too small for it, of many sizes. It must fail with
+// an error, and the snapshot of step 1 must stay the latest.
 TEST(SnapshotCrash, AFullDiskLeavesTheSnapshotBeforeAndNothingElse) {
   const auto bytes_of_snapshots = [](int count) {
     for (size_t capacity = 1024;; capacity += 1024) {

@@ -207,8 +207,9 @@ void SnapshotFolder::write_and_publish(int64_t step,
   attempt.explained(write()).value_or_throw();
   const std::string target = path_of(step);
   const bool is_replacement = files_->kind_of(target).value_or_throw().has_value();
-  // The folder of this step holds the old snapshot until the exchange. A crash before it must not
-  // make latest() return the old snapshot as the new one.
+  // If the save replaces a snapshot, the folder of this step holds the old one until both folders
+  // are exchanged. After a crash before the exchange, latest() must not return the old snapshot as
+  // the new one.
   const bool names_another = is_replacement && latest() != target;
   NextLatest next(
       *files_, run_folder_,

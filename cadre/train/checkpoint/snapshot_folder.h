@@ -3,8 +3,8 @@
 // runs/NAME/step-000100/ holds the files of one snapshot; the file runs/NAME/latest holds the name
 // of its folder. A save writes into a temporary folder, renames it into place, and only then writes
 // its name to `latest` (mark_best() to `best`). So every earlier snapshot stays usable after a
-// crash at any time, and if the disk is full. After a crash between the two steps, latest() already
-// returns the new snapshot, which is complete.
+// crash at any time, and if the disk is full. After a crash between the rename and the write of
+// `latest`, latest() already returns the new snapshot, which is complete.
 //
 // Threads: one writer; if two save the same step at once, one of the saves fails. Blocking: reads
 // and writes a disk. Errors: cadre::Error, kUnavailable with the path, and any exception of
@@ -71,7 +71,7 @@ class CADRE_EXPORT SnapshotFolder {
   std::vector<int64_t> steps() const;
 
  private:
-  // See on_file_system.h.
+  // Constructs an object with a file system that a test passes; see on_file_system.h.
   friend SnapshotFolder snapshot_folder_on(os::FileSystem& files, std::string run_folder);
   friend os::FileSystem& files_of(const SnapshotFolder& folder);
 

@@ -61,8 +61,8 @@ SnapshotParts without_copies(const SnapshotParts& parts) {
     const auto found = entries.find({state.parameter, state.entry});
     return found != entries.end() && found->second->is_copy;
   });
-  // `entry` counts the entries of one name. Without the copies, each entry that is kept is the only
-  // one of its parameter, so its number becomes 0.
+  // `entry` numbers the entries of one name. Only one entry of each name is left, so its number
+  // becomes 0.
   for (ParameterState& state : kept.optimizer) state.entry = 0;
   std::erase_if(kept.parameters, [](const SnapshotTensor& tensor) { return tensor.is_copy; });
   return kept;

@@ -37,8 +37,8 @@ struct SnapshotTensor {
   std::vector<int64_t> sizes;  // the sizes of the whole tensor
   std::vector<Box> boxes;      // disjoint; empty if this rank holds no elements
   at::Tensor values;           // the elements of the boxes, row-major, one box after the other
-  // The memory of a wrapper in which `values` lie. A load changes `values` through it, so that the
-  // wrapper is told.
+  // The memory of a wrapper in which `values` lie. A load changes `values` through this object, so
+  // that the wrapper notices the change.
   ShardMemory memory = {};
   // If true, another entry of the same name, on this rank or another one, has the same elements,
   // perhaps in other boxes. A save skips this entry; a load fills it.

@@ -124,7 +124,8 @@ TEST(SnapshotSaver, TheNextCallReportsAFailureOnAllRanks) {
     if (group.rank() == 1) wrong.parameters[0].values = torch::zeros({3});
     saver.save(1, wrong);  // this save fails in the background
     output = testing::failure_of([&] { saver.save(2, parts); });
-    saver.finish();  // the error was thrown by the save before, and the second save succeeds
+    saver.finish();  // the second save() has thrown the error of the first one, and has itself
+                     // succeeded
     load_sharded(*SnapshotFolder(run.path()).latest(), parts, group);
     saver.close();
   });

@@ -29,7 +29,8 @@ class CADRE_EXPORT ContentHash {
   void add_stripe(const char* stripe);
 
   std::array<uint64_t, 4> lanes_;
-  // Only the first num_bytes_ % kStripeBytes bytes are used.
+  // The bytes after the last complete stripe. Only the first num_bytes_ % kStripeBytes elements are
+  // used.
   std::array<char, kStripeBytes> rest_{};
   uint64_t num_bytes_ = 0;
 };

@@ -286,7 +286,7 @@ Batch DataLoader::fetch(int64_t begin) {
         },
         options_);
   }
-  // If this throws, the next request fetches the same batch again.
+  // If next() throws, the next request fetches the same batch again.
   try {
     return prefetch_->batches.next();
   } catch (const Error& error) {

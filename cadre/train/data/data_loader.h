@@ -164,7 +164,7 @@ class CADRE_EXPORT DataLoader {
 
   std::shared_ptr<const Dataset> dataset_;
   int64_t num_samples_ = 0;    // the size of the dataset when the loader was made
-  DataLoaderOptions options_;  // the member `ranks` is not set
+  DataLoaderOptions options_;  // its member `ranks` is not set
   Share share_;
   LoaderPosition position_;
   bool is_positioned_ = false;

@@ -29,7 +29,7 @@ class CADRE_EXPORT DistributedSampler {
  public:
   explicit DistributedSampler(const DistributedSamplerOptions& options);
 
-  // Returns the number of samples of each rank, which is equal on all ranks.
+  // Returns the number of samples of each rank, which is the same for all ranks.
   int64_t num_samples_per_rank() const;
   // Returns this rank's num_samples_per_rank() samples, in order.
   std::vector<int64_t> indices(int64_t epoch) const;

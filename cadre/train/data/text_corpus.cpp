@@ -91,7 +91,7 @@ uint64_t total_bytes(const std::vector<std::string>& paths) {
   return total;
 }
 
-// Keeps the files open that were read most recently, so that a read need not open its file again.
+// Keeps the most recently read files open, so that a read need not open its file again.
 class OpenFiles {
  public:
   // Returns the file, and opens it if it is not open yet.

@@ -50,8 +50,8 @@ std::optional<uint64_t> TextDataset::digest() const {
 
 Batch TextDataset::get(std::span<const int64_t> indices) const {
   const auto num_rows = static_cast<int64_t>(indices.size());
-  // Each row stores its T + 1 tokens once; data and target are views of it that are shifted by one
-  // token.
+  // Each row stores its T + 1 tokens once; data and target are views of the row that are shifted by
+  // one token.
   const at::Tensor rows = at::empty({num_rows, context_ + 1}, at::kLong);
   auto* first = rows.mutable_data_ptr<int64_t>();
   const auto row_size = static_cast<size_t>(context_ + 1);

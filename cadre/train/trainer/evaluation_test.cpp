@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kSide = 28;
 constexpr int64_t kNumTraining = 30;
-// More than one batch of 2 ranks, and not a multiple of the batch size.
+// This is more than one batch of 2 ranks, and not a multiple of the batch size.
 constexpr int64_t kNumHeldOut = 37;
 
 struct Images {

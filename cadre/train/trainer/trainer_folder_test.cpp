@@ -1,5 +1,5 @@
-// Tests the folder of a run: full disks, damaged snapshots, two runs with one name, and changed
-// settings of a resumed run.
+// Tests the folder of a run: full disks, damaged snapshots, two runs with the same name, and
+// changed settings of a resumed run.
 #include <unistd.h>
 
 #include <filesystem>
@@ -99,8 +99,8 @@ TEST_F(TrainerTest, ABestLossThatWasNotKeptIsForgotten) {
     disk.reset();
   };
   ASSERT_EQ(run(config, 2).failures, "");
-  // Each loss is lower than the one before, so each evaluation saves. The first save, of step 2,
-  // fails; the later ones must succeed.
+  // Each loss is lower than the one before, so each evaluation saves a snapshot. The first save, of
+  // step 2, fails; the later ones must succeed.
   const SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_THAT(snapshots.steps(), ::testing::ElementsAre(4, 6, 8));
   EXPECT_EQ(snapshots.best(), snapshots.path_of(8));

@@ -37,7 +37,7 @@ UsedBound compare(const at::Tensor& actual, const ReferenceTensor& expected) {
   const at::Tensor bounds = expected.bounds.to(at::kDouble).flatten() * expected.scale;
   const at::Tensor shares =
       at::where(difference == 0, at::zeros_like(difference), difference / bounds);
-  // The index of a NaN, if the tensor has one.
+  // argmax() returns the index of a NaN, if there is one.
   const int64_t worst = shares.argmax().item<int64_t>();
   const double value = relative(difference[worst].item<double>());
   const double bound = expected.bounds.flatten()[worst].item<double>();

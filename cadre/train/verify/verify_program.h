@@ -55,10 +55,11 @@ struct VerifyOptions {
   // The maximum norm of all gradients together, to which each step clips them; nullopt: no
   // clipping.
   std::optional<double> clip_norm = {};
-  // Used by fsdp and hsdp: says which ShardUnits are gathered and resharded as units. If empty,
-  // those for which make_module() called fully_shard().
+  // Used by fsdp and hsdp: says which ShardUnits are gathered and resharded as units. If empty, the
+  // ShardUnits for which make_module() called fully_shard() are used.
   WrapPolicy wrap_policy = [](const WrapCandidate&) { return true; };
-  // See VerificationOptions.
+  // Is called on rank 0 with one line about what the verification is doing; may be an empty
+  // function.
   std::function<void(std::string_view)> progress = {};
   // Gets each group that is meant for a wrapper, and returns the group that the wrapper uses. Tests
   // return one that injects faults.
@@ -160,7 +161,8 @@ struct VerifyProgram {
                 "parameters: the mean loss of the rows it is given");
   }
 
-  // Returns how a rank of `world` computes a step whose global batch has `num_rows` rows.
+  // Returns the forwards and backwards with which a rank of `world` computes a step whose global
+  // batch has `num_rows` rows.
   verify::PlannedStep plan_step(const StrategyCase& strategy, int64_t /*step*/, int64_t num_rows,
                                 const ProcessGroup& world) const {
     return verify::plan_even_step(num_rows, {.index = world.rank(), .count = world.world_size()},

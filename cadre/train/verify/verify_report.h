@@ -39,7 +39,7 @@ struct StrategyReport {
   // is set, no value was compared.
   std::string not_run = {};
 
-  // Returns false if no value was compared.
+  // Returns false also if the case has failed or was not run, or if no value was compared.
   CADRE_EXPORT bool is_within() const;
 };
 

@@ -64,7 +64,7 @@ VerifyReport verify_strategies(const ProcessGroup& world, MakeModule make_module
     const auto all = all_strategy_cases({.world_size = world.world_size()});
     cases = select_strategy_cases(all, options.strategies, world.world_size());
     num_not_selected = static_cast<int>(all.size() - cases.size());
-    if (options.num_steps < 1) return;  // the verification throws for it later
+    if (options.num_steps < 1) return;  // the verification itself throws an error for this value
     verify::check_rows_of_ranks<Program>(*program, world.world_size());
   });
   VerifyReport report = run_verification(

@@ -69,9 +69,9 @@ TEST_P(VerifyModels, EveryStrategyIsWithinTheBounds) {
     return verify_strategies(group, make_module, make_batch, loss, kAdamw, options);
   });
   EXPECT_TRUE(report.is_within()) << report.to_text();
-  // The number of cases: ddp, zero1 and zero2; for fsdp, and for hsdp on each mesh, three modes of
-  // resharding and mapped shards; on 4 ranks also fsdp with resharding onto groups. Each of them
-  // runs with one part and with two.
+  // The report has a line for each of these cases: ddp, zero1 and zero2; for fsdp, and for hsdp on
+  // each mesh, three modes of resharding and mapped shards; on 4 ranks also fsdp with resharding
+  // onto groups. Each of them runs with one part and with two.
   EXPECT_EQ(report.strategies.size(), world_size == 4 ? 24U : 14U);
   EXPECT_EQ(report.num_steps, 3);
   EXPECT_EQ(report.world_size, world_size);
@@ -288,7 +288,8 @@ TEST(VerifyFaults, AMissingReductionIsReported) {
     EXPECT_EQ(strategy.gradients.step, 1) << strategy.strategy;
     EXPECT_GT(strategy.gradients.difference, 1e-2) << strategy.strategy;
   }
-  // ZeroRedundancyOptimizer compares the gradients of the ranks and throws, because they differ.
+  // ZeroRedundancyOptimizer compares the gradients of the ranks, which the fault makes different,
+  // and throws.
   EXPECT_THAT(report_of(report, "zero1").error, HasSubstr("have different gradients of"));
   EXPECT_TRUE(report_of(report, "ddp").error.empty());
 }

@@ -1,4 +1,5 @@
-// Tests the texts in which ranks tell each other which tensors they save.
+// Tests the encoding of the messages with which ranks exchange the lists of the tensors that they
+// save.
 #include "cadre/train/checkpoint/planning/save_plan.h"
 
 #include <gtest/gtest.h>

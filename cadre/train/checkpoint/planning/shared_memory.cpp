@@ -61,7 +61,8 @@ class SharedBytes {
   }
 
   uintptr_t begin_;
-  at::Tensor owners_;  // owners_[i]: the index in added_ of the last write to byte i; -1: none
+  at::Tensor owners_;  // owners_[i] is the index in added_ of the last write to byte i; -1 if no
+                       // write covers it
   at::Tensor values_;  // one value for each byte
   std::vector<const PlannedWrite*> added_;
 };

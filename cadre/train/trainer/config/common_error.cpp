@@ -8,7 +8,7 @@
 namespace cadre::train {
 namespace {
 
-// The operation that messages about unequal ranks name.
+// The name of the operation in errors about ranks with different inputs.
 constexpr const char* kSubject = "cadre train";
 
 }  // namespace

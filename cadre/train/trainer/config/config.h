@@ -57,7 +57,7 @@ struct OptimizerConfig {
 
 struct ScheduleConfig {
   std::string kind = "cosine";
-  int64_t warmup_steps = -1;  // -1: see resolved_warmup_steps()
+  int64_t warmup_steps = -1;  // -1 means a default: see resolved_warmup_steps()
   double final_fraction = 0.1;
   int64_t step_size = 0;
   double gamma = 0.1;
@@ -96,7 +96,7 @@ struct ParallelConfig {
   bool sequence = false;
   int64_t pipeline = 1;
   std::string schedule = "1f1b";
-  int64_t microbatches = 0;  // 0: see pipeline_schedule()
+  int64_t microbatches = 0;  // 0 means a default: see pipeline_schedule()
   int64_t virtual_stages = 1;
   int64_t context = 1;
   std::string attention = "ring";

@@ -337,7 +337,8 @@ constexpr const char* kHasNul = "must not contain the character NUL";
 std::string check_text(const ConfigField& field, const std::string& text) {
   if (text.empty() && !field.may_be_empty) return "must not be empty";
   if (field.choices.empty()) {
-    const bool is_generated_from = field.name == "sample.prompt";  // any bytes are tokens
+    const bool is_generated_from =
+        field.name == "sample.prompt";  // a prompt may be any bytes, because every byte is a token
     return text.find('\0') == std::string::npos || is_generated_from ? "" : kHasNul;
   }
   if (std::ranges::find(field.choices, text) != field.choices.end()) return "";
@@ -431,8 +432,8 @@ std::string nearest_key(const std::vector<ConfigField>& fields, std::string_view
   return std::ranges::min_element(
              fields, {},
              [&](const ConfigField& field) {
-               // A known key in the wrong section, or without a section, comes before other similar
-               // keys.
+               // A known key in the wrong section, or without a section, is preferred to other
+               // similar keys.
                const std::string_view name = field.name;
                const std::string_view key = name.substr(name.find('.') + 1);
                const std::string_view unknown_key = unknown.substr(unknown.find('.') + 1);

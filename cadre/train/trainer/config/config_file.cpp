@@ -198,7 +198,7 @@ class ConfigReader {
       if (line_of_overlong_key(value) == 0) table = toml::parse(cadre::format("value = {}", value));
       if (table.size() == 1 && assign(field, *table.get("value"))) return;
     } catch (const toml::parse_error&) {
-      // The error is reported below, with the text of the override.
+      // The error is reported below, together with the text of the override.
     }
     refuse(kCommandLine,
            cadre::format("{} must be {}, is '{}'", field.name, type_name(field), value));

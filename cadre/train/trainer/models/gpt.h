@@ -132,7 +132,8 @@ class Gpt : public LanguageModel, public ContextParallelLayer {
   // Returns the plan of parallelize_module() for the layers of this part. `sequence` says whether
   // sequence parallelism is used.
   std::vector<PlanEntry> plan(bool sequence) const;
-  // Must be called before parallelize_module(): see QueryKeyValue.
+  // Calls QueryKeyValue::separate() in each block. Call this before parallelize_module(), which
+  // divides the dimension that separate() creates.
   void separate_heads();
 
  private:

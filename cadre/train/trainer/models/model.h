@@ -48,7 +48,7 @@ using LinearUnit = torch::nn::ModuleHolder<ShardUnit<torch::nn::LinearImpl>>;
 bool recomputes_activations(const ModelConfig& config);
 
 // Returns layer(input). If is_recomputed, only the input is kept, and backward calls the layer
-// again (activation checkpointing). REQUIRES: everything to which the layer refers lives until the
+// again (activation checkpointing). REQUIRES: all objects to which the layer refers live until the
 // backward, and the layer changes no buffer.
 template <typename Layer>
 auto run_layer(const Layer& layer, const at::Tensor& input, bool is_recomputed) {

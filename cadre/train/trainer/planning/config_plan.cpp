@@ -77,8 +77,8 @@ PlanOptions plan_options(const Config& config, const Processes& processes) {
   return options;
 }
 
-// Returns the processes among which the strategy works, those that have different rows, as if they
-// were a job of their own.
+// Returns the processes among which parallel.strategy works, as if they were a separate job. These
+// are the processes with different rows of the batch.
 Processes processes_of_strategy(const Degrees& degrees, const Processes& processes) {
   const int of_a_replica = processes.count / degrees.data;
   return {.count = degrees.data, .per_host = std::max(processes.per_host / of_a_replica, 1)};

@@ -1,5 +1,5 @@
-// Tests that the plan of a configuration equals the plan of its model, and tests the tables of
-// plans.
+// Tests that the plan of a configuration equals the plan of its model, and tests the tables that
+// compare plans.
 #include "cadre/train/trainer/planning/config_plan.h"
 
 #include <gmock/gmock.h>

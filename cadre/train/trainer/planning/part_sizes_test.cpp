@@ -173,8 +173,8 @@ TEST_P(PartSizes, AreThoseOfARun) {
     largest_held = std::max(largest_held, measured.held_bytes);
   }
   const HeldBytes& held = plan.plan.held;
-  // One process has the tied weight twice in zb-v. The second copy's gradient is planned, but it is
-  // freed when the first copy has been updated, before the measurement.
+  // One process has the tied weight twice if the schedule is zb-v. The second copy's gradient is
+  // planned, but it is freed when the first copy has been updated, before the measurement.
   const int64_t freed = layout.parallel.schedule == "zb-v"
                             ? kVocabularySize * config.model.width * int64_t{sizeof(float)}
                             : 0;

@@ -70,7 +70,7 @@ std::string megabytes(int64_t num_bytes) {
 
 using Rows = std::vector<std::vector<std::string>>;
 
-// The first column is left-aligned, the others right-aligned.
+// Formats rows as a table, with the first column left-aligned and the others right-aligned.
 std::string aligned(const Rows& rows) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {

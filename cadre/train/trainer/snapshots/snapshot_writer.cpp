@@ -63,8 +63,8 @@ void SnapshotWriter::close() {
   if (saver_) saver_->close();
 }
 
-// Tells all ranks whether rank 0 has written the files. Only rank 0's Status has the reason of a
-// failure.
+// Writes the whole files on rank 0. Returns on all ranks whether that succeeded; only rank 0's
+// Status has the reason of a failure.
 Status SnapshotWriter::write_whole(const TrainState& state, const Model& model) {
   Status status;
   try {

@@ -42,7 +42,7 @@ class ModelDivision {
   // `logits` are those of this process; `targets` (B, T) are whole sequences. Returns the mean loss
   // over all tokens.
   at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets) const;
-  // Returns which fraction of a batch's rows is in one of the parts in which gradients are
+  // Returns the fraction of a batch's rows that is in one of the parts over which gradients are
   // accumulated. Counts this process's rows; with experts, where the loss is the mean over all
   // tokens, counts those of all processes and is collective.
   double share_of_step(int64_t num_rows, int64_t num_samples) const;

@@ -76,9 +76,10 @@ class Strategy {
   // Returns whether this rank lacks parts of the model or of the optimizer's state that other ranks
   // have.
   virtual bool holds_parts() const { return false; }
-  // Must be called after a load has written new values into the tensors of parts().
+  // Call this function after a load has written new values into the tensors of parts().
   virtual void parts_were_filled() {}
-  // See DistributedDataParallel::learned_layout(). Local.
+  // Returns the layout of the gradient buckets, if the strategy uses a DistributedDataParallel: see
+  // DistributedDataParallel::learned_layout(). Local.
   virtual std::optional<BucketLayout> learned_layout() const { return std::nullopt; }
   // Returns a line for the end of a run about the ranks, such as a straggler; it is equal on all
   // ranks, and empty if there is nothing to report. `world` is the group of all ranks. Collective.

@@ -25,7 +25,8 @@ namespace cadre::train {
 struct VerifyRequest {
   int64_t num_steps = 5;          // at most run.steps
   std::string dtype = "float32";  // the dtype of the whole computation: float32 or float64
-  std::vector<std::string> strategies = {};  // see select_strategy_cases()
+  // Words that select cases, see select_strategy_cases(); if empty, all cases are verified.
+  std::vector<std::string> strategies = {};
   std::string json_path = {};  // the path for the report as JSON; empty: no file is written
 };
 

@@ -70,7 +70,7 @@ class VerifyLayouts : public TrainerTest {
     SCOPED_TRACE(world_size);
     const VerifyReport report = verify(
         config, world_size, {.num_steps = num_steps, .dtype = "float64", .strategies = layouts});
-    // A name also selects layouts whose names continue it: tp-2 also selects tp-2-sequence.
+    // A name also selects layouts whose names begin with it: tp-2 also selects tp-2-sequence.
     EXPECT_GE(report.strategies.size(), layouts.size());
     for (const std::string& layout : layouts) {
       EXPECT_THAT(report.strategies,
