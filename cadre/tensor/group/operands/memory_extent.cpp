@@ -13,11 +13,11 @@ MemoryExtent memory_extent(const at::Tensor& tensor) {
     last += (tensor.size(dim) - 1) * tensor.stride(dim);
   }
   const auto size = static_cast<int64_t>(tensor.element_size());
-  const auto* const begin = tensor.is_meta()
-                                ? reinterpret_cast<const std::byte*>(
-                                      static_cast<uintptr_t>(tensor.storage_offset() * size))
-                                : static_cast<const std::byte*>(tensor.const_data_ptr());
-  return {begin, begin + (last + 1) * size};
+  // The first address on the meta device is often 0, and adding to a null pointer is undefined.
+  const uintptr_t begin = tensor.is_meta() ? static_cast<uintptr_t>(tensor.storage_offset() * size)
+                                           : reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  const uintptr_t end = begin + static_cast<uintptr_t>((last + 1) * size);
+  return {reinterpret_cast<const std::byte*>(begin), reinterpret_cast<const std::byte*>(end)};
 }
 
 std::vector<std::vector<size_t>> connected_extents(std::span<const MemoryExtent> extents) {
