@@ -115,4 +115,5 @@ def main():
     print(f"{count} blocks of {len(pages)} pages compile")
 
 
-main()
+if __name__ == "__main__":
+    main()

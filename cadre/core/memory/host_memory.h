@@ -146,8 +146,8 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   // has_lost_holds(): then this rank must not write to the piece.
   bool announce_writer(int slot, uint32_t piece);
   bool is_withdrawn(int slot, uint32_t piece) const;
-  // Makes announce_writer() fail on all peers for this piece of this rank. If a peer has announced
-  // itself before, also revokes these bytes, which keep their content.
+  // Makes announce_writer() fail on all peers for this rank's piece `place.piece`. If a peer has
+  // called announce_writer() before, also calls revoke(), which keeps the content of the bytes.
   Status withdraw(const Place& place, size_t num_bytes, std::string_view reason);
   // Withdraws all of this rank's pieces to which peers may write.
   Status withdraw_all(std::string_view reason);

@@ -13,6 +13,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/testing/core/log_lines.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
@@ -96,6 +97,25 @@ TEST(DdpReplicas, UnusedParametersAreNamedOnceWithTheirRanks) {
   EXPECT_THAT(log->get(), ::testing::ElementsAre(::testing::StartsWith(
                               "ddp backward left parameters unused count=2 names=\"b (ranks 0, 2); "
                               "c (all ranks)\" effect=")));
+}
+
+// Two groups of two replicas train the two parts of one module, as after parallelize_module().
+TEST(DdpReplicas, UnusedParametersAreNamedOnceForAllPartsOfAModule) {
+  const auto log = std::make_shared<testing::LogLines>();
+  expect_ok(run_groups(
+      4,
+      [](const ProcessGroup& world, std::string&) {
+        const int part = world.rank() % 2;
+        const ProcessGroup replicas = *world.split({.color = part, .name = "replicas"});
+        const auto module = std::make_shared<Branches>();
+        wrap::mark_as_shard(
+            module->weights[0],
+            {.parameter = "a", .owner = "divided by kColwise", .rank = part, .num_ranks = 2});
+        DistributedDataParallel model{module, replicas, small_buckets()};
+        model(ones_times(1), std::vector<int>{0}).backward();
+      },
+      {.log = log}));
+  EXPECT_THAT(log->get(), ::testing::ElementsAre(HasSubstr("count=2 names=\"b (all ranks); c")));
 }
 
 TEST(DdpReplicas, OnlyTheFirstUnusedParametersAreNamed) {

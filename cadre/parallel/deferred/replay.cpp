@@ -152,7 +152,8 @@ class Replay {
   static c10::Storage storage_with(const RecordedOperation::Bytes& bytes) {
     c10::Storage storage = allocate_storage(bytes.size);
     if (bytes.content.empty()) {
-      std::memset(storage.mutable_data(), 0, bytes.size);
+      // The pointer is null if the size is 0, which memset() does not accept.
+      std::fill_n(static_cast<std::byte*>(storage.mutable_data()), bytes.size, std::byte());
     } else {
       std::memcpy(storage.mutable_data(), bytes.content.data(), bytes.size);
     }

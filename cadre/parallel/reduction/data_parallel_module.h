@@ -161,7 +161,6 @@ class DataParallelModule {
   std::optional<BucketLayout> learned_layout() const { return core().learned_layout(); }
 
  protected:
-  DataParallelModule() = default;  // needed by a derived class whose constructor throws
   DataParallelModule(std::shared_ptr<M> module, std::shared_ptr<reduction::DataParallelCore> core)
       : module_(std::move(module)), core_(std::move(core)) {}
   ~DataParallelModule() = default;

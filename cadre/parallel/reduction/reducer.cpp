@@ -13,6 +13,7 @@
 #include "cadre/parallel/reduction/agreement/refusals.h"
 #include "cadre/parallel/reduction/agreement/trailer.h"
 #include "cadre/tensor/group/backward/backward_collectives.h"
+#include "cadre/tensor/hooks/shard_mark.h"
 
 namespace cadre::reduction {
 
@@ -357,6 +358,15 @@ void Reducer::check_ranks_are_in_one_step(const Attention& attention) {
   attention.check_ranks_are_in_one_step(num_steps_);
 }
 
+// Parts made by expert parallelism (has_joint_loss) do not count, because ranks with other experts
+// may leave other parameters unused.
+bool Reducer::logs_for_all_ranks() const {
+  return group_.rank() == 0 && std::ranges::none_of(parameters_, [](const at::Tensor& parameter) {
+           const wrap::ShardMark* const mark = wrap::shard_mark_of(parameter);
+           return mark != nullptr && mark->rank != 0 && !mark->has_joint_loss;
+         });
+}
+
 void Reducer::forgive_left_behind(int64_t newest_forward) {
   const int32_t num_left_behind = ledger_.position(newest_forward).num_older;
   if (!usual_left_behind_) usual_left_behind_ = num_left_behind;
@@ -369,7 +379,7 @@ void Reducer::forgive_left_behind(int64_t newest_forward) {
 // Logs that forwards were left without a backward. All ranks left out the same number of forwards,
 // but perhaps in different steps.
 void Reducer::log_left_behind_once() {
-  if (left_behind_are_logged_ || group_.rank() != 0) return;
+  if (left_behind_are_logged_ || !logs_for_all_ranks()) return;
   const ForwardLedger::Lost lost = ledger_.lost();
   if (lost.count == 0) return;
   left_behind_are_logged_ = true;
@@ -418,7 +428,7 @@ void Reducer::log_unused_once(const Attention& attention) {
   std::vector<uint8_t> is_used;
   for (const int64_t i : unused) is_used.push_back(pass_.placed[i] ? 1 : 0);
   const at::Tensor flags = gather_flags(is_used, group_);
-  if (group_.rank() != 0) return;
+  if (!logs_for_all_ranks()) return;
   std::string names;
   const int64_t num_named = std::min<int64_t>(kMaxNamesInLog, flags.size(1));
   for (int64_t k = 0; k < num_named; ++k) {

@@ -124,6 +124,9 @@ class Reducer {
   void settle_last_pass();
   // Throws if the ranks are in different steps. After that, every later pass throws, too.
   void check_ranks_are_in_one_step(const Attention& attention);
+  // Returns whether this rank logs what is the same on all ranks: rank 0 of the group and, if
+  // tensor parallelism has divided the module, only that of the group with the first parts.
+  bool logs_for_all_ranks() const;
   void forgive_left_behind(int64_t newest_forward);
   void log_left_behind_once();
   // Returns the differentiable collectives that ran in the backwards of this pass, each as the list

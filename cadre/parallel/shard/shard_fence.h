@@ -140,7 +140,7 @@ class CADRE_EXPORT ShardFence {
 
 // An update of one or several fences: the constructor calls begin_update(), finish() calls
 // end_update(). If the object is destroyed before finish(), by an exception for example, it
-// abandons the update. All ranks make it together.
+// abandons the update. The constructor and finish() are collective.
 class CADRE_EXPORT FencedUpdate {
  public:
   explicit FencedUpdate(const std::shared_ptr<ShardFence>& fence);

@@ -64,19 +64,22 @@ bool is_sent_in_place(const at::Tensor& tensor) {
   return tensor.is_contiguous() && tensor.nbytes() >= kLargeTensorBytes;
 }
 
+// A tensor without elements has a null pointer, which memcmp() and memcpy() do not accept even for
+// 0 bytes, and std::equal() and std::copy_n() do.
 bool has_bytes(const at::Tensor& tensor, const void* bytes) {
   const at::Tensor contiguous = tensor.contiguous();
-  return std::memcmp(contiguous.const_data_ptr(), bytes, contiguous.nbytes()) == 0;
+  const auto* const own = static_cast<const char*>(contiguous.const_data_ptr());
+  return std::equal(own, own + contiguous.nbytes(), static_cast<const char*>(bytes));
 }
 
 // Writes `bytes`, the elements in their logical order, to the tensor.
 void write_bytes(const at::Tensor& tensor, const std::byte* bytes) {
   if (tensor.is_contiguous()) {
-    std::memcpy(tensor.mutable_data_ptr(), bytes, tensor.nbytes());
+    std::copy_n(bytes, tensor.nbytes(), static_cast<std::byte*>(tensor.mutable_data_ptr()));
     return;
   }
   const at::Tensor values = at::empty(tensor.sizes(), tensor.options());
-  std::memcpy(values.mutable_data_ptr(), bytes, values.nbytes());
+  std::copy_n(bytes, values.nbytes(), static_cast<std::byte*>(values.mutable_data_ptr()));
   tensor.variable_data().copy_(values);  // does not increment the tensor's version counter
 }
 
@@ -127,7 +130,8 @@ void broadcast_packed(std::span<const NamedTensor> tensors, std::span<const size
     if (is_root) {
       walk([&](size_t place, std::byte* position) {
         const at::Tensor contiguous = tensors[place].tensor.detach().contiguous();
-        std::memcpy(position, contiguous.const_data_ptr(), contiguous.nbytes());
+        std::copy_n(static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes(),
+                    position);
       });
     }
     group.broadcast(packed, root);

@@ -63,9 +63,8 @@ void check_axes(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
                   format("the name \"{}\" appears twice; give each axis its own", axis.name));
     }
     if (axis.size < 1) {
-      refuse_axes(
-          world, axes,
-          format("the size of axis \"{}\" is {}, expected at least 1", axis.name, axis.size));
+      refuse_axes(world, axes,
+                  format("the size of axis \"{}\" is {}; choose at least 1", axis.name, axis.size));
     }
     // The product is capped at 2^31, which is more than any world size, so that it cannot overflow.
     product = std::min<int64_t>(product * axis.size, int64_t{1} << 31);

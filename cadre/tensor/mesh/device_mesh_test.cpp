@@ -254,7 +254,7 @@ TEST(DeviceMesh, AxesThatDoNotMakeAGridAreRefused) {
     expect({{"x", 65536}, {"y", 65536}}, "the group has 2 ranks");
     expect({{"x", 2}, {"", 1}}, "an axis has no name");
     expect({{"x", 2}, {"x", 1}}, "the name \"x\" appears twice");
-    expect({{"x", 2}, {"y", 0}}, "the size of axis \"y\" is 0, expected at least 1");
+    expect({{"x", 2}, {"y", 0}}, "the size of axis \"y\" is 0; choose at least 1");
     expect({{"x", -2}, {"y", -1}}, "the size of axis \"x\" is -2");
     const DeviceMesh mesh(world, {{"x", 2}, {"y", 1}});
     const auto refused = [&](const std::function<void()>& call, const std::string& sentence) {

@@ -41,8 +41,11 @@ DType check_operand(const DeviceMesh& mesh, std::string_view call, const at::Ten
   const std::optional<DType> dtype = to_dtype(tensor.scalar_type());
   if (!dtype) {
     refuse_dtensor(mesh, call,
-                   format("the tensor is {}; supported are {}", c10::toString(tensor.scalar_type()),
-                          dtype_names()));
+                   format("the tensor is {}; supported are {}; {}",
+                          c10::toString(tensor.scalar_type()), dtype_names(),
+                          tensor.is_complex()
+                              ? "pass torch::view_as_real(tensor), its real and imaginary parts"
+                              : "convert it to one of these dtypes with to()"));
   }
   return *dtype;
 }

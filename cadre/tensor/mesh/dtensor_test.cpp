@@ -281,7 +281,10 @@ TEST(DTensor, WrongUsesGiveSentences) {
     expect(distribute(full.to(torch::kLong), {Partial(ReduceOp::kAvg), Replicate()}),
            "avg of int64 is refused");
     expect(distribute(Tensor(), {Shard(0), Replicate()}), "the tensor is undefined");
-    expect(distribute(full.to(torch::kComplexDouble), {Shard(0), Replicate()}), "supported are");
+    expect(distribute(full.to(torch::kComplexDouble), {Shard(0), Replicate()}),
+           "; pass torch::view_as_real(tensor), its real and imaginary parts");
+    expect(distribute(full.to(torch::kFloat8_e4m3fn), {Shard(0), Replicate()}),
+           "; convert it to one of these dtypes with to()");
     expect(distribute(full.to_sparse(), {Shard(0), Replicate()}), "is not a dense CPU tensor");
     const Tensor leaf = counted({4, 2}).requires_grad_(true);
     expect(distribute(leaf * 2, {Shard(0), Replicate()}), "pass its detach()");

@@ -101,8 +101,10 @@ Box local_box(std::span<const int64_t> sizes, std::span<const int> mesh_shape,
   }
   for (size_t axis = 0; axis < mesh_shape.size(); ++axis) {
     if (coordinates[axis] >= 0 && coordinates[axis] < mesh_shape[axis]) continue;
-    refuse_placements(format("local_box: coordinate {} of axis {} is not in 0 .. {}",
-                             coordinates[axis], axis, mesh_shape[axis] - 1));
+    refuse_placements(
+        format("local_box: coordinate {} of axis {} is not in 0 .. {} of the mesh; pass "
+               "the coordinates of one of its ranks",
+               coordinates[axis], axis, mesh_shape[axis] - 1));
   }
   return PlacementLayout(mesh_shape, checked, sizes.size()).box_of(sizes, coordinates);
 }

@@ -96,6 +96,7 @@ TEST(DataLoader, ConsecutivePartsInRankOrderAreTheBatch) {
     DataLoader whole = make_data_loader(Counting(103), options);
     const std::vector<Indices> expected = batches_of(whole, 1);
     const auto by_rank = batches_by_rank(3, 103, options, 1);
+    for (const std::vector<Indices>& batches : by_rank) ASSERT_EQ(batches.size(), expected.size());
     for (size_t k = 0; k < expected.size(); ++k) {
       Indices joined;
       for (const std::vector<Indices>& batches : by_rank) {

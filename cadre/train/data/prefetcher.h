@@ -44,9 +44,8 @@ class Prefetcher {
     if (num_items < 0 || make_ == nullptr || options.num_threads < 1 || options.depth < 1) {
       throw Error(
           ErrorCode::kInvalidArgument,
-          cadre::format("Prefetcher: {} items on {} threads with a depth of {}; expected no "
-                        "negative number of items, and a function, a thread and a depth of "
-                        "at least 1",
+          cadre::format("Prefetcher: {} items on {} threads with a depth of {}; pass a function, "
+                        "at least 0 items, at least 1 thread and a depth of at least 1",
                         num_items, options.num_threads, options.depth));
     }
     for (int i = 0; i < options.num_threads; ++i) makers_.push_back(system.make_waiter());

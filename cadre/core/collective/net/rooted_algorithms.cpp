@@ -98,8 +98,8 @@ void add_tree_reduce(Schedule& schedule) {
   const int extra = key.world_size - doubling;
   const auto place_of = [&](int rank) { return rank < 2 * extra ? rank / 2 : rank - extra; };
   const int root_place = place_of(key.root);
-  // Returns the rank at a place. Of two ranks that were combined into one place it is the root, if
-  // it is one of them, else the odd rank.
+  // Returns the rank at a place. If two ranks share the place, returns the root if it is one of
+  // them, else the odd rank.
   const auto holder_of = [&](int place) {
     if (place == root_place) return key.root.value;
     return place < extra ? 2 * place + 1 : place + extra;

@@ -1,7 +1,8 @@
 // The handshake of one connection between two ranks. The rank that connects sends its number and
 // the purpose of the connection. Then each end proves that it has the job's token, first the rank
-// that connects. The handshake reads no byte beyond its own messages. If there is no token, and
-// over unix sockets, the process at the other end must belong to this user or to root.
+// that connects. The handshake reads no byte beyond its own messages. If the job has no token or
+// the connection is a unix socket, the process at the other end must belong to this user or to
+// root.
 //
 // Threads: one owner. Blocking: never; step() is called when the socket is ready.
 // Lifetime: owns its socket until take(). Errors: step() fails if the connection must not be used.

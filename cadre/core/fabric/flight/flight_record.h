@@ -50,8 +50,8 @@ struct FlightEntry {
   int64_t begin_ns = 0;
   int64_t end_ns = 0;  // 0 if the operation was still running
   wire::ActivityState state = wire::ActivityState::kNothingYet;
-  // The peer of a send or recv. Of a collective that failed: the peer for which the rank waited.
-  // Else -1.
+  // The peer of a send or recv; for a failed collective, the peer for which the rank waited; else
+  // -1.
   int32_t peer = -1;
   std::string phase;  // the phase in which the operation failed
 

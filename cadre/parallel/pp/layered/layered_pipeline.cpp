@@ -21,6 +21,7 @@
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/pp/pipeline_plan.h"
 #include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/group/operands/memory_extent.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre {
@@ -190,17 +191,10 @@ struct ParameterMemory {
 
 ParameterMemory memory_of(const NamedTensor& parameter, int stage) {
   const at::Tensor& tensor = parameter.tensor;
-  const bool is_deferred = tensor.is_meta();
-  const auto item = static_cast<uintptr_t>(tensor.element_size());
-  const uintptr_t begin = is_deferred ? static_cast<uintptr_t>(tensor.storage_offset()) * item
-                                      : reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-  uintptr_t last = 0;  // the offset of the tensor's last element in memory
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    last += static_cast<uintptr_t>((tensor.size(i) - 1) * tensor.stride(i));
-  }
-  return {.storage = is_deferred ? tensor.storage().unsafeGetStorageImpl() : nullptr,
-          .begin = begin,
-          .end = begin + (last + 1) * item,
+  const MemoryExtent extent = memory_extent(tensor);
+  return {.storage = tensor.is_meta() ? tensor.storage().unsafeGetStorageImpl() : nullptr,
+          .begin = reinterpret_cast<uintptr_t>(extent.begin),
+          .end = reinterpret_cast<uintptr_t>(extent.end),
           .stage = stage,
           .name = parameter.name,
           .tensor = tensor.unsafeGetTensorImpl()};

@@ -149,8 +149,8 @@ void ReplicaWatch::refuse_written(size_t parameter, const std::string& ranks, co
               format("{}: forward() writes to the parameter \"{}\" (on {}), but its values are in "
                      "shards on the ranks, so what is written to the whole parameter is lost when "
                      "it is gathered again. Compute the changed weight as a new tensor in "
-                     "forward(), or change the shards after the optimizer's step. Load values to "
-                     "continue",
+                     "forward(), or change the shards after the optimizer's step. To continue, "
+                     "load the values of a snapshot",
                      here.place(), name, ranks));
 }
 
