@@ -96,8 +96,8 @@ struct AgreedField {
 };
 
 // Throws kInvalidArgument on all ranks unless all ranks have the same fields in the same order. The
-// message is 'Pipeline on group "world": num_microbatches is 4 on rank 0 and 8 on rank 2; ' and
-// `remedy`.
+// message is a sentence such as 'Pipeline on group "world": num_microbatches is 4 on rank 0 and 8
+// on rank 2', followed by "; " and `remedy`.
 CADRE_EXPORT void check_equal_on_all_ranks(
     const ProcessGroup& group, const AgreementSubject& subject,
     const std::function<std::vector<AgreedField>()>& make_fields, std::string_view remedy);

@@ -2,7 +2,7 @@
 // file (FileOffload), in the same file. An optimizer puts the state of an offloaded parameter
 // there.
 //
-// Threads: any. Blocking: for the time of the disk. Lifetime: as at::zeros_like(). Errors:
+// Threads: any. Blocking: for disk accesses. Lifetime: as at::zeros_like(). Errors:
 // cadre::Error with kUnavailable for a full disk.
 #pragma once
 

@@ -1,7 +1,7 @@
 // Tensors whose memory is in a file on disk, so that together they may be larger than the machine's
 // memory. beside.h puts related tensors, such as optimizer state, into the same file.
 //
-// Threads: any. Blocking: for the time of the disk. Lifetime: tensors keep the file open. The file
+// Threads: any. Blocking: for disk accesses. Lifetime: tensors keep the file open. The file
 // has no name, so the system removes it when the process ends. Errors: cadre::Error with
 // kUnavailable for a missing folder and a full disk; disk space is reserved before memory is handed
 // out.

@@ -29,8 +29,8 @@ namespace cadre {
 
 struct MainRankOptions {
   bool of_each_node = false;
-  // The time limit for the work of the main rank. The other ranks then have the same limit for
-  // their own work.
+  // The time limit for the work of the main rank. In main_rank_first() the other ranks then have
+  // the same limit for their own work.
   Duration timeout = kDefaultMainRankTimeout;
 };
 

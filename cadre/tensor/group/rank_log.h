@@ -7,7 +7,7 @@
 // CommunicatorOptions::log says otherwise. CADRE_LOG sets the lowest level that is written; the
 // default is warning.
 //
-// Threads: any. Blocking: for the time of a write; no communication. Lifetime: a value; keeps the
+// Threads: any. Blocking: while a line is written; no communication. Lifetime: a value; keeps the
 // group. Errors: none. Source: get_logger() of Hugging Face Accelerate.
 #pragma once
 

@@ -23,11 +23,12 @@ Bytes try_map(SymmetricBuffer& buffer, int world_size) {
   if (!buffer.shares_memory()) return {};
   try {
     const ConstBytes all = buffer.view();
-    // The view is const, but this rank may write to its own part of it.
+    // The view is const, because it includes the memory of other ranks; this rank may write to its
+    // own part of it.
     return {const_cast<std::byte*>(all.data()), all.size()};
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnavailable) throw;
-    return {};  // no address space or mappings left
+    return {};  // the process has no address space or no mappings left
   }
 }
 

@@ -112,7 +112,7 @@ TEST(SymmetricTensor, WhatAnOwnerWritesAllReadInTheWhole) {
       }
       parts->signal(group.rank(), 4);
       parts->wait_signal(group.rank(), 4);  // a rank may signal itself
-      group.barrier();                      // no rank leaves before all are here
+      group.barrier();  // all ranks have received their signal before one leaves
       parts.reset();
       require(own[5].item<double>() == 200 + group.rank(), "the tensors keep the memory");
     });

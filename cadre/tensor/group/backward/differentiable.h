@@ -27,11 +27,11 @@
 
 namespace cadre::functional {
 
-// The gradient is that of the SUM over the ranks of each rank's loss. While GradMode is on, the
-// result of a floating-point input requires grad on every rank, whether or not this rank's input
-// does, so that every rank takes part in backward. On every rank the result must contribute to the
-// tensor on which backward() is called, because backward runs a collective. A timeout in the
-// options applies to the forward; the backward has the group's timeout.
+// The functions from all_reduce() to broadcast() compute the gradient of the SUM of all ranks'
+// losses. While GradMode is on and the input is floating-point, the result requires grad on every
+// rank, whether or not this rank's input does, so that every rank takes part in backward. Backward
+// runs a collective, so on every rank the result must contribute to the tensor on which backward()
+// is called. A timeout in the options applies to the forward; the backward has the group's timeout.
 
 // SUM, AVG, PREMUL_SUM, MAX and MIN have a backward; PRODUCT throws while gradients are recorded.
 // The gradient of MAX and MIN goes to the ranks that hold the extremum, in equal parts if several
@@ -47,9 +47,9 @@ CADRE_EXPORT at::Tensor all_gather(const at::Tensor& input, const ProcessGroup& 
 // are recorded.
 CADRE_EXPORT at::Tensor reduce_scatter(const at::Tensor& input, const ProcessGroup& group,
                                        const ReduceScatterOptions& options = {});
-// Sends rows of the input to each rank. input: (n, ...); result: (m, ...), where the splits add up
-// to n and m. If splits are given for one side only, the other side is divided evenly; without
-// output splits m is n.
+// Sends rows of the input to each rank. input: (n, ...), where n is the sum of the input splits;
+// result: (m, ...), where m is the sum of the output splits. If splits are given for one side only,
+// the rows of the other side are divided evenly; without output splits m is n.
 CADRE_EXPORT at::Tensor all_to_all(const at::Tensor& input, const ProcessGroup& group,
                                    const AllToAllOptions& options = {});
 // The result is the root's input. On other ranks only the input's shape and dtype are used; its
