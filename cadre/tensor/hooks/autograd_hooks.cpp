@@ -94,7 +94,8 @@ bool AccumulationHooks::has_hook(const at::Tensor& parameter) {
 
 bool AccumulationHooks::current_backward_reaches_a_parameter() const {
   const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
-  if (exec_info == nullptr || exec_info->empty()) return true;  // a plain backward()
+  // A backward() without a list of inputs runs every node.
+  if (exec_info == nullptr || exec_info->empty()) return true;
   for (const Installed& hook : installed_) {
     const auto found = exec_info->find(hook.accumulator.get());
     if (found != exec_info->end() && found->second.needed_) return true;
@@ -138,7 +139,8 @@ bool current_backward_passes(const GraphNode& node) {
   const auto found = nodes->find(node.address);
   if (found == nodes->end() || (*found)->sequence_nr() != node.sequence) return false;
   const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
-  if (exec_info == nullptr || exec_info->empty()) return true;  // a plain backward()
+  // A backward() without a list of inputs runs every node.
+  if (exec_info == nullptr || exec_info->empty()) return true;
   const auto info = exec_info->find(node.address);
   return info != exec_info->end() && info->second.needed_;
 }
@@ -156,7 +158,8 @@ void at_end_of_backward(std::function<void()> on_end, std::function<void()> on_f
 void release_failed_backward() {
   if (torch::autograd::get_current_graph_task_id() != -1) return;
   const at::AutoGradMode grad_mode(true);
-  at::zeros({}).requires_grad_(true).alias().backward();  // its start empties the queue
+  // The start of any backward empties the queue.
+  at::zeros({}).requires_grad_(true).alias().backward();
 }
 
 bool current_backward_creates_graph() {

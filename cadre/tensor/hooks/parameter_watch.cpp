@@ -134,15 +134,16 @@ uint32_t WriteWatch::num_writes() const {
 }
 
 uint64_t WriteWatch::samples(uint64_t turn) const {
-  // 2^64 / golden ratio: successive turns sample well-spread elements.
+  // 2^64 / golden ratio. With this stride, calls with successive `turn` values sample elements that
+  // are spread over the whole tensor.
   constexpr uint64_t kStride = 0x9E3779B97F4A7C15;
   Fnv1a digest;
   for (const NamedTensor& parameter : parameters_) {
     const at::Tensor& tensor = parameter.tensor;
     if (tensor.numel() == 0) continue;
     const auto numel = static_cast<uint64_t>(tensor.numel());
-    // The index of the sampled element in memory; 0 if the memory has gaps, in which an index could
-    // fall.
+    // The index of the sampled element in memory. It is 0 if the memory has gaps between elements,
+    // because another index could be that of a gap.
     const uint64_t element =
         tensor.is_non_overlapping_and_dense() ? (numel / 2 + turn * kStride) % numel : 0;
     const size_t size = tensor.element_size();

@@ -4,8 +4,8 @@
 // write to them.
 //
 // Threads: as the module. Blocking: never. Lifetime: shares the module and its parameters.
-// Errors: none; a change is returned as a sentence. Cost: a look at each parameter and, for a
-// module with children, one allocation.
+// Errors: none; a change is returned as a sentence. Cost of a check: it looks at each parameter
+// and, for a module with children, allocates memory once.
 #pragma once
 
 #include <ATen/core/Tensor.h>

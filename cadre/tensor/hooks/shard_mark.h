@@ -39,8 +39,8 @@ struct ShardMark {
   // How the parameter is divided, for a wrapper around a module whose parameters are shards
   // already; null if no mesh is known.
   std::shared_ptr<const shard::ParameterDivision> division = {};
-  // Identifies the fence that orders updates of the shard with other accesses; null without a
-  // fence.
+  // Identifies the ShardFence (parallel/shard/shard_fence.h) that orders updates of the shard and
+  // other accesses to it; null if there is none.
   const void* fence = nullptr;
 };
 

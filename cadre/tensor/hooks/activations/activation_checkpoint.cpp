@@ -103,9 +103,9 @@ std::vector<uint32_t> versions_of(const std::vector<at::Tensor>& tensors) {
   return versions;
 }
 
-// Saves the present values of tensors. The destructor restores them, after the second forward,
-// which may change them, and the backward, which may read the changed values. As with batch_norm's
-// statistics, version counters do not change.
+// Saves the present values of tensors, such as BatchNorm's statistics, that the second forward may
+// change. The destructor restores them. It runs after the backward, which may read the changed
+// values. The version counters do not change, as when batch_norm() updates its statistics.
 class KeptValues {
  public:
   explicit KeptValues(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {

@@ -12,9 +12,9 @@
 // backward. So a parameter that two checkpointed modules share gets its gradient in two steps,
 // which DistributedDataParallel refuses with an error. autograd::grad(), and backward() with a list
 // of inputs, throw at the module, because they would add to the gradients of parameters that were
-// not requested. A buffer that forward() changes in place, such as BatchNorm's statistics, changes
-// once. A tensor that forward() keeps in a member, for example for an extra loss, has no graph;
-// return it instead.
+// not requested. If forward() changes a buffer in place, such as BatchNorm's statistics, the change
+// by the second forward is undone. A tensor that forward() stores in a member, for example for an
+// extra loss, has no autograd graph; return it instead.
 //
 // Threads: as the module. Blocking: as M::forward(). Lifetime: a graph keeps the arguments, and
 // refers to the module, which must live until backward. Errors: those of M::forward(), also from
