@@ -42,8 +42,8 @@ struct MeshAxis {
 
 class CADRE_EXPORT DeviceMesh {
  public:
-  // axes: the slowest first. Sizes are at least 1 and multiply to the world's size; names are
-  // unique and not empty.
+  // axes: in row-major order, so the coordinate of the last axis varies fastest with the rank.
+  // Sizes are at least 1 and multiply to the world's size; names are unique and not empty.
   DeviceMesh(const ProcessGroup& world, std::vector<MeshAxis> axes);
   // A move is a copy, so that an object that was moved from is usable.
   DeviceMesh(const DeviceMesh&) = default;
@@ -100,7 +100,7 @@ class CADRE_EXPORT DeviceMesh {
 
  private:
   // The size and stride of an axis in the ranks of the world. A flattened axis has several Steps,
-  // the slowest first.
+  // the one with the largest stride first.
   struct Step {
     int size;
     int stride;

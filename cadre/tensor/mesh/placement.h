@@ -78,9 +78,9 @@ struct Box {
 };
 
 // Returns the part of a tensor of these sizes that the rank at these coordinates holds. Axes that
-// shard the same dim divide it in the order of the mesh, slowest first: each divides the chunk of
-// the axis before it. The box of an empty chunk is at the end of the divided range.
-// mesh_shape, coordinates and placements have one entry for each axis.
+// shard the same dim divide it one after the other, in the order of the mesh: each axis divides the
+// chunk that the axis before it has made. The box of an empty chunk is at the end of the divided
+// range. mesh_shape, coordinates and placements have one entry for each axis.
 CADRE_EXPORT Box local_box(std::span<const int64_t> sizes, std::span<const int> mesh_shape,
                            std::span<const int> coordinates, std::span<const Placement> placements);
 

@@ -14,8 +14,8 @@
 
 namespace cadre::mesh {
 
-// Returns the axes of mesh.whole() from which `axis` was made, the slowest first: several if it was
-// flattened, otherwise one.
+// Returns the axes of mesh.whole() from which `axis` was made: several if it was flattened, in
+// row-major order, otherwise one.
 std::vector<std::string> whole_axes_of(const DeviceMesh& mesh, std::string_view axis);
 
 // The inverse of whole_axes_of(): returns a mesh with one axis of this name over these axes of
