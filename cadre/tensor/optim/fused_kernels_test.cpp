@@ -166,8 +166,8 @@ TEST(FusedRefusal, HasTheNameOfANamedParameter) {
   }
 }
 
-// Must accept a gradient that is a zero tensor without memory, which the derivatives of some
-// operators return.
+// The optimizer must accept a gradient that is a zero tensor without memory, which the derivatives
+// of some operators return.
 TEST(FusedRefusal, NotALazyZero) {
   const at::Tensor weight = torch::full({20}, 2.0).requires_grad_(true);
   const at::Tensor truth = weight.detach().clone().requires_grad_(true);

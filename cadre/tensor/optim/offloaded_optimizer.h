@@ -4,8 +4,8 @@
 //
 //   OffloadedOptimizer<torch::optim::RMSprop> optimizer(model.parameters(), 1e-3);
 //
-// Threads: as O. Blocking: for the time of the disk. Lifetime: as O. Errors: those of O, and
-// kUnavailable for a full disk.
+// Threads, lifetime: as O, the optimizer class. Blocking: for disk accesses. Errors: those of O,
+// and kUnavailable for a full disk.
 // step() updates one parameter at a time: torch::optim creates the state of a parameter in memory,
 // and the state is then moved to the file. The update of a parameter by O must not depend on other
 // parameters.

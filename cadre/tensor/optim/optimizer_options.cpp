@@ -120,7 +120,7 @@ std::optional<std::vector<Field>> serialized_fields(const torch::optim::Optimize
 
 struct OptionsText {
   std::string text;
-  bool is_whole;  // whether the text has all fields that are known
+  bool is_whole;  // false if the class may have fields that `text` lacks
 };
 
 OptionsText with_fields(std::string text, const std::vector<Field>& fields, bool is_whole) {
@@ -193,7 +193,7 @@ OptionsText describe(const torch::optim::OptimizerOptions& options) {
 
 std::string text_of_state_mark(int64_t mark) {
   if (mark == 0) return "none";
-  int num_tensors = -1;  // -1, because the highest bit belongs to no tensor
+  int num_tensors = -1;  // the first one bit of a mark stands for no tensor, so it is not counted
   for (int64_t bits = mark % kStepsOfMark; bits != 0; bits /= 2) num_tensors += bits % 2;
   return format("that of step {}, with {} tensors", mark / kStepsOfMark, num_tensors);
 }
