@@ -18,7 +18,7 @@
 namespace cadre {
 
 // Returns the buffer of each bucket. The buffer of the last bucket has trailer_numel more elements
-// at its end, for the trailer (see GradientStorage).
+// at its end, for the flags that ranks exchange (GradientStorage::trailer()).
 std::vector<shard::FlatBuffer> replicated_buffers(const BucketLayout& layout,
                                                   std::span<const ParameterSize> parameters,
                                                   int64_t trailer_numel);

@@ -56,7 +56,7 @@ void GradientStorage::set_layout(BucketLayout layout) {
 
 void write_gradient(const at::Tensor& target, const at::Tensor& gradient, double factor) {
   if (factor == 0.0) {
-    target.zero_();  // the mean over no samples may be NaN, and 0 * NaN is NaN
+    target.zero_();  // a mean over no samples may be NaN, and 0 * NaN is NaN
   } else if (factor == 1.0) {
     copy_gradient(target, gradient);
   } else if (gradient.scalar_type() == target.scalar_type()) {
@@ -65,7 +65,8 @@ void write_gradient(const at::Tensor& target, const at::Tensor& gradient, double
     // be rounded, and the factors of the ranks would not sum to one.
     at::mul_out(out, gradient, at::scalar_tensor(factor, at::kDouble));
   } else {
-    // First converted, so that the product is rounded in the target's dtype.
+    // The gradient is converted before the multiplication, so that the product is rounded in the
+    // target's dtype.
     target.copy_(gradient);
     target.mul_(factor);
   }

@@ -61,7 +61,7 @@ class CADRE_EXPORT GradientStorage {
   // Contributes zeros for this parameter. Its present gradient stays as it is, unless
   // settle_unused() changes it.
   virtual void place_unused(size_t parameter) = 0;
-  // Returns the number of buckets that were launched in this pass.
+  // Returns the number of buckets whose reductions were launched in this pass.
   size_t num_launched() const { return num_launched_; }
   // Returns the number of buckets that are launched by launch_next(). reduce_last() reduces the
   // others.
@@ -83,9 +83,10 @@ class CADRE_EXPORT GradientStorage {
   };
   virtual void settle_unused(size_t parameter, const Usage& usage) = 0;
   virtual void end_pass() = 0;
-  // Starts the collectives of this pass for which the other ranks wait, without waiting for them.
-  // The pass then fails on all ranks, so the values do not matter, except for those of the trailer,
-  // which must be written before if it is not launched yet.
+  // Called if an exception ends the pass on this rank. Starts the remaining collectives of the
+  // pass, because the other ranks wait for them, and does not wait for them itself. The pass then
+  // fails on all ranks, so the values do not matter, except those of the trailer: if the trailer is
+  // not launched yet, it must be written before.
   virtual void abandon() = 0;
   // Waits for the collectives that abandon() has started. Called before the next pass.
   virtual void settle_abandoned() = 0;

@@ -38,9 +38,9 @@ RefusedGradients::RefusedGradients(const std::vector<NamedTensor>& parameters, c
                "to the gradients of the ranks' shards. {}; read gradients from the wrapper's "
                "parameter_shards(), and let zero_grad() set gradients to none.",
                owner.place, parameter.name, owner.remedy));
-    // This hook removes the placeholders before autograd adds to one of them. Usually the backward
-    // has removed them before, at an output of the wrapper, but the gradient of a regularizer may
-    // reach a parameter earlier.
+    // This hook removes the placeholder gradients before autograd adds to one of them. Usually they
+    // were removed earlier in the backward, at an output of the wrapper, but the gradient of a
+    // regularizer may reach a parameter before that.
     hooks_.push_back(parameter.tensor.register_hook([this, i](const at::Tensor&) {
       remove();
       events_.on_arrival(i);

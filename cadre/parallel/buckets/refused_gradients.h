@@ -25,7 +25,8 @@ class RefusedGradients {
     std::string remedy;  // says from which tensors to make the optimizer
   };
   struct Events {
-    // remove() calls this with each parameter whose placeholder the program has cleared.
+    // Called by remove(), with the index of each parameter whose placeholder the program has
+    // cleared.
     std::function<void(size_t)> on_cleared;
     // Called before a backward adds to the parameter's gradient, and when autograd::grad() has
     // computed this gradient.
@@ -37,9 +38,9 @@ class RefusedGradients {
   RefusedGradients(const RefusedGradients&) = delete;
   RefusedGradients& operator=(const RefusedGradients&) = delete;
 
-  // Gives each parameter without a gradient a placeholder.
+  // Gives each parameter without a gradient a placeholder, which throws on any access.
   void install();
-  // Removes the placeholders. A hook calls this before a backward adds to a gradient.
+  // Removes the placeholders. Called before a backward adds to a gradient.
   void remove();
   // Removes the placeholders without calling on_cleared.
   void discard();

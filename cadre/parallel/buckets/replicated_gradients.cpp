@@ -167,7 +167,7 @@ void ReplicatedGradients::finish_early() {
   }
 }
 
-// The call is blocking, because this thread has nothing else to do.
+// Reduces the last bucket with a blocking call, because this thread has nothing to do meanwhile.
 void ReplicatedGradients::reduce_last() {
   group_.all_reduce(buffers_.flats[num_launched_++], combination_.op);
 }

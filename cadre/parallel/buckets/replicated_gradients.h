@@ -30,7 +30,7 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
  public:
   struct Options {
     BucketCaps caps;
-    std::optional<BucketLayout> layout;  // nullopt: learned in the first pass
+    std::optional<BucketLayout> layout;  // if nullopt, it is learned in the first pass
     int64_t trailer_numel = 0;
   };
   ReplicatedGradients(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,

@@ -188,7 +188,7 @@ void ShardedGradients::slice_gradients(const Bucket& bucket) {
 }
 
 // Orders the buckets by the position of the gradient that becomes ready last in each, because a
-// bucket can be reduced only then. Late units stay at the end.
+// bucket can be reduced only then. Late units (Options::num_late_units) stay at the end.
 void ShardedGradients::learn(std::span<const int64_t> order) {
   is_learned_ = true;
   std::vector<size_t> last(buckets_.size(), 0);
@@ -214,14 +214,15 @@ void ShardedGradients::on_begin_pass() {
   std::ranges::fill(unsettled_, at::Tensor());
 }
 
-// Called before a backward adds to the parameter's gradient. Within a pass this needs no review: a
-// pass may consist of several backwards, as in a pipeline, whose gradients add up.
+// Called before a backward adds to the parameter's gradient. Within a pass (one reduction of all
+// gradients) nothing is reviewed, because a pass may consist of several backwards, as in a
+// pipeline, whose gradients add up.
 void ShardedGradients::begin_arrival(size_t parameter) {
   if (!is_in_pass_) unreduced_.review(parameter);
 }
 
-// An error that review() has found is thrown here, inside of the pass, because the other ranks are
-// then notified.
+// Throws the error that review() has found. review() does not throw it itself: only an error that
+// is thrown inside of a pass is reported to the other ranks.
 void ShardedGradients::place(size_t parameter) {
   unreduced_.throw_if_changed();
   is_ready_[parameter] = true;

@@ -61,7 +61,7 @@ namespace cadre {
 class CADRE_EXPORT ShardedGradients final : public GradientStorage {
  public:
   struct Groups {
-    wrap::LocatedGroup all;    // all ranks, which reduce the trailer
+    wrap::LocatedGroup all;    // all ranks, which reduce the flags in the trailer
     wrap::LocatedGroup shard;  // the ranks that own the shards of one replica; often equal to `all`
     std::optional<wrap::LocatedGroup>
         // The ranks with the same shards as this rank; nullopt if there are no replicas.
@@ -71,7 +71,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     // The dtype in which gradients are reduced. The default is the dtype in which autograd computes
     // them.
     std::optional<at::ScalarType> reduce_dtype = {};
-    std::optional<BucketLayout> layout = {};  // nullopt: the order is learned in the first pass
+    std::optional<BucketLayout> layout = {};  // if nullopt, the order is learned in the first pass
     int64_t trailer_numel = 0;
     // The last num_late_units of `units` are reduced only at the end of the backward. They are
     // those of the root, whose gradients become complete late or, if a rank does not use a
@@ -81,10 +81,11 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     // Tells the program, in the error for an optimizer of whole parameters, from which tensors to
     // make the optimizer.
     std::string remedy = "Make the optimizer from the shards";
-    // Called in each pass, also in an abandoned one, once for each unit with a trained parameter,
-    // after the unit's whole gradients were copied and freed. unit: the index in `units`.
+    // Called in each pass (one reduction of all gradients), also in an abandoned one, once for each
+    // unit with a trained parameter, after the unit's whole gradients were copied and freed. unit:
+    // the index in `units`.
     std::function<void(size_t unit)> on_unit_taken = {};
-    // Called when a pass begins.
+    // Called when a pass (one reduction of all gradients) begins.
     std::function<void()> on_pass = {};
     // Whether it is an error if a shard's values change, by an optimizer step for example, while
     // this rank has gradients that are not reduced.

@@ -64,7 +64,7 @@ void UnreducedGradients::end(size_t parameter) {
   }
 }
 
-// A placeholder of RefusedGradients is no gradient, and stays.
+// Does not reset a placeholder of RefusedGradients, because it is no gradient.
 void UnreducedGradients::drop(size_t parameter) {
   if (!shards_.is_refused(parameter)) parameters_[parameter].tensor.mutable_grad().reset();
   end(parameter);
@@ -78,8 +78,8 @@ UnreducedGradients::Shown UnreducedGradients::shown(size_t parameter) const {
       wrap::version_of(gradient) == local.version) {
     return Shown::kUnchanged;
   }
-  // An empty shard is taken for cleared. If the program has changed gradients instead, the ranks
-  // that own elements of the parameter notice it.
+  // A gradient without elements counts as cleared. If the program has changed the gradient instead,
+  // the ranks that own elements of the parameter throw.
   const bool is_cleared = has_only_zeros(gradient) && !gradient.signbit().any().item<bool>();
   return is_cleared ? Shown::kCleared : Shown::kChanged;
 }
