@@ -260,8 +260,8 @@ TEST(DdpCarriedForwards, AForwardThatAllLeftOutHasNoPartInTheWeight) {
   for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
 }
 
-// The samples of 20 forwards do not fit into the trailer, and a further message is needed to
-// compare all of them.
+// The sample counts of 20 forwards do not fit into one message (agreement/sample_weight.h), so a
+// second message is needed to compare all of them. A difference in any forward must be an error.
 TEST(DdpCarriedForwards, EveryOneOfManyForwardsIsCompared) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
     const auto sum_of_20 = [&](int64_t rows_of_the_first) {

@@ -124,7 +124,8 @@ class DdpDTypes : public ::testing::TestWithParam<GradientWeighting> {};
 
 TEST_P(DdpDTypes, OfOneModelAreReducedRightlyInBucketsOfTheirOwn) {
   // Each dtype is once the first in the forward. Its gradients then become ready last, so its
-  // bucket is the last one, which contains the trailer.
+  // bucket is the last one. The ranks' flags (the trailer) are reduced with that bucket, in its
+  // dtype.
   for (size_t first = 0; first < kTypes.size(); ++first) {
     const std::vector<Expected> expected = expected_gradients(first, GetParam());
     const auto result =

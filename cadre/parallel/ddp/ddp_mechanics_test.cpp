@@ -94,8 +94,9 @@ TEST_F(DdpMechanics, APeersFlagAloneStartsTheCounts) {
   EXPECT_THAT(error, HasSubstr("rank 2 left this backward by an exception"));
 }
 
-// Two forwards precede two backwards on all ranks. The ranks can compare this in the trailer, so a
-// backward must make no other call than one reduction for each bucket.
+// Two forwards precede two backwards on all ranks. The ranks compare this in the trailer, which is
+// reduced together with the last bucket. So a backward must make no other call than one reduction
+// for each bucket.
 TEST_F(DdpMechanics, EqualPositionsOfTheRanksCostNoMessage) {
   options_.weighting = GradientWeighting::kEqual;
   auto model = wrap();

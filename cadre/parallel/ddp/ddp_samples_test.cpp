@@ -21,8 +21,8 @@ using testing::run_groups;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-// Rank r has r rows of the value r, so the gradient must be (1 * 1 + 2 * 2) / 3. Rank 0 has no row:
-// its loss, a mean over no rows, is NaN, and so is a further term of it.
+// Rank r has r rows of the value r, so the gradient must be (1 * 1 + 2 * 2) / 3. Rank 0 has no
+// rows. Its loss is a mean over no rows plus another term, and both are NaN.
 TEST(DdpSamples, AnEmptyShareContributesZerosThoughItsLossIsNaN) {
   const auto result = run_groups(3, [](const ProcessGroup& world, std::string&) {
     nn::Linear net(nn::LinearOptions(1, 1).bias(false));

@@ -422,8 +422,8 @@ TEST(DdpSteps, ForwardsLeftBehindOnAllRanksAreLoggedOnceByRankZero) {
                                    Model model{std::make_shared<Scale>(), group};
                                    model(rows(1)).sum().backward();
                                    // Each rank has some forwards without a backward: rank 1 an
-                                   // evaluation with grad and step 4, rank 0 step 1, and both step
-                                   // 3.
+                                   // evaluation with grad and step 4, rank 0 step 1, and both ranks
+                                   // step 3.
                                    if (group.rank() == 1) model(rows(1));
                                    for (int step = 1; step <= 4; ++step) {
                                      const Tensor loss = model(rows(step)).sum();
