@@ -380,8 +380,8 @@ FullyShardedCore::~FullyShardedCore() = default;
 ShardedUnits::Call FullyShardedCore::before_forward(std::optional<int64_t> num_rows) {
   core_->before_forward(module_->is_training(), num_rows);
   ShardedUnits::Call call = units_->before_forward(0, {});
-  // Called only now, because the calls above may find writes that were made before this forward,
-  // and these must not count for it.
+  // begin_evaluation() comes after the calls above, because these may find writes that were made
+  // before this forward, which must not count for it.
   if (!at::GradMode::is_enabled()) written_->begin_evaluation();
   return call;
 }

@@ -82,7 +82,8 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
                            const Options& options = {})
       : FullyShardedDataParallel(module, std::make_shared<parallel::FullyShardedCore>(
                                              module, parallel::ShardGroups::of(ranks), options)) {}
-  // Takes ShardGroups (fully_sharded_core.h). Tests use this to pass groups with their own engines.
+  // Takes ShardGroups (fully_sharded_core.h). Tests use this to pass groups with their own
+  // backends.
   template <typename Groups>
     requires requires(const Groups& groups) { groups.shard_axis; }
   FullyShardedDataParallel(const std::shared_ptr<M>& module, const Groups& groups,

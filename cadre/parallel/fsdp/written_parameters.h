@@ -23,9 +23,9 @@ class WrittenParameters {
   // Must be called before the first forward. form: the form of the wrapper's shards.
   void attach(const std::shared_ptr<reduction::DataParallelCore>& core, ShardForm form);
 
-  // Called at the begin and at the end of a forward without grad. If the program wrote to gathered
-  // parameters in this forward, end_evaluation() returns the first such error. Only this rank
-  // throws the error: no backward follows in which the other ranks could be told of it.
+  // Called at the beginning and at the end of a forward without grad. If the program wrote to
+  // gathered parameters in this forward, end_evaluation() returns the first such error. Only this
+  // rank throws the error, because no backward follows that could report it to the other ranks.
   void begin_evaluation();
   bool is_in_evaluation() const { return is_in_evaluation_; }
   std::optional<Error> end_evaluation() noexcept;
