@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kTransformerStd = 0.02;
 
-// SelfAttention checks the numbers of heads.
+// Checks all options except the numbers of heads, which SelfAttention checks.
 TransformerOptions checked_transformer(TransformerOptions options) {
   if (options.mlp_dim == 0) options.mlp_dim = 4 * options.embed_dim;
   if (options.vocabulary < 1 || options.context < 1 || options.embed_dim < 1 ||
