@@ -169,7 +169,7 @@ class Planner {
   bool has_replicate_axis() const { return options().strategy == DataStrategy::kHsdp; }
 
   // Adds the traffic of the small messages in which the ranks compare numbers in each step. The
-  // trailer of the gradients is counted elsewhere.
+  // trailer, the flags that ranks exchange in each reduction of gradients, is not counted here.
   void add_agreements() {
     if (options().strategy == DataStrategy::kSingle || trained_.empty()) return;
     OperationTraffic& all_reduce = plan_.traffic.all_reduce;

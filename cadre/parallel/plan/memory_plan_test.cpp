@@ -130,9 +130,9 @@ TEST(MemoryPlan, OfUnitsThatStayHoldsAllOfThem) {
   options.accumulate = 3;
   const MemoryPlan kept = plan_memory(small_model(), options);
   EXPECT_EQ(kept.held.full_units, kAll);
-  // The ranks compare the units that they use twice in a step, because a pass is predicted to be
-  // followed by the same kind of pass as before: but a forward follows a backward that accumulates,
-  // and an update follows one that reduces.
+  // The ranks compare the units that they use twice in a step. The prediction is that a backward is
+  // followed by the same kind of pass as the backward before it. It is wrong after the last
+  // backward of a step, which an update follows, and after the first one, which a forward follows.
   constexpr int kComparisons = 2;
   EXPECT_EQ(kept.traffic.all_gather.num_calls, 3 * 3 + kComparisons);
   EXPECT_EQ(kept.held.transient, kAll + 4 * 64 * 64) << "whole gradients, and one on its way";
