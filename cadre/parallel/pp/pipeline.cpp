@@ -273,8 +273,8 @@ class Pipeline::Core {
     return loss ? check_rows(target.tensors(), "target") : std::nullopt;
   }
 
-  // Returns a digest of the batch and of this rank's trained parameters. Together with
-  // own_trained() it determines the shapes of all messages.
+  // Returns a digest of the dtypes and sizes of the batch, on the rank that has the first stage.
+  // Together with own_trained() it determines the shapes of all messages.
   uint64_t own_signature(const PipelineBatch& batch) const {
     Fnv1a hash;
     if (holds_first_) {
@@ -332,7 +332,8 @@ class Pipeline::Core {
     return agreed;
   }
 
-  // Compares the words of all ranks. The result, or the error, is the same on all ranks.
+  // Compares the integers ("words") with which the ranks describe this step. The result, or the
+  // error, is the same on all ranks.
   Agreed compare(const std::vector<std::vector<int64_t>>& all) const {
     if (const auto other = parallel::first_unlike(all, 0)) {
       throw pipeline_refusal(
@@ -430,7 +431,8 @@ class Pipeline::Core {
   std::optional<parallel::PipelineExecutor> executor_;
   std::optional<parallel::StageRecords> records_;
   std::optional<parallel::TiedParameters> ties_;
-  // The signatures of the last step that sent headers: [0] in evaluation, [1] in training.
+  // The shapes of the last step in which messages had headers, as digests (Agreed::signature): [0]
+  // in evaluation, [1] in training.
   std::optional<uint64_t> known_signatures_[2];
 };
 

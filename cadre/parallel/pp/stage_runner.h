@@ -54,7 +54,9 @@ class StageRunner {
   std::vector<at::Tensor> forward(int microbatch, const std::vector<at::Tensor>& inputs,
                                   const Roots& roots_of);
 
-  // These functions compute the gradients of the inputs from those of the roots, see StageGraph.
+  // backward() computes the gradients of the inputs and of the parameters from those of the roots
+  // (the tensors that roots_of() returned). input_grad() and weight_grad() do the same in two
+  // parts; see StageGraph.
   std::vector<at::Tensor> backward(int microbatch, const std::vector<at::Tensor>& gradients);
   std::vector<at::Tensor> input_grad(int microbatch, const std::vector<at::Tensor>& gradients);
   void weight_grad(int microbatch);

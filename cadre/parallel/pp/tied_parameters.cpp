@@ -29,7 +29,8 @@ int64_t trained_word(const std::vector<at::Tensor>& own) {
   return static_cast<size_t>(num_trained) == own.size() ? kTrained : kMixed;
 }
 
-// words[r][index] is the state of the tied parameters on rank r. `text` names them in the error.
+// Throws unless all ranks that have the tied parameters train them, or all freeze them.
+// words[r][index] is the state on rank r. `text` names the parameters in the error.
 void check_trained_alike(const std::vector<std::vector<int64_t>>& words, size_t index,
                          const std::string& text) {
   std::set<int64_t> kinds;
