@@ -33,8 +33,8 @@ namespace cadre::reduction {
 
 namespace {
 
-// These texts tell in an error where in a step a rank was (LocatedGroup::Place). {} is the number
-// of the forward.
+// These texts say in an error in which part of a step a rank was (LocatedGroup::Place). {} is the
+// number of the forward.
 constexpr std::string_view kInForward = "its forward {}, which begins with rank 0's buffers";
 constexpr std::string_view kInBackward = "the backward() after its forward {}";
 constexpr std::string_view kInMean = "mean_over_ranks() after its forward {}";
@@ -206,7 +206,8 @@ void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
   if (replicas_) replicas_->end_forward();
   // The grad mode was recorded when the forward began, because forward() may have changed it since.
   if (!std::exchange(is_recorded_, false)) return;
-  // The number is not reset earlier, because a forward that throws may be called again.
+  // num_samples_ is reset only when a forward has returned, because the program may repeat a
+  // forward that has thrown.
   num_samples_.reset();
   watch_backwards(outputs);
   if (reducer_) reducer_->watch(outputs);

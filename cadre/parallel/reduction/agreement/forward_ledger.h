@@ -56,16 +56,18 @@ class ForwardLedger {
   void begin_derivative(int64_t number);
   void end_derivatives();
 
-  // Returns the forwards that the running backward carries, newest first, and marks them as no
-  // longer waiting. `reached` is the forward with whose output the backward begins, or null if it
-  // passes no known output. If it is null, the newest forward that has returned and waits is
-  // assumed to be carried, and others may be, too (may_be_carried()). In a backward under no_sync()
-  // (is_accumulated) the newest forward under no_sync() is assumed.
+  // Returns the forwards whose gradients the running backward computes ("carries"), newest first,
+  // and marks them as no longer waiting for a backward. `reached` is the forward with whose output
+  // the backward begins, or null if it passes no known output. If it is null, the newest forward
+  // that has returned and still waits is assumed to be carried, and others may be, too
+  // (may_be_carried()). In a backward under no_sync() (is_accumulated) the newest forward under
+  // no_sync() is assumed.
   struct Backward {
     bool is_accumulated;
   };
   std::vector<CarriedForward> take(const Forward* reached, const Backward& backward);
-  // Returns the forwards that have returned and that no backward has carried, newest first.
+  // Returns the forwards that have returned and whose gradients no backward has computed, newest
+  // first.
   std::vector<CarriedForward> may_be_carried() const;
 
   // Called when the forward's samples were added to the accumulated ones, that is, to the samples
@@ -74,27 +76,28 @@ class ForwardLedger {
   void begin_accumulation() { ++accumulation_; }
 
   int64_t last_number() const { return last_number_; }
-  // Returns how many forwards wait before and after the forward `newest`, the newest one of a pass.
+  // Returns how many forwards older and newer than the forward `newest` still wait for a backward.
+  // `newest` is the newest forward of a pass (one reduction of all gradients).
   StepPosition position(int64_t newest) const;
-  // Marks the waiting forwards before `number` as forgiven: all ranks have left the same number of
-  // them behind, so later steps do not count them again.
+  // Marks the forwards before `number` that still wait for a backward as forgiven: all ranks have
+  // left the same number of them behind, so later steps do not count them again.
   struct Forgiving {
-    int64_t step;  // the number of the pass's step
+    int64_t step;  // the number of the step that the pass reduces
     // True if the program leaves the same number of forwards behind in each step, as one that
     // trains two models alternately does. Then these forwards are not reported as lost.
     bool is_usual;
   };
   void forgive_before(int64_t number, const Forgiving& forgiving);
-  // Returns the forgiven forwards that are lost: their graph is destroyed, so no backward can carry
-  // them any more. A forward whose graph exists is not lost. The result is valid until the next
-  // enter(), which removes their entries.
+  // Returns the forgiven forwards that are lost: their graph is destroyed, so no backward can
+  // compute their gradients any more. A forward whose graph exists is not lost. The result is valid
+  // until the next enter(), which removes their entries.
   struct Lost {
     int32_t count = 0;
     int64_t step = 0;  // the step in which the first of them was forgiven
   };
   Lost lost() const;
-  // Called when a pass has ended whose newest forward has the number `newest`. Numbers the places
-  // of later forwards from 0 again.
+  // Called when a pass (one reduction of all gradients) has ended. `newest` is the number of its
+  // newest forward. The places of later forwards count from 0 again.
   void end_pass(int64_t newest);
 
  private:
@@ -107,8 +110,8 @@ class ForwardLedger {
     int64_t number;
     int64_t num_samples;
     bool is_synchronized;
-    // The index of this forward among the synchronized forwards that began since the last pass, or
-    // that waited when it ended.
+    // The index of this forward among the synchronized forwards that began after the last pass, or
+    // still waited for a backward when it ended.
     int32_t place;
     std::weak_ptr<Forward> forward;
     bool has_returned = false;

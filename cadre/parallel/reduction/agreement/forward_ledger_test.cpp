@@ -22,8 +22,8 @@ TEST(ForwardLedger, PlacesOfForwardsThatWaitAreCountedAnewAfterAPass) {
   EXPECT_EQ(ledger.position(1).places, 0b111);
   EXPECT_EQ(ledger.take(forwards[0].get(), {.is_accumulated = false}).size(), 1);
   ledger.end_pass(1);
-  // Three forwards ran in one step, and the pass took the first one. The second and third still
-  // wait and have places 0 and 1 in the next step.
+  // Three forwards ran, and a backward reduced the gradients of the first one. The second and third
+  // still wait for a backward, and must have places 0 and 1 in the next step.
   const StepPosition position = ledger.position(2);
   EXPECT_EQ(position.num_older, 0);
   EXPECT_EQ(position.num_newer, 2);

@@ -22,8 +22,9 @@ static_assert(kTrailerNumel == 2 * kNumPairs + 1);
 void write_trailer(const at::Tensor& trailer, const TrailerWord& word) {
   const at::NoGradGuard no_grad;
   const StepPosition& position = word.position;
-  // num_newer is not sent, because it follows from the places. A position too large for the trailer
-  // is sent as 0; then the ranks compare their positions by the counts (agreement/attention.h).
+  // num_newer is not sent, because the receivers can compute it from the places. A position too
+  // large for the trailer is sent as 0; then the ranks compare their positions by the counts
+  // (agreement/attention.h).
   const bool has_room = position.num_older <= kMaxOlder && position.places >> kBitsOfPlaces == 0;
   const int32_t place = has_room ? position.num_older << kBitsOfPlaces | position.places : 0;
   const at::Tensor values = at::zeros({kTrailerNumel}, at::kDouble);

@@ -18,7 +18,7 @@ namespace cadre::reduction {
 // are not counted.
 struct StepPosition {
   int32_t num_older = 0;
-  int32_t num_newer = 0;  // the number of forwards newer than the newest one that the pass carries
+  int32_t num_newer = 0;  // the number of forwards newer than the newest one of the pass
   // A bit mask of the places of these forwards among all that began since the last pass or waited
   // when it ended: one bit for each place, and one for all places from kMaxPlace on.
   int32_t places = 0;
