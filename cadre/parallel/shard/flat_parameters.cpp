@@ -246,8 +246,8 @@ FlatParameters::ShardState FlatParameters::state_of_shard() const {
 bool FlatParameters::is_outdated() const {
   if (state_ == State::kSharded) return false;
   const ShardState& known = state_ == State::kGathering ? gathered_ : *filled_;
-  // If the parameters are the shard's memory, the program may write to them: only the version
-  // counts.
+  // If the parameters are the shard's memory, the program may write to them, so only the version is
+  // compared and not the sampled elements.
   if (shares_memory()) return known.version != version_of_shard();
   return known != state_of_shard();
 }
@@ -282,8 +282,8 @@ void FlatParameters::check_unwritten() {
 at::Tensor FlatParameters::gather_input() {
   if (compute_dtype() == dtype()) return shard_;
   const at::NoGradGuard no_grad;
-  // A shard in a file has no sent_, which would need the memory that the file saves. It is
-  // converted in this rank's part of the buffer.
+  // sent_ is undefined for a shard in a file, because it would need the memory that the file saves.
+  // The shard is then converted in this rank's part of the buffer.
   return (sent_.defined() ? sent_ : own_part_of(buffer_)).copy_(shard_);
 }
 

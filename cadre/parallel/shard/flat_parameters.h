@@ -69,8 +69,8 @@ struct FlatParametersOptions {
   std::string remedy = "call unshard_async() and wait_unsharded() before";
   // Pool of buffers to share with other FlatParameters; default: a new pool.
   std::shared_ptr<FlatBufferPool> pool = {};
-  // The fence that FlatParameters share if the same updates write their shards. The default is a
-  // new fence.
+  // The ShardFence, which orders updates of shards and other accesses to them. FlatParameters whose
+  // shards are written by the same updates share one. The default is a new one.
   std::shared_ptr<ShardFence> fence = {};
   // Where the shard is allocated if it is to lie in a file; default: in memory. Allowed only with
   // kGathered and without keep_full.
@@ -224,8 +224,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // were unsharded.
   void check_unwritten();
   [[noreturn]] void refuse_use(const std::string& problem) const;
-  // The fence calls allow_writes() when an update of mapped shards begins, and end_writes() when it
-  // ends.
+  // ShardFence calls allow_writes() when an update of mapped shards begins, and end_writes() when
+  // it ends.
   void allow_writes();
   void end_writes();
   void guard_writes();
@@ -274,7 +274,7 @@ struct WrapperAccess {
   static auto flat_parameters(const Model& model) -> decltype(model.flat_parameters()) {
     return model.flat_parameters();
   }
-  // Returns the fence of the updates that write the shards.
+  // Returns the ShardFence of the updates that write the shards.
   template <typename Model>
   static auto shard_fence(const Model& model) -> decltype(model.shard_fence()) {
     return model.shard_fence();

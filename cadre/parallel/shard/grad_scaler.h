@@ -62,7 +62,7 @@ class CADRE_EXPORT GradScaler {
   bool unscale_(std::span<const at::Tensor> parameters);
   bool unscale_(std::span<const ParameterShard> shards);
   // Takes any wrapper: uses its shards, or its parameters if their gradients are whole. For a
-  // module that parallelize_module() has divided, pass the records that it returned.
+  // module that parallelize_module() has divided, pass the ParameterShards that it returned.
   template <HasGradients Model>
   bool unscale_(Model& model) {
     return shard::with_gradients_of(

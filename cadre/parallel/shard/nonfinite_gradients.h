@@ -65,7 +65,7 @@ CADRE_EXPORT bool check_gradients_finite(std::span<const NamedTensor> parameters
                                          const NonFiniteOptions& options = {});
 
 // Takes any wrapper, or a plain module. For a module that parallelize_module() has divided, also
-// within DistributedDataParallel, pass the records that it returned.
+// within DistributedDataParallel, pass the ParameterShards that it returned.
 template <HasGradients Model>
 bool check_gradients_finite(Model& model, const NonFiniteOptions& options = {}) {
   return shard::with_gradients_of(

@@ -224,7 +224,7 @@ void ShardFence::abandon_update(const std::string& reason) noexcept {
                           where(), names(), reason));
   try {
     for (FlatParameters* const unit : units_) unit->guard_writes();
-    // The version stays odd, by which others recognize half-written shards.
+    // The version stays odd, so that the other ranks recognize half-written shards.
     versions_->signal_peers(kWritten);
   } catch (...) {
     // The group has failed. Its failure is reported to all ranks, so the signals are not needed.

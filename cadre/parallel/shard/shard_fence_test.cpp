@@ -63,7 +63,7 @@ TEST(ShardFence, ThrowTheSameSentencesAsGatheredOnesWhereTheyAreNotThere) {
   EXPECT_EQ(sentences[0], sentences[1]);
 }
 
-// Whether a guard against writes allows reads: since libtorch 2.13.
+// Whether a guard against writes still allows reads, which is the case since libtorch 2.13.
 template <typename Storage>
 constexpr bool kReadsArePossible = requires(Storage& storage) { storage.has_materializer(); };
 

@@ -36,8 +36,8 @@ CADRE_EXPORT double clip_grad_norm_(std::span<const ParameterShard> shards, doub
 
 // Takes any wrapper or a plain module. Uses the gradients of its shards if it has shards, else
 // those of its parameters, which are whole and equal on all ranks. For a module that
-// parallelize_module() has divided, also within DistributedDataParallel, pass the records that it
-// returned; the module or its wrapper throws kInvalidArgument.
+// parallelize_module() has divided, also within DistributedDataParallel, pass the ParameterShards
+// that it returned; the module or its wrapper throws kInvalidArgument.
 template <HasGradients Model>
 double clip_grad_norm_(Model& model, double max_norm, const ClipGradNormOptions& options = {}) {
   return shard::with_gradients_of(

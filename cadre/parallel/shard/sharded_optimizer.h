@@ -116,8 +116,8 @@ class ShardedOptimizer : public O {
  private:
   static constexpr const char* kName = "cadre::ShardedOptimizer";
 
-  // arguments: the arguments of O's constructor; the parameters among them are shards of this
-  // fence's units.
+  // arguments: those of O's constructor. The parameters among them are shards whose updates `fence`
+  // orders.
   template <typename... Arguments>
   explicit ShardedOptimizer(std::shared_ptr<shard::ShardFence> fence, Arguments&&... arguments)
       : O(std::forward<Arguments>(arguments)...), fence_(std::move(fence)) {

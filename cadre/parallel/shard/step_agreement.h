@@ -25,8 +25,8 @@ struct StepTerms {
   std::function<std::vector<AgreedField>()> fields;
   std::string_view remedy;
   // Returns a hash of values that are expected to be equal, for example of a few elements of the
-  // gradients. A difference is not an error: agree_on_step() returns false.
-  // Null: no sample.
+  // gradients. A difference is not an error: agree_on_step() returns false. If null, no values are
+  // compared.
   std::function<uint64_t()> sample = {};
 };
 
