@@ -112,7 +112,7 @@ void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
     const size_t index = index_of(parameter);
     is_moved[index] = parameter.requires_grad() && !leaves_.contains(key_of(parameter));
   }
-  // Nearly always: no parameter is new.
+  // Most steps end the check here, because they have no new parameters.
   if (std::ranges::find(is_moved, true) == is_moved.end()) return;
   std::vector<NamedTensor> moved;
   std::vector<NamedTensor> kept;

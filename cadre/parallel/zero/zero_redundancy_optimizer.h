@@ -159,7 +159,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     core().add_group(group, this->defaults());
     follow_groups();
     const torch::optim::OptimizerParamGroup outer = outer_group(*core_, group);
-    local_->add_param_group(local_group(outer));  // first of all, because O may throw
+    // This may throw, so it comes before the change of param_groups().
+    local_->add_param_group(local_group(outer));
     Optimizer::add_param_group(outer);
     take_options_of_local();
   }
