@@ -209,8 +209,8 @@ TEST(ActivationCheckpoint, RefusesSecondDerivatives) {
               HasSubstr("create_graph=true does not go through"));
 }
 
-// autograd::grad() or backward() for some tensors would also add to the gradients of the module's
-// parameters, which the program did not request.
+// autograd::grad() and backward() with a list of inputs must throw, because they would also add to
+// the gradients of the module's parameters, which the program did not request.
 TEST(ActivationCheckpoint, RefusesABackwardOfSomeInputs) {
   ActivationCheckpoint<DropImpl> module;
   const Tensor x = input().clone().requires_grad_(true);
