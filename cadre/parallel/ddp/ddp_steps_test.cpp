@@ -59,8 +59,8 @@ Tensor rows(double value) {
   return torch::full({4, 20}, value, kFloat64);
 }
 
-// A way in which a program leaves out a step and continues. losses: kept until the end, so that the
-// graphs of the losses in it stay alive.
+// A way in which a program leaves out the backward of a step and continues with the next step.
+// `losses` keeps the graphs of losses alive until the end of the test.
 struct LeftOut {
   const char* name;
   void (*step)(Model& model, const Tensor& x, std::vector<Tensor>& losses);
@@ -180,8 +180,8 @@ TEST(DdpSteps, OneOfTwoBackwardsLeftOutIsAnErrorOnAll) {
   }
 }
 
-// A program that is allowed. The test runs it twice, and after each time two plain steps must give
-// the right gradient on all ranks.
+// Code on which the wrapper must not throw. The test runs it twice, and after each time two plain
+// steps must give the right gradient on all ranks.
 struct Legal {
   const char* name;
   void (*run)(Model& model, int rank);
