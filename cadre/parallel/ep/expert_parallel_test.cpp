@@ -164,8 +164,8 @@ TEST(ExpertParallel, RefusesWhatCannotBeDivided) {
   });
 }
 
-// Another module has these experts, too, or shares their memory. They would be divided twice, or
-// the two modules would no longer have equal weights.
+// ExpertParallel must throw if another module also has these experts, or shares their memory. The
+// experts would be divided twice, or the two modules would no longer have equal weights.
 TEST(ExpertParallel, RefusesExpertsThatAnotherModuleHas) {
   struct Twins : torch::nn::Module {
     Twins() {
