@@ -198,8 +198,8 @@ TEST(PipelineTies, AParameterIsTiedOnce) {
                  });
 }
 
-// The norm would count this tensor's gradient in addition to that of the tied tensor, and an
-// optimizer would update the same memory twice.
+// Tying must throw: a norm would count the gradients of both tensors, and an optimizer would update
+// the same memory twice.
 TEST(PipelineTies, ATensorThatSharesMemoryWithATiedOneIsRefused) {
   const auto texts = refusals([](const DeviceMesh& mesh) {
     const Tensor head = leaf({3});

@@ -58,7 +58,8 @@ struct TracedStage {
     add('F');
     const Tensor used = weight.view_as(weight);
     used.register_hook([add](const Tensor&) { add('W'); });
-    // Autograd runs the backward of later operations first, so this view is made after `used`.
+    // This view is made after `used`. Autograd runs the backward of later operations first, so "I"
+    // is appended before "W".
     const Tensor x = inputs[0].view_as(inputs[0]);
     if (x.requires_grad()) x.register_hook([add](const Tensor&) { add('I'); });
     return {x + torch::tanh(torch::matmul(x, used)), inputs[1]};

@@ -109,8 +109,8 @@ int num_gradients(const Pipeline& pipeline, const std::string& name) {
   return count;
 }
 
-// Training in one process leaves no gradient for such a parameter. Then an optimizer does not
-// change it, even with weight decay.
+// A parameter that no rank uses must have no gradient, as in one process. Then an optimizer does
+// not change it, even with weight decay.
 TEST(PipelineGradients, AParameterThatNoRankUsesHasNone) {
   for (const StageForm form : {StageForm::kAlone, StageForm::kReplicas, StageForm::kShards}) {
     for (const bool is_tied : {false, true}) {

@@ -185,7 +185,8 @@ TEST(LayeredPipeline, BlocksOfStagesMayBothRecompute) {
   }
 }
 
-// The two tensors would be one weight in the model and two in the pipeline.
+// Two tensors that share memory are one weight in the model, but would be two weights in the
+// pipeline. So pipeline_of() must throw.
 TEST(LayeredPipeline, TensorsOfTwoRanksThatShareMemoryAreRefused) {
   const auto make_model = [] {
     const torch::nn::Linear first(2, 2);
