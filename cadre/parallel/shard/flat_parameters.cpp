@@ -252,7 +252,8 @@ bool FlatParameters::is_outdated() const {
   return known != state_of_shard();
 }
 
-// Writes of the program are not lost if the parameters stay whole or are the shard's own memory.
+// Checks nothing if the parameters stay whole or are the shard's own memory, because a write of the
+// program is not lost then.
 void FlatParameters::check_unwritten() {
   if (options_.keep_full || shares_memory()) return;
   const std::vector<size_t> written = written_->written();

@@ -1,4 +1,4 @@
-// Whole tensors are gathered from the shards of all ranks. Ranks are threads.
+// Tests that whole tensors are gathered from the shards of all ranks. Ranks are threads.
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>

@@ -177,8 +177,8 @@ TEST(MappedParameters, AReaderWaitsForTheFirstValues) {
     const testing::FakeGroup fake(group);
     fake.on_call = [&](testing::GroupCall& call) {
       call.pass_on();
-      // Rank 1 pauses after the allocation and before it writes its values to the memory. The other
-      // ranks must not read these values before.
+      // Rank 1 pauses after the allocation and before it writes its first values to the shared
+      // memory. The other ranks must wait for these values.
       if (call.kind == OpKind::kAllocate && group.rank() == 1) nap(group, milliseconds(20));
     };
     shard::FlatParameters flat({{"weight", weight}}, fake.group(), {.form = ShardForm::kMapped});
@@ -290,8 +290,8 @@ TEST(MappedParameters, AreGatheredWhereRanksShareNoMemory) {
   EXPECT_FALSE(flat.is_mapped());
 }
 
-// Parameters are asked to be mapped, but gathered over TCP. As with mapped ones, an access during
-// an update must throw.
+// The option is kMapped, but over TCP the shards are gathered. An access to the parameters during
+// an update must throw, as with mapped shards.
 TEST(MappedParameters, ThatAreGatheredAreNotThereDuringAnUpdate) {
   const auto result = run_groups(
       2,

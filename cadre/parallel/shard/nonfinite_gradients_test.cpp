@@ -155,7 +155,8 @@ TEST_P(GradientToolsOnRanks, RefuseAListOfShards) {
     GradScaler scaler;
     EXPECT_EQ(error_of([&] { scaler.unscale_(std::span(leaves)); }, ErrorCode::kInvalidArgument),
               refusal("GradScaler::unscale_", ""));
-    // Only the rank whose shard is not finite would skip the step.
+    // check_gradients_finite() must throw for a shard: only the rank whose shard is not finite
+    // would skip the step.
     const std::vector<NamedTensor> named = {{"b", leaves[0]}, {"w", leaves[1]}};
     EXPECT_EQ(
         error_of([&] { check_gradients_finite(std::span(named)); }, ErrorCode::kInvalidArgument),

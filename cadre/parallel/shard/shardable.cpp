@@ -60,7 +60,8 @@ bool share_elements(const Occupant& first, const Occupant& second) {
   return bytes_in(bytes, second, origin).any().item<bool>();
 }
 
-// occupants: tensors in the same address space.
+// Throws if one of the tensors that will be moved shares an element with another tensor. occupants:
+// tensors in the same address space.
 void check_apart_in_space(const std::string& what, const std::vector<Occupant>& occupants) {
   std::vector<MemoryExtent> extents;
   for (const Occupant& occupant : occupants) extents.push_back(occupant.extent);
