@@ -269,7 +269,7 @@ void FlatParameters::check_unwritten() {
                ? "parameters while they were mapped. All ranks read and write the same "
                  "memory, so the values are wrong on all of them. Write to the "
                  "shards inside a cadre::ShardUpdate, hold summon_full_params() and write "
-                 "back, or choose ShardForm::kGathered; go on from the last snapshot"
+                 "back, or choose ShardForm::kGathered; continue from the last snapshot"
                : format("\"{}\" while the parameters were gathered, as an Embedding with max_norm "
                         "does, or a weight that is normalized in place. The change is lost, "
                         "because it is not in the shards of the ranks that own the parameter. Let "
@@ -446,7 +446,7 @@ void FlatParameters::mark_stale() {
   if (state_ == State::kSharded) return;
   const bool is_to_check = is_unsharded() && !is_private_;
   is_stale_ = true;
-  guard("have changed on their owners");
+  guard("have changed on the ranks that own them");
   if (is_to_check) check_unwritten();
 }
 

@@ -296,7 +296,8 @@ TEST(FlatParameters, TouchingWhatIsNotThereThrowsASentence) {
     flat.wait_unsharded();
     weight.sum();
     flat.mark_stale();
-    EXPECT_THAT(failure_of([&] { weight.sum(); }), HasSubstr("have changed on their owners"));
+    EXPECT_THAT(failure_of([&] { weight.sum(); }),
+                HasSubstr("have changed on the ranks that own them"));
     flat.reshard();
     EXPECT_THAT(failure_of([&] { weight.sum(); }), sharded);
   }

@@ -304,7 +304,7 @@ TEST(MappedParameters, ThatAreGatheredAreNotThereDuringAnUpdate) {
         require(flat.is_unsharded(), "there");
         shard::FencedUpdate update(flat.fence());
         require(!flat.is_unsharded(), "withdrawn");
-        require_in(failure_of([&] { weight.sum(); }), "have changed on their owners");
+        require_in(failure_of([&] { weight.sum(); }), "have changed on the ranks that own them");
         {
           const torch::NoGradGuard no_grad;
           flat.values(0).fill_(group.rank() + 1);
