@@ -12,8 +12,8 @@
 //
 // Declares:
 // - `Communicator`: the group.
-// - `CommunicatorOptions`, `TransportChoice`, `id_of()`: its name, timeouts, transport, engine and
-//   log.
+// - `CommunicatorOptions`, `TransportChoice`, `id_of()`: the name, timeouts, transport, backend and
+//   log of a group.
 // - `connect_from_environment()`: joins the job that the launcher has described.
 // - `Work`, `CollectiveOptions`: the handle of an asynchronous operation, and options of
 //   operations.

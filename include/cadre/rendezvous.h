@@ -8,13 +8,14 @@
 //   const auto group = cadre::Communicator::connect(*system, membership, {}, deadline);
 //
 // Declares:
-// - `Membership`: the result: this process's rank, the number of ranks, the round and the store.
+// - `Membership`: the result of a rendezvous: this process's rank, the number of ranks, the store,
+//   and the round, a number that grows when the survivors of a failure meet again.
 // - `Rendezvous`: the interface.
 // - `TcpRendezvous`, `TcpRendezvousOptions`, `parse_tcp_url()`: a rendezvous at the address of rank
 //   0.
 // - `FileRendezvous`, `FileRendezvousOptions`, `parse_file_url()`: a rendezvous through a file.
 // - `join_within()`: joins within a timeout, and throws on failure.
-// - `rejoin()`, `rejoin_within()`: the surviving ranks of a round start the next one.
+// - `rejoin()`, `rejoin_within()`: the surviving ranks of a round start the next round.
 // - `check_place()`: checks that a rank is below its world size.
 //
 // Guide: docs/guide/running/without-a-launcher.md. PyTorch: torch.distributed.rendezvous, tcp://

@@ -15,8 +15,8 @@
 // - `Device`, `DeviceType`: the device whose memory a buffer is in.
 // - `EnumSet`: a set of values of an enumeration.
 // - `Duration`, `TimePoint`, `Deadline`: a time span, a point in time, and the end of a wait.
-// - `to_duration()`: converts any time span of std::chrono to a Duration, the longest if it is
-//   longer.
+// - `to_duration()`: converts any time span of std::chrono to a Duration. A span that is too long
+//   becomes the longest Duration.
 // - `Fingerprint`: 16 bytes that describe an operation and that ranks compare.
 // - `kDefaultOperationTimeout` and the other default timeouts, each with the calls that it covers.
 //
