@@ -82,7 +82,7 @@ void Attention::check_ranks_are_in_one_step(int64_t step) const {
 }
 
 void Attention::refuse_other_wrapper(Rank rank) const {
-  const auto made_at = [this](Rank of) {
+  const auto number_text = [this](Rank of) {
     const bool got_other = (wrapper(of) & kGotOtherBuffers) != 0;
     return format("#{}{}", wrapper(of) & ~kGotOtherBuffers,
                   got_other ? " (whose forward got the buffers of another wrapper)" : "");
@@ -91,12 +91,12 @@ void Attention::refuse_other_wrapper(Rank rank) const {
       ErrorCode::kInvalidArgument,
       format("{}: the ranks run backward() of different wrappers, or ran forwards of different "
              "wrappers before it, so this backward() would average the gradients of different "
-             "models: rank 0 is in that of the wrapper made at {} and rank {} in that of the one "
-             "made at {} (#n: the group had run n collectives before its construction; on this "
-             "rank {} is #{}). A step that one rank leaves out must be left out on all ranks or on "
-             "none, and all ranks use their wrappers in one order. To continue, bring all ranks to "
-             "the same step and wrap the modules again",
-             here_->place_with_module(), made_at(0), rank, made_at(rank), here_->module,
+             "models: rank 0 uses wrapper {} and rank {} uses wrapper {} (#n was constructed after "
+             "n collectives of the group; on this rank {} is #{}). A step that one rank leaves out "
+             "must be left out on all ranks or on none, and all ranks must use their wrappers in "
+             "the same order. To continue, bring all ranks to the same step and wrap the modules "
+             "again",
+             here_->place_with_module(), number_text(0), rank, number_text(rank), here_->module,
              here_->number));
 }
 

@@ -94,9 +94,10 @@ TEST_F(AttentionTest, RanksInDifferentPartsOfAStepAreToldSo) {
 TEST_F(AttentionTest, AnotherWrapperComesBeforeAnotherStep) {
   ranks_[1].set_position({.num_older = 1});
   ranks_[2].set_wrapper(5 | kGotOtherBuffers);
-  EXPECT_THAT(cadre::testing::failure_of([&] { reduced().check_ranks_are_in_one_step(7); }),
-              AllOf(HasSubstr("rank 0 is in that of the wrapper made at #4 and rank 2"),
-                    HasSubstr("made at #5 (whose forward got the buffers of another wrapper)")));
+  EXPECT_THAT(
+      cadre::testing::failure_of([&] { reduced().check_ranks_are_in_one_step(7); }),
+      AllOf(HasSubstr("rank 0 uses wrapper #4 and rank 2"),
+            HasSubstr("uses wrapper #5 (whose forward got the buffers of another wrapper)")));
 }
 
 TEST_F(AttentionTest, TheRankThatGaveUpIsNamed) {
