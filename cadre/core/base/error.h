@@ -53,6 +53,8 @@ struct ErrorDetails {
   // True if no peer is at fault: a limit of this process or machine is exhausted, for example
   // RLIMIT_NOFILE, or the program has closed a descriptor of the library.
   bool is_own_limit = false;
+  // True if a connection failed because its host answered that no process listens at the address.
+  bool is_refused = false;
 };
 
 // An error: a code for programs and a sentence for people. The sentence says what happened, where

@@ -131,6 +131,7 @@ Result<Fd> connect_socket(const Address& address, Deadline deadline) {
   if (!targets.ok()) return targets.error();
   Error last(ErrorCode::kUnavailable,
              cadre::format("connect to {}: the host has no address", address.to_string()));
+  bool is_refused = true;  // by all addresses so far
   for (size_t i = 0; i < targets->size(); ++i) {
     const SocketAddress& target = (*targets)[i];
     const auto what = [&] {
@@ -146,6 +147,7 @@ Result<Fd> connect_socket(const Address& address, Deadline deadline) {
     const auto num_left = static_cast<int64_t>(targets->size() - i);
     const Deadline share(now + deadline.remaining(now) / num_left);
     const std::optional<int> status = try_connect(fd.get(), target, share);
+    is_refused = is_refused && status && (*status == ECONNREFUSED || *status == 0);
     if (!status) {
       last =
           errno_error(ErrorCode::kTimeout, what() + ": no answer before the deadline", ETIMEDOUT);
@@ -157,7 +159,7 @@ Result<Fd> connect_socket(const Address& address, Deadline deadline) {
       return fd;
     }
   }
-  return last;
+  return last.with_details({.is_refused = is_refused});
 }
 
 }  // namespace cadre::os
