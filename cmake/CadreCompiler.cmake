@@ -91,10 +91,6 @@ function(cadre_compile_as_test target)
   endif()
 endfunction()
 
-# clang++ stores the modification times of the headers in a precompiled header and refuses it when
-# they differ, and ccache, which compares contents, returns one with the times of another folder.
-set(cadre_pch_without_times "SHELL:-Xclang -fno-pch-timestamp")
-
 # cadre_precompiled_headers(NAME header...): compiles the headers once, for targets that reuse NAME.
 # The presets asan and tsan disable this (CMAKE_DISABLE_PRECOMPILE_HEADERS): it would save clang++
 # at most a second for each unit, and CMake passes absolute paths of the headers (-Xclang), with
@@ -104,9 +100,6 @@ function(cadre_precompiled_headers name)
   add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/${name}.cpp)
   target_link_libraries(${name} PRIVATE cadre_options)
   target_precompile_headers(${name} PRIVATE ${ARGN})
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-    target_compile_options(${name} PRIVATE ${cadre_pch_without_times})
-  endif()
 endfunction()
 
 # cadre_precompiled_test_headers() does this for tests. The precompiled header contains the text of
@@ -118,8 +111,7 @@ function(cadre_precompiled_test_headers name)
   target_link_libraries(${name} PRIVATE GTest::gtest)
   target_compile_options(${name} PRIVATE -fPIC)
   if(CADRE_TEST_COMPILER OR CADRE_SANITIZE)
-    target_compile_options(${name} PRIVATE "SHELL:-Xclang -fmodules-embed-all-files"
-                                           ${cadre_pch_without_times})
+    target_compile_options(${name} PRIVATE "SHELL:-Xclang -fmodules-embed-all-files")
   endif()
 endfunction()
 
