@@ -22,6 +22,7 @@ constexpr std::string_view kHelp = R"(cadre COMMAND [options]
   cadre trace records                             where a job stopped, from its flight records
   cadre schedule --list                           schedules of a pipeline, to try before building it
   cadre info                                      properties of this machine and this build
+  cadre doctor                                    what keeps jobs from running here, and the remedy
 
 Commands
   run        start a C++ or Python program several times, with torchrun's environment
@@ -31,12 +32,13 @@ Commands
   schedule   make, check, simulate and draw a schedule of pipeline parallelism
   stack      functions and lines of a worker that crashed, from its crash file
   info       versions, torch, cores, memory, limits, transports
+  doctor     check this host, or the network between two hosts
   help       this text; cadre help COMMAND explains a command
   --version  the version
 )";
 
-const std::vector<std::string> kCommands{"run",      "train", "verify", "trace",
-                                         "schedule", "stack", "info",   "help"};
+const std::vector<std::string> kCommands{"run",   "train", "verify", "trace", "schedule",
+                                         "stack", "info",  "doctor", "help"};
 
 int dispatch(const std::string& command, Words words, const cadre::os::Inherited& inherited);
 
@@ -61,6 +63,7 @@ int dispatch(const std::string& command, Words words, const cadre::os::Inherited
   if (command == "schedule") return cadre::cli::schedule_command(words);
   if (command == "stack") return cadre::cli::stack_command(words);
   if (command == "info") return cadre::cli::info_command(words);
+  if (command == "doctor") return cadre::cli::doctor_command(words, inherited);
   if (is_help(command)) return help_command(words, inherited);
   if (command == "--version" || command == "version") {
     return cadre::cli::print("cadre " CADRE_VERSION "\n");

@@ -5,6 +5,8 @@
 // output could not be written, 2 for an invalid command line, or a code that its help describes.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +26,7 @@ using Words = std::span<const std::string>;
 int run_command(Words words, const os::Inherited& inherited);
 int train_command(Words words, const os::Inherited& inherited);
 int verify_command(Words words, const os::Inherited& inherited);
+int doctor_command(Words words, const os::Inherited& inherited);
 int info_command(Words words);
 int trace_command(Words words);
 int schedule_command(Words words);
@@ -36,5 +39,14 @@ int fail(std::string_view command, std::string_view sentence, int exit_code);
 // (a full disk, a limit on files, a closed descriptor), after a message on standard error. If the
 // reader is gone, returns 141 without a message, as if SIGPIPE had ended the command.
 int print(std::string_view text);
+
+inline constexpr size_t kTextWidth = 100;  // the width of texts for people
+
+// Returns the sentence in lines of at most kTextWidth bytes, each of which begins with `indent` and
+// ends with a newline. A longer word has a line of its own.
+std::string wrapped(std::string_view sentence, std::string_view indent);
+
+// Returns for example "1.5 GiB", "64.0 MiB" or "0.5 KiB".
+std::string readable_size(uint64_t num_bytes);
 
 }  // namespace cadre::cli

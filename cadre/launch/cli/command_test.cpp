@@ -16,7 +16,7 @@ namespace {
 TEST(Command, ShowsHelpAndVersion) {
   const auto help = run_cadre({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* command : {"run", "train", "info"}) {
+  for (const char* command : {"run", "train", "info", "doctor"}) {
     EXPECT_NE(help.output.find(std::string("\n  ") + command + " "), std::string::npos) << command;
     const auto own_help = run_cadre({command, "--help"});
     EXPECT_EQ(own_help.exit_code, 0);
@@ -224,6 +224,22 @@ TEST_F(TrainerTree, RunsTheTrainerBesideIt) {
   EXPECT_NE(result.output.find("[0] 0 of 2: " + config_ + " train.steps=3\n"), std::string::npos);
   EXPECT_NE(result.output.find("[0] [1] 1 of 2: " + config_ + " train.steps=3\n"),
             std::string::npos);
+}
+
+TEST(CommandText, WrapsAtWordsAndKeepsLongOnesWhole) {
+  EXPECT_EQ(wrapped("one two", "  "), "  one two\n");
+  EXPECT_EQ(wrapped("", "  "), "  \n");
+  const std::string long_word(kTextWidth, 'x');
+  EXPECT_EQ(wrapped("one " + long_word + " two", "> "), "> one\n> " + long_word + "\n> two\n");
+  const std::string half(kTextWidth / 2 - 2, 'x');
+  EXPECT_EQ(wrapped(half + " " + half + " y", " "), " " + half + " " + half + " y\n");
+  EXPECT_EQ(wrapped(half + " " + half + " yyy", " "), " " + half + " " + half + "\n yyy\n");
+}
+
+TEST(CommandText, SizesHaveOneDecimal) {
+  EXPECT_EQ(readable_size(512), "0.5 KiB");
+  EXPECT_EQ(readable_size(64 << 20), "64.0 MiB");
+  EXPECT_EQ(readable_size(uint64_t{3} << 29), "1.5 GiB");
 }
 
 }  // namespace

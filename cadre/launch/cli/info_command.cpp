@@ -29,13 +29,6 @@ struct Row {
   std::string text;  // the value in the table
 };
 
-std::string readable_size(uint64_t bytes) {
-  const auto count = static_cast<double>(bytes);
-  if (bytes >= 1 << 30) return cadre::format("{:.1f} GiB", count / (1 << 30));
-  if (bytes >= 1 << 20) return cadre::format("{:.1f} MiB", count / (1 << 20));
-  return cadre::format("{:.1f} KiB", count / (1 << 10));
-}
-
 Row text_row(std::string key, std::string title, const std::string& text) {
   return {std::move(key), std::move(title), text, text};
 }

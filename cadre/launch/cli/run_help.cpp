@@ -1,8 +1,8 @@
-#include <algorithm>
 #include <string>
 #include <string_view>
 
 #include "cadre/core/base/format.h"
+#include "cadre/launch/cli/command.h"
 #include "cadre/launch/cli/run_options.h"
 #include "cadre/launch/cli/torchrun_flags.h"
 
@@ -87,24 +87,7 @@ cores divided by the workers; CADRE_LOG (debug, info, warning, error, off; defau
 level of the library's log on stderr.
 )";
 
-constexpr size_t kHelpWidth = 100;
-constexpr std::string_view kIndent = "     ";  // each line begins with this, a space and a word
-
-// Returns the sentence wrapped into indented lines.
-std::string wrapped(std::string_view sentence) {
-  std::string text;
-  std::string line(kIndent);
-  while (!sentence.empty()) {
-    const std::string_view word = sentence.substr(0, sentence.find(' '));
-    if (line.size() + 1 + word.size() > kHelpWidth) {
-      text += line + "\n";
-      line = kIndent;
-    }
-    line += cadre::format(" {}", word);
-    sentence.remove_prefix(std::min(word.size() + 1, sentence.size()));
-  }
-  return text + line + "\n";
-}
+constexpr std::string_view kReasonIndent = "      ";
 
 }  // namespace
 
@@ -114,7 +97,7 @@ std::string run_help() {
   std::string_view last_reason;
   for (const RefusedFlag& flag : refused_torchrun_flags()) {
     if (!last_reason.empty() && flag.reason != last_reason) {
-      text += wrapped(last_reason);
+      text += wrapped(last_reason, kReasonIndent);
     }
     last_reason = flag.reason;
     const std::string letter =
@@ -123,7 +106,7 @@ std::string run_help() {
         flag.option.value.empty() ? "" : cadre::format(" {}", flag.option.value);
     text += cadre::format("  {}{}{}\n", letter, flag.option.name, value);
   }
-  text += wrapped(last_reason);
+  text += wrapped(last_reason, kReasonIndent);
   return text.append(kEnd);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <functional>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -121,26 +122,96 @@ void add_core_limit(const CgroupMount& mount, const fs::path& folder, CgroupLimi
   if (text >> quota >> period && quota > 0 && period > 0) tighten(limits.cores, quota / period);
 }
 
+// Returns the number after `name` in a file of lines such as "oom_kill 3"; 0 if there is none.
+uint64_t counter_of(const std::string& text, std::string_view name) {
+  std::istringstream lines(text);
+  std::string key;
+  std::string value;
+  while (lines >> key >> value) {
+    if (key == name) return parse_number(value).value_or(0);
+  }
+  return 0;
+}
+
+uint64_t free_below(uint64_t limit, uint64_t used) {
+  return limit > used ? limit - used : 0;
+}
+
+void add_memory_usage(const CgroupMount& mount, const fs::path& folder, CgroupUsage& usage) {
+  CgroupLimits limits;
+  add_memory_limit(mount, folder, limits);
+  const auto used = parse_number(
+      read_or_empty(folder / (mount.is_version_2 ? "memory.current" : "memory.usage_in_bytes")));
+  if (!limits.memory_bytes || !used) return;
+  // The counters of the whole subtree. "file" is not used, because it has shared memory, too.
+  const std::string prefix = mount.is_version_2 ? "" : "total_";
+  const std::string counters = read_or_empty(folder / "memory.stat");
+  const uint64_t cache =
+      counter_of(counters, prefix + "inactive_file") + counter_of(counters, prefix + "active_file");
+  tighten(usage.free_memory_bytes, free_below(*limits.memory_bytes, free_below(*used, cache)));
+}
+
+void add_throttling(const CgroupMount& mount, const fs::path& folder, CgroupUsage& usage) {
+  const std::string text = read_or_empty(folder / "cpu.stat");
+  const uint64_t num_throttled = counter_of(text, "nr_throttled");
+  if (num_throttled < usage.num_throttled_periods) return;
+  usage.num_periods = counter_of(text, "nr_periods");
+  usage.num_throttled_periods = num_throttled;
+  constexpr uint64_t kNanosecondsPerMicrosecond = 1000;
+  usage.throttled_time = std::chrono::microseconds(
+      mount.is_version_2 ? counter_of(text, "throttled_usec")
+                         : counter_of(text, "throttled_time") / kNanosecondsPerMicrosecond);
+}
+
+void add_process_usage(const fs::path& folder, CgroupUsage& usage) {
+  const auto limit = parse_number(read_or_empty(folder / "pids.max"));
+  const auto used = parse_number(read_or_empty(folder / "pids.current"));
+  if (limit && used) tighten(usage.free_processes, free_below(*limit, *used));
+}
+
+// Calls `visit` with the mount and the folder of each group that has the controller: this process's
+// group and all of its parents, the parents first.
+void visit_groups(const std::string& root, std::string_view controller,
+                  const std::function<void(const CgroupMount&, const fs::path&)>& visit) {
+  const std::string memberships = read_or_empty(root + "/proc/self/cgroup");
+  for (const CgroupMount& mount : read_mounts(root)) {
+    if (!mount.is_version_2 && !contains(mount.controllers, controller)) continue;
+    for (const fs::path& folder :
+         folders_of(root, mount, own_group(memberships, mount, controller))) {
+      visit(mount, folder);
+    }
+  }
+}
+
 }  // namespace
 
 CgroupLimits read_cgroup_limits(const std::string& root) {
-  const std::string memberships = read_or_empty(root + "/proc/self/cgroup");
   CgroupLimits limits;
-  for (const CgroupMount& mount : read_mounts(root)) {
-    if (mount.is_version_2 || contains(mount.controllers, "memory")) {
-      const std::string group = own_group(memberships, mount, "memory");
-      for (const fs::path& folder : folders_of(root, mount, group)) {
-        add_memory_limit(mount, folder, limits);
-      }
-    }
-    if (mount.is_version_2 || contains(mount.controllers, "cpu")) {
-      const std::string group = own_group(memberships, mount, "cpu");
-      for (const fs::path& folder : folders_of(root, mount, group)) {
-        add_core_limit(mount, folder, limits);
-      }
-    }
-  }
+  visit_groups(root, "memory", [&](const CgroupMount& mount, const fs::path& folder) {
+    add_memory_limit(mount, folder, limits);
+  });
+  visit_groups(root, "cpu", [&](const CgroupMount& mount, const fs::path& folder) {
+    add_core_limit(mount, folder, limits);
+  });
   return limits;
+}
+
+CgroupUsage read_cgroup_usage(const std::string& root) {
+  CgroupUsage usage;
+  visit_groups(root, "memory", [&](const CgroupMount& mount, const fs::path& folder) {
+    add_memory_usage(mount, folder, usage);
+    const std::string events =
+        read_or_empty(folder / (mount.is_version_2 ? "memory.events" : "memory.oom_control"));
+    // The last folder is that of this process's group. A hierarchy without memory has no events.
+    if (!events.empty()) usage.num_memory_kills = counter_of(events, "oom_kill");
+  });
+  visit_groups(root, "cpu", [&](const CgroupMount& mount, const fs::path& folder) {
+    add_throttling(mount, folder, usage);
+  });
+  visit_groups(root, "pids", [&](const CgroupMount&, const fs::path& folder) {
+    add_process_usage(folder, usage);
+  });
+  return usage;
 }
 
 }  // namespace cadre::os

@@ -58,13 +58,11 @@ void set_port(SocketAddress& address, uint16_t port) {
   }
 }
 
-std::string interface_of(const SocketAddress& local) {
-  const std::string host = to_address(local).host;
-  std::string name = "an unknown interface";
-  visit_interfaces([&](const ifaddrs& entry, const SocketAddress& address) {
-    if (to_address(address).host == host) name = entry.ifa_name;
-  });
-  return name;
+InterfaceAddress describe(const std::string& interface, const SocketAddress& address) {
+  return {.interface = interface,
+          .host = to_address(address).host,
+          .is_loopback = is_loopback(address),
+          .is_link_local = is_link_local(address)};
 }
 
 }  // namespace
@@ -94,17 +92,35 @@ Result<std::vector<SocketAddress>> listening_addresses(const Address& address) {
   return unique;
 }
 
-std::string describe_route_to(const SocketAddress& target) {
-  if (target.family() != AF_INET && target.family() != AF_INET6) return "on this host";
+std::vector<InterfaceAddress> interface_addresses() {
+  std::vector<InterfaceAddress> addresses;
+  visit_interfaces([&](const ifaddrs& entry, const SocketAddress& address) {
+    addresses.push_back(describe(entry.ifa_name, address));
+  });
+  return addresses;
+}
+
+std::optional<InterfaceAddress> source_towards(const SocketAddress& target) {
   // Connecting a datagram socket asks the routing table and sends nothing.
   const Fd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!fd.is_open() || ::connect(fd.get(), target.get(), target.size) != 0) {
-    return "with no interface that leads there";
-  }
+  if (!fd.is_open() || ::connect(fd.get(), target.get(), target.size) != 0) return std::nullopt;
   SocketAddress local;
   local.size = sizeof(local.storage);
-  if (::getsockname(fd.get(), local.get(), &local.size) != 0) return "from an unknown address";
-  return cadre::format("from {} on {}", to_address(local).host, interface_of(local));
+  if (::getsockname(fd.get(), local.get(), &local.size) != 0) return InterfaceAddress{};
+  InterfaceAddress source = describe("", local);
+  for (const InterfaceAddress& own : interface_addresses()) {
+    if (own.host == source.host) source.interface = own.interface;
+  }
+  return source;
+}
+
+std::string describe_route_to(const SocketAddress& target) {
+  if (target.family() != AF_INET && target.family() != AF_INET6) return "on this host";
+  const auto source = source_towards(target);
+  if (!source) return "with no interface that leads there";
+  if (source->host.empty()) return "from an unknown address";
+  return cadre::format("from {} on {}", source->host,
+                       source->interface.empty() ? "an unknown interface" : source->interface);
 }
 
 }  // namespace cadre::os

@@ -5,6 +5,7 @@
 // Errors: those of resolve().
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,23 @@ namespace cadre::os {
 // host: then the addresses of this host's interfaces are added. "localhost" is loopback. The result
 // never has the wildcard address.
 Result<std::vector<SocketAddress>> listening_addresses(const Address& address);
+
+// An address of a network interface that is up.
+struct InterfaceAddress {
+  std::string interface;  // "eth0"; empty if it is unknown
+  std::string host;       // the numeric address
+  bool is_loopback = false;
+  bool is_link_local = false;
+
+  friend bool operator==(const InterfaceAddress&, const InterfaceAddress&) = default;
+};
+
+// Returns the IPv4 and IPv6 addresses of all interfaces that are up.
+std::vector<InterfaceAddress> interface_addresses();
+
+// Returns the address from which this host's packets to the TCP address `target` leave; nullopt if
+// there is no route. Sends nothing.
+std::optional<InterfaceAddress> source_towards(const SocketAddress& target);
 
 // Returns a text for messages that says from where this host's packets to `target` leave, "from
 // 10.0.0.2 on eth0", or why they cannot if there is no route.

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "cadre/core/os/native/connect.h"
 
 namespace cadre::os {
@@ -42,6 +44,14 @@ TEST(Interfaces, SeveralListenersShareOnePort) {
 TEST(Interfaces, ARouteIsToldWithAddressAndInterface) {
   const auto target = resolve({Address::Kind::kTcp, "127.0.0.1", 1}).value_or_throw();
   EXPECT_EQ(describe_route_to(target[0]), "from 127.0.0.1 on lo");
+}
+
+TEST(Interfaces, ListsLoopbackAndFindsTheSourceOfARoute) {
+  const InterfaceAddress loopback{.interface = "lo", .host = "127.0.0.1", .is_loopback = true};
+  const auto all = interface_addresses();
+  EXPECT_NE(std::ranges::find(all, loopback), all.end());
+  const auto target = resolve({Address::Kind::kTcp, "127.0.0.1", 1}).value_or_throw();
+  EXPECT_EQ(source_towards(target[0]), loopback);
 }
 
 }  // namespace

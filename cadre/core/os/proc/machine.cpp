@@ -1,6 +1,5 @@
 #include "cadre/core/os/proc/machine.h"
 
-#include <sys/resource.h>
 #include <sys/utsname.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/os/host/cgroup_limits.h"
 #include "cadre/core/os/host/host_info.h"
+#include "cadre/core/os/host/process_limit.h"
 
 namespace cadre::os {
 namespace {
@@ -45,12 +45,6 @@ std::optional<uint64_t> parse_number(std::string_view text) {
   const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
   if (parsed.ec != std::errc()) return std::nullopt;
   return number;
-}
-
-std::optional<uint64_t> limit_of(__rlimit_resource resource) {
-  rlimit limit{};
-  if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
-  return limit.rlim_cur;
 }
 
 // Accepts "nvidia0", but not "nvidiactl".
@@ -112,8 +106,8 @@ MachineInfo read_machine_info(const Environment& environment) {
   const std::string memory = read_or_empty("/proc/meminfo");
   info.total_memory_bytes = parse_number(field_of(memory, "MemTotal")).value_or(0) * 1024;
   info.available_memory_bytes = parse_number(field_of(memory, "MemAvailable")).value_or(0) * 1024;
-  info.max_open_files = limit_of(RLIMIT_NOFILE);
-  info.max_locked_bytes = limit_of(RLIMIT_MEMLOCK);
+  info.max_open_files = process_limit(RLIMIT_NOFILE).soft;
+  info.max_locked_bytes = process_limit(RLIMIT_MEMLOCK).soft;
   const CgroupLimits limits = read_cgroup_limits();
   info.cgroup_memory_bytes = limits.memory_bytes;
   info.cgroup_cores = limits.cores;
