@@ -2,8 +2,10 @@
 
 #include <string.h>
 #include <sys/signalfd.h>
-#include <time.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
 
 #include "cadre/core/base/format.h"
@@ -12,6 +14,19 @@
 namespace cadre::os {
 
 namespace {
+
+// How often each signal has arrived. A signal handler gets no argument of the program, so it finds
+// its state in a static.
+constinit std::array<std::atomic<uint32_t>, NSIG> num_arrivals = {};
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+void count_arrival(int signal) {
+  num_arrivals[static_cast<size_t>(signal)].fetch_add(1, std::memory_order_relaxed);
+}
+
+uint32_t arrivals_of(int signal) {
+  return num_arrivals[static_cast<size_t>(signal)].load(std::memory_order_relaxed);
+}
 
 bool is_ignored(int signal) {
   struct sigaction action {};
@@ -42,20 +57,29 @@ std::optional<int> SignalListener::try_next() {
   }
 }
 
-PendingSignal::PendingSignal(std::span<const int> signals) : watched_(signals_to_take(signals)) {
-  ::pthread_sigmask(SIG_BLOCK, &watched_, &previous_mask_);
+PendingSignal::PendingSignal(std::span<const int> signals) {
+  const sigset_t taken = signals_to_take(signals);
+  struct sigaction action = {};
+  action.sa_handler = count_arrival;
+  action.sa_flags = SA_RESTART;
+  ::sigfillset(&action.sa_mask);
+  for (const int signal : signals) {
+    if (!::sigismember(&taken, signal)) continue;
+    Watched& watched =
+        watched_.emplace_back(Watched{.number = signal, .num_before = arrivals_of(signal)});
+    ::sigaction(signal, &action, &watched.previous);
+  }
 }
 
 PendingSignal::~PendingSignal() {
-  has_arrived();  // a signal left pending would be delivered when the mask is restored
-  ::pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
+  if (stays_) return;
+  for (const Watched& watched : watched_) ::sigaction(watched.number, &watched.previous, nullptr);
 }
 
-bool PendingSignal::has_arrived() {
-  const timespec at_once = {};
-  // Each call takes one pending instance, so that a repeated signal is not left behind.
-  while (::sigtimedwait(&watched_, nullptr, &at_once) > 0) has_arrived_ = true;
-  return has_arrived_;
+bool PendingSignal::has_arrived() const {
+  return std::ranges::any_of(watched_, [](const Watched& watched) {
+    return arrivals_of(watched.number) != watched.num_before;
+  });
 }
 
 sigset_t signals_to_take(std::span<const int> signals) {
