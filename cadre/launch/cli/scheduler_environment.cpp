@@ -1,0 +1,140 @@
+#include "cadre/launch/cli/scheduler_environment.h"
+
+#include <array>
+#include <limits>
+
+#include "cadre/core/base/format.h"
+#include "cadre/launch/cli/option_words.h"
+
+namespace cadre::cli {
+namespace {
+
+constexpr std::string_view kIndex = "JOB_COMPLETION_INDEX";
+
+// The variables of one starter of processes. A starter has `num_nodes`, `num_local` or neither.
+struct StarterVariables {
+  std::string_view scheduler;
+  std::string_view size;
+  std::string_view rank;
+  std::string_view num_nodes;
+  std::string_view num_local;
+  std::string_view hosts;
+  std::string_view one_per_host;  // its option that starts one process on each host
+};
+
+// The first one whose variables are set counts. In an allocation of Slurm mpirun and mpiexec start
+// their processes through srun, so these have variables of srun, too, which describe its own tasks.
+// srun itself sets PMI_SIZE and PMI_RANK (--mpi=pmi2), but no variable for a host.
+constexpr std::array kStarters{StarterVariables{.scheduler = "mpirun (Open MPI)",
+                                                .size = "OMPI_COMM_WORLD_SIZE",
+                                                .rank = "OMPI_COMM_WORLD_RANK",
+                                                .num_local = "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                                .one_per_host = "--npernode 1"},
+                               StarterVariables{.scheduler = "mpiexec (MPICH)",
+                                                .size = "PMI_SIZE",
+                                                .rank = "PMI_RANK",
+                                                .num_local = "MPI_LOCALNRANKS",
+                                                .one_per_host = "-ppn 1"},
+                               StarterVariables{.scheduler = "srun",
+                                                .size = "SLURM_STEP_NUM_TASKS",
+                                                .rank = "SLURM_PROCID",
+                                                .num_nodes = "SLURM_STEP_NUM_NODES",
+                                                .hosts = "SLURM_STEP_NODELIST",
+                                                .one_per_host = "--ntasks-per-node=1"},
+                               StarterVariables{.scheduler = "a process manager (PMI)",
+                                                .size = "PMI_SIZE",
+                                                .rank = "PMI_RANK",
+                                                .one_per_host = "see its manual"}};
+
+Result<int> read_number(const os::Environment& environment, std::string_view name, int low,
+                        int high) {
+  const std::string value = environment.get_or(name, "");
+  const auto number = parse_integer(value);
+  if (number && *number >= low && *number <= high) return *number;
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("{} is \"{}\", expected a number from {} to {}; unset it, or give "
+                             "--nnodes, which takes precedence",
+                             name, value, low, high));
+}
+
+bool is_set(const os::Environment& environment, std::string_view name) {
+  return name.empty() || !environment.get_or(name, "").empty();
+}
+
+// Returns whether there is at most one process of the starter on each host, as far as it says.
+Result<bool> is_one_per_host(const os::Environment& environment, const StarterVariables& names,
+                             int size) {
+  const bool counts_nodes = !names.num_nodes.empty();
+  const std::string_view name = counts_nodes ? names.num_nodes : names.num_local;
+  if (name.empty()) return true;
+  const auto number = read_number(environment, name, 1, size);
+  if (!number.ok()) return number.error();
+  return *number == (counts_nodes ? size : 1);
+}
+
+Result<std::optional<SchedulerPlace>> read_place(const os::Environment& environment,
+                                                 const StarterVariables& names) {
+  const auto size = read_number(environment, names.size, 1, std::numeric_limits<int>::max());
+  if (!size.ok()) return size.error();
+  if (*size == 1) return std::optional<SchedulerPlace>();
+  const auto rank = read_number(environment, names.rank, 0, *size - 1);
+  if (!rank.ok()) return rank.error();
+  const std::string evidence = cadre::format("{} is {}", names.size, *size);
+  const auto is_alone_here = is_one_per_host(environment, names, *size);
+  if (!is_alone_here.ok()) return is_alone_here.error();
+  if (!*is_alone_here) {
+    return Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("{} has started several `cadre run` on a host ({}), each of which would "
+                      "start a job of its own: start one for each host ({}) and let "
+                      "--nproc-per-node say how many workers it has, or give --nnodes 1 if these "
+                      "are independent jobs",
+                      names.scheduler, evidence, names.one_per_host));
+  }
+  const std::string hosts = names.hosts.empty() ? "" : environment.get_or(names.hosts, "");
+  return std::optional(SchedulerPlace{.scheduler = names.scheduler,
+                                      .num_nodes = *size,
+                                      .node_rank = *rank,
+                                      .first_host = first_host_of(hosts),
+                                      .evidence = evidence});
+}
+
+}  // namespace
+
+Result<std::optional<SchedulerPlace>> read_scheduler_place(const os::Environment& environment) {
+  if (environment.get("TORCHELASTIC_RUN_ID")) return std::optional<SchedulerPlace>();
+  for (const StarterVariables& names : kStarters) {
+    const bool has_started_this =
+        is_set(environment, names.size) && is_set(environment, names.rank) &&
+        is_set(environment, names.num_nodes) && is_set(environment, names.num_local);
+    if (has_started_this) return read_place(environment, names);
+  }
+  if (!is_set(environment, kIndex)) return std::optional<SchedulerPlace>();
+  const auto index = read_number(environment, kIndex, 0, std::numeric_limits<int>::max());
+  if (!index.ok()) return index.error();
+  return std::optional(SchedulerPlace{.scheduler = "Kubernetes",
+                                      .node_rank = *index,
+                                      .evidence = cadre::format("{} is {}", kIndex, *index)});
+}
+
+std::string first_host_of(std::string_view node_list) {
+  std::string host;
+  bool is_in_brackets = false;
+  bool is_skipping = false;  // from the end of the first number in brackets to the bracket
+  for (const char c : node_list) {
+    if (c == ',' && !is_in_brackets) break;
+    if (c == '[') {
+      is_in_brackets = true;
+    } else if (c == ']') {
+      is_in_brackets = false;
+      is_skipping = false;
+    } else if (is_in_brackets && (c == '-' || c == ',')) {
+      is_skipping = true;
+    } else if (!is_skipping) {
+      host += c;
+    }
+  }
+  return host;
+}
+
+}  // namespace cadre::cli
