@@ -14,7 +14,7 @@
 #include "cadre/launch/cli/launch_job.h"
 #include "cadre/launch/cli/log_options.h"
 #include "cadre/launch/cli/run_options.h"
-#include "cadre/launch/cli/scheduler_environment.h"
+#include "cadre/launch/cli/scheduler/scheduler_environment.h"
 
 namespace cadre::cli {
 namespace {

@@ -82,7 +82,7 @@ void Preemption::wait_for_agreement() {
       is_requested();
     }
   }
-  agreement_->wait();
+  agreement_->wait(kLookInterval);  // throws if the operation has failed
 }
 
 bool Preemption::is_requested() {

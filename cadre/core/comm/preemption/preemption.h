@@ -70,7 +70,7 @@ class CADRE_EXPORT Preemption {
   void tell_launcher(const std::optional<int64_t>& saved_step);
 
   const PreemptionOptions options_;
-  const std::string file_;  // for the launcher; empty without one
+  const std::string file_;  // what the launcher reads; empty without a launcher
   const std::unique_ptr<os::PendingSignal> signals_;
   bool has_told_request_ = false;
 

@@ -1,10 +1,11 @@
-#include "cadre/launch/cli/scheduler_environment.h"
+#include "cadre/launch/cli/scheduler/scheduler_environment.h"
 
 #include <array>
+#include <charconv>
 #include <limits>
+#include <system_error>
 
 #include "cadre/core/base/format.h"
-#include "cadre/launch/cli/option_words.h"
 
 namespace cadre::cli {
 namespace {
@@ -49,8 +50,11 @@ constexpr std::array kStarters{StarterVariables{.scheduler = "mpirun (Open MPI)"
 Result<int> read_number(const os::Environment& environment, std::string_view name, int low,
                         int high) {
   const std::string value = environment.get_or(name, "");
-  const auto number = parse_integer(value);
-  if (number && *number >= low && *number <= high) return *number;
+  const char* const end = value.data() + value.size();
+  int number = 0;
+  const auto parsed = std::from_chars(value.data(), end, number);
+  const bool is_number = parsed.ec == std::errc() && parsed.ptr == end;
+  if (is_number && number >= low && number <= high) return number;
   return Error(ErrorCode::kInvalidArgument,
                cadre::format("{} is \"{}\", expected a number from {} to {}; unset it, or give "
                              "--nnodes, which takes precedence",
@@ -120,7 +124,7 @@ Result<std::optional<SchedulerPlace>> read_scheduler_place(const os::Environment
 std::string first_host_of(std::string_view node_list) {
   std::string host;
   bool is_in_brackets = false;
-  bool is_skipping = false;  // from the end of the first number in brackets to the bracket
+  bool is_skipping = false;  // true between the first number in brackets and the closing bracket
   for (const char c : node_list) {
     if (c == ',' && !is_in_brackets) break;
     if (c == '[') {

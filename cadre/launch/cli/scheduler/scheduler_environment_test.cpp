@@ -1,6 +1,6 @@
 // Tests which variables of schedulers give a `cadre run` its place. The values are those that the
 // schedulers set: Open MPI 4.1.4 and Slurm 22.05 of Debian 12, MPICH 4.0.
-#include "cadre/launch/cli/scheduler_environment.h"
+#include "cadre/launch/cli/scheduler/scheduler_environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
