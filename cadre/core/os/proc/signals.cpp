@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <ranges>
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/io/errno_error.h"
@@ -26,6 +27,19 @@ void count_arrival(int signal) {
 
 uint32_t arrivals_of(int signal) {
   return num_arrivals[static_cast<size_t>(signal)].load(std::memory_order_relaxed);
+}
+
+// A handler that returns would repeat the instruction that caused one of the last four forever.
+constexpr std::array kNotCountable{SIGKILL, SIGSTOP, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+
+void check_is_countable(int signal) {
+  struct sigaction action {};
+  const bool exists = ::sigaction(signal, nullptr, &action) == 0;
+  if (exists && std::ranges::find(kNotCountable, signal) == kNotCountable.end()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("{} (number {}) cannot be handled as a notice; choose another one, for "
+                            "example SIGTERM, SIGUSR1 or SIGUSR2",
+                            signal_name(signal), signal));
 }
 
 bool is_ignored(int signal) {
@@ -58,6 +72,7 @@ std::optional<int> SignalListener::try_next() {
 }
 
 PendingSignal::PendingSignal(std::span<const int> signals) {
+  std::ranges::for_each(signals, check_is_countable);
   const sigset_t taken = signals_to_take(signals);
   struct sigaction action = {};
   action.sa_handler = count_arrival;
@@ -69,11 +84,22 @@ PendingSignal::PendingSignal(std::span<const int> signals) {
         watched_.emplace_back(Watched{.number = signal, .num_before = arrivals_of(signal)});
     ::sigaction(signal, &action, &watched.previous);
   }
+  ::pthread_sigmask(SIG_UNBLOCK, &taken, &previous_mask_);
 }
 
+// Blocks the signals before it restores their handlers, and restores the latter in reverse order,
+// because a signal may be listed twice.
 PendingSignal::~PendingSignal() {
   if (stays_) return;
-  for (const Watched& watched : watched_) ::sigaction(watched.number, &watched.previous, nullptr);
+  sigset_t blocked;
+  ::sigemptyset(&blocked);
+  for (const Watched& watched : watched_) {
+    if (::sigismember(&previous_mask_, watched.number) == 1) ::sigaddset(&blocked, watched.number);
+  }
+  ::pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
+  for (const Watched& watched : std::views::reverse(watched_)) {
+    ::sigaction(watched.number, &watched.previous, nullptr);
+  }
 }
 
 bool PendingSignal::has_arrived() const {

@@ -3,8 +3,9 @@
 // Threads: use each object from one thread. Make a SignalListener before the process starts other
 // threads, which then inherit the blocked mask; a PendingSignal at any time. Blocking: never.
 // Lifetime: the destructor of SignalListener restores the mask of its thread, which must be the
-// thread that made the object. Errors: the constructor of SignalListener throws Error(kUnavailable)
-// when no descriptor is left.
+// thread that made the object; the same holds for PendingSignal and the signals that it unblocked.
+// Errors: the constructor of SignalListener throws Error(kUnavailable) when no descriptor is left;
+// that of PendingSignal throws Error(kInvalidArgument) for a signal that cannot be counted.
 #pragma once
 
 #include <signal.h>
@@ -42,10 +43,13 @@ class SignalListener final : public Pollable {
 // Handles signals by counting them, and lets the program query whether one has arrived. Signals
 // that arrive while the object lives have no other effect, except that system calls which the
 // kernel does not restart end with EINTR. A SIGHUP that the process ignores (nohup) stays ignored.
+// The signals are unblocked in the thread that makes the object, because a blocked signal, which a
+// process may inherit, would not reach the handler. Objects for the same signal are destroyed in
+// reverse order.
 class CADRE_EXPORT PendingSignal {
  public:
   explicit PendingSignal(std::span<const int> signals);
-  // Restores the handlers of before.
+  // Restores the handlers, and blocks the signals that were blocked.
   ~PendingSignal();
   PendingSignal(const PendingSignal&) = delete;
   PendingSignal& operator=(const PendingSignal&) = delete;
@@ -63,6 +67,7 @@ class CADRE_EXPORT PendingSignal {
     struct sigaction previous = {};
   };
   std::vector<Watched> watched_;
+  sigset_t previous_mask_;
   bool stays_ = false;
 };
 

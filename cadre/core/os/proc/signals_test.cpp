@@ -74,6 +74,41 @@ TEST(PendingSignal, RestoresTheHandlerUnlessItStays) {
   ::sigaction(SIGUSR2, &before, nullptr);
 }
 
+// A process may inherit blocked signals.
+TEST(PendingSignal, NoticesASignalThatWasBlocked) {
+  sigset_t usr1;
+  sigset_t now;
+  ::sigemptyset(&usr1);
+  ::sigaddset(&usr1, SIGUSR1);
+  ::pthread_sigmask(SIG_BLOCK, &usr1, nullptr);
+  ::raise(SIGUSR1);
+  {
+    PendingSignal signal(std::array{SIGUSR1, SIGUSR2});
+    EXPECT_TRUE(signal.has_arrived());
+  }
+  ::pthread_sigmask(SIG_UNBLOCK, &usr1, &now);
+  EXPECT_EQ(::sigismember(&now, SIGUSR1), 1);
+  EXPECT_EQ(::sigismember(&now, SIGUSR2), 0);
+}
+
+TEST(PendingSignal, ASignalThatIsListedTwiceHasItsHandlerRestored) {
+  struct sigaction before = {};
+  struct sigaction after = {};
+  ::sigaction(SIGUSR2, nullptr, &before);
+  { PendingSignal signal(std::array{SIGUSR2, SIGUSR2}); }
+  ::sigaction(SIGUSR2, nullptr, &after);
+  EXPECT_EQ(after.sa_handler, before.sa_handler);
+}
+
+TEST(PendingSignal, SignalsThatCannotBeCountedAreRefusedBeforeAnyIsHandled) {
+  struct sigaction after = {};
+  for (const int signal : {0, -1, 65, 1'000'000, SIGKILL, SIGSTOP, SIGSEGV}) {
+    EXPECT_THROW(PendingSignal(std::array{SIGUSR2, signal}), Error) << signal;
+    ::sigaction(SIGUSR2, nullptr, &after);
+    EXPECT_EQ(after.sa_handler, SIG_DFL) << signal;
+  }
+}
+
 TEST(SignalListener, ReturnsEachSignalThatArrivedOnce) {
   SignalListener listener(kStopSignals);
   EXPECT_EQ(listener.try_next(), std::nullopt);
