@@ -8,6 +8,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/core/comm/communicator_impl.h"
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/os/proc/signals.h"
 #include "cadre/core/wire/preemption_file.h"
@@ -44,13 +45,16 @@ Preemption::Preemption(PreemptionOptions options)
       file_(file_for_launcher()),
       signals_(std::make_unique<os::PendingSignal>(options_.signals)) {}
 
-Preemption::~Preemption() = default;
+// A second copy of the signal may follow, since Slurm signals the launcher and its workers. It must
+// not end a program that has finished its last step.
+Preemption::~Preemption() {
+  if (signals_->has_arrived()) signals_->stay();
+}
 
 bool Preemption::must_leave(Communicator& group) {
-  const uint64_t round = group.membership().round;
-  if (group_ != &group || round_ != round) {
-    group_ = &group;
-    round_ = round;
+  const std::weak_ptr<const void> life = CommunicatorParts::life_of(group);
+  if (life.owner_before(group_) || group_.owner_before(life)) {
+    group_ = life;
     agreement_.reset();
     must_leave_ = false;
   }
@@ -61,11 +65,11 @@ bool Preemption::must_leave(Communicator& group) {
     must_leave_ = flags_->any != 0;
     if (must_leave_) return true;
   }
-  flags_ = std::make_shared<Flags>(Flags{.mine = is_mine ? 1 : 0});
-  agreement_ = group.all_reduce_async(std::as_bytes(std::span(&flags_->mine, 1)),
-                                      std::as_writable_bytes(std::span(&flags_->any, 1)),
-                                      DType::kInt32, ReduceOp::kMax,
-                                      {.keep_alive = flags_, .call = "Preemption::must_leave"});
+  auto flags = std::make_shared<Flags>(Flags{.mine = is_mine ? 1 : 0});
+  agreement_ = group.all_reduce_async(
+      std::as_bytes(std::span(&flags->mine, 1)), std::as_writable_bytes(std::span(&flags->any, 1)),
+      DType::kInt32, ReduceOp::kMax, {.keep_alive = flags, .call = "Preemption::must_leave"});
+  flags_ = std::move(flags);
   return false;
 }
 
@@ -76,9 +80,8 @@ void Preemption::wait_for_agreement() {
     try {
       agreement_->wait(kLookInterval);
     } catch (const Error& error) {
-      const bool is_only_this_wait =
-          error.code() == ErrorCode::kTimeout && !agreement_->is_completed();
-      if (!is_only_this_wait) throw;
+      // kTimeout is the end of this wait, or of the operation, which then is completed.
+      if (error.code() != ErrorCode::kTimeout) throw;
       is_requested();
     }
   }

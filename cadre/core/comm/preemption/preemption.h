@@ -8,12 +8,18 @@
 //
 // The signals are handled by counting them, so that they do not end the process. must_leave()
 // issues one all_reduce of 4 bytes and waits for that of the call before, which has ended long ago
-// if a step computes anything.
-// Threads: one; make it at any time, best first in main(), because a signal before ends the
-// process. Blocking: must_leave() until all ranks have issued the call before; the others never.
-// Lifetime: the destructor restores the handlers of before, unless leave() was called: then the
-// signals have no effect until the process ends. Errors: must_leave() throws the failure of the
-// group; a file for the launcher that cannot be written is reported on standard error.
+// if a step computes anything. The all_reduce of the last step is still pending when the program
+// has finished its steps. Therefore close() the group, which waits for it; the destructor of a
+// group aborts it, and a slower rank gets that as an error.
+//
+// Threads: one. Make it early in main(), because a signal before that ends the process, but after
+// prepare_restart(), which resets the handlers in the workers of a restart. Blocking: must_leave()
+// until all ranks have issued the call before; the others never.
+// Lifetime: the destructor restores the handlers of before. If a signal has arrived, or leave() was
+// called, it does not: the signals then have no effect until the process ends.
+// Errors: the constructor throws kInvalidArgument for an exit code or a signal that cannot be used;
+// must_leave() throws the failure of the group; a file for the launcher that cannot be written is
+// reported on standard error.
 // Source: the preemption notice of torch.distributed.checkpoint's users, Orbax's
 // reached_preemption(step).
 #pragma once
@@ -74,9 +80,9 @@ class CADRE_EXPORT Preemption {
   const std::unique_ptr<os::PendingSignal> signals_;
   bool has_told_request_ = false;
 
-  // The all_reduce of the last call of must_leave(), and the group in which it was issued.
-  const Communicator* group_ = nullptr;
-  uint64_t round_ = 0;
+  // The all_reduce of the last call of must_leave(), and the group in which it was issued. A later
+  // group may have the address of one that was destroyed, but not its shared state.
+  std::weak_ptr<const void> group_;
   std::shared_ptr<Flags> flags_;
   std::optional<Work> agreement_;
   bool must_leave_ = false;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include <array>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -19,13 +20,20 @@
 namespace cadre {
 namespace {
 
-constexpr std::array kSignals{SIGUSR1, SIGUSR2, SIGTERM, SIGALRM};
+constexpr std::array kSignalOfRank{SIGUSR1, SIGUSR2, SIGTERM, SIGALRM};
 
 PreemptionOptions signal_of(int rank) {
-  return {.signals = {kSignals[static_cast<size_t>(rank)]}};
+  return {.signals = {kSignalOfRank[static_cast<size_t>(rank)]}};
 }
 
-class PreemptionTest : public GroupsTest {};
+class PreemptionTest : public GroupsTest {
+ protected:
+  // A Preemption that was asked keeps its handlers, which other tests of this process must not
+  // have.
+  ~PreemptionTest() override {
+    for (const int number : kSignalOfRank) ::signal(number, SIG_DFL);
+  }
+};
 
 INSTANTIATE_TEST_SUITE_P(Transports, PreemptionTest,
                          ::testing::Values(TransportChoice::kSharedMemory, TransportChoice::kTcp),
@@ -43,8 +51,9 @@ TEST_P(PreemptionTest, AllRanksLeaveAfterTheStepThatFollowsTheSignal) {
         int left_at = 0;
         for (int step = 1; left_at == 0 && step <= 50; ++step) {
           if (step == signal_step && context.rank == target)
-            ::kill(::getpid(), kSignals[static_cast<size_t>(target)]);
-          while (step == signal_step && context.rank == target && !preemption.is_requested()) {
+            ::kill(::getpid(), kSignalOfRank[static_cast<size_t>(target)]);
+          if (step == signal_step && context.rank == target) {
+            await(context, "the signal", [&] { return preemption.is_requested(); });
           }
           if (preemption.must_leave(group)) left_at = step;
         }
@@ -70,17 +79,51 @@ TEST_P(PreemptionTest, WithoutASignalNoRankLeavesAndEachStepHasOneCollective) {
 
 // A signal of which the ranks have agreed in one group holds in the next one, too.
 TEST_P(PreemptionTest, AnotherGroupAgreesAnew) {
-  run(2, [this](RankContext& context, Communicator& world) {
+  run(2, [](RankContext& context, Communicator& world) {
     Preemption preemption(signal_of(context.rank));
     world.barrier();
     require(!preemption.must_leave(world), "the first call is false");
     const auto next = split(world, {.color = 0, .key = context.rank}, soon(context));
-    if (context.rank == 1) ::kill(::getpid(), kSignals[1]);
-    while (context.rank == 1 && !preemption.is_requested()) {
+    if (context.rank == 1) ::kill(::getpid(), kSignalOfRank[1]);
+    if (context.rank == 1) {
+      await(context, "the signal", [&] { return preemption.is_requested(); });
     }
     require(!preemption.must_leave(*next), "the first call in a group is false");
     require(preemption.must_leave(*next), "the second one knows the signal");
     next->close(soon(context));
+  });
+}
+
+// A group often gets the address of the one that was destroyed before.
+TEST_P(PreemptionTest, EachOfSeveralGroupsAgreesAnew) {
+  run(2, [](RankContext& context, Communicator& world) {
+    Preemption preemption(signal_of(context.rank));
+    world.barrier();
+    if (context.rank == 1) ::kill(::getpid(), kSignalOfRank[1]);
+    if (context.rank == 1) {
+      await(context, "the signal", [&] { return preemption.is_requested(); });
+    }
+    for (int i = 0; i < 10; ++i) {
+      const auto next = split(world, {.color = 0, .key = context.rank}, soon(context));
+      require(!preemption.must_leave(*next), "the first call in a group is false");
+      require(preemption.must_leave(*next), "the second one knows the signal");
+      next->close(soon(context));
+    }
+  });
+}
+
+// An all_reduce is pending when the last step is over. close() must not abort it.
+TEST_P(PreemptionTest, ARankThatClosesFirstWaitsForTheLastCallOfTheOthers) {
+  std::atomic<bool> is_closing = false;
+  run(2, [&](RankContext& context, Communicator& group) {
+    Preemption preemption(signal_of(context.rank));
+    require(!preemption.must_leave(group), "no signal");
+    if (context.rank == 1) {
+      await(context, "the close of rank 0", [&] { return is_closing.load(); });
+      context.system.poll({}, context.system.deadline_in(milliseconds(20)));
+    }
+    require(!preemption.must_leave(group), "no signal");
+    if (context.rank == 0) is_closing = true;
   });
 }
 
@@ -127,6 +170,24 @@ TEST_F(PreemptionFileTest, TellsTheLauncherThatItHasAskedAndWhatItHasSaved) {
   }
   ::raise(SIGUSR1);  // has no effect on a process that leaves
   ::sigaction(SIGUSR1, &before, nullptr);
+}
+
+// Slurm sends a signal to the launcher, which forwards it, and to the workers.
+TEST_F(PreemptionFileTest, ASecondSignalDoesNotEndAProgramThatHasFinished) {
+  struct sigaction before = {};
+  ::sigaction(SIGUSR1, nullptr, &before);
+  {
+    const Preemption preemption({.signals = {SIGUSR1}});
+    ::raise(SIGUSR1);
+  }
+  ::raise(SIGUSR1);
+  ::sigaction(SIGUSR1, &before, nullptr);
+}
+
+TEST(PreemptionOptionsTest, ASignalThatCannotBeHandledIsRefused) {
+  for (const int number : {0, -1, 100, SIGKILL, SIGSEGV}) {
+    EXPECT_THROW(Preemption({.signals = {SIGTERM, number}}), Error) << number;
+  }
 }
 
 TEST(PreemptionOptionsTest, AnExitCodeThatIsNoneIsRefused) {
