@@ -88,6 +88,20 @@ TEST(RunPreemptionWorker, SavesAndLeaves) {
   std::exit(preemption.leave(step));
 }
 
+// Rank 1 fails in the first attempt.
+TEST(RunPreemptionWorker, FailsOnceThenSavesAndLeaves) {
+  if (!is_worker()) return;
+  Preemption preemption;
+  StepCounter steps;
+  const bool is_first = std::string(std::getenv("TORCHELASTIC_RESTART_COUNT")) == "0";
+  if (is_first && steps.rank() == 1) std::_Exit(3);
+  if (!is_first) print("again");
+  const int64_t step = steps.run(preemption);
+  steps.save();
+  steps.close();
+  std::exit(preemption.leave(step));
+}
+
 TEST(RunPreemptionWorker, SavesForever) {
   if (!is_worker()) return;
   Preemption preemption;
@@ -180,7 +194,8 @@ class RunPreemption : public ::testing::Test {
 };
 
 // The signal arrives at a random instant from the construction of the Preemption on, also while the
-// ranks connect: at the launcher, or (kind 3) at rank 0 only.
+// ranks connect: at the launcher, or (kind 3) at rank 0 only. In every third job that signals the
+// launcher, SIGTERM follows at a random instant, as it does in Slurm.
 TEST_F(RunPreemption, AtAnyInstantAllRanksSaveOneStepAndTheJobAsksForAnotherRun) {
   constexpr int kNumJobs = 100;
   constexpr std::array kKinds{SIGTERM, SIGUSR1, SIGUSR2, 0};
@@ -199,6 +214,10 @@ TEST_F(RunPreemption, AtAnyInstantAllRanksSaveOneStepAndTheJobAsksForAnotherRun)
       command.send(signal);
     } else {
       ::kill(first_worker, SIGUSR1);
+    }
+    if (signal != 0 && i % 3 == 0) {
+      system_->poll({}, system_->deadline_in(std::chrono::microseconds(random() % 30'000)));
+      command.send(SIGTERM);
     }
     const auto result = command.wait();
     ASSERT_EQ(result.exit_code, kRequeueExitCode) << result.error << result.output;
@@ -225,6 +244,21 @@ TEST_F(RunPreemption, IsNoFailureToRestart) {
   EXPECT_EQ(result.exit_code, kRequeueExitCode) << result.error;
   EXPECT_THAT(result.error, Not(HasSubstr("restart")));
   EXPECT_THAT(result.error, Not(HasSubstr("failed")));
+}
+
+// The launcher sends SIGTERM to rank 0 when rank 1 has failed. That is no request to leave for the
+// next attempt.
+TEST_F(RunPreemption, AnAttemptAfterAFailureLeavesWithTheRequeueCode) {
+  CadreCommand command(job(2, "FailsOnceThenSavesAndLeaves", {"--max-restarts", "1"}),
+                       environment());
+  await_workers(command, 2, "again");
+  command.send(SIGUSR1);
+  const auto result = command.wait();
+  EXPECT_EQ(result.exit_code, kRequeueExitCode) << result.error;
+  EXPECT_THAT(result.error, HasSubstr(cadre::format("cadre: preempted by SIGUSR1, saved at step {} "
+                                                    "by all 2 ranks; ",
+                                                    saved(0))));
+  EXPECT_THAT(result.error, HasSubstr("cadre: preempted after 1 restart; earlier failures: "));
 }
 
 TEST_F(RunPreemption, ASecondSignalKillsAtOnce) {
@@ -275,9 +309,10 @@ TEST_F(RunPreemption, ARankThatStaysWhenAnotherHasLeftIsKilledAndNamed) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.error, HasSubstr("cadre: killed, because it did not end within 1 s of the end "
                                       "of rank 0: rank 1\n"));
-  EXPECT_THAT(result.error, EndsWith("cadre: preempted, but no step was saved by all ranks: rank 1 "
-                                     "did not ask whether to leave (Preemption::must_leave), ended "
-                                     "with signal 9 (SIGKILL); rank 0 saved step 5\n"));
+  EXPECT_THAT(result.error,
+              EndsWith("cadre: preempted, but no step was saved by all ranks: rank 1 "
+                       "did not ask whether to leave (Preemption::must_leave), ended "
+                       "with signal 9 (SIGKILL); rank 0 saved step 5, ended with exit code 75\n"));
   EXPECT_TRUE(command.leaves_nothing());
 }
 
@@ -287,8 +322,9 @@ TEST_F(RunPreemption, DifferentStepsDoNotAskForAnotherRun) {
   command.send(SIGUSR1);
   const auto result = command.wait();
   EXPECT_EQ(result.exit_code, 1) << result.error;
-  EXPECT_THAT(result.error, HasSubstr("no step was saved by all ranks: rank 0 saved step 10; rank "
-                                      "1 saved step 11\n"));
+  EXPECT_THAT(result.error, HasSubstr("no step was saved by all ranks: rank 0 saved step 10, ended "
+                                      "with exit code 75; rank 1 saved step 11, ended with exit "
+                                      "code 75\n"));
 }
 
 TEST_F(RunPreemption, ALauncherThatIsAWorkerTellsItsCaller) {

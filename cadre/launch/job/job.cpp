@@ -134,7 +134,8 @@ class JobRun {
   bool is_between_attempts_ = false;
   bool is_restart_called_off_ = false;  // stop_signal_ came before the restart
   int stop_signal_ = 0;                 // the first signal that stopped the job; 0 if none did
-  int notice_signal_ = 0;               // the last SIGUSR1 or SIGUSR2; 0 if none came
+  // The first signal of the present attempt, if it was SIGUSR1 or SIGUSR2; else 0.
+  int notice_signal_ = 0;
   TimePoint last_stop_signal_;
   bool guardian_is_gone_ = false;
   bool has_said_lost_output_ = false;
@@ -271,6 +272,7 @@ Status JobRun::open_store() {
 
 Status JobRun::start() {
   identity_.restart_count = restarts_.num_restarts();
+  notice_signal_ = 0;
   attempt_.reset();  // its workers' output refers to log files, which begin_logs() closes
   CADRE_RETURN_IF_ERROR(begin_logs());
   num_memory_kills_before_ = os::count_memory_kills();
@@ -395,7 +397,7 @@ void JobRun::take_signals() {
       attempt_->group().resume();
     } else if (*signal == SIGUSR1 || *signal == SIGUSR2) {
       // Batch systems announce that the job's time limit is near with SIGUSR1 or SIGUSR2.
-      notice_signal_ = *signal;
+      if (notice_signal_ == 0 && stop_signal_ == 0) notice_signal_ = *signal;
       attempt_->group().forward_signal(*signal);
     } else {
       on_stop_signal(*signal);
@@ -530,12 +532,17 @@ void JobRun::report(const WorkerExit& failure, Deadline drained) {
 // if this launcher is itself a worker.
 void JobRun::conclude_preemption(const std::optional<WorkerExit>& failure) {
   if (failure || is_restart_called_off_ || guardian_is_gone_) return;
+  const auto has_asked = [&](Rank rank) {
+    return read_preemption_file(error_file_of(identity_, rank)).has_value();
+  };
   std::vector<LeavingWorker> workers;
   for (const WorkerExit& ended : attempt_->group().exits()) {
-    const bool has_asked = read_preemption_file(error_file_of(identity_, ended.rank)).has_value();
-    workers.push_back({.exit = ended, .has_asked = has_asked});
+    workers.push_back({.exit = ended, .has_asked = has_asked(ended.rank)});
   }
-  const PreemptionReport report{.signal = stop_signal_ != 0 ? stop_signal_ : notice_signal_,
+  for (const int rank : attempt_->group().running_ranks()) {
+    workers.push_back({.exit = {.rank = rank}, .has_asked = has_asked(rank), .has_ended = false});
+  }
+  const PreemptionReport report{.signal = notice_signal_ != 0 ? notice_signal_ : stop_signal_,
                                 .workers = workers};
   if (!report.has_begun()) return;
   const auto saved = report.saved_by_all();

@@ -14,13 +14,13 @@ namespace cadre::launch {
 namespace {
 
 std::string state_text(const LeavingWorker& worker) {
+  std::string text = worker.has_asked ? "asked whether to leave, and did not save"
+                                      : "did not ask whether to leave (Preemption::must_leave)";
   if (worker.exit.preemption) {
-    return cadre::format("saved step {}", worker.exit.preemption->saved_step.value_or(0));
+    text = cadre::format("saved step {}", worker.exit.preemption->saved_step.value_or(0));
   }
-  const std::string_view asked = worker.has_asked
-                                     ? "asked whether to leave, and did not save"
-                                     : "did not ask whether to leave (Preemption::must_leave)";
-  return cadre::format("{}, ended with {}", asked, exit_name(worker.exit.status));
+  if (!worker.has_ended) return text + ", did not end";
+  return cadre::format("{}, ended with {}", text, exit_name(worker.exit.status));
 }
 
 }  // namespace
@@ -32,8 +32,9 @@ std::optional<PreemptionFile> read_preemption_file(const std::string& error_file
 }
 
 bool PreemptionReport::has_begun() const {
-  const bool have_all_succeeded = std::ranges::all_of(
-      workers, [](const LeavingWorker& worker) { return worker.exit.status.is_success(); });
+  const bool have_all_succeeded = std::ranges::all_of(workers, [](const LeavingWorker& worker) {
+    return worker.has_ended && worker.exit.status.is_success();
+  });
   return !have_all_succeeded && std::ranges::any_of(workers, [](const LeavingWorker& worker) {
     return worker.has_asked || worker.exit.preemption;
   });

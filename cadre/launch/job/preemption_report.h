@@ -23,6 +23,7 @@ struct LeavingWorker {
   WorkerExit exit;
   // The worker has received the signal and asked whether it must leave.
   bool has_asked = false;
+  bool has_ended = true;  // false for a worker that could not be killed
 };
 
 struct PreemptionReport {

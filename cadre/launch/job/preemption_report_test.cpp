@@ -46,7 +46,7 @@ TEST(PreemptionReport, NamesTheRanksThatDidNotSave) {
             "preempted by SIGTERM, but no step was saved by all ranks: ranks 2, 4 asked whether to "
             "leave, and did not save, ended with signal 9 (SIGKILL); rank 3 did not ask whether to "
             "leave (Preemption::must_leave), ended with signal 9 (SIGKILL); ranks 0-1 saved step "
-            "12");
+            "12, ended with exit code 75");
 }
 
 TEST(PreemptionReport, DifferentStepsOrCodesAreNoCommonSnapshot) {
@@ -54,8 +54,27 @@ TEST(PreemptionReport, DifferentStepsOrCodesAreNoCommonSnapshot) {
   EXPECT_EQ(report_of({saved(0, 12), saved(1, 12, 76)}).saved_by_all(), std::nullopt);
   const std::vector<LeavingWorker> workers{saved(0, 12), saved(1, 13)};
   EXPECT_EQ(report_of(workers).to_text(),
-            "preempted, but no step was saved by all ranks: rank 0 saved step 12; rank 1 saved "
-            "step 13");
+            "preempted, but no step was saved by all ranks: rank 0 saved step 12, ended with "
+            "exit code 75; rank 1 saved step 13, ended with exit code 75");
+  const std::vector<LeavingWorker> codes{saved(0, 12), saved(1, 12, 76)};
+  EXPECT_EQ(report_of(codes).to_text(),
+            "preempted, but no step was saved by all ranks: rank 0 saved step 12, ended with "
+            "exit code 75; rank 1 saved step 12, ended with exit code 76");
+}
+
+TEST(PreemptionReport, AWorkerThatCouldNotBeKilledHasSavedNothing) {
+  const std::vector<LeavingWorker> workers{
+      saved(0, 12), {.exit = {.rank = 1}, .has_asked = true, .has_ended = false}};
+  const PreemptionReport report = report_of(workers);
+  EXPECT_TRUE(report.has_begun());
+  EXPECT_EQ(report.saved_by_all(), std::nullopt);
+  EXPECT_EQ(report.to_text(),
+            "preempted, but no step was saved by all ranks: rank 1 asked whether to leave, and did "
+            "not save, did not end; rank 0 saved step 12, ended with exit code 75");
+  const std::vector<LeavingWorker> done{
+      {.exit = {.rank = 0}, .has_asked = true},
+      {.exit = {.rank = 1}, .has_asked = true, .has_ended = false}};
+  EXPECT_TRUE(report_of(done).has_begun());
 }
 
 TEST(PreemptionReport, ThereIsNoneWithoutAnAskingRankOrAfterSuccess) {
