@@ -40,15 +40,14 @@ Status check_is_this_host(const NamedHost& named) {
 // job of its own. --nnodes 1 and --standalone say that this is intended.
 Status check_scheduler(const RunOptions& options, const os::Environment& environment) {
   if (options.says_num_nodes) return {};
-  const auto place = read_scheduler_place(environment);
-  if (!place.ok()) return place.error();
-  if (!*place || !(*place)->num_nodes) return {};
-  const SchedulerPlace& started = **place;
-  return Error(
-      ErrorCode::kInvalidArgument,
-      cadre::format("{} has started it on {} hosts ({}): {}; give --nnodes 1 if these are "
-                    "independent jobs",
-                    started.scheduler, *started.num_nodes, started.evidence, kOneHostOnly));
+  const auto start = read_scheduler_start(environment);
+  if (!start.ok()) return start.error();
+  if (!*start) return {};
+  const SchedulerStart& started = **start;
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("{} has started it on {} hosts ({}): {}; give --nnodes 1 if these are "
+                             "independent jobs",
+                             started.scheduler, started.num_nodes, started.evidence, kOneHostOnly));
 }
 
 // Sets the executable and its arguments: the program itself, or Python with the script or module.

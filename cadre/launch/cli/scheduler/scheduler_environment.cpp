@@ -10,8 +10,6 @@
 namespace cadre::cli {
 namespace {
 
-constexpr std::string_view kIndex = "JOB_COMPLETION_INDEX";
-
 // The variables of one starter of processes. A starter has `num_nodes`, `num_local` or neither.
 struct StarterVariables {
   std::string_view scheduler;
@@ -19,7 +17,6 @@ struct StarterVariables {
   std::string_view rank;
   std::string_view num_nodes;
   std::string_view num_local;
-  std::string_view hosts;
   std::string_view one_per_host;  // its option that starts one process on each host
 };
 
@@ -40,7 +37,6 @@ constexpr std::array kStarters{StarterVariables{.scheduler = "mpirun (Open MPI)"
                                                 .size = "SLURM_STEP_NUM_TASKS",
                                                 .rank = "SLURM_PROCID",
                                                 .num_nodes = "SLURM_STEP_NUM_NODES",
-                                                .hosts = "SLURM_STEP_NODELIST",
                                                 .one_per_host = "--ntasks-per-node=1"},
                                StarterVariables{.scheduler = "a process manager (PMI)",
                                                 .size = "PMI_SIZE",
@@ -76,13 +72,11 @@ Result<bool> is_one_per_host(const os::Environment& environment, const StarterVa
   return *number == (counts_nodes ? size : 1);
 }
 
-Result<std::optional<SchedulerPlace>> read_place(const os::Environment& environment,
+Result<std::optional<SchedulerStart>> read_start(const os::Environment& environment,
                                                  const StarterVariables& names) {
   const auto size = read_number(environment, names.size, 1, std::numeric_limits<int>::max());
   if (!size.ok()) return size.error();
-  if (*size == 1) return std::optional<SchedulerPlace>();
-  const auto rank = read_number(environment, names.rank, 0, *size - 1);
-  if (!rank.ok()) return rank.error();
+  if (*size == 1) return std::optional<SchedulerStart>();
   const std::string evidence = cadre::format("{} is {}", names.size, *size);
   const auto is_alone_here = is_one_per_host(environment, names, *size);
   if (!is_alone_here.ok()) return is_alone_here.error();
@@ -95,50 +89,21 @@ Result<std::optional<SchedulerPlace>> read_place(const os::Environment& environm
                       "are independent jobs",
                       names.scheduler, evidence, names.one_per_host));
   }
-  const std::string hosts = names.hosts.empty() ? "" : environment.get_or(names.hosts, "");
-  return std::optional(SchedulerPlace{.scheduler = names.scheduler,
-                                      .num_nodes = *size,
-                                      .node_rank = *rank,
-                                      .first_host = first_host_of(hosts),
-                                      .evidence = evidence});
+  return std::optional(
+      SchedulerStart{.scheduler = names.scheduler, .num_nodes = *size, .evidence = evidence});
 }
 
 }  // namespace
 
-Result<std::optional<SchedulerPlace>> read_scheduler_place(const os::Environment& environment) {
-  if (environment.get("TORCHELASTIC_RUN_ID")) return std::optional<SchedulerPlace>();
+Result<std::optional<SchedulerStart>> read_scheduler_start(const os::Environment& environment) {
+  if (environment.get("TORCHELASTIC_RUN_ID")) return std::optional<SchedulerStart>();
   for (const StarterVariables& names : kStarters) {
     const bool has_started_this =
         is_set(environment, names.size) && is_set(environment, names.rank) &&
         is_set(environment, names.num_nodes) && is_set(environment, names.num_local);
-    if (has_started_this) return read_place(environment, names);
+    if (has_started_this) return read_start(environment, names);
   }
-  if (!is_set(environment, kIndex)) return std::optional<SchedulerPlace>();
-  const auto index = read_number(environment, kIndex, 0, std::numeric_limits<int>::max());
-  if (!index.ok()) return index.error();
-  return std::optional(SchedulerPlace{.scheduler = "Kubernetes",
-                                      .node_rank = *index,
-                                      .evidence = cadre::format("{} is {}", kIndex, *index)});
-}
-
-std::string first_host_of(std::string_view node_list) {
-  std::string host;
-  bool is_in_brackets = false;
-  bool is_skipping = false;  // true between the first number in brackets and the closing bracket
-  for (const char c : node_list) {
-    if (c == ',' && !is_in_brackets) break;
-    if (c == '[') {
-      is_in_brackets = true;
-    } else if (c == ']') {
-      is_in_brackets = false;
-      is_skipping = false;
-    } else if (is_in_brackets && (c == '-' || c == ',')) {
-      is_skipping = true;
-    } else if (!is_skipping) {
-      host += c;
-    }
-  }
-  return host;
+  return std::optional<SchedulerStart>();
 }
 
 }  // namespace cadre::cli
