@@ -148,13 +148,25 @@ TEST_F(TrainSignalTest, AResumedJobHasTheBitsOfAnUndisturbedOne) {
 // A restart is possible, but must not follow. The signal reaches one rank only if it is not sent to
 // the launcher.
 TEST_F(TrainSignalTest, ASchedulersSignalToTheJobOrToOneRankEndsItWithASnapshot) {
-  for (const bool is_for_one_rank : {false, true}) {
-    const std::string run = format("run{}", static_cast<int>(is_for_one_rank));
+  struct Case {
+    bool is_for_one_rank;
+    std::string division;
+  };
+  const std::vector<Case> cases{{false, "parallel.pipeline=1"},
+                                {true, "parallel.pipeline=1"},
+                                {true, "parallel.pipeline=2"},
+                                {true, "parallel.tensor=2"}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const auto& [is_for_one_rank, division] = cases[i];
+    SCOPED_TRACE(format("one rank {}, {}", is_for_one_rank, division));
+    const std::string run = format("run{}", i);
     std::vector<std::string> words = train(run);
-    words.insert(words.end(), {"--max-restarts", "1"});
+    words.insert(words.end(), {division, "--max-restarts", "1"});
     CadreCommand job(words);
     ASSERT_TRUE(job.wait_for(format("step   5/{} ", kNumSteps)));
-    ::kill(is_for_one_rank ? pid_of_rank(job, 1) : job.pid(), SIGUSR1);
+    const int target = is_for_one_rank ? pid_of_rank(job, 1) : job.pid();
+    ASSERT_GT(target, 0);
+    ::kill(target, SIGUSR1);
     const CommandResult stopped = job.wait();
     EXPECT_EQ(stopped.exit_code, kRequeueExitCode) << stopped.output << stopped.error;
     EXPECT_THAT(stopped.error,
