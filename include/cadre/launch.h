@@ -11,6 +11,7 @@
 //         group->barrier();                                                 // the step
 //         if (preemption.must_leave(*group)) return preemption.leave(step); // the step is saved
 //       }
+//       group->close(system->deadline_in(cadre::kDefaultCloseTimeout));
 //       return 0;
 //     });
 //   }
