@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/comm/preemption/preemption.h"
 #include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
 
@@ -29,6 +30,17 @@ constexpr int kNumSteps = 400;
 std::string bytes_of(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Returns the pid of the process that has this rank; 0 if there is none.
+int pid_of_rank(const CadreCommand& job, int rank) {
+  const std::string variable = std::string(1, '\0') + format("RANK={}", rank) + '\0';
+  for (const int pid : job.marked_processes()) {
+    const fs::path process = format("/proc/{}", pid);
+    const bool is_trainer = bytes_of(process / "comm") == "cadre-train\n";
+    if (is_trainer && bytes_of(process / "environ").find(variable) != std::string::npos) return pid;
+  }
+  return 0;
 }
 
 class TrainSignalTest : public ::testing::Test {
@@ -106,12 +118,16 @@ TEST_F(TrainSignalTest, AResumedJobHasTheBitsOfAnUndisturbedOne) {
   ASSERT_TRUE(job.wait_for(format("step  20/{} ", kNumSteps)));
   job.send(SIGTERM);
   const CommandResult stopped = job.wait();
-  EXPECT_EQ(stopped.exit_code, 128 + SIGTERM) << stopped.output << stopped.error;
+  EXPECT_EQ(stopped.exit_code, kRequeueExitCode) << stopped.output << stopped.error;
   EXPECT_TRUE(job.leaves_nothing());
   const size_t num_done = steps_of("parts").size();
   ASSERT_GE(num_done, 20U);
   ASSERT_LT(num_done, static_cast<size_t>(kNumSteps)) << "the job had ended before its signal";
   EXPECT_THAT(stopped.output, HasSubstr(format("stopped after step {} on request", num_done)));
+  EXPECT_THAT(stopped.error,
+              HasSubstr(format("cadre: preempted by SIGTERM, saved at step {} by all "
+                               "2 ranks; exit code 75 asks for another run\n",
+                               num_done)));
   const std::string snapshot = format("step-{:06d}", num_done);
   EXPECT_THAT(snapshots_of("parts"), ::testing::ElementsAre(snapshot));
   EXPECT_EQ(bytes_of(folder_.path() / "parts/latest"), snapshot + "\n");
@@ -127,6 +143,37 @@ TEST_F(TrainSignalTest, AResumedJobHasTheBitsOfAnUndisturbedOne) {
   }
   EXPECT_EQ(steps_of("parts").size(), static_cast<size_t>(kNumSteps));
   EXPECT_EQ(steps_of("parts"), steps_of("whole"));
+}
+
+// A restart is possible, but must not follow. The signal reaches one rank only if it is not sent to
+// the launcher.
+TEST_F(TrainSignalTest, ASchedulersSignalToTheJobOrToOneRankEndsItWithASnapshot) {
+  struct Case {
+    bool is_for_one_rank;
+    std::string division;
+  };
+  const std::vector<Case> cases{{false, "parallel.pipeline=1"},
+                                {true, "parallel.pipeline=1"},
+                                {true, "parallel.pipeline=2"},
+                                {true, "parallel.tensor=2"}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const auto& [is_for_one_rank, division] = cases[i];
+    SCOPED_TRACE(format("one rank {}, {}", is_for_one_rank, division));
+    const std::string run = format("run{}", i);
+    std::vector<std::string> words = train(run);
+    words.insert(words.end(), {division, "--max-restarts", "1"});
+    CadreCommand job(words);
+    ASSERT_TRUE(job.wait_for(format("step   5/{} ", kNumSteps)));
+    const int target = is_for_one_rank ? pid_of_rank(job, 1) : job.pid();
+    ASSERT_GT(target, 0);
+    ::kill(target, SIGUSR1);
+    const CommandResult stopped = job.wait();
+    EXPECT_EQ(stopped.exit_code, kRequeueExitCode) << stopped.output << stopped.error;
+    EXPECT_THAT(stopped.error,
+                HasSubstr(format(", saved at step {} by all 2 ranks", steps_of(run).size())));
+    EXPECT_EQ(snapshots_of(run).size(), 1U);
+    EXPECT_TRUE(job.leaves_nothing());
+  }
 }
 
 // Each rank writes its shard in a background thread, so at nearly every instant a snapshot is being
@@ -151,17 +198,6 @@ TEST_F(TrainSignalTest, AJobThatIsKilledWhileItSavesGoesOnFromAWholeSnapshot) {
               HasSubstr(format("resuming from {}/parts/step-", folder_.path().string())));
   EXPECT_EQ(steps_of("parts").size(), 60U);
   EXPECT_EQ(steps_of("parts"), steps_of("whole"));
-}
-
-// Returns the pid of the process that has this rank; 0 if there is none.
-int pid_of_rank(const CadreCommand& job, int rank) {
-  const std::string variable = std::string(1, '\0') + format("RANK={}", rank) + '\0';
-  for (const int pid : job.marked_processes()) {
-    const fs::path process = format("/proc/{}", pid);
-    const bool is_trainer = bytes_of(process / "comm") == "cadre-train\n";
-    if (is_trainer && bytes_of(process / "environ").find(variable) != std::string::npos) return pid;
-  }
-  return 0;
 }
 
 TEST_F(TrainSignalTest, AKilledProcessThatHasAPartOfTheModelIsNamedAndEndsTheJob) {

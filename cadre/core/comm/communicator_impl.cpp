@@ -453,6 +453,10 @@ bool CommunicatorParts::must_end_elsewhere(const Communicator& group) {
   return !group.impl_->fork_guard->is_in_child() && ProgressQueue::is_any_on_this_thread();
 }
 
+std::weak_ptr<const void> CommunicatorParts::life_of(const Communicator& group) {
+  return impl_of(group).one_sided_access;
+}
+
 bool may_use_memory_after_failure(const Communicator& group) {
   return !CommunicatorParts::impl_of(group).capabilities.is_abortable;
 }

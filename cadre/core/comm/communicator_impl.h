@@ -164,6 +164,9 @@ struct CommunicatorParts {
   static Communicator::Impl& impl_of(const Communicator& group);
   // Implements must_end_elsewhere() of group_destruction.h.
   static bool must_end_elsewhere(const Communicator& group);
+  // Returns a pointer that identifies the group: those of two groups have different owners, also
+  // if the second has the address of the first, which was destroyed.
+  static std::weak_ptr<const void> life_of(const Communicator& group);
 };
 
 // Returns the settings of the fabric of a first group.

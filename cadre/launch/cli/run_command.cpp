@@ -14,6 +14,7 @@
 #include "cadre/launch/cli/launch_job.h"
 #include "cadre/launch/cli/log_options.h"
 #include "cadre/launch/cli/run_options.h"
+#include "cadre/launch/cli/scheduler/scheduler_environment.h"
 
 namespace cadre::cli {
 namespace {
@@ -33,6 +34,20 @@ Status check_is_this_host(const NamedHost& named) {
                     "with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and one secret "
                     "CADRE_JOB_TOKEN for all",
                     named.given.text(), named.host));
+}
+
+// Refuses a `cadre run` that a scheduler has started on several hosts: each of them would start a
+// job of its own. --nnodes 1 and --standalone say that this is intended.
+Status check_scheduler(const RunOptions& options, const os::Environment& environment) {
+  if (options.says_num_nodes) return {};
+  const auto start = read_scheduler_start(environment);
+  if (!start.ok()) return start.error();
+  if (!*start) return {};
+  const SchedulerStart& started = **start;
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("{} has started it on {} hosts ({}): {}; give --nnodes 1 if these are "
+                             "independent jobs",
+                             started.scheduler, started.num_nodes, started.evidence, kOneHostOnly));
 }
 
 // Sets the executable and its arguments: the program itself, or Python with the script or module.
@@ -69,6 +84,9 @@ int run_command(Words words, const os::Inherited& inherited) {
   if (!options.ok()) return fail(kRunCommand, options.error().message(), kUsageExitCode);
   if (options->wants_help) return print(run_help());
   for (const std::string& warning : options->warnings) fail(kRunCommand, warning, 0);
+  if (const Status checked = check_scheduler(*options, environment); !checked.ok()) {
+    return fail(kRunCommand, checked.error().message(), kUsageExitCode);
+  }
   for (const NamedHost& host : options->hosts) {
     if (const Status is_here = check_is_this_host(host); !is_here.ok()) {
       return fail(kRunCommand, is_here.error().message(), kUsageExitCode);

@@ -51,12 +51,13 @@ The job
   --rdzv-id ID               the name of the job (default: a random one)
   --max-restarts N           how often all workers are started again after one of them has failed
                              (default 0)
-  --shutdown-timeout SECONDS time between SIGTERM and SIGKILL to the workers (default 30)
+  --shutdown-timeout SECONDS time between SIGTERM and SIGKILL to the workers (default 30); less than
+                             the time that a scheduler gives the job
   --help                     this text
 
 Options of torchrun that are accepted with values that apply to one host
   --standalone               --rdzv-backend, --rdzv-endpoint and --master-addr are ignored
-  --nnodes N                 1 or 1:1
+  --nnodes N                 1 or 1:1; required if srun or mpirun starts several independent jobs
   --node-rank N              0
   --rdzv-backend BACKEND     c10d or static
   --rdzv-endpoint HOST:PORT  a name or address of this host; the port replaces --master-port
@@ -79,6 +80,9 @@ failed, its host, the reason, and its last 30 lines; its exit code becomes that 
 if signal N ended it). With --max-restarts all ranks are then started again, with an empty store and
 TORCHELASTIC_RESTART_COUNT one higher; if workers fail within 10 s several times in a row, after a delay
 of at most 5 s. A signal that stops the job ends it without a restart.
+SIGTERM, SIGUSR1 and SIGUSR2, by which schedulers announce the end of a job, reach the workers; if all
+of them use cadre::Preemption and save the same step, the exit code is 75 (or another one that they
+chose), which asks for another run, and no restart follows. SIGTERM also starts --shutdown-timeout.
 Ctrl-C sends SIGINT to the workers, a second Ctrl-C kills them. Ctrl-Z suspends the job. After cadre run
 has ended, even by kill -9, no process of the job is left; only if both processes of cadre run are
 killed with -9 at the same time, processes that workers started are left.

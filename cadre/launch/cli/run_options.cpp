@@ -61,10 +61,7 @@ Status ignore(const GivenOption&, RunOptions&) {
 
 Status check_num_nodes(const GivenOption& given, RunOptions&) {
   if (given.value == "1" || given.value == "1:1") return {};
-  return wrong(given,
-               "this launcher starts workers on one host only; for several hosts start each "
-               "process yourself, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and one secret "
-               "CADRE_JOB_TOKEN for all");
+  return wrong(given, kOneHostOnly);
 }
 
 Status check_node_rank(const GivenOption& given, RunOptions&) {
@@ -310,6 +307,7 @@ Status with_remedy(const GivenOption& given, Status applied) {
 Status apply_all(const ParsedWords& parsed, RunOptions& options) {
   // --standalone overrides three other options, as in torchrun.
   const bool is_standalone = parsed.find("--standalone") != nullptr;
+  options.says_num_nodes = is_standalone || parsed.find("--nnodes") != nullptr;
   for (const AcceptedFlag& flag : kAccepted) {
     const GivenOption* given = parsed.find(flag.option.name);
     if (given == nullptr) continue;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/core/base/deadline.h"
@@ -40,12 +41,18 @@ struct RunOptions {
   std::vector<NamedHost> hosts;
   std::optional<std::string> prefix_template;
   launch::LogSpec logs;
-  std::string flight_folder;  // empty: records stay in memory
+  std::string flight_folder;    // empty: records stay in memory
+  bool says_num_nodes = false;  // --nnodes or --standalone was given
   int max_restarts = 0;
   std::optional<Duration> shutdown_timeout;
   std::vector<std::string> program;  // the name of the program and its arguments
   std::vector<std::string> warnings;
 };
+
+// What to do about a job on several hosts.
+inline constexpr std::string_view kOneHostOnly =
+    "this launcher starts workers on one host only; for several hosts start each process yourself, "
+    "with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and one secret CADRE_JOB_TOKEN for all";
 
 Result<RunOptions> parse_run_options(Words words, const os::Environment& environment);
 

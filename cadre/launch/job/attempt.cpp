@@ -124,16 +124,23 @@ bool Attempt::is_over() {
   return true;
 }
 
-void Attempt::advance() {
-  if (phase_ == Phase::kRunning) {
-    if (group_.first_failure()) {
-      ask_to_stop(SIGTERM);
-      wait_for_stop();  // now, because no event may wake the loop
-    } else if (group_.all_ended()) {
-      enter(Phase::kLingering, kLinger);
-    }
-    return;
+void Attempt::watch_workers() {
+  if (group_.first_failure()) {
+    ask_to_stop(SIGTERM);
+    wait_for_stop();  // now, because no event may wake the loop
+  } else if (group_.all_ended()) {
+    enter(Phase::kLingering, kLinger);
+  } else if (phase_ == Phase::kLeaving) {
+    if (phase_deadline_.has_passed(system_.now())) kill_outlived();
+  } else if (const auto preempted = group_.first_preempted()) {
+    enter(Phase::kLeaving, stop_grace_);
+    grace_ = cadre::format("{:g} s of the end of rank {}",
+                           std::chrono::duration<double>(stop_grace_).count(), preempted->rank);
   }
+}
+
+void Attempt::advance() {
+  if (phase_ == Phase::kRunning || phase_ == Phase::kLeaving) return watch_workers();
   if (phase_ == Phase::kKilling) return kill_all();
   if (phase_ == Phase::kStopping) return wait_for_stop();
   if (!phase_deadline_.has_passed(system_.now())) return;

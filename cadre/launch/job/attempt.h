@@ -26,6 +26,7 @@ class Attempt {
   // Each phase except kRunning has a time limit.
   enum class Phase {
     kRunning,
+    kLeaving,    // a worker has saved and left (preemption); the others have time to do the same
     kLingering,  // the workers have ended; processes that they started may still end
     kStopping,   // the stop signal was sent; the processes have time to end
     kKilling     // SIGKILL is being sent to every process of the attempt
@@ -39,8 +40,8 @@ class Attempt {
 
   // Returns the time at which advance() must be called even without an event.
   Deadline next_due() const;
-  // Enters the next phase if its time has come. The failure of a worker leads from kRunning to
-  // kStopping.
+  // Enters the next phase if its time has come. The failure of a worker leads from kRunning, or
+  // kLeaving, to kStopping.
   void advance();
   // Sends the signal to the workers. When they have ended, sends SIGTERM to the processes that they
   // left running.
@@ -61,6 +62,7 @@ class Attempt {
   const std::string& grace() const { return grace_; }
 
  private:
+  void watch_workers();
   void wait_for_stop();
   void say_waiting();
   void kill_outlived();

@@ -90,6 +90,8 @@ std::string others_text(const FailureReport& report) {
       ending = outlived_text(report, report.outlived.size());
     } else if (ended.status.is_success()) {
       ending = ended.was_asked_to_stop ? stopped : "had succeeded";
+    } else if (ended.preemption) {
+      ending = cadre::format("saved step {} and left", ended.preemption->saved_step.value_or(0));
     } else if (ended.was_asked_to_stop && ended.status.signal != 0) {
       ending = stopped;
     }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/files/file.h"
 #include "cadre/core/os/host/descriptor_limit.h"
 #include "cadre/core/os/host/wall_clock.h"
 #include "cadre/core/os/proc/fork/fork_server.h"
@@ -25,6 +26,7 @@
 #include "cadre/launch/job/output/job_logs.h"
 #include "cadre/launch/job/output/line_prefix.h"
 #include "cadre/launch/job/output/queued_log.h"
+#include "cadre/launch/job/preemption_report.h"
 #include "cadre/launch/job/restarts.h"
 #include "cadre/launch/job/worker_environment.h"
 #include "cadre/launch/job/worker_group.h"
@@ -97,6 +99,7 @@ class JobRun {
   void say_stopped();
   void say_lost_output();
   void say_restarts(const std::optional<WorkerExit>& failure);
+  void conclude_preemption(const std::optional<WorkerExit>& failure);
   void show_log();
   void drain_outputs();
   std::optional<CrashReport> crash_of(const WorkerExit& failure);
@@ -131,10 +134,15 @@ class JobRun {
   bool is_between_attempts_ = false;
   bool is_restart_called_off_ = false;  // stop_signal_ came before the restart
   int stop_signal_ = 0;                 // the first signal that stopped the job; 0 if none did
+  // The first signal of the present attempt, if it was SIGUSR1 or SIGUSR2; else 0.
+  int notice_signal_ = 0;
   TimePoint last_stop_signal_;
   bool guardian_is_gone_ = false;
   bool has_said_lost_output_ = false;
   size_t num_lost_logs_ = 0;  // log files that could not be written
+  // Set at the end if workers began to leave because a scheduler ends the job: the exit code with
+  // which all left after they had saved the same step, or 0 if they did not.
+  std::optional<int> preemption_code_;
 };
 
 std::string JobRun::prefix_of(Rank rank) const {
@@ -170,7 +178,8 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
                                 .is_raw = spec_.is_rank0_raw && rank == 0,
                                 .output = targets(Stream::kOutput, rank),
                                 .error = targets(Stream::kError, rank)},
-                     .fork_server = fork_server_.get()});
+                     .fork_server = fork_server_.get(),
+                     .error_file = error_file_of(identity, rank)});
   }
   return specs;
 }
@@ -263,6 +272,7 @@ Status JobRun::open_store() {
 
 Status JobRun::start() {
   identity_.restart_count = restarts_.num_restarts();
+  notice_signal_ = 0;
   attempt_.reset();  // its workers' output refers to log files, which begin_logs() closes
   CADRE_RETURN_IF_ERROR(begin_logs());
   num_memory_kills_before_ = os::count_memory_kills();
@@ -387,6 +397,7 @@ void JobRun::take_signals() {
       attempt_->group().resume();
     } else if (*signal == SIGUSR1 || *signal == SIGUSR2) {
       // Batch systems announce that the job's time limit is near with SIGUSR1 or SIGUSR2.
+      if (notice_signal_ == 0 && stop_signal_ == 0) notice_signal_ = *signal;
       attempt_->group().forward_signal(*signal);
     } else {
       on_stop_signal(*signal);
@@ -427,7 +438,7 @@ void JobRun::on_stop_signal(int signal) {
     stop_signal_ = signal;
     is_restart_called_off_ = true;
     say(cadre::format("{}: the workers are not started again", os::signal_name(signal)));
-  } else if (phase == Phase::kRunning || phase == Phase::kLingering) {
+  } else if (phase == Phase::kRunning || phase == Phase::kLeaving || phase == Phase::kLingering) {
     stop_signal_ = signal;
     const int num_workers = attempt_->group().size();
     say(cadre::format("{}: asked {} worker{} to stop, for at most {:.0f} s{}",
@@ -445,8 +456,8 @@ void JobRun::on_stop_signal(int signal) {
 // Says in one line which failures led to restarts, if there were any.
 void JobRun::say_restarts(const std::optional<WorkerExit>& failure) {
   if (failures_.empty() || guardian_is_gone_) return;
-  std::string outcome = failure ? "failed" : "succeeded";
-  if (is_restart_called_off_ || (!failure && stop_signal_ != 0)) {
+  std::string outcome = failure ? "failed" : preemption_code_ ? "preempted" : "succeeded";
+  if (is_restart_called_off_ || (!failure && !preemption_code_ && stop_signal_ != 0)) {
     outcome = "stopped by " + os::signal_name(stop_signal_);
   }
   const int num_restarts = identity_.restart_count;
@@ -458,10 +469,11 @@ int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
   if (guardian_is_gone_) return 128 + SIGKILL;
   if (is_restart_called_off_) return 128 + stop_signal_;
   if (failure) return failure->status.shell_code();
+  if (preemption_code_.value_or(0) != 0) return *preemption_code_;
   if (stop_signal_ != 0) return 128 + stop_signal_;
   const bool has_lost_output =
       output_.failure() || error_.failure() || (logs_ && logs_->has_failed());
-  return attempt_->unkillable().empty() && !has_lost_output ? 0 : 1;
+  return attempt_->unkillable().empty() && !has_lost_output && !preemption_code_ ? 0 : 1;
 }
 
 // Writes the failure to TORCHELASTIC_ERROR_FILE if this launcher is itself a worker of torchrun or
@@ -516,6 +528,34 @@ void JobRun::report(const WorkerExit& failure, Deadline drained) {
                    .log_folder = log_folder_of(failure.rank)}));
 }
 
+// Says whether all workers have saved the same step, if they began to leave, and tells the caller
+// if this launcher is itself a worker.
+void JobRun::conclude_preemption(const std::optional<WorkerExit>& failure) {
+  if (failure || is_restart_called_off_ || guardian_is_gone_) return;
+  const auto has_asked = [&](Rank rank) {
+    return read_preemption_file(error_file_of(identity_, rank)).has_value();
+  };
+  std::vector<LeavingWorker> workers;
+  for (const WorkerExit& ended : attempt_->group().exits()) {
+    workers.push_back({.exit = ended, .has_asked = has_asked(ended.rank)});
+  }
+  for (const int rank : attempt_->group().running_ranks()) {
+    workers.push_back({.exit = {.rank = rank}, .has_asked = has_asked(rank), .has_ended = false});
+  }
+  const PreemptionReport report{.signal = notice_signal_ != 0 ? notice_signal_ : stop_signal_,
+                                .workers = workers};
+  if (!report.has_begun()) return;
+  const auto saved = report.saved_by_all();
+  preemption_code_ = saved ? saved->exit_code : 0;
+  say(report.to_text());
+  const std::string caller = spec_.environment.get_or("TORCHELASTIC_ERROR_FILE", "");
+  if (!saved || caller.empty()) return;
+  const std::string text = encode_preemption_file(*saved);
+  const Status written = os::replace_file(std::string(caller).append(kPreemptionFileSuffix),
+                                          std::as_bytes(std::span(text)));
+  if (!written.ok()) say("the caller's preemption file: " + written.error().message());
+}
+
 void JobRun::drain_outputs() {
   const Deadline drained = system_.deadline_in(kDrainTimeout);
   output_.drain(system_, drained);
@@ -525,6 +565,7 @@ void JobRun::drain_outputs() {
 
 int JobRun::finish(const std::optional<WorkerExit>& failure) {
   for (const std::string& line : log_.take_last()) say(line);
+  conclude_preemption(failure);
   say_restarts(failure);
   if (failure) {
     report(*failure, system_.deadline_in(kDrainTimeout));

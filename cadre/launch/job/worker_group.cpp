@@ -8,6 +8,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/host/process_stat.h"
+#include "cadre/launch/job/preemption_report.h"
 
 namespace cadre::launch {
 namespace {
@@ -26,6 +27,15 @@ Result<std::unique_ptr<os::Process>> start_process(const os::ProcessOptions& opt
   return os::Process::start(options);
 }
 
+// Returns the worker's preemption file if it names a saved step and the code with which the worker
+// has ended.
+std::optional<PreemptionFile> preemption_of(const os::ExitStatus& status,
+                                            const std::string& error_file) {
+  if (!status.is_known || status.signal != 0 || status.code == 0) return std::nullopt;
+  const auto file = read_preemption_file(error_file);
+  return file && file->saved_step && file->exit_code == status.code ? file : std::nullopt;
+}
+
 }  // namespace
 
 struct WorkerGroup::Worker {
@@ -38,6 +48,7 @@ struct WorkerGroup::Worker {
   bool has_ended = false;
   bool was_asked_to_stop = false;
   int stopped_by = 0;  // the stop signal at the last check; 0: none
+  std::string error_file;
 
   void pump(Bytes buffer, TimePoint now) {
     output_is_open =
@@ -70,7 +81,8 @@ Status WorkerGroup::start(std::span<const WorkerSpec> specs) {
                                         .process = *std::move(process),
                                         .output = WorkerOutput(spec.output, output_, error_),
                                         .started = system_.now(),
-                                        .error_is_open = !options.joins_output}));
+                                        .error_is_open = !options.joins_output,
+                                        .error_file = spec.error_file}));
   }
   return {};
 }
@@ -138,7 +150,8 @@ void WorkerGroup::collect_exits() {
                       .status = *status,
                       .lifetime = system_.now() - worker->started,
                       .was_asked_to_stop = worker->was_asked_to_stop,
-                      .stopped_by = worker->was_asked_to_stop ? worker->stopped_by : 0});
+                      .stopped_by = worker->was_asked_to_stop ? worker->stopped_by : 0,
+                      .preemption = preemption_of(*status, worker->error_file)});
   }
   // Exits by a signal are sorted before other exits that were noticed at the same time, because
   // they are the likely cause: when a worker crashes, its peers notice the broken connection and
@@ -159,8 +172,15 @@ std::vector<int> WorkerGroup::running_ranks() const {
 
 std::optional<WorkerExit> WorkerGroup::first_failure() const {
   const auto found = std::ranges::find_if(exits_, [](const WorkerExit& ended) {
-    return !ended.status.is_success() && !ended.was_asked_to_stop;
+    return !ended.status.is_success() && !ended.was_asked_to_stop && !ended.preemption;
   });
+  if (found == exits_.end()) return std::nullopt;
+  return *found;
+}
+
+std::optional<WorkerExit> WorkerGroup::first_preempted() const {
+  const auto found = std::ranges::find_if(
+      exits_, [](const WorkerExit& ended) { return ended.preemption.has_value(); });
   if (found == exits_.end()) return std::nullopt;
   return *found;
 }

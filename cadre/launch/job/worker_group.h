@@ -20,6 +20,7 @@
 #include "cadre/core/os/proc/fork/fork_server.h"
 #include "cadre/core/os/proc/process.h"
 #include "cadre/core/os/system.h"
+#include "cadre/core/wire/preemption_file.h"
 #include "cadre/launch/job/output/buffered_output.h"
 #include "cadre/launch/job/output/worker_output.h"
 
@@ -30,6 +31,7 @@ struct WorkerSpec {
   os::ProcessOptions process;
   WorkerOutputOptions output;
   os::ForkServer* fork_server = nullptr;  // forks the worker if possible; null: executes it
+  std::string error_file = {};            // the file that TORCHELASTIC_ERROR_FILE names
 };
 
 // Describes how a worker ended.
@@ -40,6 +42,8 @@ struct WorkerExit {
   Duration lifetime{};
   bool was_asked_to_stop = false;  // the launcher had signalled the worker
   int stopped_by = 0;              // the signal that had stopped it before; 0: none
+  // What the worker has saved, if it has left because a scheduler ends the job.
+  std::optional<PreemptionFile> preemption = {};
 };
 
 // A worker that a signal has stopped.
@@ -75,8 +79,11 @@ class WorkerGroup {
   bool all_ended() const { return exits_.size() == workers_.size(); }
   // Returns the ranks of running workers, ascending.
   std::vector<int> running_ranks() const;
-  // Returns the first worker that failed before it was asked to stop.
+  // Returns the first worker that failed before it was asked to stop. One that has saved and left
+  // because a scheduler ends the job has not failed.
   std::optional<WorkerExit> first_failure() const;
+  // Returns the first worker that has saved and left for that reason.
+  std::optional<WorkerExit> first_preempted() const;
   const LineTail& tail(Rank rank) const;
   int pid(Rank rank) const;
 

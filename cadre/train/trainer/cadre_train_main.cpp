@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/core/comm/preemption/preemption.h"
 #include "cadre/core/os/files/durable_file.h"
 #include "cadre/core/os/proc/fork/prepare_restart.h"
 #include "cadre/core/os/proc/output_stream.h"
@@ -40,7 +41,7 @@ constexpr int kUsageExitCode = launch::kReportedUsageExitCode;
 constexpr int kReportedExitCode = launch::kReportedFailureExitCode;
 constexpr int kDeviationExitCode = launch::kReportedDeviationExitCode;
 constexpr int kUsualColumns = 80;
-constexpr std::array kStopSignals{SIGTERM, SIGINT, SIGHUP};
+constexpr std::array kStopSignals{SIGINT, SIGHUP};
 
 constexpr const char* kHelp =
     "Trains a model on text or images.\n\n"
@@ -49,8 +50,9 @@ constexpr const char* kHelp =
     "  cadre train examples/gpt.toml run.resume=auto\n"
     "  cadre train examples/mnist.toml data.path=/home/me/mnist\n\n"
     "The results are written to run.folder/run.name: metrics.jsonl, and a folder for each "
-    "snapshot.\nCtrl-C, SIGTERM and SIGHUP end the run with a snapshot, and the same command with "
-    "run.resume=auto\nresumes from it. Every key that a file or key=value may set:\n\n";
+    "snapshot.\nCtrl-C, SIGHUP and the signals of schedulers (SIGTERM, SIGUSR1, SIGUSR2) end the "
+    "run with a snapshot;\nthe exit code is 75 after a scheduler's. The same command with "
+    "run.resume=auto resumes from it. Every key that a file or key=value may set:\n\n";
 
 void print(std::string_view text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
@@ -83,8 +85,9 @@ void report(const std::exception& error) {
   std::fprintf(stderr, "cadre-train: %s\n", error.what());
 }
 
-void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
-                      os::PendingSignal& stop, os::System& system) {
+// Returns the exit code.
+int train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
+                     const os::PendingSignal& stop, Preemption& preemption, os::System& system) {
   train::Config config;
   train::on_all_ranks(world,
                       [&] { config = train::load_config(command.config_path, command.overrides); });
@@ -99,8 +102,10 @@ void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
                .is_terminal = shows_on_terminal(),
                .num_columns = os::terminal_columns(kUsualColumns),
                .job = job.max_restarts > 0 ? job.run_id : "",
-               .restart_count = job.restart_count});
-  trainer.run();
+               .restart_count = job.restart_count,
+               .is_preempted = [&] { return preemption.is_requested(); }});
+  const train::TrainResult result = trainer.run();
+  return result.was_preempted ? preemption.leave(result.steps) : 0;
 }
 
 // Prints the plan (memory and traffic). Runs in one process without a group, and allocates no
@@ -144,7 +149,8 @@ int run_training(const CommandLine& command) {
     print(train::config_text(train::load_config(command.config_path, command.overrides)));
     return 0;
   }
-  os::PendingSignal stop(kStopSignals);  // must be constructed before any thread starts
+  const os::PendingSignal stop(kStopSignals);
+  Preemption preemption;
   const auto system = os::make_native_system();
   const ProcessGroup world = init_process_group();
   int exit_code = 0;
@@ -153,7 +159,7 @@ int run_training(const CommandLine& command) {
       exit_code = verify_as_rank_of(world, command, *system);
       world.barrier();  // see the barrier below
     } else {
-      train_as_rank_of(world, command, stop, *system);
+      exit_code = train_as_rank_of(world, command, stop, preemption, *system);
     }
   } catch (const train::CommonError& error) {
     if (world.rank() == 0) report(error);

@@ -171,6 +171,7 @@ void Trainer::train_to_the_end() {
       const StepSums sums = step(batch);
       result_.loss = sums.loss;
       result_.was_stopped = sums.stop && step_ < config_.run.steps;
+      result_.was_preempted = result_.was_stopped && sums.is_preempted;
       if (result_.was_stopped || step_ == config_.run.steps) break;
       if (config_.run.evaluate_every > 0 && step_ % config_.run.evaluate_every == 0) evaluate();
       if (config_.run.snapshot_every > 0 && step_ % config_.run.snapshot_every == 0) {
@@ -229,13 +230,17 @@ at::Tensor Trainer::infer(const at::Tensor& data) {
 
 Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples) {
   const auto count = static_cast<double>(num_samples);
+  const bool is_preempted = context_.is_preempted && context_.is_preempted();
   const at::Tensor sums =
       torch::tensor({mean_loss * count, count, context_.stop_is_requested() ? 1.0 : 0.0,
-                     task_->data_are_unchanged() ? 0.0 : 1.0},
+                     task_->data_are_unchanged() ? 0.0 : 1.0, is_preempted ? 1.0 : 0.0},
                     torch::kFloat64);
   context_.world.all_reduce(sums);
   const auto* values = sums.const_data_ptr<double>();
-  return {.loss = values[0] / values[1], .stop = values[2] > 0, .data_have_changed = values[3] > 0};
+  return {.loss = values[0] / values[1],
+          .stop = values[2] > 0 || values[4] > 0,
+          .data_have_changed = values[3] > 0,
+          .is_preempted = values[4] > 0};
 }
 
 // Ends the run on all ranks if one of them has read data that differ from those whose digests were

@@ -1,10 +1,10 @@
 // Trains a model on text or images with any number of processes, from a configuration.
 //
 // In a step, each rank fetches its share of the batch. Forward and backward run in run.accumulate
-// parts, and the strategy's wrapper reduces the gradients in the last part. One all_reduce of four
-// numbers sums loss, samples, requests to stop and changes of the data, so that all ranks have the
-// same loss and stop after the same step. Then gradients are clipped, parameters are updated, and
-// the step is reported.
+// parts, and the strategy's wrapper reduces the gradients in the last part. One all_reduce of five
+// numbers sums loss, samples, requests to stop, changes of the data and notices of a scheduler, so
+// that all ranks have the same loss and stop after the same step. Then gradients are clipped,
+// parameters are updated, and the step is reported.
 //
 // Threads: one. Blocking: run() until the last step; every collective has the group's deadline.
 // Lifetime: the functions of TrainerContext are called until run() returns. Errors: cadre::Error if
@@ -58,13 +58,17 @@ struct TrainerContext {
   // After a restart the run continues from its own snapshots, and run.resume is ignored.
   std::string job = {};
   int restart_count = 0;
+  // Returns whether a scheduler ends the job, as Preemption::is_requested() does; if it does so on
+  // one rank, all ranks stop after the same step. Empty: never.
+  std::function<bool()> is_preempted = {};
 };
 
 struct TrainResult {
-  int64_t steps = 0;         // includes the steps before the run was resumed
-  bool was_stopped = false;  // whether the run was stopped on request before the last step
-  double loss = 0;           // the loss of the last step
-  Evaluation held_out;       // the evaluation at the end; empty if the run was stopped
+  int64_t steps = 0;           // includes the steps before the run was resumed
+  bool was_stopped = false;    // whether the run was stopped on request before the last step
+  bool was_preempted = false;  // whether it was stopped because a scheduler ends the job
+  double loss = 0;             // the loss of the last step
+  Evaluation held_out;         // the evaluation at the end; empty if the run was stopped
 };
 
 class Trainer {
@@ -80,6 +84,7 @@ class Trainer {
     double loss = 0;  // the mean over all samples
     bool stop = false;
     bool data_have_changed = false;
+    bool is_preempted = false;
   };
 
   // Does all work of a rank that needs no collective; runs before the first collective.

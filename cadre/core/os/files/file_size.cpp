@@ -1,5 +1,6 @@
 #include "cadre/core/os/files/file_size.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 
 #include <cerrno>
@@ -28,6 +29,14 @@ Status check_file_size(std::string_view what, uint64_t num_bytes) {
           "(ulimit -f, LimitFSIZE= of systemd); raise that limit",
           what, num_bytes, largest),
       EFBIG);
+}
+
+int reserve_blocks(int file, uint64_t begin, uint64_t num_bytes) {
+  int status = EINTR;
+  while (status == EINTR) {
+    status = ::posix_fallocate(file, static_cast<off_t>(begin), static_cast<off_t>(num_bytes));
+  }
+  return status;
 }
 
 }  // namespace cadre::os

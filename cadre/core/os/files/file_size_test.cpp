@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/time.h>
 
+#include <array>
 #include <cstddef>
 #include <functional>
 #include <string>
@@ -13,6 +15,8 @@
 #include "cadre/core/os/files/mapped_file.h"
 #include "cadre/core/os/files/native_file_system.h"
 #include "cadre/core/os/files/scratch_memory.h"
+#include "cadre/core/os/proc/signals.h"
+#include "cadre/core/os/proc/temporary_folder.h"
 #include "cadre/core/os/system.h"
 #include "cadre/testing/core/file_size_limit.h"
 #include "cadre/testing/core/temporary_folder.h"
@@ -89,6 +93,22 @@ TEST_F(UnderAFileLimit, ASharedFileIsRefusedAndKeepsItsContent) {
 TEST_F(UnderAFileLimit, AScratchFileIsRefused) {
   const auto scratch = ScratchArena::create(folder_.path()).value_or_throw();
   EXPECT_THAT(refusal_of([&] { return scratch->reserve(kTooLarge); }), names_the_limit());
+}
+
+// tmpfs ends an allocation with EINTR although the handler asks for a restart of system calls.
+TEST(ReserveBlocks, BeginsAgainAfterASignal) {
+  const auto folder = TemporaryFolder::make("/dev/shm", "cadre-test-").value_or_throw();
+  const PendingSignal alarm(std::array{SIGALRM});
+  const itimerval often{.it_interval = {.tv_sec = 0, .tv_usec = 300},
+                        .it_value = {.tv_sec = 0, .tv_usec = 300}};
+  const itimerval never{};
+  ::setitimer(ITIMER_REAL, &often, nullptr);
+  for (int i = 0; i < 300; ++i) {
+    const auto file = MappedFile::create(folder->path() + "/file", 1 << 20);
+    EXPECT_TRUE(file.ok()) << file.error().message();
+  }
+  ::setitimer(ITIMER_REAL, &never, nullptr);
+  EXPECT_TRUE(alarm.has_arrived());
 }
 
 }  // namespace

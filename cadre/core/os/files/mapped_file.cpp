@@ -35,7 +35,7 @@ Result<MappedFile> MappedFile::create(const std::string& path, size_t num_bytes,
   const Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC,
                      readers == Readers::kAll ? kReadableMode : kPrivateMode));
   if (!fd.is_open()) return errno_error(ErrorCode::kUnavailable, what, errno);
-  const int status = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(num_bytes));
+  const int status = reserve_blocks(fd.get(), 0, num_bytes);
   if (status != 0) return errno_error(ErrorCode::kUnavailable, what, status);
   void* start = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (start == MAP_FAILED) return errno_error(ErrorCode::kUnavailable, what, errno);

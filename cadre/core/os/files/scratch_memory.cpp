@@ -66,8 +66,7 @@ Status ScratchArena::reserve_up_to(size_t end) {
   const size_t num_bytes = end - begin;
   CADRE_RETURN_IF_ERROR(check_file_size(
       cadre::format("reserve {} bytes in folder \"{}\"", num_bytes, folder()), end));
-  const int status =
-      ::posix_fallocate(file_.get(), static_cast<off_t>(begin), static_cast<off_t>(num_bytes));
+  const int status = reserve_blocks(file_.get(), begin, num_bytes);
   if (status != 0) {
     free_blocks(begin, num_bytes);  // frees the blocks that fallocate has reserved
     return errno_error(

@@ -2,9 +2,12 @@
 
 #include <string.h>
 #include <sys/signalfd.h>
-#include <time.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <ranges>
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/io/errno_error.h"
@@ -12,6 +15,32 @@
 namespace cadre::os {
 
 namespace {
+
+// How often each signal has arrived. A signal handler gets no argument of the program, so it finds
+// its state in a static.
+constinit std::array<std::atomic<uint32_t>, NSIG> num_arrivals = {};
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+void count_arrival(int signal) {
+  num_arrivals[static_cast<size_t>(signal)].fetch_add(1, std::memory_order_relaxed);
+}
+
+uint32_t arrivals_of(int signal) {
+  return num_arrivals[static_cast<size_t>(signal)].load(std::memory_order_relaxed);
+}
+
+// A handler that returns would repeat the instruction that caused one of the last four forever.
+constexpr std::array kNotCountable{SIGKILL, SIGSTOP, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+
+void check_is_countable(int signal) {
+  struct sigaction action {};
+  const bool exists = ::sigaction(signal, nullptr, &action) == 0;
+  if (exists && std::ranges::find(kNotCountable, signal) == kNotCountable.end()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("{} (number {}) cannot be handled as a notice; choose another one, for "
+                            "example SIGTERM, SIGUSR1 or SIGUSR2",
+                            signal_name(signal), signal));
+}
 
 bool is_ignored(int signal) {
   struct sigaction action {};
@@ -42,20 +71,41 @@ std::optional<int> SignalListener::try_next() {
   }
 }
 
-PendingSignal::PendingSignal(std::span<const int> signals) : watched_(signals_to_take(signals)) {
-  ::pthread_sigmask(SIG_BLOCK, &watched_, &previous_mask_);
+PendingSignal::PendingSignal(std::span<const int> signals) {
+  std::ranges::for_each(signals, check_is_countable);
+  const sigset_t taken = signals_to_take(signals);
+  struct sigaction action = {};
+  action.sa_handler = count_arrival;
+  action.sa_flags = SA_RESTART;
+  ::sigfillset(&action.sa_mask);
+  for (const int signal : signals) {
+    if (!::sigismember(&taken, signal)) continue;
+    Watched& watched =
+        watched_.emplace_back(Watched{.number = signal, .num_before = arrivals_of(signal)});
+    ::sigaction(signal, &action, &watched.previous);
+  }
+  ::pthread_sigmask(SIG_UNBLOCK, &taken, &previous_mask_);
 }
 
+// Blocks the signals before it restores their handlers, and restores the latter in reverse order,
+// because a signal may be listed twice.
 PendingSignal::~PendingSignal() {
-  has_arrived();  // a signal left pending would be delivered when the mask is restored
-  ::pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
+  if (stays_) return;
+  sigset_t blocked;
+  ::sigemptyset(&blocked);
+  for (const Watched& watched : watched_) {
+    if (::sigismember(&previous_mask_, watched.number) == 1) ::sigaddset(&blocked, watched.number);
+  }
+  ::pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
+  for (const Watched& watched : std::views::reverse(watched_)) {
+    ::sigaction(watched.number, &watched.previous, nullptr);
+  }
 }
 
-bool PendingSignal::has_arrived() {
-  const timespec at_once = {};
-  // Each call takes one pending instance, so that a repeated signal is not left behind.
-  while (::sigtimedwait(&watched_, nullptr, &at_once) > 0) has_arrived_ = true;
-  return has_arrived_;
+bool PendingSignal::has_arrived() const {
+  return std::ranges::any_of(watched_, [](const Watched& watched) {
+    return arrivals_of(watched.number) != watched.num_before;
+  });
 }
 
 sigset_t signals_to_take(std::span<const int> signals) {

@@ -36,8 +36,9 @@ go before those of the file; a dotted key names a table's entry.
   --help               this text
 
 On a terminal rank 0 rewrites one line in place; the lines of other ranks begin with their rank.
-On Ctrl-C and SIGTERM the trainer writes a snapshot and ends; the same command with run.resume=auto
-resumes from it.
+On Ctrl-C and on the signals of schedulers (SIGTERM, SIGUSR1, SIGUSR2) the trainer writes a snapshot
+and ends, after a scheduler's signal with exit code 75; the same command with run.resume=auto resumes
+from it.
 
 )";
 
