@@ -94,7 +94,7 @@ class AgentNetwork {
     if (node.is_dead) return;
     node.is_dead = true;
     node.workers = {.run = node.workers.run + 1};
-    for (const auto& [connection, link] : node.links) cut(link, index, delay());
+    for (const auto& [connection, link] : std::map(node.links)) cut(link, index, delay());
   }
   void freeze(size_t index) { nodes_[index]->is_frozen = true; }
   void thaw(size_t index) {
