@@ -20,7 +20,7 @@ Agent::Agent(AgentOptions options, uint64_t seed) : options_(std::move(options))
 
 void Agent::start(TimePoint now) {
   now_ = now;
-  look_until_ = now + options_.join_timeout;
+  idle_since_ = now;
   lease_until_ = now;
   if (options_.endpoint == options_.self.address) {
     take_over();
@@ -44,7 +44,7 @@ void Agent::connected(TimePoint now, ConnectionId connection) {
 void Agent::connect_failed(TimePoint now, ConnectionId connection, bool is_refused) {
   begin_event(now);
   if (connection == upstream_ && role_ == Role::kLooking) {
-    if (is_refused && candidates_[candidate_].id != 0) dead_.insert(candidates_[candidate_].id);
+    if (is_refused) candidate_has_ended();
     upstream_ = 0;
     candidate_failed();
   } else if (const auto probe = probes_.find(connection); probe != probes_.end()) {
@@ -108,6 +108,7 @@ void Agent::receive_table(ConnectionId connection, const Message& message) {
   if (other.job != options_.job) return;
   const bool is_from_coordinator = message.host.id == other.coordinator;
   if (connection == upstream_ && role_ == Role::kLooking) {
+    if (message.host.id != candidates_[candidate_].id) candidate_has_ended();
     if (is_from_coordinator) {
       follow(connection, message);
     } else if (other.coordinator == options_.self.id) {
@@ -121,17 +122,9 @@ void Agent::receive_table(ConnectionId connection, const Message& message) {
     table_ = other;
     obey_table();
   } else if (role_ == Role::kCoordinating) {
-    const bool is_probe = probes_.contains(connection);
-    if (!outranks(other)) {
-      step_down(other);
-    } else if (!is_probe) {
-      send(connection, table_message());
-    } else {
-      probes_.erase(connection);
-      act({.kind = Kind::kClose, .connection = connection});
-    }
+    receive_other_table(connection, message);
   } else if (role_ == Role::kLooking) {
-    if (is_from_coordinator && other.round >= table_.round) look_at(other);
+    if (is_from_coordinator && table_.phase != Phase::kFailed) look_at(other);
   } else {
     send(connection, table_message());
   }
@@ -143,8 +136,8 @@ void Agent::workers_ended(TimePoint now, Outcome outcome, std::string_view reaso
   has_workers_ = is_stopping_ = is_killed_ = false;
   outcome_ = was_stopped ? Outcome::kStopped : outcome;
   outcome_reason_ = reason;
-  if (is_leaving_) {
-    end(0, "the host has left the job");
+  if (is_leaving_ && role_ != Role::kCoordinating) {
+    leave_now();
   } else if (role_ == Role::kCoordinating) {
     const bool is_present = worker_round_ == table_.round && table_.phase == Phase::kRunning;
     if (is_present && outcome_ == Outcome::kFailed) worker_failed(options_.self.id, reason);
@@ -152,6 +145,7 @@ void Agent::workers_ended(TimePoint now, Outcome outcome, std::string_view reaso
     end(1, table_.reason);
   } else if (role_ == Role::kFollowing) {
     report();
+    obey_table();
   }
   end_event();
 }
@@ -159,13 +153,24 @@ void Agent::workers_ended(TimePoint now, Outcome outcome, std::string_view reaso
 void Agent::leave(TimePoint now) {
   begin_event(now);
   is_leaving_ = true;
-  if (role_ == Role::kFollowing) send(upstream_, {.kind = MessageKind::kLeave});
-  if (has_workers_) {
+  if (role_ == Role::kCoordinating) {
+    const bool has_round = table_.phase == Phase::kStarting || table_.phase == Phase::kRunning;
+    if (has_round) drain("the host of the coordinator leaves the job");
+  } else if (has_workers_) {
+    if (role_ == Role::kFollowing) {
+      send(upstream_, {.kind = MessageKind::kLeave, .has_workers = true});
+    }
     stop_workers();
-  } else {
-    end(0, "the host has left the job");
+  } else if (role_ != Role::kEnded) {
+    leave_now();
   }
   end_event();
+}
+
+// The message proves to the coordinator that the agent ends.
+void Agent::leave_now() {
+  if (role_ == Role::kFollowing) send(upstream_, {.kind = MessageKind::kLeave});
+  end(0, "the host has left the job");
 }
 
 void Agent::timer(TimePoint now) {
@@ -201,6 +206,8 @@ std::vector<AgentAction> Agent::take_actions() {
 
 void Agent::begin_event(TimePoint now) {
   now_ = now;
+  const bool is_member = role_ == Role::kFollowing || role_ == Role::kCoordinating;
+  if (is_member && is_active(table_)) idle_since_ = now_;
   const bool has_lease = role_ == Role::kFollowing || role_ == Role::kLooking;
   if (has_lease && now_ >= lease_until_) {
     kill_workers();
@@ -237,7 +244,6 @@ void Agent::end(int exit_code, std::string reason) {
 // Looking for a coordinator.
 
 void Agent::look(std::string_view why) {
-  if (role_ != Role::kLooking) look_until_ = now_ + options_.join_timeout;
   role_ = Role::kLooking;
   close(upstream_);
   log(cadre::format("looks for the coordinator of job {}: {}", options_.job, why));
@@ -246,7 +252,7 @@ void Agent::look(std::string_view why) {
   if (table_.phase == Phase::kFailed) {
     kill_workers();
     if (!has_workers_) return end(1, table_.reason);
-    step_until_ = look_until_;
+    step_until_ = now_ + options_.stop_timeout;
     return;
   }
   if (table_.round > 0) {
@@ -254,9 +260,11 @@ void Agent::look(std::string_view why) {
     for (const Host& host : table_.hosts) {
       if (host.state == HostState::kIn) line.push_back(host);
     }
+    // An agent that was the coordinator itself, and stepped down, has no precedence.
+    const AgentId last = table_.coordinator == options_.self.id ? 0 : table_.coordinator;
     std::ranges::stable_sort(line, [&](const Host& a, const Host& b) {
-      const bool is_a_first = a.id == table_.coordinator;
-      const bool is_b_first = b.id == table_.coordinator;
+      const bool is_a_first = a.id == last;
+      const bool is_b_first = b.id == last;
       return is_a_first != is_b_first ? is_a_first : a.node_rank < b.node_rank;
     });
     for (const Host& host : line) candidates_.push_back({host.id, host.address});
@@ -296,13 +304,24 @@ void Agent::candidate_failed() {
   dial_next();
 }
 
+// The agent with which this one wanted to speak is proven to have ended. If it is the coordinator
+// and this host's lease is valid, it cannot have voted for a round of which this host does not
+// know.
+void Agent::candidate_has_ended() {
+  const AgentId id = candidates_[candidate_].id;
+  if (id == 0) return;
+  dead_.insert(id);
+  if (id == table_.coordinator && now_ < lease_until_) remove_vote(id);
+}
+
 void Agent::take_timed_step() {
-  if (now_ >= look_until_) {
+  if (now_ >= idle_since_ + options_.join_timeout || table_.phase == Phase::kFailed) {
     kill_workers();
     if (has_workers_) {
       step_until_ = now_ + options_.stop_timeout;
       return;
     }
+    if (table_.phase == Phase::kFailed) return end(1, table_.reason);
     return end(1,
                cadre::format(
                    "host {} found no coordinator of job {} for {} s; the last address "
@@ -323,6 +342,7 @@ void Agent::take_timed_step() {
 void Agent::send_join() {
   send(upstream_, {.kind = MessageKind::kJoin,
                    .round = worker_round_,
+                   .time = now_,
                    .has_workers = has_workers_,
                    .outcome = outcome_,
                    .reason = outcome_reason_,
@@ -337,23 +357,27 @@ void Agent::follow(ConnectionId connection, const Message& message) {
   upstream_ = connection;
   table_ = *message.table;
   for (auto& [parked, join] : std::exchange(parked_joins_, {})) send(parked, table_message());
-  // An agent without workers protects nothing, so its lease may begin with the answer.
-  if (!has_workers_) lease_until_ = now_ + options_.silence;
+  lease_until_ = message.time + options_.silence;
   next_beat_ = now_;
+  // The workers may have ended since the join was sent.
+  report();
   obey_table();
 }
 
 void Agent::obey_table() {
+  const bool has_round = table_.phase == Phase::kStarting || table_.phase == Phase::kRunning;
+  if (has_round && worker_round_ != table_.round) kill_workers();
   switch (table_.phase) {
     case Phase::kGathering:
       kill_workers();
       break;
     case Phase::kStarting:
-      if (has_workers_ || !ranks_of(table_, options_.self.id)) break;
+      if (has_workers_ || is_leaving_) break;
       send(upstream_, {.kind = MessageKind::kConfirm, .round = table_.round});
       break;
     case Phase::kRunning:
-      if (worker_round_ < table_.round && ranks_of(table_, options_.self.id)) start_workers();
+      if (has_workers_ || worker_round_ >= table_.round || is_leaving_) break;
+      if (ranks_of(table_, options_.self.id)) start_workers();
       break;
     case Phase::kDraining:
       stop_workers();

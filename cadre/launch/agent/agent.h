@@ -128,12 +128,14 @@ class Agent {
   void take_timed_step();
   void dial_next();
   void candidate_failed();
+  void candidate_has_ended();
   void send_join();
 
   // Following.
   void follow(ConnectionId connection, const Message& message);
   void obey_table();
   void report();
+  void leave_now();
   void kill_workers();
   void stop_workers();
   void start_workers();
@@ -142,17 +144,22 @@ class Agent {
   void take_over();
   void step_down(const Table& other);
   bool outranks(const Table& other) const;
+  void receive_other_table(ConnectionId connection, const Message& message);
   void join(ConnectionId connection, const Message& message);
   void adopt(const Table& other);
   void hear(Follower& follower, AgentId id, const Message& message);
   void give_up(AgentId id, bool is_dead, std::string_view why);
-  void forget_dead(AgentId id);
+  void forget_dead_hosts();
+  void remove_vote(AgentId id);
   void worker_failed(AgentId id, std::string_view reason);
   void drain(std::string_view why);
   void fence();
   void gather();
-  bool has_quorum() const;
-  bool is_present(const Host& host) const;
+  bool has_quorum(bool (Agent::*has_vote)(AgentId) const) const;
+  bool is_present(AgentId id) const;
+  bool has_confirmed(AgentId id) const;
+  bool is_followed_by(AgentId id) const;
+  bool has_to_wait() const;
   bool any_workers() const;
   std::string missing_text(size_t num_present) const;
   void check_gathering();
@@ -188,7 +195,7 @@ class Agent {
   size_t candidate_ = 0;
   ConnectionId upstream_ = 0;  // the connection to the candidate or coordinator
   TimePoint step_until_;       // the candidate has to answer; or the pause before the next one
-  TimePoint look_until_;
+  TimePoint idle_since_;       // the agent has not been part of a job with a round since then
   TimePoint lease_until_;
   TimePoint next_beat_;
   std::set<AgentId> dead_;
@@ -199,9 +206,8 @@ class Agent {
   std::map<AgentId, Follower> followers_;
   std::map<ConnectionId, AgentId> follower_of_;
   std::map<ConnectionId, AgentId> probes_;  // 0: the endpoint
-  std::map<AgentId, TimePoint> holds_;      // by coordinators that may still have workers
   TimePoint next_probe_;
-  TimePoint gather_since_;
+  TimePoint hold_until_;  // workers of another coordinator may still run
   TimePoint news_at_;
   std::optional<TimePoint> regroup_at_;
   TimePoint end_by_;

@@ -96,6 +96,9 @@ class AgentNetwork {
     node.workers = {.run = node.workers.run + 1};
     for (const auto& [connection, link] : std::map(node.links)) cut(link, index, delay());
   }
+  void leave(size_t index) {
+    event(index, [this, index] { agent(index).leave(now_); });
+  }
   void freeze(size_t index) { nodes_[index]->is_frozen = true; }
   void thaw(size_t index) {
     Node& node = *nodes_[index];
@@ -442,9 +445,7 @@ void inject(AgentNetwork& network, Fault fault, size_t num_hosts) {
       break;
     case Fault::kLeaveWhileJoining: {
       const size_t index = network.add(1);
-      network.after(milliseconds(random.below(2000)), [&network, index] {
-        if (!network.agent(index).has_ended()) network.agent(index).leave(network.now());
-      });
+      network.after(milliseconds(random.below(2000)), [&network, index] { network.leave(index); });
       break;
     }
   }

@@ -17,7 +17,6 @@ int64_t num_seconds(Duration duration) {
 void Agent::take_over() {
   kill_workers();
   close(upstream_);
-  const AgentId last = table_.coordinator;
   role_ = Role::kCoordinating;
   ++table_.epoch;
   table_.coordinator = options_.self.id;
@@ -32,27 +31,43 @@ void Agent::take_over() {
   }
   followers_.clear();
   follower_of_.clear();
-  holds_.clear();
   regroup_at_.reset();
-  if (table_.round > 0 && last != options_.self.id && !dead_.contains(last)) {
-    holds_[last] = now_ + 2 * (options_.silence + options_.margin);
-  }
+  hold_until_ = now_ + 2 * (options_.silence + options_.margin);
   // The first round cannot start without the first coordinator.
   if (table_.round == 0) table_.quorums = {{options_.self.id}};
-  for (const AgentId id : dead_) forget_dead(id);
-  gather_since_ = news_at_ = next_probe_ = now_;
+  forget_dead_hosts();
+  news_at_ = next_probe_ = now_;
   log(cadre::format("is the coordinator of job {} in epoch {}", options_.job, table_.epoch));
   for (auto& [connection, message] : std::exchange(parked_joins_, {})) join(connection, message);
 }
 
-// A coordinator with a round keeps it; otherwise the later epoch counts.
+// The coordinator that knows the later round keeps the job, then the one that has it active, then
+// the one of the later epoch. A job that has failed for one part of the hosts is left to it.
 bool Agent::outranks(const Table& other) const {
   const auto rank_of = [](const Table& table) {
-    const bool has_round = table.phase == Phase::kStarting || table.phase == Phase::kRunning ||
-                           table.phase == Phase::kDone;
-    return std::tuple(has_round, table.epoch, table.coordinator);
+    const bool has_round = is_active(table) || table.phase == Phase::kDone;
+    return std::tuple(table.phase != Phase::kFailed, table.round, has_round, table.epoch,
+                      table.coordinator);
   };
-  return rank_of(table_) > rank_of(other);
+  const bool has_result = table_.phase == Phase::kDone || table_.phase == Phase::kFailed;
+  return has_result || rank_of(table_) > rank_of(other);
+}
+
+// An agent that is not the follower of this coordinator has sent its table.
+void Agent::receive_other_table(ConnectionId connection, const Message& message) {
+  const auto probe = probes_.find(connection);
+  const AgentId probed = probe == probes_.end() ? 0 : probe->second;
+  if (probed != 0 && probed != message.host.id) {
+    give_up(probed, true, "another agent runs at its address");
+  }
+  if (!outranks(*message.table)) {
+    step_down(*message.table);
+  } else if (probe == probes_.end()) {
+    send(connection, table_message());
+  } else {
+    probes_.erase(probe);
+    act({.kind = Kind::kClose, .connection = connection});
+  }
 }
 
 void Agent::step_down(const Table& other) {
@@ -67,7 +82,6 @@ void Agent::step_down(const Table& other) {
   followers_.clear();
   probes_.clear();
   role_ = Role::kLooking;
-  look_until_ = now_ + options_.join_timeout;
   log(cadre::format("gives the job to the coordinator of epoch {}", other.epoch));
   candidates_ = {{0, options_.endpoint}};
   candidate_ = 0;
@@ -84,6 +98,11 @@ void Agent::join(ConnectionId connection, const Message& message) {
     return;
   }
   if (knows_job) adopt(*message.table);
+  std::vector<AgentId> replaced;
+  for (const Host& host : table_.hosts) {
+    if (host.address == message.host.address && host.id != id) replaced.push_back(host.id);
+  }
+  for (const AgentId other : replaced) give_up(other, true, "another agent runs at its address");
   Follower& follower = followers_[id];
   if (follower.connection != 0) {
     act({.kind = Kind::kClose, .connection = follower.connection});
@@ -92,6 +111,7 @@ void Agent::join(ConnectionId connection, const Message& message) {
   follower.connection = connection;
   follower.last_received = now_;
   follower.has_workers = message.has_workers;
+  follower.has_confirmed = false;
   follower.outcome = message.round == table_.round ? message.outcome : Outcome::kNone;
   follower_of_[connection] = id;
   dead_.erase(id);
@@ -113,7 +133,9 @@ void Agent::join(ConnectionId connection, const Message& message) {
     regroup_at_ = now_ + options_.beat_interval;
   }
   ++table_.version;
-  send(connection, table_message());
+  Message answer = table_message();
+  answer.time = message.time;
+  send(connection, std::move(answer));
   if (is_running && is_in && follower.outcome == Outcome::kFailed) {
     worker_failed(id, message.reason);
   } else if (is_running && is_in && follower.outcome == Outcome::kStopped) {
@@ -126,9 +148,7 @@ void Agent::join(ConnectionId connection, const Message& message) {
 void Agent::adopt(const Table& other) {
   const bool is_foreign = other.coordinator != options_.self.id;
   const bool is_gathering = table_.phase == Phase::kGathering;
-  if (is_foreign && is_gathering && !dead_.contains(other.coordinator)) {
-    holds_[other.coordinator] = now_ + 2 * (options_.silence + options_.margin);
-  }
+  if (is_foreign) hold_until_ = now_ + 2 * (options_.silence + options_.margin);
   if (other.epoch > table_.epoch) table_.epoch = other.epoch + 1;
   table_.restarts_used = std::max(table_.restarts_used, other.restarts_used);
   if (other.round <= table_.round) {
@@ -159,7 +179,7 @@ void Agent::adopt(const Table& other) {
     hosts.push_back(host);
   }
   table_.hosts = std::move(hosts);
-  for (const AgentId id : dead_) forget_dead(id);
+  forget_dead_hosts();
 }
 
 void Agent::hear(Follower& follower, AgentId id, const Message& message) {
@@ -176,6 +196,7 @@ void Agent::hear(Follower& follower, AgentId id, const Message& message) {
       if (is_present && message.epoch == table_.epoch) follower.has_confirmed = true;
       break;
     case MessageKind::kLeave:
+      if (!message.has_workers) return give_up(id, true, "it leaves the job");
       follower.is_leaving = true;
       if (is_in && (is_running || table_.phase == Phase::kStarting)) drain("a host leaves the job");
       break;
@@ -208,6 +229,8 @@ void Agent::give_up(AgentId id, bool is_dead, std::string_view why) {
   const bool is_in = host != nullptr && host->state == HostState::kIn;
   if (host != nullptr) log(cadre::format("lost host {}: {}", host->name, why));
   if (const auto at = followers_.find(id); at != followers_.end()) {
+    // It has not been away for long enough to have voted for a round of another coordinator.
+    if (is_dead) remove_vote(id);
     if (at->second.connection != 0) {
       act({.kind = Kind::kClose, .connection = at->second.connection});
       follower_of_.erase(at->second.connection);
@@ -223,19 +246,18 @@ void Agent::give_up(AgentId id, bool is_dead, std::string_view why) {
   }
   if (is_dead) {
     dead_.insert(id);
-    forget_dead(id);
+    forget_dead_hosts();
   }
   news_at_ = now_;
-  if (!is_in) return;
-  if (table_.phase == Phase::kStarting || table_.phase == Phase::kRunning) {
-    drain("a host was lost");
-  }
-  if (table_.phase == Phase::kDraining && !has_quorum()) fence();
+  const bool has_round = table_.phase == Phase::kStarting || table_.phase == Phase::kRunning;
+  if (is_in && has_round) drain("a host was lost");
 }
 
-void Agent::forget_dead(AgentId id) {
-  holds_.erase(id);
-  std::erase_if(table_.hosts, [&](const Host& host) { return host.id == id; });
+void Agent::forget_dead_hosts() {
+  std::erase_if(table_.hosts, [&](const Host& host) { return dead_.contains(host.id); });
+}
+
+void Agent::remove_vote(AgentId id) {
   for (auto& quorum : table_.quorums) std::erase(quorum, id);
 }
 
@@ -271,23 +293,48 @@ void Agent::fence() {
 void Agent::gather() {
   table_.phase = Phase::kGathering;
   regroup_at_.reset();
-  gather_since_ = news_at_ = now_;
+  news_at_ = now_;
   broadcast();
 }
 
-bool Agent::is_present(const Host& host) const {
-  if (host.id == options_.self.id) return !is_leaving_;
-  const auto at = followers_.find(host.id);
+bool Agent::is_present(AgentId id) const {
+  if (id == options_.self.id) return !is_leaving_;
+  const auto at = followers_.find(id);
   return at != followers_.end() && at->second.connection != 0 && !at->second.is_leaving;
 }
 
-bool Agent::has_quorum() const {
+bool Agent::has_confirmed(AgentId id) const {
+  if (id == options_.self.id) return true;
+  const auto at = followers_.find(id);
+  return at != followers_.end() && at->second.has_confirmed;
+}
+
+bool Agent::is_followed_by(AgentId id) const {
+  return id == options_.self.id || followers_.contains(id);
+}
+
+// Returns whether `has_vote` holds for a majority of each quorum. If one member is proven to have
+// ended, the members outside of a half are less than a half and cannot act, so the half suffices.
+bool Agent::has_quorum(bool (Agent::*has_vote)(AgentId) const) const {
   return std::ranges::all_of(table_.quorums, [&](const std::vector<AgentId>& quorum) {
-    const auto num_here = static_cast<size_t>(std::ranges::count_if(
-        quorum, [&](AgentId id) { return id == options_.self.id || followers_.contains(id); }));
-    return 2 * num_here > quorum.size() ||
-           (2 * num_here == quorum.size() && (options_.continues_with_half || quorum.empty()));
+    const auto num_votes = static_cast<size_t>(
+        std::ranges::count_if(quorum, [&](AgentId id) { return (this->*has_vote)(id); }));
+    const bool half_suffices =
+        options_.continues_with_half || quorum.empty() ||
+        std::ranges::any_of(quorum, [&](AgentId id) { return dead_.contains(id); });
+    return 2 * num_votes > quorum.size() || (2 * num_votes == quorum.size() && half_suffices);
   });
+}
+
+// Returns whether hosts of the last rounds may still follow another coordinator, or their lease.
+bool Agent::has_to_wait() const {
+  const bool is_any_undecided = std::ranges::any_of(
+      followers_, [](const auto& follower) { return follower.second.connection == 0; });
+  if (is_any_undecided) return true;
+  return now_ < hold_until_ && !std::ranges::all_of(table_.quorums, [&](const auto& quorum) {
+           return std::ranges::all_of(
+               quorum, [&](AgentId id) { return is_followed_by(id) || dead_.contains(id); });
+         });
 }
 
 bool Agent::any_workers() const {
@@ -297,7 +344,7 @@ bool Agent::any_workers() const {
 }
 
 std::string Agent::missing_text(size_t num_present) const {
-  if (has_quorum()) {
+  if (has_quorum(&Agent::is_present)) {
     return cadre::format(
         "only {} of at least {} hosts came within {} s; start the others, or give "
         "more time with --rdzv-conf join_timeout=SECONDS",
@@ -312,37 +359,37 @@ std::string Agent::missing_text(size_t num_present) const {
 
 void Agent::check_gathering() {
   const auto num_present = static_cast<size_t>(
-      std::ranges::count_if(table_.hosts, [&](const Host& host) { return is_present(host); }));
-  const bool is_held =
-      std::ranges::any_of(holds_, [&](const auto& hold) { return now_ < hold.second; });
-  const bool may_start = !any_workers() && !is_held && has_quorum() && !is_leaving_ &&
+      std::ranges::count_if(table_.hosts, [&](const Host& host) { return is_present(host.id); }));
+  const bool may_start = !any_workers() && !has_to_wait() && !is_leaving_ &&
                          table_.quorums.size() < Table::kMaxQuorums &&
-                         num_present >= options_.min_hosts;
+                         num_present >= options_.min_hosts && has_quorum(&Agent::is_present);
   // All hosts of the last round are still here if the round ended by a worker's failure.
   const bool is_same = table_.round > 0 && !table_.quorums.empty() &&
                        table_.num_in(HostState::kLost) == 0 &&
                        std::ranges::all_of(table_.hosts, [&](const Host& host) {
-                         return host.state != HostState::kIn || is_present(host);
+                         return host.state != HostState::kIn || is_present(host.id);
                        });
   const bool is_full =
       num_present >= options_.max_hosts || (is_same && table_.quorums.back().size() <= num_present);
   if (may_start && (is_full || now_ >= news_at_ + options_.last_call_timeout)) {
     propose(std::min(num_present, options_.max_hosts));
-  } else if (now_ >= gather_since_ + options_.join_timeout) {
+  } else if (now_ >= idle_since_ + options_.join_timeout) {
     fail_job(missing_text(num_present));
   }
 }
 
 void Agent::propose(size_t num_hosts) {
   for (Host& host : table_.hosts) {
-    if (!is_present(host)) host.state = HostState::kLost;
+    if (!is_present(host.id)) host.state = HostState::kLost;
   }
   assign_places(table_, num_hosts);
   ++table_.round;
   table_.phase = Phase::kStarting;
+  // The coordinator has a vote without a place too: it has to know of every later round.
   std::vector<AgentId> quorum;
   for (const Host& host : table_.hosts) {
-    if (host.state == HostState::kIn) quorum.push_back(host.id);
+    const bool has_vote = host.state == HostState::kIn || host.id == options_.self.id;
+    if (has_vote) quorum.push_back(host.id);
   }
   table_.quorums.push_back(std::move(quorum));
   for (auto& [id, follower] : followers_) {
@@ -354,11 +401,9 @@ void Agent::propose(size_t num_hosts) {
 
 void Agent::check_starting() {
   const bool is_confirmed = std::ranges::all_of(table_.hosts, [&](const Host& host) {
-    if (host.state != HostState::kIn || host.id == options_.self.id) return true;
-    const auto at = followers_.find(host.id);
-    return at != followers_.end() && at->second.has_confirmed;
+    return host.state != HostState::kIn || has_confirmed(host.id);
   });
-  if (!is_confirmed) return;
+  if (!is_confirmed || !has_quorum(&Agent::has_confirmed)) return;
   table_.phase = Phase::kRunning;
   table_.quorums = {table_.quorums.back()};
   for (const Host& host : table_.hosts) {
@@ -400,6 +445,8 @@ void Agent::check_end() {
 }
 
 void Agent::check_phase() {
+  if (is_leaving_ && !any_workers()) return end(0, "the host has left the job");
+  if (is_active(table_) && !has_quorum(&Agent::is_followed_by)) fence();
   switch (table_.phase) {
     case Phase::kGathering:
       return check_gathering();

@@ -75,6 +75,11 @@ bool Table::is_older_than(const Table& other) const {
   return std::tie(round, epoch, version) < std::tie(other.round, other.epoch, other.version);
 }
 
+bool is_active(const Table& table) {
+  return table.phase == Phase::kStarting || table.phase == Phase::kRunning ||
+         table.phase == Phase::kDraining;
+}
+
 std::optional<HostRanks> ranks_of(const Table& table, AgentId id) {
   const Host* self = table.find(id);
   if (self == nullptr || self->state != HostState::kIn || !self->node_rank) return std::nullopt;

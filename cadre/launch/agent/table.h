@@ -79,6 +79,9 @@ struct Table {
   friend bool operator==(const Table&, const Table&) = default;
 };
 
+// Returns whether workers of the present round run, start or stop.
+bool is_active(const Table& table);
+
 // The ranks of the workers of one host in one round, as torchelastic's variables have them.
 struct HostRanks {
   uint32_t group_rank = 0;
