@@ -49,8 +49,9 @@ bool Agent::outranks(const Table& other) const {
     return std::tuple(table.phase != Phase::kFailed, table.round, has_round, table.epoch,
                       table.coordinator);
   };
+  const bool is_own = other.coordinator == options_.self.id;  // an earlier table, from a follower
   const bool has_result = table_.phase == Phase::kDone || table_.phase == Phase::kFailed;
-  return has_result || rank_of(table_) > rank_of(other);
+  return is_own || has_result || rank_of(table_) > rank_of(other);
 }
 
 // An agent that is not the follower of this coordinator has sent its table.
