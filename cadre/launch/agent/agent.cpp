@@ -136,9 +136,7 @@ void Agent::workers_ended(TimePoint now, Outcome outcome, std::string_view reaso
   has_workers_ = is_stopping_ = is_killed_ = false;
   outcome_ = was_stopped ? Outcome::kStopped : outcome;
   outcome_reason_ = reason;
-  if (is_leaving_ && role_ != Role::kCoordinating) {
-    leave_now();
-  } else if (role_ == Role::kCoordinating) {
+  if (role_ == Role::kCoordinating) {
     const bool is_present = worker_round_ == table_.round && table_.phase == Phase::kRunning;
     if (is_present && outcome_ == Outcome::kFailed) worker_failed(options_.self.id, reason);
   } else if (table_.phase == Phase::kFailed) {
@@ -161,16 +159,8 @@ void Agent::leave(TimePoint now) {
       send(upstream_, {.kind = MessageKind::kLeave, .has_workers = true});
     }
     stop_workers();
-  } else if (role_ != Role::kEnded) {
-    leave_now();
   }
   end_event();
-}
-
-// The message proves to the coordinator that the agent ends.
-void Agent::leave_now() {
-  if (role_ == Role::kFollowing) send(upstream_, {.kind = MessageKind::kLeave});
-  end(0, "the host has left the job");
 }
 
 void Agent::timer(TimePoint now) {
@@ -218,6 +208,11 @@ void Agent::begin_event(TimePoint now) {
 
 void Agent::end_event() {
   if (role_ == Role::kCoordinating) check_phase();
+  const bool waits = role_ == Role::kCoordinating ? any_workers() : has_workers_;
+  if (!is_leaving_ || waits || role_ == Role::kEnded) return;
+  // The message proves to the coordinator that this agent ends.
+  if (role_ == Role::kFollowing) send(upstream_, {.kind = MessageKind::kLeave});
+  end(0, "the host has left the job");
 }
 
 void Agent::send(ConnectionId connection, Message message) {

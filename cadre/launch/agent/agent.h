@@ -135,7 +135,6 @@ class Agent {
   void follow(ConnectionId connection, const Message& message);
   void obey_table();
   void report();
-  void leave_now();
   void kill_workers();
   void stop_workers();
   void start_workers();

@@ -7,13 +7,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <queue>
 #include <set>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "cadre/core/base/format.h"
@@ -383,7 +387,29 @@ enum class Fault {
   kJoinStorm,
   kLeaveWhileJoining,
   kEndpointReturns,
+  kSeveral,
 };
+
+// Returns how many hosts are left in the job after the fault, or nullopt if they may be divided or
+// miss the end of the job.
+std::optional<size_t> num_left(Fault fault, size_t num_hosts) {
+  switch (fault) {
+    case Fault::kFreeze:
+    case Fault::kFreezeCoordinator:
+    case Fault::kTwoSides:
+    case Fault::kThreeSides:
+    case Fault::kWorkerFailures:
+    case Fault::kSeveral:
+      return std::nullopt;
+    case Fault::kAgentDeath:
+    case Fault::kCoordinatorDeath:
+      return num_hosts - 1;
+    case Fault::kTwoInLine:
+      return num_hosts - 2;
+    default:
+      return num_hosts;
+  }
+}
 
 class AgentSimulatorTest : public ::testing::TestWithParam<Fault> {};
 
@@ -443,6 +469,22 @@ void inject(AgentNetwork& network, Fault fault, size_t num_hosts) {
     case Fault::kJoinStorm:
       for (int i = 0; i < 30; ++i) network.add(1);
       break;
+    case Fault::kSeveral: {
+      constexpr std::array kFaults = {
+          Fault::kAgentDeath, Fault::kCoordinatorDeath, Fault::kFreeze,
+          Fault::kTwoSides,   Fault::kLostConnections,  Fault::kLeaveWhileJoining,
+          Fault::kThreeSides, Fault::kDoubledMessages,  Fault::kFreezeCoordinator};
+      network.fails_one_in = 4 * num_hosts;
+      for (int i = 0; i < 5; ++i) {
+        const Fault next = kFaults[random.below(kFaults.size())];
+        network.after(milliseconds(random.below(60'000)),
+                      [&network, next, num_hosts] { inject(network, next, num_hosts); });
+      }
+      const size_t leaving = any();
+      network.after(milliseconds(random.below(60'000)),
+                    [&network, leaving] { network.leave(leaving); });
+      break;
+    }
     case Fault::kLeaveWhileJoining: {
       const size_t index = network.add(1);
       network.after(milliseconds(random.below(2000)), [&network, index] { network.leave(index); });
@@ -459,7 +501,9 @@ TEST_P(AgentSimulatorTest, KeepsOneWorldAndEnds) {
   for (const uint64_t seed : seeds) {
     Random random(seed);
     const size_t num_hosts = 2 + random.below(random.below(4) == 0 ? 49 : 6);
-    AgentNetwork network(seed, short_options(1 + random.below(num_hosts), num_hosts));
+    const size_t min_hosts = 1 + random.below(num_hosts);
+    AgentNetwork network(seed, short_options(min_hosts, num_hosts));
+    if (GetParam() == Fault::kSeveral) network.work = seconds(60);
     for (size_t i = 0; i < num_hosts; ++i) {
       network.after(milliseconds(random.below(2000)),
                     [&network, slots = static_cast<uint32_t>(1 + i % 3)] { network.add(slots); });
@@ -467,12 +511,17 @@ TEST_P(AgentSimulatorTest, KeepsOneWorldAndEnds) {
     network.after(milliseconds(2100 + random.below(15'000)),
                   [&] { inject(network, GetParam(), num_hosts); });
     const bool has_ended = network.run(seconds(1500));
+    const auto left = num_left(GetParam(), num_hosts);
+    const bool has_enough = left && *left >= min_hosts;
     ASSERT_EQ(network.failure(), "") << "seed " << seed << "\n" << last_lines(network);
     ASSERT_TRUE(has_ended) << "seed " << seed << "\n" << last_lines(network);
     for (size_t i = 0; i < network.num_nodes(); ++i) {
       const auto& node = network.node(i);
       if (node.is_dead) continue;
       ASSERT_FALSE(node.reason.empty()) << "seed " << seed << " host " << i;
+      if (!has_enough) continue;
+      ASSERT_EQ(node.exit_code, 0) << "seed " << seed << " host " << i << "\n"
+                                   << last_lines(network);
     }
     if (network.num_rounds() > 0) ++num_with_rounds;
   }
@@ -486,7 +535,7 @@ INSTANTIATE_TEST_SUITE_P(Faults, AgentSimulatorTest,
                                            Fault::kTwoSides, Fault::kThreeSides,
                                            Fault::kLostConnections, Fault::kDoubledMessages,
                                            Fault::kJoinStorm, Fault::kLeaveWhileJoining,
-                                           Fault::kEndpointReturns));
+                                           Fault::kEndpointReturns, Fault::kSeveral));
 
 TEST(AgentSimulator, ThousandAgentsMeetWithinTenSeconds) {
   AgentNetwork network(1, short_options(1024, 1024));

@@ -446,7 +446,6 @@ void Agent::check_end() {
 }
 
 void Agent::check_phase() {
-  if (is_leaving_ && !any_workers()) return end(0, "the host has left the job");
   if (is_active(table_) && !has_quorum(&Agent::is_followed_by)) fence();
   switch (table_.phase) {
     case Phase::kGathering:
