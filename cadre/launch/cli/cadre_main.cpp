@@ -76,12 +76,18 @@ int dispatch(const std::string& command, Words words, const cadre::os::Inherited
       cadre::cli::kUsageExitCode);
 }
 
+// Returns whether the command was started through a link with the name of torchrun.
+bool is_torchrun(std::string_view path) {
+  return path.substr(path.rfind('/') + 1) == cadre::cli::kTorchrunName;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     const cadre::os::Inherited inherited = cadre::os::take_over_process();
     const std::vector<std::string> words(argv + 1, argv + argc);
+    if (argc > 0 && is_torchrun(argv[0])) return cadre::cli::torchrun_command(words, inherited);
     if (words.empty()) {
       cadre::cli::print(kHelp);
       return cadre::cli::kUsageExitCode;

@@ -19,11 +19,17 @@ inline constexpr int kUsageExitCode = 2;
 inline constexpr int kNotExecutableExitCode = 126;  // the code of shells for this
 inline constexpr int kNotFoundExitCode = 127;
 
+// The name of a link to `cadre` that behaves as torchrun.
+inline constexpr std::string_view kTorchrunName = "torchrun";
+
 using Words = std::span<const std::string>;
 
 // `inherited` has the ignored signals and the limits with which this process was started. Commands
 // that start other processes restore them there.
 int run_command(Words words, const os::Inherited& inherited);
+// Does the same under the name of torchrun: PROGRAM is a Python script unless --no-python is given,
+// and lines have no prefix, or torchrun's with --tee.
+int torchrun_command(Words words, const os::Inherited& inherited);
 int train_command(Words words, const os::Inherited& inherited);
 int verify_command(Words words, const os::Inherited& inherited);
 int doctor_command(Words words, const os::Inherited& inherited);

@@ -28,17 +28,18 @@ int launch_job(std::string_view command, launch::JobSpec spec,
   if (!folder.ok()) return fail(command, folder.error().message(), 1);
   spec.folder = (*folder)->path();
   spec.command = "/proc/self/exe";
+  const auto body = [&](os::Pollable& guardian_gone) {
+    const auto system = os::make_native_system();
+    const auto exit_code = launch::run_job(*system, spec, guardian_gone);
+    // `meaning` is called in this process, the supervisor, because the guardian exits with its
+    // exit code.
+    if (exit_code.ok()) return meaning ? meaning(*exit_code) : *exit_code;
+    const Error& error = exit_code.error();
+    return fail(command, error.message(),
+                error.code() == ErrorCode::kInvalidArgument ? kNotExecutableExitCode : 1);
+  };
   try {
-    return os::run_guarded([&](os::Pollable& guardian_gone) {
-      const auto system = os::make_native_system();
-      const auto exit_code = launch::run_job(*system, spec, guardian_gone);
-      // `meaning` is called in this process, the supervisor, because the guardian exits with its
-      // exit code.
-      if (exit_code.ok()) return meaning ? meaning(*exit_code) : *exit_code;
-      const Error& error = exit_code.error();
-      return fail(command, error.message(),
-                  error.code() == ErrorCode::kInvalidArgument ? kNotExecutableExitCode : 1);
-    });
+    return os::run_guarded(body, {.passes_terminal = spec.input_rank.has_value()});
   } catch (const Error& error) {
     return fail(command, error.message(), 1);
   }

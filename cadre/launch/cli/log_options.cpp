@@ -38,13 +38,6 @@ std::optional<StreamSet> parse_stream_set(std::string_view text) {
   return StreamSet{.has_output = (bits & 1) != 0, .has_error = (bits & 2) != 0};
 }
 
-Status check_rank(std::string_view option, int rank, int num_workers) {
-  if (rank < num_workers) return {};
-  return Error(ErrorCode::kInvalidArgument,
-               cadre::format("{}: there is no local rank {}; this host has {} worker{}", option,
-                             rank, num_workers, num_workers == 1 ? "" : "s"));
-}
-
 }  // namespace
 
 Result<StreamChoice> parse_streams(const GivenOption& given) {
@@ -101,15 +94,22 @@ Result<std::vector<std::string>> parse_filters(const GivenOption& given) {
   return texts;
 }
 
+Status check_local_rank(std::string_view option, int rank, int num_workers) {
+  if (rank < num_workers) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("{}: there is no local rank {}; this host has {} worker{}", option,
+                             rank, num_workers, num_workers == 1 ? "" : "s"));
+}
+
 Status check_local_ranks(const launch::LogSpec& logs, int num_workers) {
   for (const auto& [rank, streams] : logs.redirects.of_rank) {
-    CADRE_RETURN_IF_ERROR(check_rank("--redirects", rank, num_workers));
+    CADRE_RETURN_IF_ERROR(check_local_rank("--redirects", rank, num_workers));
   }
   for (const auto& [rank, streams] : logs.tees.of_rank) {
-    CADRE_RETURN_IF_ERROR(check_rank("--tee", rank, num_workers));
+    CADRE_RETURN_IF_ERROR(check_local_rank("--tee", rank, num_workers));
   }
   for (const int rank : logs.shown_ranks) {
-    CADRE_RETURN_IF_ERROR(check_rank("--local-ranks-filter", rank, num_workers));
+    CADRE_RETURN_IF_ERROR(check_local_rank("--local-ranks-filter", rank, num_workers));
   }
   return {};
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/core/base/error.h"
@@ -25,5 +26,7 @@ Result<std::vector<std::string>> parse_filters(const GivenOption& given);
 
 // Refuses options that name a local rank which this host does not have.
 Status check_local_ranks(const launch::LogSpec& logs, int num_workers);
+// The same for one option, such as "--stdin".
+Status check_local_rank(std::string_view option, int rank, int num_workers);
 
 }  // namespace cadre::cli

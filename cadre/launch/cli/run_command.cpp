@@ -2,6 +2,7 @@
 // runs the job.
 #include <filesystem>
 #include <optional>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -10,16 +11,18 @@
 #include "cadre/core/os/proc/machine.h"
 #include "cadre/core/os/proc/output_stream.h"
 #include "cadre/core/os/system.h"
+#include "cadre/core/rendezvous/job_environment.h"
+#include "cadre/launch/cli/binding/core_binding.h"
 #include "cadre/launch/cli/command.h"
 #include "cadre/launch/cli/launch_job.h"
 #include "cadre/launch/cli/log_options.h"
 #include "cadre/launch/cli/run_options.h"
 #include "cadre/launch/cli/scheduler/scheduler_environment.h"
+#include "cadre/launch/job/dry_run.h"
+#include "cadre/launch/job/worker_environment.h"
 
 namespace cadre::cli {
 namespace {
-
-constexpr std::string_view kRunCommand = "cadre run";
 
 // An address belongs to this host if a socket can listen on it.
 Status check_is_this_host(const NamedHost& named) {
@@ -76,52 +79,98 @@ Status resolve_program(const RunOptions& options, launch::JobSpec& spec) {
   return {};
 }
 
+// Binds the workers to cores if --numa-binding is given.
+Status bind_to_cores(const RunOptions& options, launch::JobSpec& spec) {
+  if (!options.binding) return {};
+  const auto wrong = [](const Error& error) { return error.with_context("--numa-binding"); };
+  const auto topology = Topology::of_this_machine();
+  if (!topology.ok()) return wrong(topology.error());
+  const auto nodes = gpu_nodes(spec.environment, spec.num_workers);
+  if (!nodes.ok()) return wrong(nodes.error());
+  auto cores = bind_workers(*topology, *options.binding, spec.num_workers, *nodes);
+  if (!cores.ok()) return wrong(cores.error());
+  spec.cores_of_rank = *std::move(cores);
+  const auto level = parse_log_level(spec.environment.get_or("CADRE_LOG", ""));
+  if (spec.cores_of_rank.empty() && level.ok() && *level <= LogLevel::kInfo) {
+    fail("cadre", "--numa-binding has no effect: each worker would get all cores of this host", 0);
+  }
+  return {};
+}
+
+// Sets everything but the program.
+Status configure(const RunOptions& options, launch::JobSpec& spec) {
+  CADRE_RETURN_IF_ERROR(check_scheduler(options, spec.environment));
+  for (const NamedHost& host : options.hosts) CADRE_RETURN_IF_ERROR(check_is_this_host(host));
+  const auto num_workers =
+      num_workers_of(options.num_workers, os::read_machine_info(spec.environment));
+  if (!num_workers.ok()) return num_workers.error();
+  if (options.no_python && options.is_module) {
+    return Error(ErrorCode::kInvalidArgument, "--no-python and -m contradict each other");
+  }
+  CADRE_RETURN_IF_ERROR(check_local_ranks(options.logs, *num_workers));
+  if (options.has_virtual_local_ranks) {
+    const auto last = launch::gpu_of_worker(spec.environment, *num_workers - 1);
+    if (!last.ok()) return last.error().with_context("--virtual-local-rank");
+  }
+  if (options.input_rank) {
+    CADRE_RETURN_IF_ERROR(check_local_rank("--stdin", *options.input_rank, *num_workers));
+  }
+  spec.input_rank = options.input_rank;
+  spec.num_workers = *num_workers;
+  spec.has_virtual_local_ranks = options.has_virtual_local_ranks;
+  if (options.stop_signals) spec.stop_signals = *options.stop_signals;
+  spec.logs = options.logs;
+  spec.events = options.events;
+  spec.run_id = options.run_id;
+  spec.role = options.role;
+  spec.store_port = options.store_port;
+  spec.max_restarts = options.max_restarts;
+  if (options.shutdown_timeout) spec.stop_grace = *options.shutdown_timeout;
+  spec.prefix_template = options.prefix_template.value_or(
+      spec.environment.get_or("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", options.default_prefix));
+  spec.colour_prefix = os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal() &&
+                       spec.environment.get_or("NO_COLOR", "").empty();
+  if (!options.flight_folder.empty()) {
+    spec.environment.set("CADRE_FLIGHT_RECORDS", options.flight_folder);
+  }
+  return bind_to_cores(options, spec);
+}
+
+// `name` begins the error messages. `adapt` changes the options before they are used.
+int run(std::string_view name, Words words, const os::Inherited& inherited,
+        void (*adapt)(RunOptions& options)) {
+  launch::JobSpec spec;
+  spec.environment = os::read_environment();
+  spec.inherited = inherited;
+  auto options = parse_run_options(words, spec.environment);
+  if (!options.ok()) return fail(name, options.error().message(), kUsageExitCode);
+  if (options->wants_help) return print(run_help());
+  adapt(*options);
+  for (const std::string& warning : options->warnings) fail(name, warning, 0);
+  if (const Status configured = configure(*options, spec); !configured.ok()) {
+    return fail(name, configured.error().message(), kUsageExitCode);
+  }
+  if (const Status resolved = resolve_program(*options, spec); !resolved.ok()) {
+    return fail(name, resolved.error().message(), start_failure_code(resolved.error()));
+  }
+  if (options->is_dry_run) return print(launch::dry_run_text(spec));
+  return launch_job(name, std::move(spec));
+}
+
+// Changes the options to what torchrun does where `cadre run` differs.
+void follow_torchrun(RunOptions& options) {
+  options.is_python = options.is_python || !(options.no_python || options.is_module);
+  options.default_prefix = options.logs.tees.is_empty() ? "" : "[${role_name}${local_rank}]:";
+}
+
 }  // namespace
 
 int run_command(Words words, const os::Inherited& inherited) {
-  const os::Environment environment = os::read_environment();
-  const auto options = parse_run_options(words, environment);
-  if (!options.ok()) return fail(kRunCommand, options.error().message(), kUsageExitCode);
-  if (options->wants_help) return print(run_help());
-  for (const std::string& warning : options->warnings) fail(kRunCommand, warning, 0);
-  if (const Status checked = check_scheduler(*options, environment); !checked.ok()) {
-    return fail(kRunCommand, checked.error().message(), kUsageExitCode);
-  }
-  for (const NamedHost& host : options->hosts) {
-    if (const Status is_here = check_is_this_host(host); !is_here.ok()) {
-      return fail(kRunCommand, is_here.error().message(), kUsageExitCode);
-    }
-  }
-  launch::JobSpec spec;
-  spec.environment = environment;
-  spec.inherited = inherited;
-  const auto num_workers = num_workers_of(options->num_workers, os::read_machine_info(environment));
-  if (!num_workers.ok()) return fail(kRunCommand, num_workers.error().message(), kUsageExitCode);
-  if (options->no_python && options->is_module) {
-    return fail(kRunCommand, "--no-python and -m contradict each other", kUsageExitCode);
-  }
+  return run("cadre run", words, inherited, [](RunOptions&) {});
+}
 
-  const Status has_ranks = check_local_ranks(options->logs, *num_workers);
-  if (!has_ranks.ok()) return fail(kRunCommand, has_ranks.error().message(), kUsageExitCode);
-
-  spec.num_workers = *num_workers;
-  spec.logs = options->logs;
-  spec.run_id = options->run_id;
-  spec.role = options->role;
-  spec.store_port = options->store_port;
-  spec.max_restarts = options->max_restarts;
-  if (options->shutdown_timeout) spec.stop_grace = *options->shutdown_timeout;
-  spec.prefix_template = options->prefix_template.value_or(
-      spec.environment.get_or("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] "));
-  spec.colour_prefix = os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal() &&
-                       spec.environment.get_or("NO_COLOR", "").empty();
-  if (!options->flight_folder.empty()) {
-    spec.environment.set("CADRE_FLIGHT_RECORDS", options->flight_folder);
-  }
-  if (const Status resolved = resolve_program(*options, spec); !resolved.ok()) {
-    return fail(kRunCommand, resolved.error().message(), start_failure_code(resolved.error()));
-  }
-  return launch_job(kRunCommand, std::move(spec));
+int torchrun_command(Words words, const os::Inherited& inherited) {
+  return run(kTorchrunName, words, inherited, follow_torchrun);
 }
 
 }  // namespace cadre::cli

@@ -24,6 +24,8 @@ MASTER_ADDR ...), so programs for torchrun run unchanged.
 How many
   --nproc-per-node N         workers; a number, auto, gpu or cpu (default 1)
 What to run
+  --stdin RANK               this local rank reads the standard input of cadre run, for example the terminal
+                             for a debugger; the others read from /dev/null
   -m, --module               PROGRAM is a Python module
   --no-python                execute PROGRAM itself, even if it ends in .py
   --run-path                 run PROGRAM by Python, even if its name does not end in .py
@@ -42,8 +44,13 @@ Output
   --duplicate-stderr-filters TEXTS
                              write shown lines with one of the texts (between commas; ",," is a comma)
                              also to filtered_stdout.log or filtered_stderr.log
+  --event-log-handler HANDLER
+                             write events of the job as lines of JSON: null (default), console (standard
+                             error) or the path of a file, with a slash
   --role NAME                the value of ROLE_NAME and ${role_name} (default "default")
 Diagnosis
+  --dry-run                  print the program, its arguments and the environment of each worker, and
+                             start nothing
   --flight-records FOLDER    keep each rank's last 2,000 operations in FOLDER, for cadre trace, also
                              after kill -9 and while the job hangs
 The job
@@ -51,6 +58,12 @@ The job
   --rdzv-id ID               the name of the job (default: a random one)
   --max-restarts N           how often all workers are started again after one of them has failed
                              (default 0)
+  --signals-to-handle NAMES  the signals that stop the job, among SIGTERM, SIGINT, SIGHUP, SIGQUIT,
+                             SIGUSR1 and SIGUSR2 (default SIGTERM,SIGINT,SIGHUP,SIGQUIT)
+  --numa-binding MODE        bind each worker to cores near its GPU, or without GPUs to its share of the
+                             NUMA nodes: node, socket, exclusive (cores that no other worker has) or
+                             core-complex (cores that share a cache)
+  --virtual-local-rank       each worker has LOCAL_RANK=0 and sees one GPU of CUDA_VISIBLE_DEVICES
   --shutdown-timeout SECONDS time between SIGTERM and SIGKILL to the workers (default 30); less than
                              the time that a scheduler gives the job
   --help                     this text
@@ -66,7 +79,6 @@ Options of torchrun that are accepted with values that apply to one host
   --rdzv-conf SETTINGS       the timeouts and intervals, store_type=tcp, is_host=1, rank=0
   --monitor-interval SECONDS any value: the end of a worker is noticed at once
   --start-method METHOD      spawn, fork or forkserver, without a difference
-  --signals-to-handle NAMES  SIGTERM,SIGINT,SIGHUP,SIGQUIT, with or without SIGUSR1 and SIGUSR2
 
 )";
 

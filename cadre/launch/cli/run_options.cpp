@@ -158,6 +158,40 @@ Status take_log_folder(const GivenOption& given, RunOptions& options) {
   return {};
 }
 
+Status take_stop_signals(const GivenOption& given, RunOptions& options) {
+  if (given.value.empty()) return {};
+  auto signals = parse_stop_signals(given);
+  if (!signals.ok()) return signals.error();
+  options.stop_signals = *std::move(signals);
+  return {};
+}
+
+// A path has a slash, so that a mistyped name of a handler is not the name of a file.
+Status take_event_handler(const GivenOption& given, RunOptions& options) {
+  options.events = {.has_console = given.value == "console"};
+  if (given.value.empty() || given.value == "null" || given.value == "console") return {};
+  if (given.value.find('/') == std::string::npos) {
+    return wrong(given,
+                 "expected null, console, or the path of a file with a slash, such as "
+                 "./events.jsonl");
+  }
+  options.events.file = given.value;
+  return check_output_file(&given);
+}
+
+Status take_input_rank(const GivenOption& given, RunOptions& options) {
+  options.input_rank = parse_integer(given.value);
+  if (options.input_rank && *options.input_rank >= 0) return {};
+  return wrong(given, "expected a local rank, such as 0");
+}
+
+Status take_binding(const GivenOption& given, RunOptions& options) {
+  if (given.value.empty()) return {};
+  options.binding = parse_binding_mode(given.value);
+  if (options.binding) return {};
+  return wrong(given, "expected node, socket, exclusive or core-complex");
+}
+
 template <auto kMember>
 Status take_text(const GivenOption& given, RunOptions& options) {
   options.*kMember = given.value;
@@ -202,6 +236,13 @@ constexpr std::array kAccepted{
     AcceptedFlag{{"--duplicate-stderr-filters", "TEXTS"},
                  Origin::kTorchrun,
                  take_log_option<parse_filters, &launch::LogSpec::error_filters>},
+    AcceptedFlag{{"--virtual-local-rank", ""},
+                 Origin::kTorchrun,
+                 set_flag<&RunOptions::has_virtual_local_ranks>},
+    AcceptedFlag{{"--event-log-handler", "HANDLER"}, Origin::kTorchrun, take_event_handler},
+    AcceptedFlag{{"--numa-binding", "MODE"}, Origin::kTorchrun, take_binding},
+    AcceptedFlag{{"--stdin", "RANK"}, Origin::kCadre, take_input_rank},
+    AcceptedFlag{{"--dry-run", ""}, Origin::kCadre, set_flag<&RunOptions::is_dry_run>},
     AcceptedFlag{{"--role", "NAME"}, Origin::kTorchrun, take_text<&RunOptions::role>},
     AcceptedFlag{{"--flight-records", "FOLDER"}, Origin::kCadre, take_flight_folder},
     AcceptedFlag{{"--rdzv-id", "ID"}, Origin::kTorchrun, take_text<&RunOptions::run_id>},
@@ -212,10 +253,7 @@ constexpr std::array kAccepted{
     AcceptedFlag{{"--max-restarts", "N"}, Origin::kTorchrun, take_max_restarts},
     AcceptedFlag{{"--monitor-interval", "SECONDS"}, Origin::kTorchrun, check_monitor_interval},
     AcceptedFlag{{"--start-method", "METHOD"}, Origin::kTorchrun, check_start_method},
-    AcceptedFlag{
-        {"--signals-to-handle", "NAMES"},
-        Origin::kTorchrun,
-        [](const GivenOption& given, RunOptions&) { return check_handled_signals(given); }},
+    AcceptedFlag{{"--signals-to-handle", "NAMES"}, Origin::kTorchrun, take_stop_signals},
     AcceptedFlag{
         {"--rdzv-conf", "SETTINGS"},
         Origin::kTorchrun,
@@ -257,7 +295,9 @@ std::vector<OptionSpec> known_options() {
 std::vector<OptionSpec> options_with_variables() {
   std::vector<OptionSpec> specs;
   for (const AcceptedFlag& flag : kAccepted) {
-    if (flag.origin == Origin::kTorchrun) specs.push_back(flag.option);
+    if (flag.origin == Origin::kTorchrun && has_variable(flag.option.name)) {
+      specs.push_back(flag.option);
+    }
   }
   for (const RefusedFlag& flag : refused_torchrun_flags()) {
     if (has_variable(flag.option.name)) specs.push_back(flag.option);

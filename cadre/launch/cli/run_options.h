@@ -17,7 +17,9 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/os/proc/environment.h"
 #include "cadre/core/os/proc/machine.h"
+#include "cadre/launch/cli/binding/core_binding.h"
 #include "cadre/launch/cli/option_words.h"
+#include "cadre/launch/job/job_events.h"
 #include "cadre/launch/job/output/log_spec.h"
 
 namespace cadre::cli {
@@ -35,12 +37,19 @@ struct RunOptions {
   bool is_module = false;
   bool is_python = false;  // the program is run by Python, whatever the suffix of its name is
   bool wants_help = false;
+  bool is_dry_run = false;
   std::string run_id;
   std::string role = "default";
   uint16_t store_port = 0;  // 0 means a free port
   std::vector<NamedHost> hosts;
   std::optional<std::string> prefix_template;
+  std::string default_prefix = "[${rank}] ";
   launch::LogSpec logs;
+  launch::EventTargets events;
+  bool has_virtual_local_ranks = false;
+  std::optional<std::vector<int>> stop_signals;
+  std::optional<BindingMode> binding;
+  std::optional<int> input_rank;
   std::string flight_folder;    // empty: records stay in memory
   bool says_num_nodes = false;  // --nnodes or --standalone was given
   int max_restarts = 0;

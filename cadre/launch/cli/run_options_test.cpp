@@ -42,11 +42,19 @@ os::Environment variable(const std::string& name, const std::string& value) {
 // Returns a valid value for a placeholder in the help.
 std::string sample(const std::string& placeholder, const std::string& option) {
   static const std::map<std::string, std::string> kSamples{
-      {"PORT", "8000"},          {"SECONDS", "1"},
-      {"BACKEND", "c10d"},       {"METHOD", "fork"},
-      {"HOST", "localhost"},     {"HOST:PORT", "localhost:0"},
-      {"SETTINGS", "timeout=3"}, {"NAMES", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
-      {"STREAMS", "3"},          {"RANKS", "0"}};
+      {"PORT", "8000"},
+      {"SECONDS", "1"},
+      {"BACKEND", "c10d"},
+      {"METHOD", "fork"},
+      {"HOST", "localhost"},
+      {"HOST:PORT", "localhost:0"},
+      {"SETTINGS", "timeout=3"},
+      {"NAMES", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
+      {"STREAMS", "3"},
+      {"RANKS", "0"},
+      {"RANK", "0"},
+      {"HANDLER", "console"},
+      {"MODE", "core-complex"}};
   if (placeholder == "N") return option == "--nproc-per-node" || option == "--nnodes" ? "1" : "0";
   const auto found = kSamples.find(placeholder);
   return found == kSamples.end() ? "x" : found->second;
@@ -175,11 +183,11 @@ TEST(RunOptions, RefusesWithTheReason) {
   EXPECT_THAT(refusal_of({"--node_rank=1"}), StartsWith("--node_rank 1: with one host"));
   EXPECT_THAT(refusal_of({"--rdzv-backend=etcd-v2"}), HasSubstr("expected c10d or static"));
   EXPECT_THAT(refusal_of({"--rdzv-conf", "timeout=3,is_host=0"}), HasSubstr("\"is_host=0\""));
-  EXPECT_THAT(refusal_of({"--signals-to-handle=SIGTERM"}), HasSubstr("cannot be chosen"));
+  EXPECT_THAT(refusal_of({"--signals-to-handle=SIGALRM"}), HasSubstr("is not among the signals"));
   EXPECT_THAT(refusal_of({"--tee", "4"}), StartsWith("--tee 4: expected 0 (no stream)"));
+  EXPECT_THAT(refusal_of({"--event-log-handler", "mine"}), HasSubstr("expected null, console, or"));
+  EXPECT_THAT(refusal_of({"--numa-binding", "core"}), HasSubstr("expected node, socket,"));
   EXPECT_THAT(refusal_of({"--logs-specs", "mine"}), StartsWith("--logs-specs mine: this launcher"));
-  EXPECT_THAT(refusal_of({"--virtual-local-rank"}),
-              StartsWith("--virtual-local-rank: LOCAL_RANK is the worker's number"));
 }
 
 TEST(RunOptions, TakesTheNumberOfRestarts) {

@@ -180,5 +180,31 @@ TEST(RunStop, ALeftoverThatHadToBeKilledIsNamed) {
   EXPECT_TRUE(command.leaves_nothing());
 }
 
+// The worker ignores SIGTERM, so it must have got the chosen signal.
+TEST(RunStop, AChosenSignalStopsTheJobAndIsTheOneThatWorkersGet) {
+  CadreCommand command(
+      {"run", "--shutdown-timeout", "1000", "--signals-to-handle", "SIGTERM,SIGUSR1", "sh", "-c",
+       "trap '' TERM; trap 'echo got it; exit 0' USR1; echo up; while true; do sleep 0.05; done"});
+  ASSERT_TRUE(command.wait_for("[0] up"));
+  command.send(SIGUSR1);
+  const auto result = command.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGUSR1);
+  EXPECT_NE(result.output.find("[0] got it"), std::string::npos) << result.output;
+  EXPECT_TRUE(command.leaves_nothing());
+}
+
+TEST(RunStop, AStoppingSignalThatIsNotChosenKillsTheJobAtOnce) {
+  CadreCommand command({"run", "--shutdown-timeout", "1000", "--max-restarts", "3",
+                        "--signals-to-handle", "SIGUSR1", "sh", "-c",
+                        "trap '' TERM; echo up; while true; do sleep 0.05; done"});
+  ASSERT_TRUE(command.wait_for("[0] up"));
+  command.send(SIGTERM);
+  const auto result = command.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_EQ(result.error,
+            "cadre: SIGTERM, which --signals-to-handle does not name: killing the workers\n");
+  EXPECT_TRUE(command.leaves_nothing());
+}
+
 }  // namespace
 }  // namespace cadre::cli

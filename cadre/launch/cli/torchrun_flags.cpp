@@ -1,8 +1,11 @@
 #include "cadre/launch/cli/torchrun_flags.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cadre/core/base/format.h"
@@ -11,20 +14,11 @@ namespace cadre::cli {
 namespace {
 
 constexpr std::array kRefused{
-    RefusedFlag{{"--logs-specs", "NAME"},
-                "",
-                "this launcher is not Python and loads no plug-in for logs; leave the flag out"},
-    RefusedFlag{{"--event-log-handler", "NAME"},
-                "null",
-                "this launcher is not Python and has no event handlers; leave the flag out"},
-    RefusedFlag{{"--numa-binding", "MODE"},
-                "",
-                "workers are not bound to cores or memory; let each worker bind itself by its "
-                "LOCAL_RANK, or run all of them under numactl: cadre run numactl OPTIONS PROGRAM"},
-    RefusedFlag{{"--virtual-local-rank", ""},
-                "",
-                "LOCAL_RANK is the worker's number and every worker sees all GPUs; leave the flag "
-                "out and choose device LOCAL_RANK in the program"},
+    RefusedFlag{
+        {"--logs-specs", "NAME"},
+        "",
+        "this launcher loads no Python plug-in; choose log files with --log-dir, --redirects and "
+        "--tee"},
 };
 
 // Keys of --rdzv-conf that control how long a host waits for others. They have no effect on one
@@ -79,22 +73,24 @@ Status check_rendezvous_settings(const GivenOption& given) {
   return {};
 }
 
-Status check_handled_signals(const GivenOption& given) {
-  constexpr std::array<std::string_view, 4> kStopping{"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"};
-  const std::vector<std::string_view> names = split(given.value);
-  const auto names_it = [&](std::string_view signal) {
-    return std::ranges::find(names, signal) != names.end();
-  };
-  const bool has_others = std::ranges::any_of(names, [&](std::string_view name) {
-    return std::ranges::find(kStopping, name) == kStopping.end() && name != "SIGUSR1" &&
-           name != "SIGUSR2";
-  });
-  if (!has_others && std::ranges::all_of(kStopping, names_it)) return {};
-  return Error(
-      ErrorCode::kInvalidArgument,
-      cadre::format("{}: these signals cannot be chosen: SIGTERM, SIGINT, SIGHUP and SIGQUIT stop "
-                    "the job, SIGUSR1 and SIGUSR2 are forwarded to the workers; leave it out",
-                    given.text()));
+Result<std::vector<int>> parse_stop_signals(const GivenOption& given) {
+  using NamedSignal = std::pair<std::string_view, int>;
+  constexpr std::array kSignals{NamedSignal{"SIGTERM", SIGTERM}, NamedSignal{"SIGINT", SIGINT},
+                                NamedSignal{"SIGHUP", SIGHUP},   NamedSignal{"SIGQUIT", SIGQUIT},
+                                NamedSignal{"SIGUSR1", SIGUSR1}, NamedSignal{"SIGUSR2", SIGUSR2}};
+  std::vector<int> signals;
+  for (const std::string_view name : split(given.value)) {
+    const auto found = std::ranges::find(kSignals, name, &NamedSignal::first);
+    if (found == kSignals.end()) {
+      return Error(
+          ErrorCode::kInvalidArgument,
+          cadre::format("{}: \"{}\" is not among the signals that can stop a job: SIGTERM, "
+                        "SIGINT, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2",
+                        given.text(), name));
+    }
+    signals.push_back(found->second);
+  }
+  return signals;
 }
 
 }  // namespace cadre::cli

@@ -7,6 +7,7 @@
 
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "cadre/core/base/error.h"
 #include "cadre/launch/cli/option_words.h"
@@ -29,7 +30,7 @@ Status check_refused_flag(const GivenOption& given);
 // Accepts the keys of --rdzv-conf that have no effect on one host.
 Status check_rendezvous_settings(const GivenOption& given);
 
-// Accepts the signals of --signals-to-handle, which this launcher always handles.
-Status check_handled_signals(const GivenOption& given);
+// Parses the value of --signals-to-handle.
+Result<std::vector<int>> parse_stop_signals(const GivenOption& given);
 
 }  // namespace cadre::cli

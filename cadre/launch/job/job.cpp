@@ -78,8 +78,13 @@ class JobRun {
 
  private:
   Status raise_limits();
+  void log_binding();
   void identify();
   Status open_logs();
+  Status open_events();
+  void record(JobEvent event);
+  void record_starts();
+  void record_ends();
   Status begin_logs();
   StreamTargets targets(Stream stream, Rank rank) const;
   std::string log_folder_of(Rank rank) const;
@@ -95,6 +100,7 @@ class JobRun {
   bool wait_to_restart(Duration lifetime);
   void take_signals();
   void on_stop_signal(int signal);
+  void on_unhandled_signal(int signal);
   void say(std::string_view line) { error_.append_line("cadre: ", line); }
   void say_stopped();
   void say_lost_output();
@@ -111,6 +117,7 @@ class JobRun {
   os::System& system_;
   const JobSpec& spec_;
   os::Pollable& guardian_gone_;
+  const TimePoint began_ = system_.now();
   // Blocks signals in its constructor, so it must be constructed before any member that starts a
   // thread, which inherits the mask.
   os::SignalListener signals_;
@@ -126,6 +133,7 @@ class JobRun {
   std::unique_ptr<TcpStoreServer> store_;        // the store of the current attempt
   std::unique_ptr<os::ForkServer> fork_server_;  // null unless workers may be forked
   std::unique_ptr<JobLogs> logs_;                // null unless there are log files
+  std::unique_ptr<JobEvents> events_;            // null unless events are written
   std::optional<Attempt> attempt_;
   uint64_t num_memory_kills_before_ = 0;
 
@@ -169,6 +177,10 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
         .environment = environment.to_texts(),
         .ignored_signals = signals_ignored_by_workers(spec_.inherited.ignored_signals),
         .soft_limits = worker_limits_};
+    process.inherits_input = spec_.input_rank == rank;
+    if (!spec_.cores_of_rank.empty()) {
+      process.cores = spec_.cores_of_rank[static_cast<size_t>(rank)];
+    }
     for (const std::string& argument : spec_.arguments) {
       process.arguments.push_back(with_local_rank(argument, rank));
     }
@@ -192,6 +204,35 @@ Status JobRun::open_logs() {
   logs_ = *std::move(logs);
   say(cadre::format("log files are in {}", logs_->folder()));
   return {};
+}
+
+Status JobRun::open_events() {
+  if (spec_.events.is_empty()) return {};
+  auto events = JobEvents::open(spec_.events, error_);
+  if (!events.ok()) return events.error();
+  events_ = *std::move(events);
+  return {};
+}
+
+void JobRun::record(JobEvent event) {
+  if (!events_) return;
+  events_->write(event, {.job = identity_,
+                         .host = system_.host().name,
+                         .entry_point = spec_.arguments.front(),
+                         .timestamp_ms = os::wall_clock_milliseconds(),
+                         .total_run_time = system_.now() - began_});
+}
+
+void JobRun::record_starts() {
+  for (int rank = 0; events_ && rank < spec_.num_workers; ++rank) {
+    record({.state = "START", .rank = rank, .pid = attempt_->group().pid(rank)});
+  }
+}
+
+void JobRun::record_ends() {
+  for (const WorkerExit& ended : attempt_->group().exits()) {
+    record(end_of_worker(ended, error_file_of(identity_, ended.rank)));
+  }
 }
 
 // Opens the log files of the present attempt. A restart goes on without them if that fails.
@@ -242,6 +283,14 @@ Status JobRun::raise_limits() {
                              spec_.num_workers, needed, limit));
 }
 
+void JobRun::log_binding() {
+  if (spec_.log_level > LogLevel::kInfo) return;
+  for (size_t rank = 0; rank < spec_.cores_of_rank.size(); ++rank) {
+    say(cadre::format("rank {} is bound to cores {}", rank,
+                      rank_ranges(spec_.cores_of_rank[rank])));
+  }
+}
+
 void JobRun::identify() {
   identity_ = {.num_workers = spec_.num_workers,
                .run_id = spec_.run_id.empty() ? random_hex(system_, kRunIdBytes) : spec_.run_id,
@@ -249,7 +298,9 @@ void JobRun::identify() {
                .token = random_hex(system_, kTokenBytes),
                .error_folder = spec_.folder,
                .num_cores = system_.host().num_cores,
-               .max_restarts = spec_.max_restarts};
+               .cores_of_rank = spec_.cores_of_rank,
+               .max_restarts = spec_.max_restarts,
+               .has_virtual_local_ranks = spec_.has_virtual_local_ranks};
 }
 
 // Opens a new store for each attempt, so that it contains no keys of an earlier attempt.
@@ -287,8 +338,12 @@ Result<int> JobRun::run() {
   CADRE_RETURN_IF_ERROR(raise_limits());
   identify();
   if (const Status opened = open_logs(); !opened.ok()) return opened.error();
+  if (const Status opened = open_events(); !opened.ok()) return opened.error();
+  log_binding();
   open_fork_server();
+  TimePoint restart_began = began_;
   while (true) {
+    const TimePoint rendezvous_began = system_.now();
     if (const Status opened = open_store(); !opened.ok()) {
       say(opened.error().message());
       drain_outputs();
@@ -298,8 +353,15 @@ Result<int> JobRun::run() {
       drain_outputs();
       return started.error();
     }
+    record({.state = "RENDEZVOUS", .duration = system_.now() - rendezvous_began});
+    if (identity_.restart_count > 0) {
+      record({.state = "RESTART", .duration = system_.now() - restart_began});
+    }
+    record_starts();
     watch();
     attempt_->finish_output();
+    record_ends();
+    restart_began = system_.now();
     const auto failure = attempt_->group().first_failure();
     if (!will_restart()) return finish(failure);
     report(*failure, Deadline(system_.now()));
@@ -331,13 +393,14 @@ void JobRun::step(Deadline wake) {
   take_signals();
 }
 
-// Forked workers have rank 0's arguments, so there is no fork server if the arguments contain the
-// rank. Without it, all workers are executed.
+// Forked workers have rank 0's arguments and read from /dev/null, so there is no fork server if the
+// arguments contain the rank or a worker has the standard input. Without it, all workers are
+// executed.
 void JobRun::open_fork_server() {
   const bool names_rank = std::ranges::any_of(spec_.arguments, [](const std::string& argument) {
     return with_local_rank(argument, 0) != argument;
   });
-  if (spec_.max_restarts == 0 || names_rank) return;
+  if (spec_.max_restarts == 0 || names_rank || spec_.input_rank) return;
   auto server = os::ForkServer::listen(spec_.folder + "/fork");
   if (server.ok()) fork_server_ = *std::move(server);
 }
@@ -395,12 +458,14 @@ void JobRun::take_signals() {
       attempt_->group().suspend();
     } else if (*signal == SIGCONT) {
       attempt_->group().resume();
+    } else if (std::ranges::count(spec_.stop_signals, *signal) > 0) {
+      on_stop_signal(*signal);
     } else if (*signal == SIGUSR1 || *signal == SIGUSR2) {
       // Batch systems announce that the job's time limit is near with SIGUSR1 or SIGUSR2.
       if (notice_signal_ == 0 && stop_signal_ == 0) notice_signal_ = *signal;
       attempt_->group().forward_signal(*signal);
     } else {
-      on_stop_signal(*signal);
+      on_unhandled_signal(*signal);
     }
   }
 }
@@ -422,6 +487,9 @@ void JobRun::say_lost_output() {
                       lost.front().message()));
   }
   num_lost_logs_ += lost.size();
+  if (const auto lost_event = events_ ? events_->take_failure() : std::nullopt) {
+    say(cadre::format("{}; further events are not written to this file", lost_event->message()));
+  }
   if (has_said_lost_output_ || !output_.failure()) return;
   has_said_lost_output_ = true;
   say(cadre::format("standard output: {}; further output on it is lost",
@@ -453,6 +521,16 @@ void JobRun::on_stop_signal(int signal) {
   }
 }
 
+// Ends the job as the default action of the signal would end a process.
+void JobRun::on_unhandled_signal(int signal) {
+  const bool is_called_off = is_between_attempts_ || will_restart();
+  if (stop_signal_ == 0) stop_signal_ = signal;
+  is_restart_called_off_ = is_restart_called_off_ || is_called_off;
+  say(cadre::format("{}, which --signals-to-handle does not name: killing the workers",
+                    os::signal_name(signal)));
+  attempt_->kill_all();
+}
+
 // Says in one line which failures led to restarts, if there were any.
 void JobRun::say_restarts(const std::optional<WorkerExit>& failure) {
   if (failures_.empty() || guardian_is_gone_) return;
@@ -471,8 +549,8 @@ int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
   if (failure) return failure->status.shell_code();
   if (preemption_code_.value_or(0) != 0) return *preemption_code_;
   if (stop_signal_ != 0) return 128 + stop_signal_;
-  const bool has_lost_output =
-      output_.failure() || error_.failure() || (logs_ && logs_->has_failed());
+  const bool has_lost_output = output_.failure() || error_.failure() ||
+                               (logs_ && logs_->has_failed()) || (events_ && events_->has_failed());
   return attempt_->unkillable().empty() && !has_lost_output && !preemption_code_ ? 0 : 1;
 }
 
@@ -577,6 +655,7 @@ int JobRun::finish(const std::optional<WorkerExit>& failure) {
   }
   attempt_->say_unkillable();
   if (guardian_is_gone_) say("`cadre run` was killed; its workers were killed too");
+  record({.state = exit_code(failure) == 0 ? "SUCCEEDED" : "FAILED"});
   drain_outputs();
   return exit_code(failure);
 }

@@ -9,8 +9,11 @@
 // standard error, too.
 #pragma once
 
+#include <signal.h>
+
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +22,7 @@
 #include "cadre/core/os/proc/environment.h"
 #include "cadre/core/os/proc/inherited.h"
 #include "cadre/core/os/system.h"
+#include "cadre/launch/job/job_events.h"
 #include "cadre/launch/job/output/buffered_output.h"
 #include "cadre/launch/job/output/log_spec.h"
 
@@ -48,6 +52,17 @@ struct JobSpec {
   // launcher then prints no report.
   std::vector<int> reported_exit_codes;
   LogSpec logs;
+  EventTargets events;
+  // LOCAL_RANK is 0 in each worker, which sees one GPU only (worker_environment.h).
+  bool has_virtual_local_ranks = false;
+  // The local rank that reads from the launcher's standard input; the others read from /dev/null.
+  std::optional<int> input_rank;
+  // The cores to which each worker is bound, by local rank; empty: the workers are not bound.
+  std::vector<std::vector<int>> cores_of_rank;
+  // The signals that stop the job, among SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. The
+  // workers get the same signal. Of the other ones SIGUSR1 and SIGUSR2 are forwarded to the workers
+  // without stopping the job, and the others kill it at once.
+  std::vector<int> stop_signals = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
   // The path of the `cadre` command, which reads the stack of a worker that has crashed
   // (failure/crash_report.h).
   std::string command;

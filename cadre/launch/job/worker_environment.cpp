@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 
 #include "cadre/core/base/format.h"
 
@@ -14,6 +15,27 @@ std::string error_file_of(const JobIdentity& job, Rank rank) {
     return cadre::format("{}/attempt_{}/{}/error.json", job.log_folder, job.restart_count, rank);
   }
   return cadre::format("{}/attempt{}-rank{}.json", job.error_folder, job.restart_count, rank);
+}
+
+Result<std::string> gpu_of_worker(const os::Environment& inherited, Rank local_rank) {
+  const auto visible = inherited.get("CUDA_VISIBLE_DEVICES");
+  if (!visible) return cadre::format("{}", local_rank);
+  std::string_view rest = *visible;
+  for (int skipped = 0; skipped < local_rank && !visible->empty(); ++skipped) {
+    const size_t comma = rest.find(',');
+    if (comma == std::string_view::npos) {
+      return Error(
+          ErrorCode::kInvalidArgument,
+          cadre::format("CUDA_VISIBLE_DEVICES={} has {} entr{}, so there is no GPU for local rank "
+                        "{}; start fewer workers or add GPUs to the variable",
+                        *visible, skipped + 1, skipped == 0 ? "y" : "ies", local_rank));
+    }
+    rest.remove_prefix(comma + 1);
+  }
+  rest = rest.substr(0, rest.find(','));
+  while (rest.starts_with(' ')) rest.remove_prefix(1);
+  while (rest.ends_with(' ')) rest.remove_suffix(1);
+  return std::string(rest);
 }
 
 os::Environment worker_environment(const os::Environment& inherited, const JobIdentity& job,
@@ -41,8 +63,17 @@ os::Environment worker_environment(const os::Environment& inherited, const JobId
                   inherited.get_or("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"));
   environment.set("CADRE_JOB_TOKEN", job.token.view());
   environment.set("CADRE_STORE_PROTOCOL", "native");
+  if (job.has_virtual_local_ranks) {
+    environment.set("LOCAL_RANK", "0");
+    environment.set("CUDA_VISIBLE_DEVICES", *gpu_of_worker(inherited, rank));
+  }
   if (!inherited.get("OMP_NUM_THREADS")) {
-    const int share = std::max(1, job.num_cores / job.num_workers);
+    int share = job.num_cores / job.num_workers;
+    if (!job.cores_of_rank.empty()) {
+      const auto& cores = job.cores_of_rank[static_cast<size_t>(rank.value)];
+      share = std::min(share, static_cast<int>(cores.size()));
+    }
+    share = std::max(share, 1);
     environment.set("OMP_NUM_THREADS", cadre::format("{}", share));
   }
   return environment;

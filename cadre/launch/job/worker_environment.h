@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/core/base/error.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/os/host/secret.h"
 #include "cadre/core/os/proc/environment.h"
@@ -26,18 +27,30 @@ struct JobIdentity {
   uint16_t store_port = 0;
   std::string error_folder;  // folder of the workers' error files
   std::string
-      log_folder;         // folder of the job's log files, which has the error files, too, or empty
-  int num_cores = 1;      // cores of the host, for all workers
+      log_folder;     // folder of the job's log files, which has the error files, too, or empty
+  int num_cores = 1;  // cores of the host, for all workers
+  // The cores to which each worker is bound, by local rank; empty: the workers are not bound.
+  std::vector<std::vector<int>> cores_of_rank;
   int restart_count = 0;  // how often the workers were started again
   int max_restarts = 0;
+  // LOCAL_RANK is 0 in each worker, which sees one GPU only.
+  bool has_virtual_local_ranks = false;
 };
+
+// Returns the value of CUDA_VISIBLE_DEVICES that leaves the GPU of one worker visible: the entry of
+// that index in the variable, or the index itself if the variable is not set. If no GPU is visible,
+// none is in the worker. Errors: kInvalidArgument if the variable has too few entries. Source:
+// torchrun's --virtual-local-rank.
+Result<std::string> gpu_of_worker(const os::Environment& inherited, Rank local_rank);
 
 // Returns the file in which `rank` may store its exception as JSON. Each attempt has files of its
 // own.
 std::string error_file_of(const JobIdentity& job, Rank rank);
 
 // Returns `inherited` with torchrun's and Cadre's variables added or replaced. OMP_NUM_THREADS is
-// set to the number of cores divided by the number of workers, unless `inherited` has it.
+// set to the number of cores divided by the number of workers, and at most to the number to which
+// the worker is bound, unless `inherited` has it. REQUIRES:
+// with virtual local ranks, gpu_of_worker() succeeds for `rank`.
 os::Environment worker_environment(const os::Environment& inherited, const JobIdentity& job,
                                    Rank rank);
 

@@ -16,6 +16,13 @@ TEST(WorkerEnvironment, SharesTheCoresOut) {
   EXPECT_EQ(threads(16, 8), "1");
 }
 
+TEST(WorkerEnvironment, HasNoMoreThreadsThanCoresToWhichItIsBound) {
+  const JobIdentity job{
+      .num_workers = 2, .num_cores = 8, .cores_of_rank = {{0, 1}, {2, 3, 4, 5, 6, 7}}};
+  EXPECT_EQ(worker_environment({}, job, 0).get("OMP_NUM_THREADS"), "2");
+  EXPECT_EQ(worker_environment({}, job, 1).get("OMP_NUM_THREADS"), "4");
+}
+
 TEST(WorkerEnvironment, KeepsWhatTheUserSet) {
   os::Environment inherited;
   inherited.set("OMP_NUM_THREADS", "5");
@@ -35,6 +42,26 @@ TEST(WorkerEnvironment, EachAttemptHasItsNumberAndItsErrorFiles) {
   EXPECT_EQ(environment.get("TORCHELASTIC_RESTART_COUNT"), "2");
   EXPECT_EQ(environment.get("TORCHELASTIC_MAX_RESTARTS"), "5");
   EXPECT_EQ(environment.get("TORCHELASTIC_ERROR_FILE"), "/tmp/x/attempt2-rank1.json");
+}
+
+TEST(WorkerEnvironment, AVirtualLocalRankIsZeroAndSeesOneGpu) {
+  const JobIdentity job{.num_workers = 3, .has_virtual_local_ranks = true};
+  os::Environment inherited;
+  const auto gpu = [&](Rank rank) {
+    return worker_environment(inherited, job, rank).get("CUDA_VISIBLE_DEVICES");
+  };
+  EXPECT_EQ(gpu(2), "2");
+  inherited.set("CUDA_VISIBLE_DEVICES", "3, GPU-5a ,0");
+  EXPECT_EQ(gpu(0), "3");
+  EXPECT_EQ(gpu(1), "GPU-5a");
+  EXPECT_EQ(gpu(2), "0");
+  EXPECT_EQ(worker_environment(inherited, job, 2).get("LOCAL_RANK"), "0");
+  EXPECT_EQ(worker_environment(inherited, job, 2).get("RANK"), "2");
+  EXPECT_EQ(gpu_of_worker(inherited, 3).error().message(),
+            "CUDA_VISIBLE_DEVICES=3, GPU-5a ,0 has 3 entries, so there is no GPU for local rank 3; "
+            "start fewer workers or add GPUs to the variable");
+  inherited.set("CUDA_VISIBLE_DEVICES", "");
+  EXPECT_EQ(gpu(2), "");
 }
 
 TEST(WorkerEnvironment, KeepsFreedMemoryUnlessTheUserTunesMalloc) {

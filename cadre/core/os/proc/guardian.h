@@ -8,6 +8,7 @@
 // guardian. Ctrl-Z (SIGTSTP) is forwarded too, and the guardian stops; when it is continued, it
 // sends SIGCONT to the supervisor.
 // A signal that arrives after the body has ended changes nothing: the exit code is the body's.
+// A terminal sends its input to the guardian's process group only, so the guardian can pass it on.
 //
 // Threads: call it before the process starts any thread. Blocking: as long as the body runs.
 // Errors: throws Error(kUnavailable) when the machine has no process or descriptor left.
@@ -23,10 +24,17 @@ namespace cadre::os {
 // anything that must be removed at the end: until the call such a signal ends the process at once.
 void hold_forwarded_signals();
 
+struct GuardOptions {
+  // If standard input is a terminal, standard input of the supervisor becomes a pipe to which the
+  // guardian writes what it reads from the terminal, while it is in the foreground.
+  bool passes_terminal = false;
+};
+
 // Calls hold_forwarded_signals(). Returns in both processes, and each ends with the returned code:
 // in the supervisor the body's result; in the guardian the same number, or 128 + signal if the
 // supervisor was killed. The body gets a Pollable that becomes readable when the guardian has
 // ended.
-int run_guarded(const std::function<int(Pollable& guardian_gone)>& body);
+int run_guarded(const std::function<int(Pollable& guardian_gone)>& body,
+                const GuardOptions& options = {});
 
 }  // namespace cadre::os

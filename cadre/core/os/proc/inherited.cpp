@@ -1,6 +1,7 @@
 #include "cadre/core/os/proc/inherited.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -107,6 +108,21 @@ std::vector<LimitChange> changes_to(const SoftLimits& limits) {
   add(RLIMIT_NOFILE, limits.descriptors);
   add(RLIMIT_STACK, limits.stack_bytes);
   return changes;
+}
+
+CoreMask::CoreMask(const std::vector<int>& cores) {
+  constexpr size_t kBits = 8 * sizeof(unsigned long);
+  for (const int core : cores) {
+    const auto bit = static_cast<size_t>(core);
+    if (bits_.size() <= bit / kBits) bits_.resize(bit / kBits + 1);
+    bits_[bit / kBits] |= 1UL << bit % kBits;
+  }
+}
+
+bool CoreMask::apply() const {
+  return bits_.empty() ||
+         ::sched_setaffinity(0, bits_.size() * sizeof(unsigned long),
+                             reinterpret_cast<const cpu_set_t*>(bits_.data())) == 0;
 }
 
 }  // namespace cadre::os

@@ -57,4 +57,17 @@ struct LimitChange {
 // Returns the calls that set the soft limits and keep the hard ones.
 std::vector<LimitChange> changes_to(const SoftLimits& limits);
 
+// The cores on which a process may run. apply() may be called between fork() and exec.
+class CoreMask {
+ public:
+  // An empty list leaves the process on its present cores.
+  explicit CoreMask(const std::vector<int>& cores);
+  // Binds the calling thread, and those that it starts later. Returns false and sets errno if the
+  // kernel refuses.
+  bool apply() const;
+
+ private:
+  std::vector<unsigned long> bits_;  // the layout of cpu_set_t
+};
+
 }  // namespace cadre::os

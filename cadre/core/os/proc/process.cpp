@@ -42,6 +42,8 @@ struct ChildPlan {
   int go_ahead;
   sigset_t ignored_signals;
   std::vector<LimitChange> limits;
+  CoreMask cores;
+  bool inherits_input;
 };
 
 [[noreturn]] void report_and_exit(int failure_report, int error_number) {
@@ -63,8 +65,8 @@ void await_go_ahead(int go_ahead) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   // The parent may have died before prctl() took effect.
   if (::getppid() != plan.parent_pid) ::_exit(127);
-  const int nothing = ::open("/dev/null", O_RDONLY);
-  if (nothing < 0 || ::dup2(nothing, STDIN_FILENO) < 0 || ::dup2(plan.output, STDOUT_FILENO) < 0 ||
+  const int input = plan.inherits_input ? STDIN_FILENO : ::open("/dev/null", O_RDONLY);
+  if (input < 0 || ::dup2(input, STDIN_FILENO) < 0 || ::dup2(plan.output, STDOUT_FILENO) < 0 ||
       ::dup2(plan.error, STDERR_FILENO) < 0) {
     report_and_exit(plan.failure_report, errno);
   }
@@ -72,6 +74,7 @@ void await_go_ahead(int go_ahead) {
   ::syscall(SYS_close_range, 3U, ~0U, 4U /* CLOSE_RANGE_CLOEXEC */);
   set_child_signals(plan.ignored_signals);
   for (const LimitChange& limit : plan.limits) ::setrlimit(limit.resource, &limit.value);
+  if (!plan.cores.apply()) report_and_exit(plan.failure_report, errno);
   await_go_ahead(plan.go_ahead);
   ::execve(plan.executable, plan.arguments.data(), plan.environment.data());
   report_and_exit(plan.failure_report, errno);
@@ -141,7 +144,9 @@ Result<std::unique_ptr<Process>> Process::start(const ProcessOptions& options) {
                        .failure_report = report->writer.get(),
                        .go_ahead = go_ahead->reader.get(),
                        .ignored_signals = set_of_signals(options.ignored_signals),
-                       .limits = changes_to(options.soft_limits)};
+                       .limits = changes_to(options.soft_limits),
+                       .cores = CoreMask(options.cores),
+                       .inherits_input = options.inherits_input};
   const int pid = ::fork();
   if (pid == 0) run_child(plan);
   if (pid < 0) return errno_error(ErrorCode::kUnavailable, "start a process", errno);

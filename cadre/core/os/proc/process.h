@@ -34,10 +34,15 @@ struct ProcessOptions {
   std::vector<int> ignored_signals = {};
   // The child's soft limits, for a parent that has raised its own limits.
   SoftLimits soft_limits = {};
+  // The numbers of the cores on which the child may run, as the kernel counts them. Empty: those of
+  // the parent.
+  std::vector<int> cores = {};
+  // The child reads from the parent's standard input instead of /dev/null.
+  bool inherits_input = false;
 };
 
-// The child leads a process group of its own, reads from /dev/null, writes to pipes, inherits no
-// other descriptor, blocks no signal, and is killed when its parent dies.
+// The child leads a process group of its own, reads from /dev/null by default, writes to pipes,
+// inherits no other descriptor, blocks no signal, and is killed when its parent dies.
 class Process {
   struct Parts;  // private, so that only start() and adopt() can make a Process
 

@@ -1,6 +1,7 @@
 #include "cadre/core/os/proc/process.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -104,6 +105,24 @@ TEST_F(ProcessTest, TheChildIgnoresWhatItIsToldTo) {
   const uint64_t ignored = std::stoull(read_all((*process)->standard_output()), nullptr, 16);
   constexpr uint64_t kGlibcOwn = 0b11ULL << 31;
   EXPECT_EQ(ignored & ~kGlibcOwn, (uint64_t{1} << (SIGHUP - 1)) | (uint64_t{1} << (SIGUSR1 - 1)));
+}
+
+TEST_F(ProcessTest, BindsTheChildToCores) {
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  ASSERT_EQ(::sched_getaffinity(0, sizeof(own), &own), 0);
+  int last = CPU_SETSIZE - 1;
+  while (!CPU_ISSET(last, &own)) --last;
+  const auto cores_of = [&](std::vector<int> cores) {
+    auto process = Process::start({.executable = "/bin/sh",
+                                   .arguments = {"sh", "-c", "exec nproc"},
+                                   .environment = {"PATH=/usr/bin:/bin"},
+                                   .cores = std::move(cores)});
+    if (!process.ok()) throw process.error();
+    return read_all((*process)->standard_output());
+  };
+  EXPECT_EQ(cores_of({last}), "1\n");
+  EXPECT_EQ(cores_of({}), cadre::format("{}\n", CPU_COUNT(&own)));
 }
 
 TEST_F(ProcessTest, SignalsTheWholeGroup) {

@@ -15,8 +15,8 @@
 namespace cadre::os {
 namespace {
 
-// The fixed part of a request. The texts of the environment follow, each with a zero byte at its
-// end.
+// The fixed part of a request. The numbers of the cores follow, as int32_t, and the texts of the
+// environment, each with a zero byte at its end.
 struct ForkRequestHeader {
   int32_t launcher_pid = 0;
   uint32_t num_bytes = 0;        // the size of the environment
@@ -24,10 +24,13 @@ struct ForkRequestHeader {
   // The soft limits of the worker; kNoLimit means that the worker keeps the template's limit.
   uint64_t descriptors = 0;
   uint64_t stack_bytes = 0;
+  uint32_t num_cores = 0;
+  uint32_t reserved = 0;
 };
 
 constexpr uint64_t kNoLimit = ~uint64_t{0} - 1;
 constexpr size_t kMaxEnvironmentBytes = size_t{64} << 20;
+constexpr uint32_t kMaxCores = 1 << 16;
 constexpr size_t kNumStreams = 2;
 
 Error connection_error(ssize_t num_bytes, std::string_view what) {
@@ -82,7 +85,8 @@ Status send_fork_request(int socket, const ForkRequest& request, int output, int
   ForkRequestHeader header{.launcher_pid = request.launcher_pid,
                            .num_bytes = static_cast<uint32_t>(texts.size()),
                            .descriptors = request.soft_limits.descriptors.value_or(kNoLimit),
-                           .stack_bytes = request.soft_limits.stack_bytes.value_or(kNoLimit)};
+                           .stack_bytes = request.soft_limits.stack_bytes.value_or(kNoLimit),
+                           .num_cores = static_cast<uint32_t>(request.cores.size())};
   for (const int signal : request.ignored_signals) {
     header.ignored_signals |= uint64_t{1} << (signal - 1);
   }
@@ -106,6 +110,8 @@ Status send_fork_request(int socket, const ForkRequest& request, int output, int
   if (sent != static_cast<ssize_t>(sizeof(header))) {
     return connection_error(sent, "send to a forked process");
   }
+  const std::vector<int32_t> cores(request.cores.begin(), request.cores.end());
+  CADRE_RETURN_IF_ERROR(send_bytes(socket, cores.data(), cores.size() * sizeof(int32_t)));
   return send_bytes(socket, texts.data(), texts.size());
 }
 
@@ -130,7 +136,8 @@ Result<ReceivedForkRequest> receive_fork_request(int socket) {
   }
   std::memcpy(streams.data(), CMSG_DATA(rights), sizeof(streams));
   ReceivedForkRequest received{.output = Fd(streams[0]), .error = Fd(streams[1])};
-  if (got != static_cast<ssize_t>(sizeof(header)) || header.num_bytes > kMaxEnvironmentBytes) {
+  if (got != static_cast<ssize_t>(sizeof(header)) || header.num_bytes > kMaxEnvironmentBytes ||
+      header.num_cores > kMaxCores) {
     return Error(ErrorCode::kUnavailable, "a request to fork is incomplete or too large");
   }
   received.request.launcher_pid = header.launcher_pid;
@@ -141,6 +148,9 @@ Result<ReceivedForkRequest> receive_fork_request(int socket) {
   }
   received.request.soft_limits = {.descriptors = limit_in(header.descriptors),
                                   .stack_bytes = limit_in(header.stack_bytes)};
+  std::vector<int32_t> cores(header.num_cores);
+  CADRE_RETURN_IF_ERROR(receive_bytes(socket, cores.data(), cores.size() * sizeof(int32_t)));
+  received.request.cores.assign(cores.begin(), cores.end());
   std::string texts(header.num_bytes, '\0');
   CADRE_RETURN_IF_ERROR(receive_bytes(socket, texts.data(), texts.size()));
   for (size_t begin = 0; begin < texts.size();) {

@@ -31,6 +31,7 @@ struct ForkRequest {
   int32_t launcher_pid = 0;
   std::vector<int> ignored_signals;
   SoftLimits soft_limits;
+  std::vector<int> cores;                // the same as in ProcessOptions
   std::vector<std::string> environment;  // "NAME=value", the worker's whole environment
 };
 

@@ -34,6 +34,7 @@ TEST_F(ForkRequestTest, ArrivesWhole) {
   const ForkRequest sent{.launcher_pid = 4711,
                          .ignored_signals = {SIGHUP, SIGXFSZ},
                          .soft_limits = {.descriptors = 1024},
+                         .cores = {0, 130},
                          .environment = {"RANK=3", "EMPTY=", "EQUALS=a=b", "PATH=/bin"}};
   const int end = output.write_end.get();
   ASSERT_TRUE(send_fork_request(launcher_.get(), sent, end, end).ok());
@@ -43,6 +44,7 @@ TEST_F(ForkRequestTest, ArrivesWhole) {
   EXPECT_EQ(received->request.ignored_signals, sent.ignored_signals);
   EXPECT_EQ(received->request.soft_limits.descriptors, 1024U);
   EXPECT_EQ(received->request.soft_limits.stack_bytes, std::nullopt);
+  EXPECT_EQ(received->request.cores, sent.cores);
   EXPECT_EQ(received->request.environment, sent.environment);
   ASSERT_EQ(::write(received->output.get(), "a", 1), 1);
   ASSERT_EQ(::write(received->error.get(), "b", 1), 1);

@@ -86,6 +86,7 @@ Result<int> ForkServer::request(const ProcessOptions& options, int output, int e
   const ForkRequest request{.launcher_pid = ::getpid(),
                             .ignored_signals = options.ignored_signals,
                             .soft_limits = options.soft_limits,
+                            .cores = options.cores,
                             .environment = options.environment};
   CADRE_RETURN_IF_ERROR(send_fork_request(connection_.get(), request, output, error));
   int32_t pid = 0;

@@ -42,8 +42,9 @@ class ForkServer {
   // The pid of the template, also after its end; nullopt if no template has connected.
   std::optional<int> template_pid() const { return template_pid_; }
 
-  // Forks a worker with the environment, signals, limits and output of `options`; its executable
-  // and arguments are those of the template. After an error the template is not used again.
+  // Forks a worker, which reads from /dev/null, with the environment, signals, limits, cores and
+  // output of `options`; its executable and arguments are those of the template. After an error the
+  // template is not used again.
   Result<std::unique_ptr<Process>> fork_process(const ProcessOptions& options);
 
  private:

@@ -78,6 +78,7 @@ void become_worker(const os::ReceivedForkRequest& received) {
   for (const os::LimitChange& limit : os::changes_to(request.soft_limits)) {
     ::setrlimit(limit.resource, &limit.value);
   }
+  if (!os::CoreMask(request.cores).apply()) ::_exit(127);
   ::clearenv();
   for (const std::string& text : request.environment) {
     const size_t equals = text.find('=');

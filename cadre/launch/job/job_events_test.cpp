@@ -1,0 +1,79 @@
+#include "cadre/launch/job/job_events.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cadre/core/os/files/file.h"
+#include "cadre/testing/core/temporary_folder.h"
+
+namespace cadre::launch {
+namespace {
+
+// The fields and their order are those of torchelastic 2.13.
+TEST(JobEvents, AreInTheFormatOfTorchelastic) {
+  const JobIdentity job{.num_workers = 4, .run_id = "seven", .restart_count = 2};
+  const EventContext context{.job = job,
+                             .host = "node0",
+                             .entry_point = "train",
+                             .timestamp_ms = 1700000000123,
+                             .total_run_time = std::chrono::milliseconds(61900)};
+  EXPECT_EQ(
+      to_json({.state = "FAILED",
+               .rank = 3,
+               .pid = 4711,
+               .exit_code = 5,
+               .duration = std::chrono::milliseconds(1500),
+               .error = "{\"message\": 1}"},
+              context),
+      R"({"name":"torchelastic.worker.status.FAILED","source":"WORKER","timestamp":1700000000123,)"
+      R"("metadata":{"run_id":"seven","global_rank":3,"group_rank":0,"worker_id":"4711",)"
+      R"("role":"default","hostname":"node0","state":"FAILED","total_run_time":61,)"
+      R"("rdzv_backend":"static","raw_error":"{\"message\": 1}",)"
+      R"("metadata":"{\"group_world_size\":1,\"entry_point\":\"train\",\"local_rank\":[3],)"
+      R"(\"role_rank\":[3],\"role_world_size\":[4],\"exit_code\":[5],\"worker_pid\":[4711]}",)"
+      R"("agent_restarts":2,"duration_ms":1500.0}})");
+  const auto agent = nlohmann::json::parse(to_json({.state = "RENDEZVOUS"}, context));
+  EXPECT_EQ(agent["source"], "AGENT");
+  EXPECT_TRUE(agent["metadata"]["global_rank"].is_null());
+  EXPECT_TRUE(agent["metadata"]["duration_ms"].is_null());
+  EXPECT_EQ(agent["metadata"]["metadata"], R"({"group_world_size":1,"entry_point":"train"})");
+}
+
+TEST(JobEvents, ReplaceBytesThatAreNoText) {
+  const JobIdentity job;
+  const auto event = nlohmann::json::parse(
+      to_json({.state = "FAILED", .rank = 0, .error = "a\xff"}, {.job = job}));
+  EXPECT_EQ(event["metadata"]["raw_error"], "a\xEF\xBF\xBD");
+}
+
+TEST(JobEvents, AreAppendedToTheFileLineByLine) {
+  const testing::TemporaryFolder folder;
+  BufferedOutput console(os::OutputStream::Target::kStandardError);
+  const JobIdentity job;
+  const auto events = JobEvents::open({.file = folder.file("events")}, console);
+  ASSERT_TRUE(events.ok()) << events.error().message();
+  (*events)->write({.state = "RENDEZVOUS"}, {.job = job});
+  (*events)->write({.state = "SUCCEEDED"}, {.job = job});
+  const std::string text = *os::read_file(folder.file("events"), 1 << 20);
+  EXPECT_EQ(std::ranges::count(text, '\n'), 2);
+  EXPECT_EQ((*events)->take_failure(), std::nullopt);
+  EXPECT_TRUE(console.is_empty());
+  EXPECT_FALSE(JobEvents::open({.file = folder.file("no/events")}, console).ok());
+}
+
+TEST(JobEvents, AFileThatCannotBeWrittenIsReportedOnce) {
+  BufferedOutput console(os::OutputStream::Target::kStandardError);
+  const JobIdentity job;
+  const auto events = JobEvents::open({.file = "/dev/full"}, console);
+  ASSERT_TRUE(events.ok()) << events.error().message();
+  (*events)->write({.state = "RENDEZVOUS"}, {.job = job});
+  EXPECT_TRUE((*events)->take_failure().has_value());
+  EXPECT_FALSE((*events)->take_failure().has_value());
+  EXPECT_TRUE((*events)->has_failed());
+}
+
+}  // namespace
+}  // namespace cadre::launch
