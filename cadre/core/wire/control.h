@@ -56,8 +56,9 @@ struct RankAddress {
   friend bool operator==(const RankAddress&, const RankAddress&) = default;
 };
 
-enum class LinkPurpose : uint8_t { kControl, kData };
-inline constexpr int kNumLinkPurposes = 2;
+// kAgent connects the launchers of two hosts of a job. They have no ranks: `from` and `to` are 0.
+enum class LinkPurpose : uint8_t { kControl, kData, kAgent };
+inline constexpr int kNumLinkPurposes = 3;
 
 // The first message of a connection, which the rank that connects sends. Its first field is
 // kHandshakeVersion.

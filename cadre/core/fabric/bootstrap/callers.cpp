@@ -99,11 +99,26 @@ bool Callers::drop_one() {
 void Callers::step(std::vector<Handshake>& done) {
   const TimePoint now = system_.now();
   std::erase_if(callers_, [&](Caller& caller) {
-    if (!caller.handshake.step().ok()) return true;
-    if (!caller.handshake.is_done()) return caller.deadline.has_passed(now);
+    if (const Status status = caller.handshake.step(); !status.ok()) {
+      note_refusal(caller.handshake, status.error().message());
+      return true;
+    }
+    if (!caller.handshake.is_done()) {
+      const bool is_late = caller.deadline.has_passed(now);
+      if (is_late) {
+        note_refusal(caller.handshake, "it has not proved within 1 s that it has the job's token");
+      }
+      return is_late;
+    }
     done.push_back(std::move(caller.handshake));
     return true;
   });
+}
+
+void Callers::note_refusal(const Handshake& handshake, std::string_view reason) {
+  if (refusals_.size() < kMaxRefusals) {
+    refusals_.push_back(format("{}: {}", handshake.peer(), reason));
+  }
 }
 
 std::string Callers::accept_failure() const {

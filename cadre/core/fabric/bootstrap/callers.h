@@ -13,6 +13,8 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cadre/core/base/deadline.h"
@@ -44,6 +46,10 @@ class Callers {
   // Returns why the last accept() failed, as a text to append to a message; an empty text if it did
   // not fail.
   std::string accept_failure() const;
+  // Returns, since the last call, why connections were dropped, at most kMaxRefusals texts such as
+  // "tcp:10.0.0.9:40112: it has not proved within 1 s that it has the job's token".
+  std::vector<std::string> take_refusals() { return std::exchange(refusals_, {}); }
+  static constexpr size_t kMaxRefusals = 8;
 
  private:
   struct Caller {
@@ -55,6 +61,7 @@ class Callers {
   bool may_accept() const { return is_accepting_ && system_.now() >= accept_after_; }
   bool make_room();
   bool drop_one();
+  void note_refusal(const Handshake& handshake, std::string_view reason);
   void step(std::vector<Handshake>& done);
 
   os::System& system_;
@@ -65,6 +72,7 @@ class Callers {
   bool is_accepting_ = true;
   TimePoint accept_after_{};
   std::string failure_;  // the reason why the last accept() failed; empty if it did not
+  std::vector<std::string> refusals_;
 };
 
 }  // namespace cadre

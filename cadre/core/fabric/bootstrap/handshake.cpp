@@ -10,6 +10,9 @@ namespace cadre {
 namespace {
 
 constexpr size_t kPrefixBytes = sizeof(uint32_t);
+// The first four bytes of a client of c10d's TCPStore, read as the length of a frame: the verb
+// "validate" and three bytes of its magic number.
+constexpr uint32_t kC10dGreeting = 0x85f7ce00;
 
 }  // namespace
 
@@ -71,7 +74,13 @@ Result<std::optional<wire::ControlMessage>> Handshake::receive() {
     if (incoming_.size() >= kPrefixBytes) {
       const auto size =
           wire::ByteReader(ConstBytes(incoming_).first(kPrefixBytes)).integer<uint32_t>();
-      if (size > wire::kMaxControlFrameBytes) return refuse("a frame is larger than the limit");
+      if (size > wire::kMaxControlFrameBytes) {
+        return refuse(
+            size == kC10dGreeting
+                ? "it speaks the protocol of c10d's TCPStore, as torchrun does; start the "
+                  "job with `cadre run` on all hosts, or with torchrun on all"
+                : "a frame is larger than the limit");
+      }
       wanted += size;
       if (incoming_.size() == wanted) break;
     }
@@ -117,10 +126,16 @@ Status Handshake::check_user() {
 }
 
 Status Handshake::handle_hello(const wire::Hello& hello) {
+  hello_ = hello;
   CADRE_RETURN_IF_ERROR(check_user());
   if (hello.version != identity_.version) {
-    return refuse(format("rank {} runs Cadre {}, rank {} runs Cadre {}: use one build", hello.from,
-                         hello.version, identity_.rank, identity_.version));
+    return refuse(format("{} runs Cadre {}, {} runs Cadre {}: use one build", peer_name(hello.from),
+                         hello.version, own_name(), identity_.version));
+  }
+  const bool is_for_agent = hello.purpose == wire::LinkPurpose::kAgent;
+  if (is_for_agent && hello.group != identity_.group) {
+    return refuse(
+        format("the connection is for {}, but it reached {}", hello.group, identity_.group));
   }
   if (hello.group != identity_.group || hello.round != identity_.round ||
       hello.to != identity_.rank) {
@@ -129,7 +144,6 @@ Status Handshake::handle_hello(const wire::Hello& hello) {
         "group \"{}\" in round {}",
         hello.to, hello.group, hello.round, identity_.rank, identity_.group, identity_.round));
   }
-  hello_ = hello;
   system_->random_bytes(answer_nonce_);
   send(wire::Challenge{answer_nonce_});
   state_ = State::kWantAnswer;
@@ -152,8 +166,7 @@ Status Handshake::handle_answer(const wire::Answer& answer) {
   const Result<wire::Proof> expected = proof_of("call");
   if (!expected.ok()) return expected.error();
   if (!wire::equals_in_constant_time(*expected, answer.proof)) {
-    return refuse(
-        format("rank {} has another job token than rank {}", hello_.from, identity_.rank));
+    return refuse(format("{} has another job token than {}", peer_name(hello_.from), own_name()));
   }
   Result<wire::Proof> proof = proof_of("answer");
   if (!proof.ok()) return proof.error();
@@ -166,7 +179,7 @@ Status Handshake::handle_acceptance(const wire::Acceptance& acceptance) {
   const Result<wire::Proof> expected = proof_of("answer");
   if (!expected.ok()) return expected.error();
   if (!wire::equals_in_constant_time(*expected, acceptance.proof)) {
-    return refuse(format("rank {} has another job token than rank {}", hello_.to, identity_.rank));
+    return refuse(format("{} has another job token than {}", peer_name(hello_.to), own_name()));
   }
   state_ = State::kDone;
   return {};
@@ -177,6 +190,17 @@ Error Handshake::refuse(std::string reason) {
   // Best effort: if the refusal cannot be sent, the other end still sees that the stream has ended.
   static_cast<void>(flush());
   return Error(ErrorCode::kInvalidArgument, format("refused a connection: {}", reason));
+}
+
+std::string Handshake::peer_name(Rank rank) const {
+  const bool is_agent = hello_.purpose == wire::LinkPurpose::kAgent;
+  return is_agent ? "the agent at " + peer() : format("rank {}", rank);
+}
+
+std::string Handshake::own_name() const {
+  const bool is_agent = hello_.purpose == wire::LinkPurpose::kAgent;
+  return is_agent ? "the agent at " + socket_->local_address().to_string()
+                  : format("rank {}", identity_.rank);
 }
 
 Result<wire::Proof> Handshake::proof_of(std::string_view end) const {

@@ -1,8 +1,8 @@
-// The handshake of one connection between two ranks. The rank that connects sends its number and
-// the purpose of the connection. Then each end proves that it has the job's token, first the rank
-// that connects. The handshake reads no byte beyond its own messages. If the job has no token or
-// the connection is a unix socket, the process at the other end must belong to this user or to
-// root.
+// The handshake of one connection between two ranks, or between the agents of two hosts. The rank
+// that connects sends its number and the purpose of the connection. Then each end proves that it
+// has the job's token, first the rank that connects. The handshake reads no byte beyond its own
+// messages. If the job has no token or the connection is a unix socket, the process at the other
+// end must belong to this user or to root.
 //
 // Threads: one owner. Blocking: never; step() is called when the socket is ready.
 // Lifetime: owns its socket until take(). Errors: step() fails if the connection must not be used.
@@ -52,6 +52,8 @@ class Handshake {
   // Returns the hello of the rank that connected. The process that accepted the connection has it
   // once is_done() is true.
   const wire::Hello& hello() const { return hello_; }
+  // Returns the address of the other end.
+  std::string peer() const { return socket_->peer_address().to_string(); }
   // REQUIRES: is_done().
   std::unique_ptr<os::Socket> take() { return std::move(socket_); }
 
@@ -71,6 +73,9 @@ class Handshake {
   Status check_user();
   void send(const wire::ControlMessage& message);
   Error refuse(std::string reason);
+  // Return the names of the ends in messages: "rank 3", or an address if the ends are agents.
+  std::string peer_name(Rank rank) const;
+  std::string own_name() const;
   // Returns the proof that one end has the token. It covers the name of the end ("call" or
   // "answer"), the purpose, both ranks, the round and the group, so it is valid for no other
   // connection.

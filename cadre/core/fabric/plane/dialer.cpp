@@ -10,9 +10,6 @@
 namespace cadre {
 namespace {
 
-// The longest time of one connect(). A connect() in progress cannot be cancelled, so a dial is a
-// series of short ones.
-constexpr Duration kDialSlice = std::chrono::seconds(1);
 // The pause before a dial is retried for which this process had no thread or descriptor left.
 constexpr Duration kOwnLimitPause = std::chrono::seconds(1);
 
@@ -26,19 +23,6 @@ Result<os::Address> address_of(const DialPlan& plan, int peer) {
   return tcp_address_of({.from = {plan.layout.rank_address(self), self},
                          .to = {rank_address, peer},
                          .store_host = plan.store_host});
-}
-
-// Tries to connect until the connection is open, no process listens at the address, the dial was
-// dropped, or the deadline has passed.
-Result<std::unique_ptr<os::Socket>> connect_in_slices(os::System& system,
-                                                      const os::Address& address,
-                                                      const std::atomic<bool>& is_dropped,
-                                                      Deadline deadline) {
-  while (true) {
-    auto socket = system.connect(address, deadline.earlier(system.deadline_in(kDialSlice)));
-    if (socket.ok() || socket.error().code() != ErrorCode::kTimeout) return socket;
-    if (is_dropped || deadline.has_passed(system.now())) return socket;
-  }
 }
 
 }  // namespace
@@ -70,27 +54,14 @@ void Dialer::drop(int peer) {
   for (Call& call : calls_) {
     if (call.peer != peer) continue;
     call.is_dropped = true;
-    if (call.attempt != nullptr) call.attempt->is_dropped = true;
+    if (call.attempt != nullptr) call.attempt->drop();
   }
 }
 
 void Dialer::begin(Call& call) {
-  const Result<os::Address> address = address_of(plan_, call.peer);
-  call.attempt = std::make_shared<Attempt>();
-  if (!address.ok()) {
-    call.attempt->result = address.error();
-    return;
-  }
-  const auto open = [this, attempt = call.attempt, address = *address, give_up = call.give_up] {
-    auto socket = connect_in_slices(system_, address, attempt->is_dropped, give_up);
-    {
-      std::lock_guard lock(attempt->mutex);
-      attempt->result = std::move(socket);
-    }
-    wake_up_.notify();
-  };
   try {
-    call.thread = system_.spawn("cadre-dial", open);
+    call.attempt = std::make_unique<BackgroundConnect>(system_, address_of(plan_, call.peer),
+                                                       call.give_up, wake_up_);
   } catch (const Error& error) {
     retry_later(call, error);
   }
@@ -141,14 +112,8 @@ std::optional<Dialer::Outcome> Dialer::step(Call& call, Duration since_last) {
 }
 
 std::optional<Dialer::Outcome> Dialer::take_connection(Call& call) {
-  std::optional<Result<std::unique_ptr<os::Socket>>> result;
-  {
-    std::lock_guard lock(call.attempt->mutex);
-    result.swap(call.attempt->result);
-  }
+  auto result = call.attempt->take();
   if (!result) return std::nullopt;
-  if (call.thread != nullptr) call.thread->join();
-  call.thread.reset();
   call.attempt.reset();
   if (!result->ok() && result->error().details().is_own_limit) {
     retry_later(call, result->error());
@@ -206,10 +171,7 @@ Deadline Dialer::next_deadline(Deadline deadline) const {
 
 void Dialer::stop() {
   for (const Call& call : calls_) {
-    if (call.attempt != nullptr) call.attempt->is_dropped = true;
-  }
-  for (const Call& call : calls_) {
-    if (call.thread != nullptr) call.thread->join();
+    if (call.attempt != nullptr) call.attempt->drop();
   }
   calls_.clear();
 }

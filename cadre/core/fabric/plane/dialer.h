@@ -1,14 +1,11 @@
 // Opens control connections to other ranks without blocking the control plane.
 //
-// Threads: one owner, and a short-lived thread ("cadre-dial") for each connect() in progress, which
-// is joined when connect() has returned. Blocking: stop(), at most 1 s.
+// Threads: one owner, and the thread of each BackgroundConnect. Blocking: stop(), at most 1 s.
 // Lifetime: borrows the System, the Layout, the identity, the event and the log. Errors: none; each
 // dial has an Outcome. If this process has no thread or descriptor left for a dial, it is retried.
 #pragma once
 
-#include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +13,7 @@
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/log.h"
+#include "cadre/core/fabric/bootstrap/background_connect.h"
 #include "cadre/core/fabric/bootstrap/handshake.h"
 #include "cadre/core/fabric/bootstrap/layout.h"
 #include "cadre/core/os/system.h"
@@ -64,18 +62,11 @@ class Dialer {
   void stop();
 
  private:
-  // A connection that a thread opens.
-  struct Attempt {
-    std::atomic<bool> is_dropped{false};
-    std::mutex mutex;
-    std::optional<Result<std::unique_ptr<os::Socket>>> result;
-  };
   struct Call {
     int peer = -1;
     Deadline give_up{TimePoint{}};
     TimePoint not_before{};
-    std::shared_ptr<Attempt> attempt{};  // shared with the thread of the attempt
-    std::unique_ptr<os::Thread> thread{};
+    std::unique_ptr<BackgroundConnect> attempt{};
     std::optional<Handshake> handshake{};
     Duration silent_for{0};
     bool is_dropped = false;
