@@ -1,5 +1,6 @@
 #include "cadre/core/store/tcp/client_connection.h"
 
+#include <algorithm>
 #include <array>
 
 #include "cadre/core/base/format.h"
@@ -81,12 +82,7 @@ Status ClientConnection::make_session() {
   if (in_.empty()) return {};
   const auto first = static_cast<wire::StoreVerb>(in_.view()[0]);
   if (first == wire::StoreVerb::kValidate) {
-    if (!context_.serve_c10d || !is_loopback(socket_->peer_address())) {
-      return Error(ErrorCode::kInvalidArgument, context_.serve_c10d
-                                                    ? "c10d's protocol is served on loopback only"
-                                                    : "c10d's protocol is switched off");
-    }
-    CADRE_RETURN_IF_ERROR(socket_->check_peer_user());
+    CADRE_RETURN_IF_ERROR(check_c10d_client());
     session_.emplace(context_.c10d_table, tickets_);
     return {};
   }
@@ -106,6 +102,18 @@ Status ClientConnection::make_session() {
   context_.system.random_bytes(nonce);
   session_.emplace(context_.table, tickets_, context_.token, nonce);
   return {};
+}
+
+Status ClientConnection::check_c10d_client() const {
+  if (!context_.serve_c10d) {
+    return Error(ErrorCode::kInvalidArgument, "c10d's protocol is switched off");
+  }
+  const os::Address peer = socket_->peer_address();
+  const bool is_local = is_loopback(peer) || peer.host == socket_->local_address().host;
+  if (is_local) return socket_->check_peer_user();
+  if (std::ranges::find(context_.c10d_hosts, peer.host) != context_.c10d_hosts.end()) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               "c10d's protocol is served for this host and for the hosts of the job only");
 }
 
 Status ClientConnection::on_ticket(KeyTable::Ticket ticket) {

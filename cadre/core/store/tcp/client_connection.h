@@ -25,6 +25,7 @@ struct ServerContext {
   KeyTable& c10d_table;
   const os::Secret& token;
   bool serve_c10d;
+  const std::vector<std::string>& c10d_hosts;
   Duration silence_limit;
   os::System& system;
 };
@@ -53,6 +54,8 @@ class ClientConnection {
   Status serve();
   // Makes the session for a rank or for a c10d client, according to the first byte.
   Status make_session();
+  // Checks whether this client of c10d's protocol, which cannot authenticate, may be served.
+  Status check_c10d_client() const;
 
   const ServerContext& context_;
   TicketSource tickets_;

@@ -34,7 +34,12 @@ class TcpStoreServer::Impl {
         stop_event_(system.make_event()),
         table_(options.max_bytes),
         c10d_table_(options.max_c10d_bytes),
-        context_{table_, c10d_table_, options_.token, options_.serve_c10d, options_.silence_limit,
+        context_{table_,
+                 c10d_table_,
+                 options_.token,
+                 options_.serve_c10d,
+                 options_.c10d_hosts,
+                 options_.silence_limit,
                  system_},
         poll_set_(system),
         spare_(system.make_event()) {}
