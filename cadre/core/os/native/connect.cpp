@@ -131,7 +131,7 @@ Result<Fd> connect_socket(const Address& address, Deadline deadline) {
   if (!targets.ok()) return targets.error();
   Error last(ErrorCode::kUnavailable,
              cadre::format("connect to {}: the host has no address", address.to_string()));
-  bool is_refused = true;  // by all addresses so far
+  bool is_refused = true;  // all addresses so far have refused the connection
   for (size_t i = 0; i < targets->size(); ++i) {
     const SocketAddress& target = (*targets)[i];
     const auto what = [&] {
