@@ -383,6 +383,7 @@ void Agent::propose(size_t num_hosts) {
   for (Host& host : table_.hosts) {
     if (!is_present(host.id)) host.state = HostState::kLost;
   }
+  if (auto wrong = wrong_wanted_rank(table_, num_hosts)) return fail_job(*std::move(wrong));
   assign_places(table_, num_hosts);
   ++table_.round;
   table_.phase = Phase::kStarting;

@@ -5,14 +5,18 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/types.h"
 #include "cadre/launch/agent/table.h"
 
 namespace cadre::launch {
 
 // What became of an agent's workers of one round.
 enum class Outcome : uint8_t { kNone, kSucceeded, kFailed, kStopped };
+inline constexpr uint8_t kNumOutcomes = 4;
 
 enum class MessageKind : uint8_t {
   kJoin,       // agent to coordinator: host, table, and the state of the agent's workers
@@ -23,6 +27,7 @@ enum class MessageKind : uint8_t {
   kReport,     // agent to coordinator: the state of its workers
   kLeave,      // agent to coordinator
 };
+inline constexpr uint8_t kNumMessageKinds = 7;
 
 struct Message {
   MessageKind kind = MessageKind::kBeat;
@@ -33,8 +38,16 @@ struct Message {
   Outcome outcome = Outcome::kNone;
   std::string reason;
   Host host;
-  // Shared, because a coordinator sends the same table to all agents.
+  // kTable of a coordinator: the port of the round's store on the coordinator's host; 0 without a
+  // round.
+  uint16_t store_port = 0;
+  // Shared, because a coordinator sends the same table to all agents. A kJoin and a kTable have it.
   std::shared_ptr<const Table> table;
 };
+
+// The encoding of a message. Format: docs/formats/agent-messages.md. Errors: kCorruption for bytes
+// that are not one whole message. All input counts as untrusted.
+std::vector<std::byte> encode(const Message& message);
+Result<Message> decode_message(ConstBytes bytes);
 
 }  // namespace cadre::launch

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <tuple>
 #include <unordered_set>
 
@@ -15,22 +16,11 @@ constexpr uint32_t kTableMagic = 0x54484443;  // "CDHT"
 constexpr uint32_t kTableFormat = 1;
 constexpr uint32_t kNoNodeRank = UINT32_MAX;
 
-Host read_host(wire::ByteReader& reader) {
-  Host host;
-  host.id = reader.integer<uint64_t>();
-  host.name = reader.text<uint16_t>(Table::kMaxTextBytes);
-  host.address = reader.text<uint16_t>(Table::kMaxTextBytes);
-  host.role = reader.text<uint16_t>(Table::kMaxTextBytes);
-  host.num_slots = reader.integer<uint32_t>();
-  const auto state = reader.integer<uint8_t>();
-  const auto node_rank = reader.integer<uint32_t>();
-  if (node_rank != kNoNodeRank) host.node_rank = node_rank;
-  const bool is_valid = host.id != 0 && host.num_slots > 0 && host.num_slots <= Table::kMaxSlots &&
-                        state < kNumHostStates &&
-                        (node_rank == kNoNodeRank || node_rank < Table::kMaxHosts);
-  if (!is_valid) reader.fail();
-  host.state = static_cast<HostState>(state);
-  return host;
+std::optional<uint32_t> read_node_rank(wire::ByteReader& reader) {
+  const auto rank = reader.integer<uint32_t>();
+  if (rank == kNoNodeRank) return std::nullopt;
+  if (rank >= Table::kMaxHosts) reader.fail();
+  return rank;
 }
 
 std::vector<AgentId> read_quorum(wire::ByteReader& reader) {
@@ -105,9 +95,16 @@ void assign_places(Table& table, size_t max_hosts) {
                                 [](const Host& host) { return host.state == HostState::kIn; });
   const size_t num_hosts = std::min(max_hosts, table.hosts.size());
   std::vector<bool> is_taken(num_hosts, false);
+  for (const Host& host : table.hosts) {
+    if (host.wanted_rank && *host.wanted_rank < num_hosts) is_taken[*host.wanted_rank] = true;
+  }
   for (size_t i = 0; i < table.hosts.size(); ++i) {
     Host& host = table.hosts[i];
     host.state = i < num_hosts ? HostState::kIn : HostState::kSpare;
+    if (host.wanted_rank) {
+      host.node_rank = host.wanted_rank;
+      continue;
+    }
     const bool keeps_rank = i < num_hosts && host.node_rank && *host.node_rank < num_hosts &&
                             !is_taken[*host.node_rank];
     if (keeps_rank) {
@@ -124,6 +121,53 @@ void assign_places(Table& table, size_t max_hosts) {
   }
 }
 
+std::optional<std::string> wrong_wanted_rank(const Table& table, size_t num_hosts) {
+  std::map<uint32_t, const Host*> host_of;
+  for (const Host& host : table.hosts) {
+    if (!host.wanted_rank || host.state == HostState::kLost) continue;
+    if (*host.wanted_rank >= num_hosts) {
+      return cadre::format("host {} has --node-rank {}, and the job has {} hosts, 0 to {}",
+                           host.name, *host.wanted_rank, num_hosts, num_hosts - 1);
+    }
+    const auto [at, is_new] = host_of.emplace(*host.wanted_rank, &host);
+    if (!is_new) {
+      return cadre::format(
+          "hosts {} ({}) and {} ({}) both have --node-rank {}; give each host a "
+          "rank of its own",
+          at->second->name, at->second->address, host.name, host.address, *host.wanted_rank);
+    }
+  }
+  return std::nullopt;
+}
+
+void write_host(wire::ByteWriter& writer, const Host& host) {
+  writer.integer(host.id);
+  writer.text<uint16_t>(host.name);
+  writer.text<uint16_t>(host.address);
+  writer.text<uint16_t>(host.role);
+  writer.integer(host.num_slots);
+  writer.integer(host.state);
+  writer.integer(host.wanted_rank.value_or(kNoNodeRank));
+  writer.integer(host.node_rank.value_or(kNoNodeRank));
+}
+
+Host read_host(wire::ByteReader& reader) {
+  Host host;
+  host.id = reader.integer<uint64_t>();
+  host.name = reader.text<uint16_t>(Table::kMaxTextBytes);
+  host.address = reader.text<uint16_t>(Table::kMaxTextBytes);
+  host.role = reader.text<uint16_t>(Table::kMaxTextBytes);
+  host.num_slots = reader.integer<uint32_t>();
+  const auto state = reader.integer<uint8_t>();
+  host.wanted_rank = read_node_rank(reader);
+  host.node_rank = read_node_rank(reader);
+  const bool is_valid = host.id != 0 && host.num_slots > 0 && host.num_slots <= Table::kMaxSlots &&
+                        state < kNumHostStates;
+  if (!is_valid) reader.fail();
+  host.state = static_cast<HostState>(state);
+  return host;
+}
+
 std::vector<std::byte> encode(const Table& table) {
   wire::ByteWriter writer;
   writer.integer(kTableMagic);
@@ -137,15 +181,7 @@ std::vector<std::byte> encode(const Table& table) {
   writer.integer(table.restarts_used);
   writer.text<uint16_t>(table.reason);
   writer.integer(static_cast<uint32_t>(table.hosts.size()));
-  for (const Host& host : table.hosts) {
-    writer.integer(host.id);
-    writer.text<uint16_t>(host.name);
-    writer.text<uint16_t>(host.address);
-    writer.text<uint16_t>(host.role);
-    writer.integer(host.num_slots);
-    writer.integer(host.state);
-    writer.integer(host.node_rank.value_or(kNoNodeRank));
-  }
+  for (const Host& host : table.hosts) write_host(writer, host);
   writer.integer(static_cast<uint32_t>(table.quorums.size()));
   for (const auto& quorum : table.quorums) {
     writer.integer(static_cast<uint32_t>(quorum.size()));

@@ -12,6 +12,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/types.h"
+#include "cadre/core/wire/byte_codec.h"
 
 namespace cadre::launch {
 
@@ -42,6 +43,8 @@ struct Host {
   std::string role;
   uint32_t num_slots = 1;  // its number of workers
   HostState state = HostState::kSpare;
+  // The node rank that the user gave to the host, with the static rendezvous.
+  std::optional<uint32_t> wanted_rank;
   // The rank of the host in the present round. A host keeps it in the next round if it is smaller
   // than the number of hosts.
   std::optional<uint32_t> node_rank;
@@ -100,9 +103,18 @@ struct HostRanks {
 std::optional<HostRanks> ranks_of(const Table& table, AgentId host);
 
 // Gives the first `max_hosts` of the table's spare and present hosts a place in the next round.
-// Present hosts come first and keep their node rank if it is smaller than the number of hosts; the
-// others take the smallest free ones. Lost hosts are removed.
+// Hosts with a wanted rank get it. Present hosts come first and keep their node rank if it is
+// smaller than the number of hosts; the others take the smallest free ones. Lost hosts are removed.
 void assign_places(Table& table, size_t max_hosts);
+
+// Returns a sentence about two hosts that want one rank, or one that wants a rank which a job with
+// this number of hosts does not have; else nullopt.
+std::optional<std::string> wrong_wanted_rank(const Table& table, size_t num_hosts);
+
+// The encoding of one host, which a message of an agent has, too. A host that is invalid lets the
+// reader fail.
+void write_host(wire::ByteWriter& writer, const Host& host);
+Host read_host(wire::ByteReader& reader);
 
 std::vector<std::byte> encode(const Table& table);
 Result<Table> decode_table(ConstBytes bytes);
