@@ -7,11 +7,15 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/host/secret_file.h"
 #include "cadre/core/os/proc/executable.h"
 #include "cadre/core/os/proc/machine.h"
 #include "cadre/core/os/proc/output_stream.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/rendezvous/job_environment.h"
+#include "cadre/core/wire/byte_codec.h"
+#include "cadre/core/wire/challenge.h"
+#include "cadre/core/wire/hex.h"
 #include "cadre/launch/cli/binding/core_binding.h"
 #include "cadre/launch/cli/command.h"
 #include "cadre/launch/cli/launch_job.h"
@@ -23,6 +27,9 @@
 
 namespace cadre::cli {
 namespace {
+
+constexpr const char* kTokenVariable = "CADRE_JOB_TOKEN";
+constexpr const char* kDefaultRunId = "none";  // torchrun's
 
 // An address belongs to this host if a socket can listen on it.
 Status check_is_this_host(const NamedHost& named) {
@@ -51,6 +58,42 @@ Status check_scheduler(const RunOptions& options, const os::Environment& environ
                cadre::format("{} has started it on {} hosts ({}): {}; give --nnodes 1 if these are "
                              "independent jobs",
                              started.scheduler, started.num_nodes, started.evidence, kOneHostOnly));
+}
+
+// Returns the secret of a job on several hosts: from a file, from the variable, or, if there is
+// none, from the job's id, which anyone can guess.
+Result<os::Secret> find_token(const RunOptions& options, launch::JobSpec& spec) {
+  if (!options.token_file.empty()) {
+    auto file = os::read_secret_file(options.token_file);
+    if (!file.ok()) return file.error().with_context("--token-file");
+    if (file->secret.empty()) {
+      return Error(ErrorCode::kInvalidArgument,
+                   cadre::format("--token-file {}: the file is empty", options.token_file));
+    }
+    return file->secret;
+  }
+  const std::string given = spec.environment.get_or(kTokenVariable, "");
+  if (!given.empty()) return os::Secret(given);
+  fail("cadre run",
+       cadre::format("warning: the job has no secret, so any process that reaches its ports and "
+                     "knows the id \"{}\" can join it; give all hosts one secret with --token-file "
+                     "FILE or the variable {}",
+                     spec.run_id, kTokenVariable),
+       0);
+  const auto derived = wire::hmac_sha256(spec.run_id, wire::as_bytes("cadre job without a secret"));
+  if (!derived.ok()) return derived.error();
+  return os::Secret(wire::to_hex(*derived));
+}
+
+// Sets how this host joins a job on several hosts.
+Status configure_hosts(const RunOptions& options, launch::JobSpec& spec) {
+  if (options.max_hosts == 1) return {};
+  if (spec.run_id.empty()) spec.run_id = kDefaultRunId;
+  spec.hosts = options.several;
+  auto token = find_token(options, spec);
+  if (!token.ok()) return token.error();
+  spec.hosts->token = *std::move(token);
+  return {};
 }
 
 // Sets the executable and its arguments: the program itself, or Python with the script or module.
@@ -125,6 +168,7 @@ Status configure(const RunOptions& options, launch::JobSpec& spec) {
   spec.role = options.role;
   spec.store_port = options.store_port;
   spec.max_restarts = options.max_restarts;
+  CADRE_RETURN_IF_ERROR(configure_hosts(options, spec));
   if (options.shutdown_timeout) spec.stop_grace = *options.shutdown_timeout;
   spec.prefix_template = options.prefix_template.value_or(
       spec.environment.get_or("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", options.default_prefix));

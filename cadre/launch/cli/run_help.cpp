@@ -12,7 +12,7 @@ namespace {
 constexpr std::string_view kRunHelp =
     R"(cadre run [options] PROGRAM [arguments...]
 
-Starts PROGRAM several times on this host, as the ranks of one job. A file that ends in .py is run by
+Starts PROGRAM several times, as the ranks of one job on this host or on several ones. A file that ends in .py is run by
 Python, any other file is executed. Workers have torchrun's environment variables (RANK, WORLD_SIZE,
 MASTER_ADDR ...), so programs for torchrun run unchanged.
 
@@ -20,6 +20,7 @@ MASTER_ADDR ...), so programs for torchrun run unchanged.
   cadre run --nproc-per-node auto train.py          a Python script, once per GPU, without GPUs per core
   cadre run --nproc-per-node 2 -m package.train     a Python module
   cadre run --nproc-per-node 2 --no-python ./job.py a script with a #! line
+  cadre run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node0:29400 --token-file FILE ./train
 
 How many
   --nproc-per-node N         workers; a number, auto, gpu or cpu (default 1)
@@ -68,15 +69,23 @@ The job
                              the time that a scheduler gives the job
   --help                     this text
 
-Options of torchrun that are accepted with values that apply to one host
+Several hosts: start cadre run once on each, with the same options
+  --nnodes N or MIN:MAX      the number of hosts (default 1); with MIN:MAX hosts may come and go
+  --rdzv-backend BACKEND     c10d: the hosts meet at the endpoint, and another one takes over if that host
+                             is lost; static (default): N hosts with the ranks that --node-rank gives
+  --rdzv-endpoint HOST:PORT  c10d: an address of one of the hosts, the same on all (port 29400)
+  --master-addr HOST         static: an address of the host with --node-rank 0
+  --master-port PORT         static: its port (29500)
+  --node-rank N              static: the rank of this host (default 0)
+  --token-file FILE          the secret of the job, the same on all hosts; or variable CADRE_JOB_TOKEN
+  --local-addr HOST          the address at which the others reach this host (default: found by itself)
+  --rdzv-conf SETTINGS       join_timeout=600, last_call_timeout=30, keep_alive_interval=1,
+                             keep_alive_max_attempt=5 (seconds and a number), on_half=stop or continue
+
+With one host these options must have values that apply to it: --nnodes 1, --node-rank 0, a name or
+address of this host for --rdzv-endpoint, --master-addr and --local-addr, the timeouts of --rdzv-conf.
+  --nnodes 1                 is required if srun or mpirun starts several independent jobs
   --standalone               --rdzv-backend, --rdzv-endpoint and --master-addr are ignored
-  --nnodes N                 1 or 1:1; required if srun or mpirun starts several independent jobs
-  --node-rank N              0
-  --rdzv-backend BACKEND     c10d or static
-  --rdzv-endpoint HOST:PORT  a name or address of this host; the port replaces --master-port
-  --master-addr HOST         the same; MASTER_ADDR of the workers is 127.0.0.1
-  --local-addr HOST          a name or address of this host
-  --rdzv-conf SETTINGS       the timeouts and intervals, store_type=tcp, is_host=1, rank=0
   --monitor-interval SECONDS any value: the end of a worker is noticed at once
   --start-method METHOD      spawn, fork or forkserver, without a difference
 

@@ -59,14 +59,35 @@ Status ignore(const GivenOption&, RunOptions&) {
   return {};
 }
 
-Status check_num_nodes(const GivenOption& given, RunOptions&) {
-  if (given.value == "1" || given.value == "1:1") return {};
-  return wrong(given, kOneHostOnly);
+constexpr int kMaxHosts = 65536;
+// The ports of torchrun, for a static and for a c10d rendezvous.
+constexpr uint16_t kStaticPort = 29500;
+constexpr uint16_t kC10dPort = 29400;
+
+Status take_num_nodes(const GivenOption& given, RunOptions& options) {
+  const std::string_view text = given.value;
+  const size_t colon = std::min(text.find(':'), text.size());
+  const auto min = parse_integer(text.substr(0, colon));
+  const auto max = colon < text.size() ? parse_integer(text.substr(colon + 1)) : min;
+  if (!min || !max || *min < 1 || *max < *min || *max > kMaxHosts) {
+    return wrong(
+        given, cadre::format("expected a number of hosts, N or MIN:MAX, from 1 to {}", kMaxHosts));
+  }
+  options.min_hosts = static_cast<size_t>(*min);
+  options.max_hosts = static_cast<size_t>(*max);
+  return {};
 }
 
-Status check_node_rank(const GivenOption& given, RunOptions&) {
-  if (parse_integer(given.value) == 0) return {};
-  return wrong(given, "with one host the only node is 0");
+Status take_node_rank(const GivenOption& given, RunOptions& options) {
+  const auto rank = parse_integer(given.value);
+  if (rank && *rank >= 0 && static_cast<size_t>(*rank) < options.max_hosts) {
+    options.several.node_rank = static_cast<uint32_t>(*rank);
+    return {};
+  }
+  return wrong(given, options.max_hosts == 1
+                          ? "with one host the only node is 0"
+                          : cadre::format("expected a number below {}, that of --nnodes",
+                                          options.max_hosts));
 }
 
 Status take_max_restarts(const GivenOption& given, RunOptions& options) {
@@ -88,11 +109,12 @@ Status check_start_method(const GivenOption& given, RunOptions&) {
   return wrong(given, "expected spawn, fork or forkserver, which are the same for a program");
 }
 
-Status check_backend(const GivenOption& given, RunOptions&) {
-  if (given.value == "c10d" || given.value == "static") return {};
+Status take_backend(const GivenOption& given, RunOptions& options) {
+  options.is_static = given.value == "static";
+  if (given.value == "c10d" || options.is_static) return {};
   return wrong(given,
-               "expected c10d or static; this launcher serves the job's store itself and uses no "
-               "other service: leave it out");
+               "expected c10d or static; the agents of this launcher serve the job's stores "
+               "themselves and use no other service");
 }
 
 // Parses the value of --rdzv-endpoint: "node0", "node0:29400", "[::1]:29400" or "::1".
@@ -110,6 +132,11 @@ Status take_endpoint(const GivenOption& given, RunOptions& options) {
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   const auto number = parse_port(port);
   if (!number) return wrong(given, "expected HOST or HOST:PORT, the port a number up to 65535");
+  if (options.max_hosts > 1) {
+    if (!host.empty()) options.several.endpoint.host = host;
+    if (*number != 0) options.several.endpoint.port = *number;
+    return {};
+  }
   if (!host.empty()) options.hosts.push_back({.given = given, .host = host});
   if (*number != 0) options.store_port = *number;
   return {};
@@ -118,7 +145,7 @@ Status take_endpoint(const GivenOption& given, RunOptions& options) {
 Status take_port(const GivenOption& given, RunOptions& options) {
   const auto port = parse_port(given.value);
   if (!port) return wrong_port(given);
-  options.store_port = *port;
+  (options.max_hosts > 1 ? options.several.endpoint.port : options.store_port) = *port;
   return {};
 }
 
@@ -245,24 +272,31 @@ constexpr std::array kAccepted{
     AcceptedFlag{{"--dry-run", ""}, Origin::kCadre, set_flag<&RunOptions::is_dry_run>},
     AcceptedFlag{{"--role", "NAME"}, Origin::kTorchrun, take_text<&RunOptions::role>},
     AcceptedFlag{{"--flight-records", "FOLDER"}, Origin::kCadre, take_flight_folder},
+    AcceptedFlag{{"--token-file", "FILE"}, Origin::kCadre, take_text<&RunOptions::token_file>},
     AcceptedFlag{{"--rdzv-id", "ID"}, Origin::kTorchrun, take_text<&RunOptions::run_id>},
     AcceptedFlag{{"--shutdown-timeout", "SECONDS"}, Origin::kTorchrun, take_shutdown_timeout},
     AcceptedFlag{{"--standalone", ""}, Origin::kTorchrun, ignore},
-    AcceptedFlag{{"--nnodes", "N"}, Origin::kTorchrun, check_num_nodes},
-    AcceptedFlag{{"--node-rank", "N"}, Origin::kTorchrun, check_node_rank},
+    AcceptedFlag{{"--nnodes", "N"}, Origin::kTorchrun, take_num_nodes},
+    AcceptedFlag{{"--node-rank", "N"}, Origin::kTorchrun, take_node_rank},
     AcceptedFlag{{"--max-restarts", "N"}, Origin::kTorchrun, take_max_restarts},
     AcceptedFlag{{"--monitor-interval", "SECONDS"}, Origin::kTorchrun, check_monitor_interval},
     AcceptedFlag{{"--start-method", "METHOD"}, Origin::kTorchrun, check_start_method},
     AcceptedFlag{{"--signals-to-handle", "NAMES"}, Origin::kTorchrun, take_stop_signals},
-    AcceptedFlag{
-        {"--rdzv-conf", "SETTINGS"},
-        Origin::kTorchrun,
-        [](const GivenOption& given, RunOptions&) { return check_rendezvous_settings(given); }},
-    AcceptedFlag{{"--rdzv-backend", "BACKEND"}, Origin::kTorchrun, check_backend},
+    AcceptedFlag{{"--rdzv-conf", "SETTINGS"},
+                 Origin::kTorchrun,
+                 [](const GivenOption& given, RunOptions& options) {
+                   return options.max_hosts > 1 ? take_rendezvous_settings(given, options.several)
+                                                : check_rendezvous_settings(given);
+                 }},
+    AcceptedFlag{{"--rdzv-backend", "BACKEND"}, Origin::kTorchrun, take_backend},
     AcceptedFlag{{"--local-addr", "HOST"},
                  Origin::kTorchrun,
                  [](const GivenOption& given, RunOptions& options) {
-                   if (!given.value.empty()) options.hosts.push_back({given, given.value});
+                   if (options.max_hosts > 1) {
+                     options.several.local_host = given.value;
+                   } else if (!given.value.empty()) {
+                     options.hosts.push_back({given, given.value});
+                   }
                    return Status();
                  }},
     AcceptedFlag{{"--master-addr", "HOST"}, Origin::kTorchrun, take_endpoint},
@@ -366,6 +400,36 @@ Status apply_all(const ParsedWords& parsed, RunOptions& options) {
   return {};
 }
 
+// Completes and checks the options about several hosts, whose defaults are those of torchrun.
+Status finish_hosts(RunOptions& options) {
+  launch::HostsSpec& several = options.several;
+  several.min_hosts = options.min_hosts;
+  several.max_hosts = options.max_hosts;
+  if (several.endpoint.host.empty()) {
+    return Error(ErrorCode::kInvalidArgument,
+                 options.is_static
+                     ? "a job on several hosts needs --master-addr HOST, an address of the host "
+                       "with --node-rank 0, or --rdzv-backend c10d with --rdzv-endpoint HOST:PORT"
+                     : "a job on several hosts needs --rdzv-endpoint HOST:PORT, the same on all "
+                       "hosts: an address of one of them");
+  }
+  if (several.endpoint.port == 0) {
+    several.endpoint.port = options.is_static ? kStaticPort : kC10dPort;
+  }
+  if (!options.is_static) {
+    several.node_rank.reset();  // the coordinator gives the ranks, as in torchrun
+    return {};
+  }
+  if (options.min_hosts != options.max_hosts) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("--nnodes {}:{} needs --rdzv-backend c10d, because a static "
+                               "rendezvous has a fixed number of hosts",
+                               options.min_hosts, options.max_hosts));
+  }
+  if (!several.node_rank) several.node_rank = 0;
+  return {};
+}
+
 }  // namespace
 
 Result<RunOptions> parse_run_options(Words words, const os::Environment& environment) {
@@ -380,6 +444,13 @@ Result<RunOptions> parse_run_options(Words words, const os::Environment& environ
   if (!variables.ok()) return variables.error();
   parsed->options.insert(parsed->options.begin(), variables->begin(), variables->end());
   CADRE_RETURN_IF_ERROR(apply_all(*parsed, options));
+  if (options.max_hosts > 1) {
+    if (parsed->find("--standalone") != nullptr) {
+      return Error(ErrorCode::kInvalidArgument,
+                   "--standalone is for a job on one host; leave it or --nnodes out");
+    }
+    CADRE_RETURN_IF_ERROR(finish_hosts(options));
+  }
   options.program = std::move(parsed->others);
   if (options.program.empty()) {
     return Error(ErrorCode::kInvalidArgument,

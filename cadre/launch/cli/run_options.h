@@ -19,6 +19,7 @@
 #include "cadre/core/os/proc/machine.h"
 #include "cadre/launch/cli/binding/core_binding.h"
 #include "cadre/launch/cli/option_words.h"
+#include "cadre/launch/hosts/join_job.h"
 #include "cadre/launch/job/job_events.h"
 #include "cadre/launch/job/output/log_spec.h"
 
@@ -42,6 +43,12 @@ struct RunOptions {
   std::string role = "default";
   uint16_t store_port = 0;  // 0 means a free port
   std::vector<NamedHost> hosts;
+  // --nnodes MIN:MAX. With more than one host, `several` says how this one joins.
+  size_t min_hosts = 1;
+  size_t max_hosts = 1;
+  bool is_static = true;  // the rendezvous of --rdzv-backend static, the default
+  launch::HostsSpec several;
+  std::string token_file;
   std::optional<std::string> prefix_template;
   std::string default_prefix = "[${rank}] ";
   launch::LogSpec logs;

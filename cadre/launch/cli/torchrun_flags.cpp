@@ -27,6 +27,8 @@ constexpr std::array<std::string_view, 8> kVacuousKeys{
     "timeout",       "read_timeout",      "join_timeout",        "last_call_timeout",
     "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"};
 
+constexpr int kMaxAttempts = 1000;
+
 std::vector<std::string_view> split(std::string_view text) {
   std::vector<std::string_view> parts;
   while (!text.empty()) {
@@ -69,6 +71,42 @@ Status check_rendezvous_settings(const GivenOption& given) {
             "{}: \"{}\" is no setting of --rdzv-conf, or is one for several hosts only; this "
             "launcher has one host and serves the store itself, so leave the setting out",
             given.text(), setting));
+  }
+  return {};
+}
+
+Status take_rendezvous_settings(const GivenOption& given, launch::HostsSpec& spec) {
+  const auto refuse = [&](std::string_view setting, std::string_view expected) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{}: \"{}\": expected {}", given.text(), setting, expected));
+  };
+  for (const std::string_view setting : split(given.value)) {
+    const size_t equals = std::min(setting.find('='), setting.size());
+    const std::string_view key = setting.substr(0, equals);
+    const std::string_view value = setting.substr(std::min(equals + 1, setting.size()));
+    const auto number = parse_integer(value);
+    const bool is_count = number && *number >= 1;
+    if (key == "join_timeout" || key == "last_call_timeout" || key == "keep_alive_interval") {
+      const bool may_be_zero = key == "last_call_timeout";
+      if (!is_count && !(may_be_zero && number == 0)) {
+        return refuse(setting, "a whole number of seconds");
+      }
+      const Duration seconds = std::chrono::seconds(*number);
+      (key == "join_timeout"        ? spec.join_timeout
+       : key == "last_call_timeout" ? spec.last_call_timeout
+                                    : spec.keep_alive_interval) = seconds;
+    } else if (key == "keep_alive_max_attempt") {
+      if (!is_count || *number > kMaxAttempts) return refuse(setting, "a number from 1 to 1000");
+      spec.keep_alive_max_attempt = *number;
+    } else if (key == "on_half") {
+      if (value != "stop" && value != "continue") return refuse(setting, "stop or continue");
+      spec.continues_with_half = value == "continue";
+    } else if (std::ranges::find(kVacuousKeys, key) == kVacuousKeys.end() && key != "is_host" &&
+               key != "store_type" && key != "rank") {
+      return refuse(setting,
+                    "join_timeout, last_call_timeout, keep_alive_interval, keep_alive_max_attempt "
+                    "or on_half");
+    }
   }
   return {};
 }

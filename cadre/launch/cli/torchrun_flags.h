@@ -11,6 +11,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/launch/cli/option_words.h"
+#include "cadre/launch/hosts/join_job.h"
 
 namespace cadre::cli {
 
@@ -29,6 +30,11 @@ Status check_refused_flag(const GivenOption& given);
 
 // Accepts the keys of --rdzv-conf that have no effect on one host.
 Status check_rendezvous_settings(const GivenOption& given);
+
+// Reads the settings of --rdzv-conf for a job on several hosts: times in seconds, is_host, and
+// on_half=stop|continue, which torchrun does not have. Settings of torchrun that have no meaning
+// here are ignored.
+Status take_rendezvous_settings(const GivenOption& given, launch::HostsSpec& spec);
 
 // Parses the value of --signals-to-handle.
 Result<std::vector<int>> parse_stop_signals(const GivenOption& given);

@@ -19,17 +19,10 @@
 #include "cadre/core/os/proc/fork/fork_server.h"
 #include "cadre/core/os/proc/machine.h"
 #include "cadre/core/os/proc/signals.h"
-#include "cadre/core/store/tcp/tcp_store_server.h"
-#include "cadre/launch/job/attempt.h"
 #include "cadre/launch/job/error_file.h"
-#include "cadre/launch/job/failure_report.h"
-#include "cadre/launch/job/output/job_logs.h"
+#include "cadre/launch/job/job_run.h"
 #include "cadre/launch/job/output/line_prefix.h"
-#include "cadre/launch/job/output/queued_log.h"
 #include "cadre/launch/job/preemption_report.h"
-#include "cadre/launch/job/restarts.h"
-#include "cadre/launch/job/worker_environment.h"
-#include "cadre/launch/job/worker_group.h"
 
 namespace cadre::launch {
 namespace {
@@ -64,94 +57,19 @@ bool is_among(std::span<const int> codes, const os::ExitStatus& status) {
          std::ranges::find(codes, status.code) != codes.end();
 }
 
-class JobRun {
- public:
-  JobRun(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone)
-      : system_(system),
-        spec_(spec),
-        guardian_gone_(guardian_gone),
-        signals_(kSignals),
-        log_(system, spec.log_level),
-        restarts_(spec.max_restarts) {}
+}  // namespace
 
-  Result<int> run();
+JobRun::JobRun(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone)
+    : system_(system),
+      spec_(spec),
+      guardian_gone_(guardian_gone),
+      signals_(kSignals),
+      log_(system, spec.log_level),
+      restarts_(spec.max_restarts) {}
 
- private:
-  Status raise_limits();
-  void log_binding();
-  void identify();
-  Status open_logs();
-  Status open_events();
-  void record(JobEvent event);
-  void record_starts();
-  void record_ends();
-  Status begin_logs();
-  StreamTargets targets(Stream stream, Rank rank) const;
-  std::string log_folder_of(Rank rank) const;
-  void open_fork_server();
-  void accept_template();
-  Status open_store();
-  Status start();
-  std::vector<WorkerSpec> worker_specs(const JobIdentity& identity);
-  std::string prefix_of(Rank rank) const;
-  void watch();
-  void step(Deadline wake);
-  bool will_restart();
-  bool wait_to_restart(Duration lifetime);
-  void take_signals();
-  void on_stop_signal(int signal);
-  void on_unhandled_signal(int signal);
-  void say(std::string_view line) { error_.append_line("cadre: ", line); }
-  void say_stopped();
-  void say_lost_output();
-  void say_restarts(const std::optional<WorkerExit>& failure);
-  void conclude_preemption(const std::optional<WorkerExit>& failure);
-  void show_log();
-  void drain_outputs();
-  std::optional<CrashReport> crash_of(const WorkerExit& failure);
-  void report(const WorkerExit& failure, Deadline drained);
-  int finish(const std::optional<WorkerExit>& failure);
-  void leave_for_caller(const WorkerExit& failure);
-  int exit_code(const std::optional<WorkerExit>& failure) const;
-
-  os::System& system_;
-  const JobSpec& spec_;
-  os::Pollable& guardian_gone_;
-  const TimePoint began_ = system_.now();
-  // Blocks signals in its constructor, so it must be constructed before any member that starts a
-  // thread, which inherits the mask.
-  os::SignalListener signals_;
-  BufferedOutput output_{os::OutputStream::Target::kStandardOutput};
-  const std::unique_ptr<BufferedOutput> own_error_ =
-      os::outputs_are_one()
-          ? nullptr
-          : std::make_unique<BufferedOutput>(os::OutputStream::Target::kStandardError);
-  BufferedOutput& error_ = own_error_ ? *own_error_ : output_;
-  QueuedLog log_;
-  JobIdentity identity_;
-  os::SoftLimits worker_limits_;
-  std::unique_ptr<TcpStoreServer> store_;        // the store of the current attempt
-  std::unique_ptr<os::ForkServer> fork_server_;  // null unless workers may be forked
-  std::unique_ptr<JobLogs> logs_;                // null unless there are log files
-  std::unique_ptr<JobEvents> events_;            // null unless events are written
-  std::optional<Attempt> attempt_;
-  uint64_t num_memory_kills_before_ = 0;
-
-  RestartPolicy restarts_;
-  std::vector<WorkerExit> failures_;  // the failures that led to restarts
-  bool is_between_attempts_ = false;
-  bool is_restart_called_off_ = false;  // stop_signal_ came before the restart
-  int stop_signal_ = 0;                 // the first signal that stopped the job; 0 if none did
-  // The first signal of the present attempt, if it was SIGUSR1 or SIGUSR2; else 0.
-  int notice_signal_ = 0;
-  TimePoint last_stop_signal_;
-  bool guardian_is_gone_ = false;
-  bool has_said_lost_output_ = false;
-  size_t num_lost_logs_ = 0;  // log files that could not be written
-  // Set at the end if workers began to leave because a scheduler ends the job: the exit code with
-  // which all left after they had saved the same step, or 0 if they did not.
-  std::optional<int> preemption_code_;
-};
+std::string JobRun::error_path_of(Rank rank) const {
+  return error_file_of(identity_, local_rank_of(identity_, rank));
+}
 
 std::string JobRun::prefix_of(Rank rank) const {
   const std::string prefix =
@@ -164,11 +82,11 @@ std::string JobRun::prefix_of(Rank rank) const {
 
 std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
   std::vector<WorkerSpec> specs;
-  for (int rank = 0; rank < spec_.num_workers; ++rank) {
-    os::Environment environment = worker_environment(spec_.environment, identity, rank);
+  for (int local_rank = 0; local_rank < spec_.num_workers; ++local_rank) {
+    os::Environment environment = worker_environment(spec_.environment, identity, local_rank);
     // The variable is set to "" for workers that do not fork: a launcher that is itself a worker
     // may have inherited the value of the outer job.
-    const bool may_fork = rank == 0 && fork_server_ && !fork_server_->template_pid();
+    const bool may_fork = local_rank == 0 && fork_server_ && !fork_server_->template_pid();
     if (may_fork || environment.get(os::ForkServer::kVariable)) {
       environment.set(os::ForkServer::kVariable, may_fork ? fork_server_->path() : "");
     }
@@ -177,21 +95,22 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
         .environment = environment.to_texts(),
         .ignored_signals = signals_ignored_by_workers(spec_.inherited.ignored_signals),
         .soft_limits = worker_limits_};
-    process.inherits_input = spec_.input_rank == rank;
+    process.inherits_input = spec_.input_rank == local_rank;
     if (!spec_.cores_of_rank.empty()) {
-      process.cores = spec_.cores_of_rank[static_cast<size_t>(rank)];
+      process.cores = spec_.cores_of_rank[static_cast<size_t>(local_rank)];
     }
     for (const std::string& argument : spec_.arguments) {
-      process.arguments.push_back(with_local_rank(argument, rank));
+      process.arguments.push_back(with_local_rank(argument, local_rank));
     }
+    const Rank rank = rank_of(identity, local_rank);
     specs.push_back({.rank = rank,
                      .process = std::move(process),
                      .output = {.prefix = prefix_of(rank),
                                 .is_raw = spec_.is_rank0_raw && rank == 0,
-                                .output = targets(Stream::kOutput, rank),
-                                .error = targets(Stream::kError, rank)},
+                                .output = targets(Stream::kOutput, local_rank),
+                                .error = targets(Stream::kError, local_rank)},
                      .fork_server = fork_server_.get(),
-                     .error_file = error_file_of(identity, rank)});
+                     .error_file = error_file_of(identity, local_rank)});
   }
   return specs;
 }
@@ -224,14 +143,15 @@ void JobRun::record(JobEvent event) {
 }
 
 void JobRun::record_starts() {
-  for (int rank = 0; events_ && rank < spec_.num_workers; ++rank) {
+  for (int i = 0; events_ && i < spec_.num_workers; ++i) {
+    const Rank rank = rank_of(identity_, i);
     record({.state = "START", .rank = rank, .pid = attempt_->group().pid(rank)});
   }
 }
 
 void JobRun::record_ends() {
   for (const WorkerExit& ended : attempt_->group().exits()) {
-    record(end_of_worker(ended, error_file_of(identity_, ended.rank)));
+    record(end_of_worker(ended, error_path_of(ended.rank)));
   }
 }
 
@@ -239,10 +159,10 @@ void JobRun::record_ends() {
 Status JobRun::begin_logs() {
   identity_.log_folder.clear();
   if (!logs_) return {};
-  const Status begun = logs_->begin_attempt(identity_.restart_count, spec_.num_workers);
+  const Status begun = logs_->begin_attempt(identity_.attempt, spec_.num_workers);
   if (begun.ok()) {
     identity_.log_folder = logs_->folder();
-  } else if (identity_.restart_count == 0) {
+  } else if (identity_.attempt == 0) {
     return begun;
   } else {
     say(cadre::format("{}; the output of this attempt is shown and not kept",
@@ -251,17 +171,18 @@ Status JobRun::begin_logs() {
   return {};
 }
 
-StreamTargets JobRun::targets(Stream stream, Rank rank) const {
-  if (logs_) return logs_->targets(stream, rank);
-  return {.is_shown = spec_.logs.route(stream, rank).is_shown};
+StreamTargets JobRun::targets(Stream stream, int local_rank) const {
+  if (logs_) return logs_->targets(stream, local_rank);
+  return {.is_shown = spec_.logs.route(stream, local_rank).is_shown};
 }
 
 // Returns the folder of the worker's log files; empty if there are none.
 std::string JobRun::log_folder_of(Rank rank) const {
-  const bool has_files = spec_.logs.route(Stream::kOutput, rank).is_kept ||
-                         spec_.logs.route(Stream::kError, rank).is_kept;
+  const int local_rank = local_rank_of(identity_, rank);
+  const bool has_files = spec_.logs.route(Stream::kOutput, local_rank).is_kept ||
+                         spec_.logs.route(Stream::kError, local_rank).is_kept;
   if (identity_.log_folder.empty() || !has_files) return "";
-  return logs_->rank_folder(identity_.restart_count, rank);
+  return logs_->rank_folder(identity_.attempt, local_rank);
 }
 
 Status JobRun::raise_limits() {
@@ -292,15 +213,16 @@ void JobRun::log_binding() {
 }
 
 void JobRun::identify() {
-  identity_ = {.num_workers = spec_.num_workers,
-               .run_id = spec_.run_id.empty() ? random_hex(system_, kRunIdBytes) : spec_.run_id,
-               .role = spec_.role,
-               .token = random_hex(system_, kTokenBytes),
-               .error_folder = spec_.folder,
-               .num_cores = system_.host().num_cores,
-               .cores_of_rank = spec_.cores_of_rank,
-               .max_restarts = spec_.max_restarts,
-               .has_virtual_local_ranks = spec_.has_virtual_local_ranks};
+  identity_ = {
+      .num_workers = spec_.num_workers,
+      .run_id = spec_.run_id.empty() ? random_hex(system_, kRunIdBytes) : spec_.run_id,
+      .role = spec_.role,
+      .token = spec_.hosts ? spec_.hosts->token : os::Secret(random_hex(system_, kTokenBytes)),
+      .error_folder = spec_.folder,
+      .num_cores = system_.host().num_cores,
+      .cores_of_rank = spec_.cores_of_rank,
+      .max_restarts = spec_.max_restarts,
+      .has_virtual_local_ranks = spec_.has_virtual_local_ranks};
 }
 
 // Opens a new store for each attempt, so that it contains no keys of an earlier attempt.
@@ -322,7 +244,6 @@ Status JobRun::open_store() {
 }
 
 Status JobRun::start() {
-  identity_.restart_count = restarts_.num_restarts();
   notice_signal_ = 0;
   attempt_.reset();  // its workers' output refers to log files, which begin_logs() closes
   CADRE_RETURN_IF_ERROR(begin_logs());
@@ -341,6 +262,10 @@ Result<int> JobRun::run() {
   if (const Status opened = open_events(); !opened.ok()) return opened.error();
   log_binding();
   open_fork_server();
+  return spec_.hosts ? run_rounds() : run_attempts();
+}
+
+Result<int> JobRun::run_attempts() {
   TimePoint restart_began = began_;
   while (true) {
     const TimePoint rendezvous_began = system_.now();
@@ -349,6 +274,7 @@ Result<int> JobRun::run() {
       drain_outputs();
       return 1;
     }
+    identity_.attempt = identity_.restart_count = restarts_.num_restarts();
     if (const Status started = start(); !started.ok()) {
       drain_outputs();
       return started.error();
@@ -381,7 +307,9 @@ void JobRun::watch() {
 void JobRun::step(Deadline wake) {
   std::array also{os::PollItem{.target = &signals_, .want_read = true},
                   os::PollItem{.target = &guardian_gone_, .want_read = !guardian_is_gone_},
-                  os::PollItem{.target = &log_.pollable(), .want_read = !error_.is_full()}};
+                  os::PollItem{.target = &log_.pollable(), .want_read = !error_.is_full()},
+                  os::PollItem{.target = agent_ ? &agent_->pollable() : &log_.pollable(),
+                               .want_read = agent_ != nullptr}};
   attempt_->group().step(also, wake);
   if (also[1].can_read) {
     guardian_is_gone_ = true;
@@ -391,6 +319,7 @@ void JobRun::step(Deadline wake) {
   show_log();
   say_lost_output();
   take_signals();
+  if (agent_) take_orders();
 }
 
 // Forked workers have rank 0's arguments and read from /dev/null, so there is no fork server if the
@@ -406,8 +335,8 @@ void JobRun::open_fork_server() {
 }
 
 void JobRun::accept_template() {
-  if (!fork_server_ || fork_server_->template_pid()) return;
-  fork_server_->accept_template(attempt_->group().pid(0), spec_.executable);
+  if (!fork_server_ || fork_server_->template_pid() || attempt_->group().size() == 0) return;
+  fork_server_->accept_template(attempt_->group().pid(rank_of(identity_, 0)), spec_.executable);
   if (const auto pid = fork_server_->template_pid()) attempt_->group().spare(*pid);
 }
 
@@ -498,13 +427,14 @@ void JobRun::say_lost_output() {
 
 void JobRun::on_stop_signal(int signal) {
   using Phase = Attempt::Phase;
+  if (agent_) agent_->leave();
   const TimePoint now = system_.now();
   const bool is_repeated = stop_signal_ != 0 && now - last_stop_signal_ < kSameKeyPress;
   last_stop_signal_ = now;
   const Phase phase = attempt_->phase();
   if (is_between_attempts_ || will_restart()) {
     stop_signal_ = signal;
-    is_restart_called_off_ = true;
+    is_restart_called_off_ = !agent_;
     say(cadre::format("{}: the workers are not started again", os::signal_name(signal)));
   } else if (phase == Phase::kRunning || phase == Phase::kLeaving || phase == Phase::kLingering) {
     stop_signal_ = signal;
@@ -523,7 +453,8 @@ void JobRun::on_stop_signal(int signal) {
 
 // Ends the job as the default action of the signal would end a process.
 void JobRun::on_unhandled_signal(int signal) {
-  const bool is_called_off = is_between_attempts_ || will_restart();
+  if (agent_) agent_->leave();
+  const bool is_called_off = !agent_ && (is_between_attempts_ || will_restart());
   if (stop_signal_ == 0) stop_signal_ = signal;
   is_restart_called_off_ = is_restart_called_off_ || is_called_off;
   say(cadre::format("{}, which --signals-to-handle does not name: killing the workers",
@@ -562,8 +493,8 @@ void JobRun::leave_for_caller(const WorkerExit& failure) {
   const Status written =
       write_error_file(path, {.first = failure,
                               .host = system_.host().name,
-                              .num_workers = attempt_->group().size(),
-                              .worker_file = error_file_of(identity_, failure.rank),
+                              .num_workers = world_size(identity_),
+                              .worker_file = error_path_of(failure.rank),
                               .last_lines = attempt_->group().tail(failure.rank).lines(),
                               .timestamp_s = os::wall_clock_seconds()});
   if (!written.ok()) {
@@ -573,7 +504,7 @@ void JobRun::leave_for_caller(const WorkerExit& failure) {
 
 // Reads the crash of the worker, and adds it to the worker's error file.
 std::optional<CrashReport> JobRun::crash_of(const WorkerExit& failure) {
-  const std::string error_file = error_file_of(identity_, failure.rank);
+  const std::string error_file = error_path_of(failure.rank);
   auto crash = read_crash(system_, error_file, spec_.command, spec_.environment);
   if (!crash) return crash;
   if (const Status added = add_crash(error_file, *crash); !added.ok()) {
@@ -589,7 +520,7 @@ void JobRun::report(const WorkerExit& failure, Deadline drained) {
   // The terminal may show an unfinished progress line of rank 0.
   if (output_.is_terminal() && !output_.is_at_line_start()) output_.append("\n");
   output_.drain(system_, drained);
-  const std::string exception = exception_in(error_file_of(identity_, failure.rank));
+  const std::string exception = exception_in(error_path_of(failure.rank));
   const WorkerGroup& group = attempt_->group();
   error_.append_line(
       "", to_text({.failure = failure,
@@ -598,7 +529,7 @@ void JobRun::report(const WorkerExit& failure, Deadline drained) {
                    .crash = crash_of(failure),
                    .last_lines = group.tail(failure.rank).lines(),
                    .num_lines_just_shown = group.tail(failure.rank).num_just_shown(error_),
-                   .num_workers = group.size(),
+                   .num_workers = world_size(identity_),
                    .exits = group.exits(),
                    .num_oom_kills = os::count_memory_kills() - num_memory_kills_before_,
                    .outlived = attempt_->outlived(),
@@ -611,7 +542,7 @@ void JobRun::report(const WorkerExit& failure, Deadline drained) {
 void JobRun::conclude_preemption(const std::optional<WorkerExit>& failure) {
   if (failure || is_restart_called_off_ || guardian_is_gone_) return;
   const auto has_asked = [&](Rank rank) {
-    return read_preemption_file(error_file_of(identity_, rank)).has_value();
+    return read_preemption_file(error_path_of(rank)).has_value();
   };
   std::vector<LeavingWorker> workers;
   for (const WorkerExit& ended : attempt_->group().exits()) {
@@ -659,8 +590,6 @@ int JobRun::finish(const std::optional<WorkerExit>& failure) {
   drain_outputs();
   return exit_code(failure);
 }
-
-}  // namespace
 
 Result<int> run_job(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone) {
   JobRun run(system, spec, guardian_gone);

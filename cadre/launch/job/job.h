@@ -1,4 +1,5 @@
-// Runs one job on this host, from starting its store to the report of a failure.
+// Runs one job on this host, from starting its store to the report of a failure, or this host's
+// part in a job on several hosts.
 //
 // Threads: the process's main thread, before any other was started. Blocking: as long as the job
 // runs; stopping takes at most the grace period and a few seconds. Lifetime: when run_job()
@@ -22,6 +23,7 @@
 #include "cadre/core/os/proc/environment.h"
 #include "cadre/core/os/proc/inherited.h"
 #include "cadre/core/os/system.h"
+#include "cadre/launch/hosts/join_job.h"
 #include "cadre/launch/job/job_events.h"
 #include "cadre/launch/job/output/buffered_output.h"
 #include "cadre/launch/job/output/log_spec.h"
@@ -70,6 +72,8 @@ struct JobSpec {
   int max_restarts = 0;
   // Exit codes of failures that a restart would only repeat. They end the job without a restart.
   std::vector<int> final_exit_codes;
+  // How this host joins a job on several hosts; nullopt if the job has this host only.
+  std::optional<HostsSpec> hosts;
   // The time between the first signal to a worker and SIGKILL.
   Duration stop_grace = std::chrono::seconds(30);
 };

@@ -10,11 +10,34 @@
 
 namespace cadre::launch {
 
-std::string error_file_of(const JobIdentity& job, Rank rank) {
+namespace {
+
+// The ranks of a job on one host.
+HostRanks ranks_of(const JobIdentity& job) {
+  if (job.ranks) return *job.ranks;
+  const auto size = static_cast<uint32_t>(job.num_workers);
+  return {.num_hosts = 1, .local_world_size = size, .world_size = size, .role_world_size = size};
+}
+
+}  // namespace
+
+Rank rank_of(const JobIdentity& job, int local_rank) {
+  return static_cast<int>(ranks_of(job).first_rank) + local_rank;
+}
+
+int local_rank_of(const JobIdentity& job, Rank rank) {
+  return rank.value - static_cast<int>(ranks_of(job).first_rank);
+}
+
+int world_size(const JobIdentity& job) {
+  return static_cast<int>(ranks_of(job).world_size);
+}
+
+std::string error_file_of(const JobIdentity& job, int local_rank) {
   if (!job.log_folder.empty()) {
-    return cadre::format("{}/attempt_{}/{}/error.json", job.log_folder, job.restart_count, rank);
+    return cadre::format("{}/attempt_{}/{}/error.json", job.log_folder, job.attempt, local_rank);
   }
-  return cadre::format("{}/attempt{}-rank{}.json", job.error_folder, job.restart_count, rank);
+  return cadre::format("{}/attempt{}-rank{}.json", job.error_folder, job.attempt, local_rank);
 }
 
 Result<std::string> gpu_of_worker(const os::Environment& inherited, Rank local_rank) {
@@ -39,18 +62,21 @@ Result<std::string> gpu_of_worker(const os::Environment& inherited, Rank local_r
 }
 
 os::Environment worker_environment(const os::Environment& inherited, const JobIdentity& job,
-                                   Rank rank) {
+                                   int local_rank) {
   os::Environment environment = inherited;
-  const std::string rank_text = cadre::format("{}", rank);
-  const std::string size_text = cadre::format("{}", job.num_workers);
-  // The local rank, the role's rank and the global rank are equal, because there is one host and
-  // one role.
-  for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK"}) environment.set(name, rank_text);
-  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"}) {
-    environment.set(name, size_text);
-  }
-  environment.set("GROUP_RANK", "0");
-  environment.set("GROUP_WORLD_SIZE", "1");
+  const HostRanks ranks = ranks_of(job);
+  const auto set = [&](const char* name, uint64_t value) {
+    environment.set(name, cadre::format("{}", value));
+  };
+  const auto local = static_cast<uint64_t>(local_rank);
+  set("RANK", ranks.first_rank + local);
+  set("LOCAL_RANK", local);
+  set("ROLE_RANK", ranks.first_role_rank + local);
+  set("WORLD_SIZE", ranks.world_size);
+  set("LOCAL_WORLD_SIZE", ranks.local_world_size);
+  set("ROLE_WORLD_SIZE", ranks.role_world_size);
+  set("GROUP_RANK", ranks.group_rank);
+  set("GROUP_WORLD_SIZE", ranks.num_hosts);
   environment.set("ROLE_NAME", job.role);
   environment.set("MASTER_ADDR", job.store_host);
   environment.set("MASTER_PORT", cadre::format("{}", job.store_port));
@@ -58,19 +84,19 @@ os::Environment worker_environment(const os::Environment& inherited, const JobId
   environment.set("TORCHELASTIC_MAX_RESTARTS", cadre::format("{}", job.max_restarts));
   environment.set("TORCHELASTIC_RUN_ID", job.run_id);
   environment.set("TORCHELASTIC_USE_AGENT_STORE", "True");
-  environment.set("TORCHELASTIC_ERROR_FILE", error_file_of(job, rank));
+  environment.set("TORCHELASTIC_ERROR_FILE", error_file_of(job, local_rank));
   environment.set("TORCH_NCCL_ASYNC_ERROR_HANDLING",
                   inherited.get_or("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"));
   environment.set("CADRE_JOB_TOKEN", job.token.view());
   environment.set("CADRE_STORE_PROTOCOL", "native");
   if (job.has_virtual_local_ranks) {
     environment.set("LOCAL_RANK", "0");
-    environment.set("CUDA_VISIBLE_DEVICES", *gpu_of_worker(inherited, rank));
+    environment.set("CUDA_VISIBLE_DEVICES", *gpu_of_worker(inherited, local_rank));
   }
   if (!inherited.get("OMP_NUM_THREADS")) {
     int share = job.num_cores / job.num_workers;
     if (!job.cores_of_rank.empty()) {
-      const auto& cores = job.cores_of_rank[static_cast<size_t>(rank.value)];
+      const auto& cores = job.cores_of_rank[static_cast<size_t>(local_rank)];
       share = std::min(share, static_cast<int>(cores.size()));
     }
     share = std::max(share, 1);

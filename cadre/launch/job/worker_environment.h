@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,12 +15,15 @@
 #include "cadre/core/base/types.h"
 #include "cadre/core/os/host/secret.h"
 #include "cadre/core/os/proc/environment.h"
+#include "cadre/launch/agent/table.h"
 
 namespace cadre::launch {
 
-// The properties of a job that all its workers share.
+// The properties of a job that all its workers on this host share.
 struct JobIdentity {
-  int num_workers = 1;
+  int num_workers = 1;  // the number of workers on this host
+  // The ranks of the workers, if the job has several hosts; else their local ranks are their ranks.
+  std::optional<HostRanks> ranks;
   std::string run_id;
   std::string role = "default";
   os::Secret token;        // the secret of the job
@@ -31,7 +35,8 @@ struct JobIdentity {
   int num_cores = 1;  // cores of the host, for all workers
   // The cores to which each worker is bound, by local rank; empty: the workers are not bound.
   std::vector<std::vector<int>> cores_of_rank;
-  int restart_count = 0;  // how often the workers were started again
+  int attempt = 0;        // how often the workers of this host were started before
+  int restart_count = 0;  // how often the workers were started again after a failure
   int max_restarts = 0;
   // LOCAL_RANK is 0 in each worker, which sees one GPU only.
   bool has_virtual_local_ranks = false;
@@ -43,16 +48,22 @@ struct JobIdentity {
 // torchrun's --virtual-local-rank.
 Result<std::string> gpu_of_worker(const os::Environment& inherited, Rank local_rank);
 
-// Returns the file in which `rank` may store its exception as JSON. Each attempt has files of its
+// Returns the rank of the worker with this local rank.
+Rank rank_of(const JobIdentity& job, int local_rank);
+int local_rank_of(const JobIdentity& job, Rank rank);
+// Returns the number of workers of all hosts.
+int world_size(const JobIdentity& job);
+
+// Returns the file in which a worker may store its exception as JSON. Each attempt has files of its
 // own.
-std::string error_file_of(const JobIdentity& job, Rank rank);
+std::string error_file_of(const JobIdentity& job, int local_rank);
 
 // Returns `inherited` with torchrun's and Cadre's variables added or replaced. OMP_NUM_THREADS is
 // set to the number of cores divided by the number of workers, and at most to the number to which
 // the worker is bound, unless `inherited` has it. REQUIRES:
 // with virtual local ranks, gpu_of_worker() succeeds for `rank`.
 os::Environment worker_environment(const os::Environment& inherited, const JobIdentity& job,
-                                   Rank rank);
+                                   int local_rank);
 
 // Returns the signals that a worker ignores: like under a shell, those that the launcher ignored at
 // its start (SIGHUP under nohup). Exceptions are the signals with which the launcher stops workers,

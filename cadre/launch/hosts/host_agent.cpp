@@ -1,0 +1,225 @@
+#include "cadre/launch/hosts/host_agent.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/store/tcp/greeting.h"
+
+namespace cadre::launch {
+namespace {
+
+// The time in which the last messages of an agent that ends are sent.
+constexpr Duration kFlushTime = std::chrono::seconds(1);
+// The longest time between two looks of the thread at its state.
+constexpr Duration kTick = std::chrono::seconds(1);
+
+uint64_t random_seed(os::System& system) {
+  uint64_t seed = 0;
+  system.random_bytes(std::as_writable_bytes(std::span(&seed, 1)));
+  return seed;
+}
+
+LinkIdentity identity_of(const HostAgentOptions& options) {
+  return {.rank = 0,
+          .round = 0,
+          .group = "job " + options.agent.job,
+          .version = std::string(store::this_build()),
+          .job_token = options.token};
+}
+
+}  // namespace
+
+os::Address address_of_agent(std::string_view address) {
+  auto parsed = os::Address::parse(cadre::format("tcp:{}", address));
+  return parsed.ok() ? *std::move(parsed) : os::Address{};
+}
+
+HostAgent::HostAgent(os::System& system, HostAgentOptions options, LogSink& log)
+    : system_(system),
+      options_(options.agent),
+      token_(options.token),
+      log_(log),
+      wake_up_(system.make_event()),
+      has_orders_(system.make_event()),
+      agent_(options.agent, random_seed(system)),
+      links_(system, identity_of(options), std::move(options.listeners), *wake_up_, log) {
+  thread_ = system_.spawn("cadre-agent", [this] { run(); });
+}
+
+HostAgent::~HostAgent() {
+  {
+    std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+  }
+  wake_up_->notify();
+  thread_->join();
+}
+
+std::vector<HostOrder> HostAgent::take_orders() {
+  std::lock_guard lock(mutex_);
+  has_orders_->clear();
+  return std::exchange(orders_, {});
+}
+
+void HostAgent::workers_ended(Outcome outcome, std::string reason) {
+  tell({.outcome = outcome, .reason = std::move(reason)});
+}
+
+void HostAgent::leave() {
+  tell({.is_leaving = true});
+}
+
+void HostAgent::tell(Report report) {
+  {
+    std::lock_guard lock(mutex_);
+    reports_.push_back(std::move(report));
+  }
+  wake_up_->notify();
+}
+
+void HostAgent::order(HostOrder order) {
+  std::lock_guard lock(mutex_);
+  orders_.push_back(std::move(order));
+  has_orders_->notify();
+}
+
+void HostAgent::run() {
+  const auto is_stopping = [this] {
+    std::lock_guard lock(mutex_);
+    return is_stopping_;
+  };
+  agent_.start(system_.now());
+  perform();
+  while (!agent_.has_ended() && !is_stopping()) {
+    const Deadline due =
+        links_.next_deadline(system_.deadline_in(kTick).earlier(Deadline(agent_.next_timer())));
+    std::vector<os::PollItem> items = {{.target = wake_up_.get(), .want_read = true}};
+    links_.add_interests(items);
+    system_.poll(items, due);
+    wake_up_->clear();
+    hear_reports();
+    hear_links();
+    const TimePoint now = system_.now();
+    if (!agent_.has_ended() && now >= agent_.next_timer()) agent_.timer(now);
+    perform();
+  }
+  links_.flush(system_.deadline_in(kFlushTime));
+}
+
+void HostAgent::hear_reports() {
+  std::vector<Report> reports;
+  {
+    std::lock_guard lock(mutex_);
+    reports.swap(reports_);
+  }
+  for (const Report& report : reports) {
+    if (report.is_leaving) {
+      agent_.leave(system_.now());
+    } else {
+      agent_.workers_ended(system_.now(), report.outcome, report.reason);
+    }
+    perform();
+  }
+}
+
+void HostAgent::hear_links() {
+  using Kind = AgentLinks::Event::Kind;
+  for (const AgentLinks::Event& event : links_.advance()) {
+    const TimePoint now = system_.now();
+    switch (event.kind) {
+      case Kind::kConnected:
+        agent_.connected(now, event.connection);
+        break;
+      case Kind::kFailed:
+        agent_.connect_failed(now, event.connection, event.is_refused);
+        break;
+      case Kind::kAccepted:
+        agent_.accepted(now, event.connection);
+        break;
+      case Kind::kLost:
+        agent_.connection_lost(now, event.connection);
+        break;
+      case Kind::kReceived:
+        if (event.message.store_port != 0) remote_store_port_ = event.message.store_port;
+        agent_.received(now, event.connection, event.message);
+        break;
+    }
+    perform();
+  }
+}
+
+void HostAgent::perform() {
+  while (true) {
+    std::vector<AgentAction> actions = agent_.take_actions();
+    if (actions.empty()) return;
+    for (AgentAction& action : actions) perform(std::move(action));
+  }
+}
+
+void HostAgent::perform(AgentAction action) {
+  using Kind = AgentAction::Kind;
+  switch (action.kind) {
+    case Kind::kConnect:
+      links_.connect(action.connection, action.text, system_.deadline_in(options_.silence));
+      break;
+    case Kind::kSend: {
+      const Table* table = action.message.table.get();
+      const bool is_own =
+          action.message.kind == MessageKind::kTable && table->coordinator == options_.self.id;
+      const bool has_store =
+          is_own && (table->phase == Phase::kStarting || table->phase == Phase::kRunning);
+      if (has_store) action.message.store_port = store_port(table->round);
+      links_.send(action.connection, action.message);
+      break;
+    }
+    case Kind::kClose:
+      links_.close(action.connection);
+      break;
+    case Kind::kStartWorkers:
+      start_workers(action);
+      break;
+    case Kind::kStopWorkers:
+      order({.kind = HostOrder::Kind::kStop});
+      break;
+    case Kind::kKillWorkers:
+      order({.kind = HostOrder::Kind::kKill});
+      break;
+    case Kind::kLog:
+      order({.kind = HostOrder::Kind::kSay, .text = std::move(action.text)});
+      break;
+    case Kind::kEnd:
+      order({.kind = HostOrder::Kind::kEnd,
+             .text = std::move(action.text),
+             .exit_code = action.exit_code});
+      break;
+  }
+}
+
+void HostAgent::start_workers(const AgentAction& action) {
+  const bool is_own = action.text == options_.self.address;
+  order({.kind = HostOrder::Kind::kStart,
+         .round = action.round,
+         .num_restarts = agent_.table().restarts_used,
+         .ranks = action.ranks,
+         .store_host = address_of_agent(action.text).host,
+         .store_port = is_own ? store_port(action.round) : remote_store_port_});
+}
+
+// Each round has a store of its own, so that it contains no keys of an earlier round.
+uint16_t HostAgent::store_port(uint64_t round) {
+  if (store_round_ == round) return store_ == nullptr ? 0 : store_->address().port;
+  store_.reset();
+  store_round_ = round;
+  TcpStoreServerOptions options{.token = token_, .c10d_hosts = links_.peer_hosts(), .log = &log_};
+  options.address.host = address_of_agent(options_.self.address).host;
+  auto store = TcpStoreServer::start(system_, options);
+  if (!store.ok()) {
+    order({.text = cadre::format("the store of round {}: {}", round, store.error().message())});
+    return 0;
+  }
+  store_ = *std::move(store);
+  return store_->address().port;
+}
+
+}  // namespace cadre::launch

@@ -1,0 +1,110 @@
+#include "cadre/launch/hosts/join_job.h"
+
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/io/interfaces.h"
+#include "cadre/core/os/io/socket_address.h"
+
+namespace cadre::launch {
+namespace {
+
+// The time after the grace period in which processes that were killed end.
+constexpr Duration kKillTime = std::chrono::seconds(10);
+
+std::string to_text(const os::Address& address) {
+  const bool is_ipv6 = address.host.find(':') != std::string::npos;
+  return is_ipv6 ? cadre::format("[{}]:{}", address.host, address.port)
+                 : cadre::format("{}:{}", address.host, address.port);
+}
+
+// Returns the host at which other hosts reach this one.
+Result<std::string> find_local_host(const HostsSpec& spec) {
+  if (!spec.local_host.empty()) return spec.local_host;
+  const auto resolved = os::resolve(spec.endpoint);
+  if (!resolved.ok()) {
+    return resolved.error().with_context(
+        cadre::format("the endpoint of the job, \"{}\"", to_text(spec.endpoint)));
+  }
+  for (const os::SocketAddress& target : *resolved) {
+    const auto source = os::source_towards(target);
+    if (!source) continue;
+    if (!source->is_loopback || spec.endpoint.host == "localhost" ||
+        spec.endpoint.host == source->host) {
+      return source->host;
+    }
+    // The endpoint is a name of this host that leads to loopback, as in Debian's /etc/hosts.
+    for (const os::InterfaceAddress& own : os::interface_addresses()) {
+      if (!own.is_loopback && !own.is_link_local) return own.host;
+    }
+    return source->host;
+  }
+  return Error(ErrorCode::kUnavailable,
+               cadre::format("no network interface of this host leads to the endpoint of the job, "
+                             "{}; check the address, or name this host's own with --local-addr",
+                             to_text(spec.endpoint)));
+}
+
+// Listens at the endpoint if it is on this host and no other agent does; null if it is elsewhere or
+// taken.
+Result<std::unique_ptr<os::Listener>> listen_at_endpoint(os::System& system,
+                                                         const HostsSpec& spec) {
+  const bool is_first = spec.node_rank == 0U;
+  if (spec.node_rank && !is_first) return std::unique_ptr<os::Listener>();
+  auto listener = system.listen(spec.endpoint);
+  if (listener.ok()) return listener;
+  if (is_first) {
+    return listener.error().with_context(
+        cadre::format("node 0 must be the host of --master-addr {}", to_text(spec.endpoint)));
+  }
+  return std::unique_ptr<os::Listener>();
+}
+
+}  // namespace
+
+Result<HostAgentOptions> prepare_agent(os::System& system, const HostsSpec& spec,
+                                       const HostWorkers& workers) {
+  HostAgentOptions options{.token = spec.token};
+  AgentOptions& agent = options.agent;
+  agent.job = workers.job;
+  agent.endpoint = to_text(spec.endpoint);
+  agent.min_hosts = spec.min_hosts;
+  agent.max_hosts = spec.max_hosts;
+  agent.max_restarts = workers.max_restarts;
+  agent.continues_with_half = spec.continues_with_half;
+  agent.beat_interval = spec.keep_alive_interval;
+  agent.silence = spec.keep_alive_interval * spec.keep_alive_max_attempt;
+  agent.margin = spec.keep_alive_interval;
+  agent.last_call_timeout = spec.last_call_timeout;
+  agent.join_timeout = spec.join_timeout;
+  agent.stop_timeout = workers.stop_grace + kKillTime;
+  while (agent.self.id == 0) {
+    system.random_bytes(std::as_writable_bytes(std::span(&agent.self.id, 1)));
+  }
+  agent.self.name = system.host().name;
+  agent.self.role = workers.role;
+  agent.self.num_slots = workers.num_workers;
+  agent.self.wanted_rank = spec.node_rank;
+
+  auto at_endpoint = listen_at_endpoint(system, spec);
+  if (!at_endpoint.ok()) return at_endpoint.error();
+  if (*at_endpoint != nullptr) {
+    agent.self.address = agent.endpoint;
+    options.listeners.push_back(*std::move(at_endpoint));
+    return options;
+  }
+  const auto host = find_local_host(spec);
+  if (!host.ok()) return host.error();
+  auto listener = system.listen({os::Address::Kind::kTcp, *host, 0});
+  if (!listener.ok()) {
+    return listener.error().with_context(spec.local_host.empty()
+                                             ? "the address of this host towards the endpoint"
+                                             : "--local-addr must be an address of this host");
+  }
+  agent.self.address = to_text({os::Address::Kind::kTcp, *host, (*listener)->address().port});
+  options.listeners.push_back(*std::move(listener));
+  return options;
+}
+
+}  // namespace cadre::launch
