@@ -5,8 +5,8 @@
 // Blocking: never. Lifetime: borrows the blocks. A rank zeroes its block before other ranks see it.
 // Zeroes are a valid first state, so a rank may start before the others have done anything.
 //
-// flags two entries the operation that the rank called, and a small payload
-// one step word the step that the rank has reached in an operation
+//   flags      two entries    the operation that the rank called, and a small payload
+//              one step word  the step that the rank has reached in an operation
 //              notice         in rank 0's block, for all ranks: "two ranks have called different
 //                             operations", "a rank has left an operation with an error"
 //   flat       two slots      payload of medium operations

@@ -9,9 +9,8 @@
 // kAborted for a large operand in memory that this rank has revoked because another group failed;
 // then it does not announce the operation. The constructor throws kCorruption for a block outside
 // of its rank's slice of the memory. An exception inside an operation ends it for this rank like an
-// error. Numerics:
-// every reduction adds in rank order, so the bits depend neither on which of the four ways below is
-// used, nor on whether memory is symmetric; see collective/reduce.h. Source:
+// error. Numerics: every reduction adds in rank order, so the bits depend neither on which of the
+// four ways below is used, nor on whether memory is symmetric; see collective/reduce.h. Source:
 // docs/decisions/0006-host-engine.md
 //
 // There are four ways to move data. The size selects one, and for large data also the announcements

@@ -95,10 +95,9 @@ Status Peers::wait_for_all(uint32_t step, const OpContext& op) {
 }
 
 // Records in the group's notice (see arena.h) that this rank leaves the operation with an error.
-// All stores and loads
-// here, and the load in check_left(), are sequentially consistent. So a peer that did not see the
-// mark had stored its entry or its step before the mark was set, and are_done() sees that entry or
-// step.
+// All stores and loads here, and the load in check_left(), are sequentially consistent. So a peer
+// that did not see the mark had stored its entry or its step before the mark was set, and
+// are_done() sees that entry or step.
 void Peers::mark_left() {
   uint64_t none = 0;
   const uint64_t mark = kLeftBit | static_cast<uint64_t>(rank_.value) << kLeftRankShift | sequence_;

@@ -68,8 +68,8 @@ const std::vector<Crossover> kCrossovers = {
 };
 
 // Returns the errors of the operation if the crossover is at `first` bytes on rank 0 and at
-// `others` bytes on the other ranks. If the algorithms of the ranks differ, all ranks fail,
-// some of them only at the deadline.
+// `others` bytes on the other ranks. If the algorithms of the ranks differ, all ranks fail, some of
+// them only at the deadline.
 std::string failure_of(const Crossover& crossover, uint64_t first, uint64_t others,
                        Duration patience = std::chrono::seconds(20)) {
   const auto system = os::make_native_system();

@@ -154,8 +154,7 @@ IncomingPlace place_of(const ScheduleRun& run, const Step& step) {
 // pairs, since distance 1 alone connects all ranks. If the two ranks run different operations, so
 // do two neighbours on the path. Ranks on the path that do not wait yet announce their operation
 // when they do; the longer distances bypass ranks that never wait. A rank that finds a mismatch, or
-// receives
-// a refusal, sends a refusal of its operation to its own peers.
+// receives a refusal, sends a refusal of its operation to its own peers.
 std::vector<Rank> watched_by(Rank rank, int world_size) {
   std::vector<Rank> ranks;
   for (int distance = 1; distance < world_size; distance *= 2) {

@@ -26,8 +26,8 @@ namespace {
 using std::chrono::milliseconds;
 
 // The time for which this rank looks in the store for reports of failures after the connection to a
-// peer has ended. The peer
-// may have reported why it ended, or the store may be about to publish its death.
+// peer has ended. The peer may have reported why it ended, or the store may be about to publish its
+// death.
 constexpr Duration kLossPatience = milliseconds(500);
 // The next three constants are the times for which this rank looks for reports after a timeout. If
 // the deadline passes on all ranks at once, the ranks that know for which rank they waited must

@@ -116,8 +116,7 @@ Status ShmTransport::wait(std::span<const ChannelInterest> interests, Deadline d
     if (interrupt_.is_raised()) return interrupted_error(setup_.rank, interests);
     // Reading the clock costs as much as checking the rings, so the clock is not read while wait()
     // spins. It is read if a channel is ready, because an operation must not exceed its deadline
-    // when
-    // bytes trickle in.
+    // when bytes trickle in.
     const bool is_long = is_ready || look >= spins_;
     if (is_long && deadline.has_passed(system_.now())) return timeout_error(setup_.rank, interests);
     if (is_ready) return {};

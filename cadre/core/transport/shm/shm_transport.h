@@ -45,9 +45,9 @@ struct ShmTransportSetup {
 class ShmTransport final : public Transport {
  public:
   // Returns 512 KiB, or less for more than 16 ranks: a rank may make a ring to each peer, and its
-  // rings should take at most 8 MiB together. The minimum is 64 KiB. Measured: with rings
-  // of 512 KiB a message of 1 MB takes half the time that it takes with 64 KiB, where writer and
-  // reader copy alternately; a message of 4 KB takes a tenth longer. REQUIRES: num_ranks > 0.
+  // rings should take at most 8 MiB together. The minimum is 64 KiB. Measured: with rings of 512
+  // KiB a message of 1 MB takes half the time that it takes with 64 KiB, where writer and reader
+  // copy alternately; a message of 4 KB takes a tenth longer. REQUIRES: num_ranks > 0.
   static size_t default_ring_bytes(size_t num_ranks);
 
   // Allocates this rank's page. Must be called before the ranks exchange the places of their pages.

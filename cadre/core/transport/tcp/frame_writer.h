@@ -6,8 +6,7 @@
 // Payload is passed to the kernel from the caller's memory, several frames in one system call. If
 // the kernel takes a frame only in part, the rest is copied and sent before all other bytes. So
 // other streams can continue even if that stream ends or sends no more. The copied rest counts as
-// sent
-// only after the kernel has taken it; until then the caller passes the same bytes again.
+// sent only after the kernel has taken it; until then the caller passes the same bytes again.
 #pragma once
 
 #include <array>

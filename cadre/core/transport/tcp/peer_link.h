@@ -12,10 +12,9 @@
 // Usually there is one connection. There are two if both processes opened one at the same time.
 // Each process reads from both, and always sends over the connection that it could use first, so
 // that the bytes of a stream stay in order. An accepted connection is used for sending only after a
-// frame
-// has come over it, because the peer may give up opening it before that. If an accepted connection
-// ends before its first frame, this process opens a connection itself. A process that accepts
-// another connection checks its earlier ones, and so detects one that was cut.
+// frame has come over it, because the peer may give up opening it before that. If an accepted
+// connection ends before its first frame, this process opens a connection itself. A process that
+// accepts another connection checks its earlier ones, and so detects one that was cut.
 #pragma once
 
 #include <map>

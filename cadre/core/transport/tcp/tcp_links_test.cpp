@@ -281,8 +281,7 @@ class LeftPeerTest : public TcpLinksTest {
 };
 
 // If this process has no file descriptor left to connect, the peer must not be reported as lost.
-// The stream
-// can be used when a descriptor is free again.
+// The stream can be used when a descriptor is free again.
 TEST_F(LeftPeerTest, ADialWithoutADescriptorIsNotTheEndOfTheStream) {
   const auto links = std::make_shared<TcpLinks>(
       *system_, TcpLinksOptions{.rank = 1, .num_ranks = 2}, [](int, Deadline) {
