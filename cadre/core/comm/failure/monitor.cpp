@@ -70,8 +70,8 @@ int Monitor::group_rank(int fabric_rank) const {
 
 // A peer may leave at the moment at which this rank starts a collective. The thread that enters the
 // collective first stores running_number_ and then loads first_left_; the thread that handles the
-// leave stores and loads them in the reverse order. All accesses are sequentially consistent, so at
-// least one of the threads sees the other's store.
+// leave first stores first_left_ and then loads running_number_. These accesses are sequentially
+// consistent, so at least one of the threads sees the other's store.
 void Monitor::enter_collective(uint64_t number) {
   running_number_.store(number, std::memory_order_seq_cst);
   if (first_left_.load(std::memory_order_seq_cst) < number) fail_if_left_before(number);
