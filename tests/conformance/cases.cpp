@@ -12,8 +12,8 @@
 namespace cadre::conformance {
 namespace {
 
-// So many elements that an operation takes several chunks in shared memory, and TCP uses its
-// algorithms for large data.
+// The largest number of elements of a case. With it an operation takes several chunks in shared
+// memory, and over TCP the algorithms for large data are used.
 constexpr uint64_t kLargeCount = 70'001;
 
 bool is_bitwise(ReduceOp op) {
@@ -25,8 +25,8 @@ bool is_floating(DType dtype) {
          dtype == DType::kFloat64;
 }
 
-// Returns a number from -128 to 256, which every dtype represents exactly; only in uint8 sums and
-// products wrap around. For the bitwise operations, all bits of the integer vary.
+// Returns a number from -128 to 256, which every dtype represents exactly; sums and products wrap
+// around only for uint8. For the bitwise operations, all bits of the integer vary.
 int64_t number_of(const Case& c, Rank rank, int world_size, uint64_t index) {
   const uint64_t mixed = static_cast<uint64_t>(rank.value) * 5 + index * 3 + index / 7;
   if (c.dtype == DType::kBool) return mixed % 4 < 2 ? 1 : 0;

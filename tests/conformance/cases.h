@@ -29,8 +29,9 @@ struct Case {
 // collective in the table of collectives.h.
 std::vector<Case> cases_for(int world_size);
 
-// Return the elements [begin, begin + count) that the rank contributes: `numbers` those of the
-// formula; `noise` finite random floats of widely differing magnitudes, or random integers.
+// Return the elements [begin, begin + count) that the rank contributes. numbers() returns those of
+// the formula; noise() returns finite random floats of widely differing magnitudes, or random
+// integers.
 std::vector<std::byte> numbers(const Case& c, Rank rank, int world_size, uint64_t begin,
                                uint64_t count);
 std::vector<std::byte> noise(const Case& c, Rank rank, uint64_t count);

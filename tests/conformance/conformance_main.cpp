@@ -107,8 +107,8 @@ uint64_t digest_at(const std::string& digests, size_t index) {
   return digest;
 }
 
-// Maps (whether additions are in the order of TCP's schedules or of the ranks, world size) to the
-// digests of all ranks. They come from the first setting that ran.
+// The digests of all ranks from the first setting that ran. The key is a pair: whether additions
+// are in the order of TCP's schedules (and not in rank order), and the world size.
 using KnownBits = std::map<std::pair<bool, int>, std::vector<std::string>>;
 
 // Returns a text that names the cases whose bits are wrong; an empty text if there are none.

@@ -18,7 +18,8 @@ namespace {
 using std::chrono::hours;
 using std::chrono::minutes;
 
-// The timeout of one operation. It is never reached, even if there are more ranks than cores.
+// The timeout of one operation. It is so long that no correct run reaches it, even with more ranks
+// than cores.
 constexpr Duration kPatience = minutes(2);
 constexpr char kToken[] = "token of the conformance program";
 

@@ -2,7 +2,7 @@
 // each result against a formula. Survivors rebuild the group and continue, while tensors of earlier
 // groups are still in memory. Each world has one to four subgroups, each of which divides the ranks
 // by random colours. Often operations of two subgroups are in flight at once, and every second rank
-// issues them in the other order. The test fails for hangs, for wrong results, and for leaked
+// issues them in the reverse order. The test fails for hangs, for wrong results, and for leaked
 // processes, descriptors, threads, mappings and files in /dev/shm.
 //
 // CADRE_CHAOS_ROUNDS sets the number of rounds (default 200); CADRE_CHAOS_MINUTES sets the duration
@@ -44,7 +44,8 @@ using testing::require;
 constexpr int kRoundsPerJob = 100;
 // The number of floats; so many that the reduction works in place.
 constexpr size_t kCount = 40'000;
-// A rank may be killed before it connects. The others then wait for it this long.
+// The time limit of connecting. If a rank is killed before it connects, the others wait for it
+// until this limit.
 constexpr Duration kConnectTime = milliseconds(1500);
 constexpr Duration kRejoinTime = seconds(4);
 // The timeout of every operation. A rank that is stopped longer than this is treated as lost.
@@ -112,7 +113,7 @@ std::vector<Case> cases_of(int world_size) {
   return cases;
 }
 
-// A rank of a job. It runs rounds in one group, and when that group has failed, in a rebuilt one.
+// A rank of a job. It runs rounds in one group and, after each failure, in a rebuilt group.
 class Survivor {
  public:
   Survivor(RankContext& context, Membership membership, const JobPlan& plan)
@@ -248,7 +249,8 @@ class Survivor {
     }
   }
 
-  // Survivors may be one round apart, so all of them continue with the earliest round of any.
+  // Survivors may be one round apart, so all of them continue with the earliest round that a
+  // survivor has reached.
   void agree_on_round(Communicator& group) {
     int64_t round = round_;
     const Bytes bytes = std::as_writable_bytes(std::span(&round, 1));

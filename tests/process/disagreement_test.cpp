@@ -1,6 +1,6 @@
 // Tests ranks, as processes, of which one makes a different call than the others or leaves early:
-// for every operation, with both engines, in the world and in a subgroup. The whole messages of all
-// ranks are compared, with numbers masked.
+// for every operation, with both engines, in the world and in a subgroup. The complete error
+// messages of all ranks are compared, with numbers masked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ constexpr int kOddOne = 1;
 constexpr int kLeaver = 2;
 constexpr int kTag = 7;
 constexpr Duration kTimeout = seconds(20);
-// All ranks must have their errors after this time, which includes the barriers around the calls.
+// All ranks must have their errors within this time, which includes the barriers around the calls.
 constexpr Duration kLimit = seconds(5);
 constexpr const char* kMatching =
     "let each send have one recv with its tag, number of elements and dtype";
@@ -247,7 +247,7 @@ class DisagreementTest : public ::testing::TestWithParam<Case> {
   }
 };
 
-// The different calls that rank 1 makes in place of the usual call.
+// The calls that rank 1 makes in place of the usual call. `what` says what differs.
 struct Oddity {
   const char* what;
   std::vector<Args> calls;

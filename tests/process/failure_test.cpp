@@ -45,8 +45,8 @@ constexpr Duration kLimit = seconds(4);
 constexpr Duration kStopTimeout = seconds(1);
 constexpr Duration kLimit = seconds(2);
 #endif
-// The operation is so large that with every engine the victim must move data in it, not only
-// announce the operation.
+// The number of elements. It is so large that with every engine the victim must move data in the
+// operation, not only announce it.
 constexpr size_t kCount = 1 << 20;
 
 // The groups in which the operation under test runs.
@@ -125,7 +125,7 @@ class Call {
 };
 
 // Returns whether the rank has left the barrier before the operation under test. If a slow rank
-// were still in it, the barrier would fail instead of the operation.
+// were still in the barrier, the barrier would fail instead of the operation.
 bool is_past_barrier(const PeerStatus& peer) {
   return peer.last_seen.starts_with("last seen ") &&
          peer.last_seen.find(" barrier #1,") == std::string::npos;
@@ -156,7 +156,7 @@ TimePoint disturb_when_inside(RankContext& context, Communicator& group, const C
   return now;
 }
 
-// Calls the operation until the group fails, and returns that error. A rank that only sends may
+// Calls the operation until the group fails, and returns the failure. A rank that only sends may
 // complete some more calls, until the sockets' buffers, whose size the kernel determines, are full.
 Error failure_of(RankContext& context, Call& call, Communicator& group) {
   const Deadline patience = context.system.deadline_in(seconds(10));
@@ -210,7 +210,7 @@ class SecondGroup {
   std::optional<Work> work_;
 };
 
-// Runs a rank that is in none of the groups under test. It gets only the failure of the world.
+// Runs a rank that is in none of the groups under test. It must get only the failure of the world.
 void stand_by(Communicator& world) {
   const std::string failure = testing::failed_fields_of([&] { world.barrier(); });
   require(failure.find(" culprit=") != std::string::npos, failure);

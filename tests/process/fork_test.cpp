@@ -32,9 +32,9 @@ using testing::mask;
 using testing::RankContext;
 using testing::require;
 
-// alarm() ends a child that hangs. Unlike glibc's allocator, the allocators of the sanitizers do
-// not handle their locks in fork(): a lock that another thread holds stays locked in the child. So
-// with a sanitizer the test gives up a child that hangs, and forks another one.
+// The child sets alarm(), which ends it if it hangs. Unlike glibc's allocator, the allocators of
+// the sanitizers do not handle their locks in fork(): a lock that another thread holds stays locked
+// in the child. So with a sanitizer the test gives up a child that hangs, and forks another one.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr unsigned kChildSeconds = 6;
 constexpr int kNumTries = 4;
@@ -199,7 +199,7 @@ TEST_P(ForkTest, AChildIsRefusedAndItsParentsJobGoesOn) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// A child that only ends, by exit() or at the end of a scope, must not send anything to other
+// A child that only exits, or destroys its copies of the objects, must not send anything to other
 // ranks.
 TEST_P(ForkTest, AChildThatOnlyEndsIsNotNoticed) {
   JobOptions options{.world_size = 2};
@@ -217,7 +217,8 @@ TEST_P(ForkTest, AChildThatOnlyEndsIsNotNoticed) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The child of the victim inherits all its connections and stays alive after it.
+// The victim forks a child, which inherits all its connections and stays alive after the victim is
+// killed.
 void outlive_a_parent(RankContext& context, const Membership& membership,
                       TransportChoice transport) {
   constexpr int kVictim = 1;

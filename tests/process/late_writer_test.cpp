@@ -34,7 +34,7 @@ bool is_all(ConstBytes bytes, std::byte value) {
   return std::ranges::all_of(bytes, [&](std::byte b) { return b == value; });
 }
 
-// Waits until the process is stopped, which is state "T" in /proc.
+// Waits until the process is stopped (state "T" in /proc).
 void await_stopped(RankContext& context, int pid) {
   const Deadline limit = context.system.deadline_in(kTimeout);
   for (std::string text; text.find(") T ") == std::string::npos;) {
@@ -60,7 +60,8 @@ void write_late(RankContext& context, Communicator& world, Store& store) {
   for (const Bytes piece : pieces) std::ranges::fill(piece, kLateByte);
   const std::string of_signal = failure_of([&] { buffer->signal(0, 1); });
   store.set("late rank has written", "1", context.system.deadline_in(kTimeout)).value_or_throw();
-  // An operation of the group has thrown before, so this call must throw the same failure.
+  // An operation of the group has already thrown the failure, and this call must throw the same
+  // one.
   const std::string failure = failure_of([&] { world.barrier(); });
   require(failure.find("signal slot 7") != std::string::npos, failure);
   require(failure_of([&] { buffer->peer(0); }) == failure, "peer() must throw the first failure");

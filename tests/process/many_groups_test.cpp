@@ -1,5 +1,5 @@
-// Measures the resources of 64 groups of all ranks of a job on one host: a group must need no
-// thread and no descriptor, and must give its shared memory back.
+// Measures the resources of 64 groups of all ranks of a job on one host. A group must need no
+// thread and no descriptor of its own, and closing it must release its shared memory.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -42,8 +42,8 @@ void all_reduce_8_bytes(Communicator& group) {
   require(value[0] == kNumRanks * (kNumRanks + 1) / 2, "wrong sum of the group");
 }
 
-// Two ranks may open a connection when they first exchange data. Here every pair does so first, so
-// that the connection is not attributed to a group.
+// Two ranks may open a connection when they first exchange data. Every pair exchanges data here,
+// before the measurement, so that the connection is not attributed to a group.
 void use_all_pairs(Communicator& world) {
   std::vector<int64_t> in(kNumRanks, world.rank());
   std::vector<int64_t> out(kNumRanks);
@@ -133,8 +133,8 @@ TEST_P(ManyGroups, GiveTheirSharedMemoryBack) {
       for (const auto& group : groups) all_reduce_8_bytes(*group);
       const int64_t used = count_in_peace(world, testing::committed_shared_bytes);
       close_groups(groups);
-      // A rank gives a piece back when no other rank holds it any more, at the latest at its next
-      // allocation; so the test allocates once more.
+      // A rank releases a piece that no other rank holds at its next allocation at the latest, so
+      // the test allocates once more.
       world.barrier();
       world.allocate_symmetric(1).reset();
       const int64_t closed = count_in_peace(world, testing::committed_shared_bytes);

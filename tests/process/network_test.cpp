@@ -37,9 +37,9 @@ constexpr uint16_t kPort = 29500;
 // The deadline of all calls. It is far longer than any test takes, so a call that reaches it has
 // failed.
 constexpr Duration kBudget = seconds(60);
-// The limit for connecting, measured from the rendezvous at the store. A rank gives up a connection
-// after kConnectPeerTimeout, which is at most half of it, and then informs all other ranks at once.
-// The other half is reserve for a busy machine.
+// The time in which connecting must succeed or fail, measured from the rendezvous at the store. A
+// rank gives up a connection after kConnectPeerTimeout, which is at most half of it, and then
+// informs all other ranks at once. The other half is reserve for a busy machine.
 constexpr Duration kConnectLimit = seconds(10);
 static_assert(2 * kConnectPeerTimeout <= kConnectLimit);
 
@@ -103,8 +103,8 @@ class NetworkTest : public ::testing::Test {
         [&] { world = Communicator::connect(system, membership, {}, deadline); });
     testing::require(system.now() - start < kConnectLimit, "connecting took longer than 10 s");
     if (!world) {
-      // Rank 0 hosts the store, so it waits until the others have read there why connecting has
-      // failed.
+      // Rank 0 hosts the store, so it waits until the others have read from the store why
+      // connecting has failed.
       if (rank == 0) system.make_waiter()->park(system.deadline_in(std::chrono::seconds(2)));
       return obstacle;
     }
@@ -234,7 +234,8 @@ TEST_F(NetworkTest, BeyondLoopbackTheStoreServesNobodyWithoutTheToken) {
 }
 
 // The link of the client's host is cut: no packet of the process arrives any more, not even the end
-// of its connections. The store must still conclude that the client is lost and carry out its will.
+// of its connections. The store must still conclude that the client is lost and carry out its will,
+// the writes that the client has registered for this case.
 TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
   Namespaces network(2);
   network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
@@ -266,7 +267,8 @@ TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
     const auto will =
         store->leave_will("lost", "rank 1", system->deadline_in(seconds(20))).value_or_throw();
     store->set("ready", "yes", system->deadline_in(seconds(20))).value_or_throw();
-    // Ending would withdraw the will, so the client waits until the store has carried it out.
+    // A client that exits withdraws its will, so the client waits until the store has carried it
+    // out.
     const Deadline end = system->deadline_in(seconds(12));
     while (!std::filesystem::exists(is_over) && !end.has_passed(system->now())) {
       testing::nap(*system, milliseconds(10));
@@ -288,7 +290,8 @@ TEST_F(NetworkTest, ProcessesInNetworksOfTheirOwnAreOnHostsOfTheirOwn) {
   EXPECT_NE(result.ranks[0].output, result.ranks[2].output);
 }
 
-// A rank is killed after the rendezvous at the store, while the ranks of one host connect.
+// A rank is killed after the rendezvous at the store, while the ranks of one host connect. The
+// others must name it long before their deadline.
 TEST(ConnectingTest, ARankThatDiesWhileTheOthersConnectIsNamedAtOnce) {
   const auto result = testing::run_ranks_as_processes(
       4,

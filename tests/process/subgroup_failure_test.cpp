@@ -46,13 +46,13 @@ void work_on(Communicator& half, int rank) {
     require(sum(half, rank) == 0 + 2, "wrong sum of the even ranks");
 }
 
-// Waits until every rank has created its half: if the victim died during the creation, that would
-// fail instead.
+// Waits until every rank has created its half: if the victim died during the creation, the creation
+// would fail instead of the operation under test.
 void await_creation(RankContext& context, Store& store) {
   store.barrier("created", kWorldSize, context.system.deadline_in(kTimeout)).value_or_throw();
 }
 
-// Returns the error of the rank's half if that has failed, followed by the error of the world.
+// Returns the error of the rank's half, if the half has failed, followed by the error of the world.
 void live_through(RankContext& context, const Membership& membership, TransportChoice transport) {
   const testing::Resources before = testing::count_resources();
   const int me = context.rank;

@@ -25,7 +25,8 @@ using testing::require;
 using ::testing::StartsWith;
 
 constexpr Duration kTimeout = seconds(20);
-// Far less than the timeout of the operations, and far more than the guaranteed time for an error.
+// All errors must be thrown within this time. It is far less than the timeout of the operations,
+// and far more than the guaranteed time for an error.
 constexpr Duration kLimit = seconds(5);
 // Three processes are in the large job. The last two are also in the small job, in reverse order.
 constexpr int kLargeSize = 3;

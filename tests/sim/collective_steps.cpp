@@ -29,7 +29,7 @@ int32_t sum_of(const Step& step, int world_size, size_t index) {
   return sum;
 }
 
-// The operations of Step::Kind, in its order. The last two kinds of a Step are no collectives.
+// The OpKind of each Step::Kind, in the order of Step::Kind. The last two kinds are no collectives.
 constexpr std::array<OpKind, Step::kNumKinds - 2> kOpKinds = {
     OpKind::kAllReduce, OpKind::kAllGather, OpKind::kReduceScatter, OpKind::kBroadcast,
     OpKind::kBarrier,   OpKind::kReduce,    OpKind::kGather,        OpKind::kScatter,
@@ -44,7 +44,7 @@ CollectiveCall call_of(const Step& step, int world_size) {
           .root = step.root,
           .reduction = ReduceOp::kSum,
           .world_size = world_size,
-          // One part in four is empty on average.
+          // On average, one part in four is empty.
           .parts = [&step, num_ranks](int from, int to) -> uint64_t {
             Random random(step.seed ^
                           (static_cast<uint64_t>(from) * num_ranks + static_cast<uint64_t>(to)));

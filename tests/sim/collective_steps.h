@@ -1,6 +1,6 @@
 // Runs the collectives of a simulated job, and checks each result against its formula.
 //
-// Threads: those of Communicator. Blocking: until the collective is done or fails. Errors: what the
+// Threads: see Communicator. Blocking: until the collective is done or fails. Errors: what the
 // Communicator throws; kInternal for a wrong result.
 #pragma once
 

@@ -3,7 +3,8 @@
 // an order of events, and one fault at a random time.
 //
 // Every run has delays, reordering, short sends and receives, spurious wake-ups and slow links. A
-// rank "ends right" if all its results are right. Only these outcomes of the fault are allowed:
+// rank "ends right" if all its results are right. "Names" means that its error names the culprit.
+// Only these outcomes of a fault are allowed:
 // - no fault, a partition that heals, a stop that continues: every rank ends right.
 // - kill of v: the others end right, or with kPeerLost that names v.
 // - cut between a and b: a ends right or names b, b ends right or names a, the others end right or
@@ -61,7 +62,7 @@ class FaultTable {
       expect_a_tenth(felt_[static_cast<size_t>(kind)], sim::to_string(kind));
     }
   }
-  // Expects that at least a tenth of the runs had it; by default that is 20 of 200.
+  // Expects that `num_runs` is at least a tenth of all runs, by default 20 of 200.
   void expect_a_tenth(int num_runs, std::string_view what) const {
     if (num_runs_ == 1) return;  // a run with a given seed replays a single job
     EXPECT_GE(num_runs * 10, num_runs_) << what << " was in too few of " << num_runs_ << " runs";
@@ -167,8 +168,8 @@ Fault fault_of(Scenario scenario, const JobPlan& plan) {
 JobPlan plan_of(Scenario scenario, uint64_t seed) {
   const bool needs_hosts = scenario == Scenario::kPartition || scenario == Scenario::kHeal;
   JobPlan plan = needs_hosts ? plan_job(seed, kSeveralHosts) : plan_job(seed, kAllShapes);
-  // Naps are so long that a lost wake-up causes a timeout, which fails the test, because every rank
-  // must end right in this scenario.
+  // Every rank must end right in this scenario. With naps this long a lost wake-up causes a
+  // timeout, and the test fails.
   if (ends_right(scenario)) plan.options.max_nap = hours(1);
   if (scenario != Scenario::kNoFault) plan.options.faults = {fault_of(scenario, plan)};
   return plan;
@@ -222,11 +223,11 @@ bool is_hidden(const JobPlan& plan, const JobOutcome& outcome, int rank, const V
          ((waits && has_message) || waits_elsewhere);
 }
 
-// Returns whether the failure names an allowed culprit. What counts is the error of the rank that
-// found the failure; the other ranks quote it.
+// Returns whether the failure names an allowed culprit. The error of the rank that detected the
+// failure is checked, because the other ranks quote it.
 bool is_just(const JobPlan& plan, const JobOutcome& outcome, int rank) {
   const Verdict verdict = verdict_of(outcome, rank);
-  // Another group failed first: it made this rank throw, and so leave this group.
+  // Another group failed first. This rank threw that failure and destroyed this group.
   if (says(outcome.ranks[static_cast<size_t>(rank)], "ended the group's scope")) {
     return verdict.reporter != rank && failed_justly(plan, outcome, verdict.reporter);
   }
@@ -323,7 +324,7 @@ TEST(SimulatedJobs, EveryKindOfStepIsInATenthOfThem) {
     }
     for (size_t kind = 0; kind < is_in.size(); ++kind) num_jobs_with[kind] += is_in[kind] ? 1 : 0;
   }
-  if (seeds.size() < 100) return;  // so few seeds need not have every effect
+  if (seeds.size() < 100) return;  // with so few seeds not every effect need occur
   for (size_t kind = 0; kind < num_jobs_with.size(); ++kind) {
     EXPECT_GE(num_jobs_with[kind] * 10, static_cast<int>(seeds.size()))
         << to_string(static_cast<Step::Kind>(kind)) << " occurs in too few of the jobs";

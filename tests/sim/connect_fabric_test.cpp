@@ -171,8 +171,8 @@ Duration moment_of(const FabricJob& job, uint64_t seed) {
          Duration(static_cast<int64_t>(Random(seed).below(std::max<uint64_t>(1, span))));
 }
 
-// A fault of one rank at a random time while all ranks connect, and the failure that the others
-// must report.
+// A fault of one rank at a random time while all ranks connect, and the failure that the other
+// ranks must report.
 struct FaultOfOne {
   sim::Fault (*fault)(int rank, sim::When when) = nullptr;
   Duration budget{};
@@ -229,8 +229,8 @@ TEST(FabricInTheSimulator, ARankThatIsStoppedIsNamedToAllAtTheDeadline) {
        .max_delay = kBudget + seconds(4)});
 }
 
-// Rank 0 fails because rank 1 is late. Its second attempt waits for rank 1 and polls the store in
-// the meantime.
+// Rank 0 fails because rank 1 is late. Its second attempt waits for rank 1, polls the store in the
+// meantime, and must succeed.
 TEST(FabricInTheSimulator, AFailedAttemptDoesNotSpoilTheNext) {
   sim::Simulator simulator(1, {.ranks_per_host = {2}});
   const auto store = std::make_shared<HashStore>(simulator.system(0));
@@ -252,7 +252,8 @@ TEST(FabricInTheSimulator, AFailedAttemptDoesNotSpoilTheNext) {
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
-// One rank gives up and does not retry. It may be rank 0, which computes the layout.
+// One rank, which may be rank 0, gives up and does not retry. A rank that starts later must get the
+// error of that rank.
 TEST(FabricInTheSimulator, ARankThatComesLateLearnsWhyTheAttemptBeforeFailed) {
   for (const int deserter : {0, 1}) {
     sim::Simulator simulator(1, {.ranks_per_host = {2}});

@@ -1,6 +1,7 @@
-// Runs a large job in the simulator: all ranks connect, sum 8 B and 1 MB, and split. Then one rank
-// is killed, then all ranks of a host, and the others leave. Prints the cost of each phase next to
-// its bound. Exits with 1 if a rank lacks a required event, or if a bound is exceeded.
+// Runs a large job in the simulator: all ranks connect, run an all_reduce of 8 B and one of 1 MB,
+// and split the group. Then one rank is killed, then all ranks of a host, and the others leave.
+// Prints the cost of each phase next to its bound. Exits with 1 if a rank lacks a required event,
+// or if a bound is exceeded.
 //
 //     cadre_fabric_scale [hosts] [ranks on each]
 #include <algorithm>

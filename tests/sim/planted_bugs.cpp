@@ -47,8 +47,8 @@ class WrongTagSocket final : public os::Socket, public sim::Readiness {
   bool can_write() const override { return readiness_of(*inner_).can_write(); }
 
  private:
-  // The header of a message is passed either as a part of its own, or at the beginning of the rest
-  // of its frame.
+  // A header of a message is passed to send either alone, or at the beginning of the bytes that
+  // remain of its frame.
   std::vector<std::byte> with_last_tag(std::vector<std::byte> bytes) {
     if (bytes.size() < MessageHeader::kBytes) return bytes;
     const Bytes place = Bytes(bytes).first(MessageHeader::kBytes);

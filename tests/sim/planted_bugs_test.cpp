@@ -49,7 +49,7 @@ uint64_t find_bug(const Hunt& hunt, uint64_t num_seeds = kNumSeeds) {
   return 0;
 }
 
-// Some seed must fail if the bug is planted. None may fail without it, which
+// At least one seed must fail if the bug is planted. No seed may fail without the bug, which
 // communicator_seeds_test.cpp checks more thoroughly.
 void expect_found(Hunt hunt) {
   const uint64_t seed = find_bug(hunt);
@@ -83,7 +83,7 @@ TEST(PlantedBugs, AMissingAbortCheckIsFound) {
   };
   expect_found({.bug = PlantedBug::kMissingAbortCheck,
                 .shape = Shape::kHostEach,
-                // So many ranks that not every rank has a data connection to the victim.
+                // With 12 ranks, not every rank has a data connection to the victim.
                 .world_size = 12,
                 .faults = {Fault::kill(kVictim, When::at_time(kKillTime))},
                 .keeps_failed_group = seconds(5),

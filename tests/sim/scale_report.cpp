@@ -30,7 +30,7 @@ size_t ScaleReport::add(Phase phase) {
   return phases_.size() - 1;
 }
 
-// Returns what the phase has cost each rank that was alive at its end.
+// Returns the cost of the phase for each rank that was alive at its end.
 std::vector<uint64_t> ScaleReport::spent(size_t phase, Cost cost) const {
   std::vector<uint64_t> values;
   for (size_t rank = 0; rank < static_cast<size_t>(num_ranks_); ++rank) {

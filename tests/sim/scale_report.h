@@ -1,7 +1,7 @@
 // Reports the costs of each phase of a large job for its processes, next to their bounds.
 //
-// Threads: one at a time. Blocking: never. Lifetime: a plain value. Errors: print() counts the
-// costs that are above their bounds.
+// Threads: one at a time. Blocking: never. Lifetime: a plain value. Errors: none; print() returns
+// the number of costs that are above their bounds.
 #pragma once
 
 #include <array>

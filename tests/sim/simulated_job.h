@@ -37,8 +37,8 @@ struct JobPlan {
   Program program;
   PlantedBug bug = PlantedBug::kNone;
   int num_groups = 1;  // the groups are made one after the other, in rounds 1, 2, ...
-  // How long a rank keeps a group that has failed. When it destroys the group, the other ranks are
-  // told of the failure, too.
+  // How long a rank keeps a group that has failed. When the rank destroys the group, the other
+  // ranks learn of the failure, too.
   Duration keeps_failed_group{};
 
   int host_of(int rank) const;

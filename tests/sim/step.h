@@ -11,7 +11,7 @@
 
 namespace cadre::testing {
 
-// A message between two ranks. The k-th receive with a sender and a tag gets the k-th message of
+// A message between two ranks. The k-th receive from a sender with a tag gets the k-th message of
 // that sender with that tag.
 struct Letter {
   int from = 0;
@@ -42,7 +42,7 @@ struct Step {
 
   Kind kind = Kind::kBarrier;
   uint64_t seed = 0;  // the seed of the values, and of the order in which each rank receives
-  // The number of elements of each rank; for all_to_all approximately that of all ranks together.
+  // The number of elements of each rank; for all_to_all approximately the sum over all ranks.
   size_t count = 0;
   int root = 0;  // used by kBroadcast, kReduce, kGather and kScatter
   // Whether inputs are in symmetric memory, and all_reduce and reduce work in place.

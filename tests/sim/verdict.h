@@ -1,9 +1,7 @@
-// Reads the details of a failure, as a program can: which rank is blamed for it, and which rank
-// found it.
+// Reads the details of an Error, as a program can: which rank it names as the culprit, and which
+// rank detected the failure.
 //
 // Threads: pure functions. Blocking: never.
-//
-// Threads: pure. Blocking: never.
 #pragma once
 
 #include <optional>
@@ -13,8 +11,8 @@
 namespace cadre::testing {
 
 struct Verdict {
-  bool is_connecting = false;  // whether the reporter had not joined the group yet
-  int reporter = -1;           // the rank that found the failure first
+  bool is_connecting = false;  // whether the reporting rank had not joined the group yet
+  int reporter = -1;           // the rank that detected the failure first
   std::optional<int> culprit;  // the blamed rank; the lowest one if several ranks did not connect
 };
 

@@ -161,8 +161,8 @@ class Exchange {
   std::vector<Work> works_;
 };
 
-// Makes two more groups of all ranks, in one of them with the ranks in reverse order, and runs a
-// sum in each at the same time. Every second rank issues the two sums in the other order.
+// Makes two more groups of all ranks, in one of them with the ranks in reverse order, and runs an
+// all_reduce in both at the same time. Every second rank issues the two in the reverse order.
 class TwoGroups {
  public:
   TwoGroups(Communicator& world, const Step& step)
@@ -211,7 +211,7 @@ class TwoGroups {
   }
 
   // Runs `body`. If it throws, replaces the ranks in the error by ranks of the world, because the
-  // verdict on a job needs those.
+  // check of the job's errors uses ranks of the world.
   template <typename Body>
   static void in_ranks_of_world(const Communicator& group, const Body& body) {
     try {

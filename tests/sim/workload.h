@@ -1,8 +1,8 @@
 // Runs the program of the ranks of a simulated job: collectives and messages that a seed picks.
 // Each result is checked against its formula.
 //
-// Threads: those of Communicator. Blocking: run_program, until every step is done or one fails.
-// Errors: what the Communicator throws; kInternal for a wrong result.
+// Threads: see Communicator. Blocking: run_program, until every step is done or one fails. Errors:
+// what the Communicator throws; kInternal for a wrong result.
 #pragma once
 
 #include <cstdint>

@@ -43,13 +43,13 @@ struct Capabilities {
   // waits for such an operation, keeps its memory and the engine, and reports that the process must
   // end.
   bool is_abortable = true;
-  // submit() only enqueues the operation, which begins after the work on Collective::stream and
-  // completes later.
+  // submit() only enqueues the operation: it begins after the work that was enqueued on
+  // Collective::stream before, and completes after submit() has returned.
   bool is_stream_ordered = false;
-  // A text that says which algorithm is used for which size; shown in the first line of the log.
+  // Says which algorithm is used for which size; written to the first line of the log.
   std::string algorithms = {};
   EnumSet<OpKind> kinds = {};  // collectives
-  EnumSet<DType> dtypes = {};  // the element types that the engine can move
+  EnumSet<DType> dtypes = {};  // the dtypes that the engine can move
   // The supported reductions, by dtype. For an engine without PREMUL_SUM the group multiplies the
   // inputs on the CPU and submits a SUM.
   std::array<EnumSet<ReduceOp>, kNumDTypes> reductions = {};
@@ -71,8 +71,9 @@ struct Capabilities {
   }
 
  private:
-  // Returns false for an op that needs multiplied inputs on a device: they cannot be multiplied
-  // before submit(), because another stream may still write them.
+  // Returns whether the engine can compute the reduction. False for an op that needs multiplied
+  // inputs if the memory is on a device or the engine is stream-ordered: the group cannot multiply
+  // them before submit(), because another stream may still write them.
   bool can_reduce(DType dtype, ReduceOp op, DeviceType device) const {
     if (!needs_multiplied_inputs(dtype, op)) {
       return reductions[static_cast<size_t>(dtype)].contains(op);
@@ -101,7 +102,7 @@ class CADRE_EXPORT Backend {
   virtual ~Backend() = default;
 
   virtual Capabilities capabilities() const = 0;
-  // Runs the collectives in order. Ends with the first error: later collectives are not run.
+  // Runs the collectives in order. Stops at the first error: later collectives are not run.
   // REQUIRES: there is at least one collective, and one fingerprint for each; validate() and
   // check_supported() have succeeded for each collective. kPremulSum is only passed to engines
   // whose `reductions` contain it.

@@ -88,8 +88,8 @@ bool overlap(ConstBytes a, ConstBytes b) {
 }
 
 // Returns an error if the input and the output overlap in a way that is not allowed. `part` is the
-// buffer with the elements of this rank, which begin at `offset` of `other` if that buffer has the
-// elements of all ranks.
+// buffer with the elements of this rank. `other` is the second buffer; if it has the elements of
+// all ranks, those of this rank begin at `offset`.
 Status check_overlap(const Collective& c, ConstBytes part, ConstBytes other, size_t offset) {
   if (!overlap(part, other)) return {};
   if (!rules_of(c.kind).may_be_in_place) {
@@ -122,8 +122,8 @@ Status check_counts(const Collective& c, std::string_view side, ConstBytes buffe
   const uint64_t num_elements = buffer.size() / size_of(c.dtype);
   uint64_t total = 0;
   for (const uint64_t count : counts) {
-    // The counts are added one by one, so that a sum of huge counts cannot wrap around to the right
-    // number.
+    // The counts are added one by one, so that the sum of huge counts cannot wrap around to the
+    // expected number.
     if (count > num_elements - total) {
       return refused(format("{}: the counts for the {} add up to more than its {} {}", c.kind, side,
                             num_elements, c.dtype));

@@ -1,5 +1,5 @@
 // One collective of one rank as a value: what it computes, and on which memory. validate() checks
-// it once; all code between the call and the engine reads it.
+// it once; the code between the caller and the engine only reads it.
 //
 // Threads: plain values; validate() is pure. Blocking: never. Lifetime: borrows the buffers and the
 // shape; owns the splits.

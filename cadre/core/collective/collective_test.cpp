@@ -20,7 +20,8 @@ using ::testing::HasSubstr;
 constexpr int kWorldSize = 3;
 constexpr Rank kSelf = 1;
 
-// The buffers of a rank: six int32 of its own, and the six int32 of every rank.
+// The buffers of a rank: one for the six int32 of this rank, and one for the six int32 of each
+// rank.
 struct Buffers {
   std::array<std::byte, 24> part{};
   std::array<std::byte, 24> other_part{};

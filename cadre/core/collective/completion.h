@@ -1,12 +1,13 @@
-// The end of a submitted collective, as its engine reports it. Engines that run in the calling
-// thread report it at once, engines that only enqueue on a device stream report it later.
+// A future for the result of a submitted collective. An engine that runs the collective in the
+// calling thread returns a Completion that is done; an engine that only enqueues it on a device
+// stream returns a pending one.
 //
 // Threads: any; complete() is called once, by the thread that observes the end. Blocking: never.
 // Lifetime: a cheap value over shared state. Callbacks run exactly once, never under a lock: in the
 // thread that calls complete(), or, if the Completion is done, in the thread that calls on_done().
 // Errors: none of its own; callbacks must not throw.
-// Source: the events of c10d's ProcessGroupNCCL::WorkNCCL, whose wait() orders the current stream;
-// std::promise without a blocking wait.
+// Source: std::promise, but without a blocking wait; order_stream() is like c10d's
+// ProcessGroupNCCL::WorkNCCL::wait(), which makes the current stream wait for an event.
 #pragma once
 
 #include <atomic>
@@ -27,10 +28,10 @@ class Completion {
   // Makes a Completion that is done.
   Completion(Status status) : status_(std::move(status)) {}          // NOLINT: implicit by design
   Completion(Error error) : Completion(Status(std::move(error))) {}  // NOLINT: implicit by design
-  // Makes later work of a device stream wait for the operation, like cudaStreamWaitEvent. Called
-  // from any thread, any number of times.
+  // A function that makes later work of a device stream wait for the operation, like
+  // cudaStreamWaitEvent. It is called from any thread, any number of times.
   using OrderStream = std::function<Status(void* stream)>;
-  // Makes a pending Completion, until complete() is called on this value or on a copy of it. A
+  // Makes a Completion that is pending until complete() is called on it or on a copy of it. A
   // stream-ordered engine passes `order_stream`.
   static Completion make_pending(OrderStream order_stream = nullptr) {
     return Completion(std::make_shared<Shared>(std::move(order_stream)));
@@ -41,8 +42,8 @@ class Completion {
   }
   // Returns the result of the collective. REQUIRES: is_done().
   const Status& status() const { return pending_ == nullptr ? status_ : pending_->status; }
-  // Returns whether a device stream can wait for the end, with order_stream(), instead of a thread:
-  // true for a stream-ordered engine, and for every Completion that is done.
+  // Returns whether order_stream() can make a device stream wait for the operation, so that no
+  // thread has to wait: true for a stream-ordered engine, and for every Completion that is done.
   bool is_stream_ordered() const { return is_done() || pending_->order_stream != nullptr; }
   // Makes the work that the caller enqueues on `stream` from now on wait for the operation. Returns
   // at once, and does nothing if the operation is done. REQUIRES: is_stream_ordered().

@@ -38,8 +38,8 @@ void copy_streaming(std::byte* out, const std::byte* in, size_t num_bytes) {
     _mm_stream_si128(to + 3, d);
   }
   std::memcpy(out + done, in + done, num_bytes - done);
-  // Streaming stores are weakly ordered: without the fence a flag that is stored later could become
-  // visible before them.
+  // Streaming stores are weakly ordered: without the fence a flag that is stored after the copy
+  // could become visible before the copied data.
   _mm_sfence();
 }
 #endif

@@ -12,10 +12,10 @@ namespace cadre {
 // this size is still in the L1 cache when it is copied.
 inline constexpr size_t kCachedBytes = 4096;
 
-// Says how results are stored. Streaming (non-temporal) stores do not read the destination's cache
-// lines first and do not take them away from a peer's cache one at a time. So they are faster for
-// data that is written once and read much later, or by a distant core. A thread that sees a release
-// store which follows the copy also sees the copied data.
+// Says how results are stored. Streaming (non-temporal) stores write to memory without first
+// loading the destination's cache lines. So they are faster for data that is written once and read
+// much later, or by a distant core. A thread that sees a release store which follows the copy also
+// sees the copied data.
 enum class StorePolicy { kCached, kStreaming };
 
 void copy(std::byte* out, const std::byte* in, size_t num_bytes, StorePolicy stores);

@@ -71,7 +71,7 @@ class OpProgress {
     phase_.store(static_text, std::memory_order_relaxed);
     if (mirror_ != nullptr) copy_phase(static_text);
   }
-  // Is notified when each collective of a call begins, except for the first.
+  // An Observer is notified when the second and each later collective of a call begins.
   class Observer {
    public:
     virtual void on_next(size_t index) = 0;
@@ -88,14 +88,14 @@ class OpProgress {
     index_.store(index, std::memory_order_relaxed);
     if (observer_ != nullptr) observer_->on_next(index);
   }
-  // Sets the rank that is waited for at present; -1 means that no rank is.
+  // Sets the rank for which this rank waits now; -1 if it waits for none.
   void set_waiting_for(int rank) {
     waiting_for_.store(rank, std::memory_order_relaxed);
     if (mirror_ != nullptr) mirror_->waiting_for.store(rank, std::memory_order_relaxed);
   }
   // A part of an all_to_all_v for which the sender and the receiver expect different sizes.
   struct PartMismatch {
-    int sender = -1;  // -1 if no part has two sizes
+    int sender = -1;  // -1 if all sizes match
     int receiver = -1;
     uint64_t sent_bytes = 0;
     uint64_t expected_bytes = 0;
@@ -122,7 +122,7 @@ class OpProgress {
   int mismatch_peer = -1;  // read only by the thread that runs the operation, after its failure
   uint64_t mismatch_number = 0;
   Fingerprint mismatch_fingerprint;
-  uint64_t own_number = 0;  // 0 if that is the running operation
+  uint64_t own_number = 0;  // 0 if this is the running operation
   Fingerprint own_fingerprint;
   PartMismatch part_mismatch;  // read only by the thread that runs the operation, after its failure
 
@@ -146,7 +146,7 @@ struct OpContext {
   // The number of the call's first collective; the others have the following numbers. Collectives
   // of a group are counted from 1, equally on all ranks.
   uint64_t number;
-  // Has one entry for each collective of the call, and is never empty.
+  // The fingerprints of the collectives of the call, in order; never empty.
   std::span<const Fingerprint> fingerprints;
   Deadline deadline;  // the deadline of the whole call
   OpProgress& progress;

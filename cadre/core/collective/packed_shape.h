@@ -1,5 +1,5 @@
-// The sizes of a tensor in 64 bits. Ranks compare them, to detect that a (2, 3) tensor would be
-// reduced with a (3, 2) tensor.
+// The sizes of a tensor in 64 bits. Ranks compare these bits, to detect for example that one rank
+// passes a (2, 3) tensor and another a (3, 2) tensor to the same collective.
 //
 // Threads: a plain value. Blocking: never. Errors: none; arbitrary bits from a peer are read as
 // some shape.

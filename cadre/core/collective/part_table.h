@@ -2,8 +2,8 @@
 // each rank.
 //
 // Threads: one at a time. Blocking: never. Lifetime: a value. Errors: check() returns
-// kInvalidArgument and names two ranks in OpProgress::part_mismatch; all ranks that have the same
-// table name the same two.
+// kInvalidArgument and names two ranks in OpProgress::part_mismatch; ranks with equal tables name
+// the same two ranks.
 #pragma once
 
 #include <cstddef>

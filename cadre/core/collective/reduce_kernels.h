@@ -63,7 +63,8 @@ struct Max {
   }
 };
 
-// Stores the folded value as it is. This struct and the next one are the last step of a fold.
+// Stores the folded value as it is. AsIs and DivideByNumInputs are the choices for the last step of
+// a fold.
 struct AsIs {
   template <typename V>
   CADRE_KERNEL_INLINE void apply(V&, size_t) {}

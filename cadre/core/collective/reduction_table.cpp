@@ -99,7 +99,8 @@ constexpr Sets supported_sets() {
   return sets;
 }
 
-// The supported operations of each dtype. Every call of a reduction looks its operation up in them.
+// The supported operations of each dtype. They are computed at compile time, because every call of
+// a reduction looks up its operation.
 constexpr Sets kSupported = supported_sets();
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Multiplies every element by one number: the first half of PREMUL_SUM.
+// Multiplies every element by one number. PREMUL_SUM is scale() followed by a SUM.
 //
 // Threads: any. Blocking: never. Lifetime: buffers are borrowed until the call returns.
 // Errors: none; the function says what it REQUIRES. Numerics: reduction_table.h.

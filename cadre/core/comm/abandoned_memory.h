@@ -9,9 +9,10 @@
 
 namespace cadre {
 
-// Returns true for an engine that cannot cancel what it has begun (Capabilities::is_abortable). A
-// blocking call of such a group passes an owner of its memory as CollectiveOptions::keep_alive,
-// because the call may throw while the engine still reads and writes that memory.
+// Returns true for a group whose engine cannot cancel an operation that it has begun
+// (Capabilities::is_abortable is false). A blocking call of such a group passes an owner of its
+// memory as CollectiveOptions::keep_alive, because the call may throw while the engine still reads
+// and writes that memory.
 CADRE_EXPORT bool may_use_memory_after_failure(const Communicator& group);
 
 }  // namespace cadre

@@ -23,16 +23,16 @@
 //     does not wait for that, but keeps the keep_alive of the call and the engine. A blocking call
 //     without a keep_alive throws while the library may still use its buffers; the error says so,
 //     and that the process must end.
-//  4. submit() of a stream-ordered library enqueues on a stream of its own behind
-//     Collective::stream, and returns Completion::make_pending(order_stream). A thread that
-//     observes the events calls complete(), with an error if there is one. Buffers on the CPU get
-//     make_pending() without order_stream, so that Work::wait() waits for their results. The engine
-//     copies what it needs of the OpContext later.
-//  5. The ranks of a group must agree on (number, fingerprint) of each call. An engine that can
-//     send a few more bytes compares them, as the native engines do, and reports a difference with
-//     OpProgress::set_mismatch(). Otherwise the library decides how a mismatch ends.
-// Point-to-point messages, liveness and failures stay those of the group; symmetric buffers of a
-// group with such an engine are private memory.
+// 4. submit() of a stream-ordered library enqueues on a stream of its own behind
+// Collective::stream, and returns Completion::make_pending(order_stream). A thread of the engine
+// that waits for the stream's events calls complete() with the result. Buffers on the CPU get
+// make_pending() without order_stream, so that Work::wait() waits for their results. The engine
+// copies what it needs of the OpContext later.
+// 5. The ranks of a group must agree on (number, fingerprint) of each call. An engine that can send
+// a few more bytes compares these values, as the native engines do, and reports a difference with
+// OpProgress::set_mismatch(). Otherwise the behaviour on a mismatch is that of the library.
+// The group itself still provides point-to-point messages and the detection and reporting of
+// failures. Symmetric buffers of a group with a plug-in engine are private memory.
 #pragma once
 
 #include <functional>

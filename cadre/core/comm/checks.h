@@ -1,6 +1,5 @@
-// Checks those arguments of a group's calls that are valid or invalid in themselves, independent of
-// what the other ranks pass. validate() in collective/collective.h checks the arguments of
-// collectives.
+// Checks arguments of a group's calls that one rank can check alone, whatever the other ranks pass.
+// validate() in collective/collective.h checks the arguments of collectives.
 //
 // Threads: any. Blocking: never. Errors: each check throws kInvalidArgument; the message says what
 // was passed and what was expected.
@@ -26,8 +25,8 @@ CADRE_EXPORT Error refusal_of(const Communicator& group, std::string_view call,
 // Returns the point in time that is `timeout` from now. Throws if the timeout is not positive.
 CADRE_EXPORT Deadline deadline_of(const Communicator& group, std::string_view call,
                                   Duration timeout);
-// Returns the deadline of a call with these options; nullopt if they leave it to the group. Throws
-// if they have both a deadline and a timeout.
+// Returns the deadline of a call with these options; nullopt if the options have neither a deadline
+// nor a timeout, so that the group's timeout applies. Throws if they have both.
 std::optional<Deadline> deadline_of(const Communicator& group, std::string_view call,
                                     const CollectiveOptions& options);
 

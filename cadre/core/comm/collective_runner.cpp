@@ -56,8 +56,8 @@ class CollectiveRunner::Record final : public OpProgress::Observer {
   uint64_t entry_ = 0;
 };
 
-// A call that the engine has enqueued and ends later. The engine's Completion owns this object, and
-// so the memory that the engine works on, even after the group has abandoned the call.
+// A call that the engine has enqueued and ends later. The engine's Completion owns this object and
+// through it the memory of the call, even after the group has abandoned the call.
 struct CollectiveRunner::Enqueued {
   uint64_t number;
   std::vector<Fingerprint> fingerprints;
@@ -69,15 +69,16 @@ struct CollectiveRunner::Enqueued {
   Completion result;
   std::atomic<bool> has_ended{false};
 
-  // Returns true for the first caller only, which ends the call: the engine, or the watch thread
-  // that abandons it.
+  // Returns true for the first caller only, which must end the call. Callers are the engine, and
+  // the watch thread, which abandons the call.
   bool claim_end() { return !has_ended.exchange(true); }
 };
 
 Completion CollectiveRunner::run(Operation& operation) {
   Monitor& monitor = parts_.monitor;
   if (monitor.has_failed()) return monitor.error();
-  // The cell shows the progress of this call, unless it shows an enqueued call.
+  // The cell of the status page shows the progress of this call, unless it already shows an
+  // enqueued call.
   OpProgress progress(num_enqueued_ == 0 ? &monitor.own_cell().collective.progress : nullptr);
   const TimePoint began = parts_.system.now();
   Record record(*this, operation, began);
@@ -104,8 +105,8 @@ Completion CollectiveRunner::run(Operation& operation) {
   return result;
 }
 
-// Runs a call and makes an exception of the engine the group's failure. This rank is the culprit,
-// because its peers have done nothing wrong.
+// Runs a call. If the engine throws, the exception becomes the failure of the group. This rank is
+// the culprit, because its peers have done nothing wrong.
 Completion CollectiveRunner::execute_caught(Operation& operation, const Running& call) {
   try {
     if (!parts_.capabilities.is_abortable) begin_watch();
@@ -140,8 +141,8 @@ bool CollectiveRunner::is_to_be_scaled(const Collective& collective) const {
          parts_.capabilities.needs_multiplied_inputs(collective.dtype, collective.reduction.op());
 }
 
-// Turns each PREMUL_SUM into a SUM of scaled inputs. A scaled input is stored in the output if that
-// has room for the whole input. Messages and the comparison between ranks still show a PREMUL_SUM,
+// Turns each PREMUL_SUM into a SUM of scaled inputs. A scaled input is stored in the output if the
+// output is large enough. Messages and the comparison between ranks still show a PREMUL_SUM,
 // because the fingerprint does not change.
 std::vector<Collective> CollectiveRunner::premultiplied(std::span<const Collective> collectives) {
   const auto is_in_place = [](const Collective& c) { return c.out.size() == c.in.size(); };
@@ -258,7 +259,8 @@ Completion CollectiveRunner::follow(const Operation& operation, const Running& c
   return enqueued->result;
 }
 
-// Reports no progress: what submit() has recorded is out of date when the engine ends the call.
+// Reports no progress, because the progress that submit() has recorded is out of date when the
+// engine ends the call.
 Status CollectiveRunner::end_enqueued(const std::shared_ptr<Enqueued>& call, const Status& status) {
   OpProgress progress;
   const Status result =
@@ -458,7 +460,8 @@ void CollectiveRunner::explain_part_mismatch(const Running& call) {
               .remedy = std::string(kEqualParts)});
 }
 
-// Returns -1 if no rank is known, also if a plug-in engine names a rank that does not exist.
+// Returns the rank for which the operation waits; -1 if it is unknown or if a plug-in engine names
+// a rank that does not exist.
 int CollectiveRunner::waiting_for(const OpProgress& progress) const {
   const int rank = progress.waiting_for();
   return rank < parts_.monitor.roster().world_size() ? rank : -1;

@@ -7,9 +7,9 @@
 // the group fails. That thread starts before the engine gets the call.
 // Blocking: run(), until the operation's deadline, and after a failure for the time in which this
 // rank polls its peers (Monitor::kAskTime, kDoubtTime); a thread that reports an error later blocks
-// for that time, too. stop(), for kWatchTime. Lifetime: borrows its parts. When the runner is
-// destroyed, the engine must have ended all calls that it has enqueued, except for abandoned ones.
-// Errors: the group's failure.
+// for that time, too. stop(), for kWatchTime. Lifetime: borrows the objects in its Parts. When the
+// runner is destroyed, the engine must have ended all calls that it has enqueued, except for
+// abandoned ones. Errors: the group's failure.
 #pragma once
 
 #include <atomic>
@@ -53,7 +53,7 @@ class CollectiveRunner final : public OperationRunner {
 
   Completion run(Operation& operation) override;
   Duration time_spent() const { return Duration(time_spent_ns_.load(std::memory_order_relaxed)); }
-  // Joins the watch thread. REQUIRES: no call begins any more.
+  // Joins the watch thread. REQUIRES: no further call is started.
   void stop();
   // Returns whether the engine still works on a call that was abandoned. If so, the memory of that
   // call is still in use.
@@ -62,8 +62,8 @@ class CollectiveRunner final : public OperationRunner {
  private:
   class Record;
   struct Enqueued;
-  // A call that has begun. `context` is that of the collective of the call that runs, or that has
-  // failed.
+  // A call that has begun. `context` belongs to the collective of the call that is running, or that
+  // has failed.
   struct Running {
     OpContext context;
     TimePoint began;
@@ -87,7 +87,7 @@ class CollectiveRunner final : public OperationRunner {
   Status await_enqueued(Deadline deadline);
   // Ends a call. If it has an error, fails the group with it and returns the failure of the group.
   Status conclude(const Running& call, const Status& status);
-  // Called when the engine has enqueued the call and will end it through `completion`. Returns a
+  // Called when the engine has enqueued the call, which ends when `completion` is done. Returns a
   // Completion that is done when the runner has also recorded the end of the call.
   Completion follow(const Operation& operation, const Running& call, const Completion& completion,
                     uint64_t first_entry);
@@ -103,7 +103,8 @@ class CollectiveRunner final : public OperationRunner {
   // Ends all enqueued calls with the failure of the group, although the engine has not ended them.
   void abandon_enqueued();
   Error abandoned_error() const;
-  // Makes the failure of the group from what the engine reported.
+  // Fails the group with a failure that is composed from the error and the progress that the engine
+  // has reported.
   void explain(const Running& call, const Error& error);
   void explain_timeout(const Running& call);
   void explain_loss(const Running& call, const Error& error);
@@ -117,7 +118,7 @@ class CollectiveRunner final : public OperationRunner {
   std::vector<std::byte> scaled_;  // scaled inputs of PREMUL_SUMs that have a smaller output
   std::atomic<int64_t> time_spent_ns_{0};
   mutable std::mutex mutex_;  // guards the members below, except for the atomics
-  std::deque<std::shared_ptr<Enqueued>> enqueued_;  // also used by the engine's thread
+  std::deque<std::shared_ptr<Enqueued>> enqueued_;  // the engine's thread uses it, too
   std::atomic<size_t> num_enqueued_{0};
   // The memory of abandoned calls. An entry expires when the engine has ended its call.
   std::vector<std::weak_ptr<const void>> abandoned_;

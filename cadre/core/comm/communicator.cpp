@@ -46,8 +46,8 @@ Fingerprint validated(Collective& collective, const Communicator& group,
   return descriptor.fingerprint();
 }
 
-// Makes one operation of the collectives and calls `use` with it. A single collective needs no heap
-// memory.
+// Combines the collectives into one operation and passes it to `use`. Allocates no memory for a
+// single collective.
 template <typename Use>
 auto with_operation(std::span<Collective> collectives, const Communicator& group,
                     const Communicator::Impl& impl, const CollectiveOptions& options,
@@ -86,8 +86,8 @@ CommunicatorOptions with_quiet_log(CommunicatorOptions options) {
   return options;
 }
 
-// The upper limit of a symmetric buffer: no machine has so many bytes, and sums with this number do
-// not wrap.
+// The maximum size of a symmetric buffer. No machine has so much memory, and additions to this
+// number do not wrap.
 constexpr size_t kMaxSymmetricBytes = size_t{1} << 56;
 
 }  // namespace
@@ -118,7 +118,7 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
     return std::make_unique<Communicator>(std::move(impl));
   } catch (const Error& error) {
     ErrorDetails details = error.details();
-    // The group that is being connected is the world, so the rank in the group is also the rank in
+    // The group that is being connected becomes the world, so its rank numbers are also those of
     // the world.
     details.culprit_world_rank = details.culprit;
     throw error.with_details(details).with_context(
@@ -129,8 +129,8 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
 
 Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-// Does nothing in a forked child: there the locks and connections of the group may be in any state,
-// and its threads do not exist. So the child's copy is not destroyed; it ends with the child.
+// Does nothing in a forked child, where the locks and connections of the group may be in any state
+// and its threads do not exist. The child's copy of the group is leaked until the child exits.
 Communicator::~Communicator() {
   if (impl_->fork_guard->is_in_child()) {
     static_cast<void>(impl_.release());
@@ -315,8 +315,9 @@ void Communicator::close(Deadline deadline) {
         "a callback of the group, or the deleter of a keep_alive, called close(), which would wait "
         "for that caller; close the group in a thread of the program");
   }
-  // The flag is set before this rank looks at the other group. So if callbacks close each other's
-  // groups, at least one of the two close() calls throws, and they do not wait for each other.
+  // The mark is set before this thread checks whether the other group waits. So if callbacks close
+  // each other's groups, at least one of the two close() calls throws, and they do not wait for
+  // each other.
   const ProgressQueue::AwaitsOther awaits_other;
   if (ProgressQueue::is_any_on_this_thread() && impl.awaits_other()) {
     throw refusal_of(

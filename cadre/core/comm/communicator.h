@@ -1,9 +1,9 @@
 // A group of ranks over bytes: membership, transport, engine, operation numbers, deadlines,
-// failures. Complete without torch (<cadre/core.h>); ProcessGroup is a tensor shell over it.
+// failures. Needs no torch (<cadre/core.h>); ProcessGroup is a wrapper of it for tensors.
 //
 // Threads: every method from any thread. Operations are numbered in the order of the calls; all
-// ranks must issue the same operations in the same order, so a program that issues from two threads
-// orders them itself.
+// ranks must issue the same operations in the same order, so a program that issues operations from
+// two threads must synchronize these threads.
 // Blocking: connect, the blocking operations, allocate_symmetric and close, each until its
 // deadline. Lifetime: the buffers of a blocking call are borrowed until it returns; buffers on a
 // device until the operation has ended on its stream. The buffers of an `_async` call must live
@@ -52,14 +52,14 @@ class CADRE_EXPORT Communicator {
  public:
   // Connects this rank to the group; all ranks of the membership must call it. Ranks exchange
   // addresses through the store, prove to each other that they know the job's token, and connect. A
-  // rank with another build is rejected with an error that names both versions.
+  // rank with another version of Cadre is rejected with an error that names both versions.
   static std::unique_ptr<Communicator> connect(os::System& system, const Membership& membership,
                                                const CommunicatorOptions& options,
                                                Deadline deadline);
   // Aborts pending operations and leaves the group, as close() does. In a callback of a group, or
   // in the deleter of a keep_alive, the destructor returns at once, and another thread ends the
-  // group soon after. So the System must outlive the group by a moment; handles that
-  // init_process_group() made, and handles of subgroups, keep their System alive. Throws nothing.
+  // group soon after. So the System must outlive that thread. Handles from init_process_group() and
+  // handles of subgroups keep their System alive. Throws nothing.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -208,8 +208,8 @@ class CADRE_EXPORT Communicator {
   }
   // Messages between two ranks with the same tag arrive in order; sizes and types must match. A
   // send of up to 16 KiB may return before it is received; a longer one waits for its receive. A
-  // rank buffers at most 4 MiB from each peer for messages that no recv has taken yet. Both throw
-  // if the peer is this rank itself.
+  // rank buffers at most 4 MiB from each peer for messages that no recv has taken yet. send() and
+  // recv() throw if the peer is this rank itself.
   void send(ConstBytes data, DType dtype, Rank destination, int tag,
             const CollectiveOptions& options = {});
   void recv(Bytes data, DType dtype, Rank source, int tag, const CollectiveOptions& options = {});
@@ -239,8 +239,8 @@ class CADRE_EXPORT Communicator {
   std::vector<PeerStatus> peers() const;
   // Returns the first failure of this group, which every later call throws; nullopt while the group
   // is usable. A call with invalid arguments throws before it has issued anything, and the group
-  // does not fail. error() does not communicate, so it does not know a failure of another rank that
-  // this rank has not received yet. Same as ncclCommGetAsyncError.
+  // does not fail. error() does not communicate, so it does not return a failure of another rank
+  // whose report has not arrived yet. Same as ncclCommGetAsyncError.
   std::optional<Error> error() const;
   // Returns the ranks that are known to be gone (killed or left), for rejoin().
   std::vector<Rank> lost_ranks() const;
@@ -252,28 +252,30 @@ class CADRE_EXPORT Communicator {
   void abort(const std::string& reason);
   // Makes this group and `other` fail together on this rank from now on. A failure of one of them,
   // also an earlier one, aborts the other group with the text and culprit of the first failure,
-  // unless that group is being closed. Useful for groups that one job uses in turns: a rank that
-  // waits in one group learns which rank was lost in the other, instead of "rank 0 left". Every
-  // rank that is a member of both groups calls it. Keeps neither group alive.
+  // unless that group is being closed. Useful for groups that a program uses alternately: the error
+  // of a rank that waits in one group then names the rank that was lost in the other group, instead
+  // of saying "rank 0 left". Every rank that is a member of both groups calls it. Keeps neither
+  // group alive.
   void fail_together(const Communicator& other);
   // Runs pending operations until the deadline, publishes to the members that this rank leaves, and
   // joins the group's threads. The join may last beyond the deadline while a callback of an
   // operation runs. The last group of the process also closes its connections. Operations that are
   // still pending at the deadline are aborted, which fails the group on all ranks: Work::wait() of
-  // each of them throws kAborted, on this rank and on the others. close() itself does not throw for
-  // them, so wait() first for operations that must have ended. Later calls throw kInvalidArgument.
-  // A second close() does nothing. The destructor only aborts locally and communicates for 1 s at
-  // most.
+  // each aborted operation throws kAborted on every rank. close() itself does not throw because of
+  // them, so call wait() first for operations that must succeed. Later calls throw
+  // kInvalidArgument. A second close() does nothing. The destructor only aborts locally and
+  // communicates for 1 s at most.
   //
-  // At its end close() throws kInvalidArgument if ranks are known to have left this group, or one
-  // that was closed before, after different collectives: a small broadcast, reduce, gather or
-  // scatter may succeed on a rank although another rank called something else. If two such ranks
-  // are on one host, at least the one that closes later throws. Two ranks of different hosts that
-  // close their last groups at the same moment may both miss the mismatch, as may ranks that clean
-  // up after a failure. The destructor only logs the mismatch.
+  // At its end close() throws kInvalidArgument if it is known that two ranks left this group, or a
+  // group that was closed before, after different last collectives. This check is needed because a
+  // small broadcast, reduce, gather or scatter may succeed on a rank although another rank called a
+  // different collective. If two such ranks are on one host, at least the one that closes later
+  // throws. Two ranks of different hosts that close their last groups at the same moment may both
+  // miss the mismatch, as may ranks that clean up after a failure. The destructor only logs the
+  // mismatch.
   //
   // close() throws kInvalidArgument and does nothing in a callback of this group or in the deleter
-  // of a keep_alive, because it would wait for itself. The same holds in a callback of another
+  // of a keep_alive, because it would wait for itself. It also throws in a callback of another
   // group while a callback of this group closes a group.
   void close(Deadline deadline);
 

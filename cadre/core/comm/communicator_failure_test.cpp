@@ -66,7 +66,7 @@ auto fails_at_or_before(const std::string& call, const std::string& before) {
                                 HasSubstr(") after " + before + "\n")));
 }
 
-// Several ranks notice the mismatch, and all of them report the same pair.
+// Several ranks detect the mismatch. All errors must name the same pair of ranks.
 TEST(CommunicatorFailure, DifferentCallsAreExplainedAlikeOnAllRanks) {
   const auto result = run_group(3, kFailureBudget, [](RankContext& context, Communicator& group) {
     group.barrier();
@@ -248,7 +248,7 @@ TEST(CommunicatorFailure, AClosedGroupRefusesAndClosingTwiceIsNothing) {
 }
 
 // Rank 1 destroys its group without close() while no operation is pending. The other rank must see
-// that it has left in good order.
+// this as a normal leave and not as a loss.
 TEST(CommunicatorFailure, ADestructorPublishesALeave) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);
@@ -419,7 +419,8 @@ TEST(CommunicatorFailure, AnOperationThatEndedWellIsNotBlamed) {
   }
 }
 
-// A leaving rank gets a receipt from each other rank, so no rank waits for a time limit.
+// Ranks that close together must not wait until a time limit, because each gets an acknowledgement
+// of its leave from every other rank.
 TEST(CommunicatorFailure, RanksThatCloseTogetherWaitForNothingButEachOther) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     sim::Simulator simulator(seed, {.ranks_per_host = {2, 1}});
@@ -452,7 +453,7 @@ TEST(CommunicatorFailure, SurvivorsOfASimulatedLeaverLoseNobodyElse) {
   }
 }
 
-// A System that opens no more connections once `is_exhausted` is set.
+// A System that fails to open connections once `is_exhausted` is set.
 class FewDescriptors final : public testing::ForwardingSystem {
  public:
   using ForwardingSystem::ForwardingSystem;

@@ -20,8 +20,8 @@
 namespace cadre {
 namespace {
 
-// The time within which every operation ends after an abort, including the polls of peers that
-// follow a failure.
+// The time limit for operations to end after an abort, including the polls of peers that follow a
+// failure.
 constexpr Duration kAbortTime = std::chrono::seconds(5);
 constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
@@ -240,7 +240,8 @@ void Communicator::Impl::build_host_engine(GroupPieces pieces,
                                                        .page = std::move(pieces.message_page)});
 }
 
-// Releases the pieces of other ranks of which no object of this rank has taken ownership.
+// Releases this rank's holds on the memory pieces of other ranks that no object of this rank has
+// taken over.
 void Communicator::Impl::release_holds(const std::vector<GroupPlaces>& places) const {
   HostMemory& memory = *fabric->host_memory();
   const std::vector<int> slots = fabric->slots_of(members.ranks);
@@ -284,8 +285,8 @@ void Communicator::Impl::build_chosen_engine() {
 }
 
 Communicator::Impl::~Impl() {
-  // Each step is run again, in case an exception has ended end() early: no thread may outlive the
-  // objects on which it works.
+  // Each step is run again, because an exception may have ended end() early: no thread may outlive
+  // the objects that it uses.
   attempt([this] { end(); });
   if (queue == nullptr) return;
   attempt([this] { stop_threads(); });
@@ -305,10 +306,10 @@ void Communicator::Impl::attempt(const std::function<void()>& step) const noexce
       options.log->write(LogLevel::kError, "comm",
                          format("group={} ended only in part: {}", options.name, thrown.what()));
     } catch (...) {
-      // There is no memory for the line either.
+      // There is not enough memory for the log line either.
     }
   } catch (...) {
-    // The engine of a plug-in has thrown something that is no std::exception.
+    // A plug-in engine has thrown an object that is no std::exception.
   }
 }
 
@@ -344,8 +345,8 @@ bool Communicator::Impl::awaits_other() const {
 }
 
 // Keeps the engine until the process ends. The library behind it still works on the memory of
-// operations, and one of its threads may look at the Interrupt. The engine's destructor would wait
-// for the library, which may wait for a rank that is gone.
+// operations, and one of its threads may read the Interrupt. The engine's destructor would wait for
+// the library, which may wait indefinitely for a lost rank.
 void Communicator::Impl::leave_engine_to_process() {
   struct Left {
     std::shared_ptr<Monitor> monitor;  // owns the Interrupt
@@ -374,7 +375,7 @@ bool Communicator::Impl::close(Deadline deadline) {
   queue->refuse(refusal);
   signal_waits->refuse(refusal);
   if (messages != nullptr) messages->refuse(refusal);
-  // Callbacks that still run are no pending operations: stop_threads() waits for them.
+  // Callbacks that still run do not count as pending operations: stop_threads() waits for them.
   if (!drain(deadline) && has_pending()) {
     monitor->fail({ErrorCode::kAborted,
                    -1,
@@ -384,8 +385,8 @@ bool Communicator::Impl::close(Deadline deadline) {
   }
   monitor->publish_leave(queue->num_issued(), system.deadline_in(kAbortTime));
   stop_threads();
-  // An operation that still runs in another caller's thread, although it was aborted, uses the
-  // engines. If there is one, the engines are kept as long as the group.
+  // An aborted operation that still runs in the thread of another caller uses the engines. While
+  // there is one, the engines are not destroyed before the group.
   if (is_idle()) release(deadline.earlier(system.deadline_in(kGoodbyeTime)));
   return true;
 }
@@ -429,8 +430,8 @@ bool Communicator::Impl::drain(Deadline deadline) {
   return (messages == nullptr || messages->drain(deadline)) && is_drained;
 }
 
-// Frees the memory now, and not when the last handle to the group is destroyed. The last group of
-// the process also leaves the fabric.
+// Frees the memory of the group now, and not only when the last handle to the group is destroyed.
+// The last group of the process also leaves the fabric.
 void Communicator::Impl::release(Deadline deadline) {
   if (std::exchange(is_released_, true)) return;
   heap.reset();

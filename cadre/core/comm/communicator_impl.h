@@ -1,6 +1,6 @@
 // The parts of a Communicator and the order in which they are made and destroyed.
 //
-// Threads, blocking and errors are those of Communicator. Private to comm.
+// Threads, blocking and errors: see Communicator. Only files of comm/ use this header.
 #pragma once
 
 #include <atomic>
@@ -33,7 +33,7 @@ namespace cadre {
 // The ranks of a group.
 struct GroupMembers {
   std::vector<int> ranks;  // ranks[r] is the rank in the fabric of the group's rank r
-  Rank self;               // this rank's rank in the group
+  Rank self;               // the rank of this process in the group
   // The membership that rejoin() starts from; its `group` is unique in the job.
   Membership membership;
   // The identity under which a member reports that it gives up while the members create the group
@@ -41,8 +41,8 @@ struct GroupMembers {
   std::optional<GroupIdentity> creation = {};
 };
 
-// The pieces that a rank allocates from the host's memory for a group before the group exists. The
-// other ranks learn where they are in the exchange that creates the group.
+// The pieces of the host's memory that a rank allocates for a group before the group exists. The
+// exchange that creates the group sends their places to the other ranks.
 struct GroupPieces {
   Piece block;
   Piece message_page;
@@ -79,8 +79,8 @@ class Communicator::Impl {
   // memory, so the ranks exchange them here.
   void open_first(Deadline deadline);
 
-  // Returns *this. Every call begins with it, because it throws in a forked child of the process
-  // that connected the group.
+  // Returns *this, or throws in a forked child of the process that connected the group. Every
+  // public call uses it first.
   Impl& checked() {
     fork_guard->check();
     return *this;
@@ -94,7 +94,8 @@ class Communicator::Impl {
   // Returns whether the calling thread is a thread of this group and runs code of the program in
   // it, such as a callback. If so, close() would wait for itself.
   bool is_on_own_thread() const;
-  // Returns whether a thread that runs such code of this group waits for the end of another group.
+  // Returns whether a thread for which is_on_own_thread() is true waits for the end of another
+  // group.
   bool awaits_other() const;
 
   std::shared_ptr<Fabric> fabric;  // shared by the groups of this process
@@ -113,7 +114,7 @@ class Communicator::Impl {
   // fails.
   const std::shared_ptr<OneSidedAccess> one_sided_access;
 
-  // The parts are declared in an order in which each part is declared before those that use it.
+  // Each of these parts is declared before the parts that use it, so it is destroyed after them.
   std::unique_ptr<FlightRecorder> recorder;
   std::shared_ptr<Monitor> monitor;      // shared with the control plane
   std::unique_ptr<Transport> transport;  // the transport of the net engine

@@ -20,7 +20,7 @@ enum class TransportChoice {
 };
 
 struct CommunicatorOptions {
-  std::string name = "world";  // messages quote it; all ranks have the same name
+  std::string name = "world";  // shown in messages; all ranks must pass the same name
   // Identifies the group in store keys, handshakes and flight records; equal on all ranks, unique
   // in the job. If empty, the name is used. split() and new_group() derive it, so that groups may
   // share a name.

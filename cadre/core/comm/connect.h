@@ -2,8 +2,8 @@
 // it first.
 //
 // Threads: call from main, before other threads change the environment. Blocking: until all ranks
-// are there, or the deadline. Lifetime: borrows the System. Errors: cadre::Error, as the rendezvous
-// and Communicator::connect say. Without a launcher the group is a world of one.
+// have connected, or the deadline. Lifetime: borrows the System. Errors: cadre::Error, as the
+// rendezvous and Communicator::connect say. Without a launcher the group is a world of one.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@
 
 namespace cadre {
 
-// The settings with which a program itself says which rank of which job it is. Fields that it
-// leaves empty come from the environment (core/rendezvous/job_environment.h).
+// Explicit settings for the rank and the job of this process. Fields that are left empty come from
+// the environment (core/rendezvous/job_environment.h).
 struct JobPlace;
 
 // Connects the group. If `options` do not set a log, the log is standard error. If they set no

@@ -14,7 +14,7 @@ namespace cadre {
 namespace {
 
 // The environment variable for the folder, which `cadre run --flight-records` sets, names a folder
-// that does not exist.
+// that does not exist. Connecting must create it.
 TEST(ConnectFromEnvironment, CreatesTheFolderOfFlightRecords) {
   const testing::TemporaryFolder folder;
   const std::string nested = folder.file("flights/of/today");

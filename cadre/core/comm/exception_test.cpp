@@ -1,6 +1,6 @@
 // Tests a group whose engine or transport throws, in the caller's thread or in a thread of the
-// group. The operation and the group fail, and the errors on both ranks name the operation and the
-// rank.
+// group. The operation and the group must fail, and the errors on both ranks must name the
+// operation and the rank whose engine or transport has thrown.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ class ThrowingEngine final : public Backend {
   }
 };
 
-// An engine that only enqueues its operations. The test ends them.
+// An engine that only enqueues operations. The test completes them.
 class EnqueueingEngine final : public Backend {
  public:
   Capabilities capabilities() const override { return {}; }
@@ -241,8 +241,8 @@ TEST_F(ExceptionTest, OfAMessageInTheThreadOfMessages) {
   EXPECT_TRUE(work.error().has_value());
 }
 
-// The owner (keep_alive) of a message calls the queue from another thread when it is deleted, so a
-// lock would cause a deadlock. See also operation_queue_test.cpp.
+// The owner (keep_alive) of a message calls the queue from another thread when it is deleted, so
+// holding a lock at that time would cause a deadlock. See also operation_queue_test.cpp.
 TEST_F(ExceptionTest, TheOwnerOfAMessageIsReleasedWithoutALock) {
   MessageQueue& queue = messages();
   transport_.end_with_error();

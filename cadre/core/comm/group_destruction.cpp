@@ -25,7 +25,7 @@ void destroy_in_other_thread(std::function<void()> destroy,
                         "started to destroy it: {}",
                         thrown.what()));
     } catch (...) {
-      // There is no memory for the line.
+      // There is not enough memory for the log line.
     }
   }
 }

@@ -1,6 +1,6 @@
 // Destroys a group whose last handle is dropped in a thread for which the group would have to wait:
-// a thread that runs a callback or the deleter of a keep_alive. Such threads of other groups count,
-// too, because two callbacks may destroy each other's group.
+// a thread that runs a callback or the deleter of a keep_alive. This includes such threads of other
+// groups, because two callbacks may destroy each other's group.
 //
 // Threads: any. Blocking: never, if the thread is one of a group; else like ~Communicator.
 // Errors: none; if no thread can be started, the group stays until the process ends, and the log
@@ -21,8 +21,8 @@ namespace cadre {
 // a forked child, where the destruction of a group does nothing.
 CADRE_EXPORT bool must_end_elsewhere(const Communicator& group);
 
-// Calls `destroy` in a thread that is never joined. When the process ends, it waits a moment for
-// that thread.
+// Calls `destroy` in a thread that is never joined. At its exit the process waits for a short time
+// until that thread has ended.
 CADRE_EXPORT void destroy_in_other_thread(std::function<void()> destroy,
                                           const std::shared_ptr<LogSink>& log) noexcept;
 

@@ -34,8 +34,8 @@ using testing::require;
 
 using Handle = std::shared_ptr<Communicator>;
 
-// Releases the last handle, in a thread that the test chooses. The memory of the operations is kept
-// until the test ends.
+// A function that releases the last handle in a thread that the test chooses. The memory of the
+// operations is kept until the test ends.
 using LetGo = std::function<void(Handle)>;
 
 // Each rank has a store of its own, which is destroyed with its group.
@@ -70,7 +70,8 @@ TEST(OwnThread, TheDeleterOfAKeepAliveMayDestroyTheGroup) {
   });
 }
 
-// Destroys the group in a thread of the group, which must return before the group can end.
+// Destroys the group in a thread of the group. The call must return at once, because the group
+// cannot end before that thread returns.
 void reset_last(Handle last) {
   const std::weak_ptr<Store> store = last->membership().store;
   last.reset();

@@ -51,8 +51,9 @@ CollectiveOptions with_deadline(const Communicator& group, const MessageCall& me
 
 }  // namespace
 
-// A rank on which an earlier wrapper could not be created has reserved fewer spaces than the
-// others. So the new number is the maximum of all ranks' counts, which is new on every rank.
+// A rank on which an earlier wrapper could not be created has reserved fewer spaces than the other
+// ranks. So the new number is computed from the maximum of all ranks' counts, which makes it unused
+// on every rank.
 MessageSpace reserve_message_space(Communicator& group, std::string_view user,
                                    const CollectiveOptions& options) {
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
@@ -92,7 +93,7 @@ std::vector<Work> issue_messages(const Communicator& group, const MessageSpace& 
                                  const CollectiveOptions& options) {
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
   for (const MessageCall& message : messages) check_message(message, group, options.call);
-  if (messages.empty()) return {};  // also in a world of one, which has no peers
+  if (messages.empty()) return {};  // no error even in a world of one, which has no peers
   impl.check_open(name_of_call(messages.front(), options));
   check_has_peers(group, name_of_call(messages.front(), options), kNoMessages);
   return impl.messages->issue(messages, space, with_deadline(group, messages.front(), options));

@@ -1,5 +1,5 @@
-// Tests ranks whose last collectives differ. Each of these collectives has succeeded over TCP,
-// because the rank only sent data. close() must report the mismatch.
+// Tests ranks whose last collectives differ although each of these collectives has succeeded,
+// because over TCP the rank only sent data. close() must report the mismatch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -75,8 +75,7 @@ std::vector<std::string> outputs_of(const std::function<void(RankContext&, Commu
                           called(0), called(1));
 }
 
-// Returns when both ranks have called it. It uses messages, which are numbered separately from
-// collectives.
+// A barrier of two ranks that uses messages, which are numbered separately from collectives.
 void meet(RankContext& context, Communicator& group) {
   const Rank other = 1 - context.rank;
   std::array<std::byte, 1> sent{};
@@ -94,7 +93,8 @@ TEST(Parting, BroadcastsWithDifferentRootsAreReportedWhenTheWorldCloses) {
     broadcast(world, context.rank);
     meet(context, world);
   });
-  // The rank that leaves first does not know the last call of the other rank yet.
+  // Only one error is required, because the rank that leaves first does not know the last call of
+  // the other rank yet.
   EXPECT_THAT(outputs, ::testing::Contains(names_both("world", 2)));
   EXPECT_THAT(outputs, ::testing::Each(::testing::AnyOf("", names_both("world", 2))));
 }

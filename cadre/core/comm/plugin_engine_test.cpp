@@ -108,8 +108,8 @@ Bytes bytes_of(float& value) {
   return std::as_writable_bytes(std::span(&value, 1));
 }
 
-// The group multiplies its input, which is the output of an operation that the engine has not
-// completed yet.
+// The group multiplies the input of a PREMUL_SUM, which is the output of an operation that the
+// engine has not completed yet. So it must wait for that operation first.
 TEST_F(PluginEngineTest, APremulSumReadsTheResultOfTheOperationBeforeIt) {
   const auto group = make_later_group();
   float x = 1;
@@ -154,15 +154,15 @@ TEST_F(PluginEngineTest, ARankThatDoesNotExistIsNotNamed) {
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), code);
-      // The error of a timeout names a rank nevertheless, because the ranks find it without the
+      // The error of a timeout must still name a rank, because the ranks determine it without the
       // engine.
       EXPECT_EQ(error.details().culprit.has_value(), code == ErrorCode::kTimeout) << error.what();
     }
   }
 }
 
-// The operation has ended, but its callback still runs. close() waits for the callback, and the
-// group does not fail.
+// The operation has ended, but its callback still runs. close() must wait for the callback, and the
+// group must not fail.
 TEST_F(PluginEngineTest, ACallbackThatRunsIsNoPendingOperation) {
   gate_->set();
   const auto group = make_later_group();

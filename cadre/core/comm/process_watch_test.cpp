@@ -67,7 +67,7 @@ TEST(ProcessWatch, WithoutItTheEndOfAConnectionShowsThatAPeerIsGone) {
   EXPECT_THAT(log->text(), HasSubstr("cannot watch the process of rank=1 "));
 }
 
-// A System in which the process of a peer ends when the test says so.
+// A System that reports the end of a peer's process when the test requests it.
 class EndingSystem final : public testing::ForwardingSystem, public os::ProcessWatcher {
  public:
   using ForwardingSystem::ForwardingSystem;

@@ -29,7 +29,7 @@ using std::chrono::minutes;
 using std::chrono::seconds;
 using testing::require;
 
-constexpr Duration kFaultAt = seconds(30);  // the group has connected long before
+constexpr Duration kFaultAt = seconds(30);  // long after the group has connected
 
 // Runs two hosts with one rank each. Both ranks call a barrier; rank 1 enters it after `pause`.
 sim::SimResult run_pair(uint64_t seed, std::vector<Fault> faults, Duration pause,
@@ -72,7 +72,8 @@ TEST(Silence, AHostThatVanishedIsNoticedLongBeforeTheDeadlineOfTheOperation) {
                       std::string::npos,
                   error->message());
           require(group.lost_ranks() == std::vector<Rank>{other}, "it is known to be lost");
-          if (group.rank() == 1) return;  // it slept when the event arrived, so its time is later
+          if (group.rank() == 1)
+            return;  // rank 1 slept when the event arrived, so its clock reads a later time
           // The silence is measured from the last heartbeat.
           const Duration silent_for = system.now() - (TimePoint{} + kFaultAt);
           require(silent_for > kDefaultSilenceLimit - seconds(1) &&
@@ -168,7 +169,7 @@ TEST(Silence, OfARankThatTheAwaitedOneWaitsForAtTheStoreIsNamed) {
 }
 
 // The message from rank 2 to rank 1 was lost, so the ranks wait for each other in a cycle. Control
-// messages are routed through rank 0, so all ranks answer. Only rank 1 can notice that it does not
+// messages are routed through rank 0, so all ranks answer. Only rank 1 can detect that it cannot
 // reach the rank for which it waits.
 TEST(Silence, OfTheRanksInACircleOfWaitsTheOneThatCannotReachTheNextIsBelieved) {
   constexpr Duration kTimeout = seconds(10);

@@ -1,7 +1,7 @@
 // Tests a program whose rank 0 closes all descriptors of Cadre, as a library that turns a process
 // into a daemon does, and then opens a file, which gets the numbers of the closed descriptors.
 // Nothing may be written to the file, the errors on both ranks must name rank 0, and all objects
-// can be destroyed.
+// must be destructible.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -14,15 +14,15 @@
 namespace cadre {
 namespace {
 
-// The first page of the host's memory belongs to the bootstrap. The status page follows it.
+// The size of the first page of the host's memory, which the bootstrap uses. The status page
+// follows it.
 constexpr size_t kPageBytes = 4096;
 constexpr Duration kLeaveTime = std::chrono::seconds(1);
 
 // The key under which the fabric itself attaches to the control plane. No group has this key.
 constexpr GroupKey kFabricKey = 1;
 
-// Tells the host's memory which ranks have died, so that the pieces of memory that they held are
-// released.
+// Reports dead ranks to HostMemory, so that the pieces of memory that they held are released.
 class HolderWatch final : public GroupEvents {
  public:
   HolderWatch(std::shared_ptr<const Layout> layout, std::shared_ptr<HostMemory> memory, int rank)
@@ -226,9 +226,9 @@ Result<std::vector<GroupPlaces>> Fabric::exchange_places(const GroupPlaces& own,
   return places;
 }
 
-// Watches peers in the same PID namespace. Where the kernel forbids this (pidfd_open fails with
-// ENOSYS or EPERM), the death of a peer is detected when its control connection ends, as for peers
-// on other hosts.
+// Watches peers in the same PID namespace. If the kernel does not permit this (pidfd_open fails
+// with ENOSYS or EPERM), the death of a peer is detected when its control connection ends, as for
+// peers on other hosts.
 std::vector<std::unique_ptr<os::Pollable>> Fabric::watch_processes(LogSink* log) const {
   std::vector<std::unique_ptr<os::Pollable>> processes(static_cast<size_t>(layout_->num_ranks()));
   auto* watcher = dynamic_cast<os::ProcessWatcher*>(&system_);

@@ -51,7 +51,7 @@ struct FabricSettings {
 };
 
 class Fabric {
-  struct Key {  // only members of Fabric can make a Key, so only they make a Fabric
+  struct Key {  // only Fabric can make a Key, so only it calls the constructor
     explicit Key() = default;
   };
 
@@ -85,7 +85,7 @@ class Fabric {
   // Returns null for a process without peers.
   TcpLinks* links() const { return links_.get(); }
   const std::shared_ptr<TcpLinks>& shared_links() const { return links_; }
-  // Returns the queue of errors that were found after the close() of their group.
+  // Returns the queue of errors of groups that were already closed when the errors were detected.
   const std::shared_ptr<LateErrors>& late_errors() const { return late_errors_; }
   // Returns null if this rank shares no memory.
   const std::shared_ptr<HostMemory>& host_memory() const { return host_memory_; }
@@ -112,8 +112,8 @@ class Fabric {
                                                    Deadline deadline);
 
   // A group calls join_group() when it starts using the fabric, and leave_group() when it stops.
-  // When the last group has left, the fabric tells all ranks that this process leaves, waits for
-  // their receipts until the deadline, and closes all connections.
+  // When the last group has left, the fabric announces to all ranks that this process leaves, waits
+  // until the deadline for their acknowledgements, and closes all connections.
   void join_group();
   void leave_group(Deadline deadline);
 

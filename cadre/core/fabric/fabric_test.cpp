@@ -28,7 +28,7 @@ void expect_fabric_runs_end(const sim::SimResult& result) {
 }
 
 // The piece takes half of the rank's slice of the host memory, which also has the group's own
-// pieces. So there is room for a second piece of this size only if the first one was released.
+// pieces. So a second piece of this size can be allocated only if the first one was released.
 TEST(FabricOfGroups, MemoryThatADeadRankHeldIsUsedAgain) {
   constexpr Duration kKillAt = seconds(30);
   sim::Simulator simulator(

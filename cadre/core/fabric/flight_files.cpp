@@ -31,7 +31,8 @@ void keep(std::deque<std::string>& files, size_t max_count) {
   }
 }
 
-// Returns whether no group writes to the record any more.
+// Returns whether the record is marked as closed or its writer has ended, so that it will not
+// change.
 bool is_over(const std::string& path) {
   const auto text = os::read_file(path, kMaxRecordBytes);
   if (!text.ok()) return false;

@@ -1,6 +1,6 @@
-// Detects that a group is used in a child of the process that connected it. A child made by fork()
-// without exec has copies of the group's memory and connections, but none of its threads, and must
-// not touch them.
+// Detects the use of a group in a forked child of the process that connected it. A child made by
+// fork() without exec has copies of the group's memory and connections, but none of its threads,
+// and must not use either.
 //
 // Threads: any. Blocking: never. Lifetime: a value that the group, its Works and its buffers copy.
 // Errors: check() throws kInvalidArgument in such a child.

@@ -1,5 +1,5 @@
-// Identifies a group by its id, which people read and which may repeat, and by its birth number,
-// which never repeats.
+// Identifies a group by its id, a readable name that two groups may share, and by its birth number,
+// which is unique.
 //
 // Threads: a plain value. Blocking: never. Errors: none.
 // Keys of the control plane, ids of streams, keys in the store and names of files are derived from
@@ -28,8 +28,8 @@ class GroupIdentity {
   // they have exchanged random numbers. Failures of the creation are reported under this identity.
   static GroupIdentity of_creation(std::string id, uint64_t connection,
                                    std::span<const int> members);
-  // Returns the identity of the created group, if this is the result of of_creation(). `stamps` has
-  // a random number from each member.
+  // Returns the identity of the created group. REQUIRES: *this is a result of of_creation().
+  // `stamps` has a random number from each member.
   GroupIdentity created(std::span<const uint64_t> stamps) const;
   // Returns the identity of a group that operation `number` of this group creates.
   GroupIdentity child(uint64_t number, std::optional<int> color = {}) const;

@@ -1,5 +1,6 @@
-// Tests that no two groups share an identity, whatever their ids. Tests the type itself, and groups
-// of two rounds of one job, whose ranks are threads, over shared memory and over TCP.
+// Tests that no two groups have the same identity, even if their ids are equal. Tests the type
+// itself, and groups of two rounds of one job, whose ranks are threads, over shared memory and over
+// TCP.
 #include "cadre/core/fabric/group_identity.h"
 
 #include <gmock/gmock.h>

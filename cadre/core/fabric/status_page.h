@@ -62,8 +62,8 @@ struct alignas(64) GroupCell {
 struct StatusSlot {
   static constexpr size_t kNumCells = 128;
 
-  // Set to 1 once `block` and `message_page` are written. They are the places of this rank's memory
-  // for the group of all ranks, which has no parent group over which it could exchange them.
+  // Set to 1 once `block` and `message_page` are written, the places of this rank's memory for the
+  // group of all ranks. That group has no parent group over which its ranks could exchange them.
   os::WaitWord is_ready;
   Place block;
   Place message_page;

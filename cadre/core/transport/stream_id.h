@@ -1,4 +1,4 @@
-// The name of one stream of bytes among those that share the connections between two processes.
+// The id of a byte stream. Streams of several groups share the connections between two processes.
 //
 // Threads: plain values. Blocking: never.
 #pragma once
@@ -8,8 +8,8 @@
 
 namespace cadre {
 
-// Made by GroupIdentity::stream(). The id is equal on all members of a group and differs from the
-// ids of all other groups.
+// Created by GroupIdentity::stream(). All members of a group have the same id, and no other group
+// has it.
 struct StreamId {
   uint64_t group = 0;
   uint8_t purpose = 0;  // whether the stream carries the group's collectives or its messages

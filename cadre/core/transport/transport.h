@@ -1,7 +1,7 @@
 // Ordered bytes between the ranks of a group: one Channel to each peer.
 //
-// Threads: a Transport belongs to one thread at a time (whoever holds the group's progress role);
-// wake() may be called from any thread.
+// Threads: one thread at a time uses a Transport (the thread that holds the group's progress role,
+// that is, the right to run its I/O); wake() may be called from any thread.
 // Blocking: only wait(). Lifetime: channels live as long as their Transport.
 // Errors: kPeerLost if the peer's stream has ended, kAborted if the Interrupt is raised, kTimeout.
 #pragma once
@@ -56,9 +56,9 @@ struct ChannelInterest {
   Rank peer;
   bool want_send = false;
   bool want_recv = false;
-  // The operation does not depend on this peer; the caller only handles bytes that come from it. If
-  // the transport opens connections on first use, such an interest opens no connection to receive,
-  // and gives up soon if one to send cannot be opened.
+  // True if the operation does not depend on this peer, and the caller only handles bytes that
+  // arrive from it. For an optional interest the transport opens no connection to receive, and soon
+  // gives up opening one to send.
   bool is_optional = false;
 };
 
@@ -74,8 +74,9 @@ class Transport {
   // kAborted if the group was interrupted. A broken channel counts as progress, so that the next
   // try_send() or try_recv() returns its error.
   virtual Status wait(std::span<const ChannelInterest> interests, Deadline deadline) = 0;
-  // Ends the wait() that another thread is in, or else the next wait(). That wait() returns without
-  // an error, as if there were progress. Never blocks; may be called while a mutex is held.
+  // Makes the current wait() of another thread return without an error, as if there were progress.
+  // If no thread waits, the next wait() returns so. Never blocks; may be called while a mutex is
+  // held.
   virtual void wake() = 0;
 };
 

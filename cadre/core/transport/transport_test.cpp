@@ -44,7 +44,7 @@ class TransportTest : public ::testing::TestWithParam<TransportKind> {
   Deadline soon() { return system_->deadline_in(kLongEnough); }
 
   // Fills the channel until it accepts no more bytes, and returns their number. The network may
-  // drain the sender's buffer with a delay, so the channel counts as full only if it accepts no
+  // drain the sender's buffer with a delay, so the channel is taken for full only if it accepts no
   // byte for a while.
   size_t fill(Transport& transport, Rank peer) {
     const std::vector<std::byte> piece(1 << 20);
@@ -171,7 +171,7 @@ TEST_P(TransportTest, WaitWakesForAnyOfSeveralPeers) {
   const std::string failures = group.run([&](Transport& transport) {
     constexpr int kRounds = 200;
     std::array<std::byte, 1> token{};
-    if (transport.rank() != 0) {  // sends a token, and the next one when rank 0 has sent it back
+    if (transport.rank() != 0) {  // sends the next token when rank 0 has returned the last
       for (int round = 0; round < kRounds; ++round) {
         require(*transport.channel(0).try_send(token) == 1, "the channel has no room for one byte");
         receive_exactly(transport, 0, token);

@@ -25,8 +25,8 @@ bool is_nested_name(std::string_view name) {
          parse_integer(name.substr(dash + kJob.size()));
 }
 
-// Returns whether a launcher started this process and set the variables; a rank that was started by
-// hand has no run id.
+// Returns whether `cadre run` or torchrun started this process. A rank that was started by hand has
+// no run id in its environment.
 bool is_worker(const os::Environment& environment) {
   return environment.get("RANK") && environment.get("TORCHELASTIC_RUN_ID");
 }

@@ -14,7 +14,7 @@ TEST(LaunchJob, AProgramThatCannotBeStartedHasTheExitCodeOfAShell) {
   EXPECT_EQ(start_failure_code(Error(ErrorCode::kInvalidArgument, "no program")), 126);
 }
 
-// The error must come before any process is started.
+// The error must be reported before any process is started.
 TEST(LaunchJob, AnInvalidLevelOfTheLogIsAMistakeInTheCommandLine) {
   launch::JobSpec spec;
   spec.environment.set("CADRE_LOG", "loud");

@@ -1,4 +1,4 @@
-// Tests `--nproc-per-node auto | gpu | cpu`, for made-up machines with and without GPUs, and on
+// Tests `--nproc-per-node auto | gpu | cpu`, on simulated machines with and without GPUs, and on
 // this machine.
 #include <gmock/gmock.h>
 

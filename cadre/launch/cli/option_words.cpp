@@ -13,7 +13,8 @@ namespace cadre::cli {
 namespace {
 
 constexpr std::string_view kNumberOfProcesses = "--nproc-per-node";
-// The number of processes is -n 4 or -np 4 in mpirun.
+// The option of mpirun for the number of processes (-n 4 or -np 4), which gets an error message of
+// its own.
 constexpr std::string_view kNumberOfMpirun = "-n";
 
 std::string with_dashes(std::string name) {
@@ -61,7 +62,8 @@ class WordParser {
     return take(*spec, spelling, word.substr(equals + 1));
   }
 
-  // Returns the option of this name, or the only one that begins with it, like argparse.
+  // Returns the option with this name, or the only option whose name begins with it, as argparse
+  // does.
   Result<const OptionSpec*> find_long(const std::string& name, const std::string& spelling) const {
     std::vector<const OptionSpec*> longer;
     for (const OptionSpec& spec : known_) {

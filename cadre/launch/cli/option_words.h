@@ -48,7 +48,7 @@ struct ParsedWords {
 };
 
 enum class OtherWords {
-  kEndTheOptions,  // the first other word is a program, and the rest are its arguments
+  kEndTheOptions,  // the first word that is no option is a program; the rest are its arguments
   kAmongOptions,
 };
 

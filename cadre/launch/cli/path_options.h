@@ -10,11 +10,12 @@
 
 namespace cadre::cli {
 
-// Accepts a file in a folder that exists: a new file, or a regular file, which will be replaced.
-// Does nothing if `given` is null.
+// Returns an error unless the value names a new or a regular file in an existing folder. A regular
+// file will be replaced by the command. Does nothing if `given` is null.
 Status check_output_file(const GivenOption* given);
 
-// Accepts a folder, and creates it if it does not exist.
+// Accepts a folder, and a path that does not exist, at which the command will create the folder.
+// Creates nothing itself.
 Status check_output_folder(const GivenOption& given);
 
 }  // namespace cadre::cli

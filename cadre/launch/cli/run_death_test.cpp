@@ -54,7 +54,8 @@ TEST(RunDeath, TwoInterruptsKillAtOnce) {
       command.wait_for("SIGINT: asked 2 workers to stop, for at most 30 s; Ctrl-C again "
                        "kills them at once"));
   const auto system = os::make_native_system();
-  // The pause is longer than kSameKeyPress, so that the next SIGINT counts as a second Ctrl-C.
+  // The pause is longer than kSameKeyPress, so that the launcher treats the next SIGINT as a second
+  // Ctrl-C.
   system->poll({}, system->deadline_in(std::chrono::milliseconds(150)));
   command.send(SIGINT);
   const auto result = command.wait();
@@ -115,7 +116,7 @@ TEST(RunDeath, WhatWorkersLeaveRunningIsStopped) {
   EXPECT_TRUE(command.leaves_nothing());
 }
 
-// If one of the two processes of the launcher is killed, the other removes the job's files.
+// If one of the two processes of the launcher is killed, the other one must remove the job's files.
 TEST(RunDeath, TemporaryFilesGoToo) {
   const cadre::testing::TemporaryFolder temporary;
   const std::string folder = temporary.path();

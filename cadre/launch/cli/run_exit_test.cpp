@@ -71,7 +71,7 @@ TEST(RunExit, ShowsTheMessageThatPythonLeft) {
   EXPECT_NE(result.error.find("  exception: ValueError: odd\n"), std::string::npos) << result.error;
 }
 
-// A worker of a job starts another job. The report of the outer job contains the failure of the
+// A worker of a job starts another job. The report of the outer job must contain the failure of the
 // inner one.
 TEST(RunExit, LeavesItsFailureWhereItsCallerLooks) {
   const std::string inner = cadre::testing::build_path("bin/cadre") +

@@ -64,8 +64,8 @@ TEST(RunInherited, WorkersBlockNothing) {
   EXPECT_EQ(mask_in(run_under("exec env --block-signal", shell_job(1, kPrintBlocked)).output), 0U);
 }
 
-// Workers ignore the signals that the launcher's parent ignored, as if a shell had started them.
-// The signals that stop a job and SIGCHLD are exceptions.
+// Workers must ignore the signals that the launcher's parent ignored, as if a shell had started
+// them. Exceptions are SIGCHLD and the signals that stop a job.
 TEST(RunInherited, WorkersIgnoreWhatTheLauncherWasStartedWithIgnored) {
   // Resets the signals that this test itself ignores.
   const std::string defaults = "exec env --default-signal ";
@@ -219,7 +219,8 @@ TEST(RunInherited, RanksConnectByTheVariablesOfMpirunAndSrun) {
   }
 }
 
-// The file size limit is smaller than a shared segment with the memory of all ranks would be.
+// The limit of file sizes is smaller than a shared-memory segment for all ranks. The ranks must
+// still connect.
 TEST(RunInherited, UnderALimitOfFilesRanksConnect) {
   const auto result = run_under("ulimit -f 1000000; exec", group_job());
   EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
@@ -240,7 +241,8 @@ TEST(RunInherited, RanksWithClosedStreamsConnect) {
   EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
 }
 
-// The program is set-user-ID and runs as another user.
+// The worker's program is set-user-ID and runs as another user, so the launcher may not kill it. It
+// must report the process and end.
 TEST(RunInherited, AProcessOfAnotherUserIsNamedInsteadOfWaitedFor) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can make a program of another user";
   const cadre::testing::TemporaryFolder folder;

@@ -144,7 +144,7 @@ TEST(RunLogs, TheNullDeviceAsFolderDropsRedirectedStreams) {
   EXPECT_EQ(result.error, "[0] err 0\n");
 }
 
-// The limit of a file's size has the effect of a full disk.
+// A limit of file sizes is used to make writes fail, as on a full disk.
 TEST(RunLogs, ALogFileThatCannotBeWrittenIsNamedAndTheJobContinues) {
   const testing::TemporaryFolder folder;
   const auto result =

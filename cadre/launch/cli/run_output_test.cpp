@@ -179,7 +179,7 @@ TEST(RunOutput, AtInfoEachGroupSaysOnceWhatItIs) {
   }
 }
 
-// A flight record that cannot be written does not make a job fail.
+// A flight record that cannot be written must cause a warning, and must not make the job fail.
 TEST(RunOutput, AFlightRecordThatCannotBeWrittenIsAWarning) {
   const cadre::testing::TemporaryFolder folder;
   std::filesystem::create_directory(folder.file("world-round0-rank1.flight"));

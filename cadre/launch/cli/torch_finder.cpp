@@ -78,7 +78,7 @@ std::optional<TorchInstallation> torch_of_python(const std::string& name,
   return torch_below(fs::path(*python).parent_path().parent_path());
 }
 
-// Asks the dynamic loader for a program's libraries, without running the program.
+// Returns whether the dynamic loader finds the program's libtorch. Does not run the program.
 bool finds_libtorch(const std::string& program) {
   const auto system = os::make_native_system();
   const auto libraries = os::program_output({"env", "LD_TRACE_LOADED_OBJECTS=1", program},

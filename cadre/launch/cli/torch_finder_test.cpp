@@ -33,7 +33,7 @@ class TorchFinder : public ::testing::Test {
     std::filesystem::create_directories(unpacked_ + "/lib");
     std::ofstream(unpacked_ + "/lib/libtorch_cpu.so") << "";
     std::ofstream(unpacked_ + "/build-version") << "2.12.1+cpu\n";
-    // Prints the path of torch, as Python does.
+    // Creates a program in place of Python that prints the path of torch.
     make_program("/bin/python", "echo " + torch_);
     make_program("/bin/python3", "echo " + torch_);
   }

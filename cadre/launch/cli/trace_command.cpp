@@ -182,7 +182,7 @@ void append_json(const JobFiles& files, size_t number, const std::vector<GroupTr
   }
 }
 
-// Returns the heading of a job if there are several jobs with records in one folder.
+// Returns the heading of a job, which is shown if a folder has the records of several jobs.
 std::string title_of_job(size_t number, size_t num_jobs, int64_t made_at_s) {
   const std::string time = made_at_s == 0 ? "" : ", begun " + os::wall_clock_text(made_at_s);
   const std::string_view rest =

@@ -192,7 +192,8 @@ TEST(RunFlightRecords, ReachTheWorkersAsAWholePath) {
   EXPECT_TRUE(std::filesystem::is_directory(folder.file("a/b")));
 }
 
-// Each of two workers starts two jobs.
+// Each of two workers starts two jobs. The records of each of these jobs must be in a folder of its
+// own.
 TEST(RunFlightRecords, OfJobsThatWorkersStartLieInFoldersOfTheirOwn) {
   const cadre::testing::TemporaryFolder folder;
   const std::string cadre = cadre::testing::build_path("bin/cadre");

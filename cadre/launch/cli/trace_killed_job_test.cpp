@@ -81,7 +81,8 @@ TEST(TraceKilledJob, TheRecordsNameTheOperationBeforeAndAfterTheDeathOfAllRanks)
                 ContainsRegex("owes +rank 2 .*last seen after barrier #1, .* ago"));
     const std::vector<int> pids = pids_in(records);
     ASSERT_EQ(pids.size(), static_cast<size_t>(kNumRanks));
-    // All processes are stopped first, so that none of them notices the death of another one.
+    // All processes are stopped before they are killed, so that no process detects the death of
+    // another one.
     for (const int signal : {SIGSTOP, SIGKILL}) {
       for (const int pid : pids) ::kill(pid, signal);
     }

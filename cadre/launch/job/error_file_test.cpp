@@ -15,8 +15,8 @@ namespace {
 
 class ErrorFile : public ::testing::Test {
  protected:
-  // Lets rank 1 fail, whose own error file contains `worker_content`, and returns the error file of
-  // the job.
+  // Reports a failure of rank 1, whose own error file contains `worker_content`, and returns the
+  // error file of the job.
   nlohmann::json after(const std::string& worker_content, os::ExitStatus status = {.code = 3}) {
     const std::string worker_file = folder_.file("worker.json");
     if (!worker_content.empty()) std::ofstream(worker_file) << worker_content;
@@ -56,7 +56,7 @@ TEST_F(ErrorFile, KeepsWhatTheWorkerLeft) {
   EXPECT_EQ(after(R"({"message": "plain", "timestamp": 5})")["message"], "plain");
 }
 
-// torchelastic's reader throws if there is no timestamp.
+// torchelastic's reader throws if there is no timestamp, so a missing one must be added.
 TEST_F(ErrorFile, CompletesWhatTheReaderCouldNotRead) {
   EXPECT_EQ(after(R"({"message": {"message": "ValueError: x"}})")["message"]["message"],
             "rank 1 of 4 failed with exit code 3 on node7, pid 4711: ValueError: x");
@@ -65,7 +65,7 @@ TEST_F(ErrorFile, CompletesWhatTheReaderCouldNotRead) {
   }
 }
 
-// Deeply nested values are left out, because serializing recurses for each level of nesting.
+// Deeply nested values must be left out, because serializing recurses for each level of nesting.
 TEST_F(ErrorFile, LeavesOutWhatIsNestedWithoutEnd) {
   constexpr size_t kDepth = 400'000;
   const auto root = after(R"({"message": "x", "timestamp": 5, "deep": )" +

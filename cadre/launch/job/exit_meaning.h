@@ -10,8 +10,8 @@
 
 namespace cadre::launch {
 
-// The exit codes of `cadre train` if its ranks have printed a common error: 2 for an invalid
-// configuration, 3 for any other failure. The launcher then prints no report about ranks.
+// The exit codes of `cadre train` if its ranks have already reported the error: 2 for an invalid
+// configuration, 3 for any other failure. The launcher then prints no report about the failed rank.
 inline constexpr int kReportedUsageExitCode = 2;
 inline constexpr int kReportedFailureExitCode = 3;
 // The exit code of the trainer in `cadre verify` if a strategy's results deviate from those of one

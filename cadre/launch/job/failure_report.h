@@ -1,9 +1,9 @@
 // The report at the end of the output of a failed job.
 //
-// Threads: a pure function. Order: the last output lines of the worker that failed first, its
-// stack if it crashed, its rank and the reason, one line about the other workers, and the workers
-// that a signal had stopped, which may be the cause. The most important lines are last, where the
-// cursor of the terminal is.
+// Threads: a pure function. The report has these parts in this order: the last output lines of the
+// worker that failed first, its stack if it crashed, its rank and the reason, one line about the
+// other workers, and the workers that a signal had stopped, which may be the cause. The most
+// important lines are last, where the cursor of the terminal is.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ struct FailureReport {
   // The ranks that the launcher killed because they had not ended within `grace`.
   std::span<const int> outlived = {};
   std::string grace = "";       // for example "30 s of SIGTERM"
-  std::string log_folder = "";  // the folder of the worker's log files; empty: there are none
+  std::string log_folder = "";  // the folder of the worker's log files; empty if there are none
 };
 
 // Returns several lines, the last one without its newline.

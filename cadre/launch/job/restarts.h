@@ -1,5 +1,5 @@
-// Whether and when the workers of a job are started again after a failure, and the text about the
-// failures that led to restarts.
+// Decides whether and when the workers of a job are started again after a failure, and formats the
+// list of the failures that led to restarts.
 //
 // Threads: plain values. Blocking: never. Source: torchrun's --max-restarts. torchrun restarts
 // without a delay; here several short attempts in a row are delayed by an exponential backoff, so
@@ -28,8 +28,8 @@ class RestartPolicy {
   explicit RestartPolicy(int max_restarts) : max_restarts_(max_restarts) {}
 
   bool has_restart_left() const { return num_restarts_ < max_restarts_; }
-  // Counts a restart, and returns the time to wait before it. `lifetime` is that of the worker that
-  // failed. REQUIRES: has_restart_left().
+  // Counts a restart, and returns the time to wait before it. `lifetime` is the lifetime of the
+  // worker that failed. REQUIRES: has_restart_left().
   Duration next_delay(Duration lifetime);
 
   int num_restarts() const { return num_restarts_; }

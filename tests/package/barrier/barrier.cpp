@@ -1,5 +1,5 @@
-// This program uses no symbol of libtorch, but it needs libtorch at its start, because libcadre.so
-// does.
+// Uses no symbol of libtorch itself. The program must still start, although the loader needs
+// libtorch for libcadre.so.
 #include <cadre/process_group.h>
 
 int main() {

@@ -1,12 +1,12 @@
 // The layout of the memory through which the ranks of a host group communicate: one block for each
 // rank, anywhere in the memory that they share.
 //
-// Threads: a plain view; the last paragraph says which rank writes what, and when. Blocking: never.
-// Lifetime: borrows the blocks. A rank zeroes its block before other ranks see it. Zeroes are a
-// valid first state, so a rank may start before the others have done anything.
+// Threads: a plain view; the last paragraph says which rank may write which part, and when.
+// Blocking: never. Lifetime: borrows the blocks. A rank zeroes its block before other ranks see it.
+// Zeroes are a valid first state, so a rank may start before the others have done anything.
 //
-//   flags      two entries    what the rank called: number, fingerprint, and a small payload
-//              one step word  how far it is in an operation of several steps
+//   flags      two entries    the operation that the rank called, and a small payload
+//              one step word  the step that the rank has reached in an operation
 //              notice         in rank 0's block, for all ranks: "two ranks have called different
 //                             operations", "a rank has left an operation with an error"
 //   flat       two slots      payload of medium operations
@@ -38,8 +38,8 @@ inline constexpr size_t kFlagAlignment = 128;
 inline constexpr size_t kInlineBytes = 96;
 inline constexpr size_t kFlatBytes = 32 << 10;
 inline constexpr size_t kChunkBytes = 512 << 10;
-// The number of chunks in which the pipelines of staged.cpp stage data: a rank may be three chunks
-// ahead of the slowest rank that reads its data.
+// The number of chunk buffers of a rank in the pipelines of staged.cpp. So a rank may be three
+// chunks ahead of the slowest rank that reads its data.
 inline constexpr int kNumChunks = 4;
 
 // A rank's announcement of an operation. Payload and sequence number share two cache lines, so a
@@ -58,11 +58,11 @@ struct alignas(kFlagAlignment) StepFlag {
 };
 
 struct alignas(kFlagAlignment) Notice {
-  // Set by the rank that finds that two ranks called different operations: bit 32 is 1, and the low
-  // 32 bits are the sequence number.
+  // Set by a rank that detects that two ranks called different operations: bit 32 is 1, and the low
+  // 32 bits are the sequence number of these operations.
   std::atomic<uint64_t> mismatch;
   // Set by the first rank that leaves an operation with an error: bit 63 is 1, the bits from 32 on
-  // are the rank, and the low 32 bits are the sequence number.
+  // are the rank, and the low 32 bits are the sequence number of the operation.
   std::atomic<uint64_t> left;
 };
 
@@ -89,13 +89,13 @@ class Arena {
   std::byte* flat(Rank rank, uint32_t sequence) const {
     return block(rank) + kFlatOffset + (sequence % 2) * kFlatBytes;
   }
-  // Returns the memory of chunk `index` of an operation: chunks use the kNumChunks places in turn.
+  // Returns the memory of chunk `index` of an operation. The chunks use kNumChunks buffers in turn.
   std::byte* chunk(Rank rank, size_t index) const {
     return block(rank) + kChunkOffset + (index % kNumChunks) * kChunkBytes;
   }
 
  private:
-  // The flags have a page of their own. Flat slots and staging begin on the following pages.
+  // The first page of a block has only the flags. Flat slots and staging follow on later pages.
   static constexpr size_t kPage = 4096;
   static constexpr size_t kEntryOffset = 0;
   static constexpr size_t kStepOffset = kEntryOffset + 2 * sizeof(Entry);

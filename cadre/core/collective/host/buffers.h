@@ -1,4 +1,4 @@
-// The arguments of an operation of the host engine, and how its work is cut into parts.
+// The buffers of an operation of the host engine, and how its work is divided into parts.
 //
 // Threads: plain values. Blocking: never. Lifetime: borrows the buffers. Errors: none.
 #pragma once

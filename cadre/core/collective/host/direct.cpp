@@ -8,8 +8,8 @@
 namespace cadre::host {
 namespace {
 
-// Checks that the memory of the peers may still be accessed. If not, this rank accesses it no more
-// and tells the peers so with signal_step(1).
+// Checks that the memory of the peers may still be accessed. If not, this rank stops accessing it,
+// and publishes that with signal_step(1).
 Status begin(Peers& peers, const OpContext& op, const SharedBuffers& shared) {
   Status status = shared.check(peers, op);
   if (!status.ok()) peers.signal_step(1);

@@ -1,8 +1,9 @@
-// Operations on symmetric memory: ranks read each other's buffers in place, with no staging.
+// Operations on symmetric memory: ranks access each other's buffers directly, without a copy
+// through staging memory.
 //
 // Threads and blocking: same as Peers; call after a successful Peers::enter. Lifetime: borrows all
 // arguments; the caller keeps the memory until the call returns. Errors: those of Peers' waits.
-// kAborted if a rank has left with an error, or has taken its memory back because another group
+// kAborted if a rank has left with an error, or has revoked its memory because another group
 // failed: that memory may have changed. Cost of all_reduce, n bytes on P ranks: each rank reads n
 // and writes n, in one pass, which is the lower bound on memory traffic. The bits equal those of
 // the staged operations.

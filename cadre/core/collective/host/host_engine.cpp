@@ -20,8 +20,8 @@ namespace {
 // takes longer only if it is stopped or not scheduled.
 constexpr Duration kPartingTime = std::chrono::milliseconds(20);
 
-// Returns the size up to which it is cheaper that every rank reads all inputs after one
-// synchronization than that each rank reduces only a part, which takes two synchronizations.
+// Returns the largest payload for which one synchronization, after which every rank reads all
+// inputs, is cheaper than two synchronizations, with which each rank reduces only a part.
 size_t flat_limit(int world_size) {
   return std::min(host::kFlatBytes, 2 * host::kFlatBytes / static_cast<size_t>(world_size));
 }
@@ -322,8 +322,8 @@ Status HostEngine::all_to_all(const OpContext& op, const Collective& c) {
 }
 
 // Each rank writes the sizes of its parts, one row of the PartTable, into its flat slot, and its
-// data behind the row if there is room. From the rows all ranks know whether the data of every rank
-// is in its slot.
+// data behind the row if it fits. From the rows every rank computes whether the data of all ranks
+// is in their slots.
 Status HostEngine::all_to_all_v(const OpContext& op, const Collective& c) {
   const int world_size = peers_.world_size();
   const auto me = static_cast<size_t>(peers_.rank().value);
@@ -425,8 +425,8 @@ Status HostEngine::enter_large(const OpContext& op, ConstBytes in, Bytes out) {
   is_inside_ = true;
   Status entered = peers_.enter(op, std::as_bytes(std::span(&announced_, 1)));
   if (entered.ok()) {
-    // The sleepers are woken here and not at the end, because a rank that entered early would
-    // otherwise sleep while this rank works.
+    // Ranks that entered early and sleep are woken here, so that they work at the same time as this
+    // rank. Waking them at the end of the operation would be too late.
     peers_.wake_sleepers();
     entered = peers_.check_left(op);
   }
@@ -471,8 +471,8 @@ Status HostEngine::finish(Status status) {
 // The caller may reuse its buffers as soon as it has the error, while a peer that was stopped in
 // the middle of the operation may still access them later. So this rank publishes that it has left
 // and waits for its peers. If they are not done in time, it makes the pages of its output private;
-// slow peers discard what they read too late. Allocates no memory on success, because a lack of
-// memory may be the reason why this rank leaves.
+// peers that read the memory after that discard the result. Allocates no memory on success, because
+// a lack of memory may be the reason why this rank leaves.
 Status HostEngine::withdraw(std::string_view reason) {
   peers_.mark_left();
   const bool is_symmetric = announced_.in || announced_.out;

@@ -6,13 +6,15 @@
 // Lifetime: shares the memory; borrows the System and the Interrupt. The destructor releases the
 // blocks of other ranks, so that their owners can reuse them.
 // Errors: those of Backend. kUnavailable when there is no memory for a part of this rank's block.
-// kAborted for a large operand in memory that this rank has taken back from its peers; the
-// operation is then not announced. The constructor throws kCorruption for blocks that lie in no
-// slice. An exception inside an operation ends it for this rank like an error. Numerics: every
-// reduction adds in rank order, so the bits depend neither on the regime (see below) nor on whether
-// memory is symmetric; see collective/reduce.h. Source: docs/decisions/0006-host-engine.md
+// kAborted for a large operand in memory that this rank has revoked because another group failed;
+// then it does not announce the operation. The constructor throws kCorruption for a block outside
+// of its rank's slice of the memory. An exception inside an operation ends it for this rank like an
+// error. Numerics: every reduction adds in rank order, so the bits depend neither on which of the
+// four ways below is used, nor on whether memory is symmetric; see collective/reduce.h. Source:
+// docs/decisions/0006-host-engine.md
 //
-// Four regimes, chosen by the size and, for large ones, by what all ranks announced:
+// There are four ways to move data. The size selects one, and for large data also the announcements
+// of all ranks:
 //   inline  the payload travels in the cache lines of the announcement    one synchronization
 //   flat    each rank puts its input into its slot and reads all slots    one synchronization
 //   staged  chunks through staging memory, pipelined                      private memory
@@ -43,8 +45,7 @@ namespace cadre {
 struct HostEngineSetup {
   std::shared_ptr<HostMemory> memory;  // shared by the engines and buffers of this rank
   Rank rank = 0;
-  // There are more ranks than cores on this host, so a wait gives the core away instead of
-  // spinning.
+  // There are more ranks than cores on this host, so a wait yields the core instead of spinning.
   bool oversubscribed = false;
   std::vector<int> slots;     // slots[r] is the slot of rank r in the memory
   std::vector<Place> blocks;  // blocks[r] is the place of the block of rank r
@@ -80,8 +81,8 @@ class HostEngine final : public Backend {
   const std::byte* payload_of(Rank rank, size_t num_bytes) const;
   void reduce_payloads(const host::Buffers& buffers, size_t offset, ReduceKind kind);
   Status enter_large(const OpContext& op, ConstBytes in, Bytes out);
-  // Called after enter_large(). Runs `direct` if all wanted buffers are in shared memory, else
-  // `staged`.
+  // Called after enter_large(). Runs `direct` if all buffers that peers would access are in shared
+  // memory, else `staged`.
   template <typename Direct, typename Staged>
   Status run_large(const host::Wanted& wanted, const Direct& direct, const Staged& staged);
   Status exchange_large(const OpContext& op, const host::Buffers& buffers,

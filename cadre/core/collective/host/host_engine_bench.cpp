@@ -3,8 +3,8 @@
 //
 //   host_engine_bench [ranks] [seconds per line]
 //
-// Inputs are written anew before each operation, because unchanged inputs would stay in the caches
-// and give better times. Results are checked.
+// Inputs are written again before each operation, because unchanged inputs would stay in the caches
+// and the times would be too good. Results are checked.
 #include <sched.h>
 
 #include <algorithm>

@@ -107,7 +107,8 @@ void check_all_to_all_v(TestRank& rank, const RankContext& context, Ground place
   require(equal_bytes(out, expected), format("all_to_all_v, {} bytes to rank {}", out.size(), me));
 }
 
-// Sizes of a rank's part: empty, inline, flat, staged, and several chunks.
+// Sizes of a rank's part that use each way to move data: none, inline, flat, staged in one chunk,
+// and staged in several chunks.
 constexpr size_t kSizes[] = {0, 1, 13, 96, 9001, 40000, 600001};
 
 void check_all(TestRank& rank, const RankContext& context, const Ground& place) {
@@ -164,7 +165,8 @@ TEST_P(ExchangeTest, SymmetricBuffersAreReadInPlace) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// Only one rank has private memory. Then all ranks use the staging, and get the same results.
+// Only one rank has private memory. All ranks must then use the staging memory, and get the same
+// results as with symmetric memory.
 TEST(ExchangeSymmetricTest, OnePrivateBufferIsEnoughForTheStagedWay) {
   constexpr int kNumRanks = 3;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});

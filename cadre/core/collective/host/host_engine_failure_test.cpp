@@ -37,7 +37,8 @@ TEST(HostEngineMismatchTest, EveryRankLearnsWhatAnotherCalled) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Ranks 1 and 2 call different operations. Both first wait for rank 0, which never enters.
+// Ranks 1 and 2 call different operations. Both wait for rank 0, which never enters; they must
+// still detect the mismatch at once.
 TEST(HostEngineMismatchTest, IsFoundWithoutWaitingForThoseWhoAreMissing) {
   TestMemory memory(3);
   const auto result = run_ranks_as_threads(3, [&](RankContext& context) {
@@ -51,7 +52,7 @@ TEST(HostEngineMismatchTest, IsFoundWithoutWaitingForThoseWhoAreMissing) {
 }
 
 // Both ranks pass three collectives in one call, and the second one of rank 1 differs from that of
-// rank 0. The first collective completes, and the third one does not run.
+// rank 0. The first collective must complete, and the third one must not run.
 TEST(HostEngineMismatchTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers) {
   TestMemory memory(2);
   const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
@@ -117,7 +118,8 @@ TEST(HostEngineInterruptTest, EndsAWaitThatSleeps) {
     if (context.rank == 1) return;
     TestRank rank(context, memory);
     auto raiser = context.system.spawn("raiser", [&] {
-      // The rank spins first. When it has stopped spinning, it publishes for whom it waits.
+      // The rank spins first. When it has stopped spinning, it publishes the rank for which it
+      // waits.
       while (rank.progress().waiting_for() != 1) context.system.yield();
       rank.interrupt().raise();
     });
@@ -127,8 +129,8 @@ TEST(HostEngineInterruptTest, EndsAWaitThatSleeps) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The connections of rank 1 have ended, but the rank is alive and reads memory that rank 0 may
-// already reuse.
+// Rank 0 has reported rank 1 as lost and may reuse its memory. Rank 1, which is still alive and
+// reads that memory, must get an error.
 TEST(HostEngineLostRankTest, GetsNoResultFromMemoryThatItsPeersMayHaveUsedAgain) {
   TestMemory memory(2);
   memory.of(0).forget_holder(1);

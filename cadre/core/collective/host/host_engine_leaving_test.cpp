@@ -41,8 +41,8 @@ struct Progress {
   std::atomic<uint32_t> is_finished{0};
 };
 
-// A range of pages. The first access to it blocks until another rank has reused its memory. So this
-// process pauses in the middle of its work, like a process that was stopped.
+// A range of pages. The first access to a guarded page blocks until another rank has reused its own
+// memory. So this process pauses in the middle of an operation, like a process that was stopped.
 struct Guard {
   std::byte* begin = nullptr;
   size_t num_bytes = 0;
@@ -69,8 +69,8 @@ void stand_still_at(Bytes pages, Progress& progress) {
   require(::mprotect(pages.data(), pages.size(), PROT_NONE) == 0, "mprotect");
 }
 
-// Throws std::bad_alloc in the first wait of a leaving rank for its peers, as a failed allocation
-// at this point would.
+// Throws std::bad_alloc in the first wait in which a rank that leaves an operation waits for its
+// peers, as a failed allocation at this point would.
 class ThrowingSystem final : public testing::ForwardingSystem {
  public:
   ThrowingSystem(os::System& inner, const os::WaitWord& word)

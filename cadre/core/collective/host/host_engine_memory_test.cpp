@@ -20,8 +20,9 @@ using testing::require;
 constexpr ReduceKind kSumOfFloats{DType::kFloat32, ReduceOp::kSum};
 constexpr size_t kLargeBytes = 1 << 20;
 
-// Records wake-ups and published words. A waiting rank counts itself as a sleeper and wakes only
-// when a rank publishes or wakes, so the test does not depend on the speed of the machine.
+// Records wake-ups and published words. A waiting rank is always registered as a sleeper and wakes
+// only when a rank calls publish() or wake, so the test does not depend on the speed of the
+// machine.
 class ListeningSystem final : public testing::ForwardingSystem {
  public:
   // `num_wakes` counts the wake-ups by all ranks, which share it.
@@ -65,8 +66,8 @@ class ListeningSystem final : public testing::ForwardingSystem {
   std::string events_;
 };
 
-// Rank 0 sleeps until rank 1, the last rank, enters. Rank 1 must wake it before it begins its own
-// work, and not when the operation ends. A missing wake-up would cost up to System::kMaxNap.
+// Rank 0 sleeps until rank 1, the last rank, enters. Rank 1 must wake rank 0 before it begins its
+// own work, and not when the operation ends. A missing wake-up would cost up to System::kMaxNap.
 class LastToEnterTest : public ::testing::TestWithParam<bool> {};
 
 TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
@@ -101,8 +102,8 @@ TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
 INSTANTIATE_TEST_SUITE_P(All, LastToEnterTest, ::testing::Values(true, false),
                          [](const auto& test) { return test.param ? "Direct" : "Staged"; });
 
-// The bytes that a block needs for its flags: one page for them and one for the header of the
-// piece.
+// The bytes of a block that has only flags: one page for the flags and one for the allocation's
+// header.
 constexpr size_t kForFlags = 2 * 4096;
 
 TEST(HostEngineReserveTest, ReservesWhatItWritesBeforeItWrites) {

@@ -23,7 +23,7 @@ using testing::reference_reduction;
 using testing::require;
 using testing::run_ranks_in_simulator;
 
-// These counts cover each regime of sizes, and one needs several chunks.
+// These counts use each way to move data (inline, flat, large), and one needs several chunks.
 constexpr size_t kCounts[] = {3, 500, 9000, 700000};
 
 struct Case {

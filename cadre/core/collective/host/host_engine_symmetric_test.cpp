@@ -61,7 +61,8 @@ TEST_P(SymmetricTest, AllReduceEqualsTheFormulaWithoutStaging) {
   }
 }
 
-// Rank 0 has reported rank 1 as lost and may reuse its own memory, although rank 1 is still alive.
+// Rank 0 has reported rank 1 as lost and may reuse its own memory. Rank 1, which is still alive,
+// must get an error and must not write to that memory.
 TEST(SymmetricLostRankTest, DoesNotWriteToMemoryThatItsPeersMayReuse) {
   constexpr size_t kNumBytes = 1 << 16;
   constexpr std::byte kUntouched{0x77};
@@ -150,7 +151,7 @@ TEST(SymmetricProcessTest, ProcessesReadEachOthersBuffers) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// If only the root has symmetric memory, its peers still read it in place.
+// If only the root has symmetric memory, its peers must still read its buffer in place.
 TEST(SymmetricRootTest, ABroadcastAndAScatterNeedTheRootsBufferAlone) {
   constexpr int kNumRanks = 3;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});

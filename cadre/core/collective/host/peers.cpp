@@ -69,7 +69,7 @@ Status Peers::enter(const OpContext& op, ConstBytes payload) {
 // The store of the sequence number and the read of the number of sleepers must not be reordered. A
 // fence directly after the store would wait for the transfer of the cache line. When this function
 // runs, the store has left the core, so an atomic exchange on memory of this rank alone is a cheap
-// fence. A sleeper that is missed nevertheless wakes after System::kMaxNap at most.
+// fence. A sleeper that this function misses wakes after System::kMaxNap at the latest.
 void Peers::wake_sleepers() {
   if (are_sleepers_awake_) return;
   are_sleepers_awake_ = true;
@@ -94,10 +94,10 @@ Status Peers::wait_for_all(uint32_t step, const OpContext& op) {
   return {};
 }
 
-// Marks the group's notice: this rank leaves the operation with an error. All stores and loads
-// here, and the load in check_left(), are sequentially consistent. So a peer that did not see the
-// mark had stored its entry or its step before the mark was set, and are_done() sees that entry or
-// step.
+// Records in the group's notice (see arena.h) that this rank leaves the operation with an error.
+// All stores and loads here, and the load in check_left(), are sequentially consistent. So a peer
+// that did not see the mark had stored its entry or its step before the mark was set, and
+// are_done() sees that entry or step.
 void Peers::mark_left() {
   uint64_t none = 0;
   const uint64_t mark = kLeftBit | static_cast<uint64_t>(rank_.value) << kLeftRankShift | sequence_;

@@ -27,7 +27,7 @@ namespace cadre::host {
 struct PeersOptions {
   Rank rank = 0;
   int world_size = 1;
-  // There are more ranks than cores, so a wait gives the core away at once.
+  // There are more ranks than cores, so a wait yields the core at once.
   bool oversubscribed = false;
   // The initial value of all counters of the arena: 0 in a new arena.
   uint32_t first_count = 0;
@@ -79,7 +79,7 @@ class Peers {
   void wake_sleepers();
 
  private:
-  // The goal of a wait; `rank` is the rank that is waited for.
+  // The condition for which a wait waits; `rank` is the rank that must meet it.
   struct Goal {
     os::WaitWord& word;
     uint32_t value;

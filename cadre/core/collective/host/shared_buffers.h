@@ -1,9 +1,10 @@
-// Finds whether an operation can access the buffers of all ranks in place, and at which addresses.
+// Determines whether an operation can access the buffers of all ranks in place, and at which
+// addresses.
 //
 // Threads: same as Peers; call after a successful Peers::enter whose payload was an Announcement.
 // Blocking: never. Lifetime: borrows the memory. Errors: kCorruption for a place that is not in its
-// rank's slice, on all ranks alike; kAborted when a rank has left the operation or has taken its
-// memory back, or when peers have reported this rank as lost.
+// rank's slice, on all ranks alike; kAborted when a rank has left the operation with an error or
+// has revoked its memory, or when peers have reported this rank as lost.
 #pragma once
 
 #include <atomic>
@@ -21,8 +22,8 @@
 
 namespace cadre::host {
 
-// What a rank announces in a large operation: the places of its buffers, if they are in shared
-// memory.
+// The payload of Peers::enter() in a large operation: the places of the rank's buffers, if they are
+// in shared memory.
 struct Announcement {
   Place in;
   Place out;
@@ -55,7 +56,7 @@ struct Wanted {
 // The inputs and outputs of all ranks, as this rank maps them, in rank order. `outs` is empty for
 // operations that write only their own output; an input that no rank reads is null.
 struct SharedBuffers {
-  // A piece that contains buffers of a rank.
+  // An allocation in shared memory that contains buffers of a rank.
   struct Source {
     Rank rank;
     const std::atomic<uint64_t>* revocation;
@@ -71,7 +72,8 @@ struct SharedBuffers {
   std::vector<Source> sources = {};
 };
 
-// Returns nullopt if a wanted buffer is private. slots[r] is the slot of rank r.
+// Returns nullopt if a buffer that peers would access is in private memory. slots[r] is the slot of
+// rank r.
 Result<std::optional<SharedBuffers>> share_buffers(const Peers& peers, const HostMemory& memory,
                                                    std::span<const int> slots,
                                                    const Wanted& wanted);

@@ -15,7 +15,8 @@ void copy_range(std::byte* out, const std::byte* in, Range range) {
 // Runs a pipeline over the chunks: fill(i) copies chunk i in, and drain(i) copies it out one chunk
 // later, so that a rank that is late for a moment does not delay the others. Step i + 1 means that
 // chunk i is filled and chunk i - 2 is drained. Chunk i uses the memory of chunk i - kNumChunks.
-// All ranks drained that chunk before they filled chunk i - 2, that is, before step i - 1.
+// All ranks drained chunk i - kNumChunks before they filled chunk i - 2, that is, before step i -
+// 1.
 template <typename Fill, typename Drain>
 Status run_pipeline(Peers& peers, const OpContext& op, uint32_t num_chunks, const Fill& fill,
                     const Drain& drain) {
@@ -41,8 +42,8 @@ uint32_t num_parts(size_t total, size_t part) {
   return static_cast<uint32_t>(divide_rounding_up(total, part));
 }
 
-// Returns the bytes for each rank in a chunk that has data for every rank, in whole cache lines. It
-// is not 0 for up to 8192 ranks.
+// Returns the number of bytes for each rank in a chunk that has data for every rank, rounded down
+// to whole cache lines. With up to 8192 ranks the result is not 0.
 size_t chunk_part(size_t num_ranks) {
   return kChunkBytes / num_ranks / 64 * 64;
 }

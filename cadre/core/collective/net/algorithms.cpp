@@ -25,7 +25,8 @@ Block part_in_order(Slot slot, std::span<const uint64_t> counts, int rank) {
   return {slot, std::accumulate(before.begin(), before.end(), uint64_t{0}), counts[index]};
 }
 
-// Sends the finished parts once around the ring. Each rank begins with its own part in the output.
+// Sends the finished parts once around the ring (an all_gather). Before the first step, each rank
+// has its own part in the output.
 template <typename PartOf>
 void add_ring_gather_steps(Schedule& schedule, PartOf part_of_rank) {
   const ScheduleKey& key = schedule.key;
@@ -96,9 +97,10 @@ void add_ring_all_gather(Schedule& schedule) {
   });
 }
 
-// P = 2^k + extra. The first `extra` pairs of neighbours combine into one rank each; 2^k ranks run
-// the doubling; the other rank of each pair gets the result at the end. Both partners put the lower
-// ranks' sum first, so they compute the same bits.
+// There are P = 2^k + extra ranks. In each of the first `extra` pairs of neighbours one rank sends
+// its input to the other one, which adds it; then 2^k ranks run the doubling; at the end the first
+// rank of each pair gets the result. Both partners of an exchange take the lower ranks' sum as the
+// left operand, so they compute the same bits.
 void add_recursive_doubling(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;
   const int rank = key.rank;
@@ -137,7 +139,7 @@ void add_recursive_doubling(Schedule& schedule) {
   if (is_paired) schedule.steps.push_back({.send_to = rank - 1, .send = all});
 }
 
-// A rank holds, after the exchange at distance d, the 2d blocks that begin with its own.
+// A rank has 2d blocks after the exchange at distance d: its own and those that follow it.
 void add_bruck_all_gather(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;
   const auto size = static_cast<uint64_t>(key.world_size);

@@ -22,10 +22,10 @@ struct CrossoverTable {
   uint64_t all_reduce_ring_bytes = 64 << 10;
   // A binomial tree is used below this size, a chain from it on.
   uint64_t broadcast_chain_bytes = 256 << 10;
-  // Counts the bytes of the output; Bruck's algorithm is used below this size, a ring from it on.
+  // The size is that of the output. Bruck's algorithm is used below this size, a ring from it on.
   uint64_t all_gather_ring_bytes = 64 << 10;
   uint64_t chain_segment_bytes = 128 << 10;
-  // Counts the bytes of the root's buffer; a binomial tree is used below this size, a linear
+  // The size is that of the root's buffer. A binomial tree is used below this size, a linear
   // schedule from it on.
   uint64_t gather_linear_bytes = 64 << 10;
 };

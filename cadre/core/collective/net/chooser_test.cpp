@@ -1,6 +1,5 @@
 // Tests the sizes at which each operation changes its algorithm, both in the table and in the
-// engine. Both algorithms give the right result, so a wrong choice cannot be seen in a result, and
-// needs a test.
+// engine. Both algorithms give the right result, so no test of results would detect a wrong choice.
 #include "cadre/core/collective/net/chooser.h"
 
 #include <gtest/gtest.h>
@@ -68,9 +67,9 @@ const std::vector<Crossover> kCrossovers = {
      }},
 };
 
-// Returns the errors of the operation if rank 0 changes its algorithm at `first` bytes and the
-// other ranks change theirs at `others`. If the algorithms of the ranks differ, all ranks fail,
-// some of them only at the deadline.
+// Returns the errors of the operation if the crossover is at `first` bytes on rank 0 and at
+// `others` bytes on the other ranks. If the algorithms of the ranks differ, all ranks fail, some of
+// them only at the deadline.
 std::string failure_of(const Crossover& crossover, uint64_t first, uint64_t others,
                        Duration patience = std::chrono::seconds(20)) {
   const auto system = os::make_native_system();

@@ -61,7 +61,7 @@ struct IncomingPlace {
   Bytes target;
   const std::byte* local = nullptr;  // is null for kStore
   ReduceKind kind;                   // kStore does not use it
-  int divisor = 1;                   // divides complete sums; 1 means no division
+  int divisor = 1;                   // the divisor of complete sums; 1 means no division
   // The step also sends the old content of the target, which must not be overwritten before it is
   // sent.
   bool target_is_sent = false;
@@ -69,8 +69,8 @@ struct IncomingPlace {
 
 // The receiving half of one step: stores received bytes at their position, or adds them piece by
 // piece. Bytes to be added pass through a small staging buffer, which stays in the core's cache:
-// each piece is added while it is in the cache and the rest is still being received. The object
-// lives for one step and borrows all memory; errors are those of the Link.
+// each piece is added while it is in the cache and the rest is still being received. An Incoming
+// exists for one step and borrows all memory; its errors are those of the Link.
 class Incoming {
  public:
   Incoming(const IncomingPlace& place, Bytes staging) : place_(place), staging_(staging) {}
@@ -151,10 +151,10 @@ IncomingPlace place_of(const ScheduleRun& run, const Step& step) {
 // The ranks at distances 1, 2, 4, ... on both sides. A rank that waits announces its operation to
 // them and to those that it waits for, and reads their announcements, so two of them that wait in
 // different operations detect the mismatch. Any two ranks that wait are connected by a path of such
-// pairs, since distance 1 alone connects all ranks. If they run different operations, so do two
-// neighbours on the path. Ranks on the path that do not wait yet announce their operation when they
-// do; the longer distances bypass ranks that never wait. A rank that finds a mismatch, or receives
-// a refusal, sends a refusal of its operation to its own peers.
+// pairs, since distance 1 alone connects all ranks. If the two ranks run different operations, so
+// do two neighbours on the path. Ranks on the path that do not wait yet announce their operation
+// when they do; the longer distances bypass ranks that never wait. A rank that finds a mismatch, or
+// receives a refusal, sends a refusal of its operation to its own peers.
 std::vector<Rank> watched_by(Rank rank, int world_size) {
   std::vector<Rank> ranks;
   for (int distance = 1; distance < world_size; distance *= 2) {
@@ -290,7 +290,7 @@ Status Executor::check(const OpContext& op, Rank peer) {
   const std::string which = format("net engine: {} #{}", text(theirs->fingerprint), theirs->number);
   if (is_agreed && theirs->kind == OperationHeader::Kind::kRefusal) {
     // The refusal keeps the number of the operation that has failed, because a rank that is still
-    // in that operation ignores the refusal of a later one.
+    // in that operation ignores the refusal of a later operation.
     refuse(*theirs);
     return Error(ErrorCode::kAborted,
                  format("{}: rank {} has ended this operation with an error, because another rank "

@@ -1,10 +1,10 @@
 // Runs the Schedule of one rank over the channels of a Transport.
 //
-// Threads: one at a time. Blocking: run(), until it is done, the operation's deadline passes or the
-// Interrupt is raised.
+// Threads: one at a time. Blocking: run(), until the steps are done, the operation's deadline
+// passes or the Interrupt is raised.
 // Lifetime: borrows the System and the Transport; buffers are borrowed until run() returns.
-// Errors: those of Backend. Each step sends and receives at the same time, so it cannot block when
-// the buffers of both sides are full.
+// Errors: those of Backend. Each step sends and receives at the same time, so two ranks cannot
+// deadlock when the buffers between them are full.
 #pragma once
 
 #include <memory>
@@ -58,11 +58,11 @@ class Executor {
   Transport& transport_;
   // links_[r] is the link to rank r, which is made when it is needed.
   std::vector<std::unique_ptr<Link>> links_;
-  std::vector<Rank> watched_;  // the ranks that a long wait watches
+  std::vector<Rank> watched_;  // the ranks whose announcements a long wait reads
   CallHistory history_;
   OperationHeader header_;  // the header of the current operation
   std::unique_ptr<std::byte[]> staging_;
-  // The interests of a wait that watches peers. They are a member only to reuse their memory.
+  // The interests of a wait in run(), kept only to reuse their memory.
   std::vector<ChannelInterest> interests_;
 };
 

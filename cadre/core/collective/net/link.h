@@ -68,7 +68,8 @@ class Link {
   // contradicts a call of this rank, else the next header. Returns nullopt if all match.
   std::optional<OperationHeader> difference(const OperationHeader& operation) const;
 
-  // Returns whether the peer runs or refuses a later operation, so that it has completed this one.
+  // Returns whether the peer runs or refuses a later operation, which means that it has completed
+  // `operation`.
   bool is_ahead_of(const OperationHeader& operation) const {
     return incoming_ && incoming_->number > operation.number && !has_contradiction(operation);
   }
@@ -85,8 +86,7 @@ class Link {
   void advance_announcement();
   // Sends the peer a refusal of `operation`, unless a message to it is incomplete.
   void refuse(const OperationHeader& operation);
-  // Does the same as the other refuse() for a channel without a Link, on which no message was sent
-  // yet.
+  // Sends a refusal on a channel without a Link, on which no message was sent yet.
   static void refuse(Channel& channel, OperationHeader operation);
 
  private:
@@ -106,12 +106,12 @@ class Link {
 
   bool has_sent_header_ = false;
   bool has_announced_ = false;
-  // Holds the unsent part of an announcement, and a header.
+  // The memory for the unsent part of an announcement and for the header of the current message.
   std::array<std::byte, 2 * OperationHeader::kBytes> outbox_;
   Channel::Parts unsent_;  // the part of the outbox and of the payload that is not sent yet
   size_t num_sent_ = 0;
 
-  bool is_open_ = false;    // the header of the current message was accepted
+  bool is_open_ = false;    // the current message's header has matched
   bool has_ended_ = false;  // the channel ended while peek() ran
   std::array<std::byte, OperationHeader::kBytes + kInlineBytes> inbox_;
   size_t inbox_begin_ = 0;

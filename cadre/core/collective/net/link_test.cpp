@@ -23,7 +23,7 @@ TEST(CallHistory, FindsTheLastOperationsBeforeTheGivenOne) {
   EXPECT_EQ(history.find(20, current), std::nullopt);
 }
 
-// A channel that accepts no bytes, and later has ended.
+// A channel that accepts no bytes until `has_ended` is set, and then returns kPeerLost.
 class EndingChannel final : public Channel {
  public:
   Result<size_t> try_send(ConstBytes) override {

@@ -1,5 +1,5 @@
-// The header that precedes each operation's messages on the channels between ranks: parse and
-// write.
+// Parses and writes the header that precedes each message of an operation on a channel between
+// ranks.
 //
 // Threads: any. Blocking: never. Errors: kCorruption for bytes that no rank of this build sends.
 // docs/formats/net-messages.md defines the format; message_fuzz.cpp fuzzes the parser.

@@ -150,8 +150,8 @@ Status NetEngine::reduce(const OpContext& op, const Collective& c) {
   return reduce_scatter_widened(op, schedule, c);
 }
 
-// Runs the steps that add on a float32 copy, rounds each complete element once, and then runs the
-// steps that only move data on the rounded elements.
+// Runs the reduce steps on a float32 copy of the elements, rounds each complete element once, and
+// then runs the remaining steps, which only move data, on the rounded elements.
 Status NetEngine::all_reduce_widened(const OpContext& op, const Schedule& schedule,
                                      SlotMemory memory, ReduceKind kind) {
   const uint64_t count = schedule.key.count;

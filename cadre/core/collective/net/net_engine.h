@@ -1,4 +1,5 @@
-// The engine for ranks that communicate over channels: chooser, schedules and their executor.
+// The engine for ranks that communicate over channels. It chooses an algorithm, makes its schedule
+// and executes the schedule.
 //
 // Threads: one operation at a time, from any thread. Blocking: every operation, until it is done,
 // its deadline passes or the Interrupt of its Transport is raised. Lifetime: borrows the System and
@@ -29,8 +30,8 @@ class NetEngine final : public Backend {
   Completion submit(const OpContext& op, std::span<const Collective> collectives) override;
 
  private:
-  // Memory that grows to the largest need and is kept, because the first access to new pages costs
-  // more than an operation.
+  // A buffer that grows to the largest size requested so far and is never shrunk, because the page
+  // faults of new memory cost more than an operation.
   class GrowingBuffer {
    public:
     std::byte* bytes(size_t num_bytes);

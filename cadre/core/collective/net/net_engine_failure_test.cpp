@@ -55,7 +55,7 @@ TEST_P(NetEngineFailureTest, TwoOperationsThatDifferAreNamedOnBothSides) {
 }
 
 // Both ranks pass three collectives in one call, and the second one of rank 1 differs from that of
-// rank 0. The first collective completes, and the third one does not run.
+// rank 0. The first collective must complete, and the third one must not run.
 TEST_P(NetEngineFailureTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers) {
   const TransportGroup group(*system_, GetParam(), 2);
   const std::string failures = group.run([&](Transport& transport) {
@@ -80,7 +80,7 @@ TEST_P(NetEngineFailureTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers)
 
 // Gathers `size` bytes and runs a barrier. Rank 3 names itself as the root of the gather, and the
 // other ranks name rank 0. Ranks 0 and 3 do not receive from each other, and most of the others
-// have completed the gather. They notice the mismatch when they wait in the barrier.
+// have completed the gather. They detect the mismatch when they wait in the barrier.
 Status gather_to_two_roots(EngineRank& engine, Rank rank, size_t size, int world_size) {
   CADRE_RETURN_IF_ERROR(engine.barrier());
   const std::vector<std::byte> part(size);
@@ -155,8 +155,9 @@ TEST_P(NetEngineFailureTest, ARefusalIsPassedOnUnderItsOwnNumber) {
   EXPECT_EQ(last->number, 1u);
 }
 
-// The peer already waits in the next operation, and has announced it, when it learns that this one
-// has failed and sends its refusal. The earlier announcement must not hide the refusal.
+// The peer already waits in the next operation, and has announced it, when it learns that the
+// earlier operation has failed and sends its refusal. The earlier announcement must not hide the
+// refusal.
 TEST_P(NetEngineFailureTest, AnAnnouncementHidesNoRefusal) {
   const TransportGroup group(*system_, GetParam(), 2);
   const OpDescriptor barrier{.kind = OpKind::kBarrier};

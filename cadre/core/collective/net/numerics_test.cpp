@@ -24,8 +24,8 @@ constexpr int kMaxNumericsRanks = 9;
 constexpr CrossoverTable kAlwaysRing = {.all_reduce_ring_bytes = 0};
 constexpr CrossoverTable kNeverRing = {.all_reduce_ring_bytes = 1 << 30};
 
-// Returns numbers of such different magnitudes that every order of additions gives a different
-// rounding.
+// Returns numbers of very different magnitudes, so that a different order of additions gives
+// different rounding errors.
 float element(int rank, uint64_t index) {
   Random random(kSeed + static_cast<uint64_t>(rank) * kNumericsCount + index);
   const auto exponent = static_cast<int>(random.below(24)) - 12;
@@ -51,8 +51,8 @@ float ring_sum(uint64_t index, int world_size, DType dtype) {
   return sum;
 }
 
-// Adds as recursive doubling does: first the pairs of ranks that are combined, then a balanced
-// tree.
+// Adds in the order of recursive doubling: first the pairs of ranks that are combined because the
+// number of ranks is no power of two, then a balanced tree.
 float tree_sum(uint64_t index, int world_size, DType dtype) {
   int size = 1;
   while (2 * size <= world_size) size *= 2;

@@ -17,11 +17,11 @@
 
 namespace cadre {
 
-// The values are sent in message headers, so that ranks detect that they have chosen different
-// algorithms.
+// The numeric values are sent in message headers, so that ranks detect if they have chosen
+// different algorithms.
 enum class Algorithm : uint8_t {
   kRing = 1,  // all_reduce, reduce, reduce_scatter, all_gather: each rank sends to its neighbour
-  kRecursiveDoubling = 2,  // all_reduce: partners at doubling distance exchange everything
+  kRecursiveDoubling = 2,  // all_reduce: partners at distances 1, 2, 4, ... exchange all data
   kBinomialTree = 3,       // broadcast, reduce, gather and scatter of small data
   kChain = 4,              // broadcast of large data: segments go from rank to rank
   kBruck = 5,              // all_gather of small data: the number of blocks doubles in each step
@@ -53,9 +53,9 @@ enum class Combine : uint8_t {
 
 inline constexpr int kNobody = -1;
 
-// A send and a receive that run at the same time; either may be absent. The next step begins when
-// both are done. `send` is either disjoint from `recv`, or the same block, whose content before the
-// receive is sent.
+// A send and a receive that run at the same time; one of them may be absent. The next step begins
+// when both are done. `send` is either disjoint from `recv`, or the same block, whose content
+// before the receive is sent.
 struct Step {
   int send_to = kNobody;
   Block send;
@@ -63,7 +63,8 @@ struct Step {
   Block recv;
   Combine combine = Combine::kStore;
   Block local;  // the local operand, with recv's count; unused for kStore
-  // After this receive `recv` holds the contributions of all ranks, so an AVG is divided now.
+  // After this step `recv` has the contributions of all ranks, so for an AVG the executor divides
+  // it now.
   bool completes = false;
 
   friend bool operator==(const Step&, const Step&) = default;

@@ -56,8 +56,8 @@ TEST(ScheduleCostTest, TreesHaveFewPartnersAndLinearOnesSendEveryByteOnce) {
   }
 }
 
-// The messages from one rank to another, in order. For each message: whether it belongs to the
-// reduce steps (Schedule::num_reduce_steps) of the sender, and to those of the receiver.
+// The messages from one rank to another, in order. Each entry says whether the message belongs to
+// the reduce steps (Schedule::num_reduce_steps) of the sender, or of the receiver.
 struct MessageParts {
   std::vector<bool> sent;
   std::vector<bool> received;

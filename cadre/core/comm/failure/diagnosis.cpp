@@ -340,12 +340,12 @@ std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMism
 // A chain of waits that ends at a silent rank, or at an idle rank that has not passed the operation
 // in which it is awaited, is a sufficient explanation of the timeout. Otherwise a silent rank
 // outside the chain is the best candidate, since a rank of the chain may wait for it in another
-// group. It is only the second choice, because a rank that was not scheduled within the time for
-// answers is silent as well.
+// group. A silent rank outside the chain is only the second choice, because a rank that was not
+// scheduled within the time for answers is silent as well.
 //
 // If a rank waits for one that has already passed the operation, the data between the two was lost.
-// The data that this rank sent was lost if another rank waits for this one in an earlier operation,
-// or if the two wait for each other. In a longer cycle of waits any of its streams may be the
+// If another rank waits for this one in an earlier operation, or if the two wait for each other,
+// the data that this rank sent was lost. In a longer cycle of waits any of its streams may be the
 // broken one.
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for) {

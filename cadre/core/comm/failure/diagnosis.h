@@ -39,11 +39,11 @@ struct Roster {
   std::string describe(int rank) const;
   // Returns whether each rank has the same number in the group and in the job.
   bool has_ranks_of_job() const;
-  // Returns the rank in the job; -1 for a rank that is no member.
+  // Returns the rank in the job of a rank of this group; -1 for a rank that is no member.
   int world_rank(int rank) const;
 };
 
-// What this rank knows of a peer at present.
+// The current knowledge of this rank about a peer.
 struct PeerView {
   wire::Activity activity;  // what the peer does now, as far as this rank knows
   bool is_gone = false;     // the peer was lost without having left the group
@@ -73,11 +73,12 @@ struct Failure {
   // The operation that failed here; nullopt if none was running.
   std::optional<wire::Activity> operation;
   int reporter = -1;  // the rank that found the first failure; -1 if this failure is the first
-  // The failure is logged. False if an exception reports the cause to the program anyway, or if the
-  // first failure is logged: a second log line would only distract from the first.
+  // Whether to log the failure. False if an exception reports the cause to the program anyway, or
+  // if the failure from which this one follows is already logged.
   bool is_logged = true;
   // This failure follows from the failure of another group of this process. The members of this
-  // group may not have heard of that failure, so this rank tells them, whichever rank reported it.
+  // group may not have received the report of that failure, so this rank publishes this failure to
+  // them, whichever rank detected it.
   bool is_linked = false;
   // The rank in the fabric of a culprit that is no member of this group; -1 if there is none.
   // Groups that are linked with this group may have that rank as a member.
@@ -148,13 +149,13 @@ struct Mismatch {
   Call other;
 };
 // Returns the lowest pair of ranks whose calls differ: the lowest rank that runs the operation of
-// `found.one`, and the lowest other rank in that operation that called something else. Both are
-// taken from the views; if they show no such pair, returns `found`. Ranks with equal views return
-// the same pair, whichever of them found the mismatch. views[r] is the view of rank r.
+// `found.one`, and the lowest other rank in that operation that called something else. Both ranks
+// are taken from the views; if the views show no such pair, returns `found`. Ranks with equal views
+// return the same pair, whichever of them found the mismatch. views[r] is the view of rank r.
 Mismatch first_mismatch(std::span<const PeerView> views, const Mismatch& found);
-// Returns whether a rank below both ranks of the pair has completed the operation. Its view no
-// longer shows its call in that operation. But a rank that received a message of that operation
-// from it knows the call, and reports a lower pair.
+// Returns whether a rank below both ranks of the pair has completed the operation. The view of that
+// lower rank no longer shows its call in the operation. But a rank that received a message of the
+// operation from it knows the call, and reports a lower pair.
 bool may_have_lower_pair(std::span<const PeerView> views, const Mismatch& mismatch);
 // Returns the higher rank of the pair, which counts as the rank at fault. So all ranks that report
 // the pair name the same rank, even if it is this one.
@@ -183,8 +184,8 @@ inline constexpr std::string_view kNoRingOfSends =
 // The rank that keeps an operation from completing.
 struct Suspect {
   int rank = -1;
-  // The rank does not answer, or waits for no other rank. If it is false, another rank may have
-  // better evidence, for example because it cannot reach the rank that it waits for.
+  // True if the rank does not answer, or waits for no other rank. If false, another rank may have
+  // better evidence, for example because it cannot reach the rank for which it waits.
   bool is_certain = false;
 };
 

@@ -39,8 +39,8 @@ const Failure& FailureArbiter::decided() const {
 ExplainedFailure FailureArbiter::explain(const Failure& failure, const Activity& own) const {
   Failure attributed = failure;
   if (!failure.operation && own.state == ActivityState::kRunning) attributed.operation = own;
-  // Messages are numbered separately. A later message would not show whether the attributed one has
-  // succeeded, so only the attribution to a collective may change.
+  // Only the attribution to a collective may change. Messages are numbered separately from
+  // collectives, and a later message does not show whether the attributed message has succeeded.
   const bool is_open = !failure.operation && attributed.operation && !is_message(own.fingerprint);
   const Failure& lasting = is_open ? failure : attributed;
   return {attributed, is_open, compose_error(roster_, attributed, own, record_path_),

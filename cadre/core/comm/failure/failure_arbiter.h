@@ -1,5 +1,5 @@
-// Decides which failure of a group counts and how this rank reports it: a state machine over
-// values.
+// Decides which of several failures becomes the failure of a group, and how this rank reports it. A
+// state machine without threads.
 //
 //   kNone --claim(), or report() of a complete failure--> kClaimed --publish()--> kPublished
 //
@@ -10,8 +10,8 @@
 // published error may still change: a failure that names no operation is attributed to the
 // collective that was running when it was published, and that collective may succeed after all.
 //
-// Threads: one at a time; the monitor locks. Blocking: never; time is passed in. Errors: none.
-// Ranks are those of the group.
+// Threads: one at a time; the Monitor guards the arbiter with its mutex. Blocking: never; time is
+// passed in. Errors: none. Ranks are those of the group.
 #pragma once
 
 #include <optional>

@@ -106,9 +106,9 @@ class Play {
   int num_published_ = 0;
 };
 
-// Returns the culprit that must be published: that of the claim or of a report, whichever came
-// first. If the claim came first its finding is published, unless it is uncertain and a report
-// arrives before the patience expires.
+// Returns the culprit that must be published. If a report comes before the claim, it is that of the
+// report. If the claim comes first, it is that of its finding, unless the finding is uncertain and
+// a report arrives before the patience expires.
 int expected_culprit(const Order& order, bool is_certain) {
   const auto place_of = [&](Event event) {
     return std::ranges::find(order, event) - order.begin();

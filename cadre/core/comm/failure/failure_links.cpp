@@ -74,8 +74,8 @@ void Monitor::fail_with(const FirstFailure& first, const Roster& theirs, Visited
   {
     const std::lock_guard lock(mutex_);
     if (failure.code == ErrorCode::kPeerLost) {
-      // The control plane may report the loss only after the caller of rejoin() has asked for lost
-      // ranks, so the rank is marked as lost here.
+      // The rank is marked as lost here, because the control plane may report its loss too late,
+      // after rejoin() has read the list of lost ranks.
       Peer& lost = peers_[static_cast<size_t>(failure.culprit)];
       lost.is_gone = lost.is_gone || !lost.left_after;
     }

@@ -17,7 +17,7 @@ namespace cadre {
 
 class Monitor;
 
-// The parts of a group's failure that its linked groups need.
+// The information about a group's failure that its linked groups need.
 struct FirstFailure {
   Failure failure;
   std::string sentence;
@@ -25,8 +25,8 @@ struct FirstFailure {
 
 // Returns the failure of the group `here` after its linked group `theirs` has failed. The loss of a
 // member of `here` is raised as kPeerLost, also if the lost rank is no member of `theirs`; any
-// other failure as kAborted. Both have the sentence of the first failure. The reporter is unknown
-// if it is no member of `here`.
+// other failure as kAborted. In both cases the message contains the sentence of the first failure.
+// The reporter is -1 if it is no member of `here`.
 Failure failure_of_linked_group(const FirstFailure& first, const Roster& theirs,
                                 const Roster& here);
 
@@ -36,12 +36,13 @@ using VisitedGroups = std::vector<const Monitor*>;
 
 class FailureLinks {
  public:
-  // Adds a group. Returns the failure that was spread before, with which the new group has to fail;
-  // nullopt if there is none.
+  // Adds a group. Returns the failure that this group has already spread to its linked groups and
+  // with which the new group must fail; nullopt if there is none.
   std::optional<FirstFailure> add(const std::shared_ptr<Monitor>& group);
   // Fails all linked groups, and those that are added later, with the first failure of `self`,
-  // except those that this thread has `visited`. Each thread visits all of them, even if another
-  // one has begun to, because the waits of its own group may end only when the others have failed.
+  // except those that this thread has `visited`. Each thread visits all linked groups, even if
+  // another thread has begun to, because the waits of its own group may end only when the other
+  // groups have failed.
   void spread(const FirstFailure& first, const Roster& self, VisitedGroups& visited);
 
  private:

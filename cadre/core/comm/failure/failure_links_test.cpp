@@ -16,7 +16,7 @@
 namespace cadre {
 namespace {
 
-// Provides monitors for the groups {1, 3} and {3, 1, 2} of a job of four ranks, as rank 3 has them.
+// Provides the monitors of rank 3, in a job of four ranks, for the groups {1, 3} and {3, 1, 2}.
 class LinkedMonitors : public ::testing::Test {
  protected:
   std::shared_ptr<Monitor> make(std::string name, std::vector<int> members, int self) {
@@ -46,7 +46,7 @@ TEST_F(LinkedMonitors, TheLossOfAMemberOfBothHasItsRankInEach) {
   EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
   EXPECT_EQ(error.details().culprit, Rank(1));
   EXPECT_THAT(error.message(), ::testing::HasSubstr("group \"small\""));
-  // lost_ranks() contains the rank before the plane reports its loss.
+  // lost_ranks() must contain the rank even before the control plane reports its loss.
   EXPECT_TRUE(large_->peers()[1].is_gone);
 }
 
@@ -58,7 +58,8 @@ TEST_F(LinkedMonitors, TheReporterOfALossIsTheMemberThatFoundItOrElseThisRank) {
   }
 }
 
-// Rank 2 found the first failure; it is no member of the small group.
+// Rank 2 detected the first failure and is no member of the small group. The failure of the small
+// group must name no reporter.
 TEST_F(LinkedMonitors, ARankThatOnlyHeardOfAFailureIsNotItsReporter) {
   Monitor::link(small_, large_);
   large_->on_group_failed({1, 2, {ErrorCode::kTimeout, -1, 2, "too slow", "all_reduce #1 failed"}});

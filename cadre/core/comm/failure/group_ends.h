@@ -5,7 +5,8 @@
 // follows, the engines cannot detect the mismatch. So the ranks publish their last call when they
 // leave, and compare.
 //
-// Threads: one at a time, under the lock of the monitor. Blocking: never. Errors: none.
+// Threads: one at a time; the Monitor guards this object with its mutex. Blocking: never. Errors:
+// none.
 #pragma once
 
 #include <optional>

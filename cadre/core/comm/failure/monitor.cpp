@@ -68,9 +68,10 @@ int Monitor::group_rank(int fabric_rank) const {
              : static_cast<int>(found - setup_.roster.members.begin());
 }
 
-// A peer may leave at the moment at which this rank starts a collective. Each side first stores its
-// own word and then loads the word of the other side, all sequentially consistent, so at least one
-// of them sees the other's store.
+// A peer may leave at the moment at which this rank starts a collective. The thread that enters the
+// collective first stores running_number_ and then loads first_left_; the thread that handles the
+// leave first stores first_left_ and then loads running_number_. These accesses are sequentially
+// consistent, so at least one of the threads sees the other's store.
 void Monitor::enter_collective(uint64_t number) {
   running_number_.store(number, std::memory_order_seq_cst);
   if (first_left_.load(std::memory_order_seq_cst) < number) fail_if_left_before(number);
@@ -259,9 +260,9 @@ std::optional<Monitor::EndOfStream> Monitor::why_stream_ended(int peer, const Er
       peer, format("the connection to {} broke: {}", roster().describe(peer), error.message())};
 }
 
-// Returns the loss of a member that was lost after it had left. This is a failure only for ranks
-// that had not heard of the leave; they do not publish it, because the control plane publishes the
-// loss.
+// Returns the loss of a member that was lost after it had left. Only ranks that had not received
+// the leave treat this as a failure; they do not publish it, because the control plane publishes
+// the loss.
 std::optional<Monitor::EndOfStream> Monitor::loss_after_leaving() const {
   const TimePoint now = system_.now();
   const std::lock_guard lock(mutex_);
@@ -348,7 +349,7 @@ void Monitor::publish_leave(uint64_t number, Deadline deadline) {
   report_mismatch();
 }
 
-// If two ranks have different last collectives, at least the one that leaves later finds the
+// If two ranks have different last collectives, at least the rank that leaves later detects the
 // mismatch.
 void Monitor::report_mismatch() {
   std::unique_lock lock(mutex_);
@@ -488,7 +489,7 @@ void Monitor::on_group_failed(const GroupFailure& failure) {
   Failure failed = failure_from_notice(notice, is_loss, {culprit, reporter});
   if (culprit < 0) failed.outside_culprit = notice.culprit;
   // kPeerLost does not always mean that the culprit was lost: a culprit in this group may also have
-  // left the group. Only the control plane knows, so it is asked about a member.
+  // left the group. Only the control plane knows whether a member was lost, so its record is read.
   const bool is_loss_outside = notice.code == ErrorCode::kPeerLost && failed.outside_culprit >= 0;
   failed.is_loss = is_loss_outside || (names_a_peer && setup_.plane != nullptr &&
                                        setup_.plane->loss_of(notice.culprit).has_value());

@@ -1,14 +1,16 @@
-// Passes the failures of one group to the FailureArbiter, which decides which of them counts, and
-// its decision to the threads and members of the group. Keeps what is known of the peers. The
-// ControlPlane watches connections and processes and delivers its events here.
+// Collects the failures of one group, lets the FailureArbiter decide which of them becomes the
+// failure of the group, and passes that failure to the threads and members of the group. Stores the
+// known state of the peers. The ControlPlane, which watches connections and processes, delivers its
+// events to the Monitor.
 //
 // Threads: none of its own; all methods from any thread, on_...() from the plane's. Blocking:
 // ask_peers(), await_failure() and the methods that wait for a published failure, until their
-// deadlines. While it holds its lock, it calls nothing but unpark(). Lifetime: shared with the
-// plane. The plane may deliver an event until shortly after stop(), and the leaves of other members
-// until all have left; the Monitor shares ownership of what these deliveries use. Borrows the
-// System and the plane. Errors: the group's failure, composed once; the first failure wins and is
-// published to all members. Ranks are those of the group; in on_...() they are those of the fabric.
+// deadlines. While its mutex is locked, the Monitor calls no other object except Waiter::unpark().
+// Lifetime: shared with the plane. The plane may deliver an event until shortly after stop(), and
+// the leaves of other members until all have left; the Monitor shares ownership of what these
+// deliveries use. Borrows the System and the plane. Errors: the group's failure, composed once; the
+// first failure is published to all members, and later ones are ignored. Ranks are those of the
+// group; in on_...() they are those of the fabric.
 #pragma once
 
 #include <atomic>
@@ -111,7 +113,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // throws, the exception is the failure and this rank the culprit. Returns at once for all later
   // callers.
   void fail_after(const std::function<Finding()>& investigate);
-  // An operation that reached its deadline.
+  // Describes an operation that has reached its deadline.
   struct Overdue {
     wire::Activity activity;
     std::optional<uint64_t> number = {};  // is set for a collective

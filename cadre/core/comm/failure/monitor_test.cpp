@@ -1,4 +1,4 @@
-// Tests which failure the monitor of a group raises, and what it knows about peers.
+// Tests which failure the Monitor of a group raises, and which state of the peers it reports.
 #include "cadre/core/comm/failure/monitor.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,8 @@ class MonitorTest : public ::testing::Test {
   Monitor monitor_{*system_, setup_of(1, nullptr), StatusPage(), std::make_shared<GroupCell>()};
 };
 
-// The engine does not say for which rank it waited.
+// The engine does not report the rank for which it waited. The failure must contain the engine's
+// error.
 TEST_F(MonitorTest, AStreamOfAnUnknownPeerEndsForTheReasonThatTheEngineGave) {
   const auto end = monitor_.why_stream_ended(-1, Error(ErrorCode::kPeerLost, "reset"));
   ASSERT_TRUE(end.has_value());

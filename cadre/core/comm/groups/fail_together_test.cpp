@@ -56,7 +56,7 @@ TEST_P(FailTogether, AMemberThatClosedTheOneGroupHearsOfTheFailureInTheOther) {
       world.abort("a test");
     } else {
       if (world.rank() == 2) world.close(soon(context));
-      // Rank 1 computes until it learns of the failure, and calls its barrier then.
+      // Rank 1 calls its barrier only after it has learned of the failure.
       if (world.rank() == 1) {
         await(context, "the failure", [&] { return monitor_of(*pair).has_failed(); });
       }
@@ -67,7 +67,8 @@ TEST_P(FailTogether, AMemberThatClosedTheOneGroupHearsOfTheFailureInTheOther) {
 }
 
 // The group of ranks 0 and 1 is linked with the world. Rank 0 closes the world in an orderly way
-// and aborts the group. So rank 1 must inform rank 2, which waits for rank 1 in the world.
+// and aborts the group. So rank 1 must publish the failure to rank 2, which waits for rank 1 in the
+// world.
 TEST_P(FailTogether, AReporterThatLeftTheLinkedGroupDoesNotKeepTheOthersWaiting) {
   run(3, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));

@@ -200,7 +200,8 @@ TEST_P(Groups, AMessageFromAnyRankThatNeverComesEndsAtTheDeadline) {
       });
       require(failure.find("kTimeout: recv #1 on group \"world\" timed out") == 0, failure);
     } else {
-      // The rank waits here: if it left the group, the receive of rank 0 would end earlier.
+      // The rank waits here, because the receive of rank 0 would end earlier if this rank left the
+      // group.
       testing::failure_of([&] { world.barrier(); });
     }
   });
@@ -232,7 +233,7 @@ INSTANTIATE_TEST_SUITE_P(SharedMemory, SymmetricGroups, ::testing::Values(Transp
 
 // A buffer that is symmetric in the world is symmetric in each subgroup, too.
 TEST_P(SymmetricGroups, ABufferOfTheWorldIsReducedInPlaceInAGroup) {
-  constexpr size_t kCount = 1 << 16;  // too large for the flat regime
+  constexpr size_t kCount = 1 << 16;  // so large that peers' buffers are read in place
   run(4, [](RankContext& context, Communicator& world) {
     const auto buffer = world.allocate_symmetric(kCount * sizeof(int64_t));
     const auto half = split(world, {.color = world.rank() % 2}, soon(context));
@@ -272,8 +273,8 @@ TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
   });
 }
 
-// Rank 1 has no memory for a group. All ranks throw at once and name rank 1, and the world stays
-// usable.
+// Rank 1 has no memory for a group. All ranks must throw at once and name rank 1, and the world
+// must stay usable.
 TEST_P(SymmetricGroups, ARankWithoutMemoryForAGroupIsNamedByAll) {
   run(3, [](RankContext& context, Communicator& world) {
     HostMemory& memory = *CommunicatorParts::impl_of(world).fabric->host_memory();
@@ -327,7 +328,8 @@ TEST_P(SymmetricGroups, ASplitOfAGroupThatHasEndedLeavesNoMemoryBehind) {
   });
 }
 
-// A symmetric buffer of the group of round 1 counts as private memory in the group of round 2.
+// A symmetric buffer of the group of round 1 must be treated as private memory in the group of
+// round 2.
 TEST_P(SymmetricGroups, ABufferOfAnEarlierRoundIsReducedLikePrivateMemory) {
   constexpr size_t kCount = 1 << 16;
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {

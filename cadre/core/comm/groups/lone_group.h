@@ -1,5 +1,6 @@
-// A group whose other ranks do not exist. The program chooses an engine that computes collectives
-// without them, so code above the Communicator runs in one process as if there were peers.
+// A group of several ranks of which only this one exists. Its engine computes collectives without
+// the other ranks, so code that uses the Communicator can run in one process as if there were
+// peers.
 //
 // Threads, lifetime and errors: those of Communicator. Blocking: that of the engine. Messages,
 // split() and rejoin() need other ranks, so they throw kInvalidArgument. new_group() and

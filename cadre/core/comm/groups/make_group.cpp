@@ -38,7 +38,7 @@ std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGr
   members.membership.rank = members.self;
   members.membership.world_size = static_cast<int>(members.ranks.size());
   members.membership.group = group.identity.unique_name();
-  // The wills, by which the store reports dead ranks, are those of the parent's ranks.
+  // The wills, by which the store reports dead ranks, are registered under the ranks of the parent.
   members.membership.job_size = 0;
   members.creation = group.creation;
   CommunicatorOptions options = parent.options;

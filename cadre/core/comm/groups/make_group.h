@@ -45,7 +45,8 @@ std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGr
 
 // Returns text such as "[0, 2]".
 std::string list_of(std::span<const Rank> ranks);
-// Throws if the list of ranks is invalid in itself, independent of what the other ranks pass.
+// Throws if the list of ranks is empty or has an invalid or repeated rank. Does not compare it with
+// the lists of other ranks.
 void check_list(std::string_view call, const Communicator& parent, std::span<const Rank> ranks);
 std::vector<int> values_of(std::span<const Rank> ranks);
 // Returns ranks of the parent as ranks of the fabric.
@@ -61,7 +62,8 @@ struct NewGroupCall {
   GroupPlaces places;
 };
 
-// Allocates this rank's pieces. Records in `call` where they are, or that memory is short.
+// Allocates this rank's pieces. Records in `call` where they are, or that there is not enough
+// memory.
 template <typename Call>
 Status cut_into(const Communicator::Impl& parent, const std::vector<int>& candidates,
                 NewGroup& group, Call& call) {
@@ -97,8 +99,8 @@ void check_memory(const Communicator::Impl& parent, const Status& own, std::span
 void tell_giving_up(const Communicator::Impl& group, const GroupIdentity& identity,
                     const Error& error);
 
-// Throws the failure of `group` if it has failed. The other ranks have that failure, too, so none
-// waits for this rank.
+// Throws the failure of `group` if it has failed. The other ranks have that failure, too, so no
+// rank waits for this one.
 void check_failure(const Communicator::Impl& group);
 // Throws if the group is closed or has failed. Called before memory is allocated: the other ranks
 // do not learn of this error, so memory that was allocated for the call could not be reused.

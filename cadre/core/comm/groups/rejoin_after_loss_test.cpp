@@ -40,7 +40,7 @@ std::unique_ptr<Communicator> rebuild_subgroup(RankContext& context,
 
 // Rank 2 of the job, which is rank 1 of the rebuilt subgroup {1, 2}, dies. Ranks 0 and 1 then
 // rebuild the world in the same round, and rank 1 connects slowly. The dead rank 1 of the subgroup
-// must not be taken for rank 1 of the world.
+// must not be confused with rank 1 of the world.
 TEST(RejoinAfterLoss, ARankOfAnotherGroupThatDiedIsNotTakenForOneOfThisGroup) {
   const auto result = testing::run_ranks_as_processes(3, [](RankContext& context) {
     const Deadline deadline = context.system.deadline_in(seconds(20));

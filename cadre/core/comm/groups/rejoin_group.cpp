@@ -31,7 +31,7 @@ std::vector<Rank> fail_and_close(Communicator& group) {
 }
 
 // Returns whether the error means that a rank was lost or late, so that a group may be connected
-// without it. Any other error comes from a rank that still exists, and all ranks throw it.
+// without that rank. All ranks throw any other error.
 bool is_of_lost_rank(ErrorCode code) {
   return code == ErrorCode::kPeerLost || code == ErrorCode::kTimeout || code == ErrorCode::kAborted;
 }

@@ -1,11 +1,11 @@
 // Makes a new group of the surviving ranks of a group: rejoin() and connect() in one call, which is
 // repeated if another rank dies between the two.
 //
-// Threads: one thread of each rank; no other thread uses the group meanwhile. Blocking: for at most
-// twice the sum of the two times, and the time of close(). Lifetime: the new group is independent
-// of the old one, which is closed and may be destroyed. Errors: cadre::Error; those of rejoin() and
-// of Communicator::connect(). kPeerLost without a retry if the store has ended. The launcher hosts
-// the store, or rank 0 if there is no launcher.
+// Threads: one thread of each rank; no other thread uses the group meanwhile. Blocking: at most
+// twice the sum of the times in RejoinTimes, and the time of close(). Lifetime: the new group is
+// independent of the old one, which is closed and may be destroyed. Errors: cadre::Error; those of
+// rejoin() and of Communicator::connect(). kPeerLost without a retry if the store has ended. The
+// launcher hosts the store, or rank 0 if there is no launcher.
 #pragma once
 
 #include <memory>

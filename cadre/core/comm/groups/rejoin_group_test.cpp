@@ -40,8 +40,8 @@ std::unique_ptr<Communicator> connect_world(os::System& system, int rank) {
                                     .job_token = "token"});
   const Membership membership = rendezvous.join(deadline).value_or_throw();
   auto group = Communicator::connect(system, membership, {}, deadline);
-  // This rank may see the failure late: another rank may have connected the next group already, and
-  // then rejoins again.
+  // This rank may learn of the failure late, when another rank has already connected the next
+  // group. That rank then rejoins once more.
   (void)testing::failure_of([&] { group->barrier({.deadline = deadline}); });
   return group;
 }

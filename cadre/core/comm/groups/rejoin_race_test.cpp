@@ -1,5 +1,5 @@
-// Tests in virtual time a rank that closes its group to rejoin while another thread of it still
-// investigates the failure of the group.
+// Tests in virtual time a rank that closes its group in order to rejoin while another of its
+// threads still investigates the failure of the group.
 #include <gtest/gtest.h>
 
 #include <chrono>

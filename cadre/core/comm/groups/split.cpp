@@ -41,7 +41,7 @@ struct SplitCall {
   int64_t key = 0;
   uint64_t name_digest = 0;
   std::array<char, 32> name{};  // is truncated, or padded with zeros
-  int64_t is_short = 0;         // the rank has no memory for its pieces
+  int64_t is_short = 0;         // 1 if the rank has no memory for its pieces
   GroupPlaces places;           // the places of the pieces that the rank has allocated
 
   bool is_of(int64_t wanted) const { return has_color == 1 && color == wanted; }

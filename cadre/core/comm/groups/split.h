@@ -7,9 +7,9 @@
 // host's memory is short. After a failure a subgroup is not rebuilt automatically: rejoin() the
 // world and split again, or rejoin() the subgroup's membership, which does not affect the other
 // groups. Ranks of the new group are 0 .. size - 1; its id is the parent's, a slash, the number of
-// the parent's operation and the colour. Its name is made likewise, unless one is given. Source:
-// MPI_Comm_split, MPI_Comm_create_group; c10d's new_group. Guide:
-// docs/guide/reference/groups-and-messages.md.
+// the parent's operation and the colour. Its name is derived from the parent's name in the same
+// way, unless SplitOptions::name is set. Source: MPI_Comm_split, MPI_Comm_create_group; c10d's
+// new_group. Guide: docs/guide/reference/groups-and-messages.md.
 #pragma once
 
 #include <memory>
@@ -30,8 +30,8 @@ struct SplitOptions {
   std::optional<int> color = {};
   // Orders the new group's ranks; equal keys are ordered by the rank in the parent.
   int key = 0;
-  // The name that messages quote. Ranks of one colour must pass the same name, which is checked;
-  // groups may share a name. If empty, the name is derived from the parent's.
+  // The name that is shown in messages. Ranks of one colour must pass the same name, which is
+  // checked; groups may share a name. If empty, the name is derived from the parent's.
   std::string name = {};
 };
 
@@ -43,7 +43,7 @@ CADRE_EXPORT std::unique_ptr<Communicator> split(Communicator& parent, const Spl
 
 // Makes a group of these ranks of the parent, in this order. Every rank of the parent calls it with
 // the same list and name, member or not, which is checked. Returns null on a rank that is not in
-// the list. Messages quote the name; if it is empty, it is derived from the parent's.
+// the list. The name is shown in messages; if it is empty, it is derived from the parent's.
 CADRE_EXPORT std::unique_ptr<Communicator> new_group(Communicator& parent,
                                                      std::span<const Rank> ranks, Deadline deadline,
                                                      const std::string& name = {});
@@ -54,7 +54,7 @@ struct StoreGroupOptions {
   std::shared_ptr<Store> store;
   // The members pass the same id, which is unique in the job; a retry needs a new one.
   std::string id;
-  std::string name = {};  // messages quote it; if empty, they quote the id
+  std::string name = {};  // shown in messages; if empty, the id is shown
 };
 
 // Makes a group that only its members create: they exchange over the store what new_group()

@@ -29,8 +29,8 @@ constexpr std::string_view kOverStore = "new_group_over_store";
                           id, why));
 }
 
-// Returns whether this process has a group of this creation, or had one that some member has not
-// left yet.
+// Returns whether this process has a group that was created under this identity, or had such a
+// group and some member has not left it yet.
 bool is_in_group(const Communicator::Impl& impl, const GroupIdentity& creation) {
   const ControlPlane* const plane = impl.fabric->plane();
   return plane != nullptr && plane->is_attached(creation.key());
@@ -107,8 +107,8 @@ class StoreExchange {
       if (status.error().code() != ErrorCode::kTimeout) throw status.error();
       check_failure(group_);
       const std::vector<Rank> missing = read_present(own);
-      // A member may have written its key before it ended, so the keys were read once more after
-      // the end was known.
+      // A member may have written its key before it ended. The keys were read again after its end
+      // was known, so a key that is still missing will never be written.
       if (gone && std::ranges::find(missing, *gone) != missing.end()) {
         throw ended_member(*gone);
       }
@@ -169,7 +169,7 @@ class StoreExchange {
   }
 
   // Erases the keys when the last member has read them. Best effort: the group exists by now, and
-  // keys that remain do no harm.
+  // keys that remain have no effect.
   void erase_after_last_reader(Deadline deadline) const {
     const auto num_read = store_.add(count_key_, 1, deadline);
     if (!num_read.ok() || *num_read < static_cast<int64_t>(keys_.size())) return;

@@ -132,7 +132,7 @@ TEST_P(StoreGroups, ANewTryOverAStoreNeedsANewId) {
   });
 }
 
-// All members that can notice the difference throw long before the deadline.
+// All members that can detect the difference must throw long before the deadline.
 TEST_P(StoreGroups, MembersWithOtherListsOverAStoreAreRefused) {
   run(3, [this](RankContext& context, Communicator& world) {
     const auto refused = [&](const std::string& id, const std::vector<Rank>& list) {
@@ -226,7 +226,8 @@ TEST_P(StoreGroups, AnErrorOfTheStoreThatNamesNoMemberIsThisRanks) {
   });
 }
 
-// The refused call has written no key. So no other rank knows where its pieces of memory are.
+// The refused call has written no key, so no other rank knows where its pieces of memory are. They
+// must be released.
 TEST_P(SymmetricStoreGroups, AnIdOfAStoreThatIsRefusedLeavesNoMemoryBehind) {
   run(2, [this](RankContext& context, Communicator& world) {
     if (world.rank() == 0) {

@@ -8,7 +8,7 @@
 
 namespace cadre {
 
-// The source of a receive that takes a message of any rank. Same as MPI_ANY_SOURCE.
+// The source of a receive that accepts a message from any rank. Same as MPI_ANY_SOURCE.
 inline constexpr Rank kAnySource = -1;
 
 struct MessageCall {
@@ -20,7 +20,7 @@ struct MessageCall {
   }
 
   OpKind kind = OpKind::kSend;
-  Rank peer = 0;  // kAnySource means that a receive takes a message of any rank
+  Rank peer = 0;  // kAnySource: a receive accepts a message from any rank
   int tag = 0;
   DType dtype = DType::kUint8;
   ConstBytes in = {};  // the bytes that a send sends

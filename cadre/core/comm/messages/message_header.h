@@ -1,4 +1,4 @@
-// The header that send and recv put before each message on their channels: parse and write.
+// Parses and writes the header that precedes each message of send and recv on a channel.
 //
 // Threads: any. Blocking: never. Errors: kCorruption for bytes that no rank of this build sends.
 // The format is described in docs/formats/point-to-point.md; message_header_fuzz.cpp fuzzes the

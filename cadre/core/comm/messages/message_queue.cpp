@@ -12,7 +12,7 @@
 namespace cadre {
 namespace {
 
-// The longest sleep of a thread that waits. Every change wakes it earlier.
+// The maximum sleep of a thread that waits. Every event that concerns it wakes it earlier.
 constexpr Duration kSleep = std::chrono::seconds(60);
 
 Fingerprint fingerprint_of(const Message& message) {
@@ -119,8 +119,8 @@ void MessageQueue::move_messages(const IssuedOperation* until) {
   }
 }
 
-// A message leaves the queue only when the protocol has it. So if an exception is thrown, the
-// message is in the queue or in the protocol, and is not lost.
+// A message is removed from the queue only after the protocol (PointToPoint) has stored it. So no
+// exception can lose a message.
 void MessageQueue::start_posted() {
   while (const Handle oldest = begin_oldest()) {
     const auto pending = std::static_pointer_cast<Pending>(oldest);
@@ -151,8 +151,8 @@ void MessageQueue::finish(Pending& pending, Status status) {
                                                 phase_of(pending), now});
   }
   ActivityCell& cell = parts_.monitor.own_cell().message;
-  // The cell of the status page shows the oldest of several messages, which is most likely to be
-  // blocked.
+  // If there are several messages, the cell of the status page shows the oldest, which is most
+  // likely to be blocked.
   if (cell.number.load(std::memory_order_relaxed) == pending.number()) {
     const PointToPoint::Handle oldest = protocol_.oldest();
     cell.end(status.ok(), now);

@@ -65,7 +65,7 @@ class MessageQueueTest : public ::testing::TestWithParam<TransportChoice> {
                                   const Settings& settings) {
     std::shared_ptr<HashStore> store;
     sim::SimOptions options;
-    options.max_nap = hours(1);  // such long naps turn a lost wake-up into a timeout
+    options.max_nap = hours(1);  // a lost wake-up then causes a timeout
     options.spurious_wake_probability = 0;
     return testing::run_ranks_in_simulator(seed, options, 2, [&](RankContext& context) {
       if (store == nullptr) store = std::make_shared<HashStore>(context.system);
@@ -180,8 +180,8 @@ TEST_P(MessageQueueTest, ADefaultDeadlineCountsFromTheStartOfTheMessage) {
 }
 
 // The queue's thread sleeps while a blocking call holds the progress role. When that call ends, one
-// message is left for which no thread waits. The queue's thread must be woken then: by itself it
-// would look only after IdleThread::kIdleTime, here at 2 s.
+// message is left for which no thread waits. The queue's thread must be woken then: otherwise it
+// would notice the message only after IdleThread::kIdleTime, here at 2 s.
 TEST_P(MessageQueueTest, TheThreadGoesOnAtOnceWithWhatABlockingCallLeaves) {
   const auto result = run(1, [&](RankContext& context, Communicator& group) {
     Payload first{};

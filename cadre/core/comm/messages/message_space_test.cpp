@@ -11,7 +11,8 @@ TEST(MessageSpace, ATagIsDescribedWithTheUserOfItsSpace) {
   EXPECT_EQ(MessageSpace::of_number(3).describe(-1), "tag -1 of wrapper 3 of the group");
 }
 
-// Only the sender knows the user of a space, so spaces are compared by their numbers.
+// A space that was made from a received header has no user text, so equality must compare only the
+// numbers.
 TEST(MessageSpace, SpacesOfOneNumberAreEqual) {
   EXPECT_EQ(MessageSpace::of_number(3, "cadre::Pipeline"), MessageSpace::of_number(3));
   EXPECT_FALSE(MessageSpace::of_number(3) == MessageSpace());

@@ -234,7 +234,8 @@ Result<bool> PointToPoint::receive_payload(Peer& peer) {
   return true;
 }
 
-// Ends the payload of a message. A receive for it may have been posted after the header came.
+// Called when the payload of a message has arrived completely. A receive for the message may have
+// been posted after its header arrived.
 void PointToPoint::finish_payload(Peer& peer) {
   peer.is_in_payload = false;
   if (peer.receiving != nullptr) {
@@ -311,8 +312,9 @@ std::optional<Error> PointToPoint::end_of_all() const {
   return Error(last->code(), cadre::format("no other rank can send any more: {}", last->message()));
 }
 
-// Fails the messages with this peer at once. Too many bytes from the peer await a receive, so its
-// channel is not read, and a message that needs more bytes would wait until its deadline.
+// Called when too many bytes from the peer wait for a receive, so that its channel is no longer
+// read. Fails the messages with this peer at once, because a message that needs more bytes would
+// wait until its deadline.
 void PointToPoint::refuse_overflow(Peer& peer) {
   const bool is_stuck = !peer.receives.empty() || !peer.requested.empty() || !peer.cleared.empty();
   if (!is_stuck) return;

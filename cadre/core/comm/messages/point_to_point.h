@@ -1,9 +1,11 @@
-// Tagged messages between pairs of ranks over a Transport: the protocol, without waiting callers.
+// The protocol of tagged messages between pairs of ranks over a Transport. MessageQueue implements
+// the blocking calls on top of it.
 //
 // Threads: one at a time, the holder of the progress role. Blocking: only wait().
 // Lifetime: the transport outlives it; a Message's bytes are borrowed until it has ended.
-// Errors: a message ends with kInvalidArgument if sizes or types differ or if too much arrives that
-// no receive awaits, with kTimeout, kPeerLost or kCorruption, or with the error of abandon().
+// Errors: a message ends with kInvalidArgument if sizes or types differ or if too many bytes arrive
+// for which no receive was posted, with kTimeout, kPeerLost or kCorruption, or with the error of
+// abandon().
 // Short messages travel at once and wait at the receiver; longer ones wait at the sender until
 // their receive is posted. Format: docs/formats/point-to-point.md.
 #pragma once

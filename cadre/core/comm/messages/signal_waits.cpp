@@ -9,7 +9,7 @@ namespace cadre {
 namespace {
 
 constexpr const char* kPhase = "wait";
-// The interval at which drain() checks whether all waits have ended.
+// The interval at which drain() checks whether all waits for signals have ended.
 constexpr Duration kLook = std::chrono::milliseconds(1);
 
 bool has_come(const SignalWaits::Goal& goal) {

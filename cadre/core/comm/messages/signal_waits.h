@@ -2,10 +2,10 @@
 // page and recorded, and their errors name the rank at fault.
 //
 // Threads: all methods from any thread. Blocking: wait(), until the signal arrives, its deadline
-// passes, or the group fails or ends; after its deadline also while this rank polls its peers.
-// drain(), until its deadline. Lifetime: shared by the symmetric buffers, which may outlive the
-// group; after close() its parts may be destroyed. Errors: the group's failure, the same one each
-// time; a timeout names the rank.
+// passes, or the group fails or ends; after its deadline it also blocks while this rank polls its
+// peers. drain(), until its deadline. Lifetime: shared by the symmetric buffers, which may outlive
+// the group; after close() its parts may be destroyed. Errors: the group's failure, the same one
+// each time; a timeout names the rank.
 #pragma once
 
 #include <atomic>
@@ -29,10 +29,10 @@ class SignalWaits {
     os::System& system;
     Monitor& monitor;
     FlightRecorder& recorder;
-    // There are more ranks than cores, so a wait gives up its core at once.
+    // There are more ranks than cores, so a wait yields its core at once.
     bool is_crowded = false;
   };
-  // Describes a wait, which ends when rank `from` has incremented the word to `value`.
+  // The condition for which a caller waits: rank `from` has incremented the word to `value`.
   struct Goal {
     os::WaitWord& word;
     uint32_t value = 0;

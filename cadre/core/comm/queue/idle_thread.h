@@ -1,11 +1,10 @@
-// A thread that exists while there is work for it. The first work starts it, it ends after a while
-// without work, and the next work starts it again. So a process with many idle groups has no thread
-// for any of them.
+// A thread that is started when there is work, ends after kIdleTime without work, and is started
+// again by the next work. So a process with many idle groups has no thread for any of them.
 //
 // Threads: start(), take(), unpark() and note_end() under the mutex of the owner; park() in the
 // thread, without the mutex. Blocking: park(). Lifetime: the owner joins what start() and take()
-// return, without the mutex, before it is destroyed. Errors: start() throws kUnavailable if no
-// thread can be started, and has changed nothing then.
+// return, without the mutex, before the IdleThread is destroyed. Errors: start() throws
+// kUnavailable if no thread can be started, and has changed nothing then.
 #pragma once
 
 #include <chrono>

@@ -37,7 +37,7 @@ struct Operation {
   std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of an allocation
 };
 
-// Runs one operation to its end, or enqueues it on a device stream.
+// Runs one operation until it has ended, or enqueues it on a device stream.
 class OperationRunner {
  public:
   // The operation, its collectives and its fingerprints are borrowed until run() returns.
@@ -64,7 +64,7 @@ class OperationQueue final : public ProgressQueue {
   class Issued;
 
   void advance(const IssuedOperation* until) override;
-  void end_moving(const Error&) override {}  // advance() never leaves an operation half done
+  void end_moving(const Error&) override {}  // advance() always ends an operation
   void wake_holder() override {}  // not needed: the holder looks for new operations after each one
   // Runs the operation in the calling thread, which holds the progress role, and gives the role
   // back. If the engine ends the call later, stores an Issued for it in `enqueued`.

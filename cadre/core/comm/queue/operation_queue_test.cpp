@@ -34,7 +34,7 @@ TEST_F(OperationQueueTest, AnExceptionInTheCallersThreadEndsTheOperationAndGives
   OperationQueue& queue = start(out_of_memory_at_first);
   Operation first = barrier_operation();
   EXPECT_EQ(testing::failure_of([&] { queue.run(first); }), "kUnavailable: out of memory");
-  // If the progress role were not released, the next call would wait for it without end.
+  // If the progress role were not released, the next call would wait for it indefinitely.
   ASSERT_TRUE(queue.is_idle());
   Operation second = barrier_operation();
   queue.run(second);
@@ -59,7 +59,7 @@ TEST_F(OperationQueueTest, AnOperationIsPendingUntilItHasEnded) {
     last_to_end = number;
     work.wait();
     EXPECT_FALSE(queue.has_pending()) << number;
-    // The progress role is released a moment after the wait has ended.
+    // The progress role may be released shortly after the wait has ended.
     ASSERT_TRUE(queue.drain(soon()));
   }
 }
@@ -103,8 +103,8 @@ TEST_F(OperationQueueTest, TheThreadEndsAfterASecondWithoutWorkAndIsStartedAgain
   EXPECT_EQ(queue.num_issued(), 2U);
 }
 
-// The deleter calls the queue from another thread. So a lock that is held shows as a wait, and not
-// as a deadlock of the test.
+// The deleter calls the queue from another thread. So if a lock is held, that thread only waits,
+// and the test fails instead of hanging.
 TEST_F(OperationQueueTest, AnOwnersDeleterMayUseTheQueue) {
   OperationQueue& queue = start([](const Operation&) { return Status(); });
   std::atomic<bool> has_answer{false};

@@ -9,7 +9,7 @@
 namespace cadre {
 namespace {
 
-// The longest sleep of a thread that waits. Every change wakes it earlier.
+// The maximum sleep of a thread that waits. Every event that concerns it wakes it earlier.
 constexpr Duration kLookAgain = std::chrono::seconds(60);
 
 Error closed_error() {
@@ -81,8 +81,8 @@ Error NamedCall::renamed(const Error& error) const {
       .with_details(std::move(details));
 }
 
-// A wait in a callback does not wait for callbacks. If it did, a callback that waits for its own
-// operation, or for one whose callback waits for this operation, would wait for itself.
+// A wait in a callback does not wait for callbacks. Otherwise a callback that waits for its own
+// operation, or for an operation whose callback waits for this one, would deadlock.
 bool IssuedOperation::is_settled() const {
   if (!is_completed()) return is_ordered_.load(std::memory_order_acquire);
   return have_callbacks_returned() || num_running_callbacks > 0;
@@ -120,8 +120,8 @@ std::optional<Error> IssuedOperation::error() const {
   return named().renamed(status_.error());
 }
 
-// A queue that is closed and idle may have outlived its System. Then no wait blocks, so any
-// deadline will do.
+// A queue that is closed and idle may have outlived its System. No wait blocks then, so the value
+// of the deadline does not matter.
 Deadline IssuedOperation::deadline_in(Duration timeout) const {
   if (queue_->is_stopping_ && queue_->is_idle()) return Deadline(TimePoint());
   return queue_->system_.deadline_in(timeout);
@@ -395,9 +395,9 @@ bool ProgressQueue::try_advance(const IssuedOperation* until) {
   return true;
 }
 
-// Gives the role back. If operations are left, another thread must take it. Not every waiting
-// caller may do so, so the queue's own thread is woken, too. After close() the holder ends the
-// operations that are left.
+// Releases the progress role. If operations are left, another thread must take the role. A caller
+// that waits with a deadline may not, so the queue's own thread is woken, too. After close() the
+// holder of the role ends the operations that are left.
 void ProgressQueue::release_role() {
   if (is_stopping_) end_all(closed_error());
   {
@@ -464,8 +464,8 @@ void ProgressQueue::close() {
     thread = thread_.take();
   }
   if (thread != nullptr) thread->join();
-  // Each operation keeps this queue alive, so all are removed, except one that a waiting caller is
-  // moving. That caller ends it when it gives the role back.
+  // Each operation keeps this queue alive, so all are removed, except an operation that a waiting
+  // caller runs. That caller ends it when it releases the role.
   std::vector<Handle> left;
   bool takes_role = false;
   {

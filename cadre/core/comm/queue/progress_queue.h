@@ -12,10 +12,11 @@
 // operation, the same one each time, or what a callback threw; in a forked child it always throws.
 // Issuing throws kUnavailable, and issues nothing, if the thread cannot be started.
 //
-// Progress is a role. A caller that waits takes it when it is free, and gives it back when its own
-// operation has ended. The next waiting caller or the queue's thread then continues with the
-// operations that are left. A caller with a deadline of its own does not take the role, since it
-// could not leave an operation half done.
+// The progress role is the right to run the operations of the queue; one thread holds it at a time.
+// A caller that waits takes the role when it is free, and releases it when its own operation has
+// ended. The next waiting caller or the queue's thread then continues with the operations that are
+// left. A caller with a deadline of its own does not take the role, since it could not stop in the
+// middle of an operation.
 //
 // Callbacks run one after the other in a thread that has no other duty. So a callback that waits
 // delays neither the thread that makes progress, nor a thread of an engine, nor a waiting caller,
@@ -55,7 +56,7 @@ class ProgressQueue;
 struct NamedCall {
   std::string_view call;
   OpKind kind;
-  uint64_t number;     // the first of the operation's sequence numbers
+  uint64_t number;     // the first sequence number of the operation
   size_t num_numbers;  // the operation has this many consecutive sequence numbers
 
   // Returns the name of the call, or of the kind if they differ in "_async" only.
@@ -154,7 +155,8 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // Returns whether a thread for which is_on_this_thread() is true waits for the end of another
   // group.
   bool awaits_other() const { return num_awaiting_other_.load(std::memory_order_seq_cst) > 0; }
-  // Marks the queues of the calling thread as long as it waits for the end of another group.
+  // While an AwaitsOther exists, the calling thread is counted as waiting for the end of another
+  // group.
   class AwaitsOther {
    public:
     AwaitsOther() noexcept;
@@ -185,7 +187,7 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
         thread_(system, std::move(thread_name)),
         callback_thread_(system, "cadre-callbacks") {}
 
-  // Marks a thread as long as it runs code of the queue that may call code of the program.
+  // While an OnThread exists, its thread runs code of the queue that may call code of the program.
   class OnThread {
    public:
     explicit OnThread(const ProgressQueue& queue) noexcept;
@@ -200,8 +202,8 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
     const OnThread* const outer_;  // the mark that this thread had before; null if none
   };
 
-  // Gives the role back when the holder is done, also after an exception, so that no later call
-  // waits for a role that no thread holds.
+  // Releases the role in its destructor, also after an exception, so that no later call waits for a
+  // role that is never released.
   class HeldRole {
    public:
     // REQUIRES: the calling thread has taken the role.

@@ -1,5 +1,5 @@
-// Tests what the program sees of an operation of the queue: callbacks and what they throw, the
-// deadline of a wait, and the name of the call in errors.
+// Tests callbacks of operations and their exceptions, the deadline of a wait, and the name of the
+// call in errors.
 #include "cadre/core/comm/queue/progress_queue.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +38,8 @@ constexpr Duration kCallbackPatience = seconds(2);
 
 class OperationQueueCallsTest : public testing::OperationQueueTest {};
 
-// A second call of the callback would throw, because a promise can be set only once.
+// The callback sets a promise, which can be set only once, so a second call of the callback would
+// throw.
 TEST_F(OperationQueueCallsTest, CallbacksMakeFutures) {
   OperationQueue& queue = start(out_of_memory_at_first);
   const Work first = queue.issue(barrier_operation());
@@ -81,8 +82,8 @@ TEST_F(OperationQueueCallsTest, ACallbackMayUseTheQueue) {
   }
 }
 
-// wait() throws the exception of the callback itself, not an error that describes it. The queue
-// works on.
+// wait() must throw the exception object of the callback itself, not an error that describes it.
+// The queue must stay usable.
 TEST_F(OperationQueueCallsTest, AWaitThrowsWhatACallbackThrew) {
   std::atomic<bool> may_end{false};
   OperationQueue& queue = start([&](const Operation&) {

@@ -37,7 +37,7 @@ void OneSidedAccess::end(const Error& failure) noexcept {
     try {
       failure_ = failure;
     } catch (const std::bad_alloc&) {
-      // There is no memory for a copy of the failure, so check() throws a general error.
+      // There is not enough memory for a copy of the failure, so check() throws a general error.
     }
   }
   if (obstacle) log_failed(*obstacle);
@@ -51,7 +51,7 @@ void OneSidedAccess::log_failed(const Error& error) const noexcept try {
              "the group, do not use its content: {}",
              error.message()));
 } catch (const std::exception&) {
-  // There is no memory for the log line.
+  // There is not enough memory for the log line.
 }
 
 void OneSidedAccess::check() const {

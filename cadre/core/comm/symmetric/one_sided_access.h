@@ -22,7 +22,7 @@ namespace cadre {
 
 class OneSidedAccess {
  public:
-  // Memory of this rank that the peers of the group reach.
+  // Memory of this rank that peers of the group can access.
   class Memory {
    public:
     virtual ~Memory() = default;

@@ -1,5 +1,5 @@
-// Tests that the failure of a group withdraws all memory that can be withdrawn, even if single
-// pieces cannot.
+// Tests that the failure of a group withdraws all memory from the peers, even if some pieces cannot
+// be withdrawn.
 #include "cadre/core/comm/symmetric/one_sided_access.h"
 
 #include <gtest/gtest.h>

@@ -1,15 +1,15 @@
 // Symmetric memory: every rank of a group on one host has a piece that the other ranks can use in
 // place. all_reduce and similar collectives on it need no copy into a staging area. Elsewhere (TCP,
-// world of one) it is plain memory with the same interface, of which a rank reaches only its own
+// world of one) it is private memory with the same interface, and a rank can access only its own
 // piece.
 //
 // Threads: any. Blocking: wait_signal(), until its deadline. Lifetime: as long as the last handle,
 // also after the group is gone. Groups that are split off on the host use it in place, too; for
 // groups that were connected after rejoin() it is plain memory.
 // Errors: cadre::Error. After the first failure of the group, and after rejoin(), all methods
-// except local() and shares_memory() throw that failure. local() keeps what this rank and its peers
-// had written to it before. Nothing that a peer writes later shows in it, even if the peer was
-// stopped meanwhile and writes through a pointer that it got before. Pointers and views of the
+// except local() and shares_memory() throw that failure. local() keeps the bytes that this rank and
+// its peers had written before. Later writes of a peer do not change it, even if the peer was
+// stopped meanwhile and writes through a pointer that it got earlier. Pointers and views of the
 // pieces of peers stay valid, but their content is undefined. If a peer has learned of a failure
 // before this rank, calls that concern the peer throw kAborted and name it.
 // The ranks use operations or signals to agree on what a peer's piece contains, and when: what was
@@ -32,8 +32,8 @@ class CADRE_EXPORT SymmetricBuffer {
   virtual ~SymmetricBuffer() = default;
   // Returns this rank's piece, which is aligned to 4096 bytes and zero at first.
   virtual Bytes local() const = 0;
-  // Returns whether the pieces of the other ranks are within reach. If not, methods that need them
-  // throw kInvalidArgument.
+  // Returns whether this rank can access the pieces of the other ranks. If not, methods that need
+  // them throw kInvalidArgument.
   virtual bool shares_memory() const = 0;
   // Return the piece of a rank, which may be this one.
   virtual ConstBytes peer(Rank rank) const = 0;

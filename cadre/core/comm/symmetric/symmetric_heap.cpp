@@ -28,14 +28,15 @@ struct alignas(kPageBytes) Page {
   std::byte bytes[kPageBytes];
 };
 
-// The parts of a buffer. Each piece begins with the signals, which the data follows.
+// The state of a buffer. Each piece begins with the signals; the data follows them.
 struct BufferParts {
   os::System& system;
   Rank rank = 0;
   size_t num_bytes = 0;
-  std::vector<std::byte*> pieces;  // pieces[r] is the piece of rank r; null if it is out of reach
-  Piece piece = {};                // is set if the memory is shared
-  std::vector<Page> pages = {};    // is set if the memory is private
+  std::vector<std::byte*>
+      pieces;        // pieces[r] is the piece of rank r; null if this rank cannot access it
+  Piece piece = {};  // is set if the memory is shared
+  std::vector<Page> pages = {};        // is set if the memory is private
   std::shared_ptr<HostMemory> memory;  // as SymmetricHeap::Parts::memory
   std::vector<SlotPlace> places = {};  // the places of the pieces, if the memory is shared
   std::weak_ptr<SignalWaits> waits;
@@ -43,8 +44,8 @@ struct BufferParts {
   std::shared_ptr<OneSidedAccess> access;
 };
 
-// The places of the pieces, which the ranks exchange. They are in an object of their own because
-// the engine may still use them when the call has failed.
+// The places of the pieces, which the ranks exchange. They are allocated separately, because the
+// engine may still use them after the call has failed.
 struct PlaceExchange {
   std::array<Place, 1> own = {};
   std::vector<Place> places;

@@ -10,7 +10,7 @@
 namespace cadre {
 namespace {
 
-// Sets of records, joined one by one (a disjoint-set forest).
+// A disjoint-set forest (union-find) of records.
 class Sets {
  public:
   explicit Sets(size_t count) : parents_(count) {

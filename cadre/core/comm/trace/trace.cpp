@@ -158,8 +158,9 @@ class Analysis {
     return text;
   }
 
-  // If others waited for a rank that was inside the collective, too, it was probably stopped or
-  // killed there, and it owes its part. Such a rank is only named if no other rank owes its part.
+  // If other ranks waited for a rank that was inside the collective, too, that rank was probably
+  // stopped or killed there and is marked as kOwing. This is done only if no rank is marked as
+  // kOwing yet.
   void blame_waited_for() {
     if (!trace_.stopped_at) return;
     const bool is_plain = std::any_of(

@@ -110,8 +110,8 @@ TEST(Trace, NamesTheRankThatWasKilledInside) {
   EXPECT_THAT(trace.standings[1].text, HasSubstr("did not end it"));
 }
 
-// Ranks that are alive are still in the collective now, so the time that they have spent in it does
-// not end with the newest event.
+// Ranks that are alive are still in the collective, so the time that they have spent in it must be
+// counted until now, not until the newest event.
 TEST(Trace, TimeGoesOnWhileRanksLive) {
   const GroupTrace trace = trace_of({
       Story(0).done(1, kGather, 0, 10).running(2, kReduce, 20).alive_at(12 * kSecond).record(),
@@ -238,8 +238,8 @@ TEST(Trace, OrdersJobsOfOneSecondByTheirProcesses) {
   EXPECT_EQ(jobs[0][0].identity.rank, 2);
 }
 
-// Records of older builds have no connection number. Those of one round of one group belong to one
-// job.
+// Records of older builds have no connection number. Such records must count as one job if they are
+// of one round of one group.
 TEST(Trace, TakesRecordsThatKnowNoConnectionForOneJob) {
   const auto jobs = split_jobs(
       {Story(0).running(1, kReduce, 0).record(), Story(1).running(1, kReduce, 0).record()});

@@ -70,7 +70,8 @@ std::string verdict(const GroupTrace& trace) {
   return text;
 }
 
-// A row of the table: when, and for how long, each rank was in one collective.
+// A row of the table: the time at which each rank entered one collective, and how long it was
+// inside.
 struct Row {
   std::string call;
   std::map<int, const FlightEntry*> entries;

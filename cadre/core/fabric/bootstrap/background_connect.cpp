@@ -5,8 +5,8 @@
 namespace cadre {
 namespace {
 
-// The longest time of one connect(). A connect() in progress cannot be cancelled, so a dial is a
-// series of short ones.
+// The time limit of one connect(). A connect() in progress cannot be cancelled, so a dial consists
+// of a series of short attempts.
 constexpr Duration kDialSlice = std::chrono::seconds(1);
 
 Result<std::unique_ptr<os::Socket>> connect_in_slices(os::System& system,

@@ -127,8 +127,8 @@ Result<std::vector<std::string>> BootstrapExchange::wait_for(std::span<const std
   return values;
 }
 
-// Returns whether the error means that this rank's own deadline has passed. The code alone does not
-// say so: another rank may have reported a kTimeout.
+// Returns whether the error means that this rank's own deadline has passed. The error code is not
+// enough, because another rank may have reported its own kTimeout.
 bool BootstrapExchange::is_own_timeout(const Error& error, Deadline deadline) const {
   return error.code() == ErrorCode::kTimeout && !context_.watch.was_told() &&
          deadline.has_passed(context_.system.now());

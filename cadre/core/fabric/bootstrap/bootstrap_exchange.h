@@ -1,8 +1,9 @@
 // Exchanges addresses through the store while the ranks of a job connect: each rank publishes its
-// address, rank 0 collects them and gives each rank a ticket, which names its sponsor.
+// address, rank 0 collects them and gives each rank a ticket, which names the rank that sends it
+// the layout (its sponsor).
 //
-// Threads: one. Blocking: each method until its deadline, and up to a second longer after a timeout
-// to find its cause. Lifetime: borrows all of its Context.
+// Threads: one. Blocking: each method until its deadline, and up to a second longer after a
+// timeout, to determine the cause of the timeout. Lifetime: borrows everything in its Context.
 // Errors: kTimeout names the ranks that did not come; kInvalidArgument names both versions if two
 // ranks run different versions of Cadre; the errors of the BootstrapWatch and of the store.
 // The cost: if P ranks arrive at the same time, each makes 6 requests to the store: it reads the

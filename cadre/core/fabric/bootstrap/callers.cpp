@@ -13,9 +13,9 @@ constexpr Duration kHandshakeTime = std::chrono::seconds(1);
 // stays in the listener's queue, so without a pause poll() would report the listener as ready at
 // once.
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
-// The number of connections that one listener accepts before the handshakes are advanced again. The
-// second limit applies if each new connection replaces an older one, so that the older ones have
-// time to finish their handshakes.
+// The number of connections that one listener accepts before the handshakes are advanced again. A
+// smaller limit applies while each new connection replaces an older one, so that the older ones
+// have time to finish their handshakes.
 constexpr size_t kMaxAcceptsPerTurn = 64;
 constexpr size_t kMaxReplacementsPerTurn = 8;
 // The number of connections that are dropped when the process has run out of descriptors, so that
@@ -74,9 +74,9 @@ void Callers::accept(os::Listener& listener) {
 }
 
 // Called if accept fails, most likely because descriptors have run out. Drops some callers, and
-// makes the number that is left the limit: from now on each new caller replaces an older one, so
-// that the rest of the process has descriptors for its segment and connections. Returns whether a
-// caller was dropped.
+// sets the limit to the number of remaining callers: from then on each new caller replaces an older
+// one, and the rest of the process has descriptors for its segment and connections. Returns whether
+// a caller was dropped.
 bool Callers::make_room() {
   const size_t num_dropped = std::min(kRoom, (callers_.size() + 1) / 2);
   for (size_t i = 0; i < num_dropped; ++i) drop_one();
@@ -84,8 +84,8 @@ bool Callers::make_room() {
   return num_dropped > 0;
 }
 
-// Drops the oldest caller that has not sent its hello; the oldest of all if there is no such
-// caller. Returns false if there is no caller at all.
+// Drops the oldest caller that has not sent its hello message, or the oldest of all if every caller
+// has sent it. Returns false if there is no caller at all.
 bool Callers::drop_one() {
   auto dropped = std::find_if(callers_.begin(), callers_.end(), [](const Caller& caller) {
     return !caller.handshake.wants_answer();

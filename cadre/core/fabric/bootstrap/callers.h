@@ -1,12 +1,12 @@
 // The connections that other processes open to this rank while a group connects, until each has
-// proved that it comes from a rank. An error on one ends that connection only, since any process
-// may have opened it.
+// proved that it comes from a rank. An error on a connection closes only that connection, since any
+// process may have opened it.
 //
 // Threads: one. Blocking: never. Lifetime: borrows the System, the identity and the listeners.
 // Errors: none. The error of a failed accept() is kept for the message of a later timeout.
 // Connections of foreign processes ("strangers") use a bounded number of descriptors and a bounded
-// time of each advance(). A connection that has not proved within 1 s that it comes from a rank is
-// dropped. If there are too many connections, the oldest one is dropped earlier. When the process
+// time of each advance(). A connection is dropped unless the other end proves within 1 s that it is
+// a rank. If there are too many connections, the oldest one is dropped earlier. When the process
 // runs out of descriptors, fewer connections are kept, so that the rest of the process can open
 // some. A rank whose connection was dropped connects again.
 #pragma once

@@ -30,8 +30,8 @@ class CountedSocket final : public testing::SilentSocket {
   int& num_open_;
 };
 
-// A listener whose queue always has a connection of a foreign process. Its accept fails for lack of
-// descriptors while `max_open` connections are open, or while `is_exhausted` is set.
+// A listener whose queue always has a connection of a foreign process. Its accept() fails for lack
+// of descriptors while `max_open` connections are open, or while `is_exhausted` is set.
 class CrowdedListener final : public os::Listener {
  public:
   Result<std::unique_ptr<os::Socket>> try_accept() override {

@@ -25,8 +25,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// The time for which this rank looks for reports in the store after it has lost a peer. The peer
-// may have reported why it ended, or the store may be about to publish its death.
+// The time for which this rank looks in the store for reports of failures after the connection to a
+// peer has ended. The peer may have reported why it ended, or the store may be about to publish its
+// death.
 constexpr Duration kLossPatience = milliseconds(500);
 // The next three constants are the times for which this rank looks for reports after a timeout. If
 // the deadline passes on all ranks at once, the ranks that know for which rank they waited must
@@ -272,7 +273,8 @@ Status FabricBuilder::finish_together() {
   }
   timeout_patience_ = kSponsorPatience + kPatiencePerLevel * depth_of(*layout_, rank());
   // This rank has all its control connections. A rank that connects from now on has finished its
-  // own bootstrap, so its connection stays in the queue for the next owner of the listeners.
+  // own bootstrap, so its connection stays in the queue of the listener for the control plane, the
+  // next owner.
   links_->stop_accepting();
   if (rank() != 0) {
     const std::string what = format("waiting for {} to report that all ranks are connected",

@@ -2,11 +2,11 @@
 // connections to the ranks of its host and to its neighbours in a tree of hosts.
 //
 // Threads: one. Blocking: connect_fabric(), until its deadline, and up to 2 s longer after a
-// timeout to find its cause.
+// timeout, to determine the cause of the timeout.
 // Lifetime: the result owns its sockets and listeners. Errors: kTimeout names the ranks that did
 // not come; kInvalidArgument names both versions if two ranks run different versions of Cadre;
-// kPeerLost for a rank that has ended or cannot be reached, and names both ends, the interface and
-// the errno.
+// kPeerLost names a rank that has ended or cannot be reached, both ends, the interface and the
+// errno.
 //
 // The addresses of all ranks go to rank 0 through the store. Rank 0 gives each rank a ticket, which
 // names its sponsor (sponsors.h): the rank that sends it the layout. The cost: a rank on a host of
@@ -17,8 +17,8 @@
 // No rank returns before every rank has all its connections. Rank 0 announces this to all ranks
 // along the tree. An error that ends one rank's attempt is reported to all ranks (watch.h). The
 // keys in the store contain the round, the group and the number of the attempt; each rank erases
-// its own keys. A rank whose attempt fails increments the number for all ranks, so the next attempt
-// finds no keys of a failed one.
+// its own keys. A rank whose attempt fails increments the number of the attempt in the store, so
+// the next attempt finds no keys of a failed one.
 #pragma once
 
 #include <cstddef>
@@ -55,8 +55,8 @@ struct FabricConnections {
   std::vector<std::unique_ptr<os::Socket>> control;
   std::vector<std::unique_ptr<os::Listener>> tcp_listeners;
   std::unique_ptr<os::Listener> unix_listener;
-  // A segment that all ranks of this host have mapped. It is zero except for its first page
-  // (host_segment.h). Null if they cannot share one.
+  // A shared-memory segment that all ranks of this host have mapped. It is zero except for its
+  // first page (host_segment.h). Null if the ranks cannot share memory.
   std::shared_ptr<os::SharedMemory> host_memory;
   std::string obstacle;  // the reason why host_memory is null
   // True if this host has more ranks than cores on which these ranks may run.

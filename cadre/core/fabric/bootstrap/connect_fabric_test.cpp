@@ -114,8 +114,8 @@ TEST_F(FabricTest, OneHostSharesMemoryAndLeavesNoKeyBehind) {
   EXPECT_EQ(store_->num_keys(system_->deadline_in(seconds(1))).value_or_throw(), 0);
 }
 
-// The same ranks connect twice. In handshakes after connect_fabric() all ranks of one connection
-// use the same group name, and the two connections use different names.
+// The same ranks call connect_fabric() twice. In later handshakes all ranks must use the group name
+// of one call, and the names of the two calls must differ.
 TEST_F(FabricTest, LaterHandshakesAreOfOneConnection) {
   std::array<std::array<std::string, 3>, 2> names;
   for (auto& of_connection : names) {
@@ -175,7 +175,8 @@ TEST_F(FabricTest, AfterAnAttemptThatAllRanksGaveUpTheyConnectAgain) {
   }
 }
 
-// Foreign processes connect before a rank does, and send no byte or an incomplete message.
+// Foreign processes connect before a rank does, and send no byte or an incomplete message. The
+// ranks must still connect without a delay.
 TEST_F(FabricTest, SilentStrangersDoNotDelayTheRanksOfAHost) {
   std::vector<std::unique_ptr<os::Socket>> strangers;
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
@@ -199,8 +200,8 @@ TEST_F(FabricTest, SilentStrangersDoNotDelayTheRanksOfAHost) {
 }
 
 // The ranks are processes, because the limit of descriptors applies to a process. Rank 0 may have
-// 64 descriptors. Before rank 1 connects, more than 64 foreign connections are open that send no
-// byte.
+// 64 descriptors. Before rank 1 connects, foreign processes open more than 64 connections and send
+// no byte. Rank 0 must still connect to rank 1.
 TEST(FabricDescriptors, ConnectionsThatSayNothingDoNotExhaustARanksDescriptors) {
   const testing::TemporaryFolder folder;
   const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {

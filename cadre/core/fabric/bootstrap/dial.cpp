@@ -35,8 +35,8 @@ std::string describe_rank(const wire::RankAddress& rank_address, int rank) {
   return format("rank {} ({}, pid {})", rank, rank_address.host, rank_address.pid);
 }
 
-// A rank may have published several addresses. This function takes the one whose host is the
-// store's host, as this rank reaches it, or else the first.
+// A rank may have published several addresses. This function prefers the address whose host is the
+// one at which this rank reaches the store, and otherwise returns the first.
 Result<os::Address> tcp_address_of(const Route& route) {
   std::string_view rest = route.to.rank_address.tcp_address;
   std::optional<os::Address> first;

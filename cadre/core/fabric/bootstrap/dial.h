@@ -29,7 +29,7 @@ inline constexpr Duration kRedialPause = std::chrono::milliseconds(100);
 // Returns text such as "rank 3 (node1, pid 812)".
 std::string describe_rank(const wire::RankAddress& rank_address, int rank);
 
-// One end of a connection that is to be opened. The address is borrowed.
+// One of the two ranks between which a connection is opened. The address is borrowed.
 struct End {
   const wire::RankAddress& rank_address;
   int rank = 0;
@@ -38,12 +38,12 @@ struct End {
 struct Route {
   End from;  // this rank, which dials
   End to;
-  // The address of the store's host as this rank reaches it; empty if unknown.
+  // The host part of the address at which this rank reaches the store; empty if unknown.
   std::string_view store_host = {};
   wire::LinkPurpose purpose = wire::LinkPurpose::kControl;
 };
 
-// Returns the TCP address at which the other end is reached.
+// Returns the TCP address at which this rank can reach the other end of the route.
 Result<os::Address> tcp_address_of(const Route& route);
 // Returns the error for a failed attempt to connect: it names both ends and what to check.
 Error unreachable(const Route& route, const os::Address& address, const Error& error);

@@ -111,8 +111,8 @@ TEST_F(HandshakeTest, BothEndsAreDoneAndNotAByteIsLeft) {
   EXPECT_EQ(accepted->try_recv(buffer).value(), 0u);
 }
 
-// If the accepting end sent its proof first, a process that connects could test guesses of the
-// token against that proof, offline and without limit.
+// The accepting end must send no proof before it has checked that of the other end: a process
+// without the token could test any number of guesses against the proof offline.
 TEST_F(HandshakeTest, TheEndThatAcceptsShowsNothingOfTheTokenBeforeTheOtherHasProvedIt) {
   Pair pair = connect();
   Status answered;
@@ -153,8 +153,8 @@ TEST_F(HandshakeTest, AnotherTokenIsRefusedByBothEnds) {
   EXPECT_THAT(answered.error().message(), HasSubstr("another job token"));
 }
 
-// The hello comes from an earlier build, in which the handshake had no version number: the first
-// field after the type is the purpose.
+// The hello message is that of an earlier build, whose handshake had no version number. It must be
+// refused with an error that names the cause.
 TEST_F(HandshakeTest, AnEarlierHandshakeIsRefusedByName) {
   Pair pair = connect();
   Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), identity_of(0));

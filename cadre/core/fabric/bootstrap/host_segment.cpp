@@ -110,7 +110,7 @@ class Sharing {
       return {};
     }
     auto memory = links_.receive_segment(exchange);
-    // An error of mapping is not returned: the ranks go on without shared memory, and the
+    // If mapping fails, no error is returned: the ranks continue without shared memory, and the
     // connection can still be used. A lost connection is an error.
     const bool is_lost = !memory.ok() && (memory.error().code() == ErrorCode::kTimeout ||
                                           memory.error().code() == ErrorCode::kPeerLost);

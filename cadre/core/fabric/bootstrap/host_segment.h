@@ -1,5 +1,5 @@
 // One segment of shared memory for the ranks of a host. The lowest rank of the host, its leader,
-// makes the segment and hands it to the others over their connections to the leader.
+// creates the segment and passes its descriptor to the others over their connections to the leader.
 //
 // Threads: one. Blocking: until the deadline of the Links. Lifetime: the segment lives as long as
 // its mappings. Errors: a timeout names the rank for which this rank waited; the leader also

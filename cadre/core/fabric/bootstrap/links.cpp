@@ -101,8 +101,8 @@ Result<bool> Links::dial_next() {
   return true;
 }
 
-// Stores the connection of a finished handshake. A connection that this group does not need is an
-// error of the process that opened it, so it is closed and this rank goes on.
+// Stores the connection of a finished handshake. A connection that this group does not need is the
+// fault of the process that opened it, so it is closed without an error here.
 void Links::place(Handshake& handshake) {
   const wire::Hello& hello = handshake.hello();
   const int rank = context_.identity.rank;

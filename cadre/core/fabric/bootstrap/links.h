@@ -1,8 +1,8 @@
-// The control connections of a rank while the fabric connects: those that it opens, those that it
-// accepts, and the bytes that ranks exchange over them before the control plane takes them over.
+// The control connections that a rank opens and accepts while the fabric connects. Sends and
+// receives over them until the control plane becomes their owner.
 //
 // Threads: one. Blocking: await() and the methods that send or receive, until the deadline.
-// Lifetime: borrows all of its Context; owns the sockets until take().
+// Lifetime: borrows everything in its Context; owns the sockets until take().
 // Errors: kTimeout and kPeerLost, which name the peer; the errors of the BootstrapWatch.
 // Every wait also advances all other connections. So there is no deadlock, in whatever order ranks
 // wait for each other, and no foreign process can delay the ranks. If a rank completes a second
@@ -39,8 +39,8 @@ class Links {
   };
   Links(Context context, Deadline deadline);
 
-  // Makes this rank dial the peer, repeatedly if need be, until they are connected. REQUIRES:
-  // `rank_address` stays valid until then.
+  // Makes this rank dial the peer until they are connected; failed attempts are repeated. REQUIRES:
+  // `rank_address` stays valid until they are connected.
   void call(int peer, const wire::RankAddress& rank_address);
   // Sets the greeting: the first bytes that are sent to each of these peers once it is connected.
   // The bytes are borrowed.
@@ -48,7 +48,7 @@ class Links {
   // Waits until there is a connection to each of these peers, and all greetings were sent.
   Status await(std::span<const int> peers, const std::function<std::string(int)>& describe);
 
-  // The peer with which bytes are exchanged, and a description for error messages.
+  // The peer with which bytes are exchanged, and a description of the exchange for error messages.
   struct Exchange {
     int peer = 0;
     std::string_view what;  // for example "waiting for the layout"

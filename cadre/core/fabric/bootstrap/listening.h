@@ -1,5 +1,5 @@
-// The listeners of a rank while it connects and afterwards, on TCP and on a unix socket, and the
-// RankAddress by which the other ranks find them.
+// The listeners of a rank, on TCP and on a unix socket, and the RankAddress that tells the other
+// ranks where to connect.
 //
 // Threads: one owner. Blocking: never. Lifetime: the listeners end with the object.
 // Errors: kInvalidArgument if other hosts can reach the address but the job has no token; the
@@ -31,7 +31,8 @@ struct Listening {
 };
 
 // Returns the part of a RankAddress that describes this process, without the addresses at which it
-// listens. Its `probe` is a random number other than 0, so it never equals the zeros of new memory.
+// listens. Its `probe` is a random number other than 0, so it differs from the zeros in new shared
+// memory.
 wire::RankAddress address_of_this_process(os::System& system);
 
 Result<Listening> start_listening(os::System& system, const Membership& membership,

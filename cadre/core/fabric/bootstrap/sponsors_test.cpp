@@ -65,7 +65,7 @@ TEST(Sponsors, OfOneHostAllHaveItsLowestRank) {
 }
 
 // There are 8 hosts with one rank each. Rank 0 sponsors ranks 4, 2 and 1; rank 4 sponsors 6 and 5;
-// rank 6 sponsors 7; rank 2 sponsors 3.
+// rank 6 sponsors 7; rank 2 sponsors 3. sponsored_by() must list the largest subtrees first.
 TEST(Sponsors, TheRankWithTheMostBelowItIsServedFirst) {
   std::vector<wire::RankAddress> rank_addresses(8);
   for (size_t i = 0; i < rank_addresses.size(); ++i) rank_addresses[i].boot_id = std::to_string(i);

@@ -50,10 +50,10 @@ Result<std::vector<std::string>> BootstrapWatch::multi_get(std::span<const std::
                                                            Deadline deadline) {
   while (true) {
     Deadline patience = next_look();
-    // A call to a slow store needs a longer time limit, or it would never be answered.
+    // The store has answered too slowly before, so this call gets a longer time limit.
     if (store_time_ > kStoreTime) patience = system_.deadline_in(store_time_);
     const Status there = membership_.store->wait(keys, deadline.earlier(patience));
-    // The values may be many bytes, so this call gets all the time that is left.
+    // Reading the values may take long, so this call may use all the time that is left.
     if (there.ok()) return membership_.store->multi_get(keys, deadline);
     const bool is_late = deadline.has_passed(system_.now());
     if (is_late || there.error().code() != ErrorCode::kTimeout) return there.error();
@@ -140,8 +140,8 @@ void BootstrapWatch::report(const Error& error) {
       error.code(), details.culprit.value_or(-1).value,
       details.reporter.value_or(membership_.rank).value, "",
       format("rank {} could not connect: {}", membership_.rank, error.message())});
-  // The store keeps only the first report, and this rank fails in any case, so the result is
-  // ignored.
+  // The store keeps only the first report, and this rank fails whether or not its report is stored,
+  // so the result is ignored.
   (void)membership_.store->compare_set(
       trouble_key_, "", wire::as_text(ConstBytes(frame).subspan(wire::kControlPrefixBytes)),
       system_.deadline_in(kStoreTime));

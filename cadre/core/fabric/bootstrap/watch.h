@@ -4,8 +4,8 @@
 // Threads: one. Blocking: as each method says. Lifetime: borrows the System and the Membership.
 // Errors: the error that another rank has reported, with its code; kPeerLost for a rank that has
 // died.
-// The watch looks into the store 50 ms after the start of the first wait, then at growing intervals
-// of up to 500 ms, so a group that connects quickly costs the store nothing. A store that does not
+// The watch reads the store 50 ms after the start of the first wait, then at growing intervals of
+// up to 500 ms, so a group that connects quickly adds no load to the store. A store that does not
 // answer in time counts as slow, not as failed, and gets more time at each attempt.
 #pragma once
 
@@ -34,15 +34,15 @@ class BootstrapWatch {
   // watch finds out whether a rank that died belongs to this group.
   void know(std::span<const wire::RankAddress> rank_addresses) { rank_addresses_ = rank_addresses; }
 
-  // Does the same as System::poll(), and also looks for failures now and then. Returns false at the
-  // deadline. The store is read and the deadline is checked also if an item is ready in every call,
-  // since foreign processes could keep the items ready.
+  // Does the same as System::poll(), and also looks for failures from time to time. Returns false
+  // at the deadline. The store is read and the deadline is checked even if an item is ready in
+  // every call, since foreign processes could keep the items ready.
   Result<bool> poll(std::span<os::PollItem> items, Deadline deadline);
   // Does the same as Store::multi_get(), and also looks for failures.
   Result<std::vector<std::string>> multi_get(std::span<const std::string> keys, Deadline deadline);
 
-  // Reports to the other ranks the error that ends this rank's attempt, unless it came from them.
-  // Best effort, for a second at most.
+  // Reports the error that ends this rank's attempt to the other ranks, unless the error is a
+  // report of another rank. Best effort, for a second at most.
   void report(const Error& error);
   // Returns the error that another rank has reported; an ok status if no rank has reported one yet.
   Status look_for_report(Deadline deadline);

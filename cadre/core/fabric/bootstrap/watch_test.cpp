@@ -119,7 +119,8 @@ TEST(BootstrapWatchTest, TroubleThatASlowStoreHoldsIsTold) {
       });
 }
 
-// Foreign processes that connect to a listener can keep a poll ready all the time.
+// Foreign processes that connect to a listener can make every poll() return at once. The deadline
+// must still be checked.
 TEST(BootstrapWatchTest, APollThatIsAlwaysReadyEndsAtTheDeadline) {
   watch_slow_store(milliseconds(10), [](os::System& system, SlowStore&, BootstrapWatch& watch) {
     const TimePoint start = system.now();

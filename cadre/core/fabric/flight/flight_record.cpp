@@ -55,7 +55,7 @@ bool parse_slot(ConstBytes bytes, FlightEntry& entry) {
   entry.peer = in.integer<int32_t>();
   entry.phase = read_name<kFlightPhaseBytes>(in);
   if (stamp == 0 || state >= wire::kNumActivityStates) return false;
-  // Times are since the boot, so they are not negative.
+  // Times are measured from the boot of the host, so they are not negative.
   if (entry.begin_ns < 0 || entry.end_ns < 0) return false;
   entry.index = stamp - 1;
   entry.state = static_cast<wire::ActivityState>(state);

@@ -1,7 +1,8 @@
 // One control connection of a process. It sends events as frames, receives messages, and counts
 // them.
 //
-// Threads: the control plane's; ControlMeter is read from any. Blocking: never.
+// Threads: only the control plane's thread; a ControlMeter may be read from any thread. Blocking:
+// never.
 // Lifetime: owns its socket. Errors: receive() returns an error when the stream has ended, for
 // whatever reason.
 #pragma once
@@ -32,7 +33,7 @@ struct ControlCounters {
   uint64_t events = 0;  // the number of new events
 };
 
-// The same counters, updated concurrently.
+// The counters of ControlCounters as atomics, which any thread may read.
 struct ControlMeter {
   std::atomic<uint64_t> connections{0};
   std::atomic<uint64_t> dials{0};
@@ -69,11 +70,11 @@ class ControlLink {
   // so its end is no evidence that the peer is lost.
   bool is_unheard() const { return setup_.is_healed && !has_heard_; }
 
-  // Queues the event for the next flush(), which sends all in one batch. Drops status questions and
-  // answers if the peer does not read, because they would arrive too late.
+  // Queues the event for the next flush(), which sends all queued events together. Drops status
+  // questions and answers if the peer does not read, because they would arrive too late.
   void post(const wire::Event& event);
-  // Queues a receipt, which flush() sends after all queued events: a peer that has the receipt has
-  // also received those events.
+  // Queues an acknowledgement that the peer leaves ("receipt"). flush() sends it after all queued
+  // events, so a peer that has the receipt has also received those events.
   void post_receipt() { owes_receipt_ = true; }
   // Sends a heartbeat, unless something was sent since the last call or is queued.
   void beat();

@@ -2,14 +2,14 @@
 // which groups have failed, and asks the members of a group which operations they run.
 //
 // A process has control connections to the ranks of its host and to some of other hosts
-// (topology.h). Events describe a state, so they are idempotent, and each process forwards each
-// event once. When ranks are lost or leave, connections to new neighbours are opened.
+// (topology.h). Each process forwards each event once; receiving an event twice has no effect. When
+// ranks are lost or leave, connections to new neighbours are opened.
 //
 // Threads: the plane has one thread ("cadre-monitor"), which close() joins, and short-lived ones
 // that open connections. Any thread may call all methods, but only one may call close().
 // Blocking: ask(), dial_data() and close() until their deadlines; close() at most 2 s longer.
-// Lifetime: borrows the System; the layout and the groups' events are shared. Errors: as each
-// method says. All rank numbers are those of the fabric.
+// Lifetime: borrows the System; shares the layout and the GroupEvents of the groups. Errors: as
+// each method says. All rank numbers are those of the fabric.
 // Format: docs/formats/control-messages.md.
 #pragma once
 
@@ -54,8 +54,8 @@ class ControlPlane {
     // processes[r] becomes ready when the process of rank r ends; null if that process is not
     // watched. May be empty.
     std::vector<std::unique_ptr<os::Pollable>> processes;
-    // The address of the store's host as this rank reaches it. If a peer has several addresses,
-    // this rank dials the one with this host.
+    // The host part of the address at which this rank reaches the store. If a peer has several
+    // addresses, this rank prefers the one with this host.
     std::string store_host;
     Duration silence_limit{};
     std::shared_ptr<LogSink> log;  // shared with the groups; if null, log lines are dropped
@@ -68,7 +68,7 @@ class ControlPlane {
   };
 
   ControlPlane(os::System& system, Setup setup);
-  // Closes the plane without waiting for receipts.
+  // Closes the plane without waiting until the peers acknowledge that this process leaves.
   ~ControlPlane();
   ControlPlane(const ControlPlane&) = delete;
   ControlPlane& operator=(const ControlPlane&) = delete;
@@ -83,8 +83,8 @@ class ControlPlane {
   // Tells all ranks that this rank left the group without a failure, after `num_collectives`
   // collectives. `last` is the fingerprint of the last one.
   void tell_left(GroupKey group, uint64_t num_collectives, const Fingerprint& last);
-  // Tells all ranks of a failure of the group that this rank has detected. If a group has several
-  // failures, each process forwards only the first that it receives.
+  // Publishes a failure of the group, which this rank has detected, to all ranks. If a group has
+  // several failures, each process forwards only the first that it receives.
   void tell_failure(GroupFailure failure);
 
   // Asks the members which operation of the group they run. Returns when all members that are
@@ -104,9 +104,9 @@ class ControlPlane {
   // Opens a data connection to a peer and performs the handshake.
   Result<std::unique_ptr<os::Socket>> dial_data(int peer, Deadline deadline);
 
-  // Tells all ranks that this process leaves without a failure, waits for the peers' receipts until
-  // the deadline, sends pending bytes (1 s at most), joins the thread and closes all connections.
-  // Idempotent.
+  // Announces to all ranks that this process leaves without a failure, waits until the deadline for
+  // the peers' acknowledgements, sends pending bytes (1 s at most), joins the thread and closes all
+  // connections. Idempotent.
   void close(Deadline deadline);
 
   ControlCounters counters() const { return meter_.read(); }

@@ -24,7 +24,7 @@ using testing::require;
 constexpr GroupKey kSimGroup = 7;
 // Faults begin at this time, when all ranks have long been connected.
 constexpr Duration kFaultsFrom = seconds(2);
-constexpr Duration kLookAt = seconds(16);  // all events must have arrived at this time
+constexpr Duration kLookAt = seconds(16);  // all events must have arrived by this time
 constexpr Duration kSilenceLimit = seconds(3);
 
 const std::vector<std::vector<int>> kLayouts = {{2, 2}, {1, 1, 1}, {3, 1, 2}, {4, 4, 4, 4}};
@@ -78,7 +78,7 @@ sim::SimResult expect_run(uint64_t seed, const std::vector<int>& shape, std::vec
   return result;
 }
 
-// Runs each layout with every tenth seed of those that other simulations use.
+// Runs each layout with a tenth of the seeds that other simulations use.
 void for_each_run(const std::function<void(uint64_t, const std::vector<int>&, Random&)>& body) {
   for (size_t i = 0; const uint64_t seed : testing::simulator_seeds()) {
     if (i++ % 10 != 0) continue;
@@ -383,7 +383,8 @@ TEST(ControlPlaneSimulator, TwoHostsThatDieLeaveTheOthersConnected) {
   }
 }
 
-// The kill may come at any scheduling point, also while the ranks are still connecting.
+// A rank is killed at any scheduling point, even while the ranks are still connecting. All others
+// must learn of it.
 TEST(ControlPlaneSimulator, AKillAtAnyPointIsToldToAllOthers) {
   int num_in_time = 0;
   int num_runs = 0;

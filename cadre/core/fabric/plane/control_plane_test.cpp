@@ -168,7 +168,7 @@ TEST(ControlPlane, AnOpenDataConnectionIsHandedOver) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The plane of a world of one has no thread and waits for no peer.
+// The plane of a world of one rank has no thread, and no call may wait for a peer.
 TEST(ControlPlane, OfOneRank) {
   run_members({1}, [](Member& member) {
     member.plane.tell_left(kGroup, 1, {});

@@ -10,7 +10,8 @@
 namespace cadre {
 namespace {
 
-// The pause before a dial is retried for which this process had no thread or descriptor left.
+// The pause before a dial is retried that failed because this process had no thread or descriptor
+// left.
 constexpr Duration kOwnLimitPause = std::chrono::seconds(1);
 
 // Returns the unix address of a rank of this host, and the TCP address of any other rank.
@@ -67,8 +68,8 @@ void Dialer::begin(Call& call) {
   }
 }
 
-// Retries the dial after a pause. That this process has no thread or descriptor left is no sign
-// that the peer is lost.
+// Retries the dial after a pause. Called if this process has no thread or descriptor left, which
+// does not mean that the peer is lost.
 void Dialer::retry_later(Call& call, const Error& error) {
   log_.write(LogLevel::kWarning, "comm",
              format("cannot dial rank={} now, trying again: {}", call.peer, error.message()));
@@ -87,7 +88,7 @@ std::vector<Dialer::Outcome> Dialer::advance() {
     Call& call = calls_[i];
     std::optional<Outcome> outcome = step(call, since_last);
     // A dial whose handshake has begun is not cancelled: the peer may have accepted the connection
-    // and would take its end for the death of this rank.
+    // and would then interpret the end of the connection as the death of this rank.
     const bool is_given_up = call.is_dropped && call.attempt == nullptr && !call.handshake;
     const bool is_over = outcome || is_given_up;
     const bool is_wanted = outcome && (!call.is_dropped || outcome->ending == Ending::kConnected);

@@ -1,8 +1,9 @@
 // Opens control connections to other ranks without blocking the control plane.
 //
-// Threads: one owner, and the thread of each BackgroundConnect. Blocking: stop(), at most 1 s.
-// Lifetime: borrows the System, the Layout, the identity, the event and the log. Errors: none; each
-// dial has an Outcome. If this process has no thread or descriptor left for a dial, it is retried.
+// Threads: the owner's thread, and the thread of each BackgroundConnect. Blocking: stop(), at most
+// 1 s. Lifetime: borrows the System, the Layout, the identity, the event and the log. Errors: none;
+// advance() returns an Outcome for each dial. A dial for which this process has no thread or
+// descriptor left is retried.
 #pragma once
 
 #include <memory>
@@ -24,8 +25,8 @@ namespace cadre {
 struct DialPlan {
   const Layout& layout;
   const LinkIdentity& identity;
-  // The address of the store's host as this rank reaches it. If a peer has several addresses, this
-  // rank dials the one with this host.
+  // The host part of the address at which this rank reaches the store. If a peer has several
+  // addresses, this rank prefers the one with this host.
   std::string store_host;
 };
 
@@ -33,9 +34,9 @@ class Dialer {
  public:
   enum class Ending {
     kConnected,
-    kRefused,     // the peer no longer listens
+    kRefused,     // no process listens at the peer's address
     kUnanswered,  // the host does not answer
-    kSilent,      // the connection was opened, but no byte came for the limit of silence
+    kSilent,      // the connection was opened, but no byte arrived within the limit of silence
   };
   struct Outcome {
     int peer = -1;

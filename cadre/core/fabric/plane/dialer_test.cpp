@@ -93,8 +93,8 @@ class DialerTest : public ::testing::Test {
   size_t num_accepted_ = 0;
 };
 
-// A dial is dropped during its handshake. Rank 1 may accept the connection at any moment, and would
-// report rank 0 as lost if the connection were closed after that.
+// A dial is dropped during its handshake. The dialer must complete it: rank 1 may have accepted the
+// connection already, and would report rank 0 as lost if the connection were closed.
 TEST_F(DialerTest, ADialThatIsDroppedInItsHandshakeBecomesAConnection) {
   Dialer dialer(*system_, {layout_, identity_[0], ""}, seconds(120), *wake_up_, null_log_sink());
   dialer.dial(1);
@@ -131,8 +131,8 @@ TEST_F(DialerTest, AThreadThatCannotBeStartedIsTriedAgain) {
   EXPECT_EQ(few.num_refused, 2);
 }
 
-// The dial must be retried: if the lack of descriptors counted as a refusal, this rank would report
-// the peer as lost.
+// This process has no descriptor for the dial, which must be retried: if the lack of descriptors
+// counted as a refusal, this rank would report the peer as lost.
 TEST_F(DialerTest, ALackOfDescriptorsIsNoRefusalByThePeer) {
   FewDescriptors few(*system_);
   expect_connected(few);

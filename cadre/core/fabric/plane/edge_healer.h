@@ -1,11 +1,11 @@
 // Maintains the control connections that the topology requires: opens those that are missing,
 // accepts those that peers open, and reports ranks that cannot be reached.
 //
-// Threads: the control plane's. Blocking: stop(), at most 1 s. Lifetime: borrows the System, the
-// plan, the event and the log; owns the listeners. Errors: none; advance() returns a Verdict for
-// each rank that seems lost.
-// If a connection is missing, the higher rank of the pair dials at once, and the lower rank after 1
-// s. If both succeed, both connections are kept.
+// Threads: only the control plane's thread. Blocking: stop(), at most 1 s. Lifetime: borrows the
+// System, the plan, the event and the log; owns the listeners. Errors: none; advance() returns a
+// Verdict for each rank that seems lost.
+// If a connection between two ranks is missing, the higher rank dials at once, and the lower rank
+// after 1 s. If both succeed, both connections are kept.
 #pragma once
 
 #include <functional>
@@ -51,8 +51,8 @@ class EdgeHealer {
     ControlMeter& meter;
     std::function<void(int peer, std::unique_ptr<os::Socket>)> on_data_connection;
   };
-  // A rank that seems lost, and the sign of its loss. As far as this process knows, the rank is not
-  // lost yet and has not left.
+  // A rank that seems lost, and the sign of its loss. No event has reported the rank as lost or
+  // left yet.
   struct Verdict {
     int rank = -1;
     SignOfLoss sign = SignOfLoss::kUnreachable;

@@ -1,10 +1,10 @@
 // The events that a process has received: which ranks are lost or have left the job, and recent
 // leaves and failures of groups. The log tells new events from duplicates.
 //
-// Threads: one at a time; PlaneState locks. Blocking: never. Errors: none.
-// Losses and leaves of ranks are kept as long as the log. Events of groups are kept for 60 s, and
-// at most 65,536 of them. Their identities are kept for at least 60 s, and the latest 131,072 of
-// them longer, so that a duplicate that arrives over a slower path is recognized.
+// Threads: one at a time; PlaneState guards the log with its mutex. Blocking: never. Errors: none.
+// Losses and leaves of ranks are never removed. Events of groups are kept for 60 s, and at most
+// 65,536 of them. The identities of these events are kept for at least 60 s, and the latest 131,072
+// identities longer, so that a duplicate that arrives over a slower path is recognized.
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,8 @@
 //
 // Threads: GroupEvents is called by the plane's thread and, during ControlPlane::attach(), by the
 // thread that calls it; never under a lock. Blocking: implementations must return quickly, because
-// they delay the events of all groups. Lifetime: shared, so that detach() may run during a call.
-// Errors: none.
+// they delay the events of all groups. Lifetime: the plane shares ownership, so that detach() may
+// run during a call. Errors: none.
 // Rank numbers are those of the fabric, which are the ranks of the job, not those of a group.
 #pragma once
 

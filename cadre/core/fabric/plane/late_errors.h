@@ -1,5 +1,5 @@
-// A queue of errors of groups that this process has already closed. The close() of a later group
-// takes them and throws them.
+// A queue of errors of groups that this process has already closed. When the process closes another
+// group, that close() takes an error from the queue and throws it.
 //
 // Threads: any. Blocking: never. Lifetime: shared by the fabric and its groups.
 #pragma once

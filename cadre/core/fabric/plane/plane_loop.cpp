@@ -156,8 +156,8 @@ bool PlaneLoop::has_news_of_failure() const {
 
 // Returns whether this process has connections to too few peers to leave. A leave event that is
 // sent to a single peer may not reach the other ranks, because that peer may be stopped or
-// partitioned from them. The other ranks would then fail to connect to this process and report it
-// as lost.
+// partitioned from them. The other ranks would then try to connect to this process, fail, and
+// report it as lost.
 bool PlaneLoop::has_few_peers(const std::vector<bool>& is_present) const {
   std::set<int> peers;
   for (const auto& link : links_) {
@@ -309,9 +309,9 @@ void PlaneLoop::bury_ended(TimePoint now) {
   }
 }
 
-// Reports peers on other hosts from which no byte has come for the limit of silence. A call counts
-// at most two heartbeat intervals, so that the time during which this process was stopped does not
-// count as silence of its peers. Ranks of this host send no heartbeats.
+// Reports peers on other hosts from which no byte has come for the limit of silence. Each call adds
+// at most two heartbeat intervals to the silence of a peer, so that the time during which this
+// process was stopped does not count. Ranks of this host send no heartbeats.
 void PlaneLoop::judge_silence(TimePoint now) {
   const Duration since = std::min<Duration>(now - silence_judged_at_, 2 * kStatusInterval);
   silence_judged_at_ = now;

@@ -23,9 +23,9 @@
 
 namespace cadre {
 
-// Remembers over which connection a status question came first, so that the answers are sent back
-// over it. The last 8 questions of each asking rank are remembered; a rank has fewer open questions
-// at a time.
+// Remembers over which connection a status question arrived first, so that the answers are sent
+// back over that connection. The last 8 questions of each asking rank are remembered; a rank has
+// fewer open questions at a time.
 class StatusRoutes {
  public:
   static constexpr size_t kPerOrigin = 8;
@@ -84,7 +84,7 @@ class PlaneLoop {
   struct End {
     uint64_t link = 0;
     SignOfLoss sign{};
-    bool is_own = false;  // the program closed this process's descriptor, so the peer is not lost
+    bool is_own = false;  // the program closed the descriptor, so the peer is not lost
   };
 
   void add_link(int peer, std::unique_ptr<os::Socket> socket, bool is_healed);

@@ -15,8 +15,8 @@ PlaneState::PlaneState(os::System& system, Identity identity, os::Event& wake_up
       wake_up_(wake_up),
       log_(identity.num_ranks, identity.rank) {}
 
-// The plane's thread delivers the events that arrive after the group was registered, and this
-// thread delivers the earlier ones, so each event is delivered once.
+// The plane's thread delivers the events that arrive after the group was registered, and the
+// calling thread delivers the earlier ones, so each event is delivered once.
 void PlaneState::attach(GroupKey group, std::shared_ptr<GroupEvents> events) {
   const TimePoint now = system_.now();
   std::vector<Event> earlier;

@@ -39,8 +39,8 @@ class PlaneState {
   std::vector<int> lost_ranks() const;
   std::optional<LossReport> loss_of(int rank) const;
   bool has_left(int rank) const;
-  // Makes the plane's thread tell all ranks that this process leaves, wait for their receipts until
-  // the deadline, and end.
+  // Makes the plane's thread announce to all ranks that this process leaves, wait until the
+  // deadline for their acknowledgements, and end.
   void leave(Deadline deadline);
 
   // Only the plane's thread calls the methods from here on.
@@ -59,7 +59,7 @@ class PlaneState {
   std::shared_ptr<GroupEvents> group(GroupKey key) const;
   bool is_lost(int rank) const;
   std::vector<bool> presence() const;
-  // Returns the same as EventLog::all().
+  // Calls EventLog::all() under the lock.
   std::vector<wire::Event> all_events();
   std::vector<wire::Event> events_told_by(int rank);
 

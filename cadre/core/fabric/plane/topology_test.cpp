@@ -23,7 +23,7 @@ Layout layout_of(const std::vector<int>& ranks_per_host) {
   return Layout(std::move(rank_addresses));
 }
 
-// The neighbours of each rank; an absent rank has none.
+// The list of the neighbours of each rank, which is empty for an absent rank.
 using Graph = std::vector<std::vector<int>>;
 
 Graph graph_of(const Layout& layout, const std::vector<bool>& is_present) {

@@ -1,6 +1,7 @@
-// Tells the core that this thread spins, so that its sibling thread and the memory bus get a rest.
+// Executes the CPU's pause instruction, which a spin loop should contain: it leaves execution
+// resources to the sibling hyper-thread and reduces memory traffic.
 //
-// Threads: any. Blocking: for some tens of nanoseconds.
+// Threads: any. Blocking: some tens of nanoseconds.
 #pragma once
 
 namespace cadre {

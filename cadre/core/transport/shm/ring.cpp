@@ -8,8 +8,8 @@
 namespace cadre {
 namespace {
 
-// The number of bytes of a long copy after which the writer publishes new bytes, and the reader
-// free space, so that both ends copy at the same time and not alternately.
+// The writer and the reader of a long copy each publish their count after each piece of this size,
+// so that both can copy at the same time instead of alternately.
 constexpr size_t kPublishBytes = 64 << 10;
 
 Error impossible_count(const char* end, uint64_t theirs, uint64_t ours, size_t capacity) {

@@ -1,9 +1,10 @@
-// Bytes in order from one process to another through shared memory: one writer, one reader.
+// A byte queue from one process to another through shared memory, with one writer and one reader.
 //
 // Threads: RingWriter and RingReader each belong to one thread; the two may run in two processes.
-// Blocking: never; ShmTransport waits. Lifetime: the mapping outlives both ends.
-// Errors: kCorruption if the count of the other end is impossible; memory outside the ring is never
-// accessed. kPeerLost if the other end has closed; the reader first gets all bytes that were
+// Blocking: never; ShmTransport waits. Lifetime: the mapping must outlive the RingWriter and the
+// RingReader.
+// Errors: kCorruption if the other end's count of bytes is impossible; memory outside the ring is
+// never accessed. kPeerLost if the other end has closed; the reader first gets all bytes that were
 // written before. Source: Lamport's single-producer single-consumer queue, with counters that never
 // wrap (2^64 bytes).
 #pragma once

@@ -82,7 +82,7 @@ Channel& ShmTransport::channel(Rank peer) {
 
 // Increments the word instead of System::publish(), which stores a value: two peers that ring the
 // doorbell at the same time could store the same value. The owner of the doorbell, which has read
-// the word after the first store, would not be woken by the second.
+// the word after the first store, would then not be woken by the second store.
 void ShmTransport::ring_doorbell_of(Rank peer) const {
   os::WaitWord& word = page_of(peer).doorbell().word;
   word.value.fetch_add(1, std::memory_order_seq_cst);
@@ -114,9 +114,9 @@ Status ShmTransport::wait(std::span<const ChannelInterest> interests, Deadline d
     const uint32_t seen = word.value.load(std::memory_order_acquire);
     const bool is_ready = is_any_ready(interests) || take_wake_up();
     if (interrupt_.is_raised()) return interrupted_error(setup_.rank, interests);
-    // Reading the clock costs as much as checking the rings, so it is not read while wait() spins.
-    // It is read if a channel is ready, because an operation must not exceed its deadline when
-    // bytes trickle in.
+    // Reading the clock costs as much as checking the rings, so the clock is not read while wait()
+    // spins. It is read if a channel is ready, because an operation must not exceed its deadline
+    // when bytes trickle in.
     const bool is_long = is_ready || look >= spins_;
     if (is_long && deadline.has_passed(system_.now())) return timeout_error(setup_.rank, interests);
     if (is_ready) return {};
@@ -139,9 +139,9 @@ Result<size_t> ShmTransport::ShmChannel::try_send(ConstBytes data) {
   return finish(writer_->try_write(data));
 }
 
-// Allocates the ring and publishes its place in this rank's page, where the peer finds it. If the
-// peer has closed its end, it has stored kRefused in the place, and no rank would ever release the
-// ring. Then the ring is released here.
+// Allocates the ring to the peer and publishes its place in this rank's page, where the peer looks
+// for it. If the peer has closed its end, it has stored kRefused there and would never release the
+// ring, so this function releases it.
 Status ShmTransport::ShmChannel::make_ring() {
   const int holder = owner_.setup_.slots[static_cast<size_t>(peer_.value)];
   const size_t capacity = owner_.ring_capacity();
@@ -181,8 +181,9 @@ Result<bool> ShmTransport::ShmChannel::find_ring() {
   return true;
 }
 
-// is_closed is read before find_ring(): a peer publishes its ring before it sends and closes, so if
-// it is set, find_ring() finds the ring with all bytes that were sent before the close.
+// is_closed is read before find_ring() is called. A peer publishes its ring before it sends and
+// closes, so if is_closed is set, find_ring() finds the ring with all bytes that were sent before
+// the close.
 Result<size_t> ShmTransport::ShmChannel::try_recv(Bytes buffer) {
   if (!reader_) {
     const bool is_closed = is_peer_closed();

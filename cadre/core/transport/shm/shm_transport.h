@@ -1,14 +1,16 @@
 // A Transport through shared memory. Each ordered pair of ranks has a byte ring, which the sender
 // makes at its first send.
 //
-// Threads: one thread at a time, as for every Transport. Blocking: only wait(), which spins, then
-// yields, then sleeps on this rank's doorbell. Lifetime: shares the memory; the System and the
-// Interrupt outlive the transport. Its destructor closes its ends of the rings. Peers get kPeerLost
-// after they have read all bytes that were written.
-// Errors: kPeerLost, kAborted, kTimeout; kCorruption if a peer's count is impossible or its ring is
-// outside of its slice (the constructor throws it for a page outside of its slice); kUnavailable
-// from the first send to a peer if there is no memory for the ring. The transport does not detect
-// the death of a process: the control plane does, and the group's Interrupt is raised.
+// Threads: one thread at a time uses a transport; only wake() may be called from any thread.
+// Blocking: only wait(), which spins, then yields, then sleeps on this rank's doorbell. Lifetime:
+// shares the memory; the System and the Interrupt outlive the transport. The destructor closes this
+// rank's ends of the rings; peers then get kPeerLost after they have read all bytes that this rank
+// wrote.
+// Errors: kPeerLost, kAborted, kTimeout; kCorruption if a ring has an impossible count of bytes, or
+// if a peer's ring or page is outside of its slice of the memory (the constructor throws the error
+// of a page); kUnavailable from the first send to a peer if there is no memory for the ring. The
+// transport does not detect the death of a process: the control plane detects it and raises the
+// group's Interrupt.
 // Format: docs/formats/shared-memory.md.
 #pragma once
 
@@ -29,22 +31,23 @@ namespace cadre {
 struct ShmTransportSetup {
   std::shared_ptr<HostMemory> memory;  // shared with the rest of the group
   Rank rank = 0;
-  // True if the host has more ranks than cores. A wait() does not spin but yields the core at once.
+  // True if the host has more ranks than cores. Then wait() yields the core at once instead of
+  // spinning.
   bool crowded = false;
   // The size in bytes of each ring, which is equal on all ranks. It is rounded up to a power of two
   // and to at least a page. 0 means default_ring_bytes().
   size_t ring_bytes = 0;
   std::vector<int> slots;    // slots[r] is the slot of rank r in the host memory
   std::vector<Place> pages;  // pages[r] is the page of rank r
-  Piece page;                // the page of this rank, which cut_page() has made
+  Piece page;                // this rank's page, allocated by cut_page()
 };
 
 class ShmTransport final : public Transport {
  public:
-  // Returns 512 KiB; less for more than 16 ranks. A rank may make a ring to each peer, and its
-  // rings shall take at most 8 MiB together, but a ring has at least 64 KiB. Measured: with rings
-  // of 512 KiB a message of 1 MB takes half the time that it takes with 64 KiB, where writer and
-  // reader copy alternately; a message of 4 KB takes a tenth longer. REQUIRES: num_ranks > 0.
+  // Returns 512 KiB, or less for more than 16 ranks: a rank may make a ring to each peer, and its
+  // rings should take at most 8 MiB together. The minimum is 64 KiB. Measured: with rings of 512
+  // KiB a message of 1 MB takes half the time that it takes with 64 KiB, where writer and reader
+  // copy alternately; a message of 4 KB takes a tenth longer. REQUIRES: num_ranks > 0.
   static size_t default_ring_bytes(size_t num_ranks);
 
   // Allocates this rank's page. Must be called before the ranks exchange the places of their pages.
@@ -62,16 +65,16 @@ class ShmTransport final : public Transport {
   void wake() override;
 
  private:
-  // Each rank sleeps on one word, its doorbell, whichever rings it waits for. A peer changes the
-  // word ("rings the doorbell") after every write to, and every read from, a ring that it shares
-  // with this rank.
+  // The word on which a rank sleeps, whichever rings it waits for. A peer increments the word
+  // ("rings the doorbell") after every write to, and every read from, a ring that it shares with
+  // this rank.
   struct alignas(kCacheLine) Doorbell {
     os::WaitWord word;
     // The rank has closed its transport: it makes no ring and reads none.
     std::atomic<uint32_t> is_closed;
   };
-  // The place of the ring to a peer. The writer stores `piece` last. A reader that closes stores
-  // kRefused in `piece`.
+  // Where the ring to a peer is in the host memory. The writer stores `piece` last, which publishes
+  // the ring. A reader that closes its end stores kRefused in `piece`.
   struct RingPlace {
     static constexpr uint32_t kRefused = UINT32_MAX;
 

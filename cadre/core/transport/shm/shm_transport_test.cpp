@@ -107,7 +107,8 @@ TEST(ShmTransportRingTest, AFirstSendMakesTheRingThatItWrites) {
   EXPECT_EQ(*two.receive(0), 0u) << "bytes came, but there is no ring from rank 1 to rank 0";
 }
 
-// If the writer closes first, the ring stays until the reader has closed, too.
+// If the writer closes first, the memory of the ring must not be released before the reader has
+// closed, too.
 TEST(ShmTransportRingTest, ARingIsGivenBackWhenBothEndsHaveGone) {
   TwoTransports two;
   two.start(0);
@@ -123,8 +124,8 @@ TEST(ShmTransportRingTest, ARingIsGivenBackWhenBothEndsHaveGone) {
   EXPECT_EQ(two.first_free(1), 0u);
 }
 
-// The connections of rank 1 have ended, so rank 0 regards it as lost and may reuse the memory of
-// its rings to rank 1. But rank 1 is alive and reads these rings.
+// Rank 0 regards rank 1 as lost and may reuse the memory of its rings to rank 1. Rank 1, which is
+// still alive, must get an error instead of bytes of the reused memory.
 TEST(ShmTransportRingTest, ARankThatItsPeerTakesForLostGetsNoBytes) {
   TwoTransports two;
   two.start(0);
@@ -163,8 +164,8 @@ TEST(ShmTransportRingTest, PlacesOutsideOfASliceAreRefused) {
   EXPECT_THROW(outside.start(0), Error);
   TwoTransports two;
   two.start(1);
-  // The page of rank 0 has the doorbell, then a RingPlace for each rank. The one of the ring to
-  // rank 1 is overwritten.
+  // The page of rank 0 has the doorbell, then a RingPlace for each rank. The test overwrites the
+  // RingPlace of the ring to rank 1.
   std::byte* const page = two.setup(0).page.bytes().data();
   const Place wild{.piece = 1, .offset = kSliceBytes - 4096};
   std::memcpy(page + kCacheLine + sizeof(Place), &wild, sizeof(wild));

@@ -6,13 +6,15 @@
 namespace cadre {
 namespace {
 
-// The time that the lower rank of two leaves to the higher one to open the connection, because both
-// may begin to wait for each other at the same time. If the peer has opened a connection, this
-// process waits this long for its first frame before it opens another one.
+// The lower of two ranks waits this long for the higher one to open the connection, so that two
+// ranks that begin to wait for each other at the same time do not both open one. If the peer has
+// opened a connection, this process waits this long for its first frame before it opens another
+// one.
 constexpr Duration kPatience = std::chrono::milliseconds(20);
 constexpr Duration kFirstDial = std::chrono::milliseconds(250);
 constexpr int kMaxDoublings = 3;
-// The pauses after a failed attempt; the second one is for optional interests.
+// The pauses after a failed attempt to connect; kOptionalRetryPause is for interests with
+// ChannelInterest::is_optional.
 constexpr Duration kRetryPause = std::chrono::milliseconds(20);
 constexpr Duration kOptionalRetryPause = std::chrono::seconds(10);
 

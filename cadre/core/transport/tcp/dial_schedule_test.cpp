@@ -1,4 +1,4 @@
-// Tests at which time each of two processes opens a connection.
+// Tests when each of two processes opens the connection between them.
 #include "cadre/core/transport/tcp/dial_schedule.h"
 
 #include <gtest/gtest.h>

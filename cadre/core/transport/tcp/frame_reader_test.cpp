@@ -82,7 +82,7 @@ TEST(FrameReaderTest, TheNextHeaderIsReadWithTheEndOfAFrame) {
   socket.feed(payload);
   socket.feed(data_of(5).encode());
   std::vector<std::byte> target(100);
-  // A target that ends within the frame takes no byte of the next one.
+  // The target is shorter than the rest of the frame, so no byte of the next frame may be read.
   EXPECT_EQ(reader.read_payload(Bytes(target).first(60)).value_or_throw(), 60U);
   EXPECT_EQ(socket.num_pending(), 40 + LinkFrame::kBytes);
   EXPECT_EQ(reader.read_payload(Bytes(target).subspan(60)).value_or_throw(), 40U);

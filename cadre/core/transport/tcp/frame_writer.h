@@ -2,11 +2,11 @@
 // always completed before the next one.
 //
 // Threads: one at a time. Blocking: never. Lifetime: borrows the socket.
-// Errors: those of the socket, which is unusable after an error.
+// Errors: those of the socket. After an error the socket is unusable.
 // Payload is passed to the kernel from the caller's memory, several frames in one system call. If
-// the kernel takes a frame only in part, the rest is copied and sent before all other bytes. So the
-// other streams go on even if that stream ends or sends no more. The copied rest counts as sent
-// only after the kernel has taken it; until then the caller passes the same bytes again.
+// the kernel takes a frame only in part, the rest is copied and sent before all other bytes. So
+// other streams can continue even if that stream ends or sends no more. The copied rest counts as
+// sent only after the kernel has taken it; until then the caller passes the same bytes again.
 #pragma once
 
 #include <array>
@@ -24,15 +24,15 @@
 
 namespace cadre {
 
-// The totals over all data connections of a process. Handshakes are not counted.
+// Totals of all data connections of a process. The bytes of handshakes are not counted.
 struct LinkCounters {
-  // The number of connections that were added; either end may have opened them.
+  // The number of connections, whether this process or the peer opened them.
   uint64_t connections = 0;
   uint64_t frames_sent = 0;
   uint64_t bytes_sent = 0;
 };
 
-// The same counters while threads change them.
+// The counters of LinkCounters as atomics, which several threads increment.
 struct LinkMeter {
   std::atomic<uint64_t> connections{0};
   std::atomic<uint64_t> frames_sent{0};
@@ -56,14 +56,14 @@ class FrameWriter {
   // Sends as many queued bytes as the kernel takes now.
   Status flush();
   bool is_flushed() const { return outbox_.empty(); }
-  // Sends the head, then the body, as one payload.
+  // Sends `payload.head`, then `payload.body`, as one payload.
   Result<Sent> send(StreamId stream, const Channel::Parts& payload);
   // Returns how many payload bytes of the stream send() has copied and the kernel has not taken
   // yet.
   size_t num_kept(StreamId stream) const;
 
  private:
-  // The header, the part of the head and the part of the body in one frame.
+  // The pieces of one frame: its header, its part of `payload.head`, its part of `payload.body`.
   using Pieces = std::array<ConstBytes, 3>;
 
   // Counts a frame from which the kernel has taken bytes. Returns how many of the `num_moved` bytes
@@ -74,10 +74,10 @@ class FrameWriter {
 
   os::Socket& socket_;
   LinkMeter& meter_;
-  wire::StreamBuffer outbox_;  // has the rest of a partly sent frame, then queued frames
+  wire::StreamBuffer outbox_;  // the rest of a partly sent frame, then queued frames
   StreamId cut_stream_;        // the stream of the partly sent frame
-  size_t cut_left_ = 0;        // the number of bytes of that frame in the outbox
-  // The number of payload bytes in the rest of that frame when it was copied.
+  size_t cut_left_ = 0;        // the number of bytes of the partly sent frame in outbox_
+  // The number of payload bytes in the rest of the partly sent frame when it was copied to outbox_.
   size_t cut_payload_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Tests frames of which the kernel takes only a part.
+// Tests frames of which the kernel accepts only a part in one system call.
 #include "cadre/core/transport/tcp/frame_writer.h"
 
 #include <gtest/gtest.h>

@@ -28,9 +28,9 @@ void PeerLink::detach(StreamId id) noexcept {
   if (found != streams_.end()) found->second->spot = nullptr;
 }
 
-// Closes the stream. If there is a connection, tells the peer, because a thread of the peer may be
-// waiting for this stream and must not wait until this process ends. Bytes that the peer sends
-// before it receives the close are dropped.
+// Closes the stream. If there is a connection, sends a close frame, because a thread of the peer
+// may be waiting for this stream and would otherwise wait until this process ends. Bytes that the
+// peer sends before it receives the close are dropped.
 void PeerLink::close(StreamId id) {
   const std::lock_guard lock(mutex_);
   const auto found = streams_.find(id);
@@ -44,9 +44,9 @@ void PeerLink::close(StreamId id) {
   send_frame(LinkFrame::Kind::kClose, id, 0);
 }
 
-// The peer's close arrives after all bytes that the peer sent before it. If the peer had no
-// connection when it closed the stream, it has sent no close. So this process asks for it with a
-// probe.
+// The peer's close frame arrives after all bytes that the peer sent before it. If the peer had no
+// connection when it closed the stream, it has sent no close frame. So this process asks for one
+// with a probe frame.
 void PeerLink::note_left(StreamId id) {
   const std::lock_guard lock(mutex_);
   const auto found = streams_.find(id);
@@ -64,8 +64,8 @@ void PeerLink::end_if_unconnected(Stream& stream) {
   if (stream.spot) stream.spot->notify();
 }
 
-// Makes this connection the one over which this process sends from now on. For each stream whose
-// group the peer has left, sends a probe, which asks the peer to close the stream.
+// Sets the connection over which this process sends from now on. For each stream whose group the
+// peer has left, sends a probe frame, which asks the peer to close the stream.
 void PeerLink::send_on(std::shared_ptr<Connection> connection) {
   sending_ = std::move(connection);
   for (const auto& [id, stream] : streams_) {
@@ -134,8 +134,8 @@ void PeerLink::receive_what_is_there(Connection& connection) {
   }
 }
 
-// The caller may offer the same bytes again in smaller pieces. So at most `num_offered` bytes are
-// reported now, and a later call reports the rest.
+// The caller may offer the bytes of a partly sent frame again in smaller pieces. So this call
+// reports at most `num_offered` of them as sent, and a later call reports the rest.
 size_t PeerLink::take_gone(Stream& stream, size_t num_offered) {
   if (stream.num_promised == 0) return 0;
   const size_t num_gone = stream.num_promised - sending_->writer.num_kept(stream.id);
@@ -195,8 +195,8 @@ PeerLink::Look PeerLink::prepare_wait(Stream& stream, const ChannelInterest& int
     const bool is_head = connection->head.get() == &stream;
     if (interest.want_recv && is_head && connection->reader.has_buffered()) return Look::kReady;
     const bool can_use = interest.want_send && connection == sending_ && can_send(stream);
-    // Bytes of this stream that the caller does not want yet stay in the kernel. But if the window
-    // is empty, they are read, because the credit may come after them.
+    // Bytes of this stream that the caller does not want yet are left in the kernel's buffer. But
+    // if the send window is 0, they are read, because the credit that opens it may follow them.
     const bool is_unwanted = !interest.want_recv && is_head && stream.window > 0;
     polled.push_back({connection, &stream, interest, this});
     items.push_back(
@@ -247,7 +247,7 @@ void PeerLink::end_dial(std::unique_ptr<os::Socket> socket, TimePoint now) {
     const std::lock_guard lock(mutex_);
     dials_.end(socket != nullptr ? DialSchedule::Ending::kConnected : DialSchedule::Ending::kLate,
                now);
-    if (socket == nullptr) notify_all();  // another waiting thread may make the next attempt
+    if (socket == nullptr) notify_all();  // another thread may try to connect next
   }
   if (socket != nullptr) add(std::move(socket), ConnectionEnd::kDialed);
 }
@@ -269,9 +269,9 @@ void PeerLink::end_sending(Connection& connection, const Error& error) {
   notify_all();
 }
 
-// Ends a connection. The peer sends over one connection only: when that one has ended, or all have,
-// no more bytes can arrive. An accepted connection without a first frame counts as given up by the
-// peer.
+// Ends a connection. The peer sends over one connection only: when that connection or all
+// connections have ended, no more bytes can arrive. An accepted connection without a first frame is
+// treated as if the peer had given up opening it.
 void PeerLink::end(Connection& connection, const Error& error) {
   if (std::exchange(connection.has_ended, true)) return;
   std::erase_if(connections_, [&](const auto& one) { return one.get() == &connection; });
@@ -288,7 +288,7 @@ void PeerLink::end(Connection& connection, const Error& error) {
   const bool is_last = connections_.empty();
   if ((connection.is_peers || is_last || is_corrupt) && !recv_error_) recv_error_ = error;
   if (recv_error_ && !send_error_) send_error_ = error;
-  // The shutdown makes the peer see the end of the connection, too.
+  // The shutdown ends the connection for the peer, too.
   if (is_corrupt) connection.socket->shutdown();
   notify_all();
 }

@@ -6,14 +6,15 @@
 // them.
 // Errors: kPeerLost if the connection over which the peer or this process sends has ended, or if
 // the peer has closed the stream; kCorruption for invalid frames and for a peer that sends more
-// than its window allows. Both are final. Bytes that arrived before can still be received.
+// than its window allows. After either error no more bytes can be sent; bytes that arrived before
+// it can still be received.
 //
-// One connection is enough. There are two if both processes opened one at the same time. Each
-// process reads from both, and always sends over the one that it could use first, so that the bytes
-// of a stream stay in order. An accepted connection is used for sending only after a frame has come
-// over it, because the peer may give up opening it before that. If it ends before its first frame,
-// this process opens a connection itself. A process that accepts another connection checks its
-// earlier ones, and so detects one that was cut.
+// Usually there is one connection. There are two if both processes opened one at the same time.
+// Each process reads from both, and always sends over the connection that it could use first, so
+// that the bytes of a stream stay in order. An accepted connection is used for sending only after a
+// frame has come over it, because the peer may give up opening it before that. If an accepted
+// connection ends before its first frame, this process opens a connection itself. A process that
+// accepts another connection checks its earlier ones, and so detects one that was cut.
 #pragma once
 
 #include <map>
@@ -64,7 +65,8 @@ class PeerLink {
     explicit Stream(StreamId stream_id) : id(stream_id) {}
 
     const StreamId id;
-    // Owned by the transport that opened the stream at this end; null if no transport has it open.
+    // Notified when bytes, credit or an end arrive for the stream. Owned by the transport that has
+    // the stream open at this end; null if no transport has.
     WaitSpot* spot = nullptr;
     bool is_closed_here = false;
     bool has_peer_closed = false;
@@ -76,8 +78,9 @@ class PeerLink {
     size_t num_expected = 0;
     // The number of payload bytes in received headers that try_recv() has not returned.
     size_t num_unread = 0;
-    size_t num_to_credit = 0;  // the number of returned bytes for which the peer got no credit yet
-    // The number of bytes that may be sent before the next credit.
+    size_t num_to_credit =
+        0;  // the bytes returned by try_recv() that were not credited to the peer yet
+    // The number of bytes that may be sent before the peer gives more credit.
     size_t window = wire::LinkFrame::kWindowBytes;
     // The number of bytes of a partly sent frame that try_send() has not yet reported as sent.
     size_t num_promised = 0;
@@ -113,17 +116,17 @@ class PeerLink {
   PeerLink(int rank, int peer, const ClosedStreams& closed, LinkMeter& meter)
       : peer_(peer), closed_(closed), meter_(meter), dials_(rank > peer) {}
 
-  // Opens the stream. Until detach(), the spot is notified when another thread has received bytes,
+  // Opens the stream. Until detach(), `spot` is notified when another thread has received bytes,
   // credit or an end for the stream.
   std::shared_ptr<Stream> open(StreamId id, WaitSpot& spot);
   // Ends the notifications for the stream. Never throws, because the spot is destroyed next.
   void detach(StreamId id) noexcept;
-  // Closes the stream and tells the peer. The stream need not have been opened here. REQUIRES: the
-  // ClosedStreams have the id.
+  // Closes the stream and sends a close frame to the peer. The stream need not have been opened
+  // here. REQUIRES: the ClosedStreams have the id.
   void close(StreamId id);
-  // Called when the peer has left the stream's group. Without a connection the stream ends now.
-  // Otherwise bytes may still be in flight, so the stream ends with the peer's close; a probe asks
-  // the peer for it. REQUIRES: the stream was opened here.
+  // Called when the peer has left the stream's group. If there is no connection, the stream ends
+  // now. Otherwise bytes may still be in flight, so the stream ends with the peer's close frame,
+  // which a probe frame requests. REQUIRES: the stream was opened here.
   void note_left(StreamId id);
   void add(std::unique_ptr<os::Socket> socket, ConnectionEnd end);
 
@@ -138,12 +141,12 @@ class PeerLink {
   };
   Look prepare_wait(Stream& stream, const ChannelInterest& interest, std::vector<Polled>& polled,
                     std::vector<os::PollItem>& items);
-  // Called after the poll. Returns whether the caller can make progress now. Also receives bytes
-  // that arrived for other streams.
+  // Called after a poll of the items from prepare_wait(). Returns whether the caller can make
+  // progress now. Also receives bytes that arrived for other streams.
   bool handle_ready(const Polled& polled, const os::PollItem& item);
 
-  // Returns whether the caller has to open a connection. After kNow no other caller opens one until
-  // end_dial().
+  // Returns whether and when the caller has to open a connection. After the result kNow, no other
+  // caller gets kNow until end_dial().
   DialTurn plan_dial(const ChannelInterest& interest, TimePoint now);
   // Called after an attempt to open a connection. `socket` is null if the attempt timed out;
   // another one may follow after a pause.

@@ -13,7 +13,7 @@ namespace {
 using wire::LinkFrame;
 
 constexpr size_t kCreditBytes = LinkFrame::kWindowBytes / 4;
-// The largest number of streams of one link, also of those that only the peer has opened. All
+// The maximum number of streams of one link, including streams that only the peer has opened. All
 // members of a group create it together, so a correct peer never opens so many streams ahead of
 // this process.
 constexpr size_t kMaxStreams = 64 << 10;
@@ -120,7 +120,7 @@ Result<size_t> PeerLink::receive_any(Connection& connection, const Stream* recei
 
 // Handles the bytes in the reader's buffer: the rest of a frame, then complete frames, then the
 // beginning of a frame. If there is no memory for the payload of a stream, returns an error,
-// because the frames after it cannot be received.
+// because the frames behind that payload cannot be received.
 Status PeerLink::handle_frames(Connection& connection, const Stream* receiver) try {
   while (true) {
     if (connection.head != nullptr) {

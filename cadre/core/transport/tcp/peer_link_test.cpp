@@ -47,8 +47,7 @@ class RawPeerTest : public TcpLinksTest {
     }
   }
   void put(os::Socket& socket, const LinkFrame& frame) { put(socket, frame.encode()); }
-  // Waits for 2 ms in another group. A thread that waits reads the bytes that arrive for any
-  // stream.
+  // Waits for 2 ms in another group. During the wait, bytes that arrive for any stream are read.
   void receive_nothing() {
     const ChannelInterest interest{.peer = 1, .want_recv = true};
     static_cast<void>(idle_->wait(std::span(&interest, 1), system_->deadline_in(milliseconds(2))));
@@ -159,8 +158,8 @@ TEST_F(RawPeerTest, AProbeIsAnsweredWithACloseIfTheStreamWasClosed) {
       << "the close that answers the probe";
 }
 
-// Rank 1 has left the group, and its close has not arrived, because there was no connection when it
-// left. This process must send a probe and receive all bytes before the close.
+// Rank 1 has left the group when there was no connection, so it has sent no close frame. This
+// process must request one with a probe frame and receive all bytes before the close.
 TEST_F(RawPeerTest, APeerThatHasLeftIsAskedForItsClose) {
   const auto peer = connect(1);
   put(*peer, LinkFrame{});
@@ -235,7 +234,8 @@ TEST_F(RawPeerTest, AnEndIsOfOnePeerAndOfAllItsStreams) {
   send_all(*transport_, 2, bytes);
 }
 
-// The peer opens a connection while an attempt of this process to connect is refused.
+// The peer opens a connection while this process gets "connection refused" for its own attempt. The
+// accepted connection must stay usable.
 TEST_F(RawPeerTest, ARefusedAttemptDoesNotEndAConnectionThatThePeerHasOpened) {
   std::unique_ptr<os::Socket> peer;
   links_ = std::make_shared<TcpLinks>(*system_, TcpLinksOptions{.rank = 2, .num_ranks = 3},
@@ -251,7 +251,7 @@ TEST_F(RawPeerTest, ARefusedAttemptDoesNotEndAConnectionThatThePeerHasOpened) {
 }
 
 // The peer receives all bytes that it needs, and closes the stream before this process calls
-// try_send() again to learn how many bytes were sent.
+// try_send() again. That call must report the bytes as sent and not fail.
 TEST_F(RawPeerTest, BytesThatHadLeftBeforeThePeerClosedAreSent) {
   const auto peer = connect(1);
   put(*peer, LinkFrame{});
@@ -306,8 +306,8 @@ TEST_F(RawPeerTest, TheEndOfOneOfTwoConnectionsLosesNothingOfTheOther) {
 }
 
 // A connection ends before its first frame. Either the peer gave it up, or it was cut and bytes of
-// the peer were lost. This process opens a new connection; if the peer closes it, the stream has
-// failed.
+// the peer were lost. This process must open a new connection; if the peer closes that one, too,
+// the stream must fail.
 TEST_F(RawPeerTest, ThePeerIsAskedWhetherItHasLostAConnection) {
   int num_dialed = 0;
   links_ = std::make_shared<TcpLinks>(

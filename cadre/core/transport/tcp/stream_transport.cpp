@@ -128,8 +128,8 @@ std::optional<bool> StreamTransport::poll(Deadline deadline) {
   return is_ready;
 }
 
-// Dials one missing connection, if it is time to. Connections that the operation needs come before
-// those of optional interests. Returns whether it has dialed.
+// Opens one missing connection, if an attempt is due. Connections that the operation needs come
+// before those of optional interests. Returns whether it tried to open one.
 Result<bool> StreamTransport::dial_missing(std::span<const ChannelInterest> interests,
                                            Deadline deadline, Deadline& look_at) {
   for (const bool is_optional : {false, true}) {

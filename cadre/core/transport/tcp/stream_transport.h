@@ -1,6 +1,6 @@
 // The Transport of one group over the TcpLinks of its process.
 //
-// Threads, blocking and errors are those of tcp_links.h. Only files of tcp/ use it.
+// Threads, blocking and errors: see tcp_links.h. Only files of tcp/ use this header.
 // Lifetime: shares the TcpLinks; the Interrupt outlives it.
 #pragma once
 
@@ -69,8 +69,8 @@ class StreamTransport final : public Transport {
 
   StreamChannel& stream_channel(Rank peer);
   bool take_wake_up();
-  // Asks the link of each interest. Returns kReady if one of them is ready, and else lists the
-  // items to poll.
+  // Returns kReady if a link can make progress with its interest; otherwise lists the items to
+  // poll.
   PeerLink::Look prepare(std::span<const ChannelInterest> interests, os::Event* event);
   // Polls the listed items. Returns whether the caller can make progress now; nullopt if no item
   // became ready before the deadline.

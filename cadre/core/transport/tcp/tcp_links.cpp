@@ -45,7 +45,7 @@ PeerLink* TcpLinks::find(int peer) {
   return links_[static_cast<size_t>(peer)].get();
 }
 
-// First detaches all streams, which cannot throw, because the transport with their WaitSpot is
+// Detaches all streams first, which cannot throw: the transport that owns their WaitSpot is
 // destroyed even if a later step throws.
 void TcpLinks::close(StreamId id, const std::vector<int>& members) {
   for (const int member : members) {
@@ -62,8 +62,8 @@ void TcpLinks::close(StreamId id, const std::vector<int>& members) {
 }
 
 // note_left() first records that the peer has left and then looks for the stream. open_stream()
-// first opens the stream and then looks for such a record. So in either order of the two calls one
-// of them marks the stream.
+// first opens the stream and then looks for such a record. So if two threads run them at the same
+// time, at least one of them finds both and ends the stream.
 void TcpLinks::note_left(StreamId id, int peer) {
   PeerLink* link = nullptr;
   {

@@ -46,7 +46,8 @@ class TcpLinks : public std::enable_shared_from_this<TcpLinks> {
  public:
   // Opens a connection to a peer and performs the handshake; blocks at most until the deadline. The
   // thread that waits calls it without holding a lock. After kTimeout, kAborted or an error with
-  // is_own_limit another attempt may follow; every other error is final.
+  // is_own_limit (this process has reached a limit of its own, for example of descriptors) another
+  // attempt may follow. All other errors mean that the peer is lost.
   using Dial = std::function<Result<std::unique_ptr<os::Socket>>(int peer, Deadline deadline)>;
 
   TcpLinks(os::System& system, const TcpLinksOptions& options, Dial dial);
@@ -62,8 +63,8 @@ class TcpLinks : public std::enable_shared_from_this<TcpLinks> {
   std::unique_ptr<Transport> open(StreamId id, std::vector<int> members, Rank rank,
                                   os::Interrupt& interrupt);
   // Called when the control plane has reported that the peer (a process rank) has left the group:
-  // the stream ends after the last byte that the peer has sent. Ignored unless the stream is open
-  // here: a group that opens it later asks the control plane itself.
+  // the stream ends after the last byte that the peer has sent. Does nothing unless the stream is
+  // open here: a group that opens it later gets the ranks that have left from the control plane.
   void note_left(StreamId id, int peer);
   // Waits until all bytes that were sent have left this host, or until the deadline. Without this
   // wait, closing a connection while the peer still sends, even only credit, would drop bytes that

@@ -1,5 +1,6 @@
-// Tests, in the simulator, groups over connections that are opened on first use. The faults are
-// short reads and writes, late packets, two ends that connect at the same time, and killed ranks.
+// Tests groups whose connections are opened on first use, in the simulator with many seeds. The
+// faults are short reads and writes, late packets, two ends that connect at the same time, and
+// killed ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -117,7 +118,7 @@ LinkedRun run_rings(uint64_t seed, int world_size, std::vector<sim::Fault> fault
         std::string& failure = run.failures[static_cast<size_t>(rank)][group];
         failure = "killed";
         os::Interrupt interrupt;
-        // The second group numbers its members in the reverse order.
+        // The second group has the ranks in reverse order.
         std::vector<int> members(static_cast<size_t>(world_size));
         std::iota(members.begin(), members.end(), 0);
         if (group == 1) std::ranges::reverse(members);

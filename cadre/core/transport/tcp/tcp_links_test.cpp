@@ -31,7 +31,7 @@ using testing::TransportGroup;
 using testing::TransportKind;
 using wire::LinkFrame;
 
-// Another group between two ranks of a TransportGroup.
+// A second group with the same two processes as a TransportGroup.
 class SecondGroup {
  public:
   SecondGroup(const TransportGroup& group, uint64_t id) {
@@ -95,8 +95,8 @@ TEST_F(TcpLinksTest, BothGroupsKeepTheirOrderWithLongStreamsInSeveralThreads) {
 TEST_F(TcpLinksTest, AGroupThatIsClosedInTheMiddleOfAFrameLeavesItWhole) {
   const TransportGroup group(*system_, TransportKind::kTcp, 2);
   const auto sent = pattern(3 << 20, 5);
-  // Several groups send until the kernel accepts only a part of a frame. That frame must be
-  // completed although its group is closed.
+  // Several groups send until the kernel accepts only a part of a frame. That frame must still be
+  // completed after its group is closed.
   std::vector<std::unique_ptr<SecondGroup>> groups;
   size_t total = 0;
   while (groups.size() < 10 && (groups.empty() || total == sent.size())) {
@@ -247,8 +247,8 @@ TEST_F(TcpLinksTest, TheLowerRankOpensAConnectionToAPeerThatDoesNotWait) {
   const auto bytes = pattern(5000, 1);
   send_all(*low, 1, bytes);
   EXPECT_EQ(processes[0]->num_dialed(), 1);
-  // A receive of the higher rank would open a second connection if the first one was not accepted
-  // yet. So the higher rank first waits with an optional interest, which opens no connection.
+  // A receive of the higher rank would open a second connection if it has not accepted the first
+  // one yet. So the higher rank first waits with an optional interest, which opens no connection.
   const ChannelInterest welcome{.peer = 0, .want_recv = true, .is_optional = true};
   ASSERT_TRUE(high->wait(std::span(&welcome, 1), soon()).ok());
   EXPECT_EQ(receive(*high, 0, bytes.size()), bytes);
@@ -280,8 +280,8 @@ class LeftPeerTest : public TcpLinksTest {
   const std::unique_ptr<Transport> transport_ = links_->open(id_, {0, 1}, 0, interrupt_);
 };
 
-// If this process has no descriptor left for a dial, the peer must not count as lost. The stream
-// can be used when a descriptor is free again.
+// If this process has no file descriptor left to connect, the peer must not be reported as lost.
+// The stream can be used when a descriptor is free again.
 TEST_F(LeftPeerTest, ADialWithoutADescriptorIsNotTheEndOfTheStream) {
   const auto links = std::make_shared<TcpLinks>(
       *system_, TcpLinksOptions{.rank = 1, .num_ranks = 2}, [](int, Deadline) {

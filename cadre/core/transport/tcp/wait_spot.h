@@ -1,8 +1,8 @@
-// Wakes the thread that waits in a transport when another thread has received bytes or an end for
-// it ("news").
+// Wakes a thread that waits in a transport when another thread has received bytes, credit or the
+// end of one of its streams ("news").
 //
 // Threads: notify() from any thread, also while it holds a mutex; the rest from the waiting thread.
-// Blocking: never. Lifetime: must outlive all objects that may call notify().
+// Blocking: never. Lifetime: a WaitSpot must outlive all objects that may call its notify().
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@ namespace cadre {
 
 class WaitSpot {
  public:
-  // While a Stay exists, notify() also notifies the event given to it.
+  // While a Stay exists, notify() also notifies the Event that was passed to its constructor.
   class Stay {
    public:
     Stay(WaitSpot& spot, os::Event& event) : spot_(spot) { spot_.set_event(&event); }

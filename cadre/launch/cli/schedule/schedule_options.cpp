@@ -182,8 +182,8 @@ Status take_costs(const ParsedWords& words, ScheduleOptions& options) {
   return take_count(words, "--max-live", options.limits.max_live_activations.emplace(0));
 }
 
-// Expands a list with one time for all stages to a list with one time for each stage. Accepts a
-// list that already has one for each.
+// Expands a list with one time for all stages to one time for each stage. Returns a list that
+// already has one time for each stage unchanged.
 Result<std::vector<double>> for_each_stage(std::string_view name, std::vector<double> times,
                                            size_t num_stages) {
   if (times.size() == 1) times.resize(num_stages, times.front());

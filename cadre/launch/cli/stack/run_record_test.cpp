@@ -1,5 +1,5 @@
-// Tests programs that fail under cadre::record(): what `cadre run` reports, and which files
-// launchers find.
+// Tests programs that fail under cadre::record(): the report of `cadre run`, and the files that are
+// written for launchers.
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -26,7 +26,8 @@ std::string crashing_worker() {
   return cadre::testing::build_path("bin/cadre_crashing_worker");
 }
 
-// Replaces also the numbers of threads and of source lines, and the folders of the sources.
+// Masks the report as for other tests, and also thread numbers, source line numbers and source
+// folders.
 std::string masked_crash(std::string text) {
   text = std::regex_replace(masked(std::move(text)), std::regex("thread [0-9]+"), "thread #");
   text = std::regex_replace(text, std::regex("\\.cpp:[0-9]+"), ".cpp:#");
@@ -88,7 +89,7 @@ TEST(RunRecord, StoresTheDetailsOfAnError) {
   EXPECT_EQ(details["culprit"], 1);
 }
 
-// No file can grow, as on a full disk.
+// No file can grow, as on a full disk. The exception must still be printed.
 TEST(RunRecord, AFullDiskDoesNotHideTheException) {
   const cadre::testing::TemporaryFolder folder;
   const auto [status, error] =
@@ -98,7 +99,7 @@ TEST(RunRecord, AFullDiskDoesNotHideTheException) {
                                "cadre: the exception was not stored for the launcher: "));
 }
 
-// Torch's reader of the file, in a Python that has torch.
+// Reads the error file with torch's own functions, in a Python that has torch.
 TEST(RunRecord, TorchReadsTheFile) {
   const std::string python = cadre::testing::source_path(".venv/bin/python3");
   const std::string import = python + " -c 'import torch.distributed.elastic' 2>/dev/null";
@@ -117,7 +118,7 @@ TEST(RunRecord, TorchReadsTheFile) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// The sanitizers have handlers of their own for these signals.
+// These tests are not built with sanitizers, which install their own handlers for these signals.
 
 TEST(RunRecord, ReportsTheStackOfASegmentationFault) {
   const std::string report = report_of("segv");

@@ -71,8 +71,8 @@ void set_call_site(Dwarf_Die* unit, Dwarf_Die* scope, SourceFrame& frame) {
   }
 }
 
-// Returns the scopes around the address, innermost first, in which an inlined function is followed
-// by its caller.
+// Returns the scopes around the address, innermost first. An inlined function is followed by the
+// function into which it was inlined.
 std::pair<Scopes, int> scopes_at(Dwarf_Die* unit, Dwarf_Addr address) {
   Dwarf_Die* found = nullptr;
   if (::dwarf_getscopes(unit, address, &found) <= 0) return {nullptr, 0};
@@ -115,7 +115,8 @@ void append_frames(Dwfl* dwfl, const CrashFrame& address, std::string_view maps,
 
 std::string line_of(const SourceFrame& frame) {
   const std::string function = frame.function.empty() ? "an unknown function" : frame.function;
-  // Lines of the C and C++ libraries, whose debug information may be installed, help nobody.
+  // Source lines of the C and C++ libraries, whose debug information may be installed, are not
+  // shown, because they do not help to find the cause.
   return printable(frame.file.empty() || launch::is_runtime_library(frame.module)
                        ? cadre::format("{} in {}", function, frame.module)
                        : cadre::format("{} at {}:{}", function, frame.file, frame.line));

@@ -1,8 +1,8 @@
 // Finds the functions, files and lines of a crash file in the debug information of the mapped
 // files.
 //
-// Threads: one. Blocking: for the time to read the files. Errors: none; what is not found stays
-// empty. It may allocate as much as the debug information needs, so the launcher runs it in a
+// Threads: one. Blocking: for the time to read the files. Errors: none; names that are not found
+// stay empty. It may allocate as much as the debug information needs, so the launcher runs it in a
 // process of its own. Source: libdw of elfutils, as in eu-addr2line.
 #pragma once
 
@@ -27,7 +27,8 @@ struct SourceFrame {
 std::vector<SourceFrame> symbolize(const CrashFile& crash);
 
 // Returns a line for each frame: "#0 f(int) at x.cpp:12", or "#1 g() in /lib/libg.so" without debug
-// information and for the C and C++ libraries. Equal neighbours, as of a recursion, are one line.
+// information and for the C and C++ libraries. Consecutive equal frames, for example of a
+// recursion, are combined into one line.
 std::string to_text(const std::vector<SourceFrame>& frames);
 
 }  // namespace cadre::cli

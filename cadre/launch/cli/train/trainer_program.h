@@ -33,7 +33,7 @@ Status check_libraries(const std::string& trainer);
 struct TrainerRun {
   std::string_view command;  // the name of the command, for example "cadre train"
   std::string trainer;       // the path that find_trainer() has returned
-  os::Inherited inherited;   // signals and limits from this command's parent
+  os::Inherited inherited;   // the signal state and limits that this command inherited
   std::vector<std::string> words;
   int num_workers = 1;
   int max_restarts = 0;

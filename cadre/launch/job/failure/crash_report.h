@@ -1,7 +1,9 @@
-// What the launcher reports of a worker that crashed under cadre::record().
+// The part of the launcher's report about a worker that crashed under cadre::record(): the signal
+// and the stack.
 //
 // Threads: one. Blocking: at most kStackTimeout for the process that reads the debug information.
-// Errors: none: without a crash file there is no report; without functions it has addresses.
+// Errors: none. Without a crash file there is no report. If the debug information cannot be read,
+// the stack has addresses instead of functions.
 #pragma once
 
 #include <chrono>
@@ -23,19 +25,19 @@ struct CrashReport {
 };
 
 // Reads the crash file beside a worker's error file. `cadre` is the path of the command, which is
-// executed with this environment as `cadre stack`. nullopt if there is no valid crash file.
+// executed with this environment as `cadre stack`. Returns nullopt if there is no valid crash file.
 std::optional<CrashReport> read_crash(os::System& system, const std::string& error_file,
                                       const std::string& cadre, const os::Environment& environment);
 
 // Adds the stack to the worker's error file, and the summary if the worker wrote no exception.
 Status add_crash(const std::string& error_file, const CrashReport& report);
 
-// Returns whether the path is that of the C or C++ library, in which a crash has its cause rarely.
+// Returns whether the path is that of the C or C++ library, which is rarely the cause of a crash.
 bool is_runtime_library(std::string_view path);
 
-// Returns the line of the stack that the summary names, without its number: the innermost one with
-// a source file, else the innermost one. Does not count the frames of the C and C++ libraries that
-// are innermost, nor the handler of std::terminate() among them.
+// Returns the line of the stack for the summary, without its number. First skips the innermost
+// frames of the C and C++ libraries and of the handler of std::terminate(). Returns the innermost
+// remaining frame with a source file, or else the innermost one.
 std::string place_of(const std::vector<std::string>& stack);
 
 }  // namespace cadre::launch

@@ -17,8 +17,8 @@ void BufferedOutput::append_piece(const void* writer, std::string_view prefix,
                                   const LinePiece& piece) {
   const bool goes_on = !piece.starts_line && line_writer_ != nullptr && line_writer_ == writer;
   if (!goes_on) {
-    // The piece is only the newline of an unfinished line. Another writer's line has already ended
-    // that line.
+    // The piece is only the newline of an unfinished line, which was already ended when another
+    // writer appended a line.
     if (!piece.starts_line && piece.bytes.empty()) return;
     if (!is_at_line_start_) pending_.push_back('\n');
     pending_.append(prefix);

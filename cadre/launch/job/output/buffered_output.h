@@ -4,8 +4,8 @@
 // slower than the workers, the buffer fills, and the launcher stops reading from the workers. Then
 // their pipes fill and they block, as if they wrote to that reader directly, while the launcher
 // continues to watch them. A line may arrive in pieces. If another writer appends a line between
-// two pieces, the unfinished line is ended first. To prevent that, a writer claims the output: all
-// writers check is_claimed_by_other() before they read from their worker.
+// two pieces, the unfinished line is ended first. A writer prevents that with claim(): all writers
+// check is_claimed_by_other() before they read from their worker.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ class BufferedOutput {
 
   // Appends bytes unchanged.
   void append(std::string_view bytes);
-  // Appends a whole line, after ending an unfinished one.
+  // Appends a whole line. If the last line is unfinished, ends that line first.
   void append_line(std::string_view prefix, std::string_view line) {
     append_piece(nullptr, prefix, {.bytes = line});
   }

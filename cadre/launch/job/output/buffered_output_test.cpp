@@ -1,5 +1,5 @@
-// Tests how lines of several writers are separated. The tests count the lines in the buffer;
-// without flush() none is written.
+// Tests how lines of several writers are separated. The tests count the lines in the buffer and
+// never call flush(), so nothing is written.
 #include "cadre/launch/job/output/buffered_output.h"
 
 #include <gtest/gtest.h>

@@ -3,10 +3,10 @@
 //   FOLDER/RUNID_xxxxxx/attempt_0/0/stdout.log, stderr.log, error.json   for each local rank
 //   FOLDER/RUNID_xxxxxx/attempt_0/filtered_stdout.log, filtered_stderr.log
 //
-// Threads: one owner. Blocking: for the time of the disk. Lifetime: a JobLogs outlives the workers'
-// output that writes to its files; begin_attempt() closes the files of the attempt before it.
-// Errors: kUnavailable with the path and the system's reason if a folder or file cannot be created.
-// A write that fails is reported by failures() and does not stop the job.
+// Threads: one owner. Blocking: while the file system works. Lifetime: a JobLogs outlives the
+// workers' output that writes to its files; begin_attempt() closes the files of the previous
+// attempt. Errors: kUnavailable with the path and the system's reason if a folder or file cannot be
+// created. A write that fails is reported by failures() and does not stop the job.
 #pragma once
 
 #include <deque>
@@ -22,7 +22,8 @@
 
 namespace cadre::launch {
 
-// What WorkerOutput does with one stream. Null pointers: no file, no filter.
+// The outputs to which WorkerOutput passes one stream. A null pointer means that there is no file
+// or no filter.
 struct StreamTargets {
   bool is_shown = true;
   LogFile* file = nullptr;
@@ -33,16 +34,16 @@ struct StreamTargets {
 
 class JobLogs {
  public:
-  // Creates the folder of the job. run_id: the name of the job; characters that do not belong into
-  // a file name are replaced by "_". `temporary`: the folder for temporary files.
+  // Creates the folder of the job. `run_id` is the name of the job, in which characters that are
+  // not allowed in a file name are replaced by "_". `temporary` is the folder for temporary files.
   static Result<std::unique_ptr<JobLogs>> make(const LogSpec& spec, const std::string& run_id,
                                                const std::string& temporary);
   JobLogs(LogSpec spec, std::string folder);
 
   const std::string& folder() const { return folder_; }
   std::string rank_folder(int attempt, int local_rank) const;
-  // Creates the folders and files of an attempt. After an error all its streams are shown, because
-  // none is kept.
+  // Creates the folders and files of an attempt. After an error all streams of the attempt are
+  // shown, because none is written to a file.
   Status begin_attempt(int attempt, int num_workers);
   StreamTargets targets(Stream stream, int local_rank);
   // Returns the failures of writes since the last call.
@@ -50,7 +51,7 @@ class JobLogs {
   bool has_failed() const { return has_failed_; }
 
  private:
-  // The log file of each stream of one worker; null if the stream is not kept.
+  // The log file of each stream of one worker; null if the stream is not written to a file.
   struct RankFiles {
     LogFile* output = nullptr;
     LogFile* error = nullptr;

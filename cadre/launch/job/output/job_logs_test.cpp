@@ -1,5 +1,5 @@
-// Tests the layout of log files and the filters. Log files of whole jobs:
-// cadre/launch/cli/run_logs_test.cpp.
+// Tests the layout of log files and the filters. cadre/launch/cli/run_logs_test.cpp tests the log
+// files of whole jobs.
 #include "cadre/launch/job/output/job_logs.h"
 
 #include <gmock/gmock.h>

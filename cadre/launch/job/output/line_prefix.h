@@ -11,8 +11,8 @@
 
 namespace cadre::launch {
 
-// The values that replace the placeholders. There is one rank for both ${rank} and ${local_rank},
-// which are equal on one host.
+// The values that replace the placeholders. `rank` replaces both ${rank} and ${local_rank}, which
+// are equal on one host.
 struct PrefixValues {
   Rank rank;
   std::string role;

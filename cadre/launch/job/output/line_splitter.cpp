@@ -12,8 +12,8 @@ std::string_view visible_part(std::string_view line) {
 
 void LineSplitter::pass_on(std::string_view bytes, bool ends_line, const Emit& emit) {
   const std::string_view shown = returns_ == Returns::kKept ? bytes : visible_part(bytes);
-  // If a carriage return restarts a line after a piece of it was passed on, that piece remains as a
-  // line of its own.
+  // If a piece of the line was already passed on when a carriage return restarts it, that piece
+  // stays a line of its own.
   emit({.bytes = shown,
         .starts_line = !is_open_ || rewrites_itself_,
         .ends_line = ends_line,

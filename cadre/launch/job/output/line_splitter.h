@@ -42,8 +42,8 @@ class LineSplitter {
   void finish(const Emit& emit);
   // Returns whether a line has begun and not ended.
   bool is_in_line() const { return is_open_ || !partial_.empty(); }
-  // Returns the present text of a line that is rewritten in place (a progress bar), if it has
-  // changed since the last call.
+  // Returns the current text of a line that is rewritten in place (a progress bar); nullopt if it
+  // has not changed since the last call.
   std::optional<std::string> take_progress();
 
  private:

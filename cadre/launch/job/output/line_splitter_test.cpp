@@ -133,7 +133,7 @@ TEST(LineSplitter, WhatWasFlushedStaysWhenTheLineStartsAnew) {
   lines.feed("10%");
   lines.flush();
   lines.feed("\r20%");
-  lines.flush();  // passes nothing on: a rewritten line is progress
+  lines.flush();  // must pass nothing on: a rewritten line is progress
   EXPECT_EQ(lines.lines(), (Lines{"10%"}));
   EXPECT_EQ(lines.splitter().take_progress(), "20%");
   lines.feed("\r30%\n");

@@ -21,11 +21,11 @@ class LineTail {
  public:
   static constexpr size_t kMaxLines = 30;
   static constexpr size_t kMaxLineBytes = 2000;
-  // The report does not repeat a line that is still in sight: at most this many lines of other
-  // ranks were shown after it.
+  // A line is considered to be still in sight if at most this many lines of other ranks were shown
+  // after it. The report does not repeat such a line.
   static constexpr uint64_t kNearLines = 10;
 
-  // Adds a piece that was just shown on `shown_on`; null: it was not shown. For a line that
+  // Adds a piece that was just shown on `shown_on`; null if it was not shown. For a line that
   // carriage returns rewrite in place, only the last text is kept.
   void add(const LinePiece& piece, const BufferedOutput* shown_on) {
     line_.append(piece.bytes);

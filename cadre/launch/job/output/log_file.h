@@ -1,7 +1,7 @@
 // A file for the output of workers, and a filter that copies chosen lines into one.
 //
-// Threads: one owner. Blocking: for the time of the disk. Errors: after the first write that fails
-// (a full disk), further output to the file is dropped; failure() returns the reason.
+// Threads: one owner. Blocking: while the file system works. Errors: after the first write that
+// fails (a full disk), further output to the file is dropped; failure() returns the reason.
 #pragma once
 
 #include <cstddef>

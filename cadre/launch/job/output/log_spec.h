@@ -1,4 +1,4 @@
-// Which streams of which workers go to log files, and which are shown.
+// Says which output streams of which workers are written to log files, and which are shown.
 //
 // Threads: plain values. Blocking: never. Source: torchrun's --log-dir, --redirects, --tee,
 // --local-ranks-filter, --duplicate-stdout-filters and --duplicate-stderr-filters.
@@ -22,7 +22,8 @@ struct StreamSet {
   friend bool operator==(const StreamSet&, const StreamSet&) = default;
 };
 
-// The streams that an option selects: the same ones of all local ranks, or other ones of each.
+// The streams that an option selects: the same streams for all local ranks, or different ones for
+// some ranks.
 struct StreamChoice {
   StreamSet of_all;
   std::map<int, StreamSet> of_rank;  // the key is a local rank; replaces of_all
@@ -37,25 +38,26 @@ struct StreamChoice {
   }
 };
 
-// Where one stream of one worker goes. A stream that is neither shown nor kept is dropped.
+// What is done with one stream of one worker. A stream that is neither shown nor written to a file
+// is dropped.
 struct StreamRoute {
   bool is_shown = true;
-  bool is_kept = false;  // a log file gets the stream
+  bool is_kept = false;  // it is written to a log file
 
   friend bool operator==(const StreamRoute&, const StreamRoute&) = default;
 };
 
 struct LogSpec {
-  // The folder that stands for no log files: redirected streams are dropped.
+  // The value of `folder` for which no log files are written and redirected streams are dropped.
   static constexpr const char* kNoFolder = "/dev/null";
 
-  // The folder in which each job creates a folder of its own. Empty: a folder for temporary files,
-  // if there are any log files.
+  // The folder in which each job creates a folder of its own. If it is empty and a stream is
+  // written to a file, a folder for temporary files is used.
   std::string folder;
   StreamChoice redirects;        // kept in a file, not shown
   StreamChoice tees;             // kept in a file and shown
-  std::vector<int> shown_ranks;  // the local ranks whose output is shown; empty: all
-  // Lines with one of these texts that are shown are also written to one file for all workers.
+  std::vector<int> shown_ranks;  // the local ranks whose output is shown; empty for all
+  // Shown lines that contain one of these texts are also written to one file for all workers.
   std::vector<std::string> output_filters;
   std::vector<std::string> error_filters;
 

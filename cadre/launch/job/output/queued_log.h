@@ -1,12 +1,12 @@
 // Queues log lines of the job's store for the launcher's loop, which shows them, so that the
-// writing thread never waits for the reader of the launcher's output. Of many lines of one kind
-// only the first few are kept, and the others are counted. Lines are of one kind if level,
-// component and the first word of the message are equal.
+// writing thread never waits for the reader of the launcher's output. If there are many lines of
+// one kind, only the first few are kept, and the others are counted. Lines are of one kind if
+// level, component and the first word of the message are equal.
 //
-// Threads: write() from any; the other methods from the owner's. Blocking: never. Lifetime: the
-// System outlives it, and it outlives its writers. Lines beyond kMaxLinesOfAKind in one kInterval
-// are dropped and counted, and so are lines for which the queue has no room because the owner has
-// not taken the earlier ones.
+// Threads: write() from any thread; the other methods from the owner's thread. Blocking: never.
+// Lifetime: the System outlives it, and it outlives its writers. Lines beyond kMaxLinesOfAKind in
+// one kInterval are dropped and counted, and so are lines for which the queue has no room because
+// the owner has not taken the earlier ones.
 #pragma once
 
 #include <chrono>
@@ -41,7 +41,7 @@ class QueuedLog final : public LogSink {
   // of dropped lines of past intervals: "warning 2026-11-21T10:04:21.042Z store dropped: 1995 more
   // lines like these".
   std::vector<std::string> take();
-  // Does the same as take() and adds the counts of the present interval. The launcher calls it at
+  // Does the same as take() and adds the counts of the current interval. The launcher calls it at
   // the end of the job.
   std::vector<std::string> take_last();
 

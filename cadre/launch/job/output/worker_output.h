@@ -1,11 +1,11 @@
 // Passes the two output streams of one worker to the launcher's output and to log files. A log file
 // gets the bytes of its stream unchanged.
 //
-// Threads: one owner. Blocking: for the time of the disk if there are log files. Lifetime: the
+// Threads: one owner. Blocking: while the file system works, if there are log files. Lifetime: the
 // launcher's two outputs and the log files outlive the WorkerOutput. If both outputs of the
 // launcher are the same, the worker has one pipe, Stream::kOutput. An unfinished line is shown if
-// it has not grown for kIdle. A line that is too long for the buffer is shown in pieces. It claims
-// the output for at most kClaim, so that lines of other workers are not mixed into it.
+// it has not grown for kIdle. A line that is too long for the buffer is shown in pieces. Such a
+// line claims the output for at most kClaim, so that lines of other workers are not mixed into it.
 #pragma once
 
 #include <chrono>
@@ -43,7 +43,7 @@ class WorkerOutput {
   bool pump(Stream stream, os::PipeReader& from, Bytes buffer, TimePoint now);
   // Returns whether pump() would read.
   bool has_room(Stream stream, TimePoint now) const { return may_write(lane(stream), now); }
-  // Shows the present text of progress bars, which rewrite one line without ending it.
+  // Shows the current text of progress bars, which rewrite one line without ending it.
   void show_progress(TimePoint now);
   // Shows lines that have not grown for kIdle.
   void show_unfinished(TimePoint now);
