@@ -426,17 +426,17 @@ void JobRun::say_lost_output() {
 }
 
 void JobRun::on_stop_signal(int signal) {
-  using Phase = Attempt::Phase;
+  using State = Attempt::Phase;
   if (agent_) agent_->leave();
   const TimePoint now = system_.now();
   const bool is_repeated = stop_signal_ != 0 && now - last_stop_signal_ < kSameKeyPress;
   last_stop_signal_ = now;
-  const Phase phase = attempt_->phase();
+  const State phase = attempt_->phase();
   if (is_between_attempts_ || will_restart()) {
     stop_signal_ = signal;
     is_restart_called_off_ = !agent_;
     say(cadre::format("{}: the workers are not started again", os::signal_name(signal)));
-  } else if (phase == Phase::kRunning || phase == Phase::kLeaving || phase == Phase::kLingering) {
+  } else if (phase == State::kRunning || phase == State::kLeaving || phase == State::kLingering) {
     stop_signal_ = signal;
     const int num_workers = attempt_->group().size();
     say(cadre::format("{}: asked {} worker{} to stop, for at most {:.0f} s{}",
@@ -444,7 +444,7 @@ void JobRun::on_stop_signal(int signal) {
                       std::chrono::duration<double>(spec_.stop_grace).count(),
                       signal == SIGINT ? "; Ctrl-C again kills them at once" : ""));
     attempt_->ask_to_stop(signal);
-  } else if (signal == SIGINT && !is_repeated && phase == Phase::kStopping) {
+  } else if (signal == SIGINT && !is_repeated && phase == State::kStopping) {
     if (stop_signal_ == 0) stop_signal_ = signal;
     say("Ctrl-C again: killing what is left");
     attempt_->kill_all();
