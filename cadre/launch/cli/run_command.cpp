@@ -89,6 +89,12 @@ Result<os::Secret> find_token(const RunOptions& options, launch::JobSpec& spec) 
 Status configure_hosts(const RunOptions& options, launch::JobSpec& spec) {
   if (options.max_hosts == 1) return {};
   if (spec.run_id.empty()) spec.run_id = kDefaultRunId;
+  for (const auto& [name, text] : {std::pair("--rdzv-id", &spec.run_id), {"--role", &spec.role}}) {
+    if (text->size() <= launch::Table::kMaxTextBytes) continue;
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{} has {} bytes; on several hosts at most {} are allowed", name,
+                               text->size(), launch::Table::kMaxTextBytes));
+  }
   spec.hosts = options.several;
   auto token = find_token(options, spec);
   if (!token.ok()) return token.error();

@@ -103,7 +103,7 @@ void AgentLinks::accept(std::vector<Event>& events) {
     events.push_back({.kind = Event::Kind::kAccepted, .connection = connection});
   }
   for (const std::string& refusal : callers_.take_refusals()) {
-    log(LogLevel::kWarning, "refused a connection from " + refusal);
+    log(LogLevel::kWarning, "connection from " + refusal);
   }
 }
 
@@ -141,8 +141,10 @@ std::optional<AgentLinks::Event> AgentLinks::step(ConnectionId connection, Dial&
   }
   const Status status = dial.handshake->step();
   if (!status.ok()) {
+    const bool has_ended = status.error().code() == ErrorCode::kPeerLost;
     log(LogLevel::kWarning,
-        format("{}: {}; is it an agent of the same job?", dial.address, status.error().message()));
+        format("the process at {}: {}{}", dial.address, status.error().message(),
+               has_ended ? "; if it is no agent of cadre run, choose another port" : ""));
     return failed;
   }
   if (dial.handshake->is_done()) {

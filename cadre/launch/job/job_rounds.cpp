@@ -121,7 +121,9 @@ void JobRun::take_orders() {
         if (is_round_running_) attempt_->kill_all();
         break;
       case Kind::kSay:
-        say(order.text);
+        // An agent that waits says so again and again.
+        if (order.text != last_said_) say(order.text);
+        last_said_ = std::move(order.text);
         break;
       case Kind::kEnd:
         end_ = std::move(order);
