@@ -90,7 +90,7 @@ class TwoDoctors : public ::testing::Test {
   std::string listen(std::vector<std::string> options) {
     options.insert(options.begin(), {"doctor", "--listen"});
     listener_ = std::make_unique<CadreCommand>(std::move(options));
-    EXPECT_TRUE(listener_->wait_for("run on the other host: cadre doctor "));
+    EXPECT_TRUE(listener_->wait_for("run on this host: cadre doctor "));
     EXPECT_TRUE(listener_->wait_for("\n"));
     std::smatch found;
     const std::string error = listener_->seen().error;

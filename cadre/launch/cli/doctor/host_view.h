@@ -97,9 +97,13 @@ struct HostViewOptions {
   std::optional<uint64_t> inherited_descriptors = {};
 };
 
-// Returns the address from which packets to other networks leave, of IPv4 before IPv6; nullopt if
-// there is no default route.
-std::optional<os::InterfaceAddress> source_to_other_networks();
+// Returns whether other hosts can use the address: it is neither loopback nor link-local.
+bool leads_to_peers(const os::InterfaceAddress& address);
+
+// Returns the address at which other hosts reach this one best; empty if there is none: that from
+// which packets to other networks leave, else the first one of an interface.
+std::string address_for_peers(const HostView& view);
+std::string own_address_for_peers();  // reads the interfaces and routes of this host
 
 HostView read_host_view(os::System& system, const os::Environment& environment,
                         const HostViewOptions& options);

@@ -288,7 +288,7 @@ Finding judge_bandwidth(const PeerReport& report, const Direction& direction) {
         "An all_reduce of the gradients of 25 million float32 parameters (100 MB) takes at least "
         "{:.1f} s between two hosts.",
         100e6 / std::max(direction.bytes_per_s, 1.0));
-    finding.remedy = "ip -brief link; ethtool INTERFACE";
+    finding.remedy = cadre::format("ip -statistics link show {0}; ethtool {0}", report.interface);
   }
   return finding;
 }
