@@ -191,7 +191,7 @@ Finding check_nccl(const HostView& view, const CudaView& cuda) {
 // The library of Open MPI has its version either in a text such as "Open MPI v4.1.4, package: ...",
 // or makes that text from a format string and has "v4.1.4" as its repository's revision.
 std::string open_mpi_version(const HostView& view, const FoundLibrary& library) {
-  constexpr std::string_view kSoVersion = "40";  // of Open MPI since 2.0; MPICH's is 12
+  constexpr std::string_view kSoVersion = "40";  // Open MPI since 2.0; MPICH has 12
   constexpr std::string_view kRevision("\0v", 2);
   const std::string version = find_version(view, library.path, "Open MPI v", ", ");
   if (!version.empty() || !library.version.starts_with(kSoVersion)) return version;
