@@ -32,7 +32,7 @@ cadre doctor HOST:PORT [options]                on another one
 Checks whether jobs can run on this host, or between two hosts. Each finding is "ok", a "note" (jobs
 run, but may be slower or meet a limit) or a "problem" (jobs fail), with what was seen, what it
 means, and a command that repairs it or shows more. Nothing is changed, and nothing that was found
-(libraries, Python) is loaded or executed. Takes about 1 s, at most 10 s if a resolver or a file
+(libraries, Python) is loaded or executed. Takes about 1 s, at most 20 s if a resolver or a file
 system does not answer.
 
   cadre doctor                                  this host

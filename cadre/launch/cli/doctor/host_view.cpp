@@ -16,8 +16,8 @@ namespace {
 using os::Address;
 
 // The limit for a name, for each folder and for the search for torch, which are read at the same
-// time. An automounter may need a second.
-constexpr Duration kReadLimit = std::chrono::seconds(2);
+// time. An automounter or a busy host may need seconds.
+constexpr Duration kReadLimit = std::chrono::seconds(5);
 constexpr Duration kDistanceLimit = std::chrono::milliseconds(700);
 constexpr size_t kMaxViewBytes = 4 << 20;
 

@@ -2,7 +2,7 @@
 // the root folder below which the checks read /proc, /sys and /etc. Tests plant their own.
 //
 // Threads: plain values; read_host_view() from one thread. Blocking: read_host_view() for at most
-// about 4 s: names, folders and the search for torch have 2 s (background_read.h), connections to
+// about 7 s: names, folders and the search for torch have 5 s (background_read.h), connections to
 // this host 1 s, and the distances of cores 0.7 s.
 // Errors: none; what could not be read is in the view as a text or as nullopt.
 #pragma once

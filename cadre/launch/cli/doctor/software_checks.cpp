@@ -275,7 +275,7 @@ std::vector<Finding> search_within(Duration limit, std::function<std::vector<Fin
 }
 
 std::vector<Finding> check_host(const HostView& view) {
-  constexpr Duration kSearchLimit = std::chrono::seconds(3);
+  constexpr Duration kSearchLimit = std::chrono::seconds(10);
   std::vector<Finding> findings;
   const auto append = [&](const std::vector<Finding>& some) {
     findings.insert(findings.end(), some.begin(), some.end());
