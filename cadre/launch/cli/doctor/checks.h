@@ -3,7 +3,7 @@
 //
 // Threads: any. Blocking: for the time to read small files. check_gpus() and check_libraries()
 // search library folders, which may block indefinitely (library_finder.h), and read up to 64 MiB of
-// a library of MPI; check_host() waits for them for at most 3 s. Errors: none; what cannot be read
+// a library of MPI; check_host() waits for them for at most 10 s. Errors: none; what cannot be read
 // is a finding. Nothing is executed or loaded.
 #pragma once
 

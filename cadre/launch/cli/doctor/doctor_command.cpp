@@ -32,7 +32,7 @@ cadre doctor HOST:PORT [options]                on another one
 Checks whether jobs can run on this host, or between two hosts. Each finding is "ok", a "note" (jobs
 run, but may be slower or meet a limit) or a "problem" (jobs fail), with what was seen, what it
 means, and a command that repairs it or shows more. Nothing is changed, and nothing that was found
-(libraries, Python) is loaded or executed. Takes about 1 s, at most 10 s if a resolver or a file
+(libraries, Python) is loaded or executed. Takes about 1 s, at most 20 s if a resolver or a file
 system does not answer.
 
   cadre doctor                                  this host
@@ -103,9 +103,8 @@ Status read_token(const ParsedWords& parsed, DoctorOptions& options) {
 // Returns the address at which to listen if the user gives none.
 os::Address default_address(const os::Secret& token) {
   os::Address address{os::Address::Kind::kTcp, "127.0.0.1", 0};
-  if (!token.empty()) {
-    if (const auto source = source_to_other_networks()) address.host = source->host;
-  }
+  const std::string host = token.empty() ? "" : own_address_for_peers();
+  if (!host.empty()) address.host = host;
   return address;
 }
 
@@ -180,8 +179,8 @@ Result<DoctorOptions> parse_options(Words words) {
 // A wildcard address, at which the listener listens everywhere, means nothing to the peer.
 os::Address address_for_peer(os::Address address) {
   if (address.host != "0.0.0.0" && address.host != "::") return address;
-  const auto source = source_to_other_networks();
-  address.host = source ? source->host : "127.0.0.1";
+  const std::string host = own_address_for_peers();
+  address.host = host.empty() ? "127.0.0.1" : host;
   return address;
 }
 
@@ -189,9 +188,11 @@ void announce(const os::Address& address, const DoctorOptions& options) {
   const std::string token =
       options.token_path.empty() ? "" : cadre::format(" --token-file {}", options.token_path);
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options.peer.patience);
+  const os::Address reached = address_for_peer(address);
   fail(kDoctorCommand,
-       cadre::format("waits for {} s; run on the other host: cadre doctor {}{}", seconds.count(),
-                     host_and_port(address_for_peer(address)), token),
+       cadre::format("waits for {} s; run on {} host: cadre doctor {}{}", seconds.count(),
+                     is_loopback_host(reached.host) ? "this" : "the other", host_and_port(reached),
+                     token),
        0);
 }
 

@@ -16,8 +16,8 @@ namespace {
 using os::Address;
 
 // The limit for a name, for each folder and for the search for torch, which are read at the same
-// time. An automounter may need a second.
-constexpr Duration kReadLimit = std::chrono::seconds(2);
+// time. An automounter or a busy host may need seconds.
+constexpr Duration kReadLimit = std::chrono::seconds(5);
 constexpr Duration kDistanceLimit = std::chrono::milliseconds(700);
 constexpr size_t kMaxViewBytes = 4 << 20;
 
@@ -115,8 +115,8 @@ class SlowReads {
   std::vector<Folder> folders_;
 };
 
-// The addresses are those of documentation (RFC 5737 and RFC 3849), which no network has. Nothing
-// is sent to them: only the route is looked up.
+// The addresses are reserved for documentation (RFC 5737 and RFC 3849), so the default route leads
+// there. Nothing is sent to them: only the route is looked up.
 constexpr const char* kExampleIpv4 = "192.0.2.1";
 constexpr const char* kExampleIpv6 = "2001:db8::1";
 
@@ -124,6 +124,12 @@ std::optional<os::InterfaceAddress> source_towards_example(const char* example) 
   const auto target = os::resolve({Address::Kind::kTcp, example, 1});
   if (!target.ok() || target->empty()) return std::nullopt;
   return os::source_towards(target->front());
+}
+
+void read_addresses(HostView& view) {
+  view.interfaces = os::interface_addresses();
+  view.source_ipv4 = source_towards_example(kExampleIpv4);
+  view.source_ipv6 = source_towards_example(kExampleIpv6);
 }
 
 // Listens on loopback only, and connects to itself. A program that listens at another address is
@@ -194,9 +200,22 @@ bool HostView::has_file(std::string_view path) const {
   return std::filesystem::exists(root + std::string(path), failure);
 }
 
-std::optional<os::InterfaceAddress> source_to_other_networks() {
-  const auto source = source_towards_example(kExampleIpv4);
-  return source ? source : source_towards_example(kExampleIpv6);
+bool leads_to_peers(const os::InterfaceAddress& address) {
+  return !address.is_loopback && !address.is_link_local;
+}
+
+std::string address_for_peers(const HostView& view) {
+  for (const auto& source : {view.source_ipv4, view.source_ipv6}) {
+    if (source && leads_to_peers(*source)) return source->host;
+  }
+  const auto any = std::ranges::find_if(view.interfaces, leads_to_peers);
+  return any == view.interfaces.end() ? "" : any->host;
+}
+
+std::string own_address_for_peers() {
+  HostView view;
+  read_addresses(view);
+  return address_for_peers(view);
 }
 
 HostView read_host_view(os::System& system, const os::Environment& environment,
@@ -204,9 +223,7 @@ HostView read_host_view(os::System& system, const os::Environment& environment,
   const os::ClockReading begin = os::read_clocks();
   HostView view{.environment = environment, .host = system.host()};
   SlowReads slow(view.host.name, environment, options.run_folder);
-  view.interfaces = os::interface_addresses();
-  view.source_ipv4 = source_towards_example(kExampleIpv4);
-  view.source_ipv6 = source_towards_example(kExampleIpv6);
+  read_addresses(view);
   view.ports.push_back(probe_port(system, 0));
   if (options.port) view.ports.push_back(probe_port(system, *options.port));
   view.limits = read_limits(options.inherited_descriptors);

@@ -2,7 +2,7 @@
 // the root folder below which the checks read /proc, /sys and /etc. Tests plant their own.
 //
 // Threads: plain values; read_host_view() from one thread. Blocking: read_host_view() for at most
-// about 4 s: names, folders and the search for torch have 2 s (background_read.h), connections to
+// about 7 s: names, folders and the search for torch have 5 s (background_read.h), connections to
 // this host 1 s, and the distances of cores 0.7 s.
 // Errors: none; what could not be read is in the view as a text or as nullopt.
 #pragma once
@@ -97,9 +97,13 @@ struct HostViewOptions {
   std::optional<uint64_t> inherited_descriptors = {};
 };
 
-// Returns the address from which packets to other networks leave, of IPv4 before IPv6; nullopt if
-// there is no default route.
-std::optional<os::InterfaceAddress> source_to_other_networks();
+// Returns whether other hosts can use the address: it is neither loopback nor link-local.
+bool leads_to_peers(const os::InterfaceAddress& address);
+
+// Returns the address at which other hosts reach this one best; empty if there is none: that from
+// which packets to other networks leave, else the first one of an interface.
+std::string address_for_peers(const HostView& view);
+std::string own_address_for_peers();  // reads the interfaces and routes of this host
 
 HostView read_host_view(os::System& system, const os::Environment& environment,
                         const HostViewOptions& options);

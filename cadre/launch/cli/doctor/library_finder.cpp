@@ -119,8 +119,8 @@ std::optional<FoundLibrary> find_library(const HostView& view, std::string_view 
   return std::nullopt;
 }
 
-std::string find_text(const HostView& view, const std::string& path, std::string_view label,
-                      std::string_view ends) {
+std::string find_version(const HostView& view, const std::string& path, std::string_view label,
+                         std::string_view ends) {
   std::error_code failure;
   const std::string file = view.root + path;
   if (!fs::is_regular_file(file, failure)) return "";
@@ -128,16 +128,21 @@ std::string find_text(const HostView& view, const std::string& path, std::string
   std::ifstream stream(file, std::ios::binary);
   stream.read(content.data(), static_cast<std::streamsize>(content.size()));
   content.resize(static_cast<size_t>(std::max<std::streamsize>(stream.gcount(), 0)));
-  const size_t at = content.find(label);
-  if (at == std::string::npos) return "";
-  std::string text;
-  for (size_t i = at + label.size(); i < content.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(content[i]);
-    if (byte == '\t' && text.empty()) continue;
-    if (std::isprint(byte) == 0 || ends.find(content[i]) != std::string_view::npos) break;
-    text += content[i];
+  size_t at = content.find(label);
+  while (at != std::string::npos) {
+    const size_t begin = content.find_first_not_of(" \t", at + label.size());
+    if (begin == std::string::npos) return "";
+    size_t end = begin;
+    while (end < content.size() && std::isprint(static_cast<unsigned char>(content[end])) != 0 &&
+           ends.find(content[end]) == std::string_view::npos) {
+      ++end;
+    }
+    if (std::isdigit(static_cast<unsigned char>(content[begin])) != 0) {
+      return content.substr(begin, end - begin);
+    }
+    at = content.find(label, begin);
   }
-  return text;
+  return "";
 }
 
 }  // namespace cadre::cli

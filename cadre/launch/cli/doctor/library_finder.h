@@ -2,7 +2,7 @@
 // without loading or executing anything.
 //
 // Threads: any. Blocking: for the time to list folders, which is indefinite for a network file
-// system whose server is gone; find_text() reads the file. Errors: none;
+// system whose server is gone; find_version() reads the file. Errors: none;
 // nullopt or an empty text for what is not found.
 // Source: ld.so(8); the folders of pip's packages of NVIDIA, which torch loads by itself.
 #pragma once
@@ -30,9 +30,11 @@ std::vector<std::string> library_folders(const HostView& view);
 // returns the one to which the link NAME.so.NUMBER points, else the one with the longest version.
 std::optional<FoundLibrary> find_library(const HostView& view, std::string_view name);
 
-// Returns the printable text that follows `label` in a file, up to the first byte that is in `ends`
-// or not printable. Reads at most the first 64 MiB.
-std::string find_text(const HostView& view, const std::string& path, std::string_view label,
-                      std::string_view ends);
+// Returns the printable text that follows `label` and blanks in a file and begins with a digit, up
+// to the first byte that is in `ends` or not printable; empty if there is none. A label that is
+// followed by another byte, as in the format string "Open MPI v%d.%d", is skipped. Reads at most
+// the first 64 MiB.
+std::string find_version(const HostView& view, const std::string& path, std::string_view label,
+                         std::string_view ends);
 
 }  // namespace cadre::cli

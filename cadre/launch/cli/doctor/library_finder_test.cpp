@@ -87,8 +87,10 @@ TEST_F(LibraryFinder, MpisVersionIsReadFromTheLibrary) {
                                                30));
   EXPECT_EQ(seen("MPI"), "MPICH 4.0.2 (/usr/lib/libmpich.so.12)");
   write("/usr/lib/libmpi.so.40.30.4",
-        std::string("\0\0Open MPI v4.1.4, package: Debian OpenMPI\0", 42));
+        std::string("\0\0Open MPI v%d.%d.%d\0Open MPI v4.1.4, package: Debian OpenMPI\0", 60));
   EXPECT_EQ(seen("MPI"), "Open MPI 4.1.4 (/usr/lib/libmpi.so.40.30.4)");
+  write("/usr/lib/libmpi.so.40.30.4", std::string("Open MPI v%d.%d.%d\0vader\0v5.0.1\0", 32));
+  EXPECT_EQ(seen("MPI"), "Open MPI 5.0.1 (/usr/lib/libmpi.so.40.30.4)");
   write("/usr/lib/libmpi.so.40.30.4", "no text");
   EXPECT_EQ(seen("MPI"), "of unknown version (/usr/lib/libmpi.so.40.30.4)");
 }
@@ -98,8 +100,8 @@ TEST_F(LibraryFinder, ReadsNoFolderAndNoEmptyFile) {
   std::filesystem::create_directories(view_.root + "/usr/lib/libmpi.so.1");
   EXPECT_EQ(seen("MPI"), "of unknown version (/usr/lib/libmpi.so.1)");
   write("/usr/lib/empty", "");
-  EXPECT_EQ(find_text(view_, "/usr/lib/empty", "label", ""), "");
-  EXPECT_EQ(find_text(view_, "/usr/lib/none", "label", ""), "");
+  EXPECT_EQ(find_version(view_, "/usr/lib/empty", "label", ""), "");
+  EXPECT_EQ(find_version(view_, "/usr/lib/none", "label", ""), "");
 }
 
 }  // namespace

@@ -280,8 +280,8 @@ Finding count_cores(const HostView& view) {
   const std::string online = view.read("/sys/devices/system/cpu/online");
   return {.section = "cores",
           .name = "usable",
-          .seen = cadre::format("{}; online are {}", view.host.num_cores,
-                                online.empty() ? "unknown ones" : online),
+          .seen = cadre::format("{} (online: {})", view.host.num_cores,
+                                online.empty() ? "unknown" : online),
           .numbers = {{"num_cores", static_cast<double>(view.host.num_cores)}}};
 }
 

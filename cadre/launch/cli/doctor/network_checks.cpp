@@ -28,19 +28,6 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
-bool leads_to_peers(const os::InterfaceAddress& address) {
-  return !address.is_loopback && !address.is_link_local;
-}
-
-// Returns the address at which other hosts reach this one best; empty if there is none.
-std::string address_for_peers(const HostView& view) {
-  for (const auto& source : {view.source_ipv4, view.source_ipv6}) {
-    if (source && leads_to_peers(*source)) return source->host;
-  }
-  const auto any = std::ranges::find_if(view.interfaces, leads_to_peers);
-  return any == view.interfaces.end() ? "" : any->host;
-}
-
 Finding check_own_name(const HostView& view) {
   const std::string& name = view.host.name;
   const std::string address = address_for_peers(view);

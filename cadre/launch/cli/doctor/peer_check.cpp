@@ -24,6 +24,7 @@ namespace {
 using State = FindingState;
 
 constexpr int kNumPeers = 2;
+constexpr Duration kProbeTime = std::chrono::seconds(1);
 constexpr Duration kBackTime = std::chrono::seconds(8);
 constexpr Duration kCloseTime = std::chrono::seconds(2);
 
@@ -42,9 +43,10 @@ class PeerCheck {
         return {cannot_listen(listening.error())};
     }
     PeerReport report{.listens = options_.listens};
-    if (const auto failure = meet(report)) return {*failure};
-    report.back_failure = connect_back();
-    return judge_peer(report);
+    const auto failure = meet(report);
+    if (!failure) report.back_failure = connect_back();
+    if (failure || !report.back_failure.empty()) linger();
+    return failure ? std::vector<Finding>{*failure} : judge_peer(report);
   }
 
  private:
@@ -84,6 +86,7 @@ class PeerCheck {
   std::optional<Finding> meet(PeerReport& report) {
     const auto membership = join(0, system_.deadline_in(options_.patience));
     if (!membership.ok()) return no_peer(membership.error());
+    has_met_ = true;
     std::unique_ptr<Communicator> pair;
     try {
       pair = connect(*membership, system_.deadline_in(options_.connect_limit));
@@ -118,6 +121,12 @@ class PeerCheck {
       return error.message();
     }
     return "";
+  }
+
+  // The peer reads from this host's store why the connection has failed, if it is still waiting.
+  void linger() {
+    constexpr Duration kLingerTime = std::chrono::seconds(3);
+    if (server_ && has_met_) system_.make_waiter()->park(system_.deadline_in(kLingerTime));
   }
 
   static void describe_interface(PeerReport& report) {
@@ -172,6 +181,9 @@ class PeerCheck {
       finding.meaning = "It is probably the store of a job. The job was not disturbed.";
       finding.remedy = "cadre doctor --listen --token-file FILE";
     } else {
+      // The error of the store has advice for jobs.
+      const auto probe = system_.connect(options_.address, system_.deadline_in(kProbeTime));
+      if (!probe.ok()) finding.seen = probe.error().message();
       finding.meaning =
           "No cadre doctor --listen answers there: it was not started, it has ended, or a firewall "
           "or a missing route is in between.";
@@ -211,10 +223,14 @@ class PeerCheck {
   const PeerOptions& options_;
   os::Address address_;  // the listener's, with its port
   std::unique_ptr<TcpStoreServer> server_;
+  bool has_met_ = false;  // both were at the store
 };
 
 std::string readable_rate(double bytes_per_s) {
-  return cadre::format("{:.0f} MB/s ({:.2f} Gbit/s)", bytes_per_s / 1e6, bytes_per_s * 8 / 1e9);
+  const double megabytes = bytes_per_s / 1e6;
+  const double megabits = bytes_per_s * 8 / 1e6;
+  return megabytes < 100 ? cadre::format("{:.1f} MB/s ({:.0f} Mbit/s)", megabytes, megabits)
+                         : cadre::format("{:.0f} MB/s ({:.2f} Gbit/s)", megabytes, megabits / 1e3);
 }
 
 Finding judge_connection(const PeerReport& report) {
@@ -288,7 +304,7 @@ Finding judge_bandwidth(const PeerReport& report, const Direction& direction) {
         "An all_reduce of the gradients of 25 million float32 parameters (100 MB) takes at least "
         "{:.1f} s between two hosts.",
         100e6 / std::max(direction.bytes_per_s, 1.0));
-    finding.remedy = "ip -brief link; ethtool INTERFACE";
+    finding.remedy = cadre::format("ip -statistics link show {0}; ethtool {0}", report.interface);
   }
   return finding;
 }

@@ -297,7 +297,7 @@ INSTANTIATE_TEST_SUITE_P(
                          report.link_bytes_per_s.reset();
                          report.measured.received_bytes_per_s = 10e6;
                        },
-                       "from the peer", State::kNote, "10 MB/s", "at least 10.0 s"},
+                       "from the peer", State::kNote, "10.0 MB/s (80 Mbit/s)", "at least 10.0 s"},
         NetworkProblem{"OtherTime",
                        [](PeerReport& report) { report.measured.wall_clock_offset_ms = 5000; },
                        "wall clocks", State::kNote, "5000.0 ms ahead", "cannot be compared"}),

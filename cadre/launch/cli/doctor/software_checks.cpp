@@ -188,20 +188,26 @@ Finding check_nccl(const HostView& view, const CudaView& cuda) {
   return finding;
 }
 
+// The library of Open MPI has its version either in a text such as "Open MPI v4.1.4, package: ...",
+// or makes that text from a format string and has "v4.1.4" as its repository's revision.
+std::string open_mpi_version(const HostView& view, const FoundLibrary& library) {
+  constexpr std::string_view kSoVersion = "40";  // Open MPI since 2.0; MPICH has 12
+  constexpr std::string_view kRevision("\0v", 2);
+  const std::string version = find_version(view, library.path, "Open MPI v", ", ");
+  if (!version.empty() || !library.version.starts_with(kSoVersion)) return version;
+  return find_version(view, library.path, kRevision, " ");
+}
+
 Finding check_mpi(const HostView& view) {
   Finding finding{.section = "libraries", .name = "MPI", .seen = "not found"};
   for (const char* name : {"libmpi", "libmpich"}) {
     const auto library = find_library(view, name);
     if (!library) continue;
-    std::string kind = "Open MPI";
-    std::string version = find_text(view, library->path, "Open MPI v", ", ");
-    if (version.empty()) {
-      kind = "MPICH";
-      version = find_text(view, library->path, "MPICH Version:", "");
-      version.erase(0, version.find_first_not_of(' '));
-    }
-    finding.seen = version.empty() ? with_path("", *library)
-                                   : cadre::format("{} {}", kind, with_path(version, *library));
+    const std::string open_mpi = open_mpi_version(view, *library);
+    const std::string mpich = find_version(view, library->path, "MPICH Version:", "");
+    finding.seen = !open_mpi.empty() ? cadre::format("Open MPI {}", with_path(open_mpi, *library))
+                   : !mpich.empty()  ? cadre::format("MPICH {}", with_path(mpich, *library))
+                                     : with_path("", *library);
     return finding;
   }
   return finding;
@@ -269,7 +275,7 @@ std::vector<Finding> search_within(Duration limit, std::function<std::vector<Fin
 }
 
 std::vector<Finding> check_host(const HostView& view) {
-  constexpr Duration kSearchLimit = std::chrono::seconds(3);
+  constexpr Duration kSearchLimit = std::chrono::seconds(10);
   std::vector<Finding> findings;
   const auto append = [&](const std::vector<Finding>& some) {
     findings.insert(findings.end(), some.begin(), some.end());
