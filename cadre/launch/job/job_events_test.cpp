@@ -64,16 +64,5 @@ TEST(JobEvents, AreAppendedToTheFileLineByLine) {
   EXPECT_FALSE(JobEvents::open({.file = folder.file("no/events")}, console).ok());
 }
 
-TEST(JobEvents, AFileThatCannotBeWrittenIsReportedOnce) {
-  BufferedOutput console(os::OutputStream::Target::kStandardError);
-  const JobIdentity job;
-  const auto events = JobEvents::open({.file = "/dev/full"}, console);
-  ASSERT_TRUE(events.ok()) << events.error().message();
-  (*events)->write({.state = "RENDEZVOUS"}, {.job = job});
-  EXPECT_TRUE((*events)->take_failure().has_value());
-  EXPECT_FALSE((*events)->take_failure().has_value());
-  EXPECT_TRUE((*events)->has_failed());
-}
-
 }  // namespace
 }  // namespace cadre::launch
