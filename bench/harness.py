@@ -142,7 +142,7 @@ class Goal:
         low, _, high = quartiles(values)
         worse = high if self.at_most else low
         met = worse <= self.limit if self.at_most else worse >= self.limit
-        return f"{'met' if met else 'not met'} ({worse:.3g}, goal {self.text()})"
+        return f"{'met' if met else 'not met'} ({worse:.4g}, goal {self.text()})"
 
 
 def at_most(limit):

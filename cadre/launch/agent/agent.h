@@ -8,11 +8,13 @@
 // Why at most one round has running workers:
 // - An agent kills its workers when its last acknowledged beat was sent `silence` ago. The
 //   coordinator gives a host up a `margin` after it heard the host's last beat for `silence`.
-// - A round starts only when all its hosts have confirmed it, and only with a majority of the hosts
-//   of the last round (Table::quorums), so two coordinators cannot both start one.
+// - A round starts only when all its hosts and a majority of the hosts of the last round
+//   (Table::quorums) have confirmed it, so two coordinators cannot both start one.
 // - A coordinator that has lost the majority has all its workers killed. A new coordinator waits
-//   until the old one must have noticed, unless the old one's process is proven to have ended: its
-//   host refuses connections to it.
+//   until the old one must have noticed, unless all members of the quorums follow it or are proven
+//   to have ended: their hosts refuse connections to them.
+// - The vote of an agent that has ended is removed only while it cannot have voted for a round of
+//   another coordinator (remove_vote()).
 #pragma once
 
 #include <cstdint>

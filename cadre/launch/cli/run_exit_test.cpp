@@ -154,9 +154,9 @@ TEST_F(RunUnstartable, SaysWhyInOneSentence) {
        "--nproc-per-node 1000000: expected a number from 1 to 4096, auto, gpu or cpu"},
       {{"--nnodes", "2", "true"},
        2,
-       "--nnodes 2: this launcher starts workers on one host only; for several hosts start each "
-       "process yourself, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and one secret "
-       "CADRE_JOB_TOKEN for all"},
+       "a job on several hosts needs --master-addr HOST, an address of the host with --node-rank "
+       "0, "
+       "or --rdzv-backend c10d with --rdzv-endpoint HOST:PORT"},
       {{"--nproc-per-nide", "2", "true"},
        2,
        "unknown option --nproc-per-nide; did you mean --nproc-per-node?"},

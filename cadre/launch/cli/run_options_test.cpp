@@ -178,8 +178,9 @@ TEST(RunOptions, TakesHostAndPortOfAnEndpoint) {
 
 TEST(RunOptions, RefusesWithTheReason) {
   EXPECT_THAT(refusal_of({"--nnodes", "2"}),
-              StartsWith("--nnodes 2: this launcher starts workers on one host only"));
-  EXPECT_THAT(refusal_of({"--nnodes=1:4"}), StartsWith("--nnodes 1:4: this launcher"));
+              StartsWith("a job on several hosts needs --master-addr HOST"));
+  EXPECT_THAT(refusal_of({"--nnodes=2:1"}),
+              StartsWith("--nnodes 2:1: expected a number of hosts, N or MIN:MAX"));
   EXPECT_THAT(refusal_of({"--node_rank=1"}), StartsWith("--node_rank 1: with one host"));
   EXPECT_THAT(refusal_of({"--rdzv-backend=etcd-v2"}), HasSubstr("expected c10d or static"));
   EXPECT_THAT(refusal_of({"--rdzv-conf", "timeout=3,is_host=0"}), HasSubstr("\"is_host=0\""));
@@ -227,8 +228,8 @@ TEST(RunOptions, ReadsTorchrunsVariables) {
 }
 
 TEST(RunOptions, NamesTheVariableThatIsRefusedOrIgnored) {
-  EXPECT_THAT(refusal_of({}, variable("PET_NNODES", "2")),
-              StartsWith("PET_NNODES=2: this launcher"));
+  EXPECT_THAT(refusal_of({}, variable("PET_NNODES", "many")),
+              StartsWith("PET_NNODES=many: expected a number of hosts"));
   EXPECT_THAT(refusal_of({}, variable("PET_TEE", "4")), StartsWith("PET_TEE=4: expected 0 (no"));
   // The flag takes precedence over the variable.
   EXPECT_TRUE(parse({"--tee=0"}, variable("PET_TEE", "3"))->logs.tees.is_empty());

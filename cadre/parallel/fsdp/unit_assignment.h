@@ -26,7 +26,8 @@ struct AssignedUnit {
   std::string name;               // the name of the module; "" for the root
   ShardUnitBase* unit = nullptr;  // is null for the root
   size_t parent = 0;              // the index of the innermost unit around this one
-  // The parameters in the order of named_parameters(), with their first names there.
+  // The parameters, each once, in the order of named_parameters(). A tied parameter has the first
+  // of its names there.
   std::vector<NamedTensor> parameters = {};
 };
 

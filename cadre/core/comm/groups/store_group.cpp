@@ -237,7 +237,8 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
     const StoreExchange exchange(any, options, ranks);
     has_pieces_free = !exchange.put(own, deadline);
     if (has_pieces_free) {
-      refuse_id(any, options.id, "an earlier call of this rank is in the store");
+      refuse_id(any, options.id,
+                "the store still has what this rank wrote in an earlier call with this id");
     }
     const auto calls = exchange.gather(own, deadline);
     is_refused_by_all = true;

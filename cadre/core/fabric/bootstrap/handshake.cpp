@@ -204,6 +204,7 @@ std::string Handshake::own_name() const {
 }
 
 Result<wire::Proof> Handshake::proof_of(std::string_view end) const {
+  // The text that the proof covers. Both ends must compute the same one (control-messages.md).
   const std::string prover =
       format("cadre link {} {} from {} to {} round {} group {}", end,
              static_cast<int>(hello_.purpose), hello_.from, hello_.to, hello_.round, hello_.group);

@@ -319,8 +319,8 @@ Finding check_synchronization(const HostView& view) {
   finding.state = State::kNote;
   finding.seen = "not synchronised";
   finding.meaning =
-      "Times in the logs of several hosts cannot be compared. Deadlines do not depend on it: they "
-      "use the monotonic clock.";
+      "Times in the logs of several hosts cannot be compared. Deadlines do not depend on the wall "
+      "clock: they use the monotonic clock.";
   finding.remedy = "sudo apt-get install chrony; timedatectl";
   return finding;
 }

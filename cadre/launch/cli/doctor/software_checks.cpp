@@ -237,7 +237,7 @@ Finding check_torch(const HostView& view) {
   if (num_gpus == 0 || !view.python.torch->version.ends_with("+cpu")) return finding;
   finding.state = State::kNote;
   finding.meaning =
-      cadre::format("It is built without CUDA and does not use the {} GPUs.", num_gpus);
+      cadre::format("This PyTorch is built without CUDA and does not use the {} GPUs.", num_gpus);
   finding.remedy = "pip install torch --index-url https://download.pytorch.org/whl/cu126";
   return finding;
 }
