@@ -413,6 +413,26 @@ std::optional<size_t> num_left(Fault fault, size_t num_hosts) {
 
 class AgentSimulatorTest : public ::testing::TestWithParam<Fault> {};
 
+void inject(AgentNetwork& network, Fault fault, size_t num_hosts);
+
+// Injects five faults in a minute, lets workers fail and one host leave.
+void inject_several(AgentNetwork& network, size_t num_hosts) {
+  Random& random = network.random();
+  constexpr std::array kFaults = {
+      Fault::kAgentDeath, Fault::kCoordinatorDeath, Fault::kFreeze,
+      Fault::kTwoSides,   Fault::kLostConnections,  Fault::kLeaveWhileJoining,
+      Fault::kThreeSides, Fault::kDoubledMessages,  Fault::kFreezeCoordinator};
+  network.fails_one_in = 4 * num_hosts;
+  for (int i = 0; i < 5; ++i) {
+    const Fault next = kFaults[random.below(kFaults.size())];
+    network.after(milliseconds(random.below(60'000)),
+                  [&network, next, num_hosts] { inject(network, next, num_hosts); });
+  }
+  const auto leaving = static_cast<size_t>(random.below(num_hosts));
+  network.after(milliseconds(random.below(60'000)),
+                [&network, leaving] { network.leave(leaving); });
+}
+
 void inject(AgentNetwork& network, Fault fault, size_t num_hosts) {
   Random& random = network.random();
   const auto any = [&] { return static_cast<size_t>(random.below(num_hosts)); };
@@ -469,22 +489,9 @@ void inject(AgentNetwork& network, Fault fault, size_t num_hosts) {
     case Fault::kJoinStorm:
       for (int i = 0; i < 30; ++i) network.add(1);
       break;
-    case Fault::kSeveral: {
-      constexpr std::array kFaults = {
-          Fault::kAgentDeath, Fault::kCoordinatorDeath, Fault::kFreeze,
-          Fault::kTwoSides,   Fault::kLostConnections,  Fault::kLeaveWhileJoining,
-          Fault::kThreeSides, Fault::kDoubledMessages,  Fault::kFreezeCoordinator};
-      network.fails_one_in = 4 * num_hosts;
-      for (int i = 0; i < 5; ++i) {
-        const Fault next = kFaults[random.below(kFaults.size())];
-        network.after(milliseconds(random.below(60'000)),
-                      [&network, next, num_hosts] { inject(network, next, num_hosts); });
-      }
-      const size_t leaving = any();
-      network.after(milliseconds(random.below(60'000)),
-                    [&network, leaving] { network.leave(leaving); });
+    case Fault::kSeveral:
+      inject_several(network, num_hosts);
       break;
-    }
     case Fault::kLeaveWhileJoining: {
       const size_t index = network.add(1);
       network.after(milliseconds(random.below(2000)), [&network, index] { network.leave(index); });

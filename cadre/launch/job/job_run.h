@@ -109,7 +109,7 @@ class JobRun {
   std::unique_ptr<HostAgent> agent_;        // null if the job has one host
   std::optional<HostOrder> round_;          // the order to start the present or the next round
   bool is_round_running_ = false;           // its workers were started and have not all ended
-  std::string last_said_;  // the last sentence of the agent
+  std::string last_said_;                   // the last sentence of the agent
   std::optional<HostOrder> end_;            // the order to end
   std::optional<WorkerExit> last_failure_;  // of this host's workers in the last round
 
