@@ -15,6 +15,7 @@
 #include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/namespaces.h"
 #include "cadre/testing/core/process_ranks.h"
+#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {
 namespace {
@@ -144,8 +145,11 @@ TEST_F(HostsTest, TheOthersGoOnWithoutAHostThatIsCutOff) {
 TEST_F(HostsTest, AHostThatWasFrozenKillsItsWorkersAndComesBack) {
   Namespaces network(3);
   connect_all(network);
-  const char* script =
-      "echo world $WORLD_SIZE of round $MASTER_PORT; [ -e /proc/$PPID ] || exit 9; exec sleep 4";
+  const testing::TemporaryFolder folder;
+  // The workers of a world of three end when their host has been in such a world before.
+  const std::string script = "echo world $WORLD_SIZE; if [ $WORLD_SIZE = 3 ]; then [ -e " +
+                             folder.file("$(hostname)") + " ] && exit; touch " +
+                             folder.file("$(hostname)") + "; fi; exec sleep 1000";
   const auto outputs =
       run(network, 3,
           {.num_hosts = "2:3",
