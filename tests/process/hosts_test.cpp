@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -147,9 +148,10 @@ TEST_F(HostsTest, AHostThatWasFrozenKillsItsWorkersAndComesBack) {
   connect_all(network);
   const testing::TemporaryFolder folder;
   // The workers of a world of three end when their host has been in such a world before.
-  const std::string script = "echo world $WORLD_SIZE; if [ $WORLD_SIZE = 3 ]; then [ -e " +
-                             folder.file("$(hostname)") + " ] && exit; touch " +
-                             folder.file("$(hostname)") + "; fi; exec sleep 1000";
+  const std::string met = folder.file("$(hostname)");
+  const std::string script = "echo world $WORLD_SIZE; if [ $WORLD_SIZE = 3 ]; then [ -e " + met +
+                             " ] && exit; touch " + met + "; else touch " + folder.file("two") +
+                             "; fi; exec sleep 1000";
   const auto outputs =
       run(network, 3,
           {.num_hosts = "2:3",
@@ -164,7 +166,11 @@ TEST_F(HostsTest, AHostThatWasFrozenKillsItsWorkersAndComesBack) {
             const std::vector<int> processes = agent.marked_processes();
             for (const int pid : processes) ::kill(pid, SIGSTOP);
             const auto system = os::make_native_system();
-            system->make_waiter()->park(system->deadline_in(std::chrono::seconds(6)));
+            const Deadline deadline = system->deadline_in(kLimit / 2);
+            while (!std::filesystem::exists(folder.file("two")) &&
+                   !deadline.has_passed(system->now())) {
+              system->make_waiter()->park(system->deadline_in(std::chrono::milliseconds(50)));
+            }
             for (const int pid : processes) ::kill(pid, SIGCONT);
           });
   for (const std::string& output : outputs) {

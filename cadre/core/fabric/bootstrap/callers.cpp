@@ -100,7 +100,9 @@ void Callers::step(std::vector<Handshake>& done) {
   const TimePoint now = system_.now();
   std::erase_if(callers_, [&](Caller& caller) {
     if (const Status status = caller.handshake.step(); !status.ok()) {
-      note_refusal(caller.handshake, status.error().message());
+      // A process that has ended its connection was not refused.
+      const bool was_refused = status.error().code() != ErrorCode::kPeerLost;
+      if (was_refused) note_refusal(caller.handshake, status.error().message());
       return true;
     }
     if (!caller.handshake.is_done()) {
