@@ -161,7 +161,7 @@ TEST_F(TrainSignalTest, ASchedulersSignalToTheJobOrToOneRankEndsItWithASnapshot)
     SCOPED_TRACE(format("one rank {}, {}", is_for_one_rank, division));
     const std::string run = format("run{}", i);
     std::vector<std::string> words = train(run);
-    words.insert(words.end(), {division, "--max-restarts", "1"});
+    words.insert(words.end(), {division, "model.layers=2", "--max-restarts", "1"});
     CadreCommand job(words);
     ASSERT_TRUE(job.wait_for(format("step   5/{} ", kNumSteps)));
     const int target = is_for_one_rank ? pid_of_rank(job, 1) : job.pid();
