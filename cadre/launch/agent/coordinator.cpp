@@ -372,7 +372,12 @@ void Agent::check_gathering() {
                        });
   const bool is_full =
       num_present >= options_.max_hosts || (is_same && table_.quorums.back().size() <= num_present);
-  if (may_start && (is_full || now_ >= news_at_ + options_.last_call_timeout)) {
+  // An endpoint that was started again does not know of its predecessor's hosts. They join within
+  // their lease.
+  const Duration last_call = table_.round == 0
+                                 ? std::max(options_.last_call_timeout, options_.silence)
+                                 : options_.last_call_timeout;
+  if (may_start && (is_full || now_ >= news_at_ + last_call)) {
     propose(std::min(num_present, options_.max_hosts));
   } else if (now_ >= idle_since_ + options_.join_timeout) {
     fail_job(missing_text(num_present));
