@@ -112,7 +112,7 @@ TEST(RunPreemptionWorker, SavesForever) {
   while (true) steps.nap();
 }
 
-// Rank 1 fails after rank 0 has saved.
+// Rank 1 fails after rank 0 has saved. Both end without closing the group.
 TEST(RunPreemptionWorker, FailsToSave) {
   if (!is_worker()) return;
   Preemption preemption;
@@ -121,10 +121,10 @@ TEST(RunPreemptionWorker, FailsToSave) {
   const int64_t step = steps.run(preemption);
   if (steps.rank() == 0) {
     steps.save();
-    std::exit(preemption.leave(step));
+    std::_Exit(preemption.leave(step));
   }
   while (!std::filesystem::exists(steps.file(0))) steps.nap();
-  std::exit(3);
+  std::_Exit(3);
 }
 
 // Rank 0 leaves by itself, and rank 1 does not.
