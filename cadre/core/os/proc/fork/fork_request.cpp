@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -30,7 +31,7 @@ struct ForkRequestHeader {
 
 constexpr uint64_t kNoLimit = ~uint64_t{0} - 1;
 constexpr size_t kMaxEnvironmentBytes = size_t{64} << 20;
-constexpr uint32_t kMaxCores = 1 << 16;
+constexpr int32_t kMaxCores = 1 << 16;  // more than a kernel supports
 constexpr size_t kNumStreams = 2;
 
 Error connection_error(ssize_t num_bytes, std::string_view what) {
@@ -137,7 +138,7 @@ Result<ReceivedForkRequest> receive_fork_request(int socket) {
   std::memcpy(streams.data(), CMSG_DATA(rights), sizeof(streams));
   ReceivedForkRequest received{.output = Fd(streams[0]), .error = Fd(streams[1])};
   if (got != static_cast<ssize_t>(sizeof(header)) || header.num_bytes > kMaxEnvironmentBytes ||
-      header.num_cores > kMaxCores) {
+      header.num_cores > uint32_t{kMaxCores}) {
     return Error(ErrorCode::kUnavailable, "a request to fork is incomplete or too large");
   }
   received.request.launcher_pid = header.launcher_pid;
@@ -150,6 +151,9 @@ Result<ReceivedForkRequest> receive_fork_request(int socket) {
                                   .stack_bytes = limit_in(header.stack_bytes)};
   std::vector<int32_t> cores(header.num_cores);
   CADRE_RETURN_IF_ERROR(receive_bytes(socket, cores.data(), cores.size() * sizeof(int32_t)));
+  if (std::ranges::any_of(cores, [](int32_t core) { return core < 0 || core >= kMaxCores; })) {
+    return Error(ErrorCode::kUnavailable, "a request to fork names a core that cannot exist");
+  }
   received.request.cores.assign(cores.begin(), cores.end());
   std::string texts(header.num_bytes, '\0');
   CADRE_RETURN_IF_ERROR(receive_bytes(socket, texts.data(), texts.size()));

@@ -53,6 +53,18 @@ TEST_F(ForkRequestTest, ArrivesWhole) {
   EXPECT_EQ(std::string(bytes.data(), 2), "ab");
 }
 
+TEST_F(ForkRequestTest, ACoreThatCannotExistIsAnError) {
+  const Pipe output = make_pipe().value_or_throw();
+  const int end = output.write_end.get();
+  for (const int core : {-1, 1 << 16, 0x7fffffff}) {
+    const ForkRequest sent{.cores = {0, core}, .environment = {"RANK=3"}};
+    ASSERT_TRUE(send_fork_request(launcher_.get(), sent, end, end).ok());
+    EXPECT_FALSE(receive_fork_request(template_.get()).ok()) << core;
+    std::array<char, 64> rest{};  // the texts
+    EXPECT_EQ(::read(template_.get(), rest.data(), rest.size()), 7) << core;
+  }
+}
+
 TEST_F(ForkRequestTest, AnEndedProcessIsAnError) {
   launcher_.close();
   EXPECT_EQ(receive_fork_request(template_.get()).error().code(), ErrorCode::kUnavailable);
