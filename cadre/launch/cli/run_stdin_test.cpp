@@ -3,9 +3,13 @@
 #include <gmock/gmock.h>
 #include <poll.h>
 #include <pty.h>
+#include <signal.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/core/os/io/fd.h"
@@ -50,7 +54,9 @@ TEST(RunStdin, ARankThatDoesNotExistIsRefused) {
 // `cadre run` in the foreground of a terminal of its own.
 class TerminalJob {
  public:
-  explicit TerminalJob(std::vector<std::string> words) {
+  enum class Control { kForeground, kNone };
+
+  explicit TerminalJob(std::vector<std::string> words, Control control = Control::kForeground) {
     std::string program = testing::build_path("bin/cadre");
     std::vector<char*> arguments{program.data()};
     for (std::string& word : words) arguments.push_back(word.data());
@@ -58,6 +64,7 @@ class TerminalJob {
     int master = -1;
     pid_ = ::forkpty(&master, nullptr, nullptr, nullptr);
     if (pid_ == 0) {
+      if (control == Control::kNone) leave_terminal_control();
       ::execv(program.c_str(), arguments.data());
       ::_exit(127);
     }
@@ -83,6 +90,13 @@ class TerminalJob {
   const std::string& screen() const { return screen_; }
 
  private:
+  // Keeps the terminal open and has no controlling terminal, as after setsid(1).
+  static void leave_terminal_control() {
+    ::signal(SIGHUP, SIG_IGN);  // the kernel sends it to the leader's group
+    ::ioctl(STDIN_FILENO, TIOCNOTTY);
+    ::signal(SIGHUP, SIG_DFL);
+  }
+
   int pid_ = 0;
   os::Fd master_;
   std::string screen_;
@@ -98,6 +112,16 @@ TEST(RunStdin, OneRankReadsTheTerminalUpToItsEnd) {
   ASSERT_TRUE(job.shows("got second")) << job.screen();
   job.type("\x04");
   EXPECT_FALSE(job.shows("never")) << job.screen();  // reads up to the end
+  EXPECT_EQ(job.wait(), 0) << job.screen();
+}
+
+TEST(RunStdin, ATerminalThatDoesNotControlTheJobIsReadToo) {
+  TerminalJob job({"run", "--stdin", "0", "sh", "-c", "echo up; read line; echo got $line"},
+                  TerminalJob::Control::kNone);
+  ASSERT_TRUE(job.shows("up")) << job.screen();
+  job.type("words\n");
+  EXPECT_TRUE(job.shows("got words")) << job.screen();
+  EXPECT_FALSE(job.shows("never"));
   EXPECT_EQ(job.wait(), 0) << job.screen();
 }
 

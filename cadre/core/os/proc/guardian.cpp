@@ -85,9 +85,12 @@ class TerminalRelay {
 
   bool is_open() const { return writer_.is_open(); }
   bool has_pending() const { return is_open() && !pending_.empty(); }
-  // A process in the background that reads from its terminal would be stopped.
+  // A process in the background that reads from its controlling terminal would be stopped.
+  // tcgetpgrp() fails for a terminal that does not control this process (setsid).
   bool wants_input() const {
-    return is_open() && pending_.empty() && ::tcgetpgrp(STDIN_FILENO) == ::getpgrp();
+    if (!is_open() || !pending_.empty()) return false;
+    const pid_t foreground = ::tcgetpgrp(STDIN_FILENO);
+    return foreground < 0 || foreground == ::getpgrp();
   }
   Pollable& source() { return source_; }
   Pollable& sink() { return writer_; }
