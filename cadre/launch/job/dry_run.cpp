@@ -59,6 +59,12 @@ std::vector<std::string> added_variables(const JobSpec& spec, const JobIdentity&
                                          Rank rank) {
   os::Environment environment = worker_environment(spec.environment, identity, rank);
   if (identity.store_port == 0) environment.set("MASTER_PORT", "<free port>");
+  if (spec.hosts) {
+    for (const char* name : {"RANK", "WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "GROUP_RANK",
+                             "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+      environment.set(name, "<known when the hosts have met>");
+    }
+  }
   std::vector<std::string> added = environment.to_texts();
   const std::vector<std::string> inherited = spec.environment.to_texts();
   std::erase_if(added, [&](const std::string& one) {
@@ -73,6 +79,9 @@ std::vector<std::string> added_variables(const JobSpec& spec, const JobIdentity&
 std::string dry_run_text(const JobSpec& spec) {
   const JobIdentity identity = planned_identity(spec);
   std::string text = cadre::format("program: {}\nworkers: {}\n", spec.executable, spec.num_workers);
+  if (spec.hosts) {
+    text += cadre::format("hosts: {} to {}\n", spec.hosts->min_hosts, spec.hosts->max_hosts);
+  }
   if (!identity.log_folder.empty()) {
     text += cadre::format("log files: {}/attempt_0/LOCALRANK/\n", identity.log_folder);
   }
@@ -89,7 +98,8 @@ std::string dry_run_text(const JobSpec& spec) {
   text += "environment added for all workers:\n";
   for (const std::string& variable : common) text += cadre::format("  {}\n", variable);
   for (int rank = 0; rank < spec.num_workers; ++rank) {
-    text += cadre::format("rank {}: {}\n", rank, arguments_of(spec, rank));
+    text += cadre::format("{}rank {}: {}\n", spec.hosts ? "local " : "", rank,
+                          arguments_of(spec, rank));
     if (!spec.cores_of_rank.empty()) {
       text += cadre::format("  bound to cores {}\n",
                             rank_ranges(spec.cores_of_rank[static_cast<size_t>(rank)]));

@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "cadre/launch/hosts/join_job.h"
+
 namespace cadre::launch {
 namespace {
 
@@ -48,6 +50,18 @@ rank 1: train --device=1 'it'\''s' ''
   ROLE_RANK=1
   TORCHELASTIC_ERROR_FILE=<temporary folder>/attempt0-rank1.json
 )");
+}
+
+// The ranks of a host are given when all hosts are there.
+TEST(DryRun, LeavesRanksOfAJobOnSeveralHostsOpen) {
+  JobSpec spec{.executable = "/bin/train", .arguments = {"train"}, .num_workers = 2};
+  spec.hosts = HostsSpec{.min_hosts = 2, .max_hosts = 3};
+  const std::string text = dry_run_text(spec);
+  EXPECT_THAT(text, HasSubstr("workers: 2\nhosts: 2 to 3\n"));
+  EXPECT_THAT(text, HasSubstr("  WORLD_SIZE=<known when the hosts have met>\n"));
+  EXPECT_THAT(text, HasSubstr("  MASTER_PORT=<known when the hosts have met>\n"));
+  EXPECT_THAT(text, HasSubstr("local rank 1: train\n  LOCAL_RANK=1\n  TORCHELASTIC_ERROR_FILE="));
+  EXPECT_THAT(text, Not(HasSubstr("WORLD_SIZE=2\n  MASTER")));
 }
 
 TEST(DryRun, NamesTheCoresOfEachWorker) {
