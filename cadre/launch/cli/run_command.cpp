@@ -157,9 +157,9 @@ Status configure(const RunOptions& options, launch::JobSpec& spec) {
     return Error(ErrorCode::kInvalidArgument, "--no-python and -m contradict each other");
   }
   CADRE_RETURN_IF_ERROR(check_local_ranks(options.logs, *num_workers));
-  if (options.has_virtual_local_ranks) {
-    const auto last = launch::gpu_of_worker(spec.environment, *num_workers - 1);
-    if (!last.ok()) return last.error().with_context("--virtual-local-rank");
+  for (int rank = 0; options.has_virtual_local_ranks && rank < *num_workers; ++rank) {
+    const auto gpu = launch::gpu_of_worker(spec.environment, rank);
+    if (!gpu.ok()) return gpu.error().with_context("--virtual-local-rank");
   }
   if (options.input_rank) {
     CADRE_RETURN_IF_ERROR(check_local_rank("--stdin", *options.input_rank, *num_workers));

@@ -58,6 +58,12 @@ Result<std::string> gpu_of_worker(const os::Environment& inherited, Rank local_r
   rest = rest.substr(0, rest.find(','));
   while (rest.starts_with(' ')) rest.remove_prefix(1);
   while (rest.ends_with(' ')) rest.remove_suffix(1);
+  if (rest.empty() && !visible->empty()) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("CUDA_VISIBLE_DEVICES={}: the entry for local rank {} is empty; "
+                               "remove the superfluous comma or name a GPU",
+                               *visible, local_rank));
+  }
   return std::string(rest);
 }
 

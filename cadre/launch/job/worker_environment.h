@@ -44,8 +44,8 @@ struct JobIdentity {
 
 // Returns the value of CUDA_VISIBLE_DEVICES that leaves the GPU of one worker visible: the entry of
 // that index in the variable, or the index itself if the variable is not set. If no GPU is visible,
-// none is in the worker. Errors: kInvalidArgument if the variable has too few entries. Source:
-// torchrun's --virtual-local-rank.
+// none is in the worker. Errors: kInvalidArgument if the variable has too few entries, or if this
+// one is empty. Source: torchrun's --virtual-local-rank.
 Result<std::string> gpu_of_worker(const os::Environment& inherited, Rank local_rank);
 
 // Returns the rank of the worker with this local rank.
@@ -59,9 +59,9 @@ int world_size(const JobIdentity& job);
 std::string error_file_of(const JobIdentity& job, int local_rank);
 
 // Returns `inherited` with torchrun's and Cadre's variables added or replaced. OMP_NUM_THREADS is
-// set to the number of cores divided by the number of workers, and at most to the number to which
-// the worker is bound, unless `inherited` has it. REQUIRES:
-// with virtual local ranks, gpu_of_worker() succeeds for `rank`.
+// set to the number of cores divided by the number of workers, and at most to the number of cores
+// to which the worker is bound, unless `inherited` has it. REQUIRES: with virtual local ranks,
+// gpu_of_worker() succeeds for `local_rank`.
 os::Environment worker_environment(const os::Environment& inherited, const JobIdentity& job,
                                    int local_rank);
 

@@ -63,6 +63,11 @@ TEST(WorkerEnvironment, AVirtualLocalRankIsZeroAndSeesOneGpu) {
             "start fewer workers or add GPUs to the variable");
   inherited.set("CUDA_VISIBLE_DEVICES", "");
   EXPECT_EQ(gpu(2), "");
+  inherited.set("CUDA_VISIBLE_DEVICES", "0,,1");
+  EXPECT_EQ(gpu(2), "1");
+  EXPECT_EQ(gpu_of_worker(inherited, 1).error().message(),
+            "CUDA_VISIBLE_DEVICES=0,,1: the entry for local rank 1 is empty; remove the "
+            "superfluous comma or name a GPU");
 }
 
 TEST(WorkerEnvironment, KeepsFreedMemoryUnlessTheUserTunesMalloc) {
