@@ -1,12 +1,15 @@
 // Tests the events that `cadre run` writes.
 #include <gmock/gmock.h>
+#include <signal.h>
 
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "cadre/core/base/format.h"
 #include "cadre/core/os/files/file.h"
+#include "cadre/core/os/system.h"
 #include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
 
@@ -66,16 +69,30 @@ TEST(RunEvents, TheConsoleIsStandardErrorAndAStoppedWorkerIsTerminated) {
                                       "WORKER TERMINATED 0 -15 0", "AGENT FAILED - - 0"}));
 }
 
+TEST(RunEvents, AJobThatCannotStartHasFailed) {
+  const auto system = os::make_native_system();
+  const auto taken = system->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
+  const cadre::testing::TemporaryFolder folder;
+  const std::string path = folder.file("events");
+  const std::string port = cadre::format("{}", taken->address().port);
+  EXPECT_EQ(
+      run_cadre({"run", "--master-port", port, "--event-log-handler", path, "true"}).exit_code, 1);
+  EXPECT_EQ(summaries(*os::read_file(path, 1 << 20)),
+            std::vector<std::string>{"AGENT FAILED - - 0"});
+}
+
 // The limit of a file's size has the effect of a full disk.
 TEST(RunEvents, AFileThatCannotBeWrittenIsNamedAndTheJobContinues) {
   const cadre::testing::TemporaryFolder folder;
-  const auto result =
-      CadreCommand({"run", "--event-log-handler", folder.file("events"), "sh", "-c", "echo hello"},
-                   {.shell = "ulimit -f 1; exec \"$@\""})
-          .wait();
-  EXPECT_EQ(result.output, "[0] hello\n");
+  const auto result = CadreCommand({"run", "--nproc-per-node", "4", "--event-log-handler",
+                                    folder.file("events"), "sh", "-c", "echo hello"},
+                                   {.shell = "ulimit -f 1; exec \"$@\""})
+                          .wait();
+  EXPECT_THAT(result.output, HasSubstr("[3] hello\n"));
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.error, HasSubstr("further events are not written to this file"));
+  const std::string told = "further events are not written to this file";
+  EXPECT_THAT(result.error, HasSubstr(told));
+  EXPECT_EQ(result.error.find(told), result.error.rfind(told)) << "said twice";
 }
 
 }  // namespace

@@ -271,11 +271,13 @@ Result<int> JobRun::run_attempts() {
     const TimePoint rendezvous_began = system_.now();
     if (const Status opened = open_store(); !opened.ok()) {
       say(opened.error().message());
+      record({.state = "FAILED"});
       drain_outputs();
       return 1;
     }
     identity_.attempt = identity_.restart_count = restarts_.num_restarts();
     if (const Status started = start(); !started.ok()) {
+      record({.state = "FAILED"});
       drain_outputs();
       return started.error();
     }

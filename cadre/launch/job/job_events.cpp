@@ -26,11 +26,15 @@ OrderedJson or_null(const auto& value) {
 
 // torchelastic writes these values as a JSON text in a field, and each of a worker as a list.
 std::string details_of(const JobEvent& event, const EventContext& context) {
-  OrderedJson details = {{"group_world_size", 1}, {"entry_point", context.entry_point}};
+  const HostRanks ranks = ranks_of(context.job);
+  OrderedJson details = {{"group_world_size", ranks.num_hosts},
+                         {"entry_point", context.entry_point}};
   if (event.rank) {
-    details["local_rank"] = OrderedJson::array({event.rank->value});
-    details["role_rank"] = OrderedJson::array({event.rank->value});
-    details["role_world_size"] = OrderedJson::array({context.job.num_workers});
+    const int local_rank = local_rank_of(context.job, *event.rank);
+    details["local_rank"] = OrderedJson::array({local_rank});
+    details["role_rank"] =
+        OrderedJson::array({ranks.first_role_rank + static_cast<uint64_t>(local_rank)});
+    details["role_world_size"] = OrderedJson::array({ranks.role_world_size});
     details["exit_code"] = OrderedJson::array({or_null(event.exit_code)});
     details["worker_pid"] = OrderedJson::array({or_null(event.pid)});
   }
@@ -76,13 +80,13 @@ std::string to_json(const JobEvent& event, const EventContext& context) {
   const OrderedJson metadata = {
       {"run_id", context.job.run_id},
       {"global_rank", rank},
-      {"group_rank", 0},
+      {"group_rank", ranks_of(context.job).group_rank},
       {"worker_id", worker_id},
       {"role", context.job.role},
       {"hostname", context.host},
       {"state", event.state},
       {"total_run_time", run_time.count()},
-      {"rdzv_backend", "static"},
+      {"rdzv_backend", context.job.ranks ? "c10d" : "static"},
       {"raw_error", event.error.empty() ? OrderedJson() : OrderedJson(event.error)},
       {"metadata", details_of(event, context)},
       {"agent_restarts", context.job.restart_count},

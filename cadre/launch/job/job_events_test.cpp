@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cadre/core/os/files/file.h"
+#include "cadre/launch/agent/table.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::launch {
@@ -40,6 +41,25 @@ TEST(JobEvents, AreInTheFormatOfTorchelastic) {
   EXPECT_TRUE(agent["metadata"]["global_rank"].is_null());
   EXPECT_TRUE(agent["metadata"]["duration_ms"].is_null());
   EXPECT_EQ(agent["metadata"]["metadata"], R"({"group_world_size":1,"entry_point":"train"})");
+}
+
+TEST(JobEvents, HaveTheRanksOfAJobOnSeveralHosts) {
+  JobIdentity job{.num_workers = 2};
+  job.ranks = HostRanks{.group_rank = 1,
+                        .num_hosts = 3,
+                        .local_world_size = 2,
+                        .first_rank = 4,
+                        .world_size = 7,
+                        .first_role_rank = 1,
+                        .role_world_size = 5};
+  const auto event =
+      nlohmann::json::parse(to_json({.state = "START", .rank = 5, .pid = 9}, {.job = job}));
+  EXPECT_EQ(event["metadata"]["global_rank"], 5);
+  EXPECT_EQ(event["metadata"]["group_rank"], 1);
+  EXPECT_EQ(event["metadata"]["rdzv_backend"], "c10d");
+  EXPECT_EQ(event["metadata"]["metadata"],
+            R"({"group_world_size":3,"entry_point":"","local_rank":[1],"role_rank":[2],)"
+            R"("role_world_size":[5],"exit_code":[null],"worker_pid":[9]})");
 }
 
 TEST(JobEvents, ReplaceBytesThatAreNoText) {

@@ -10,16 +10,11 @@
 
 namespace cadre::launch {
 
-namespace {
-
-// The ranks of a job on one host.
 HostRanks ranks_of(const JobIdentity& job) {
   if (job.ranks) return *job.ranks;
   const auto size = static_cast<uint32_t>(job.num_workers);
   return {.num_hosts = 1, .local_world_size = size, .world_size = size, .role_world_size = size};
 }
-
-}  // namespace
 
 Rank rank_of(const JobIdentity& job, int local_rank) {
   return static_cast<int>(ranks_of(job).first_rank) + local_rank;

@@ -48,6 +48,8 @@ struct JobIdentity {
 // one is empty. Source: torchrun's --virtual-local-rank.
 Result<std::string> gpu_of_worker(const os::Environment& inherited, Rank local_rank);
 
+// Returns the ranks of the workers on this host.
+HostRanks ranks_of(const JobIdentity& job);
 // Returns the rank of the worker with this local rank.
 Rank rank_of(const JobIdentity& job, int local_rank);
 int local_rank_of(const JobIdentity& job, Rank rank);
