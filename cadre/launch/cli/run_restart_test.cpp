@@ -1,6 +1,7 @@
 // Tests `cadre run --max-restarts`: after which failures all workers are started again, and what
 // ends the job instead.
 #include <gmock/gmock.h>
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -14,6 +15,8 @@
 #include "cadre/core/os/proc/fork/fork_server.h"
 #include "cadre/core/os/proc/fork/prepare_restart.h"
 #include "cadre/core/rendezvous/environment_rendezvous.h"
+#include "cadre/launch/cli/binding/core_binding.h"
+#include "cadre/launch/job/failure_report.h"
 #include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
 
@@ -135,7 +138,19 @@ TEST(RunRestartWorker, ConnectsAGroup) {
   world->close(system->deadline_in(kPatience));
 }
 
-// Rank 2 kills itself in the first attempt. In later attempts all ranks wait for a signal if
+// The numbers of the cores on which this process may run, as text.
+std::string own_cores() {
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  EXPECT_EQ(::sched_getaffinity(0, sizeof(own), &own), 0);
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &own)) cores.push_back(core);
+  }
+  return launch::rank_ranges(cores);
+}
+
+// The last rank kills itself in the first attempt. In later attempts all ranks wait for a signal if
 // CADRE_TEST_WAITS is set.
 TEST(RunRestartWorker, PreparesRestarts) {
   const int executed = ::getpid();
@@ -144,13 +159,15 @@ TEST(RunRestartWorker, PreparesRestarts) {
   const JobEnvironment environment = read_job_environment().value_or_throw();
   if (!environment.is_launched) return;
   const auto world = connect_from_environment(*system, {}, system->deadline_in(kPatience));
-  EXPECT_EQ(world->world_size(), 3);
+  EXPECT_EQ(world->world_size(), std::atoi(std::getenv("LOCAL_WORLD_SIZE")));
   EXPECT_EQ(world->rank(), std::atoi(std::getenv("LOCAL_RANK")));
   EXPECT_EQ(std::getenv(os::ForkServer::kVariable), nullptr);
   std::printf("restart %d %s\n", environment.restart_count,
               ::getpid() == executed ? "executed" : "forked");
+  std::printf("restart %d on cores %s\n", environment.restart_count, own_cores().c_str());
   std::fflush(stdout);
-  if (environment.restart_count == 0 && world->rank() == 2) ::kill(::getpid(), SIGKILL);
+  const bool is_last = world->rank() + 1 == world->world_size();
+  if (environment.restart_count == 0 && is_last) ::kill(::getpid(), SIGKILL);
   world->barrier();
   if (std::getenv("CADRE_TEST_WAITS")) system->poll({}, system->deadline_in(kPatience));
   world->close(system->deadline_in(kPatience));
@@ -200,6 +217,26 @@ TEST(RunRestart, WorkersThatPreparedItAreForked) {
     for (int rank = 0; rank < 3; ++rank) {
       EXPECT_THAT(result.output, HasSubstr(cadre::format("[{}] restart 0 executed\n", rank)));
       EXPECT_THAT(result.output, HasSubstr(cadre::format("[{}] restart 1 {}\n", rank, how)));
+    }
+  }
+}
+
+// Needs two physical cores. The template is bound to rank 0's cores, so rank 1 must leave them.
+TEST(RunRestart, ForkedWorkersAreBoundToTheirCores) {
+  const auto topology = Topology::of_this_machine();
+  ASSERT_TRUE(topology.ok()) << topology.error().message();
+  const auto nodes = gpu_nodes(os::read_environment(), 2);
+  ASSERT_TRUE(nodes.ok()) << nodes.error().message();
+  const auto expected = bind_workers(*topology, BindingMode::kExclusive, 2, *nodes);
+  if (!expected.ok()) GTEST_SKIP() << expected.error().message();
+  const auto result =
+      run_workers({"--nproc-per-node", "2", "--numa-binding", "exclusive"}, "PreparesRestarts");
+  EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const std::string cores = launch::rank_ranges((*expected)[rank]);
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      EXPECT_THAT(result.output,
+                  HasSubstr(cadre::format("[{}] restart {} on cores {}\n", rank, attempt, cores)));
     }
   }
 }
