@@ -88,6 +88,7 @@ Give --nnodes 1 if srun or mpirun starts several jobs that are independent.
   --standalone               --rdzv-backend, --rdzv-endpoint and --master-addr are ignored
   --monitor-interval SECONDS any value: the end of a worker is noticed at once
   --start-method METHOD      spawn, fork or forkserver, without a difference
+  --use-env                  of torch.distributed.launch: LOCAL_RANK is always set
 
 )";
 

@@ -281,6 +281,7 @@ constexpr std::array kAccepted{
     AcceptedFlag{{"--max-restarts", "N"}, Origin::kTorchrun, take_max_restarts},
     AcceptedFlag{{"--monitor-interval", "SECONDS"}, Origin::kTorchrun, check_monitor_interval},
     AcceptedFlag{{"--start-method", "METHOD"}, Origin::kTorchrun, check_start_method},
+    AcceptedFlag{{"--use-env", ""}, Origin::kCadre, ignore},  // torch.distributed.launch's
     AcceptedFlag{{"--signals-to-handle", "NAMES"}, Origin::kTorchrun, take_stop_signals},
     AcceptedFlag{{"--rdzv-conf", "SETTINGS"},
                  Origin::kTorchrun,

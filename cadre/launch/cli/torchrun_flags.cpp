@@ -16,7 +16,7 @@ namespace {
 constexpr std::array kRefused{
     RefusedFlag{
         {"--logs-specs", "NAME"},
-        "",
+        "default",
         "this launcher loads no Python plug-in; choose log files with --log-dir, --redirects and "
         "--tee"},
 };

@@ -27,6 +27,7 @@ class TorchrunFlagsTest : public ::testing::Test {
 
 TEST_F(TorchrunFlagsTest, ARefusedFlagIsAcceptedWithTheValueThatHasNoEffect) {
   EXPECT_EQ(said(check_refused_flag(given("--logs-specs", ""))), "accepted");
+  EXPECT_EQ(said(check_refused_flag(given("--logs-specs", "default"))), "accepted");
   EXPECT_THAT(said(check_refused_flag(given("--logs-specs", "0"))), StartsWith("--logs-specs 0: "));
 }
 
