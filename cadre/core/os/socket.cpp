@@ -65,9 +65,12 @@ Result<size_t> Socket::try_recv_parts(std::span<const Bytes> parts) {
 
 std::string Address::to_string() const {
   if (kind == Kind::kUnix) return std::string(kUnixPrefix) + host;
+  return std::string(kTcpPrefix) + host_and_port();
+}
+
+std::string Address::host_and_port() const {
   const bool is_ipv6 = host.find(':') != std::string::npos;
-  return is_ipv6 ? cadre::format("tcp:[{}]:{}", host, port)
-                 : cadre::format("tcp:{}:{}", host, port);
+  return is_ipv6 ? cadre::format("[{}]:{}", host, port) : cadre::format("{}:{}", host, port);
 }
 
 Result<Address> Address::parse(std::string_view text) {

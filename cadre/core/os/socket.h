@@ -30,6 +30,8 @@ struct CADRE_EXPORT Address {
   uint16_t port = 0;  // is used for TCP only; 0 makes listen() choose a free port
 
   std::string to_string() const;
+  // Returns "127.0.0.1:29500" or "[::1]:29500". REQUIRES: kTcp.
+  std::string host_and_port() const;
   static Result<Address> parse(std::string_view text);
   friend bool operator==(const Address&, const Address&) = default;
 };

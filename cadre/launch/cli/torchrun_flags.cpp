@@ -39,8 +39,16 @@ std::vector<std::string_view> split(std::string_view text) {
   return parts;
 }
 
+bool is_true(std::string_view value) {
+  return value == "1" || value == "true" || value == "True" || value == "yes";
+}
+
+bool is_false(std::string_view value) {
+  return value == "0" || value == "false" || value == "False" || value == "no";
+}
+
 bool is_true_on_one_host(std::string_view key, std::string_view value) {
-  if (key == "is_host") return value == "1" || value == "true" || value == "True" || value == "yes";
+  if (key == "is_host") return is_true(value);
   if (key == "store_type") return value == "tcp";
   if (key == "rank") return value == "0";
   return std::ranges::find(kVacuousKeys, key) != kVacuousKeys.end();
@@ -68,8 +76,8 @@ Status check_rendezvous_settings(const GivenOption& given) {
     return Error(
         ErrorCode::kInvalidArgument,
         cadre::format(
-            "{}: \"{}\" is no setting of --rdzv-conf, or is one for several hosts only; this "
-            "launcher has one host and serves the store itself, so leave the setting out",
+            "{}: \"{}\" is no setting of --rdzv-conf, or is one for several hosts only; this job "
+            "has one host, so leave the setting out",
             given.text(), setting));
   }
   return {};
@@ -101,11 +109,17 @@ Status take_rendezvous_settings(const GivenOption& given, launch::HostsSpec& spe
     } else if (key == "on_half") {
       if (value != "stop" && value != "continue") return refuse(setting, "stop or continue");
       spec.continues_with_half = value == "continue";
-    } else if (std::ranges::find(kVacuousKeys, key) == kVacuousKeys.end() && key != "is_host" &&
-               key != "store_type" && key != "rank") {
+    } else if (key == "is_host") {
+      spec.is_endpoint_host = is_true(value);
+      if (!*spec.is_endpoint_host && !is_false(value)) return refuse(setting, "0 or 1");
+    } else if (key == "store_type") {
+      if (value != "tcp") return refuse(setting, "tcp, the only kind of store for several hosts");
+    } else if (key == "rank") {
+      return refuse(setting, "the rank of the host as --node-rank");
+    } else if (std::ranges::find(kVacuousKeys, key) == kVacuousKeys.end()) {
       return refuse(setting,
-                    "join_timeout, last_call_timeout, keep_alive_interval, keep_alive_max_attempt "
-                    "or on_half");
+                    "join_timeout, last_call_timeout, keep_alive_interval, keep_alive_max_attempt, "
+                    "is_host or on_half");
     }
   }
   return {};

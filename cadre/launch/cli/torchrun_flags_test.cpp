@@ -43,6 +43,26 @@ TEST_F(TorchrunFlagsTest, SettingsOfARendezvousAreTrueOnOneHostOrRefusedByName) 
   }
 }
 
+TEST_F(TorchrunFlagsTest, SettingsForSeveralHostsAreTakenOrRefusedByName) {
+  launch::HostsSpec spec;
+  const auto take = [&](std::string value) {
+    return said(take_rendezvous_settings(given("--rdzv-conf", std::move(value)), spec));
+  };
+  EXPECT_EQ(take("join_timeout=9,last_call_timeout=0,keep_alive_interval=2,"
+                 "keep_alive_max_attempt=3,is_host=0,on_half=continue,store_type=tcp,timeout=5"),
+            "accepted");
+  EXPECT_EQ(spec.join_timeout, std::chrono::seconds(9));
+  EXPECT_EQ(spec.last_call_timeout, Duration{});
+  EXPECT_EQ(spec.keep_alive_interval, std::chrono::seconds(2));
+  EXPECT_EQ(spec.keep_alive_max_attempt, 3);
+  EXPECT_EQ(spec.is_endpoint_host, std::optional(false));
+  EXPECT_TRUE(spec.continues_with_half);
+  for (const char* wrong : {"rank=1", "store_type=file", "is_host=2", "join_timeout=0",
+                            "keep_alive_max_attempt=0", "on_half=maybe", "timeouts=3"}) {
+    EXPECT_THAT(take(wrong), HasSubstr(std::string(": \"") + wrong + "\": expected")) << wrong;
+  }
+}
+
 TEST_F(TorchrunFlagsTest, StoppingSignalsAreChosenByTheirNames) {
   const auto parsed = [](std::string value) {
     return parse_stop_signals(given("--signals-to-handle", std::move(value)));

@@ -13,19 +13,13 @@ namespace {
 // The time after the grace period in which processes that were killed end.
 constexpr Duration kKillTime = std::chrono::seconds(10);
 
-std::string to_text(const os::Address& address) {
-  const bool is_ipv6 = address.host.find(':') != std::string::npos;
-  return is_ipv6 ? cadre::format("[{}]:{}", address.host, address.port)
-                 : cadre::format("{}:{}", address.host, address.port);
-}
-
 // Returns the host at which other hosts reach this one.
 Result<std::string> find_local_host(const HostsSpec& spec) {
   if (!spec.local_host.empty()) return spec.local_host;
   const auto resolved = os::resolve(spec.endpoint);
   if (!resolved.ok()) {
     return resolved.error().with_context(
-        cadre::format("the endpoint of the job, \"{}\"", to_text(spec.endpoint)));
+        cadre::format("the endpoint of the job, \"{}\"", spec.endpoint.host_and_port()));
   }
   for (const os::SocketAddress& target : *resolved) {
     const auto source = os::source_towards(target);
@@ -43,20 +37,22 @@ Result<std::string> find_local_host(const HostsSpec& spec) {
   return Error(ErrorCode::kUnavailable,
                cadre::format("no network interface of this host leads to the endpoint of the job, "
                              "{}; check the address, or name this host's own with --local-addr",
-                             to_text(spec.endpoint)));
+                             spec.endpoint.host_and_port()));
 }
 
 // Listens at the endpoint if it is on this host and no other agent does; null if it is elsewhere or
 // taken.
 Result<std::unique_ptr<os::Listener>> listen_at_endpoint(os::System& system,
                                                          const HostsSpec& spec) {
-  const bool is_first = spec.node_rank == 0U;
-  if (spec.node_rank && !is_first) return std::unique_ptr<os::Listener>();
+  const bool is_first = spec.node_rank == 0U || spec.is_endpoint_host == true;
+  const bool is_elsewhere = spec.node_rank.value_or(0) != 0 || spec.is_endpoint_host == false;
+  if (is_elsewhere) return std::unique_ptr<os::Listener>();
   auto listener = system.listen(spec.endpoint);
   if (listener.ok()) return listener;
   if (is_first) {
-    return listener.error().with_context(
-        cadre::format("node 0 must be the host of --master-addr {}", to_text(spec.endpoint)));
+    return listener.error().with_context(cadre::format(
+        "{} must be at the endpoint of the job, {}",
+        spec.node_rank ? "node 0" : "a host with is_host=1", spec.endpoint.host_and_port()));
   }
   return std::unique_ptr<os::Listener>();
 }
@@ -68,7 +64,7 @@ Result<HostAgentOptions> prepare_agent(os::System& system, const HostsSpec& spec
   HostAgentOptions options{.token = spec.token};
   AgentOptions& agent = options.agent;
   agent.job = workers.job;
-  agent.endpoint = to_text(spec.endpoint);
+  agent.endpoint = spec.endpoint.host_and_port();
   agent.min_hosts = spec.min_hosts;
   agent.max_hosts = spec.max_hosts;
   agent.max_restarts = workers.max_restarts;
@@ -102,7 +98,8 @@ Result<HostAgentOptions> prepare_agent(os::System& system, const HostsSpec& spec
                                              ? "the address of this host towards the endpoint"
                                              : "--local-addr must be an address of this host");
   }
-  agent.self.address = to_text({os::Address::Kind::kTcp, *host, (*listener)->address().port});
+  agent.self.address =
+      os::Address{os::Address::Kind::kTcp, *host, (*listener)->address().port}.host_and_port();
   options.listeners.push_back(*std::move(listener));
   return options;
 }

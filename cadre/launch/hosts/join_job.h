@@ -26,6 +26,9 @@ struct HostsSpec {
   // The name or address at which the other hosts reach this one; empty: the address from which this
   // host's packets to the endpoint leave.
   std::string local_host;
+  // is_host of --rdzv-conf: whether this host must be the one of the endpoint, or must not;
+  // nullopt: the agent finds out.
+  std::optional<bool> is_endpoint_host;
   // --node-rank of the static rendezvous; nullopt: the coordinator gives the ranks.
   std::optional<uint32_t> node_rank;
   size_t min_hosts = 1;
