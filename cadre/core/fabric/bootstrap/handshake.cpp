@@ -5,14 +5,16 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/wire/byte_codec.h"
 #include "cadre/core/wire/challenge.h"
+#include "cadre/core/wire/store/store_message.h"
 
 namespace cadre {
 namespace {
 
 constexpr size_t kPrefixBytes = sizeof(uint32_t);
-// The first four bytes of a client of c10d's TCPStore, read as the length of a frame: the verb
-// "validate" and three bytes of its magic number.
-constexpr uint32_t kC10dGreeting = 0x85f7ce00;
+// The first four bytes of a client of c10d's TCPStore, read as the length of a frame: the verb and
+// three bytes of its magic number.
+constexpr auto kC10dGreeting = static_cast<uint32_t>(wire::StoreVerb::kValidate) |
+                               static_cast<uint32_t>(wire::kC10dMagic << 8);
 
 }  // namespace
 
