@@ -24,15 +24,13 @@ std::vector<os::Listener*> pointers_to(const std::vector<std::unique_ptr<os::Lis
 
 }  // namespace
 
-AgentLinks::AgentLinks(os::System& system, LinkIdentity identity,
-                       std::vector<std::unique_ptr<os::Listener>> listeners, os::Event& wake_up,
-                       LogSink& log)
+AgentLinks::AgentLinks(os::System& system, Options options, os::Event& wake_up, LogSink& log)
     : system_(system),
-      identity_(std::move(identity)),
-      listeners_(std::move(listeners)),
+      identity_(std::move(options.identity)),
+      listeners_(std::move(options.listeners)),
       wake_up_(wake_up),
       log_(log),
-      callers_(system, identity_, pointers_to(listeners_), Table::kMaxHosts) {}
+      callers_(system, identity_, pointers_to(listeners_), options.num_agents) {}
 
 void AgentLinks::connect(ConnectionId connection, const std::string& address, Deadline deadline) {
   Dial dial{.address = address, .deadline = deadline};

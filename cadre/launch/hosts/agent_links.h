@@ -40,10 +40,13 @@ class AgentLinks {
     Message message{};        // kReceived
   };
 
+  struct Options {
+    LinkIdentity identity;
+    std::vector<std::unique_ptr<os::Listener>> listeners;
+    size_t num_agents = 1;  // so many may connect at one time, and a few strangers
+  };
   // `wake_up` is notified when a connection was opened and advance() must be called.
-  AgentLinks(os::System& system, LinkIdentity identity,
-             std::vector<std::unique_ptr<os::Listener>> listeners, os::Event& wake_up,
-             LogSink& log);
+  AgentLinks(os::System& system, Options options, os::Event& wake_up, LogSink& log);
 
   // Begins to open a connection to the agent at HOST:PORT.
   void connect(ConnectionId connection, const std::string& address, Deadline deadline);

@@ -43,7 +43,11 @@ HostAgent::HostAgent(os::System& system, HostAgentOptions options, LogSink& log)
       wake_up_(system.make_event()),
       has_orders_(system.make_event()),
       agent_(options.agent, random_seed(system)),
-      links_(system, identity_of(options), std::move(options.listeners), *wake_up_, log) {
+      links_(system,
+             {.identity = identity_of(options),
+              .listeners = std::move(options.listeners),
+              .num_agents = options.agent.max_hosts},
+             *wake_up_, log) {
   thread_ = system_.spawn("cadre-agent", [this] { run(); });
 }
 
@@ -141,7 +145,8 @@ void HostAgent::hear_links() {
         agent_.connection_lost(now, event.connection);
         break;
       case Kind::kReceived:
-        if (event.message.store_port != 0) remote_store_port_ = event.message.store_port;
+        // A round starts in the event of the table that says so, so this is the port of its store.
+        remote_store_port_ = event.message.store_port;
         agent_.received(now, event.connection, event.message);
         break;
     }

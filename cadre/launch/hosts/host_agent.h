@@ -100,7 +100,7 @@ class HostAgent {
   AgentLinks links_;
   std::unique_ptr<TcpStoreServer> store_;
   uint64_t store_round_ = 0;
-  uint16_t remote_store_port_ = 0;  // the port in the coordinator's last table
+  uint16_t remote_store_port_ = 0;  // the port in the last message
 
   std::unique_ptr<os::Thread> thread_;
 };
