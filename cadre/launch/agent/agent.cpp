@@ -25,7 +25,7 @@ void Agent::start(TimePoint now) {
   if (options_.endpoint == options_.self.address) {
     take_over();
   } else {
-    look("it starts");
+    look("this agent has just started");
   }
   end_event();
 }
@@ -241,7 +241,7 @@ void Agent::end(int exit_code, std::string reason) {
 void Agent::look(std::string_view why) {
   role_ = Role::kLooking;
   close(upstream_);
-  log(cadre::format("looks for the coordinator of job {}: {}", options_.job, why));
+  log(cadre::format("looking for the coordinator of job {}: {}", options_.job, why));
   candidates_.clear();
   candidate_ = 0;
   if (table_.phase == Phase::kFailed) {

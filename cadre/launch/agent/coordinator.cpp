@@ -37,7 +37,8 @@ void Agent::take_over() {
   if (table_.round == 0) table_.quorums = {{options_.self.id}};
   forget_dead_hosts();
   news_at_ = next_probe_ = now_;
-  log(cadre::format("is the coordinator of job {} in epoch {}", options_.job, table_.epoch));
+  log(cadre::format("this host is the coordinator of job {} (epoch {})", options_.job,
+                    table_.epoch));
   for (auto& [connection, message] : std::exchange(parked_joins_, {})) join(connection, message);
 }
 
@@ -83,7 +84,8 @@ void Agent::step_down(const Table& other) {
   followers_.clear();
   probes_.clear();
   role_ = Role::kLooking;
-  log(cadre::format("gives the job to the coordinator of epoch {}", other.epoch));
+  log(cadre::format("another host stays the coordinator (epoch {}); this one follows it",
+                    other.epoch));
   candidates_ = {{0, options_.endpoint}};
   candidate_ = 0;
   look_at(other);
@@ -93,7 +95,7 @@ void Agent::join(ConnectionId connection, const Message& message) {
   const AgentId id = message.host.id;
   const bool knows_job = message.table != nullptr && message.table->round > 0;
   if (message.table != nullptr && message.table->job != options_.job) {
-    log(cadre::format("refuses host {}, which belongs to job {} and not {}", message.host.name,
+    log(cadre::format("refused host {}: it belongs to job {}, not to {}", message.host.name,
                       message.table->job, options_.job));
     act({.kind = Kind::kClose, .connection = connection});
     return;
@@ -277,7 +279,7 @@ void Agent::worker_failed(AgentId id, std::string_view reason) {
 
 void Agent::drain(std::string_view why) {
   if (table_.phase == Phase::kStarting) table_.quorums.pop_back();  // it has not run
-  log(cadre::format("ends round {}: {}", table_.round, why));
+  log(cadre::format("round {} ends: {}", table_.round, why));
   table_.phase = Phase::kDraining;
   regroup_at_.reset();
   stop_workers();

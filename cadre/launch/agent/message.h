@@ -33,7 +33,8 @@ struct Message {
   MessageKind kind = MessageKind::kBeat;
   uint64_t epoch = 0;
   uint64_t round = 0;  // kJoin and kReport: the round of the agent's last workers
-  TimePoint time;      // kBeat, kBeatReply: when the agent sent the beat, by its clock
+  // kBeat, kJoin: when the agent sent it, by its clock. The answer has the same time.
+  TimePoint time;
   bool has_workers = false;
   Outcome outcome = Outcome::kNone;
   std::string reason;
