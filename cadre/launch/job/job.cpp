@@ -437,7 +437,8 @@ void JobRun::on_stop_signal(int signal) {
   if (is_between_attempts_ || will_restart()) {
     stop_signal_ = signal;
     is_restart_called_off_ = !agent_;
-    say(cadre::format("{}: the workers are not started again", os::signal_name(signal)));
+    say(cadre::format("{}: {}", os::signal_name(signal),
+                      agent_ ? "this host leaves the job" : "the workers are not started again"));
   } else if (phase == State::kRunning || phase == State::kLeaving || phase == State::kLingering) {
     stop_signal_ = signal;
     const int num_workers = attempt_->group().size();

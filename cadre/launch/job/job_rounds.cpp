@@ -55,6 +55,7 @@ void JobRun::await_round() {
 
 void JobRun::run_round() {
   const TimePoint began = system_.now();
+  last_failure_.reset();
   identity_.ranks = round_->ranks;
   identity_.attempt = static_cast<int>(round_->round) - 1;
   identity_.restart_count = static_cast<int>(round_->num_restarts);
