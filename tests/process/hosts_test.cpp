@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "cadre/core/comm/connect.h"
 #include "cadre/core/os/proc/executable.h"
 #include "cadre/core/rendezvous/environment_rendezvous.h"
+#include "cadre/core/store/tcp/tcp_store.h"
 #include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/namespaces.h"
 #include "cadre/testing/core/process_ranks.h"
@@ -111,6 +113,36 @@ TEST_F(HostsTest, RanksConnectAlsoIfTheNameOfTheEndpointMeansLoopbackAtHome) {
                             .num_hosts = "2",
                             .program = connecting_worker(),
                             .names = {"127.0.1.1 node0\n", "127.0.1.1 node1\n10.77.0.1 node0\n"}});
+  for (const std::string& output : outputs) EXPECT_TRUE(output.starts_with("exit 0\n")) << output;
+}
+
+// A worker that speaks c10d's protocol with the store of the job, as PyTorch does.
+TEST(HostsTestWorker, MeetsOthersAtTheStoreByC10d) {
+  const auto system = os::make_native_system();
+  const JobEnvironment environment = read_job_environment().value_or_throw();
+  if (!environment.is_launched) return;
+  const auto port = static_cast<uint16_t>(std::stoi(std::getenv("MASTER_PORT")));
+  const auto store =
+      TcpStore::connect(*system,
+                        {.address = {os::Address::Kind::kTcp, std::getenv("MASTER_ADDR"), port},
+                         .protocol = StoreProtocol::kC10d},
+                        system->deadline_in(kLimit));
+  ASSERT_TRUE(store.ok()) << store.error().message();
+  const Deadline deadline = system->deadline_in(kLimit);
+  (*store)->set(std::string("rank") + std::getenv("RANK"), "here", deadline).value_or_throw();
+  const std::vector<std::string> all = {"rank0", "rank1"};
+  (*store)->wait(all, deadline).value_or_throw();
+}
+
+// The store of the job must also serve the worker of the host that does not have it.
+TEST_F(HostsTest, WorkersOfAllHostsReachTheStoreByC10d) {
+  Namespaces network(2);
+  network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
+  const auto outputs =
+      run(network, 2,
+          {.num_hosts = "2",
+           .program = {os::own_executable().value_or_throw(), "--gtest_brief=1",
+                       "--gtest_filter=HostsTestWorker.MeetsOthersAtTheStoreByC10d"}});
   for (const std::string& output : outputs) EXPECT_TRUE(output.starts_with("exit 0\n")) << output;
 }
 
