@@ -6,6 +6,7 @@
 #include <span>
 
 #include "cadre/core/rendezvous/tcp_rendezvous.h"
+#include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/launch/cli/command.h"
 #include "cadre/launch/cli/doctor/peer_check.h"
 #include "cadre/testing/core/cadre_command.h"
@@ -176,6 +177,39 @@ TEST_F(TwoDoctors, ASecondPeerIsToldThatTheListenerServesAnother) {
   const auto result = listener_->wait();
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_NE(result.output.find("problem  connection"), std::string::npos) << result.output;
+}
+
+// The address and the token may be those of a job that is about to start.
+TEST_F(TwoDoctors, AJobIsNotDisturbed) {
+  const auto system = os::make_native_system();
+  const auto server =
+      TcpStoreServer::start(
+          *system, {.address = {os::Address::Kind::kTcp, "127.0.0.1", 0}, .token = "secret"})
+          .value_or_throw();
+  const std::string address = cadre::format("127.0.0.1:{}", server->address().port);
+  const auto result = run_cadre(
+      {"doctor", address, "--token-file", write_token("token", "secret"), "--timeout", "2"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(result.output.find("a store answers at " + address), std::string::npos)
+      << result.output;
+  std::vector<std::unique_ptr<os::Thread>> ranks;
+  std::array<std::string, 2> failures;
+  for (const int rank : {0, 1}) {
+    ranks.push_back(system->spawn("rank", [&, rank] {
+      const auto membership = TcpRendezvous(*system, {.address = server->address(),
+                                                      .rank = rank,
+                                                      .world_size = 2,
+                                                      .job_token = "secret",
+                                                      .may_host_store = false})
+                                  .join(system->deadline_in(kPatience));
+      if (!membership.ok()) {
+        failures.at(static_cast<size_t>(rank)) = membership.error().message();
+      }
+    }));
+  }
+  for (const auto& rank : ranks) rank->join();
+  EXPECT_EQ(failures[0], "");
+  EXPECT_EQ(failures[1], "");
 }
 
 TEST_F(TwoDoctors, AnExposedTokenIsNoted) {
