@@ -37,13 +37,10 @@ Status check_is_this_host(const NamedHost& named) {
   const auto system = os::make_native_system();
   const auto listener = system->listen({os::Address::Kind::kTcp, named.host, 0});
   if (listener.ok()) return {};
-  return Error(
-      ErrorCode::kInvalidArgument,
-      cadre::format("{}: \"{}\" is not this host, on which the launcher serves the job's "
-                    "store: leave it out, or for several hosts start each process yourself, "
-                    "with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and one secret "
-                    "CADRE_JOB_TOKEN for all",
-                    named.given.text(), named.host));
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("{}: \"{}\" is not this host, on which the launcher serves the job's "
+                             "store: leave it out, or give --nnodes with the number of hosts",
+                             named.given.text(), named.host));
 }
 
 // Refuses a `cadre run` that a scheduler has started on several hosts: each of them would start a
@@ -54,10 +51,12 @@ Status check_scheduler(const RunOptions& options, const os::Environment& environ
   if (!start.ok()) return start.error();
   if (!*start) return {};
   const SchedulerStart& started = **start;
-  return Error(ErrorCode::kInvalidArgument,
-               cadre::format("{} has started it on {} hosts ({}): {}; give --nnodes 1 if these are "
-                             "independent jobs",
-                             started.scheduler, started.num_nodes, started.evidence, kOneHostOnly));
+  return Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("{} has started it on {} hosts ({}); for one job on all of them give "
+                    "--nnodes {} --rdzv-backend c10d --rdzv-endpoint HOST:PORT, the HOST "
+                    "being one of them, or --nnodes 1 if these are independent jobs",
+                    started.scheduler, started.num_nodes, started.evidence, started.num_nodes));
 }
 
 // Returns the secret of a job on several hosts: from a file, from the variable, or, if there is
@@ -66,9 +65,11 @@ Result<os::Secret> find_token(const RunOptions& options, launch::JobSpec& spec) 
   if (!options.token_file.empty()) {
     auto file = os::read_secret_file(options.token_file);
     if (!file.ok()) return file.error().with_context("--token-file");
-    if (file->secret.empty()) {
-      return Error(ErrorCode::kInvalidArgument,
-                   cadre::format("--token-file {}: the file is empty", options.token_file));
+    if (!file->is_private) {
+      fail("cadre run",
+           cadre::format("warning: other users may read {}, and so join the job: chmod 600",
+                         options.token_file),
+           0);
     }
     return file->secret;
   }

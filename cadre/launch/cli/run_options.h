@@ -65,11 +65,6 @@ struct RunOptions {
   std::vector<std::string> warnings;
 };
 
-// What to do about a job on several hosts.
-inline constexpr std::string_view kOneHostOnly =
-    "this launcher starts workers on one host only; for several hosts start each process yourself, "
-    "with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and one secret CADRE_JOB_TOKEN for all";
-
 Result<RunOptions> parse_run_options(Words words, const os::Environment& environment);
 
 // Returns the number of workers for `--nproc-per-node`. The value auto means the number of GPUs, or

@@ -118,8 +118,8 @@ TEST(SchedulerEnvironment, CadreRunRefusesSeveralHostsUnlessTheJobsAreIndependen
   const auto refused = run_cadre({"run", "true"}, kSlurm);
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_THAT(refused.error,
-              HasSubstr("cadre run: srun has started it on 2 hosts (SLURM_STEP_NUM_TASKS is 2): "
-                        "this launcher starts workers on one host only"));
+              HasSubstr("cadre run: srun has started it on 2 hosts (SLURM_STEP_NUM_TASKS is 2); "
+                        "for one job on all of them give --nnodes 2 --rdzv-backend c10d"));
   EXPECT_EQ(run_cadre({"run", "--nnodes", "1", "true"}, kSlurm).exit_code, 0);
   EXPECT_EQ(run_cadre({"run", "--standalone", "true"}, kSlurm).exit_code, 0);
   const auto one = run_cadre({"run", "--nproc-per-node", "2", "sh", "-c", "echo $RANK/$WORLD_SIZE"},
