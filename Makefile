@@ -12,7 +12,7 @@ SINCE ?=
 SEED ?=
 TORCH ?= 2.12.1
 
-.PHONY: help run test build conformance equality mutants compat bench asan tsan fuzz chaos seeds scale parity-mnist tidy docs install fresh clean
+.PHONY: help run test build conformance equality mutants compat bench asan tsan fuzz chaos seeds scale schedulers parity-mnist tidy docs install fresh clean
 
 help:  ## what can be typed
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -93,6 +93,11 @@ scale:  ## a job of 1,024 ranks on 128 hosts in the simulator (minutes and 12 GB
 	@tools/setup test
 	@tools/build dev cadre_fabric_scale
 	build/bin/cadre_fabric_scale 128 8
+
+schedulers:  ## jobs under a Slurm of two nodes, Open MPI and MPICH, which it installs (root)
+	@tools/setup schedulers
+	@tools/build dev cadre_command cadre_cli_test
+	python3 tests/schedulers/schedulers_test.py build/bin/cadre build/bin/cadre_cli_test
 
 tidy:  ## the rules, formatting, clang-tidy, and every source and header alone (after make build)
 	@tools/setup check

@@ -21,7 +21,7 @@
 #include "cadre/launch/cli/launch_job.h"
 #include "cadre/launch/cli/log_options.h"
 #include "cadre/launch/cli/run_options.h"
-#include "cadre/launch/cli/scheduler/scheduler_environment.h"
+#include "cadre/launch/cli/scheduler/process_manager.h"
 #include "cadre/launch/job/dry_run.h"
 #include "cadre/launch/job/worker_environment.h"
 
@@ -43,25 +43,42 @@ Status check_is_this_host(const NamedHost& named) {
                              named.given.text(), named.host));
 }
 
-// Refuses a `cadre run` that a scheduler has started on several hosts: each of them would start a
-// job of its own. --nnodes 1 and --standalone say that this is intended.
-Status check_scheduler(const RunOptions& options, const os::Environment& environment) {
-  if (options.says_num_nodes) return {};
-  const auto start = read_scheduler_start(environment);
-  if (!start.ok()) return start.error();
-  if (!*start) return {};
-  const SchedulerStart& started = **start;
-  return Error(
-      ErrorCode::kInvalidArgument,
-      cadre::format("{} has started it on {} hosts ({}); for one job on all of them give "
-                    "--nnodes {} --rdzv-backend c10d --rdzv-endpoint HOST:PORT, the HOST "
-                    "being one of them, or --nnodes 1 if these are independent jobs",
-                    started.scheduler, started.num_nodes, started.evidence, started.num_nodes));
+// The ports of jobs that a scheduler has started: below those that Linux gives to clients.
+constexpr uint16_t kFirstJobPort = 20000;
+constexpr uint16_t kNumJobPorts = 10000;
+
+// Returns a port that all hosts of the job derive from its name, so that jobs that share a host
+// rarely meet.
+uint16_t port_of(std::string_view job) {
+  uint32_t hash = 2166136261;  // FNV-1a
+  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
+  return static_cast<uint16_t>(kFirstJobPort + hash % kNumJobPorts);
 }
 
-// Returns the secret of a job on several hosts: from a file, from the variable, or, if there is
-// none, from the job's id, which anyone can guess.
-Result<os::Secret> find_token(const RunOptions& options, launch::JobSpec& spec) {
+// Completes how the hosts of a job meet that a scheduler has started. Its process manager is asked
+// if its variables do not name the first host. Returns the manager's secret, if it has one.
+Result<os::Secret> find_meeting_place(launch::JobSpec& spec) {
+  os::Secret secret;
+  os::Address& endpoint = spec.hosts->endpoint;
+  if (endpoint.host.empty()) {
+    const auto system = os::make_native_system();
+    const auto job = ask_process_manager(
+        spec.environment,
+        spec.environment.get_or("MPIR_CVAR_CH3_INTERFACE_HOSTNAME", system->host().name),
+        system->deadline_in(spec.hosts->join_timeout));
+    if (!job.ok()) return job.error();
+    endpoint.host = job->first_host;
+    secret = job->secret;
+    if (spec.run_id.empty()) spec.run_id = job->id;
+  }
+  if (endpoint.port == 0) endpoint.port = port_of(spec.run_id);
+  return secret;
+}
+
+// Returns the secret of a job on several hosts: from a file, from the variable, from the process
+// manager, or, if there is none, from the job's id, which anyone can guess.
+Result<os::Secret> find_token(const RunOptions& options, const os::Secret& of_manager,
+                              launch::JobSpec& spec) {
   if (!options.token_file.empty()) {
     auto file = os::read_secret_file(options.token_file);
     if (!file.ok()) return file.error().with_context("--token-file");
@@ -75,6 +92,7 @@ Result<os::Secret> find_token(const RunOptions& options, launch::JobSpec& spec) 
   }
   const std::string given = spec.environment.get_or(kTokenVariable, "");
   if (!given.empty()) return os::Secret(given);
+  if (!of_manager.empty()) return of_manager;
   fail("cadre run",
        cadre::format("warning: the job has no secret, so any process that reaches its ports and "
                      "knows the id \"{}\" can join it; give all hosts one secret with --token-file "
@@ -89,6 +107,9 @@ Result<os::Secret> find_token(const RunOptions& options, launch::JobSpec& spec) 
 // Sets how this host joins a job on several hosts.
 Status configure_hosts(const RunOptions& options, launch::JobSpec& spec) {
   if (options.max_hosts == 1) return {};
+  spec.hosts = options.several;
+  const auto of_manager = find_meeting_place(spec);
+  if (!of_manager.ok()) return of_manager.error();
   if (spec.run_id.empty()) spec.run_id = kDefaultRunId;
   for (const auto& [name, text] : {std::pair("--rdzv-id", &spec.run_id), {"--role", &spec.role}}) {
     if (text->size() <= launch::Table::kMaxTextBytes) continue;
@@ -96,8 +117,7 @@ Status configure_hosts(const RunOptions& options, launch::JobSpec& spec) {
                  cadre::format("{} has {} bytes; on several hosts at most {} are allowed", name,
                                text->size(), launch::Table::kMaxTextBytes));
   }
-  spec.hosts = options.several;
-  auto token = find_token(options, spec);
+  auto token = find_token(options, *of_manager, spec);
   if (!token.ok()) return token.error();
   spec.hosts->token = *std::move(token);
   return {};
@@ -149,7 +169,6 @@ Status bind_to_cores(const RunOptions& options, launch::JobSpec& spec) {
 
 // Sets everything but the program.
 Status configure(const RunOptions& options, launch::JobSpec& spec) {
-  CADRE_RETURN_IF_ERROR(check_scheduler(options, spec.environment));
   for (const NamedHost& host : options.hosts) CADRE_RETURN_IF_ERROR(check_is_this_host(host));
   const auto num_workers =
       num_workers_of(options.num_workers, os::read_machine_info(spec.environment));

@@ -84,7 +84,8 @@ Several hosts: start cadre run once on each, with the same options
 
 With one host these options must have values that apply to it: --nnodes 1, --node-rank 0, a name or
 address of this host for --rdzv-endpoint, --master-addr and --local-addr, the timeouts of --rdzv-conf.
-Give --nnodes 1 if srun or mpirun starts several jobs that are independent.
+If srun or mpirun starts one cadre run on each host, they say what --nnodes, --node-rank and
+--master-addr are. Give --nnodes 1 if these are jobs of their own.
   --standalone               --rdzv-backend, --rdzv-endpoint and --master-addr are ignored
   --monitor-interval SECONDS any value: the end of a worker is noticed at once
   --start-method METHOD      spawn, fork or forkserver, without a difference

@@ -29,15 +29,17 @@ constexpr const char* kRanks =
 class RunHosts : public ::testing::Test {
  protected:
   using Words = std::vector<std::string>;
+  using Variables = std::vector<std::pair<std::string, std::string>>;
 
   // Starts an agent whose workers run `program`.
-  CadreCommand& start(Words options, Words program, std::string token = kSecret) {
+  CadreCommand& start(Words options, Words program, std::string token = kSecret,
+                      Variables variables = {}) {
     Words words = {"run"};
     words.insert(words.end(), options.begin(), options.end());
     words.insert(words.end(), program.begin(), program.end());
+    variables.emplace_back("CADRE_JOB_TOKEN", std::move(token));
     agents_.push_back(std::make_unique<CadreCommand>(
-        std::move(words),
-        CadreCommand::Options{.environment = {{"CADRE_JOB_TOKEN", std::move(token)}}}));
+        std::move(words), CadreCommand::Options{.environment = std::move(variables)}));
     return *agents_.back();
   }
   // Starts an agent that looks for the others by c10d's rendezvous.
@@ -91,6 +93,20 @@ TEST_F(RunHosts, ANodeHasTheRankThatTheUserGave) {
   EXPECT_EQ(agents_[0]->wait().output, "[2] 2\n");
   EXPECT_EQ(agents_[1]->wait().output, "[1] 1\n");
   EXPECT_EQ(agents_[2]->wait().output, "[0] 0\n");
+}
+
+// srun sets these variables; its tasks get no options about hosts.
+TEST_F(RunHosts, TasksOfSrunFormOneJobWithTheirRanks) {
+  const auto as_task = [&](const std::string& rank) -> Variables {
+    return {{"SLURM_JOB_ID", "7"},         {"SLURM_STEP_ID", port_},
+            {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NUM_NODES", "2"},
+            {"SLURM_PROCID", rank},        {"SLURM_STEP_NODELIST", "127.0.0.[1-2]"}};
+  };
+  const Words program = {"sh", "-c", "echo $GROUP_RANK $TORCHELASTIC_RUN_ID"};
+  start({}, program, kSecret, as_task("1"));
+  start({}, program, kSecret, as_task("0"));
+  EXPECT_EQ(agents_[0]->wait().output, "[1] 1 slurm-7." + port_ + "\n");
+  EXPECT_EQ(agents_[1]->wait().output, "[0] 0 slurm-7." + port_ + "\n");
 }
 
 TEST_F(RunHosts, TwoNodesWithOneRankAreNamed) {

@@ -13,6 +13,7 @@
 #include "cadre/launch/cli/launch_job.h"
 #include "cadre/launch/cli/log_options.h"
 #include "cadre/launch/cli/path_options.h"
+#include "cadre/launch/cli/scheduler/process_manager.h"
 #include "cadre/launch/cli/torchrun_flags.h"
 
 namespace cadre::cli {
@@ -379,10 +380,22 @@ Status with_remedy(const GivenOption& given, Status applied) {
                              applied.error().message(), given.spelling, given.name));
 }
 
+// Several `cadre run` that a scheduler has started on several hosts are one job, unless --nnodes 1
+// or --standalone says that each is a job of its own.
+Status take_scheduler(const ParsedWords& parsed, const os::Environment& environment,
+                      RunOptions& options) {
+  if (parsed.find("--standalone") != nullptr || parsed.find("--nnodes") != nullptr) return {};
+  auto start = read_scheduler_start(environment);
+  if (!start.ok()) return start.error();
+  if (!*start) return {};
+  options.scheduled = **std::move(start);
+  options.min_hosts = options.max_hosts = static_cast<size_t>(options.scheduled->num_nodes);
+  return {};
+}
+
 Status apply_all(const ParsedWords& parsed, RunOptions& options) {
   // --standalone overrides three other options, as in torchrun.
   const bool is_standalone = parsed.find("--standalone") != nullptr;
-  options.says_num_nodes = is_standalone || parsed.find("--nnodes") != nullptr;
   for (const AcceptedFlag& flag : kAccepted) {
     const GivenOption* given = parsed.find(flag.option.name);
     if (given == nullptr) continue;
@@ -401,20 +414,36 @@ Status apply_all(const ParsedWords& parsed, RunOptions& options) {
   return {};
 }
 
-// Completes and checks the options about several hosts, whose defaults are those of torchrun.
-Status finish_hosts(RunOptions& options) {
+// Completes the endpoint of a job that a scheduler has started without naming one.
+Status take_endpoint_of_scheduler(const SchedulerStart& start, const os::Environment& environment,
+                                  RunOptions& options) {
+  options.several.endpoint.host = start.first_host;
+  if (options.run_id.empty()) options.run_id = start.job;
+  if (!start.first_host.empty() || has_process_manager(environment)) return {};
+  return Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("{} has started it on {} hosts ({}), but no variable says which is the "
+                    "first one: give --master-addr HOST, an address of the host of process "
+                    "0, or --nnodes 1 if these are independent jobs",
+                    start.scheduler, start.num_nodes, start.evidence));
+}
+
+// Completes and checks the options about several hosts, whose defaults are those of torchrun, or
+// those of the scheduler that has started this host.
+Status finish_hosts(const os::Environment& environment, RunOptions& options) {
   launch::HostsSpec& several = options.several;
   several.min_hosts = options.min_hosts;
   several.max_hosts = options.max_hosts;
-  if (several.endpoint.host.empty()) {
+  if (several.endpoint.host.empty() && options.scheduled) {
+    CADRE_RETURN_IF_ERROR(take_endpoint_of_scheduler(*options.scheduled, environment, options));
+  } else if (several.endpoint.host.empty()) {
     return Error(ErrorCode::kInvalidArgument,
                  options.is_static
                      ? "a job on several hosts needs --master-addr HOST, an address of the host "
                        "with --node-rank 0, or --rdzv-backend c10d with --rdzv-endpoint HOST:PORT"
                      : "a job on several hosts needs --rdzv-endpoint HOST:PORT, the same on all "
                        "hosts: an address of one of them");
-  }
-  if (several.endpoint.port == 0) {
+  } else if (several.endpoint.port == 0) {
     several.endpoint.port = options.is_static ? kStaticPort : kC10dPort;
   }
   if (!options.is_static) {
@@ -427,7 +456,9 @@ Status finish_hosts(RunOptions& options) {
                                "rendezvous has a fixed number of hosts",
                                options.min_hosts, options.max_hosts));
   }
-  if (!several.node_rank) several.node_rank = 0;
+  if (!several.node_rank) {
+    several.node_rank = options.scheduled ? static_cast<uint32_t>(options.scheduled->node_rank) : 0;
+  }
   return {};
 }
 
@@ -444,13 +475,14 @@ Result<RunOptions> parse_run_options(Words words, const os::Environment& environ
   const auto variables = read_variables(environment, options.warnings);
   if (!variables.ok()) return variables.error();
   parsed->options.insert(parsed->options.begin(), variables->begin(), variables->end());
+  CADRE_RETURN_IF_ERROR(take_scheduler(*parsed, environment, options));
   CADRE_RETURN_IF_ERROR(apply_all(*parsed, options));
   if (options.max_hosts > 1) {
     if (parsed->find("--standalone") != nullptr) {
       return Error(ErrorCode::kInvalidArgument,
                    "--standalone is for a job on one host; leave it or --nnodes out");
     }
-    CADRE_RETURN_IF_ERROR(finish_hosts(options));
+    CADRE_RETURN_IF_ERROR(finish_hosts(environment, options));
   }
   options.program = std::move(parsed->others);
   if (options.program.empty()) {

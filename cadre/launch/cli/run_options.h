@@ -3,7 +3,7 @@
 // Threads: plain values. Blocking: never. Errors: kInvalidArgument with a sentence that names the
 // invalid word or variable and, if there is one, a similar option. Source: torchrun's flags, in
 // both spellings, and its PET_ variables and TORCH_ELASTIC_SHUTDOWN_TIMEOUT; a flag takes
-// precedence over its variable.
+// precedence over its variable. scheduler_environment.h has the variables of srun and mpirun.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@
 #include "cadre/core/os/proc/machine.h"
 #include "cadre/launch/cli/binding/core_binding.h"
 #include "cadre/launch/cli/option_words.h"
+#include "cadre/launch/cli/scheduler/scheduler_environment.h"
 #include "cadre/launch/hosts/join_job.h"
 #include "cadre/launch/job/job_events.h"
 #include "cadre/launch/job/output/log_spec.h"
@@ -47,6 +48,10 @@ struct RunOptions {
   size_t min_hosts = 1;
   size_t max_hosts = 1;
   bool is_static = true;  // the rendezvous of --rdzv-backend static, the default
+  // A scheduler that has started `cadre run` on several hosts says what --nnodes, --node-rank and
+  // the endpoint are if they are not given. An empty host of the endpoint in `several` means that
+  // its process manager must be asked.
+  std::optional<SchedulerStart> scheduled;
   launch::HostsSpec several;
   std::string token_file;
   std::optional<std::string> prefix_template;
@@ -57,8 +62,7 @@ struct RunOptions {
   std::optional<std::vector<int>> stop_signals;
   std::optional<BindingMode> binding;
   std::optional<int> input_rank;
-  std::string flight_folder;    // empty: records stay in memory
-  bool says_num_nodes = false;  // --nnodes or --standalone was given
+  std::string flight_folder;  // empty: records stay in memory
   int max_restarts = 0;
   std::optional<Duration> shutdown_timeout;
   std::vector<std::string> program;  // the name of the program and its arguments

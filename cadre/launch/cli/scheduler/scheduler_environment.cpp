@@ -4,6 +4,7 @@
 #include <charconv>
 #include <limits>
 #include <system_error>
+#include <utility>
 
 #include "cadre/core/base/format.h"
 
@@ -18,6 +19,7 @@ struct StarterVariables {
   std::string_view num_nodes;
   std::string_view num_local;
   std::string_view one_per_host;  // its option that starts one process on each host
+  std::string_view hosts;         // a list of the hosts, or ""
 };
 
 // The first one whose variables are set counts. In an allocation of Slurm mpirun and mpiexec start
@@ -37,7 +39,8 @@ constexpr std::array kStarters{StarterVariables{.scheduler = "mpirun (Open MPI)"
                                                 .size = "SLURM_STEP_NUM_TASKS",
                                                 .rank = "SLURM_PROCID",
                                                 .num_nodes = "SLURM_STEP_NUM_NODES",
-                                                .one_per_host = "--ntasks-per-node=1"},
+                                                .one_per_host = "--ntasks-per-node=1",
+                                                .hosts = "SLURM_STEP_NODELIST"},
                                StarterVariables{.scheduler = "a process manager (PMI)",
                                                 .size = "PMI_SIZE",
                                                 .rank = "PMI_RANK",
@@ -89,11 +92,44 @@ Result<std::optional<SchedulerStart>> read_start(const os::Environment& environm
                       "are independent jobs",
                       names.scheduler, evidence, names.one_per_host));
   }
-  return std::optional(
-      SchedulerStart{.scheduler = names.scheduler, .num_nodes = *size, .evidence = evidence});
+  const auto rank = read_number(environment, names.rank, 0, *size - 1);
+  if (!rank.ok()) return rank.error();
+  SchedulerStart start{.scheduler = names.scheduler,
+                       .num_nodes = *size,
+                       .node_rank = *rank,
+                       .evidence = evidence,
+                       .job = {},
+                       .first_host = {}};
+  if (!names.hosts.empty()) {
+    start.first_host = first_host_of(environment.get_or(names.hosts, ""));
+    start.job = cadre::format("slurm-{}.{}", environment.get_or("SLURM_JOB_ID", "0"),
+                              environment.get_or("SLURM_STEP_ID", "0"));
+  }
+  return std::optional(std::move(start));
 }
 
 }  // namespace
+
+std::string first_host_of(std::string_view hosts) {
+  std::string first;
+  bool is_in_brackets = false;
+  bool is_skipped = false;  // the character follows the first element of the brackets
+  for (const char c : hosts) {
+    if (c == '[') {
+      is_in_brackets = true;
+    } else if (c == ']') {
+      is_in_brackets = is_skipped = false;
+    } else if (is_in_brackets) {
+      is_skipped = is_skipped || c == ',' || c == '-';
+      if (!is_skipped) first += c;
+    } else if (c == ',') {
+      return first;
+    } else {
+      first += c;
+    }
+  }
+  return first;
+}
 
 Result<std::optional<SchedulerStart>> read_scheduler_start(const os::Environment& environment) {
   if (environment.get("TORCHELASTIC_RUN_ID")) return std::optional<SchedulerStart>();

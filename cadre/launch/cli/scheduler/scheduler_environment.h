@@ -1,12 +1,14 @@
-// Whether srun, mpirun or mpiexec has started this `cadre run` several times, read from their
-// variables.
+// Whether srun, mpirun or mpiexec has started this `cadre run` several times, and what their
+// variables say about the job: the number of hosts, the rank of this one, and of srun the first
+// one.
 //
 // Threads: pure functions. Blocking: never. Errors: kInvalidArgument with the variable, its value
 // and what to do, if a value is invalid or if several `cadre run` were started on one host.
 // Sources: srun(1) of Slurm 22.05, "OUTPUT ENVIRONMENT VARIABLES"; mpirun(1) of Open MPI 4.1;
 // Hydra of MPICH 4.0.
 //
-//   srun      SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES, SLURM_PROCID
+//   srun      SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES, SLURM_PROCID, SLURM_STEP_NODELIST,
+//             SLURM_JOB_ID, SLURM_STEP_ID
 //   mpirun    OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_SIZE, OMPI_COMM_WORLD_RANK
 //   mpiexec   PMI_SIZE, MPI_LOCALNRANKS, PMI_RANK; other process managers set no MPI_LOCALNRANKS
 #pragma once
@@ -24,7 +26,12 @@ namespace cadre::cli {
 struct SchedulerStart {
   std::string_view scheduler;  // "srun", "mpirun (Open MPI)", ...
   int num_nodes = 0;           // at least 2
+  int node_rank = 0;           // below num_nodes
   std::string evidence;        // "SLURM_STEP_NUM_TASKS is 2", for errors
+  // Of srun: a name of the job's step and the first of its hosts. The other starters set no
+  // variables for these; a process manager knows them (process_manager.h).
+  std::string job;
+  std::string first_host;
 
   friend bool operator==(const SchedulerStart&, const SchedulerStart&) = default;
 };
@@ -32,5 +39,8 @@ struct SchedulerStart {
 // Returns nullopt if this `cadre run` is alone, or if it was started by a worker of a launcher,
 // which may have inherited the variables of a scheduler.
 Result<std::optional<SchedulerStart>> read_scheduler_start(const os::Environment& environment);
+
+// Returns the first host of one of Slurm's lists, such as "node09" of "node[09-11,14],login1".
+std::string first_host_of(std::string_view hosts);
 
 }  // namespace cadre::cli

@@ -30,15 +30,11 @@ std::string error_of(const Variables& variables) {
 }
 
 // The second of two tasks on two nodes: srun -N 2 --ntasks-per-node=1.
-const Variables kSlurm{{"SLURM_JOB_ID", "7"},
-                       {"SLURM_STEP_NUM_TASKS", "2"},
-                       {"SLURM_STEP_NUM_NODES", "2"},
-                       {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
-                       {"SLURM_STEP_NODELIST", "node[09-10]"},
-                       {"SLURM_PROCID", "1"},
-                       {"SLURM_NODEID", "1"},
-                       {"SLURM_LOCALID", "0"},
-                       {"SLURM_NTASKS", "2"}};
+const Variables kSlurm{{"SLURM_JOB_ID", "7"},         {"SLURM_STEP_NUM_TASKS", "2"},
+                       {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                       {"SLURM_STEP_ID", "3"},        {"SLURM_STEP_NODELIST", "node[09-10]"},
+                       {"SLURM_PROCID", "1"},         {"SLURM_NODEID", "1"},
+                       {"SLURM_LOCALID", "0"},        {"SLURM_NTASKS", "2"}};
 const Variables kOpenMpi{{"OMPI_COMM_WORLD_SIZE", "3"},       {"OMPI_COMM_WORLD_RANK", "2"},
                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
                          {"OMPI_COMM_WORLD_NODE_RANK", "0"},  {"PMIX_RANK", "2"}};
@@ -52,16 +48,39 @@ Variables changed(Variables variables, const std::string& name, const std::strin
   return variables;
 }
 
-TEST(SchedulerEnvironment, GivesTheNumberOfNodes) {
-  const SchedulerStart srun{
-      .scheduler = "srun", .num_nodes = 2, .evidence = "SLURM_STEP_NUM_TASKS is 2"};
+TEST(SchedulerEnvironment, GivesTheNumberOfNodesTheRankAndTheFirstHost) {
+  const SchedulerStart srun{.scheduler = "srun",
+                            .num_nodes = 2,
+                            .node_rank = 1,
+                            .evidence = "SLURM_STEP_NUM_TASKS is 2",
+                            .job = "slurm-7.3",
+                            .first_host = "node09"};
   EXPECT_EQ(start_of(kSlurm).value_or_throw(), srun);
-  const SchedulerStart mpirun{
-      .scheduler = "mpirun (Open MPI)", .num_nodes = 3, .evidence = "OMPI_COMM_WORLD_SIZE is 3"};
+  const SchedulerStart mpirun{.scheduler = "mpirun (Open MPI)",
+                              .num_nodes = 3,
+                              .node_rank = 2,
+                              .evidence = "OMPI_COMM_WORLD_SIZE is 3",
+                              .job = {},
+                              .first_host = {}};
   EXPECT_EQ(start_of(kOpenMpi).value_or_throw(), mpirun);
-  const SchedulerStart mpiexec{
-      .scheduler = "mpiexec (MPICH)", .num_nodes = 3, .evidence = "PMI_SIZE is 3"};
+  const SchedulerStart mpiexec{.scheduler = "mpiexec (MPICH)",
+                               .num_nodes = 3,
+                               .node_rank = 0,
+                               .evidence = "PMI_SIZE is 3",
+                               .job = {},
+                               .first_host = {}};
   EXPECT_EQ(start_of(kMpich).value_or_throw(), mpiexec);
+}
+
+TEST(SchedulerEnvironment, FindsTheFirstHostInAList) {
+  for (const auto& [hosts, first] : {std::pair{"node09", "node09"},
+                                     {"node[09-11,14],login1", "node09"},
+                                     {"a1,b[2-3]", "a1"},
+                                     {"rack[2,4]node[3-5]x", "rack2node3x"},
+                                     {"", ""},
+                                     {"n[", "n"}}) {
+    EXPECT_EQ(first_host_of(hosts), first) << hosts;
+  }
 }
 
 Variables together(Variables first, const Variables& second) {
@@ -113,13 +132,7 @@ TEST(SchedulerEnvironment, AnInvalidValueIsNamed) {
   }
 }
 
-// Each of two `cadre run` would otherwise start a job of its own, without an error.
-TEST(SchedulerEnvironment, CadreRunRefusesSeveralHostsUnlessTheJobsAreIndependent) {
-  const auto refused = run_cadre({"run", "true"}, kSlurm);
-  EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_THAT(refused.error,
-              HasSubstr("cadre run: srun has started it on 2 hosts (SLURM_STEP_NUM_TASKS is 2); "
-                        "for one job on all of them give --nnodes 2 --rdzv-backend c10d"));
+TEST(SchedulerEnvironment, CadreRunOfSeveralIndependentJobsStartsEachOnOneHost) {
   EXPECT_EQ(run_cadre({"run", "--nnodes", "1", "true"}, kSlurm).exit_code, 0);
   EXPECT_EQ(run_cadre({"run", "--standalone", "true"}, kSlurm).exit_code, 0);
   const auto one = run_cadre({"run", "--nproc-per-node", "2", "sh", "-c", "echo $RANK/$WORLD_SIZE"},
