@@ -351,6 +351,8 @@ void Agent::follow(ConnectionId connection, const Message& message) {
   role_ = Role::kFollowing;
   upstream_ = connection;
   table_ = *message.table;
+  log(cadre::format("joined job {}, whose coordinator is host {} (epoch {})", options_.job,
+                    message.host.name, table_.epoch));
   for (auto& [parked, join] : std::exchange(parked_joins_, {})) send(parked, table_message());
   lease_until_ = message.time + options_.silence;
   next_beat_ = now_;

@@ -162,6 +162,8 @@ class Agent {
   bool is_followed_by(AgentId id) const;
   bool has_to_wait() const;
   bool any_workers() const;
+  // Says in the log how many hosts are here, if the number has changed.
+  void announce(size_t num_present);
   std::string missing_text(size_t num_present) const;
   void check_gathering();
   void check_starting();
@@ -210,6 +212,7 @@ class Agent {
   TimePoint next_probe_;
   TimePoint hold_until_;  // workers of another coordinator may still run
   TimePoint news_at_;
+  size_t num_announced_ = 0;  // how many hosts are here by the last line of the log
   std::optional<TimePoint> regroup_at_;
   TimePoint end_by_;
 };

@@ -37,6 +37,7 @@ void Agent::take_over() {
   if (table_.round == 0) table_.quorums = {{options_.self.id}};
   forget_dead_hosts();
   news_at_ = next_probe_ = now_;
+  num_announced_ = 0;
   log(cadre::format("this host is the coordinator of job {} (epoch {})", options_.job,
                     table_.epoch));
   for (auto& [connection, message] : std::exchange(parked_joins_, {})) join(connection, message);
@@ -297,6 +298,7 @@ void Agent::gather() {
   table_.phase = Phase::kGathering;
   regroup_at_.reset();
   news_at_ = now_;
+  num_announced_ = 0;
   broadcast();
 }
 
@@ -360,9 +362,19 @@ std::string Agent::missing_text(size_t num_present) const {
       num_present, num_seconds(options_.join_timeout));
 }
 
+void Agent::announce(size_t num_present) {
+  if (num_announced_ == num_present) return;
+  num_announced_ = num_present;
+  const std::string range = options_.min_hosts == options_.max_hosts
+                                ? cadre::format("{}", options_.max_hosts)
+                                : cadre::format("{} to {}", options_.min_hosts, options_.max_hosts);
+  log(cadre::format("{} of {} hosts {} here", num_present, range, num_present == 1 ? "is" : "are"));
+}
+
 void Agent::check_gathering() {
   const auto num_present = static_cast<size_t>(
       std::ranges::count_if(table_.hosts, [&](const Host& host) { return is_present(host.id); }));
+  announce(num_present);
   const bool may_start = !any_workers() && !has_to_wait() && !is_leaving_ &&
                          table_.quorums.size() < Table::kMaxQuorums &&
                          num_present >= options_.min_hosts && has_quorum(&Agent::is_present);
@@ -405,6 +417,11 @@ void Agent::propose(size_t num_hosts) {
     follower.has_confirmed = false;
     follower.outcome = Outcome::kNone;
   }
+  size_t num_workers = 0;
+  for (const Host& host : table_.hosts) {
+    if (host.state == HostState::kIn) num_workers += host.num_slots;
+  }
+  log(cadre::format("round {} starts: {} hosts, {} workers", table_.round, num_hosts, num_workers));
   broadcast();
 }
 

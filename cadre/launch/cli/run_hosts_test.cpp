@@ -69,11 +69,14 @@ class RunHosts : public ::testing::Test {
 TEST_F(RunHosts, AgentsWithDifferentNumbersOfWorkersFormOneWorld) {
   const Words program = {"sh", "-c", kRanks};
   join("2", {"--nproc-per-node", "1"}, program);
-  ASSERT_TRUE(agents_[0]->wait_for("is the coordinator"));
+  ASSERT_TRUE(agents_[0]->wait_for("1 of 2 hosts is here\n"));
   join("2", {"--nproc-per-node", "2"}, program);
   const CommandResult first = agents_[0]->wait();
   const CommandResult second = agents_[1]->wait();
   EXPECT_EQ(first.exit_code, 0) << first.error;
+  EXPECT_THAT(first.error, HasSubstr("2 of 2 hosts are here\n"));
+  EXPECT_THAT(first.error, HasSubstr("round 1 starts: 2 hosts, 3 workers\n"));
+  EXPECT_THAT(second.error, HasSubstr("joined job none, whose coordinator is host "));
   EXPECT_EQ(second.exit_code, 0) << second.error;
   EXPECT_EQ(first.output, "[0] 0 of 3, local 0 of 1, group 0 of 2, role 0 of 3\n");
   EXPECT_THAT(second.output, HasSubstr("[1] 1 of 3, local 0 of 2, group 1 of 2, role 1 of 3\n"));
