@@ -139,6 +139,8 @@ int verify_as_rank_of(const ProcessGroup& world, const CommandLine& command, os:
     for (const std::string& name : request.strategies) fields.push_back({"--strategies", name});
     return fields;
   });
+  train::on_all_ranks(
+      world, [&] { train::place_replicas(config.parallel, world.communicator().hosts()); });
   const VerifyReport report = train::verify_config(
       config, command.request, {.world = world, .system = system, .print = print});
   return report.is_within() ? 0 : kDeviationExitCode;

@@ -75,6 +75,7 @@ Trainer::~Trainer() = default;
 
 void Trainer::prepare() {
   const int world_size = context_.world.world_size();
+  place_replicas(config_.parallel, context_.world.communicator().hosts());
   check_layout(config_, world_size);
   if (!config_.model.weights.empty()) weights_ = InitialWeights::open(config_.model.weights);
   task_ = open_task(config_, context_.system.deadline_in(kTextSourceTimeout));

@@ -86,7 +86,7 @@ OptimizerConfig default_optimizer(const std::string& kind);
 
 struct ParallelConfig {
   std::string strategy = "ddp";
-  int64_t replicas = 2;
+  int64_t replicas = 0;  // 0: see place_replicas()
   std::string form = "auto";
   std::string reshard = "after_forward";
   std::string offload = "none";

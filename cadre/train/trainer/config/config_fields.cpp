@@ -229,8 +229,9 @@ void add_parallel_fields(std::vector<ConfigField>& fields, ParallelConfig& paral
        .choices = {"single", "ddp", "zero1", "zero2", "fsdp", "hsdp"}});
   fields.push_back({"parallel.replicas",
                     "hsdp: the number of groups of processes, each of which holds the whole model; "
-                    "must divide the number of processes",
-                    &parallel.replicas, 1, 1 << 20});
+                    "must divide the number of processes; 0: as many as hosts, so that parameters "
+                    "are gathered inside of hosts, or 2 on one host",
+                    &parallel.replicas, 0, 1 << 20});
   fields.push_back(
       {.name = "parallel.form",
        .meaning = "fsdp and hsdp: gathered: each process copies the parameters of a block from the "

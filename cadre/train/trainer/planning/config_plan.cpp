@@ -64,7 +64,7 @@ PlanOptions plan_options(const Config& config, const Processes& processes) {
                          .accumulate = config.run.accumulate,
                          .reshard = reshard_of(parallel)};
   if (options.strategy == DataStrategy::kHsdp) {
-    options.num_replicas = static_cast<int>(parallel.replicas);
+    options.num_replicas = num_replicas(parallel);
   }
   if (!has_units(options.strategy)) return options;
   options.is_mapped = shard_form(parallel) == ShardForm::kMapped;
@@ -141,7 +141,7 @@ NamedPlan plan_of(const Config& config, const ModelSizes& model, const Processes
 bool fits(const Config& config, const Processes& processes) {
   if (find_layout_conflict(config)) return false;
   const Degrees degrees = degrees_of(config.parallel, processes.count);
-  return config.parallel.strategy != "hsdp" || degrees.data % config.parallel.replicas == 0;
+  return config.parallel.strategy != "hsdp" || degrees.data % num_replicas(config.parallel) == 0;
 }
 
 }  // namespace

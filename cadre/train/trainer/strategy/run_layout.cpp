@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "cadre/core/base/error.h"
@@ -109,14 +110,15 @@ void check_data_degree(const ParallelConfig& parallel, const Degrees& degrees, i
                                    "hsdp, or start one process",
                                    world_size));
   }
-  if (data_strategy(parallel) == DataStrategy::kHsdp && degrees.data % parallel.replicas != 0) {
-    refuse(divides
-               ? cadre::format("parallel.replicas is {}, which does not divide {}, the number of "
-                               "groups that each have the whole model ({} on {} processes)",
-                               parallel.replicas, degrees.data, product_text(parallel), world_size)
-               : cadre::format("parallel.replicas is {}, which does not divide the {} "
-                               "processes",
-                               parallel.replicas, world_size));
+  if (data_strategy(parallel) == DataStrategy::kHsdp &&
+      degrees.data % num_replicas(parallel) != 0) {
+    refuse(divides ? cadre::format(
+                         "parallel.replicas is {}, which does not divide {}, the number of "
+                         "groups that each have the whole model ({} on {} processes)",
+                         num_replicas(parallel), degrees.data, product_text(parallel), world_size)
+                   : cadre::format("parallel.replicas is {}, which does not divide the {} "
+                                   "processes",
+                                   num_replicas(parallel), world_size));
   }
 }
 
@@ -137,6 +139,24 @@ Degrees degrees_of(const ParallelConfig& parallel, int world_size) {
           .tensor = static_cast<int>(parallel.tensor)};
 }
 
+int num_replicas(const ParallelConfig& parallel) {
+  constexpr int kOnOneHost = 2;
+  return parallel.replicas == 0 ? kOnOneHost : static_cast<int>(parallel.replicas);
+}
+
+void place_replicas(ParallelConfig& parallel, std::span<const int> host_of_rank) {
+  const auto world_size = static_cast<int>(host_of_rank.size());
+  if (parallel.replicas != 0 || data_strategy(parallel) != DataStrategy::kHsdp) return;
+  const auto on_first_host = static_cast<int>(std::ranges::count(host_of_rank, host_of_rank[0]));
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (host_of_rank[static_cast<size_t>(rank)] != rank / on_first_host) return;
+  }
+  const Degrees degrees = degrees_of(parallel, world_size);
+  const int inside_of_shard = degrees.expert * degrees.context * degrees.tensor;
+  const int num_shards = std::max(1, std::min(degrees.data, on_first_host / inside_of_shard));
+  if (degrees.data > num_shards) parallel.replicas = degrees.data / num_shards;
+}
+
 std::vector<std::string> data_axis_names(const ParallelConfig& parallel) {
   const DataStrategy strategy = data_strategy(parallel);
   if (strategy == DataStrategy::kFsdp) return {"dp_shard"};
@@ -151,8 +171,8 @@ Reshard reshard_of(const ParallelConfig& parallel) {
 std::vector<MeshAxis> data_axes(const ParallelConfig& parallel, const Degrees& degrees) {
   const std::vector<std::string> names = data_axis_names(parallel);
   if (names.size() == 1) return {{names[0], degrees.data}};
-  const int num_replicas = static_cast<int>(parallel.replicas);
-  return {{names[0], num_replicas}, {names[1], degrees.data / num_replicas}};
+  const int replicas = num_replicas(parallel);
+  return {{names[0], replicas}, {names[1], degrees.data / replicas}};
 }
 
 std::string layout_name(const ParallelConfig& parallel) {

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,13 @@ struct Degrees {
 
 // Throws unless the degrees of the configuration divide the number of processes.
 Degrees degrees_of(const ParallelConfig& parallel, int world_size);
+
+// Returns parallel.replicas, or its default for one host.
+int num_replicas(const ParallelConfig& parallel);
+// Sets parallel.replicas, if it is 0, such that each shard group of hsdp is inside of a host.
+// Leaves it 0 if all processes are on one host, or if the hosts do not have equally many
+// consecutive ranks. `host_of_rank` is Communicator::hosts().
+void place_replicas(ParallelConfig& parallel, std::span<const int> host_of_rank);
 
 // Returns parallel.reshard as an enumerator.
 Reshard reshard_of(const ParallelConfig& parallel);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "cadre/core/base/error.h"
 
@@ -193,6 +194,28 @@ TEST(RunLayout, WhatAPipelineDoesNotHaveIsRefused) {
   EXPECT_EQ(refusal(config, 2),
             "run.autocast is bfloat16 where a model is divided by parallel.tensor, pipeline or "
             "context, which compute and reduce in float32: choose float32");
+}
+
+// Returns parallel.replicas for processes on these hosts.
+int64_t placed(ParallelConfig parallel, const std::vector<int>& host_of_rank) {
+  parallel.strategy = "hsdp";
+  place_replicas(parallel, host_of_rank);
+  return parallel.replicas;
+}
+
+TEST(RunLayout, ShardsOfHsdpAreInsideOfHosts) {
+  const std::vector<int> two_by_four{0, 0, 0, 0, 1, 1, 1, 1};
+  EXPECT_EQ(placed({}, two_by_four), 2);
+  EXPECT_EQ(placed({}, {0, 0, 1, 1, 2, 2, 3, 3}), 4);
+  EXPECT_EQ(placed({.tensor = 2}, two_by_four), 2);    // 2 shards of 2 processes fill a host
+  EXPECT_EQ(placed({.tensor = 4}, two_by_four), 2);    // the model fills a host
+  EXPECT_EQ(placed({.pipeline = 2}, two_by_four), 0);  // each stage is on one host
+  EXPECT_EQ(placed({.replicas = 8}, two_by_four), 8);
+  EXPECT_EQ(placed({}, {0, 0, 0, 0}), 0);
+  EXPECT_EQ(placed({}, {0, 0, 0, 1}), 0);
+  EXPECT_EQ(placed({}, {0, 1, 0, 1}), 0);
+  EXPECT_EQ(num_replicas({}), 2);
+  EXPECT_EQ(num_replicas({.replicas = 3}), 3);
 }
 
 }  // namespace

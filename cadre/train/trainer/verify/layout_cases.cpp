@@ -125,7 +125,7 @@ StrategyCase case_of(const ParallelConfig& parallel) {
     own.form = parallel.form == "mapped" ? ShardForm::kMapped : ShardForm::kGathered;
   }
   if (own.strategy == DataStrategy::kHsdp) {
-    own.num_replicas = static_cast<int>(parallel.replicas);
+    own.num_replicas = num_replicas(parallel);
   }
   return own;
 }
