@@ -54,6 +54,18 @@ bool is_true_on_one_host(std::string_view key, std::string_view value) {
   return std::ranges::find(kVacuousKeys, key) != kVacuousKeys.end();
 }
 
+// Requires that each setting of --rdzv-conf has a value, as torchrun does.
+Status check_values(const GivenOption& given) {
+  for (const std::string_view setting : split(given.value)) {
+    const size_t equals = setting.find('=');
+    if (equals < setting.size() - 1) continue;
+    return Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("{}: \"{}\": expected a value, as in NAME=VALUE", given.text(), setting));
+  }
+  return {};
+}
+
 }  // namespace
 
 std::span<const RefusedFlag> refused_torchrun_flags() {
@@ -69,6 +81,7 @@ Status check_refused_flag(const GivenOption& given) {
 }
 
 Status check_rendezvous_settings(const GivenOption& given) {
+  CADRE_RETURN_IF_ERROR(check_values(given));
   for (const std::string_view setting : split(given.value)) {
     const size_t equals = std::min(setting.find('='), setting.size());
     const std::string_view key = setting.substr(0, equals);
@@ -88,6 +101,7 @@ Status take_rendezvous_settings(const GivenOption& given, launch::HostsSpec& spe
     return Error(ErrorCode::kInvalidArgument,
                  cadre::format("{}: \"{}\": expected {}", given.text(), setting, expected));
   };
+  CADRE_RETURN_IF_ERROR(check_values(given));
   for (const std::string_view setting : split(given.value)) {
     const size_t equals = std::min(setting.find('='), setting.size());
     const std::string_view key = setting.substr(0, equals);

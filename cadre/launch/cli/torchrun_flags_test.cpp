@@ -37,9 +37,19 @@ TEST_F(TorchrunFlagsTest, SettingsOfARendezvousAreTrueOnOneHostOrRefusedByName) 
   };
   EXPECT_EQ(check(""), "accepted");
   EXPECT_EQ(check("timeout=900,is_host=1,store_type=tcp,rank=0,"), "accepted");
-  for (const char* wrong : {"is_host=0", "rank=1", "store_type=file", "timeouts=3", "is_host"}) {
+  for (const char* wrong : {"is_host=0", "rank=1", "store_type=file", "timeouts=3"}) {
     EXPECT_THAT(check(std::string("timeout=3,") + wrong),
                 HasSubstr(std::string(": \"") + wrong + "\" is no setting"));
+  }
+}
+
+TEST_F(TorchrunFlagsTest, ASettingOfARendezvousNeedsAValue) {
+  launch::HostsSpec spec;
+  for (const char* wrong : {"is_host", "timeout", "join_timeout", "join_timeout=", "="}) {
+    const GivenOption option = given("--rdzv-conf", std::string("read_timeout=3,") + wrong);
+    const std::string expected = std::string(": \"") + wrong + "\": expected a value";
+    EXPECT_THAT(said(check_rendezvous_settings(option)), HasSubstr(expected));
+    EXPECT_THAT(said(take_rendezvous_settings(option, spec)), HasSubstr(expected));
   }
 }
 
