@@ -229,8 +229,8 @@ TEST(ZeroUnderDdp, ABackwardAfterAWriteToTheShardsIsRefused) {
         Tensor last = loss(1);
         double_shards(zero.parameter_shards());
         EXPECT_THAT(failure_of([&] { last.backward(); }), HasSubstr(kModified));
-        // The values are written between a backward and the next forward, and a second time under
-        // no_sync().
+        // The program doubles the shards twice: between a backward and the next forward, which is
+        // allowed, and between a forward and its backward under no_sync(), which is refused.
         copy.zero_grad();
         loss(2).backward();
         double_shards(zero.parameter_shards());

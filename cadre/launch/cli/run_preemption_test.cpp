@@ -272,10 +272,11 @@ TEST_F(RunPreemption, ASecondSignalKillsAtOnce) {
   const auto result = command.wait();
   EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.error;
   EXPECT_THAT(result.error, HasSubstr("cadre: Ctrl-C again: killing what is left\n"));
-  EXPECT_THAT(result.error,
-              EndsWith("cadre: preempted by SIGTERM, but no step was saved by all ranks: ranks 0-1 "
-                       "asked whether to leave, and did not save, ended with signal 9 "
-                       "(SIGKILL)\n"));
+  EXPECT_THAT(
+      result.error,
+      EndsWith("cadre: preempted by SIGTERM, but no step was saved by all ranks: ranks 0-1 "
+               "called Preemption::must_leave(), and saved no snapshot, ended with signal 9 "
+               "(SIGKILL)\n"));
   EXPECT_TRUE(command.leaves_nothing());
 }
 
@@ -287,9 +288,10 @@ TEST_F(RunPreemption, ARankThatDoesNotAskIsNamed) {
   EXPECT_EQ(result.exit_code, 128 + SIGTERM);
   EXPECT_THAT(result.error, HasSubstr("cadre: killed, because they did not end within 3 s of "
                                       "SIGTERM: ranks 0-2\n"));
-  EXPECT_THAT(result.error, HasSubstr("; rank 2 did not ask whether to leave "
-                                      "(Preemption::must_leave), ended with signal 9 (SIGKILL)\n"));
-  EXPECT_THAT(result.error, HasSubstr(": ranks 0-1 asked whether to leave, and did not save"));
+  EXPECT_THAT(result.error, HasSubstr("; rank 2 did not call "
+                                      "Preemption::must_leave(), ended with signal 9 (SIGKILL)\n"));
+  EXPECT_THAT(result.error, HasSubstr(": ranks 0-1 called Preemption::must_leave(), and saved no "
+                                      "snapshot"));
   EXPECT_TRUE(command.leaves_nothing());
 }
 
@@ -311,7 +313,7 @@ TEST_F(RunPreemption, ARankThatStaysWhenAnotherHasLeftIsKilledAndNamed) {
                                       "of rank 0: rank 1\n"));
   EXPECT_THAT(result.error,
               EndsWith("cadre: preempted, but no step was saved by all ranks: rank 1 "
-                       "did not ask whether to leave (Preemption::must_leave), ended "
+                       "did not call Preemption::must_leave(), ended "
                        "with signal 9 (SIGKILL); rank 0 saved step 5, ended with exit code 75\n"));
   EXPECT_TRUE(command.leaves_nothing());
 }

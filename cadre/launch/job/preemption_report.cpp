@@ -14,8 +14,8 @@ namespace cadre::launch {
 namespace {
 
 std::string state_text(const LeavingWorker& worker) {
-  std::string text = worker.has_asked ? "asked whether to leave, and did not save"
-                                      : "did not ask whether to leave (Preemption::must_leave)";
+  std::string text = worker.has_asked ? "called Preemption::must_leave(), and saved no snapshot"
+                                      : "did not call Preemption::must_leave()";
   if (worker.exit.preemption) {
     text = cadre::format("saved step {}", worker.exit.preemption->saved_step.value_or(0));
   }

@@ -43,9 +43,10 @@ TEST(PreemptionReport, NamesTheRanksThatDidNotSave) {
   EXPECT_TRUE(report.has_begun());
   EXPECT_EQ(report.saved_by_all(), std::nullopt);
   EXPECT_EQ(report.to_text(),
-            "preempted by SIGTERM, but no step was saved by all ranks: ranks 2, 4 asked whether to "
-            "leave, and did not save, ended with signal 9 (SIGKILL); rank 3 did not ask whether to "
-            "leave (Preemption::must_leave), ended with signal 9 (SIGKILL); ranks 0-1 saved step "
+            "preempted by SIGTERM, but no step was saved by all ranks: ranks 2, 4 called "
+            "Preemption::must_leave(), and saved no snapshot, ended with signal 9 (SIGKILL); rank "
+            "3 did not call Preemption::must_leave(), ended with signal 9 (SIGKILL); ranks 0-1 "
+            "saved step "
             "12, ended with exit code 75");
 }
 
@@ -69,8 +70,9 @@ TEST(PreemptionReport, AWorkerThatCouldNotBeKilledHasSavedNothing) {
   EXPECT_TRUE(report.has_begun());
   EXPECT_EQ(report.saved_by_all(), std::nullopt);
   EXPECT_EQ(report.to_text(),
-            "preempted, but no step was saved by all ranks: rank 1 asked whether to leave, and did "
-            "not save, did not end; rank 0 saved step 12, ended with exit code 75");
+            "preempted, but no step was saved by all ranks: rank 1 called "
+            "Preemption::must_leave(), and saved no snapshot, did not end; rank 0 saved step 12, "
+            "ended with exit code 75");
   const std::vector<LeavingWorker> done{
       {.exit = {.rank = 0}, .has_asked = true},
       {.exit = {.rank = 1}, .has_asked = true, .has_ended = false}};

@@ -25,7 +25,7 @@ using testing::targets_of;
 using testing::tokens_of;
 using torch::Tensor;
 
-// The error of a rank that ran `body` on a pipeline of two stages.
+// The error with which a step of a pipeline failed on one rank.
 struct StepFailure {
   std::string text;
   ErrorCode code = ErrorCode::kInternal;

@@ -39,7 +39,8 @@ TEST_P(TiedTest, ParametersThatShareMemoryStepOneAfterTheOther) {
       const at::Tensor truth = memory.clone();
       const Tensors own = over_one_memory(memory, begin);
       const Tensors others = over_one_memory(truth, begin);
-      // Three empty parameters come first, so that all tensors with memory are in the same group.
+      // The optimizer updates several tensors with one call of a kernel. Three empty parameters
+      // come first, so that all other tensors belong to the same call.
       const auto with_first = [](Tensors tensors) {
         const at::Tensor empty = torch::empty({0}, at::kDouble).requires_grad_(true);
         tensors.insert(tensors.begin(), {empty, empty, empty});

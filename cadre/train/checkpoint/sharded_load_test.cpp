@@ -294,9 +294,10 @@ TEST_F(ShardedFailureTest, AFolderThatIsNoShardedSnapshotIsNamed) {
   std::ofstream(other.file("model.safetensors")) << "x";
   EXPECT_EQ(error_of(other.path().string()),
             other.path().string() +
-                " is no sharded snapshot: it is a snapshot of the trainer, which has "
-                "whole tensors; load the file " +
-                other.path().string() + "/model.safetensors, which has no state of an optimizer");
+                " is no sharded snapshot: it is a snapshot of the trainer, whose tensors "
+                "are whole and not sharded; load the file " +
+                other.path().string() +
+                "/model.safetensors, which has the parameters without the optimizer's state");
 }
 
 // The other rank must not wait for the failed rank in the gather of the parameters; it gets the

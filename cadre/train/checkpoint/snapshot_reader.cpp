@@ -97,8 +97,8 @@ std::string what_it_is(const std::string& path) {
   }
   if (fs::exists(path + "/model.safetensors", failure)) {
     return cadre::format(
-        "it is a snapshot of the trainer, which has whole tensors; load the file "
-        "{}/model.safetensors, which has no state of an optimizer",
+        "it is a snapshot of the trainer, whose tensors are whole and not sharded; load the file "
+        "{}/model.safetensors, which has the parameters without the optimizer's state",
         path);
   }
   return cadre::format("it has no {}", kSnapshotManifestName);

@@ -70,8 +70,11 @@ Result<uint64_t> AttemptCounter::read(Deadline deadline) const {
   const char* const end = text->data() + text->size();
   const auto parsed = std::from_chars(text->data(), end, number);
   if (parsed.ec != std::errc() || parsed.ptr != end) {
-    return Error(ErrorCode::kCorruption,
-                 format("store key \"{}\" holds \"{}\", which is no number", key_, *text));
+    return Error(
+        ErrorCode::kCorruption,
+        format("store key \"{}\" holds \"{}\", expected a number; check that no other job or "
+               "program writes to this store",
+               key_, *text));
   }
   return number;
 }

@@ -306,7 +306,8 @@ Finding check_synchronization(const HostView& view) {
   if (!view.clocks.sync) {
     finding.state = State::kNote;
     finding.seen = "this process may not ask whether it is synchronised";
-    finding.meaning = "Times in the logs of several hosts may differ by any amount.";
+    finding.meaning =
+        "If the clock is not synchronised, times in the logs of several hosts cannot be compared.";
     finding.remedy = "timedatectl";
     return finding;
   }

@@ -148,6 +148,7 @@ void place_replicas(ParallelConfig& parallel, std::span<const int> host_of_rank)
   const auto world_size = static_cast<int>(host_of_rank.size());
   if (parallel.replicas != 0 || data_strategy(parallel) != DataStrategy::kHsdp) return;
   const auto on_first_host = static_cast<int>(std::ranges::count(host_of_rank, host_of_rank[0]));
+  if (world_size % on_first_host != 0) return;
   for (int rank = 0; rank < world_size; ++rank) {
     if (host_of_rank[static_cast<size_t>(rank)] != rank / on_first_host) return;
   }
