@@ -145,6 +145,12 @@ class AgentNetwork {
   bool runs_without_end = false;
   // The agents have no endpoint, but a registry on side 0.
   bool has_registry = false;
+  void silence_registry() { is_registry_silent_ = true; }
+  // As etcd does when it has a leader again, it gives all leases their whole time.
+  void wake_registry() {
+    is_registry_silent_ = false;
+    if (claim_) claim_->until = now_ + kLease;
+  }
 
  private:
   struct Event {
@@ -180,7 +186,7 @@ class AgentNetwork {
     Node& node = *nodes_[index];
     if (node.is_dead || node.agent->has_ended()) return;
     after(milliseconds(900 + random_.below(200)), [this, index] { ask_registry(index); });
-    if (node.is_frozen || node.side != 0) return;
+    if (node.is_frozen || node.side != 0 || is_registry_silent_) return;
     if (claim_ && now_ >= claim_->until) claim_.reset();
     const Agent& own = *node.agent;
     const bool is_candidate = own.is_looking() && own.table().round == 0;
@@ -402,6 +408,7 @@ class AgentNetwork {
   std::vector<std::string> lines_;
   std::function<bool()> is_done_;
   std::optional<Claim> claim_;
+  bool is_registry_silent_ = false;
 };
 
 AgentOptions short_options(size_t min_hosts, size_t max_hosts) {
@@ -581,6 +588,12 @@ TEST_P(AgentSimulatorTest, KeepsOneWorldAndEnds) {
     }
     network.after(milliseconds(2100 + random.below(15'000)),
                   [&, fault = fault] { inject(network, fault, num_hosts); });
+    if (has_registry && random.below(2) == 0) {
+      const milliseconds begin(random.below(10'000));
+      network.after(begin, [&network] { network.silence_registry(); });
+      network.after(begin + milliseconds(random.below(20'000)),
+                    [&network] { network.wake_registry(); });
+    }
     const bool has_ended = network.run(seconds(1500));
     const auto left = num_left(fault, num_hosts);
     // The only host with a place may die before the others have one, if there is no last call.
