@@ -146,7 +146,7 @@ class AgentNetwork {
   // The agents have no endpoint, but a registry on side 0.
   bool has_registry = false;
   void silence_registry() { is_registry_silent_ = true; }
-  // As etcd does when it has a leader again, it gives all leases their whole time.
+  // All leases get their whole time again, as in etcd when it has a leader again.
   void wake_registry() {
     is_registry_silent_ = false;
     if (claim_) claim_->until = now_ + kLease;
