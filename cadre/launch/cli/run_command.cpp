@@ -1,6 +1,7 @@
 // Implements `cadre run`: converts its command line to a JobSpec, the description of a job, and
 // runs the job.
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <system_error>
@@ -18,10 +19,12 @@
 #include "cadre/core/wire/hex.h"
 #include "cadre/launch/cli/binding/core_binding.h"
 #include "cadre/launch/cli/command.h"
+#include "cadre/launch/cli/etcd/etcd_registry.h"
 #include "cadre/launch/cli/launch_job.h"
 #include "cadre/launch/cli/log_options.h"
 #include "cadre/launch/cli/run_options.h"
 #include "cadre/launch/cli/scheduler/scheduler_environment.h"
+#include "cadre/launch/hosts/file_registry.h"
 #include "cadre/launch/job/dry_run.h"
 #include "cadre/launch/job/worker_environment.h"
 
@@ -86,6 +89,31 @@ Result<os::Secret> find_token(const RunOptions& options, launch::JobSpec& spec) 
   return os::Secret(wire::to_hex(*derived));
 }
 
+// Returns where the agents ask for the coordinator; nullopt if they do not need to ask.
+std::optional<launch::RegistrySpec> registry_of(const RunOptions& options) {
+  using Registry = std::unique_ptr<launch::CoordinatorRegistry>;
+  const std::string& job = options.run_id;
+  if (options.backend == RendezvousBackend::kEtcd) {
+    const auto open = [job, etcd = options.etcd](os::System& system) -> Result<Registry> {
+      auto client = EtcdClient::make(system, etcd);
+      if (!client.ok()) return client.error();
+      return Registry(std::make_unique<EtcdRegistry>(*std::move(client), job));
+    };
+    return launch::RegistrySpec{
+        .name = cadre::format("etcd at {} (key {})", options.etcd.url(), claim_key(job)),
+        .open = open};
+  }
+  if (options.backend == RendezvousBackend::kFile) {
+    const std::string path = launch::claim_path(options.registry_path, job);
+    const auto open = [job, path](os::System&) -> Result<Registry> {
+      return Registry(std::make_unique<launch::FileRegistry>(
+          launch::FileRegistry::Options{.job = job, .path = path}));
+    };
+    return launch::RegistrySpec{.name = cadre::format("the file {}", path), .open = open};
+  }
+  return std::nullopt;
+}
+
 // Sets how this host joins a job on several hosts.
 Status configure_hosts(const RunOptions& options, launch::JobSpec& spec) {
   if (options.max_hosts == 1) return {};
@@ -100,6 +128,7 @@ Status configure_hosts(const RunOptions& options, launch::JobSpec& spec) {
   auto token = find_token(options, spec);
   if (!token.ok()) return token.error();
   spec.hosts->token = *std::move(token);
+  spec.hosts->registry = registry_of(options);
   return {};
 }
 
