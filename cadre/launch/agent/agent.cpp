@@ -148,6 +148,22 @@ void Agent::workers_ended(TimePoint now, Outcome outcome, std::string_view reaso
   end_event();
 }
 
+void Agent::set_endpoint(TimePoint now, std::string endpoint) {
+  if (endpoint == options_.endpoint || role_ == Role::kEnded) return;
+  begin_event(now);
+  options_.endpoint = std::move(endpoint);
+  const bool is_own = options_.endpoint == options_.self.address;
+  const bool has_result = table_.phase == Phase::kDone || table_.phase == Phase::kFailed;
+  if (role_ == Role::kLooking && table_.round == 0 && is_own && !is_leaving_ && !has_result) {
+    take_over();
+  } else if (is_beginning() && !is_own && !options_.endpoint.empty() && !has_result) {
+    stop_coordinating();
+    forget_job();
+    look("another agent is at the endpoint");
+  }
+  end_event();
+}
+
 void Agent::leave(TimePoint now) {
   begin_event(now);
   is_leaving_ = true;
@@ -264,7 +280,7 @@ void Agent::look(std::string_view why) {
     });
     for (const Host& host : line) candidates_.push_back({host.id, host.address});
   }
-  candidates_.push_back({0, options_.endpoint});
+  if (!options_.endpoint.empty()) candidates_.push_back({0, options_.endpoint});
   dial_next();
 }
 
@@ -276,6 +292,12 @@ void Agent::look_at(const Table& table) {
   candidates_.insert(candidates_.begin() + static_cast<ptrdiff_t>(candidate_),
                      {coordinator->id, coordinator->address});
   dial_next();
+}
+
+// The rounds of this agent's table have not run and never will.
+void Agent::forget_job() {
+  table_ = {};
+  table_.job = options_.job;
 }
 
 void Agent::dial_next() {
@@ -324,7 +346,8 @@ void Agent::take_timed_step() {
                    "firewall is between the hosts",
                    options_.self.name, options_.job,
                    std::chrono::duration_cast<std::chrono::seconds>(options_.join_timeout).count(),
-                   candidates_.empty() ? options_.endpoint : candidates_.back().address));
+                   candidates_.empty() ? "none, because no registry names one"
+                                       : candidates_.back().address));
   }
   if (upstream_ != 0) {
     close(upstream_);

@@ -37,7 +37,7 @@ using ConnectionId = uint64_t;
 struct AgentOptions {
   std::string job;
   Host self;
-  std::string endpoint;  // HOST:PORT of the first coordinator
+  std::string endpoint;  // HOST:PORT of the first coordinator; empty: not known yet
   size_t min_hosts = 1;
   size_t max_hosts = 1;
   uint32_t max_restarts = 0;
@@ -85,6 +85,10 @@ class Agent {
   void received(TimePoint now, ConnectionId connection, const Message& message);
   // All workers of the host have ended: by themselves, or after kStopWorkers or kKillWorkers.
   void workers_ended(TimePoint now, Outcome outcome, std::string_view reason);
+  // A registry says that the job's coordinator is at `endpoint`; empty: at no address, or it does
+  // not answer. Before the first round the agent at the endpoint coordinates, and no other starts
+  // one.
+  void set_endpoint(TimePoint now, std::string endpoint);
   // The user or the scheduler asks the host to leave the job.
   void leave(TimePoint now);
   void timer(TimePoint now);
@@ -94,6 +98,9 @@ class Agent {
 
   const Table& table() const { return table_; }
   bool is_coordinator() const { return role_ == Role::kCoordinating; }
+  bool is_looking() const { return role_ == Role::kLooking; }
+  // Returns whether this agent coordinates a job of which no round has run.
+  bool is_beginning() const { return is_coordinator() && is_beginning_; }
   bool has_ended() const { return role_ == Role::kEnded; }
 
  private:
@@ -127,6 +134,7 @@ class Agent {
   // Looking for a coordinator.
   void look(std::string_view why);
   void look_at(const Table& table);
+  void forget_job();
   void take_timed_step();
   void dial_next();
   void candidate_failed();
@@ -144,6 +152,8 @@ class Agent {
   // Coordinating.
   void take_over();
   void step_down(const Table& other);
+  void stop_coordinating();
+  bool may_begin() const { return !is_beginning_ || options_.endpoint == options_.self.address; }
   bool outranks(const Table& other) const;
   void receive_other_table(ConnectionId connection, const Message& message);
   void join(ConnectionId connection, const Message& message);
@@ -209,6 +219,7 @@ class Agent {
   std::map<AgentId, Follower> followers_;
   std::map<ConnectionId, AgentId> follower_of_;
   std::map<ConnectionId, AgentId> probes_;  // 0: the endpoint
+  bool is_beginning_ = false;
   TimePoint next_probe_;
   TimePoint hold_until_;  // workers of another coordinator may still run
   TimePoint news_at_;

@@ -54,6 +54,8 @@ class AgentNetwork {
     ConnectionId next_accepted = 1;
     int exit_code = -1;
     std::string reason;
+    bool has_own_claim = false;  // the registry's last answer was a claim of this agent
+    TimePoint claim_until;       // and it is certain until then
   };
 
   AgentNetwork(uint64_t seed, AgentOptions options) : options_(std::move(options)), random_(seed) {}
@@ -66,12 +68,13 @@ class AgentNetwork {
                     .address = address.empty() ? cadre::format("host{}:1", index) : address,
                     .role = "worker",
                     .num_slots = num_slots};
-    options.endpoint = "host0:1";
+    if (!has_registry) options.endpoint = "host0:1";
     auto node = std::make_unique<Node>();
     node->address = options.self.address;
     node->agent = std::make_unique<Agent>(options, random_.next());
     nodes_.push_back(std::move(node));
     event(index, [this, index] { agent(index).start(now_); });
+    if (has_registry) ask_registry(index);
     return index;
   }
 
@@ -140,6 +143,14 @@ class AgentNetwork {
   Duration work = seconds(20);
   uint64_t fails_one_in = 0;
   bool runs_without_end = false;
+  // The agents have no endpoint, but a registry on side 0.
+  bool has_registry = false;
+  void silence_registry() { is_registry_silent_ = true; }
+  // All leases get their whole time again, as in etcd when it has a leader again.
+  void wake_registry() {
+    is_registry_silent_ = false;
+    if (claim_) claim_->until = now_ + kLease;
+  }
 
  private:
   struct Event {
@@ -159,7 +170,50 @@ class AgentNetwork {
   };
   using Kind = AgentAction::Kind;
 
+  struct Claim {
+    size_t owner = 0;
+    uint64_t round = 0;
+    uint64_t epoch = 0;
+    TimePoint until;
+  };
+  static constexpr Duration kLease = seconds(6);
+  static constexpr Duration kCertain = seconds(5);
+
   Duration delay() { return milliseconds(1 + random_.below(20)); }
+
+  // Does each second what RegistryWatch does for an agent.
+  void ask_registry(size_t index) {
+    Node& node = *nodes_[index];
+    if (node.is_dead || node.agent->has_ended()) return;
+    after(milliseconds(900 + random_.below(200)), [this, index] { ask_registry(index); });
+    if (node.is_frozen || node.side != 0 || is_registry_silent_) return;
+    if (claim_ && now_ >= claim_->until) claim_.reset();
+    const Agent& own = *node.agent;
+    const bool is_candidate = own.is_looking() && own.table().round == 0;
+    if (own.is_coordinator() || is_candidate) {
+      const bool has_round = own.is_coordinator() && !own.is_beginning();
+      const Claim wanted{index, has_round ? own.table().round : 0, own.table().epoch,
+                         now_ + kLease};
+      const bool replaces = claim_ && (claim_->owner == index ||
+                                       (has_round && std::tie(wanted.round, wanted.epoch) >
+                                                         std::tie(claim_->round, claim_->epoch)));
+      if (!claim_ || replaces) claim_ = wanted;
+    } else if (claim_ && claim_->owner == index) {
+      claim_.reset();
+    }
+    if (!own.is_coordinator() && !own.is_looking()) return;
+    const bool is_own = claim_ && claim_->owner == index;
+    const std::string answer = claim_ ? nodes_[claim_->owner]->address : "";
+    after(delay(), [=, this, until = now_ + kCertain] {
+      event(index, [=, this] {
+        if (!agent(index).is_coordinator() && !agent(index).is_looking()) return;
+        nodes_[index]->has_own_claim = is_own;
+        nodes_[index]->claim_until = until;
+        const bool is_certain = !is_own || now_ < until;
+        agent(index).set_endpoint(now_, is_certain ? answer : "");
+      });
+    });
+  }
 
   // Runs an event of one agent, and performs the actions that follow. A frozen agent gets it later.
   void event(size_t index, std::function<void()> run) {
@@ -168,6 +222,10 @@ class AgentNetwork {
     if (node.is_frozen) {
       node.deferred.push_back(std::move(run));
       return;
+    }
+    if (node.has_own_claim && now_ >= node.claim_until) {
+      node.has_own_claim = false;
+      node.agent->set_endpoint(now_, "");
     }
     run();
     for (AgentAction& action : agent(index).take_actions()) perform(index, action);
@@ -349,6 +407,8 @@ class AgentNetwork {
   std::string failure_;
   std::vector<std::string> lines_;
   std::function<bool()> is_done_;
+  std::optional<Claim> claim_;
+  bool is_registry_silent_ = false;
 };
 
 AgentOptions short_options(size_t min_hosts, size_t max_hosts) {
@@ -413,7 +473,9 @@ std::optional<size_t> num_left(Fault fault, size_t num_hosts) {
   }
 }
 
-class AgentSimulatorTest : public ::testing::TestWithParam<Fault> {};
+// The fault, and whether the agents have a registry instead of an endpoint.
+using Scenario = std::tuple<Fault, bool>;
+class AgentSimulatorTest : public ::testing::TestWithParam<Scenario> {};
 
 void inject(AgentNetwork& network, Fault fault, size_t num_hosts);
 
@@ -426,7 +488,9 @@ void inject_several(AgentNetwork& network, size_t num_hosts) {
       Fault::kThreeSides, Fault::kDoubledMessages,  Fault::kFreezeCoordinator};
   network.fails_one_in = 4 * num_hosts;
   for (int i = 0; i < 5; ++i) {
-    const Fault next = kFaults[random.below(kFaults.size())];
+    Fault next = kFaults[random.below(kFaults.size())];
+    // A host that comes while the job is cut off from the registry begins a job of its own.
+    if (network.has_registry && next == Fault::kLeaveWhileJoining) next = Fault::kLostConnections;
     network.after(milliseconds(random.below(60'000)),
                   [&network, next, num_hosts] { inject(network, next, num_hosts); });
   }
@@ -503,6 +567,7 @@ void inject(AgentNetwork& network, Fault fault, size_t num_hosts) {
 }
 
 TEST_P(AgentSimulatorTest, KeepsOneWorldAndEnds) {
+  const auto [fault, has_registry] = GetParam();
   size_t num_with_rounds = 0;
   const auto all_seeds = testing::test_seeds(std::getenv("CADRE_SIM_SEEDS") == nullptr ? 25 : 1);
   const auto seeds =
@@ -515,15 +580,22 @@ TEST_P(AgentSimulatorTest, KeepsOneWorldAndEnds) {
     // A round without a last call can start while other hosts still have a lease.
     if (random.below(2) == 0) options.last_call_timeout = {};
     AgentNetwork network(seed, options);
-    if (GetParam() == Fault::kSeveral) network.work = seconds(60);
+    network.has_registry = has_registry;
+    if (fault == Fault::kSeveral) network.work = seconds(60);
     for (size_t i = 0; i < num_hosts; ++i) {
       network.after(milliseconds(random.below(2000)),
                     [&network, slots = static_cast<uint32_t>(1 + i % 3)] { network.add(slots); });
     }
     network.after(milliseconds(2100 + random.below(15'000)),
-                  [&] { inject(network, GetParam(), num_hosts); });
+                  [&, fault = fault] { inject(network, fault, num_hosts); });
+    if (has_registry && random.below(2) == 0) {
+      const milliseconds begin(random.below(10'000));
+      network.after(begin, [&network] { network.silence_registry(); });
+      network.after(begin + milliseconds(random.below(20'000)),
+                    [&network] { network.wake_registry(); });
+    }
     const bool has_ended = network.run(seconds(1500));
-    const auto left = num_left(GetParam(), num_hosts);
+    const auto left = num_left(fault, num_hosts);
     // The only host with a place may die before the others have one, if there is no last call.
     const bool has_enough =
         left && *left >= min_hosts && (options.last_call_timeout.count() > 0 || *left == num_hosts);
@@ -542,14 +614,28 @@ TEST_P(AgentSimulatorTest, KeepsOneWorldAndEnds) {
   EXPECT_GE(2 * num_with_rounds, seeds.size());
 }
 
+constexpr std::array kAllFaults = {Fault::kNone,
+                                   Fault::kWorkerFailures,
+                                   Fault::kAgentDeath,
+                                   Fault::kCoordinatorDeath,
+                                   Fault::kTwoInLine,
+                                   Fault::kFreeze,
+                                   Fault::kFreezeCoordinator,
+                                   Fault::kTwoSides,
+                                   Fault::kThreeSides,
+                                   Fault::kLostConnections,
+                                   Fault::kDoubledMessages,
+                                   Fault::kJoinStorm,
+                                   Fault::kLeaveWhileJoining,
+                                   Fault::kEndpointReturns,
+                                   Fault::kSeveral};
+
 INSTANTIATE_TEST_SUITE_P(Faults, AgentSimulatorTest,
-                         ::testing::Values(Fault::kNone, Fault::kWorkerFailures, Fault::kAgentDeath,
-                                           Fault::kCoordinatorDeath, Fault::kTwoInLine,
-                                           Fault::kFreeze, Fault::kFreezeCoordinator,
-                                           Fault::kTwoSides, Fault::kThreeSides,
-                                           Fault::kLostConnections, Fault::kDoubledMessages,
-                                           Fault::kJoinStorm, Fault::kLeaveWhileJoining,
-                                           Fault::kEndpointReturns, Fault::kSeveral));
+                         ::testing::Combine(::testing::ValuesIn(kAllFaults),
+                                            ::testing::Values(false)));
+INSTANTIATE_TEST_SUITE_P(FaultsWithARegistry, AgentSimulatorTest,
+                         ::testing::Combine(::testing::ValuesIn(kAllFaults),
+                                            ::testing::Values(true)));
 
 TEST(AgentSimulator, ThousandAgentsMeetWithinTenSeconds) {
   AgentNetwork network(1, short_options(1024, 1024));

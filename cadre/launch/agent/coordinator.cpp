@@ -18,6 +18,7 @@ void Agent::take_over() {
   kill_workers();
   close(upstream_);
   role_ = Role::kCoordinating;
+  is_beginning_ = table_.round == 0;
   ++table_.epoch;
   table_.coordinator = options_.self.id;
   table_.phase = Phase::kGathering;
@@ -74,6 +75,15 @@ void Agent::receive_other_table(ConnectionId connection, const Message& message)
 }
 
 void Agent::step_down(const Table& other) {
+  stop_coordinating();
+  log(cadre::format("another host stays the coordinator (epoch {}); this one follows it",
+                    other.epoch));
+  candidates_ = {{0, options_.endpoint}};
+  candidate_ = 0;
+  look_at(other);
+}
+
+void Agent::stop_coordinating() {
   kill_workers();
   for (const auto& [connection, id] : follower_of_) {
     act({.kind = Kind::kClose, .connection = connection});
@@ -85,11 +95,6 @@ void Agent::step_down(const Table& other) {
   followers_.clear();
   probes_.clear();
   role_ = Role::kLooking;
-  log(cadre::format("another host stays the coordinator (epoch {}); this one follows it",
-                    other.epoch));
-  candidates_ = {{0, options_.endpoint}};
-  candidate_ = 0;
-  look_at(other);
 }
 
 void Agent::join(ConnectionId connection, const Message& message) {
@@ -165,6 +170,7 @@ void Agent::adopt(const Table& other) {
     return;
   }
   if (!is_gathering) fence();
+  is_beginning_ = false;
   table_.round = other.round;
   table_.quorums = other.quorums;
   std::vector<Host> hosts = other.hosts;
@@ -349,6 +355,13 @@ bool Agent::any_workers() const {
 }
 
 std::string Agent::missing_text(size_t num_present) const {
+  if (!may_begin()) {
+    return cadre::format(
+        "the registry of the job has not confirmed for {} s that this host coordinates the job, "
+        "and without that its first round does not start; check the service that --rdzv-endpoint "
+        "names",
+        num_seconds(options_.join_timeout));
+  }
   if (has_quorum(&Agent::is_present)) {
     return cadre::format(
         "only {} of at least {} hosts came within {} s; start the others, or give "
@@ -375,7 +388,7 @@ void Agent::check_gathering() {
   const auto num_present = static_cast<size_t>(
       std::ranges::count_if(table_.hosts, [&](const Host& host) { return is_present(host.id); }));
   announce(num_present);
-  const bool may_start = !any_workers() && !has_to_wait() && !is_leaving_ &&
+  const bool may_start = may_begin() && !any_workers() && !has_to_wait() && !is_leaving_ &&
                          table_.quorums.size() < Table::kMaxQuorums &&
                          num_present >= options_.min_hosts && has_quorum(&Agent::is_present);
   // All hosts of the last round are still here if the round ended by a worker's failure.
@@ -429,7 +442,8 @@ void Agent::check_starting() {
   const bool is_confirmed = std::ranges::all_of(table_.hosts, [&](const Host& host) {
     return host.state != HostState::kIn || has_confirmed(host.id);
   });
-  if (!is_confirmed || !has_quorum(&Agent::has_confirmed)) return;
+  if (!is_confirmed || !has_quorum(&Agent::has_confirmed) || !may_begin()) return;
+  is_beginning_ = false;
   table_.phase = Phase::kRunning;
   table_.quorums = {table_.quorums.back()};
   for (const Host& host : table_.hosts) {
@@ -516,7 +530,7 @@ void Agent::probe() {
     act({.kind = Kind::kConnect, .connection = next_connection_, .text = address});
     next_connection_ += 2;
   };
-  bool has_endpoint = options_.endpoint == options_.self.address;
+  bool has_endpoint = options_.endpoint.empty() || options_.endpoint == options_.self.address;
   for (const Host& host : table_.hosts) {
     if (host.address == options_.endpoint) has_endpoint = true;
     const auto at = followers_.find(host.id);

@@ -1,6 +1,7 @@
 // Implements `cadre run`: converts its command line to a JobSpec, the description of a job, and
 // runs the job.
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <system_error>
@@ -18,10 +19,12 @@
 #include "cadre/core/wire/hex.h"
 #include "cadre/launch/cli/binding/core_binding.h"
 #include "cadre/launch/cli/command.h"
+#include "cadre/launch/cli/etcd/etcd_registry.h"
 #include "cadre/launch/cli/launch_job.h"
 #include "cadre/launch/cli/log_options.h"
 #include "cadre/launch/cli/run_options.h"
 #include "cadre/launch/cli/scheduler/process_manager.h"
+#include "cadre/launch/hosts/file_registry.h"
 #include "cadre/launch/job/dry_run.h"
 #include "cadre/launch/job/worker_environment.h"
 
@@ -60,6 +63,7 @@ uint16_t port_of(std::string_view job) {
 Result<os::Secret> find_meeting_place(launch::JobSpec& spec) {
   os::Secret secret;
   os::Address& endpoint = spec.hosts->endpoint;
+  if (spec.hosts->registry) return secret;
   if (endpoint.host.empty()) {
     const auto system = os::make_native_system();
     const auto job = ask_process_manager(
@@ -104,10 +108,36 @@ Result<os::Secret> find_token(const RunOptions& options, const os::Secret& of_ma
   return os::Secret(wire::to_hex(*derived));
 }
 
+// Returns where the agents ask for the coordinator; nullopt if they do not need to ask.
+std::optional<launch::RegistrySpec> registry_of(const RunOptions& options) {
+  using Registry = std::unique_ptr<launch::CoordinatorRegistry>;
+  const std::string& job = options.run_id;
+  if (options.backend == RendezvousBackend::kEtcd) {
+    const auto open = [job, etcd = options.etcd](os::System& system) -> Result<Registry> {
+      auto client = EtcdClient::make(system, etcd);
+      if (!client.ok()) return client.error();
+      return Registry(std::make_unique<EtcdRegistry>(*std::move(client), job));
+    };
+    return launch::RegistrySpec{
+        .name = cadre::format("etcd at {} (key {})", options.etcd.url(), claim_key(job)),
+        .open = open};
+  }
+  if (options.backend == RendezvousBackend::kFile) {
+    const std::string path = launch::claim_path(options.registry_path, job);
+    const auto open = [job, path](os::System&) -> Result<Registry> {
+      return Registry(std::make_unique<launch::FileRegistry>(
+          launch::FileRegistry::Options{.job = job, .path = path}));
+    };
+    return launch::RegistrySpec{.name = cadre::format("the file {}", path), .open = open};
+  }
+  return std::nullopt;
+}
+
 // Sets how this host joins a job on several hosts.
 Status configure_hosts(const RunOptions& options, launch::JobSpec& spec) {
   if (options.max_hosts == 1) return {};
   spec.hosts = options.several;
+  spec.hosts->registry = registry_of(options);
   const auto of_manager = find_meeting_place(spec);
   if (!of_manager.ok()) return of_manager.error();
   if (spec.run_id.empty()) spec.run_id = kDefaultRunId;

@@ -56,7 +56,7 @@ Diagnosis
                              after kill -9 and while the job hangs
 The job
   --master-port PORT         the port of the job's store on 127.0.0.1 (default: a free port)
-  --rdzv-id ID               the name of the job (default: a random one)
+  --rdzv-id ID               the name of the job (default: a random one); etcd and file need it
   --max-restarts N           how often all workers are started again after one of them has failed
                              (default 0)
   --signals-to-handle NAMES  the signals that stop the job, among SIGTERM, SIGINT, SIGHUP, SIGQUIT,
@@ -72,15 +72,18 @@ The job
 Several hosts: start cadre run once on each, with the same options
   --nnodes N or MIN:MAX      the number of hosts (default 1); with MIN:MAX hosts may come and go
   --rdzv-backend BACKEND     c10d: the hosts meet at the endpoint, and another one takes over if that host
-                             is lost; static (default): N hosts with the ranks that --node-rank gives
-  --rdzv-endpoint HOST:PORT  c10d: an address of one of the hosts, the same on all (port 29400)
+                             is lost; static (default): N hosts with the ranks that --node-rank gives;
+                             etcd, file: the hosts find each other in etcd or in a file that they share
+  --rdzv-endpoint HOST:PORT  c10d: an address of one of the hosts, the same on all (port 29400); etcd: the
+                             address of etcd (port 2379); file: the path of a file or a folder
   --master-addr HOST         static: an address of the host with --node-rank 0
   --master-port PORT         static: its port (29500)
   --node-rank N              static: the rank of this host (default 0)
   --token-file FILE          the secret of the job, the same on all hosts; or variable CADRE_JOB_TOKEN
   --local-addr HOST          the address at which the others reach this host (default: found by itself)
   --rdzv-conf SETTINGS       join_timeout=600, last_call_timeout=30, keep_alive_interval=1,
-                             keep_alive_max_attempt=5 (seconds and a number), on_half=stop or continue
+                             keep_alive_max_attempt=5 (seconds and a number), on_half=stop or continue;
+                             etcd: protocol=http or https, cacert, cert and key (files)
 
 With one host these options must have values that apply to it: --nnodes 1, --node-rank 0, a name or
 address of this host for --rdzv-endpoint, --master-addr and --local-addr, the timeouts of --rdzv-conf.

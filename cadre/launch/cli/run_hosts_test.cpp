@@ -10,9 +10,13 @@
 #include <vector>
 
 #include "cadre/core/comm/connect.h"
+#include "cadre/core/os/files/file.h"
 #include "cadre/core/os/proc/executable.h"
 #include "cadre/core/rendezvous/environment_rendezvous.h"
+#include "cadre/core/wire/byte_codec.h"
+#include "cadre/launch/cli/etcd/etcd_registry.h"
 #include "cadre/testing/core/cadre_command.h"
+#include "cadre/testing/core/etcd_server.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {
@@ -42,11 +46,16 @@ class RunHosts : public ::testing::Test {
         std::move(words), CadreCommand::Options{.environment = std::move(variables)}));
     return *agents_.back();
   }
-  // Starts an agent that looks for the others by c10d's rendezvous.
+  // Returns the options by which the agents that join() starts find each other.
+  virtual Words rendezvous() const {
+    return {"--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint()};
+  }
+  // Starts an agent that looks for the others.
   CadreCommand& join(const std::string& num_hosts, Words options, Words program,
                      std::string token = kSecret) {
-    Words words = {"--nnodes",        num_hosts,  "--rdzv-backend", "c10d",
-                   "--rdzv-endpoint", endpoint(), "--rdzv-conf",    conf_};
+    Words words = {"--nnodes", num_hosts, "--rdzv-conf", conf_};
+    const Words found_by = rendezvous();
+    words.insert(words.end(), found_by.begin(), found_by.end());
     words.insert(words.end(), options.begin(), options.end());
     return start(std::move(words), std::move(program), std::move(token));
   }
@@ -259,9 +268,168 @@ TEST_F(RunHosts, OptionsThatDoNotFitAreRefused) {
   EXPECT_THAT(error_of({"--nnodes", "2", "--rdzv-conf", "on_half=maybe"}),
               HasSubstr("stop or continue"));
   EXPECT_THAT(error_of({"--nnodes", "2", "--rdzv-backend", "zeus"}),
-              HasSubstr("expected c10d or static"));
+              HasSubstr("expected c10d, static, etcd or file"));
+  EXPECT_THAT(error_of({"--nnodes", "2", "--rdzv-backend", "etcd", "--rdzv-id", "bert"}),
+              HasSubstr("needs --rdzv-endpoint HOST:PORT, the address of etcd"));
+  EXPECT_THAT(error_of({"--nnodes", "2", "--rdzv-backend", "file", "--rdzv-id", "bert"}),
+              HasSubstr("needs --rdzv-endpoint PATH"));
+  EXPECT_THAT(error_of({"--nnodes", "2", "--rdzv-backend", "etcd", "--rdzv-endpoint", "node0"}),
+              HasSubstr("needs --rdzv-id ID"));
+  for (const char* flag : {"--master-addr", "--master-port"}) {
+    EXPECT_THAT(error_of({"--nnodes", "2", "--rdzv-backend", "etcd", "--rdzv-endpoint", "node0",
+                          "--rdzv-id", "bert", flag, "7"}),
+                HasSubstr(cadre::format("{} 7: belongs to --rdzv-backend static", flag)));
+  }
+  EXPECT_THAT(error_of({"--nnodes", "2", "--rdzv-backend", "file", "--rdzv-endpoint", "/tmp/x",
+                        "--rdzv-id", "bert", "--rdzv-conf", "is_host=1"}),
+              HasSubstr("is_host of --rdzv-conf belongs to --rdzv-backend c10d"));
   EXPECT_THAT(error_of({"--nnodes", "2", "--standalone"}), HasSubstr("one host"));
 }
+
+// The agents find each other in etcd, or in a file.
+class RunRegistry : public RunHosts, public ::testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override {
+    if (is_file()) return;
+    const std::string obstacle = testing::EtcdServer::obstacle();
+    if (!obstacle.empty()) GTEST_SKIP() << obstacle;
+    server_ = std::make_unique<testing::EtcdServer>();
+  }
+  bool is_file() const { return GetParam() == std::string("file"); }
+  Words rendezvous() const override {
+    const std::string place = is_file() ? folder_.file("claim") : server_->address();
+    return {"--rdzv-backend", GetParam(), "--rdzv-endpoint", place,
+            "--rdzv-id",      "bert",     "--local-addr",    "127.0.0.1"};
+  }
+  // Returns the text in the registry; empty if there is none.
+  std::string registered() const {
+    if (is_file()) {
+      const auto text = os::read_file(folder_.file("claim"), launch::Claim::kMaxTextBytes);
+      return text.ok() ? *text : "";
+    }
+    const auto system = os::make_native_system();
+    auto client = EtcdClient::make(*system, {.address = server_->address()}).value_or_throw();
+    const auto entry =
+        client.get(claim_key("bert"), system->deadline_in(kPatience)).value_or_throw();
+    return entry ? entry->value : "";
+  }
+  // Kills all processes of an agent, so that none of them can remove the claim.
+  static void kill_all(CadreCommand& agent) {
+    const std::vector<int> processes = agent.marked_processes();
+    for (const int pid : processes) ::kill(pid, SIGSTOP);
+    for (const int pid : processes) ::kill(pid, SIGKILL);
+    EXPECT_TRUE(agent.leaves_nothing());
+  }
+  ::testing::AssertionResult reaches(size_t agent, std::string_view text) {
+    if (agents_[agent]->wait_for(text)) return ::testing::AssertionSuccess();
+    auto failure = ::testing::AssertionFailure() << "no \"" << text << "\" of agent " << agent;
+    for (const auto& each : agents_) failure << "\n" << each->seen().output << each->seen().error;
+    return failure;
+  }
+  void let_workers_end() const { os::replace_file(folder_.file("end"), {}).value_or_throw(); }
+  // Returns a script that ends in a world of so many workers when let_workers_end() was called.
+  std::string ends_in_world_of(int size) const {
+    return cadre::format(
+        "echo world $WORLD_SIZE; while :; do [ -e {} ] && [ $WORLD_SIZE = {} ] && exit; sleep "
+        "0.05; done",
+        folder_.file("end"), size);
+  }
+
+  const testing::TemporaryFolder folder_;
+  std::unique_ptr<testing::EtcdServer> server_;
+};
+
+TEST_P(RunRegistry, AgentsThatStartAtOnceMeetAndLeaveNothing) {
+  const std::string script = ends_in_world_of(3);
+  for (int i = 0; i < 3; ++i) join("3", script.c_str());
+  for (size_t i = 0; i < 3; ++i) ASSERT_TRUE(reaches(i, "world 3"));
+  EXPECT_THAT(registered(), HasSubstr("\"job\":\"bert\""));
+  let_workers_end();
+  for (const auto& agent : agents_) {
+    const CommandResult result = agent->wait();
+    EXPECT_EQ(result.exit_code, 0) << result.error;
+    EXPECT_THAT(result.error, Not(HasSubstr("warning")));
+  }
+  EXPECT_EQ(registered(), "");
+}
+
+TEST_P(RunRegistry, ALateHostFindsTheSuccessorOfAKilledCoordinator) {
+  const std::string script = ends_in_world_of(3);
+  join("2:3", script.c_str());
+  ASSERT_TRUE(reaches(0, "is the coordinator"));
+  join("2:3", script.c_str());
+  join("2:3", script.c_str());
+  for (size_t i = 0; i < 3; ++i) ASSERT_TRUE(reaches(i, "world 3"));
+  kill_all(*agents_[0]);
+  for (size_t i = 1; i < 3; ++i) ASSERT_TRUE(reaches(i, "world 2"));
+  let_workers_end();
+  join("2:3", script.c_str());
+  for (size_t i = 1; i < agents_.size(); ++i) {
+    const CommandResult result = agents_[i]->wait();
+    EXPECT_EQ(result.exit_code, 0) << i << ": " << result.error;
+  }
+  EXPECT_EQ(registered(), "");
+}
+
+TEST_P(RunRegistry, TheNextOneBecomesCoordinatorIfTheFirstDiesAlone) {
+  join("2", {}, {"true"});
+  ASSERT_TRUE(reaches(0, "is the coordinator"));
+  kill_all(*agents_[0]);
+  join("2", {}, {"true"});
+  join("2", {}, {"true"});
+  for (size_t i = 1; i < 3; ++i) {
+    const CommandResult result = agents_[i]->wait();
+    EXPECT_EQ(result.exit_code, 0) << result.error;
+  }
+}
+
+TEST_P(RunRegistry, ARegistryWithSomethingElseIsNamedAndEndsTheJob) {
+  if (is_file()) {
+    os::replace_file(folder_.file("claim"), wire::as_bytes("node0:29400")).value_or_throw();
+  } else {
+    const auto system = os::make_native_system();
+    auto client = EtcdClient::make(*system, {.address = server_->address()}).value_or_throw();
+    ASSERT_TRUE(
+        client.put_if(claim_key("bert"), 0, "node0:29400", 0, system->deadline_in(kPatience))
+            .value_or_throw());
+  }
+  const CommandResult result = join("2", {}, {"true"}).wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.error, HasSubstr("holds something else than the coordinator of a job, "
+                                      "\"node0:29400\"; remove it, or give the job another "
+                                      "--rdzv-id"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Both, RunRegistry, ::testing::Values("etcd", "file"));
+
+class RunEtcd : public RunRegistry {};
+
+TEST_P(RunEtcd, AServerThatDoesNotAnswerAtTheStartIsNamed) {
+  server_->stop();
+  const CommandResult result = join("2", {}, {"true"}).wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.error, HasSubstr(server_->address() + " does not answer"));
+}
+
+TEST_P(RunEtcd, AJobThatHasStartedDoesNotNeedTheServer) {
+  const std::string script = ends_in_world_of(1);
+  join("1:2", script.c_str());
+  ASSERT_TRUE(reaches(0, "is the coordinator"));
+  join("1:2", script.c_str());
+  for (size_t i = 0; i < 2; ++i) ASSERT_TRUE(reaches(i, "world 2"));
+  server_->stop();
+  ASSERT_TRUE(reaches(0, "hosts that come now may not find the job"));
+  kill_all(*agents_[0]);
+  ASSERT_TRUE(reaches(1, "world 1"));
+  ASSERT_TRUE(reaches(1, "hosts that come now may not find the job"));
+  server_->start();
+  ASSERT_TRUE(reaches(1, "answers again"));
+  let_workers_end();
+  const CommandResult result = agents_[1]->wait();
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+}
+
+INSTANTIATE_TEST_SUITE_P(Only, RunEtcd, ::testing::Values("etcd"));
 
 // A program that the test below starts as a worker. It does nothing when it is run directly.
 TEST(RunHostsWorker, ReducesOverAllHosts) {

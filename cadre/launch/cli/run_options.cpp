@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/base/printable.h"
 #include "cadre/launch/cli/launch_job.h"
 #include "cadre/launch/cli/log_options.h"
 #include "cadre/launch/cli/path_options.h"
@@ -64,6 +65,7 @@ constexpr int kMaxHosts = 65536;
 // The ports of torchrun, for a static and for a c10d rendezvous.
 constexpr uint16_t kStaticPort = 29500;
 constexpr uint16_t kC10dPort = 29400;
+constexpr uint16_t kEtcdPort = 2379;
 
 Status take_num_nodes(const GivenOption& given, RunOptions& options) {
   const std::string_view text = given.value;
@@ -111,15 +113,41 @@ Status check_start_method(const GivenOption& given, RunOptions&) {
 }
 
 Status take_backend(const GivenOption& given, RunOptions& options) {
-  options.is_static = given.value == "static";
-  if (given.value == "c10d" || options.is_static) return {};
-  return wrong(given,
-               "expected c10d or static; the agents of this launcher serve the job's stores "
-               "themselves and use no other service");
+  using Named = std::pair<std::string_view, RendezvousBackend>;
+  // torchrun's etcd-v2 is the same, except that it needs version 2 of etcd's interface.
+  constexpr std::array kBackends{
+      Named{"static", RendezvousBackend::kStatic}, Named{"c10d", RendezvousBackend::kC10d},
+      Named{"etcd", RendezvousBackend::kEtcd}, Named{"etcd-v2", RendezvousBackend::kEtcd},
+      Named{"file", RendezvousBackend::kFile}};
+  const auto found = std::ranges::find(kBackends, given.value, &Named::first);
+  if (found == kBackends.end()) return wrong(given, "expected c10d, static, etcd or file");
+  options.backend = found->second;
+  return {};
 }
 
-// Parses the value of --rdzv-endpoint: "node0", "node0:29400", "[::1]:29400" or "::1".
+bool has_registry(const RunOptions& options) {
+  return options.backend == RendezvousBackend::kEtcd || options.backend == RendezvousBackend::kFile;
+}
+
+// Refuses --master-addr and --master-port, which would have no effect.
+Status check_has_master(const GivenOption& given, const RunOptions& options) {
+  if (!has_registry(options) || options.max_hosts == 1 || given.name == "--rdzv-endpoint") {
+    return {};
+  }
+  return wrong(given,
+               "belongs to --rdzv-backend static; leave it out, because the hosts find each other "
+               "at --rdzv-endpoint");
+}
+
+// Parses the value of --rdzv-endpoint: "node0", "node0:29400", "[::1]:29400", "::1", or a path. A
+// job on one host needs no registry.
 Status take_endpoint(const GivenOption& given, RunOptions& options) {
+  CADRE_RETURN_IF_ERROR(check_has_master(given, options));
+  const bool is_for_registry = has_registry(options) && given.name == "--rdzv-endpoint";
+  if (is_for_registry && options.backend == RendezvousBackend::kFile) {
+    options.registry_path = given.value;
+    return {};
+  }
   std::string host = given.value;
   std::string port = "0";
   const size_t colon = host.rfind(':');
@@ -132,12 +160,15 @@ Status take_endpoint(const GivenOption& given, RunOptions& options) {
   }
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   const auto number = parse_port(port);
-  if (!number) return wrong(given, "expected HOST or HOST:PORT, the port a number up to 65535");
+  if (!number || host.find('/') != std::string::npos) {
+    return wrong(given, "expected HOST or HOST:PORT, the port a number up to 65535");
+  }
   if (options.max_hosts > 1) {
     if (!host.empty()) options.several.endpoint.host = host;
     if (*number != 0) options.several.endpoint.port = *number;
     return {};
   }
+  if (is_for_registry) return {};
   if (!host.empty()) options.hosts.push_back({.given = given, .host = host});
   if (*number != 0) options.store_port = *number;
   return {};
@@ -146,6 +177,7 @@ Status take_endpoint(const GivenOption& given, RunOptions& options) {
 Status take_port(const GivenOption& given, RunOptions& options) {
   const auto port = parse_port(given.value);
   if (!port) return wrong_port(given);
+  CADRE_RETURN_IF_ERROR(check_has_master(given, options));
   (options.max_hosts > 1 ? options.several.endpoint.port : options.store_port) = *port;
   return {};
 }
@@ -284,13 +316,13 @@ constexpr std::array kAccepted{
     AcceptedFlag{{"--start-method", "METHOD"}, Origin::kTorchrun, check_start_method},
     AcceptedFlag{{"--use-env", ""}, Origin::kCadre, ignore},  // torch.distributed.launch's
     AcceptedFlag{{"--signals-to-handle", "NAMES"}, Origin::kTorchrun, take_stop_signals},
+    AcceptedFlag{{"--rdzv-backend", "BACKEND"}, Origin::kTorchrun, take_backend},
     AcceptedFlag{{"--rdzv-conf", "SETTINGS"},
                  Origin::kTorchrun,
                  [](const GivenOption& given, RunOptions& options) {
-                   return options.max_hosts > 1 ? take_rendezvous_settings(given, options.several)
+                   return options.max_hosts > 1 ? take_rendezvous_settings(given, options)
                                                 : check_rendezvous_settings(given);
                  }},
-    AcceptedFlag{{"--rdzv-backend", "BACKEND"}, Origin::kTorchrun, take_backend},
     AcceptedFlag{{"--local-addr", "HOST"},
                  Origin::kTorchrun,
                  [](const GivenOption& given, RunOptions& options) {
@@ -428,25 +460,61 @@ Status take_endpoint_of_scheduler(const SchedulerStart& start, const os::Environ
                     start.scheduler, start.num_nodes, start.evidence));
 }
 
+Status finish_registry(RunOptions& options) {
+  const bool is_file = options.backend == RendezvousBackend::kFile;
+  os::Address& endpoint = options.several.endpoint;
+  options.several.node_rank.reset();
+  if (options.run_id.empty() && options.scheduled) options.run_id = options.scheduled->job;
+  if (is_file ? options.registry_path.empty() : endpoint.host.empty()) {
+    return Error(ErrorCode::kInvalidArgument,
+                 is_file
+                     ? "--rdzv-backend file needs --rdzv-endpoint PATH, a file or a folder that "
+                       "all hosts of the job share"
+                     : "--rdzv-backend etcd needs --rdzv-endpoint HOST:PORT, the address of "
+                       "etcd");
+  }
+  if (options.run_id.empty() || !is_utf8(options.run_id)) {
+    return Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("--rdzv-backend {} needs --rdzv-id ID, a text that is the same on all "
+                      "hosts of the job and that no other job has",
+                      is_file ? "file" : "etcd"));
+  }
+  if (options.several.is_endpoint_host) {
+    return Error(ErrorCode::kInvalidArgument,
+                 "is_host of --rdzv-conf belongs to --rdzv-backend c10d; leave it out");
+  }
+  if (is_file) {
+    std::error_code failure;
+    options.registry_path = std::filesystem::absolute(options.registry_path, failure).string();
+    return {};
+  }
+  if (endpoint.port == 0) endpoint.port = kEtcdPort;
+  options.etcd.address = endpoint.host_and_port();
+  return {};
+}
+
 // Completes and checks the options about several hosts, whose defaults are those of torchrun, or
 // those of the scheduler that has started this host.
 Status finish_hosts(const os::Environment& environment, RunOptions& options) {
   launch::HostsSpec& several = options.several;
   several.min_hosts = options.min_hosts;
   several.max_hosts = options.max_hosts;
+  if (has_registry(options)) return finish_registry(options);
+  const bool is_static = options.backend == RendezvousBackend::kStatic;
   if (several.endpoint.host.empty() && options.scheduled) {
     CADRE_RETURN_IF_ERROR(take_endpoint_of_scheduler(*options.scheduled, environment, options));
   } else if (several.endpoint.host.empty()) {
     return Error(ErrorCode::kInvalidArgument,
-                 options.is_static
+                 is_static
                      ? "a job on several hosts needs --master-addr HOST, an address of the host "
                        "with --node-rank 0, or --rdzv-backend c10d with --rdzv-endpoint HOST:PORT"
                      : "a job on several hosts needs --rdzv-endpoint HOST:PORT, the same on all "
                        "hosts: an address of one of them");
   } else if (several.endpoint.port == 0) {
-    several.endpoint.port = options.is_static ? kStaticPort : kC10dPort;
+    several.endpoint.port = is_static ? kStaticPort : kC10dPort;
   }
-  if (!options.is_static) {
+  if (!is_static) {
     several.node_rank.reset();  // the coordinator gives the ranks, as in torchrun
     return {};
   }

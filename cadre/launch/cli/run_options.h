@@ -18,6 +18,7 @@
 #include "cadre/core/os/proc/environment.h"
 #include "cadre/core/os/proc/machine.h"
 #include "cadre/launch/cli/binding/core_binding.h"
+#include "cadre/launch/cli/etcd/etcd_client.h"
 #include "cadre/launch/cli/option_words.h"
 #include "cadre/launch/cli/scheduler/scheduler_environment.h"
 #include "cadre/launch/hosts/join_job.h"
@@ -31,6 +32,9 @@ struct NamedHost {
   GivenOption given;
   std::string host;
 };
+
+// How the hosts of a job find each other: --rdzv-backend.
+enum class RendezvousBackend : uint8_t { kStatic, kC10d, kEtcd, kFile };
 
 struct RunOptions {
   // The value is a number, or auto, gpu or cpu.
@@ -47,12 +51,14 @@ struct RunOptions {
   // --nnodes MIN:MAX. With more than one host, `several` says how this one joins.
   size_t min_hosts = 1;
   size_t max_hosts = 1;
-  bool is_static = true;  // the rendezvous of --rdzv-backend static, the default
+  RendezvousBackend backend = RendezvousBackend::kStatic;
   // A scheduler that has started `cadre run` on several hosts says what --nnodes, --node-rank and
   // the endpoint are if they are not given. An empty host of the endpoint in `several` means that
   // its process manager must be asked.
   std::optional<SchedulerStart> scheduled;
   launch::HostsSpec several;
+  EtcdOptions etcd;           // how --rdzv-backend etcd reaches the service
+  std::string registry_path;  // the file or folder of --rdzv-backend file
   std::string token_file;
   std::optional<std::string> prefix_template;
   std::string default_prefix = "[${rank}] ";

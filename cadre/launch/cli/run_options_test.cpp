@@ -144,6 +144,8 @@ TEST(RunOptions, AcceptsWhatIsTrueOnOneHost) {
       {"--nnodes=1:1", "--node_rank=0", "--master_addr", "localhost", "--master_port", "29500"},
       {"--standalone", "--nnodes=1", "--rdzv_backend=etcd", "--rdzv_endpoint=elsewhere:1"},
       {"--rdzv_conf", "timeout=900,is_host=1,store_type=tcp,rank=0,"},
+      {"--rdzv_backend=etcd-v2", "--rdzv_endpoint=elsewhere:1", "--rdzv_conf=protocol=https"},
+      {"--rdzv_backend=file", "--rdzv_endpoint=/a/folder:x", "--master_addr", "localhost"},
       {"--max_restarts=0", "--monitor_interval=0.1", "--start_method=spawn"},
       {"-t", "0", "-r0", "--tee=0", "--redirects=0", "--event_log_handler=null", "--log_dir="},
       {"--signals-to-handle=SIGINT,SIGTERM,SIGHUP,SIGQUIT,SIGUSR1", "--run_path"}};
@@ -174,6 +176,8 @@ TEST(RunOptions, TakesHostAndPortOfAnEndpoint) {
   EXPECT_EQ(refusal_of({"--rdzv-endpoint", "localhost:http"}),
             "--rdzv-endpoint localhost:http: expected HOST or HOST:PORT, the port a number up to "
             "65535");
+  EXPECT_THAT(refusal_of({"--rdzv-backend=etcd", "--rdzv-endpoint", "http://node0:2379"}),
+              HasSubstr("expected HOST or HOST:PORT"));
 }
 
 TEST(RunOptions, RefusesWithTheReason) {
@@ -182,7 +186,8 @@ TEST(RunOptions, RefusesWithTheReason) {
   EXPECT_THAT(refusal_of({"--nnodes=2:1"}),
               StartsWith("--nnodes 2:1: expected a number of hosts, N or MIN:MAX"));
   EXPECT_THAT(refusal_of({"--node_rank=1"}), StartsWith("--node_rank 1: with one host"));
-  EXPECT_THAT(refusal_of({"--rdzv-backend=etcd-v2"}), HasSubstr("expected c10d or static"));
+  EXPECT_THAT(refusal_of({"--rdzv-backend=zeus"}),
+              HasSubstr("expected c10d, static, etcd or file"));
   EXPECT_THAT(refusal_of({"--rdzv-conf", "timeout=3,is_host=0"}), HasSubstr("\"is_host=0\""));
   EXPECT_THAT(refusal_of({"--signals-to-handle=SIGALRM"}), HasSubstr("is not among the signals"));
   EXPECT_THAT(refusal_of({"--tee", "4"}), StartsWith("--tee 4: expected 0 (no stream)"));

@@ -27,6 +27,18 @@ constexpr std::array<std::string_view, 8> kVacuousKeys{
     "timeout",       "read_timeout",      "join_timeout",        "last_call_timeout",
     "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"};
 
+// Keys of --rdzv-conf that say how etcd is reached, with the names of torchrun's etcd and of its
+// etcd-v2.
+struct EtcdKey {
+  std::string_view name;
+  std::string EtcdOptions::*member;
+};
+constexpr std::array kEtcdKeys{
+    EtcdKey{"protocol", &EtcdOptions::protocol},       EtcdKey{"cacert", &EtcdOptions::authorities},
+    EtcdKey{"ca_cert", &EtcdOptions::authorities},     EtcdKey{"cert", &EtcdOptions::certificate},
+    EtcdKey{"ssl_cert", &EtcdOptions::certificate},    EtcdKey{"key", &EtcdOptions::private_key},
+    EtcdKey{"ssl_cert_key", &EtcdOptions::private_key}};
+
 constexpr int kMaxAttempts = 1000;
 
 std::vector<std::string_view> split(std::string_view text) {
@@ -51,7 +63,8 @@ bool is_true_on_one_host(std::string_view key, std::string_view value) {
   if (key == "is_host") return is_true(value);
   if (key == "store_type") return value == "tcp";
   if (key == "rank") return value == "0";
-  return std::ranges::find(kVacuousKeys, key) != kVacuousKeys.end();
+  return std::ranges::find(kVacuousKeys, key) != kVacuousKeys.end() ||
+         std::ranges::find(kEtcdKeys, key, &EtcdKey::name) != kEtcdKeys.end();
 }
 
 // Requires that each setting of --rdzv-conf has a value, as torchrun does.
@@ -96,7 +109,8 @@ Status check_rendezvous_settings(const GivenOption& given) {
   return {};
 }
 
-Status take_rendezvous_settings(const GivenOption& given, launch::HostsSpec& spec) {
+Status take_rendezvous_settings(const GivenOption& given, RunOptions& options) {
+  launch::HostsSpec& spec = options.several;
   const auto refuse = [&](std::string_view setting, std::string_view expected) {
     return Error(ErrorCode::kInvalidArgument,
                  cadre::format("{}: \"{}\": expected {}", given.text(), setting, expected));
@@ -130,6 +144,14 @@ Status take_rendezvous_settings(const GivenOption& given, launch::HostsSpec& spe
       if (value != "tcp") return refuse(setting, "tcp, the only kind of store for several hosts");
     } else if (key == "rank") {
       return refuse(setting, "the rank of the host as --node-rank");
+    } else if (const auto etcd = std::ranges::find(kEtcdKeys, key, &EtcdKey::name);
+               etcd != kEtcdKeys.end()) {
+      if (options.backend != RendezvousBackend::kEtcd)
+        return refuse(setting, "--rdzv-backend etcd");
+      if (key == "protocol" && value != "http" && value != "https") {
+        return refuse(setting, "http or https");
+      }
+      options.etcd.*etcd->member = value;
     } else if (std::ranges::find(kVacuousKeys, key) == kVacuousKeys.end()) {
       return refuse(setting,
                     "join_timeout, last_call_timeout, keep_alive_interval, keep_alive_max_attempt, "

@@ -11,7 +11,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/launch/cli/option_words.h"
-#include "cadre/launch/hosts/join_job.h"
+#include "cadre/launch/cli/run_options.h"
 
 namespace cadre::cli {
 
@@ -32,9 +32,9 @@ Status check_refused_flag(const GivenOption& given);
 Status check_rendezvous_settings(const GivenOption& given);
 
 // Reads the settings of --rdzv-conf for a job on several hosts: times in seconds, is_host, and
-// on_half=stop|continue, which torchrun does not have. Settings of torchrun that have no meaning
-// here are ignored.
-Status take_rendezvous_settings(const GivenOption& given, launch::HostsSpec& spec);
+// on_half=stop|continue, which torchrun does not have; with --rdzv-backend etcd also how to reach
+// it. Settings of torchrun that have no meaning here are ignored.
+Status take_rendezvous_settings(const GivenOption& given, RunOptions& options);
 
 // Parses the value of --signals-to-handle.
 Result<std::vector<int>> parse_stop_signals(const GivenOption& given);

@@ -28,6 +28,21 @@ LinkIdentity identity_of(const HostAgentOptions& options) {
           .job_token = options.token};
 }
 
+RegistryWatch::Wish wish_of(const Agent& agent, const AgentOptions& options) {
+  using Kind = RegistryWatch::Wish::Kind;
+  const Table& table = agent.table();
+  Claim own{.agent = options.self.id, .address = options.self.address};
+  if (agent.is_coordinator()) {
+    own.epoch = table.epoch;
+    own.round = agent.is_beginning() ? 0 : table.round;
+    return {.kind = Kind::kClaim, .own = std::move(own)};
+  }
+  if (!agent.is_looking()) return {};
+  // An agent that knows a round of the job becomes coordinator by the line of succession only.
+  if (table.round > 0) return {.kind = Kind::kFind};
+  return {.kind = Kind::kClaim, .own = std::move(own)};
+}
+
 }  // namespace
 
 os::Address address_of_agent(std::string_view address) {
@@ -48,6 +63,16 @@ HostAgent::HostAgent(os::System& system, HostAgentOptions options, LogSink& log)
               .listeners = std::move(options.listeners),
               .num_agents = options.agent.max_hosts},
              *wake_up_, log) {
+  if (options.registry != nullptr) {
+    watch_ = std::make_unique<RegistryWatch>(
+        system_,
+        RegistryWatch::Options{.agent = options_.self.id,
+                               .name = std::move(options.registry_name),
+                               .registry = std::move(options.registry),
+                               .first_wish = wish_of(agent_, options_),
+                               .interval = std::min(options_.beat_interval, kTick)},
+        *wake_up_, log_);
+  }
   thread_ = system_.spawn("cadre-agent", [this] { run(); });
 }
 
@@ -95,6 +120,7 @@ void HostAgent::run() {
   };
   agent_.start(system_.now());
   perform();
+  hear_registry();
   while (!agent_.has_ended() && !is_stopping()) {
     const Deadline due =
         links_.next_deadline(system_.deadline_in(kTick).earlier(Deadline(agent_.next_timer())));
@@ -102,12 +128,15 @@ void HostAgent::run() {
     links_.add_interests(items);
     system_.poll(items, due);
     wake_up_->clear();
+    hear_registry();  // It comes first, because an own claim may have expired.
     hear_reports();
     hear_links();
     const TimePoint now = system_.now();
     if (!agent_.has_ended() && now >= agent_.next_timer()) agent_.timer(now);
     perform();
+    hear_registry();
   }
+  if (watch_ != nullptr) watch_->wish({});
   links_.flush(system_.deadline_in(kFlushTime));
 }
 
@@ -125,6 +154,14 @@ void HostAgent::hear_reports() {
     }
     perform();
   }
+}
+
+void HostAgent::hear_registry() {
+  if (watch_ == nullptr || agent_.has_ended()) return;
+  watch_->wish(wish_of(agent_, options_));
+  const TimePoint now = system_.now();
+  if (auto endpoint = watch_->answer(now)) agent_.set_endpoint(now, *std::move(endpoint));
+  perform();
 }
 
 void HostAgent::hear_links() {

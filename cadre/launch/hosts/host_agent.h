@@ -20,6 +20,7 @@
 #include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/launch/agent/agent.h"
 #include "cadre/launch/hosts/agent_links.h"
+#include "cadre/launch/hosts/registry_watch.h"
 
 namespace cadre::launch {
 
@@ -27,6 +28,9 @@ struct HostAgentOptions {
   AgentOptions agent;  // `self.address` is where `listeners` are reached
   os::Secret token;
   std::vector<std::unique_ptr<os::Listener>> listeners;
+  // Says where the coordinator is; null if `agent.endpoint` never changes.
+  std::unique_ptr<CoordinatorRegistry> registry;
+  std::string registry_name;
 };
 
 // What the owner has to do with this host's workers.
@@ -75,6 +79,8 @@ class HostAgent {
   void tell(Report report);
   void hear_reports();
   void hear_links();
+  // Tells the registry's thread what this agent is, and the agent where the coordinator is.
+  void hear_registry();
   // Performs the actions of the agent, until there are none.
   void perform();
   void perform(AgentAction action);
@@ -98,6 +104,7 @@ class HostAgent {
   // The members from here on belong to the thread.
   Agent agent_;
   AgentLinks links_;
+  std::unique_ptr<RegistryWatch> watch_;
   std::unique_ptr<TcpStoreServer> store_;
   uint64_t store_round_ = 0;
   uint16_t remote_store_port_ = 0;  // the port in the last message

@@ -13,9 +13,28 @@ namespace {
 // The time after the grace period in which processes that were killed end.
 constexpr Duration kKillTime = std::chrono::seconds(10);
 
+// The time in which a registry has to answer when the agent starts.
+constexpr Duration kFirstAnswerTime = std::chrono::seconds(10);
+// An address that no host has (RFC 5737), so the route to it is the default route.
+constexpr std::string_view kAnywhere = "192.0.2.1";
+
+// Returns the address from which packets to other networks leave, or that of another interface.
+std::string default_host() {
+  const auto resolved = os::resolve({os::Address::Kind::kTcp, std::string(kAnywhere), 9});
+  if (resolved.ok() && !resolved->empty()) {
+    const auto source = os::source_towards(resolved->front());
+    if (source && !source->is_loopback) return source->host;
+  }
+  for (const os::InterfaceAddress& own : os::interface_addresses()) {
+    if (!own.is_loopback && !own.is_link_local) return own.host;
+  }
+  return "127.0.0.1";
+}
+
 // Returns the host at which other hosts reach this one.
 Result<std::string> find_local_host(const HostsSpec& spec) {
   if (!spec.local_host.empty()) return spec.local_host;
+  if (spec.endpoint.host.empty()) return default_host();
   const auto resolved = os::resolve(spec.endpoint);
   if (!resolved.ok()) {
     return resolved.error().with_context(
@@ -41,11 +60,12 @@ Result<std::string> find_local_host(const HostsSpec& spec) {
 }
 
 // Listens at the endpoint if it is on this host and no other agent does; null if it is elsewhere or
-// taken.
+// taken, or if it is that of a registry.
 Result<std::unique_ptr<os::Listener>> listen_at_endpoint(os::System& system,
                                                          const HostsSpec& spec) {
   const bool is_first = spec.node_rank == 0U || spec.is_endpoint_host == true;
-  const bool is_elsewhere = spec.node_rank.value_or(0) != 0 || spec.is_endpoint_host == false;
+  const bool is_elsewhere =
+      spec.registry || spec.node_rank.value_or(0) != 0 || spec.is_endpoint_host == false;
   if (is_elsewhere) return std::unique_ptr<os::Listener>();
   auto listener = system.listen(spec.endpoint);
   if (listener.ok()) return listener;
@@ -57,6 +77,20 @@ Result<std::unique_ptr<os::Listener>> listen_at_endpoint(os::System& system,
   return std::unique_ptr<os::Listener>();
 }
 
+// Opens the registry, and asks it for the coordinator, which this agent becomes if there is none.
+Status ask_registry(os::System& system, const RegistrySpec& spec, HostAgentOptions& options) {
+  auto registry = spec.open(system);
+  if (!registry.ok()) return registry.error();
+  const Host& self = options.agent.self;
+  const auto claim = (*registry)->claim({.agent = self.id, .address = self.address},
+                                        system.deadline_in(kFirstAnswerTime));
+  if (!claim.ok()) return claim.error().with_context(spec.name);
+  if (*claim) options.agent.endpoint = (*claim)->address;
+  options.registry = *std::move(registry);
+  options.registry_name = spec.name;
+  return {};
+}
+
 }  // namespace
 
 Result<HostAgentOptions> prepare_agent(os::System& system, const HostsSpec& spec,
@@ -64,7 +98,7 @@ Result<HostAgentOptions> prepare_agent(os::System& system, const HostsSpec& spec
   HostAgentOptions options{.token = spec.token};
   AgentOptions& agent = options.agent;
   agent.job = workers.job;
-  agent.endpoint = spec.endpoint.host_and_port();
+  if (!spec.registry) agent.endpoint = spec.endpoint.host_and_port();
   agent.min_hosts = spec.min_hosts;
   agent.max_hosts = spec.max_hosts;
   agent.max_restarts = workers.max_restarts;
@@ -101,6 +135,7 @@ Result<HostAgentOptions> prepare_agent(os::System& system, const HostsSpec& spec
   agent.self.address =
       os::Address{os::Address::Kind::kTcp, *host, (*listener)->address().port}.host_and_port();
   options.listeners.push_back(*std::move(listener));
+  if (spec.registry) CADRE_RETURN_IF_ERROR(ask_registry(system, *spec.registry, options));
   return options;
 }
 

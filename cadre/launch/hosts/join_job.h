@@ -15,14 +15,18 @@
 #include "cadre/core/os/socket.h"
 #include "cadre/core/os/system.h"
 #include "cadre/launch/hosts/host_agent.h"
+#include "cadre/launch/hosts/registry.h"
 
 namespace cadre::launch {
 
 // The options of `cadre run` about the hosts of the job.
 struct HostsSpec {
   // The address at which all agents look for the job: --rdzv-endpoint, or --master-addr and
-  // --master-port. The agent that can listen there is the first coordinator.
+  // --master-port. The agent that can listen there is the first coordinator. With a registry, the
+  // address of its service; an empty host for a file.
   os::Address endpoint;
+  // Where agents ask for the coordinator, instead of the endpoint.
+  std::optional<RegistrySpec> registry;
   // The name or address at which the other hosts reach this one; empty: the address from which this
   // host's packets to the endpoint leave.
   std::string local_host;

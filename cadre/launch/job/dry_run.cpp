@@ -81,6 +81,9 @@ std::string dry_run_text(const JobSpec& spec) {
   std::string text = cadre::format("program: {}\nworkers: {}\n", spec.executable, spec.num_workers);
   if (spec.hosts) {
     text += cadre::format("hosts: {} to {}\n", spec.hosts->min_hosts, spec.hosts->max_hosts);
+    if (spec.hosts->registry) {
+      text += cadre::format("rendezvous: {}\n", spec.hosts->registry->name);
+    }
   }
   if (!identity.log_folder.empty()) {
     text += cadre::format("log files: {}/attempt_0/LOCALRANK/\n", identity.log_folder);

@@ -1,0 +1,88 @@
+// Runs a real etcd for tests, on loopback, with its data in a folder of its own.
+//
+// Threads: one owner. Blocking: start() until the server answers, at most kPatience. Lifetime: the
+// destructor kills the server.
+#pragma once
+
+#include <signal.h>
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/proc/environment.h"
+#include "cadre/core/os/proc/executable.h"
+#include "cadre/core/os/proc/process.h"
+#include "cadre/core/os/proc/temporary_folder.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre::testing {
+
+class EtcdServer {
+ public:
+  static constexpr Duration kPatience = std::chrono::seconds(60);
+
+  // Returns why there is no etcd here; empty if there is.
+  static std::string obstacle() {
+    const auto found = os::find_executable("etcd", search_path());
+    return found.ok() ? "" : "etcd is not installed (Debian's package etcd-server)";
+  }
+
+  EtcdServer() : port_(free_port()), peer_port_(free_port()) { start(); }
+
+  std::string address() const { return format("127.0.0.1:{}", port_); }
+  std::string peer_address() const { return format("127.0.0.1:{}", peer_port_); }
+  // Stops all threads of the server by SIGSTOP.
+  void freeze() {
+    process_->signal(SIGSTOP);
+    while (!process_->stop_signal()) pause();
+  }
+  // Kills the server. Its data stays.
+  void stop() { process_.reset(); }
+  void start() {
+    const std::string client = "http://" + address();
+    const std::string peer = "http://" + peer_address();
+    os::Environment environment = os::read_environment();
+    environment.set("ETCD_UNSUPPORTED_ARCH", "arm64");  // etcd asks for it on such a machine
+    process_ = os::Process::start(
+                   {.executable = os::find_executable("etcd", search_path()).value_or_throw(),
+                    .arguments = {"etcd", "--data-dir", folder_->path(), "--listen-client-urls",
+                                  client, "--advertise-client-urls", client, "--listen-peer-urls",
+                                  peer, "--initial-advertise-peer-urls", peer, "--initial-cluster",
+                                  "default=" + peer, "--logger", "zap", "--log-level", "fatal"},
+                    .environment = environment.to_texts()})
+                   .value_or_throw();
+    const Deadline deadline = system_->deadline_in(kPatience);
+    while (!system_->connect({os::Address::Kind::kTcp, "127.0.0.1", port_}, deadline).ok()) {
+      if (deadline.has_passed(system_->now()))
+        throw Error(ErrorCode::kTimeout, "etcd is not ready");
+      pause();
+    }
+  }
+
+ private:
+  static std::string search_path() { return os::read_environment().get_or("PATH", "/usr/bin"); }
+  void pause() {
+    system_->make_waiter()->park(system_->deadline_in(std::chrono::milliseconds(20)));
+  }
+  uint16_t free_port() {
+    const auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0});
+    return listener.ok() ? (*listener)->address().port : uint16_t{0};
+  }
+
+  const std::unique_ptr<os::System> system_ = os::make_native_system();
+  // etcd waits for the disk at each write, so its data is in memory, if that is possible.
+  const std::unique_ptr<os::TemporaryFolder> folder_ =
+      os::TemporaryFolder::make(std::filesystem::exists("/dev/shm")
+                                    ? std::filesystem::path("/dev/shm")
+                                    : std::filesystem::temp_directory_path(),
+                                "cadre-test-")
+          .value_or_throw();
+  const uint16_t port_;
+  const uint16_t peer_port_;
+  std::unique_ptr<os::Process> process_;
+};
+
+}  // namespace cadre::testing
