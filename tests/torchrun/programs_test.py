@@ -108,6 +108,13 @@ class ProgramsTest(unittest.TestCase):
         self.assertIn("it speaks the protocol of c10d's TCPStore, as torchrun does; start the job with `cadre run` on "
                       "all hosts, or with torchrun on all", agent.error())
 
+    def test_an_agent_says_that_the_endpoint_is_one_of_torchrun(self):
+        _, agent = self.meet(self.torchrun, self.cadre)
+        self.assertEqual(agent.wait().exit_code, 1)
+        self.assertIn("accepted the connection and did not answer: it is stopped, or it is no agent of cadre run but, for "
+                      "example, torchrun; start the job with `cadre run` on all hosts, or with torchrun on all",
+                      agent.error())
+
 
 def main():
     global SETTINGS

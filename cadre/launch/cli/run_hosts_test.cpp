@@ -228,6 +228,20 @@ TEST_F(RunHosts, TorchrunIsToldToUseOneLauncherOnAllHosts) {
   agents_[0]->wait();
 }
 
+// The store of torchrun's agent does so when an agent of cadre run dials it.
+TEST_F(RunHosts, AnEndpointThatDoesNotAnswerIsNamed) {
+  conf_ = "join_timeout=3,is_host=0";
+  const auto system = os::make_native_system();
+  const auto port = static_cast<uint16_t>(std::stoi(port_));
+  const auto listener = system->listen({os::Address::Kind::kTcp, "127.0.0.1", port});
+  ASSERT_TRUE(listener.ok());
+  const CommandResult result = join("2", {}, {"true"}).wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.error, HasSubstr("the process at 127.0.0.1:" + port_ +
+                                      " accepted the connection and did not answer"));
+  EXPECT_THAT(result.error, HasSubstr("or with torchrun on all"));
+}
+
 TEST_F(RunHosts, AJobWithoutASecretSaysSo) {
   const CommandResult result =
       join("2", {"--rdzv-id", "bert", "--rdzv-conf", "join_timeout=1"}, {"true"}, "").wait();
