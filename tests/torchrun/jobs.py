@@ -14,7 +14,7 @@ import sys
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
-PATIENCE_S = 60
+PATIENCE_S = 150
 # Variables of a job or a scheduler that started the test, which launchers would take for their own.
 FOREIGN = ("PET_", "TORCHELASTIC_", "TORCH_", "SLURM_", "OMPI_", "PMI", "CADRE_")
 FOREIGN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
@@ -72,6 +72,16 @@ def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+def listens(port):
+    """Whether a socket listens at a port of 127.0.0.1 or of all addresses; does not connect to it."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in pathlib.Path(table).read_text().splitlines()[1:]:
+            _, local, _, state = line.split()[:4]
+            if state == "0A" and int(local.rsplit(":", 1)[1], 16) == port:
+                return True
+    return False
 
 
 def plain_environment(**added):

@@ -1,5 +1,10 @@
 // Tests the end of `cadre run`: exit codes, reports, and programs that cannot be started.
+#include <unistd.h>
+
+#include <filesystem>
 #include <fstream>
+#include <string>
+#include <system_error>
 
 #include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
@@ -46,6 +51,48 @@ TEST(RunExit, ExplainsAKill) {
             "cadre: rank 0 of 1 failed with signal 9 (SIGKILL) on HOST, pid #, after # s\n"
             "  meaning: killed from outside: by someone's kill -9, a batch system's limit, or a "
             "container's memory limit (see dmesg)\n");
+}
+
+// A control group with a limit of memory, which is removed at the end.
+class LimitedMemory {
+ public:
+  explicit LimitedMemory(const char* limit) {
+    const bool is_first_version = std::filesystem::exists("/sys/fs/cgroup/memory");
+    folder_ = cadre::format("/sys/fs/cgroup/{}cadre-test-{}", is_first_version ? "memory/" : "",
+                            ::getpid());
+    std::error_code failure;
+    std::filesystem::create_directory(folder_, failure);
+    std::ofstream file(folder_ + (is_first_version ? "/memory.limit_in_bytes" : "/memory.max"));
+    exists_ = bool(file << limit << std::flush);
+  }
+  ~LimitedMemory() {
+    std::error_code failure;
+    std::filesystem::remove(folder_, failure);
+  }
+  LimitedMemory(const LimitedMemory&) = delete;
+  LimitedMemory& operator=(const LimitedMemory&) = delete;
+
+  bool exists() const { return exists_; }
+  // A command of a shell by which it moves into the group.
+  std::string entering() const { return "echo $$ >" + folder_ + "/cgroup.procs"; }
+
+ private:
+  std::string folder_;
+  bool exists_ = false;
+};
+
+TEST(RunExit, AWorkerThatTheKernelKillsForItsMemoryIsReported) {
+  const LimitedMemory group("32M");
+  if (!group.exists()) GTEST_SKIP() << "control groups for memory need root";
+  const auto result = run_cadre(shell_job(
+      2, "if [ $RANK = 1 ]; then " + group.entering() + "; exec tail /dev/zero; fi; sleep 50"));
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+  EXPECT_EQ(masked(result.error),
+            "cadre: rank 1 wrote nothing\n"
+            "cadre: rank 1 of 2 failed with signal 9 (SIGKILL) on HOST, pid #, after # s\n"
+            "  meaning: killed from outside: by someone's kill -9, a batch system's limit, or a "
+            "container's memory limit (see dmesg)\n"
+            "  others: rank 0: stopped by cadre because rank 1 failed\n");
 }
 
 TEST(RunExit, FoldsOtherEndingsIntoOneLine) {

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/core/comm/connect.h"
@@ -17,6 +19,7 @@
 #include "cadre/launch/cli/etcd/etcd_registry.h"
 #include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/etcd_server.h"
+#include "cadre/testing/core/paths.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {
@@ -147,6 +150,68 @@ TEST_F(RunHosts, AFailedWorkerRestartsTheWorkersOfAllHosts) {
   }
 }
 
+// Masks the names of hosts, too.
+std::string masked_hosts(const std::string& text) {
+  return std::regex_replace(masked(text), std::regex("host [^ ,]+( failed|  ?\\(epoch)"),
+                            "host HOST$1");
+}
+
+TEST_F(RunHosts, AKilledWorkerIsReportedOnItsHostAndNamedByTheCoordinator) {
+  const char* script =
+      "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit; [ $RANK = 1 ] && kill -9 $$; sleep 1000";
+  join("2", {"--max-restarts", "1"}, {"sh", "-c", script});
+  ASSERT_TRUE(agents_[0]->wait_for("1 of 2 hosts is here"));
+  join("2", {"--max-restarts", "1"}, {"sh", "-c", script});
+  EXPECT_EQ(
+      masked_hosts(agents_[0]->wait().error),
+      "cadre: this host is the coordinator of job none (epoch 1)\n"
+      "cadre: 1 of 2 hosts is here\n"
+      "cadre: 2 of 2 hosts are here\n"
+      "cadre: round 1 starts: 2 hosts, 2 workers\n"
+      "cadre: round 1 ends: a worker of host HOST failed in round 1: rank 1 (pid #) ended with "
+      "signal 9 (SIGKILL)\n"
+      "cadre: 2 of 2 hosts are here\n"
+      "cadre: round 2 starts: 2 hosts, 2 workers\n");
+  EXPECT_EQ(masked_hosts(agents_[1]->wait().error),
+            "cadre: looking for the coordinator of job none: this agent has just started\n"
+            "cadre: joined job none, whose coordinator is host HOST (epoch 1)\n"
+            "cadre: rank 1 wrote nothing\n"
+            "cadre: rank 1 of 2 failed with signal 9 (SIGKILL) on HOST, pid #, after # s\n"
+            "  meaning: killed from outside: by someone's kill -9, a batch system's limit, or a "
+            "container's memory limit (see dmesg)\n");
+  for (const auto& agent : agents_) EXPECT_TRUE(agent->leaves_nothing());
+}
+
+TEST_F(RunHosts, ACrashAndAnExceptionAreReportedWithTheirStackAndMessage) {
+  for (const auto& [way, expected] :
+       {std::pair("segv", "write_to"),
+        std::pair("exception", "std::runtime_error: no such layer")}) {
+    agents_.clear();
+    const std::string script = "[ $RANK = 1 ] && exec " +
+                               testing::build_path("bin/cadre_crashing_worker") + " " + way +
+                               "; sleep 1000";
+    join("2", {}, {"sh", "-c", script});
+    ASSERT_TRUE(agents_[0]->wait_for("is the coordinator"));
+    join("2", {}, {"sh", "-c", script});
+    EXPECT_THAT(agents_[1]->wait().error, HasSubstr(expected));
+    EXPECT_THAT(agents_[0]->wait().error, HasSubstr("rank 1 (pid"));
+  }
+}
+
+TEST_F(RunHosts, AStoppedWorkerIsNamedByItsHost) {
+  const char* script = "[ $RANK = 1 ] && kill -STOP $$; sleep 1000";
+  join("2", script);
+  ASSERT_TRUE(agents_[0]->wait_for("is the coordinator"));
+  join("2", script);
+  EXPECT_TRUE(
+      agents_[1]->wait_for("was stopped by SIGSTOP and does not run until it is continued"));
+  for (const auto& agent : agents_) agent->send(SIGINT);
+  for (const auto& agent : agents_) {
+    EXPECT_EQ(agent->wait().exit_code, 128 + SIGINT);
+    EXPECT_TRUE(agent->leaves_nothing());
+  }
+}
+
 TEST_F(RunHosts, WithoutARestartLeftAllHostsEndAndSayWhichWorkerFailed) {
   for (int i = 0; i < 2; ++i) join("2", "[ $RANK = 1 ] && exit 3; sleep 1000");
   int num_own = 0;
@@ -171,13 +236,21 @@ TEST_P(RunHostsKilled, TheOthersGoOnInASmallerWorld) {
   join("2:3", script);
   for (const auto& agent : agents_) ASSERT_TRUE(agent->wait_for("world 3"));
   agents_[GetParam()]->send(SIGKILL);
+  std::string survivors;  // what the agents that go on say
   for (size_t i = 0; i < agents_.size(); ++i) {
     const CommandResult result = agents_[i]->wait();
     EXPECT_TRUE(agents_[i]->leaves_nothing());
-    if (i == GetParam()) continue;
+    if (i == GetParam()) {
+      EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+      EXPECT_THAT(result.error, HasSubstr("`cadre run` was killed; its workers were killed too"));
+      continue;
+    }
     EXPECT_EQ(result.exit_code, 0) << i << ": " << result.error;
     EXPECT_THAT(result.output, HasSubstr("world 2"));
+    survivors += result.error;
   }
+  EXPECT_THAT(survivors, HasSubstr("its agent has ended"));
+  EXPECT_THAT(survivors, HasSubstr("starts: 2 hosts, 2 workers"));
 }
 
 INSTANTIATE_TEST_SUITE_P(EachAgent, RunHostsKilled, ::testing::Values(0, 1, 2));
@@ -238,6 +311,20 @@ TEST_F(RunHosts, TorchrunIsToldToUseOneLauncherOnAllHosts) {
   ASSERT_EQ(*(*socket)->try_send(kValidate), kValidate.size());
   EXPECT_TRUE(agents_[0]->wait_for("it speaks the protocol of c10d's TCPStore"));
   agents_[0]->wait();
+}
+
+// The store of torchrun's agent does so when an agent of cadre run dials it.
+TEST_F(RunHosts, AnEndpointThatDoesNotAnswerIsNamed) {
+  conf_ = "join_timeout=3,is_host=0";
+  const auto system = os::make_native_system();
+  const auto port = static_cast<uint16_t>(std::stoi(port_));
+  const auto listener = system->listen({os::Address::Kind::kTcp, "127.0.0.1", port});
+  ASSERT_TRUE(listener.ok());
+  const CommandResult result = join("2", {}, {"true"}).wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.error, HasSubstr("the process at 127.0.0.1:" + port_ +
+                                      " accepted the connection and did not answer"));
+  EXPECT_THAT(result.error, HasSubstr("or with torchrun on all"));
 }
 
 TEST_F(RunHosts, AJobWithoutASecretSaysSo) {

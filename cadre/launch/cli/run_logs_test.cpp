@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -157,6 +158,23 @@ TEST(RunLogs, ALogFileThatCannotBeWrittenIsNamedAndTheJobContinues) {
   EXPECT_THAT(result.error, HasSubstr("[0] done\n"));
   EXPECT_THAT(result.error, HasSubstr("[1] done\n"));
   EXPECT_THAT(result.error, HasSubstr("2 log files are incomplete"));
+}
+
+TEST(RunLogs, AFullDiskIsNamedAndTheJobContinues) {
+  const testing::TemporaryFolder folder;
+  const std::string disk = folder.path().string();
+  const std::string mount = "mount -t tmpfs -o size=64k none " + disk;
+  if (std::system(("unshare -m sh -c '" + mount + "' 2>/dev/null").c_str()) != 0) {
+    GTEST_SKIP() << "a file system of its own for the test needs root";
+  }
+  const auto result =
+      CadreCommand(logged_job(disk, {"-r", "1"}, 1, "seq 1 20000; echo done >&2"),
+                   {.shell = "exec unshare -m sh -c '" + mount + R"( && exec "$@"' sh "$@")"})
+          .wait();
+  EXPECT_EQ(result.exit_code, 1) << result.error;
+  EXPECT_THAT(result.error, HasSubstr("/stdout.log"));
+  EXPECT_THAT(result.error, HasSubstr("No space left on device"));
+  EXPECT_THAT(result.error, HasSubstr("[0] done\n"));
 }
 
 // Each rank writes more than pipes and buffers hold, and nothing reads the launcher's standard

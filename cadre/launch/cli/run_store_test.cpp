@@ -1,5 +1,9 @@
 // Tests access to the job's store from a worker: its address is in the environment, and the job's
 // token grants access.
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "cadre/core/os/proc/executable.h"
 #include "cadre/core/rendezvous/environment_rendezvous.h"
 #include "cadre/testing/core/cadre_command.h"
@@ -36,6 +40,16 @@ std::vector<std::string> worker_job(int num_workers) {
 TEST(RunStore, LetsAllWorkersMeet) {
   const auto result = run_cadre(worker_job(4));
   EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
+}
+
+// The kernel chooses the ports, so jobs that start at the same time do not collide.
+TEST(RunStore, AHundredJobsAtOnceDoNotCollide) {
+  std::vector<std::unique_ptr<CadreCommand>> jobs;
+  for (int job = 0; job < 100; ++job) jobs.push_back(std::make_unique<CadreCommand>(worker_job(2)));
+  for (const auto& job : jobs) {
+    const CommandResult result = job->wait();
+    EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
+  }
 }
 
 TEST(RunStore, RefusesAWorkerWithAnotherToken) {

@@ -15,6 +15,8 @@ constexpr size_t kReadBytes = 64 << 10;
 constexpr size_t kMaxReadBytesPerTurn = 1 << 20;
 // An agent that has not read so many bytes is stopped or unreachable, and its connection is ended.
 constexpr size_t kMaxUnsentBytes = 256 << 20;
+// A dial that ends later than this without an answer is logged.
+constexpr Duration kUnanswered = std::chrono::milliseconds(500);
 
 std::vector<os::Listener*> pointers_to(const std::vector<std::unique_ptr<os::Listener>>& owners) {
   std::vector<os::Listener*> listeners;
@@ -136,6 +138,7 @@ std::optional<AgentLinks::Event> AgentLinks::step(ConnectionId connection, Dial&
     if (dial.is_dropped) return failed;
     dial.handshake = Handshake::call(system_, *std::move(*result), identity_, identity_.rank,
                                      wire::LinkPurpose::kAgent);
+    dial.called_at = system_.now();
   }
   const Status status = dial.handshake->step();
   if (!status.ok()) {
@@ -149,7 +152,17 @@ std::optional<AgentLinks::Event> AgentLinks::step(ConnectionId connection, Dial&
     return Event{.kind = Event::Kind::kConnected, .connection = connection};
   }
   const bool is_over = dial.is_dropped || dial.deadline.has_passed(system_.now());
-  return is_over ? std::optional(failed) : std::nullopt;
+  if (!is_over) return std::nullopt;
+  if (system_.now() - dial.called_at >= kUnanswered) {
+    log(LogLevel::kWarning,
+        format(
+            "the process at {} accepted the connection and did not answer: it is stopped, or it is "
+            "no "
+            "agent of cadre run but, for example, torchrun; start the job with `cadre run` on all "
+            "hosts, or with torchrun on all",
+            dial.address));
+  }
+  return failed;
 }
 
 void AgentLinks::open(ConnectionId connection, std::unique_ptr<os::Socket> socket) {

@@ -70,6 +70,7 @@ class AgentLinks {
     std::unique_ptr<BackgroundConnect> attempt;
     std::optional<Handshake> handshake{};
     bool is_dropped = false;
+    TimePoint called_at{};  // when the handshake began
   };
   struct Link {
     std::unique_ptr<os::Socket> socket;
