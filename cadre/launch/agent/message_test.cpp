@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
+#include <vector>
 
 namespace cadre::launch {
 namespace {
@@ -44,6 +46,62 @@ TEST(AgentMessage, ArrivesAsItWasSent) {
   EXPECT_EQ(received->store_port, sent.store_port);
   ASSERT_NE(received->table, nullptr);
   EXPECT_EQ(*received->table, *sent.table);
+}
+
+// A change of one field changes the encoding, and the decoded message has the same encoding.
+template <class Value>
+void expect_all_encoded(const Value& base, const std::vector<std::function<void(Value&)>>& changes,
+                        const std::function<Message(const Value&)>& message_with) {
+  for (size_t i = 0; i < changes.size(); ++i) {
+    Value value = base;
+    changes[i](value);
+    const std::vector<std::byte> bytes = encode(message_with(value));
+    EXPECT_NE(bytes, encode(message_with(base))) << "field " << i << " is not written";
+    const auto received = decode_message(bytes);
+    ASSERT_TRUE(received.ok()) << "field " << i << ": " << received.error().message();
+    EXPECT_EQ(encode(*received), bytes) << "field " << i << " is not read";
+  }
+}
+
+TEST(AgentMessage, EveryFieldIsEncoded) {
+  expect_all_encoded<Message>(
+      {.kind = MessageKind::kBeat},
+      {[](Message& message) { message.kind = MessageKind::kReport; },
+       [](Message& message) { message.epoch = 1; }, [](Message& message) { message.round = 1; },
+       [](Message& message) { message.time = TimePoint{1}; },
+       [](Message& message) { message.has_workers = true; },
+       [](Message& message) { message.outcome = Outcome::kStopped; },
+       [](Message& message) { message.reason = "why"; },
+       [](Message& message) { message.host.id = 1; },
+       [](Message& message) { message.store_port = 1; },
+       [](Message& message) { message.table = std::make_shared<const Table>(Table{.job = "j"}); }},
+      [](const Message& message) { return message; });
+}
+
+TEST(AgentMessage, EveryFieldOfAHostIsEncoded) {
+  expect_all_encoded<Host>(
+      {.id = 1},
+      {[](Host& host) { host.id = 2; }, [](Host& host) { host.name = "node0"; },
+       [](Host& host) { host.address = "10.0.0.1:29400"; },
+       [](Host& host) { host.role = "trainer"; }, [](Host& host) { host.num_slots = 2; },
+       [](Host& host) { host.state = HostState::kLost; }, [](Host& host) { host.wanted_rank = 0; },
+       [](Host& host) { host.node_rank = 0; }},
+      [](const Host& host) { return Message{.host = host}; });
+}
+
+TEST(AgentMessage, EveryFieldOfATableIsEncoded) {
+  expect_all_encoded<Table>(
+      {},
+      {[](Table& table) { table.job = "job"; }, [](Table& table) { table.epoch = 1; },
+       [](Table& table) { table.version = 1; }, [](Table& table) { table.round = 1; },
+       [](Table& table) { table.phase = Phase::kFailed; },
+       [](Table& table) { table.coordinator = 1; }, [](Table& table) { table.restarts_used = 1; },
+       [](Table& table) { table.reason = "why"; },
+       [](Table& table) { table.hosts.push_back({.id = 1}); },
+       [](Table& table) {
+         table.quorums.push_back({1, 2});
+       }},
+      [](const Table& table) { return Message{.table = std::make_shared<const Table>(table)}; });
 }
 
 TEST(AgentMessage, EveryShorterPartIsRefused) {

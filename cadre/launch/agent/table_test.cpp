@@ -30,7 +30,7 @@ Table table_of(std::vector<uint32_t> slots) {
 
 TEST(HostTable, SurvivesEncoding) {
   Table table = table_of({2, 3, 1});
-  table.hosts.push_back({.id = 9, .name = "spare"});
+  table.hosts.push_back({.id = 9, .name = "spare", .wanted_rank = 4});
   table.quorums = {{1, 2, 3}, {2, 9}};
   const auto decoded = decode_table(encode(table));
   ASSERT_TRUE(decoded.ok()) << decoded.error().message();
@@ -79,6 +79,30 @@ TEST(HostTable, HostsKeepTheirRankAndTheHighestFillsAGap) {
   EXPECT_EQ(table.find(1)->node_rank, 0U);
   EXPECT_EQ(table.find(3)->node_rank, 2U);
   EXPECT_EQ(table.find(4)->node_rank, 1U);
+}
+
+TEST(HostTable, AWantedRankIsGivenAndNoOtherHostGetsIt) {
+  Table table = table_of({1, 1, 1});
+  table.hosts[1].wanted_rank = 0;
+  table.hosts[2].wanted_rank = 1;
+  assign_places(table, 3);
+  EXPECT_EQ(table.find(1)->node_rank, 2U);
+  EXPECT_EQ(table.find(2)->node_rank, 0U);
+  EXPECT_EQ(table.find(3)->node_rank, 1U);
+}
+
+TEST(HostTable, AWantedRankThatCannotBeGivenIsNamed) {
+  Table table = table_of({1, 1, 1});
+  table.hosts[1].wanted_rank = 2;
+  EXPECT_EQ(wrong_wanted_rank(table, 3), std::nullopt);
+  EXPECT_EQ(wrong_wanted_rank(table, 2),
+            "host host has --node-rank 2, and the job has 2 hosts, 0 to 1");
+  table.hosts[2].wanted_rank = 2;
+  EXPECT_EQ(wrong_wanted_rank(table, 3),
+            "hosts host (10.0.0.1:29400) and host (10.0.0.1:29400) both have --node-rank 2; give "
+            "each host a rank of its own");
+  table.hosts[2].state = HostState::kLost;
+  EXPECT_EQ(wrong_wanted_rank(table, 3), std::nullopt);
 }
 
 TEST(HostTable, SparesTakeTheFreePlacesOnly) {

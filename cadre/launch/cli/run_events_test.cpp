@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -77,6 +79,17 @@ TEST(RunEvents, AJobThatCannotStartHasFailed) {
   const std::string port = cadre::format("{}", taken->address().port);
   EXPECT_EQ(
       run_cadre({"run", "--master-port", port, "--event-log-handler", path, "true"}).exit_code, 1);
+  EXPECT_EQ(summaries(*os::read_file(path, 1 << 20)),
+            std::vector<std::string>{"AGENT FAILED - - 0"});
+}
+
+TEST(RunEvents, AJobWhoseProgramCannotBeExecutedHasFailed) {
+  const cadre::testing::TemporaryFolder folder;
+  const std::string path = folder.file("events");
+  const std::string program = folder.file("program");
+  std::ofstream(program) << "#!/no/such/interpreter\n";
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  EXPECT_NE(run_cadre({"run", "--event-log-handler", path, program}).exit_code, 0);
   EXPECT_EQ(summaries(*os::read_file(path, 1 << 20)),
             std::vector<std::string>{"AGENT FAILED - - 0"});
 }

@@ -137,16 +137,33 @@ TEST_F(RunHosts, TwoNodesWithOneRankAreNamed) {
   }
 }
 
+// Returns the word that follows `mark` in the text; empty if there is none.
+std::string word_after(const std::string& text, const std::string& mark) {
+  const size_t begin = text.find(mark);
+  if (begin == std::string::npos) return "";
+  return text.substr(begin + mark.size(),
+                     text.find_first_of(" \n", begin + mark.size()) - begin - mark.size());
+}
+
+// Each round has a store of its own, and all hosts know its port.
 TEST_F(RunHosts, AFailedWorkerRestartsTheWorkersOfAllHosts) {
   const char* script =
-      "echo restart $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit; "
-      "[ $RANK = 1 ] && exit 3; sleep 1000";
+      "echo restart $TORCHELASTIC_RESTART_COUNT; echo port$TORCHELASTIC_RESTART_COUNT "
+      "$MASTER_PORT; "
+      "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit; [ $RANK = 1 ] && exit 3; sleep 1000";
   for (int i = 0; i < 2; ++i) join("2", {"--max-restarts", "1"}, {"sh", "-c", script});
+  std::vector<std::string> outputs;
   for (const auto& agent : agents_) {
     const CommandResult result = agent->wait();
     EXPECT_EQ(result.exit_code, 0) << result.error;
     EXPECT_THAT(result.output, HasSubstr("restart 0\n"));
     EXPECT_THAT(result.output, HasSubstr("restart 1\n"));
+    outputs.push_back(result.output);
+  }
+  for (const std::string mark : {"port0 ", "port1 "}) {
+    const std::string port = word_after(outputs[0], mark);
+    EXPECT_TRUE(port != "" && port != "0") << outputs[0];
+    EXPECT_EQ(word_after(outputs[1], mark), port);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cadre/core/os/io/fd.h"
@@ -70,6 +71,14 @@ class TerminalJob {
     }
     master_ = os::Fd(master);
   }
+  // Ends a job for which a failed test has not waited.
+  ~TerminalJob() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    os::reap(pid_);
+  }
+  TerminalJob(const TerminalJob&) = delete;
+  TerminalJob& operator=(const TerminalJob&) = delete;
 
   void type(std::string_view text) {
     ASSERT_EQ(::write(master_.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
@@ -86,7 +95,7 @@ class TerminalJob {
     }
     return true;
   }
-  int wait() { return os::reap(pid_).shell_code(); }
+  int wait() { return os::reap(std::exchange(pid_, 0)).shell_code(); }
   const std::string& screen() const { return screen_; }
 
  private:
@@ -120,7 +129,7 @@ TEST(RunStdin, ATerminalThatDoesNotControlTheJobIsReadToo) {
                   TerminalJob::Control::kNone);
   ASSERT_TRUE(job.shows("up")) << job.screen();
   job.type("words\n");
-  EXPECT_TRUE(job.shows("got words")) << job.screen();
+  ASSERT_TRUE(job.shows("got words")) << job.screen();
   EXPECT_FALSE(job.shows("never"));
   EXPECT_EQ(job.wait(), 0) << job.screen();
 }
@@ -129,7 +138,7 @@ TEST(RunStdin, CtrlCInTheTerminalStopsTheJob) {
   TerminalJob job({"run", "--stdin", "0", "sh", "-c", "echo up; read line"});
   ASSERT_TRUE(job.shows("up")) << job.screen();
   job.type("\x03");
-  EXPECT_TRUE(job.shows("SIGINT: asked 1 worker to stop")) << job.screen();
+  ASSERT_TRUE(job.shows("SIGINT: asked 1 worker to stop")) << job.screen();
   EXPECT_FALSE(job.shows("never"));
   EXPECT_EQ(job.wait(), 128 + SIGINT) << job.screen();
 }
