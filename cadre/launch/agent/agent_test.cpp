@@ -136,7 +136,7 @@ TEST(Agent, StartsARoundWhenAllItsHostsHaveConfirmedItsTable) {
   coordinator.join(at(0), 2);
   coordinator.join(at(0), 3);
   EXPECT_EQ(coordinator.phase(), Phase::kStarting);
-  coordinator.confirm(at(0), 2);  // with host 1 a majority
+  coordinator.confirm(at(0), 2);  // hosts 1 and 2 are a majority
   const Table table = coordinator.agent.table();
   for (const auto& [epoch, round] :
        {std::pair(table.epoch - 1, table.round), std::pair(table.epoch, table.round - 1)}) {
@@ -318,7 +318,7 @@ TEST(Agent, ANewCoordinatorDoesNotForgetTheUsedRestarts) {
   Table table = running_table(2, {2, 3});
   table.restarts_used = 3;
   coordinator.join(at(0), 3, table);
-  table.restarts_used = 2;  // of an agent that has heard less
+  table.restarts_used = 2;  // the agent has heard less
   coordinator.join(at(0), 2, table);
   EXPECT_EQ(coordinator.agent.table().restarts_used, 3U);
 }

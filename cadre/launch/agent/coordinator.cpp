@@ -148,7 +148,7 @@ void Agent::join(ConnectionId connection, const Message& message) {
   if (is_running && is_in && follower.outcome == Outcome::kFailed) {
     worker_failed(id, message.reason);
   } else if (is_running && is_in && follower.outcome == Outcome::kStopped) {
-    drain("a host had to kill its workers");
+    drain(cadre::format("host {} had to kill its workers", message.host.name));
   }
 }
 
@@ -217,7 +217,7 @@ void Agent::hear(Follower& follower, AgentId id, const Message& message) {
       follower.outcome = message.outcome;
       if (is_running && message.outcome == Outcome::kFailed) worker_failed(id, message.reason);
       if (is_running && message.outcome == Outcome::kStopped && !follower.is_leaving) {
-        drain("a host had to kill its workers");
+        drain(cadre::format("host {} had to kill its workers", host == nullptr ? "?" : host->name));
       }
       break;
     default:
@@ -434,7 +434,8 @@ void Agent::propose(size_t num_hosts) {
   for (const Host& host : table_.hosts) {
     if (host.state == HostState::kIn) num_workers += host.num_slots;
   }
-  log(cadre::format("round {} starts: {} hosts, {} workers", table_.round, num_hosts, num_workers));
+  log(cadre::format("round {} starts: {} host{}, {} worker{}", table_.round, num_hosts,
+                    num_hosts == 1 ? "" : "s", num_workers, num_workers == 1 ? "" : "s"));
   broadcast();
 }
 
