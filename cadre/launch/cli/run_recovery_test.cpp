@@ -42,7 +42,7 @@ std::string environment_of(const char* name) {
 // output ends with the pid.
 class Trainer {
  public:
-  Trainer() : recovery_(*system_, {.comes_within = std::chrono::seconds(20)}) {}
+  Trainer() : recovery_(*system_, {.comes_within = std::chrono::seconds(10)}) {}
 
   os::System& system() { return *system_; }
   Recovery& recovery() { return recovery_; }
@@ -315,7 +315,7 @@ TEST_F(RunRecovery, ARankThatHasSurvivedMayFailNext) {
   CadreCommand command(job(3, "EachRankIsKilledInTurn", {"--max-restarts", "3"}), environment());
   const CommandResult result = command.wait();
   ASSERT_EQ(result.exit_code, 0) << result.error << result.output;
-  EXPECT_THAT(result.error, HasSubstr("restart 3 of 3: starting 1 worker again; ranks 0-1 stay"));
+  EXPECT_THAT(result.error, HasSubstr("; ranks 0-1 stay running\n"));
   EXPECT_EQ(pids_of(result.output, "total 40").size(), 3u) << result.output;
   EXPECT_EQ(pids_of(result.output, "starts").size(), 6u) << result.output;
   EXPECT_TRUE(command.leaves_nothing());
@@ -417,7 +417,7 @@ class RunRecoveryHosts : public RunRecovery {
     Words words{"--nnodes",        num_hosts,
                 "--rdzv-backend",  "c10d",
                 "--rdzv-endpoint", "127.0.0.1:" + port_,
-                "--rdzv-conf",     "last_call_timeout=1,join_timeout=50"};
+                "--rdzv-conf",     "last_call_timeout=5,join_timeout=50"};
     words.insert(words.end(), options.begin(), options.end());
     agents_.push_back(std::make_unique<CadreCommand>(job(2, worker, words), environment()));
   }

@@ -72,7 +72,7 @@ void Attempt::ask_to_stop(int signal) {
 // may need them until then.
 void Attempt::wait_for_stop() {
   // A worker may have stopped waiting, or the owner may have decided to end the job.
-  group_.read_recovery_files();
+  if (keeps_waiting_) group_.read_recovery_files();
   group_.ask_rest_to_stop(SIGTERM);
   if (phase_deadline_.has_passed(system_.now())) return kill_outlived();
   if (group_.all_settled()) {

@@ -318,8 +318,8 @@ bool JobRun::may_keep_workers() {
 
 // Stops the workers that wait, because the job is over.
 void JobRun::stop_kept_workers() {
+  if (attempt_->group().kept_ranks().empty()) return;
   attempt_->keep_waiting(false);
-  if (attempt_->group().all_ended()) return;
   attempt_->ask_to_stop(SIGTERM);
   while (!attempt_->is_over()) {
     step(attempt_->next_due());
