@@ -26,11 +26,11 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr const char* kFolder = "CADRE_TEST_FOLDER";
-constexpr int64_t kNumSteps = 40;
+constexpr const char* kTestFolder = "CADRE_TEST_FOLDER";
+constexpr int64_t kNumRecoverySteps = 40;
 
-bool is_worker() {
-  return read_job_environment().value_or_throw().is_launched && std::getenv(kFolder) != nullptr;
+bool is_recovery_worker() {
+  return read_job_environment().value_or_throw().is_launched && std::getenv(kTestFolder) != nullptr;
 }
 
 std::string environment_of(const char* name) {
@@ -40,9 +40,9 @@ std::string environment_of(const char* name) {
 
 // What the workers of the tests below do: steps that sum a number over all ranks. Each line of the
 // output ends with the pid.
-class Trainer {
+class RecoveringRank {
  public:
-  Trainer() : recovery_(*system_, {.comes_within = std::chrono::seconds(10)}) {}
+  RecoveringRank() : recovery_(*system_, {.comes_within = std::chrono::seconds(10)}) {}
 
   os::System& system() { return *system_; }
   Recovery& recovery() { return recovery_; }
@@ -73,7 +73,7 @@ class Trainer {
 
   // Runs the rest of the steps. `fail` is called before each.
   void train(Communicator& group, const std::function<void(int64_t)>& fail) {
-    while (*step_ < kNumSteps) {
+    while (*step_ < kNumRecoverySteps) {
       fail(*step_);
       const int64_t mine = 1;
       int64_t sum = 0;
@@ -120,9 +120,9 @@ bool is_first_attempt() {
 // The tests named RunRecoveryWorker are programs that the tests below start as workers. They do
 // nothing when they are run directly.
 TEST(RunRecoveryWorker, ThePidOfTheCulpritIsKilled) {
-  if (!is_worker()) return;
-  Trainer trainer;
-  trainer.run([&](int64_t step) {
+  if (!is_recovery_worker()) return;
+  RecoveringRank rank_program;
+  rank_program.run([&](int64_t step) {
     if (is_first_attempt() && environment_of("RANK") == "1" && step == 10)
       ::kill(::getpid(), SIGKILL);
   });
@@ -130,9 +130,9 @@ TEST(RunRecoveryWorker, ThePidOfTheCulpritIsKilled) {
 
 // Another rank is killed in each attempt, also one that has survived before.
 TEST(RunRecoveryWorker, EachRankIsKilledInTurn) {
-  if (!is_worker()) return;
-  Trainer trainer;
-  trainer.run([&](int64_t step) {
+  if (!is_recovery_worker()) return;
+  RecoveringRank rank_program;
+  rank_program.run([&](int64_t step) {
     const int attempt = read_job_environment().value_or_throw().restart_count;
     const int rank = std::atoi(environment_of("RANK").c_str());
     if (attempt == rank && step == 10 * (attempt + 1)) ::kill(::getpid(), SIGKILL);
@@ -141,14 +141,14 @@ TEST(RunRecoveryWorker, EachRankIsKilledInTurn) {
 
 // Rank 0 never waits: it ends with exit code 0 or 3, or runs on. Rank 1 is killed.
 TEST(RunRecoveryWorker, OneRankDoesNotWait) {
-  if (!is_worker()) return;
+  if (!is_recovery_worker()) return;
   const std::string manner = environment_of("CADRE_TEST_MANNER");
   const int rank = std::atoi(environment_of("RANK").c_str());
-  Trainer trainer;
+  RecoveringRank rank_program;
   try {
-    const auto group = trainer.connect();
-    trainer.synchronize(*group);
-    trainer.train(*group, [&](int64_t step) {
+    const auto group = rank_program.connect();
+    rank_program.synchronize(*group);
+    rank_program.train(*group, [&](int64_t step) {
       if (!is_first_attempt() || step != 10) return;
       if (rank == 1) ::kill(::getpid(), SIGKILL);
     });
@@ -158,87 +158,101 @@ TEST(RunRecoveryWorker, OneRankDoesNotWait) {
       if (manner == "exit-0") std::_Exit(0);
       if (manner == "exit-3") std::_Exit(3);
       if (manner == "runs-on") {
-        while (true) trainer.nap();
+        while (true) rank_program.nap();
       }
     }
   }
-  trainer.wait();
-  trainer.run([](int64_t) {});
+  rank_program.wait();
+  rank_program.run([](int64_t) {});
 }
 
 TEST(RunRecoveryWorker, DiesWhileItWaits) {
-  if (!is_worker()) return;
+  if (!is_recovery_worker()) return;
   const int rank = std::atoi(environment_of("RANK").c_str());
-  Trainer trainer;
+  RecoveringRank rank_program;
   if (rank == 2 && is_first_attempt()) {
     // The file says that this rank waits, and the rank is killed.
-    auto group = trainer.connect();
-    trainer.synchronize(*group);
+    auto group = rank_program.connect();
+    rank_program.synchronize(*group);
     group.reset();
     std::ofstream(environment_of("CADRE_RECOVERY_FILE"))
         << "cadre-recovery 1\nstate waiting\nmemberships 0\ncomes-within-ms 20000\n";
     ::kill(::getpid(), SIGKILL);
   }
-  trainer.run([](int64_t) {});
+  rank_program.run([](int64_t) {});
+}
+
+// Rank 1 is killed in a step, and its successor before it connects.
+TEST(RunRecoveryWorker, DiesAgainBeforeItConnects) {
+  if (!is_recovery_worker()) return;
+  const bool is_successor = environment_of("TORCHELASTIC_RESTART_COUNT") == "1";
+  if (is_successor && environment_of("RANK") == "1") ::kill(::getpid(), SIGKILL);
+  RecoveringRank rank_program;
+  rank_program.run([&](int64_t step) {
+    if (is_first_attempt() && environment_of("RANK") == "1" && step == 10) {
+      ::kill(::getpid(), SIGKILL);
+    }
+  });
 }
 
 TEST(RunRecoveryWorker, WaitsThoughNothingHasFailed) {
-  if (!is_worker()) return;
-  Trainer trainer;
+  if (!is_recovery_worker()) return;
+  RecoveringRank rank_program;
   try {
-    trainer.recovery().wait_for_membership(
-        trainer.system().deadline_in(std::chrono::milliseconds(200)));
+    rank_program.recovery().wait_for_membership(
+        rank_program.system().deadline_in(std::chrono::milliseconds(200)));
   } catch (const Error& error) {
-    Trainer::say(error.what());
+    RecoveringRank::say(error.what());
   }
-  trainer.run([](int64_t) {});
+  rank_program.run([](int64_t) {});
 }
 
 TEST(RunRecoveryWorker, WaitsForAnHour) {
-  if (!is_worker()) return;
-  Trainer trainer;
-  Trainer::say("waits");
-  trainer.recovery().wait_for_membership(trainer.system().deadline_in(std::chrono::hours(1)));
+  if (!is_recovery_worker()) return;
+  RecoveringRank rank_program;
+  RecoveringRank::say("waits");
+  rank_program.recovery().wait_for_membership(
+      rank_program.system().deadline_in(std::chrono::hours(1)));
 }
 
 // Rank 1 is killed; the others keep the failed group while they connect the next one.
 TEST(RunRecoveryWorker, KeepsTheOldGroup) {
-  if (!is_worker()) return;
-  Trainer trainer;
-  const auto old = trainer.connect();
+  if (!is_recovery_worker()) return;
+  RecoveringRank rank_program;
+  const auto old = rank_program.connect();
   if (old->rank() == 1 && is_first_attempt()) ::kill(::getpid(), SIGKILL);
   if (is_first_attempt()) {
     EXPECT_THROW(old->barrier(), Error);
-    trainer.wait();
-    const auto group = trainer.connect();
+    rank_program.wait();
+    const auto group = rank_program.connect();
     group->barrier();
     EXPECT_THROW(old->barrier(), Error);
-    group->close(trainer.system().deadline_in(kPatience));
+    group->close(rank_program.system().deadline_in(kPatience));
   } else {
     old->barrier();
-    old->close(trainer.system().deadline_in(kPatience));
+    old->close(rank_program.system().deadline_in(kPatience));
   }
   if (::testing::Test::HasFailure()) std::_Exit(4);
-  Trainer::say("done");
+  RecoveringRank::say("done");
 }
 
 // Rank 1 is killed before the first step, so no rank has a state.
 TEST(RunRecoveryWorker, NoRankHasAState) {
-  if (!is_worker()) return;
-  Trainer trainer;
-  const auto group = trainer.connect();
+  if (!is_recovery_worker()) return;
+  RecoveringRank rank_program;
+  const auto group = rank_program.connect();
   int64_t value = 7;
   const std::array parts{std::as_writable_bytes(std::span(&value, 1))};
   try {
     broadcast_newest_state(*group, std::nullopt, parts);
   } catch (const Error& error) {
-    Trainer::say(error.what());
+    RecoveringRank::say(error.what());
   }
   const bool is_odd = group->rank() == 1;
   try {
     broadcast_newest_state(*group, 5, std::span(parts).first(is_odd ? 0 : 1));
   } catch (const Error& error) {
-    Trainer::say(error.what());
+    RecoveringRank::say(error.what());
   }
   EXPECT_EQ(value, 7);
   value = group->rank();
@@ -246,7 +260,7 @@ TEST(RunRecoveryWorker, NoRankHasAState) {
   const NewestState newest = broadcast_newest_state(*group, own_step, parts);
   EXPECT_EQ(newest, (NewestState{.rank = 1, .step = 5}));
   EXPECT_EQ(value, 1);
-  group->close(trainer.system().deadline_in(kPatience));
+  group->close(rank_program.system().deadline_in(kPatience));
   if (::testing::Test::HasFailure()) std::_Exit(4);
 }
 
@@ -266,7 +280,7 @@ class RunRecovery : public ::testing::Test {
     return words;
   }
   CadreCommand::Options environment(const std::string& manner = "") const {
-    return {.environment = {{kFolder, folder_.path().string()},
+    return {.environment = {{kTestFolder, folder_.path().string()},
                             {"CADRE_TEST_MANNER", manner},
                             {"CADRE_JOB_TOKEN", "the secret of the test"}}};
   }
@@ -303,7 +317,8 @@ TEST_F(RunRecovery, SurvivorsKeepTheirProcessesAndTheDeadRankGetsANewOne) {
   }
   // Each rank has done or received all steps.
   for (const int rank : {0, 1, 2}) {
-    EXPECT_THAT(result.output, HasSubstr(cadre::format("[{}] total {}, pid", rank, kNumSteps)));
+    EXPECT_THAT(result.output,
+                HasSubstr(cadre::format("[{}] total {}, pid", rank, kNumRecoverySteps)));
   }
   EXPECT_THAT(result.error, HasSubstr("cadre: restart 1 of 1: starting 1 worker again; ranks 0,2 "
                                       "stay running\n"));
@@ -357,6 +372,18 @@ TEST_F(RunRecovery, ARankThatDiesWhileItWaitsGetsANewProcess) {
   const CommandResult result = command.wait();
   ASSERT_EQ(result.exit_code, 0) << result.error << result.output;
   EXPECT_THAT(result.error, HasSubstr("starting 1 worker again; ranks 0-1 stay running\n"));
+}
+
+TEST_F(RunRecovery, SurvivorsOutliveASecondFailureWhileTheyConnect) {
+  CadreCommand command(job(3, "DiesAgainBeforeItConnects", {"--max-restarts", "2"}), environment());
+  const CommandResult result = command.wait();
+  ASSERT_EQ(result.exit_code, 0) << result.error << result.output;
+  EXPECT_THAT(result.error, HasSubstr("restart 2 of 2: starting 1 worker again"));
+  for (const int rank : {0, 2}) {
+    const std::string prefix = cadre::format("[{}] rank {} of 3 starts ", rank, rank);
+    EXPECT_EQ(pid_of(result.output, prefix + "anew, attempt 0"),
+              pid_of(result.output, prefix + "from rank 0 at step 10, attempt 2"));
+  }
 }
 
 TEST_F(RunRecovery, AWaitEndsAtItsDeadlineIfNothingHasFailed) {
@@ -472,22 +499,22 @@ TEST_P(RunRecoveryLostHost, TheOtherHostKeepsItsProcessesInASmallerWorld) {
 INSTANTIATE_TEST_SUITE_P(EachHost, RunRecoveryLostHost, ::testing::Values(0, 1));
 
 TEST(RunRecoveryWorker, TrainsUntilItIsAlone) {
-  if (!is_worker()) return;
-  Trainer trainer;
+  if (!is_recovery_worker()) return;
+  RecoveringRank rank_program;
   while (true) {
     try {
-      const auto group = trainer.connect();
-      trainer.synchronize(*group);
+      const auto group = rank_program.connect();
+      rank_program.synchronize(*group);
       while (group->world_size() == 4) {
         group->barrier();
-        trainer.nap();
+        rank_program.nap();
       }
-      group->close(trainer.system().deadline_in(kPatience));
+      group->close(rank_program.system().deadline_in(kPatience));
       return;
     } catch (const Error& error) {
-      if (!trainer.recovery().can_recover(error)) throw;
+      if (!rank_program.recovery().can_recover(error)) throw;
     }
-    trainer.wait();
+    rank_program.wait();
   }
 }
 

@@ -48,6 +48,9 @@ class Attempt {
   // `awaits_survivors`, those that can wait have time to come.
   void end_round(bool awaits_survivors);
 
+  // Returns whether a worker has failed a second ago, and some that can wait have not come to wait.
+  bool awaits_survivors() const { return phase_ == Phase::kRecovering && has_said_ranks_; }
+
   // Returns the time at which advance() must be called even without an event.
   Deadline next_due() const;
   // Enters the next phase if its time has come. The failure of a worker leads from kRunning, or

@@ -305,6 +305,9 @@ void JobRun::watch() {
     step(attempt_->next_due());
     attempt_->keep_waiting(may_keep_workers());
     attempt_->advance();
+    // A worker that still connects may wait for one that has ended before it left a will. Without
+    // the store its wait ends with an error.
+    if (attempt_->awaits_survivors()) store_.reset();
   }
 }
 
