@@ -22,12 +22,16 @@
 // - `Preemption`: says on all ranks after the same step that a scheduler ends the job.
 // - `PreemptionOptions`, `kRequeueExitCode`: the signals, and the exit code that asks for another
 //   run.
+// - `Recovery`, `RecoveryOptions`, `JobPosition`: keep the process of this rank when another fails.
+// - `find_newest_state()`, `broadcast_newest_state()`, `NewestState`: then give new ranks the
+//   state.
 //
 // Guide: docs/guide/running/launching.md#restarts,
-// docs/guide/running/errors.md#why-a-worker-failed, docs/guide/running/preemption.md. PyTorch:
-// torch.distributed.elastic.multiprocessing.errors.record.
+// docs/guide/running/errors.md#why-a-worker-failed, docs/guide/running/preemption.md,
+// docs/guide/running/recovery.md. PyTorch: torch.distributed.elastic.multiprocessing.errors.record.
 #pragma once
 
 #include "cadre/core/comm/preemption/preemption.h"
+#include "cadre/core/comm/recovery/recovery.h"
 #include "cadre/core/os/proc/fork/prepare_restart.h"
 #include "cadre/core/os/proc/record/record.h"

@@ -245,5 +245,52 @@ TEST_F(TrainSignalTest, ARestartedJobHasTheBitsOfAnUndisturbedOne) {
   EXPECT_TRUE(job.leaves_nothing());
 }
 
+// The job writes no snapshots by itself, so without the state of the survivor it would begin again.
+TEST_F(TrainSignalTest, ASurvivorInPlaceKeepsItsProcessAndNoStepIsLost) {
+  ASSERT_EQ(cli::run_cadre(train("whole")).exit_code, 0);
+  for (const int victim : {1, 0}) {
+    const std::string run = format("parts{}", victim);
+    std::vector<std::string> words = train(run);
+    words.insert(words.end(), {"run.recovery=in_place", "--max-restarts", "1"});
+    CadreCommand job(words);
+    ASSERT_TRUE(job.wait_for(format("step  25/{} ", kNumSteps))) << job.seen().error;
+    const int victim_pid = pid_of_rank(job, victim);
+    const int survivor_pid = pid_of_rank(job, 1 - victim);
+    ASSERT_GT(victim_pid, 0);
+    ASSERT_GT(survivor_pid, 0);
+    ::kill(victim_pid, SIGKILL);
+    ASSERT_TRUE(job.wait_for("resuming from")) << job.seen().error;
+    EXPECT_EQ(pid_of_rank(job, 1 - victim), survivor_pid);
+    const CommandResult ended = job.wait();
+    EXPECT_EQ(ended.exit_code, 0) << ended.error;
+    EXPECT_THAT(ended.error,
+                HasSubstr(format("starting 1 worker again; rank {} stays running\n", 1 - victim)));
+    EXPECT_EQ(snapshots_of(run).size(), 2U);  // that of the survivor, and that of the end
+    EXPECT_EQ(steps_of(run), steps_of("whole"));
+    EXPECT_TRUE(job.leaves_nothing());
+  }
+}
+
+// The dead rank's shard exists nowhere else, so the run continues from the last snapshot.
+TEST_F(TrainSignalTest, ASurvivorInPlaceOfAShardedRunContinuesFromTheLastSnapshot) {
+  const auto words = [this](const std::string& run) {
+    std::vector<std::string> all = train(run);
+    all.insert(all.end(), {"run.recovery=in_place", "run.snapshot_every=10", "--max-restarts", "1",
+                           "parallel.strategy=fsdp"});
+    return all;
+  };
+  ASSERT_EQ(cli::run_cadre(words("whole")).exit_code, 0);
+  CadreCommand job(words("parts"));
+  ASSERT_TRUE(job.wait_for(format("step  25/{} ", kNumSteps))) << job.seen().error;
+  const int survivor = pid_of_rank(job, 0);
+  ::kill(pid_of_rank(job, 1), SIGKILL);
+  ASSERT_TRUE(job.wait_for("resuming from")) << job.seen().error;
+  EXPECT_EQ(pid_of_rank(job, 0), survivor);
+  const CommandResult ended = job.wait();
+  EXPECT_EQ(ended.exit_code, 0) << ended.error;
+  EXPECT_EQ(steps_of("parts"), steps_of("whole"));
+  EXPECT_TRUE(job.leaves_nothing());
+}
+
 }  // namespace
 }  // namespace cadre

@@ -7,9 +7,11 @@
 #include <limits>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/files/file.h"
 #include "cadre/core/os/host/secret_variable.h"
 #include "cadre/core/rendezvous/file_rendezvous.h"
 #include "cadre/core/rendezvous/tcp_rendezvous.h"
+#include "cadre/core/wire/recovery/recovery_files.h"
 
 namespace cadre {
 namespace {
@@ -248,8 +250,20 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& variables,
   return environment;
 }
 
+std::optional<MembershipFile> read_given_membership() {
+  const char* const path = std::getenv(kRecoveryVariable);
+  if (path == nullptr || *path == '\0') return std::nullopt;
+  const auto content =
+      os::read_file(std::string(path).append(kMembershipFileSuffix), kMaxMembershipFileBytes);
+  return content.ok() ? parse_membership_file(*content) : std::nullopt;
+}
+
 Result<JobEnvironment> read_job_environment(const JobPlace& place) {
-  const auto look_up = [](std::string_view name) -> std::optional<std::string> {
+  const auto given = read_given_membership();
+  const auto look_up = [&](std::string_view name) -> std::optional<std::string> {
+    if (given) {
+      if (auto value = given->find(name)) return value;
+    }
     const char* value = std::getenv(std::string(name).c_str());
     return value ? std::optional<std::string>(value) : std::nullopt;
   };

@@ -21,6 +21,9 @@
 //   CADRE_LOG                      what is logged: debug, info, warning (default), error, off
 //   CADRE_FLIGHT_RECORDS           a folder for the flight records, which is created; absent:
 //                                  memory only
+//   CADRE_RECOVERY_FILE            set by cadre run: if the file of this name with ".membership"
+//                                  appended exists, the process has kept running through a failure
+//                                  (Recovery), and the values there replace those of the variables
 //   CADRE_STORE_PROTOCOL           "native" or "c10d"; absent: c10d when a launcher hosts the store
 //                                  and gave no token (torchrun), else native
 #pragma once
@@ -37,6 +40,7 @@
 #include "cadre/core/base/types.h"
 #include "cadre/core/os/host/secret.h"
 #include "cadre/core/store/tcp/tcp_store.h"
+#include "cadre/core/wire/recovery/recovery_files.h"
 
 namespace cadre {
 
@@ -84,6 +88,10 @@ CADRE_EXPORT Result<JobEnvironment> parse_job_environment(const VariableLookup& 
 // Removes CADRE_JOB_TOKEN from the environment: processes that this one starts do not inherit the
 // token; later calls still find it (os/host/secret_variable.h).
 CADRE_EXPORT Result<JobEnvironment> read_job_environment(const JobPlace& place = {});
+
+// Returns the last membership that the launcher has given to this process after a failure; nullopt
+// if it gave none.
+std::optional<MembershipFile> read_given_membership();
 
 // Parses the value of CADRE_LOG; an empty text counts as not set.
 CADRE_EXPORT Result<LogLevel> parse_log_level(std::string_view text);

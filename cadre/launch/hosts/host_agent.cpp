@@ -222,7 +222,8 @@ void HostAgent::perform(AgentAction action) {
       start_workers(action);
       break;
     case Kind::kStopWorkers:
-      order({.kind = HostOrder::Kind::kStop});
+      order({.kind = HostOrder::Kind::kStop,
+             .is_for_newcomers = agent_.table().num_in(HostState::kSpare) > 0});
       break;
     case Kind::kKillWorkers:
       order({.kind = HostOrder::Kind::kKill});

@@ -37,7 +37,8 @@ struct HostAgentOptions {
 struct HostOrder {
   enum class Kind : uint8_t {
     kStart,  // the workers of `round`, with `ranks`; their store is at store_host:store_port
-    kStop,   // ask the workers to stop, and kill them after the grace period
+    kStop,   // ask the workers to stop, and kill them after the grace period; those that wait for
+             // a new membership stay
     kKill,   // at once, because workers of another round may start elsewhere
     kSay,    // show `text` to the user
     kEnd,    // the job is over for this host, with `exit_code`; `text` says why
@@ -48,6 +49,8 @@ struct HostOrder {
   HostRanks ranks{};
   std::string store_host;
   uint16_t store_port = 0;  // 0 if the coordinator could not open the store
+  // kStop: the round ends because hosts have joined, so that workers run and do not come to wait.
+  bool is_for_newcomers = false;
   std::string text;
   int exit_code = 0;
 };

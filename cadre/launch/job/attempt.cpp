@@ -22,7 +22,8 @@ constexpr Duration kLeftoverGrace = std::chrono::seconds(5);
 constexpr Duration kKillTimeout = std::chrono::seconds(5);
 constexpr Duration kOutputTimeout = std::chrono::seconds(5);
 constexpr Duration kTick = std::chrono::seconds(1);
-// SIGKILL is repeated at this interval to reach processes that were forked meanwhile.
+// SIGKILL is repeated at this interval to reach processes that were forked meanwhile. The files of
+// workers that come to wait are read at this interval, too.
 constexpr Duration kKillTick = std::chrono::milliseconds(20);
 
 std::string names_of(std::span<const os::Descendant> processes) {
@@ -49,8 +50,14 @@ Attempt::Attempt(os::System& system, BufferedOutput& output, BufferedOutput& err
       phase_deadline_(system.now()),
       say_waiting_at_(system.now()) {}
 
+void Attempt::keep_waiting(bool is_kept) {
+  keeps_waiting_ = is_kept;
+  group_.keep_waiting(is_kept);
+}
+
 Deadline Attempt::next_due() const {
-  const Deadline tick = system_.deadline_in(phase_ == Phase::kKilling ? kKillTick : kTick);
+  const bool is_short = phase_ == Phase::kKilling || phase_ == Phase::kRecovering;
+  const Deadline tick = system_.deadline_in(is_short ? kKillTick : kTick);
   return phase_ == Phase::kRunning ? tick : tick.earlier(phase_deadline_);
 }
 
@@ -64,8 +71,11 @@ void Attempt::ask_to_stop(int signal) {
 // Stops the processes that workers left running only after all workers have ended, because a worker
 // may need them until then.
 void Attempt::wait_for_stop() {
+  // A worker may have stopped waiting, or the owner may have decided to end the job.
+  if (keeps_waiting_) group_.read_recovery_files();
+  group_.ask_rest_to_stop(SIGTERM);
   if (phase_deadline_.has_passed(system_.now())) return kill_outlived();
-  if (group_.all_ended()) {
+  if (group_.all_settled()) {
     group_.ask_leftovers_to_stop();
     if (!std::exchange(has_asked_leftovers_, true)) say_waiting_at_ = system_.deadline_in(kTick);
   }
@@ -98,7 +108,8 @@ void Attempt::kill_outlived() {
     killed =
         cadre::format("{} {}", outlived_.size() == 1 ? "rank" : "ranks", rank_ranges(outlived_));
   }
-  const auto leftovers = group_.all_ended() ? group_.descendants() : std::vector<os::Descendant>();
+  const auto leftovers =
+      group_.all_settled() ? group_.descendants() : std::vector<os::Descendant>();
   if (!leftovers.empty()) killed += names_of(leftovers);
   const size_t num_killed = outlived_.size() + leftovers.size();
   if (num_killed > 0) {
@@ -116,6 +127,8 @@ void Attempt::kill_all() {
 
 bool Attempt::is_over() {
   if (group_.all_ended() && !group_.has_children()) return true;
+  const bool is_stopping = phase_ == Phase::kStopping || phase_ == Phase::kKilling;
+  if (is_stopping && group_.all_settled() && !group_.has_children()) return true;
   if (phase_ != Phase::kKilling) return false;
   std::vector<os::Descendant> left = group_.descendants();
   const bool is_hopeless = !left.empty() && std::ranges::none_of(left, os::may_signal);
@@ -126,8 +139,7 @@ bool Attempt::is_over() {
 
 void Attempt::watch_workers() {
   if (group_.first_failure()) {
-    ask_to_stop(SIGTERM);
-    wait_for_stop();  // now, because no event may wake the loop
+    end_round(true);
   } else if (group_.all_ended()) {
     enter(Phase::kLingering, kLinger);
   } else if (phase_ == Phase::kLeaving) {
@@ -139,8 +151,47 @@ void Attempt::watch_workers() {
   }
 }
 
+void Attempt::end_round(bool awaits_survivors) {
+  group_.read_recovery_files();
+  const auto time =
+      keeps_waiting_ && !group_.first_preempted() ? group_.recovery_time() : std::nullopt;
+  if (!time) {
+    keep_waiting(false);
+    ask_to_stop(SIGTERM);
+    return wait_for_stop();  // now, because no event may wake the loop
+  }
+  group_.ask_unable_to_stop(SIGTERM);
+  enter(Phase::kRecovering, awaits_survivors ? *time : Duration{});
+  grace_ = cadre::format("{:g} s of the failure", std::chrono::duration<double>(*time).count());
+  say_waiting_at_ = system_.deadline_in(kTick);
+  watch_recovery();
+}
+
+// The processes that ended workers have left are stopped when no worker may need them any more, so
+// in the phase kStopping.
+void Attempt::watch_recovery() {
+  group_.read_recovery_files();
+  const bool is_due = phase_deadline_.has_passed(system_.now());
+  if (!is_due && keeps_waiting_ && !group_.all_settled()) {
+    if (say_waiting_at_.has_passed(system_.now())) say_recovering();
+    return;
+  }
+  ask_to_stop(SIGTERM);
+  wait_for_stop();
+}
+
+void Attempt::say_recovering() {
+  const std::vector<int> ranks = group_.running_ranks();
+  if (ranks.empty() || std::exchange(has_said_ranks_, true)) return;
+  say(
+      cadre::format("waiting for {} {} to come to wait for the new membership (Recovery), replaced "
+                    "if not within {}",
+                    ranks.size() == 1 ? "rank" : "ranks", rank_ranges(ranks), grace_));
+}
+
 void Attempt::advance() {
   if (phase_ == Phase::kRunning || phase_ == Phase::kLeaving) return watch_workers();
+  if (phase_ == Phase::kRecovering) return watch_recovery();
   if (phase_ == Phase::kKilling) return kill_all();
   if (phase_ == Phase::kStopping) return wait_for_stop();
   if (!phase_deadline_.has_passed(system_.now())) return;

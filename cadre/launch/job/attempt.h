@@ -2,8 +2,9 @@
 // left. A job has more than one attempt if failed workers are started again.
 //
 // Threads: one, that of the WorkerGroup. Blocking: finish_output() for a few seconds at most. The
-// owner's loop calls WorkerGroup::step() with next_due() as its deadline, then advance(), until
-// is_over(). Lifetime: the outputs outlive the Attempt. Progress is reported on the error output.
+// owner's loop calls WorkerGroup::step() with next_due() as its deadline, then keep_waiting() and
+// advance(), until is_over(). Lifetime: the outputs outlive the Attempt. Progress is reported on
+// the error output.
 #pragma once
 
 #include <chrono>
@@ -26,28 +27,40 @@ class Attempt {
   // Each phase except kRunning has a time limit.
   enum class Phase {
     kRunning,
-    kLeaving,    // a worker has saved and left (preemption); the others have time to do the same
-    kLingering,  // the workers have ended; processes that they started may still end
-    kStopping,   // the stop signal was sent; the processes have time to end
-    kKilling     // SIGKILL is being sent to every process of the attempt
+    kLeaving,     // a worker has saved and left (preemption); the others have time to do the same
+    kRecovering,  // a worker has failed; those that can wait have time to come to wait
+    kLingering,   // the workers have ended; processes that they started may still end
+    kStopping,    // the stop signal was sent; the processes have time to end
+    kKilling      // SIGKILL is being sent to every process of the attempt
   };
 
   // `stop_grace`: the time between the first signal to a worker and SIGKILL.
   Attempt(os::System& system, BufferedOutput& output, BufferedOutput& error, Duration stop_grace);
 
   WorkerGroup& group() { return group_; }
+  const WorkerGroup& group() const { return group_; }
   Phase phase() const { return phase_; }
+
+  // Says whether the job goes on after this attempt if a worker has failed. If so, workers that
+  // wait for a new membership are kept; else they are stopped with the others.
+  void keep_waiting(bool is_kept);
+  // Stops the workers because the job's round has ended elsewhere, except those that wait. If
+  // `awaits_survivors`, those that can wait have time to come.
+  void end_round(bool awaits_survivors);
+
+  // Returns whether a worker has failed a second ago, and some that can wait have not come to wait.
+  bool awaits_survivors() const { return phase_ == Phase::kRecovering && has_said_ranks_; }
 
   // Returns the time at which advance() must be called even without an event.
   Deadline next_due() const;
   // Enters the next phase if its time has come. The failure of a worker leads from kRunning, or
-  // kLeaving, to kStopping.
+  // kLeaving, to kStopping, and to kRecovering before it if a worker can wait and is kept.
   void advance();
   // Sends the signal to the workers. When they have ended, sends SIGTERM to the processes that they
   // left running.
   void ask_to_stop(int signal);
   void kill_all();
-  // Returns whether no process is left, except those that could not be killed.
+  // Returns whether no process is left, except those that are kept or could not be killed.
   bool is_over();
 
   // Passes on the rest of the workers' output. REQUIRES: is_over().
@@ -63,8 +76,10 @@ class Attempt {
 
  private:
   void watch_workers();
+  void watch_recovery();
   void wait_for_stop();
   void say_waiting();
+  void say_recovering();
   void kill_outlived();
   void say(std::string_view line) { error_.append_line("cadre: ", line); }
 
@@ -77,6 +92,7 @@ class Attempt {
   BufferedOutput& error_;
   const Duration stop_grace_;
   WorkerGroup group_;
+  bool keeps_waiting_ = false;
 
   Phase phase_ = Phase::kRunning;
   Deadline phase_deadline_;

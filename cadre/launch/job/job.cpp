@@ -68,7 +68,7 @@ JobRun::JobRun(os::System& system, const JobSpec& spec, os::Pollable& guardian_g
       restarts_(spec.max_restarts) {}
 
 std::string JobRun::error_path_of(Rank rank) const {
-  return error_file_of(identity_, local_rank_of(identity_, rank));
+  return attempt_->group().error_file(rank);
 }
 
 std::string JobRun::prefix_of(Rank rank) const {
@@ -245,6 +245,8 @@ Status JobRun::open_store() {
 
 Status JobRun::start() {
   notice_signal_ = 0;
+  WorkerGroup::KeptWorkers kept;
+  if (attempt_) kept = attempt_->group().take_kept();
   attempt_.reset();  // its workers' output refers to log files, which begin_logs() closes
   CADRE_RETURN_IF_ERROR(begin_logs());
   num_memory_kills_before_ = os::count_memory_kills();
@@ -252,7 +254,7 @@ Status JobRun::start() {
   if (fork_server_ && fork_server_->template_pid()) {
     attempt_->group().spare(*fork_server_->template_pid());
   }
-  return attempt_->group().start(worker_specs(identity_));
+  return attempt_->group().start(worker_specs(identity_), std::move(kept));
 }
 
 Result<int> JobRun::run() {
@@ -301,8 +303,32 @@ Result<int> JobRun::run_attempts() {
 void JobRun::watch() {
   while (!attempt_->is_over()) {
     step(attempt_->next_due());
+    attempt_->keep_waiting(may_keep_workers());
+    attempt_->advance();
+    // A worker that still connects may wait for one that has ended before it left a will. Without
+    // the store its wait ends with an error.
+    if (attempt_->awaits_survivors()) store_.reset();
+  }
+}
+
+// Returns whether workers that wait for a new membership may get one.
+bool JobRun::may_keep_workers() {
+  if (!agent_) return will_restart();
+  const bool is_last_failure =
+      attempt_->group().first_failure() && identity_.restart_count >= spec_.max_restarts;
+  return stop_signal_ == 0 && !guardian_is_gone_ && !end_ && !is_last_failure;
+}
+
+// Stops the workers that wait, because the job is over.
+void JobRun::stop_kept_workers() {
+  if (attempt_->group().kept_ranks().empty()) return;
+  attempt_->keep_waiting(false);
+  attempt_->ask_to_stop(SIGTERM);
+  while (!attempt_->is_over()) {
+    step(attempt_->next_due());
     attempt_->advance();
   }
+  attempt_->finish_output();
 }
 
 // One iteration of the loop, which passes on output and handles signals.
@@ -315,6 +341,7 @@ void JobRun::step(Deadline wake) {
   attempt_->group().step(also, wake);
   if (also[1].can_read) {
     guardian_is_gone_ = true;
+    attempt_->keep_waiting(false);
     attempt_->kill_all();
   }
   accept_template();
@@ -354,13 +381,17 @@ bool JobRun::will_restart() {
 // Returns false if a signal or the guardian's end calls the restart off.
 bool JobRun::wait_to_restart(Duration lifetime) {
   const Duration delay = restarts_.next_delay(lifetime);
-  const int num_workers = attempt_->group().size();
-  say(cadre::format(
-      "restart {} of {}: starting {} worker{} again{}", restarts_.num_restarts(),
-      restarts_.max_restarts(), num_workers, num_workers == 1 ? "" : "s",
-      delay == Duration{}
-          ? ""
-          : cadre::format(" in {:g} s", std::chrono::duration<double>(delay).count())));
+  const std::vector<int> kept = attempt_->group().kept_ranks();
+  const int num_workers = attempt_->group().size() - static_cast<int>(kept.size());
+  say(cadre::format("restart {} of {}: starting {} worker{} again{}{}", restarts_.num_restarts(),
+                    restarts_.max_restarts(), num_workers, num_workers == 1 ? "" : "s",
+                    delay == Duration{}
+                        ? ""
+                        : cadre::format(" in {:g} s", std::chrono::duration<double>(delay).count()),
+                    kept.empty()
+                        ? ""
+                        : cadre::format("; {} {} {} running", kept.size() == 1 ? "rank" : "ranks",
+                                        rank_ranges(kept), kept.size() == 1 ? "stays" : "stay")));
   is_between_attempts_ = true;
   const Deadline due = system_.deadline_in(delay);
   bool is_due = false;
@@ -439,8 +470,10 @@ void JobRun::on_stop_signal(int signal) {
     is_restart_called_off_ = !agent_;
     say(cadre::format("{}: {}", os::signal_name(signal),
                       agent_ ? "this host leaves the job" : "the workers are not started again"));
-  } else if (phase == State::kRunning || phase == State::kLeaving || phase == State::kLingering) {
+  } else if (phase == State::kRunning || phase == State::kLeaving || phase == State::kRecovering ||
+             phase == State::kLingering) {
     stop_signal_ = signal;
+    attempt_->keep_waiting(false);
     const int num_workers = attempt_->group().size();
     say(cadre::format("{}: asked {} worker{} to stop, for at most {:.0f} s{}",
                       os::signal_name(signal), num_workers, num_workers == 1 ? "" : "s",
@@ -462,6 +495,7 @@ void JobRun::on_unhandled_signal(int signal) {
   is_restart_called_off_ = is_restart_called_off_ || is_called_off;
   say(cadre::format("{}, which --signals-to-handle does not name: killing the workers",
                     os::signal_name(signal)));
+  attempt_->keep_waiting(false);
   attempt_->kill_all();
 }
 
@@ -576,6 +610,7 @@ void JobRun::drain_outputs() {
 }
 
 int JobRun::finish(const std::optional<WorkerExit>& failure) {
+  stop_kept_workers();
   for (const std::string& line : log_.take_last()) say(line);
   conclude_preemption(failure);
   say_restarts(failure);

@@ -91,6 +91,7 @@ void JobRun::report_round() {
     return end_round(Outcome::kFailed, "a process of a worker could not be killed");
   }
   const bool was_stopped =
+      !attempt_->group().all_ended() ||
       std::ranges::any_of(attempt_->group().exits(), &WorkerExit::was_asked_to_stop);
   end_round(was_stopped ? Outcome::kStopped : Outcome::kSucceeded, "");
 }
@@ -115,11 +116,17 @@ void JobRun::take_orders() {
         break;
       case Kind::kStop:
         if (is_round_running_ && attempt_->phase() == Attempt::Phase::kRunning) {
-          attempt_->ask_to_stop(SIGTERM);
+          attempt_->keep_waiting(may_keep_workers());
+          attempt_->end_round(!order.is_for_newcomers);
         }
         break;
       case Kind::kKill:
-        if (is_round_running_) attempt_->kill_all();
+        // A worker that waits has no group, so it need not end before another round starts.
+        if (is_round_running_) {
+          attempt_->keep_waiting(may_keep_workers());
+          attempt_->group().read_recovery_files();
+          attempt_->kill_all();
+        }
         break;
       case Kind::kSay:
         // An agent that waits says so again and again.
@@ -134,6 +141,7 @@ void JobRun::take_orders() {
 }
 
 int JobRun::finish_rounds() {
+  stop_kept_workers();
   for (const std::string& line : log_.take_last()) say(line);
   if (!guardian_is_gone_ && !last_failure_) conclude_preemption(std::nullopt);
   const bool has_failed = end_ && end_->exit_code != 0;

@@ -66,6 +66,8 @@ class JobRun {
   void watch();
   void step(Deadline wake);
   bool will_restart();
+  bool may_keep_workers();
+  void stop_kept_workers();
   bool wait_to_restart(Duration lifetime);
   void take_signals();
   void on_stop_signal(int signal);

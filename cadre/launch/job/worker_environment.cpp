@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <utility>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/wire/recovery/recovery_files.h"
 
 namespace cadre::launch {
 
@@ -33,6 +35,10 @@ std::string error_file_of(const JobIdentity& job, int local_rank) {
     return cadre::format("{}/attempt_{}/{}/error.json", job.log_folder, job.attempt, local_rank);
   }
   return cadre::format("{}/attempt{}-rank{}.json", job.error_folder, job.attempt, local_rank);
+}
+
+std::string recovery_file_of(std::string error_file) {
+  return std::move(error_file).append(".recovery");
 }
 
 Result<std::string> gpu_of_worker(const os::Environment& inherited, Rank local_rank) {
@@ -86,6 +92,7 @@ os::Environment worker_environment(const os::Environment& inherited, const JobId
   environment.set("TORCHELASTIC_RUN_ID", job.run_id);
   environment.set("TORCHELASTIC_USE_AGENT_STORE", "True");
   environment.set("TORCHELASTIC_ERROR_FILE", error_file_of(job, local_rank));
+  environment.set(kRecoveryVariable, recovery_file_of(error_file_of(job, local_rank)));
   environment.set("TORCH_NCCL_ASYNC_ERROR_HANDLING",
                   inherited.get_or("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"));
   environment.set("CADRE_JOB_TOKEN", job.token.view());

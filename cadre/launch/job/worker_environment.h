@@ -60,6 +60,10 @@ int world_size(const JobIdentity& job);
 // own.
 std::string error_file_of(const JobIdentity& job, int local_rank);
 
+// Returns the file in which the worker with this error file says whether it waits for a new
+// membership.
+std::string recovery_file_of(std::string error_file);
+
 // Returns `inherited` with torchrun's and Cadre's variables added or replaced. OMP_NUM_THREADS is
 // set to the number of cores divided by the number of workers, and at most to the number of cores
 // to which the worker is bound, unless `inherited` has it. REQUIRES: with virtual local ranks,

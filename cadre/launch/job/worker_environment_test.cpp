@@ -43,6 +43,7 @@ TEST(WorkerEnvironment, EachAttemptHasItsNumberAndItsErrorFiles) {
   EXPECT_EQ(environment.get("TORCHELASTIC_RESTART_COUNT"), "2");
   EXPECT_EQ(environment.get("TORCHELASTIC_MAX_RESTARTS"), "5");
   EXPECT_EQ(environment.get("TORCHELASTIC_ERROR_FILE"), "/tmp/x/attempt3-rank1.json");
+  EXPECT_EQ(environment.get("CADRE_RECOVERY_FILE"), "/tmp/x/attempt3-rank1.json.recovery");
 }
 
 TEST(WorkerEnvironment, AVirtualLocalRankIsZeroAndSeesOneGpu) {

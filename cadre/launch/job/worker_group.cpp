@@ -7,8 +7,11 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/files/file.h"
 #include "cadre/core/os/host/process_stat.h"
+#include "cadre/core/wire/recovery/recovery_files.h"
 #include "cadre/launch/job/preemption_report.h"
+#include "cadre/launch/job/worker_environment.h"
 
 namespace cadre::launch {
 namespace {
@@ -36,12 +39,26 @@ std::optional<PreemptionFile> preemption_of(const os::ExitStatus& status,
   return file && file->saved_step && file->exit_code == status.code ? file : std::nullopt;
 }
 
+// Gives a worker that waits the place that a new process would have got as variables.
+Status give_membership(const std::string& recovery_file, uint64_t number,
+                       std::span<const std::string> environment) {
+  MembershipFile file{.number = number, .variables = {}};
+  for (const std::string& text : environment) {
+    const std::string name = text.substr(0, text.find('='));
+    if (std::ranges::find(kMembershipVariables, name) == kMembershipVariables.end()) continue;
+    file.variables.emplace_back(name, text.substr(name.size() + 1));
+  }
+  const std::string text = encode_membership_file(file);
+  return os::replace_file(std::string(recovery_file).append(kMembershipFileSuffix),
+                          std::as_bytes(std::span(text)));
+}
+
 }  // namespace
 
 struct WorkerGroup::Worker {
   Rank rank;
   std::unique_ptr<os::Process> process;
-  WorkerOutput output;
+  std::optional<WorkerOutput> output;
   TimePoint started;
   bool output_is_open = true;
   bool error_is_open = true;
@@ -49,14 +66,24 @@ struct WorkerGroup::Worker {
   bool was_asked_to_stop = false;
   int stopped_by = 0;  // the stop signal at the last check; 0: none
   std::string error_file;
+  uint64_t num_memberships = 0;               // that the worker was given after failures
+  std::optional<RecoveryFile> recovery = {};  // as read_recovery_files() has read it
+
+  bool can_wait() const { return recovery && recovery->comes_within.count() > 0; }
 
   void pump(Bytes buffer, TimePoint now) {
     output_is_open =
-        output_is_open && output.pump(Stream::kOutput, process->standard_output(), buffer, now);
+        output_is_open && output->pump(Stream::kOutput, process->standard_output(), buffer, now);
     error_is_open =
-        error_is_open && output.pump(Stream::kError, process->standard_error(), buffer, now);
+        error_is_open && output->pump(Stream::kError, process->standard_error(), buffer, now);
   }
 };
+
+WorkerGroup::KeptWorkers::KeptWorkers() = default;
+WorkerGroup::KeptWorkers::~KeptWorkers() = default;
+WorkerGroup::KeptWorkers::KeptWorkers(KeptWorkers&& other) noexcept = default;
+WorkerGroup::KeptWorkers& WorkerGroup::KeptWorkers::operator=(KeptWorkers&& other) noexcept =
+    default;
 
 WorkerGroup::WorkerGroup(os::System& system, BufferedOutput& output, BufferedOutput& error)
     : system_(system),
@@ -67,24 +94,103 @@ WorkerGroup::WorkerGroup(os::System& system, BufferedOutput& output, BufferedOut
 
 WorkerGroup::~WorkerGroup() = default;
 
-Status WorkerGroup::start(std::span<const WorkerSpec> specs) {
-  for (const WorkerSpec& spec : specs) {
-    os::ProcessOptions options = spec.process;
-    options.joins_output = &output_ == &error_ && spec.output.may_join();
-    auto process = start_process(options, spec.fork_server);
-    if (!process.ok()) {
-      workers_.clear();  // kills the workers that were started
-      return process.error();
+Result<std::unique_ptr<WorkerGroup::Worker>> WorkerGroup::start_worker(const WorkerSpec& spec) {
+  os::ProcessOptions options = spec.process;
+  options.joins_output = &output_ == &error_ && spec.output.may_join();
+  auto process = start_process(options, spec.fork_server);
+  if (!process.ok()) return process.error();
+  return std::make_unique<Worker>(Worker{.rank = spec.rank,
+                                         .process = *std::move(process),
+                                         .output = WorkerOutput(spec.output, output_, error_),
+                                         .started = system_.now(),
+                                         .error_is_open = !options.joins_output,
+                                         .error_file = spec.error_file});
+}
+
+Status WorkerGroup::start(std::span<const WorkerSpec> specs, KeptWorkers kept) {
+  kept.workers_.resize(specs.size());
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const WorkerSpec& spec = specs[i];
+    std::unique_ptr<Worker> worker = std::move(kept.workers_[i]);
+    if (worker != nullptr) {
+      const Status given = give_membership(recovery_file_of(worker->error_file),
+                                           ++worker->num_memberships, spec.process.environment);
+      if (given.ok()) {
+        worker->rank = spec.rank;
+        worker->output.emplace(spec.output, output_, error_);
+        worker->started = system_.now();
+        worker->recovery.reset();
+        workers_.push_back(std::move(worker));
+        continue;
+      }
+      worker.reset();  // kills the worker, which cannot learn its place
     }
-    workers_.push_back(
-        std::make_unique<Worker>(Worker{.rank = spec.rank,
-                                        .process = *std::move(process),
-                                        .output = WorkerOutput(spec.output, output_, error_),
-                                        .started = system_.now(),
-                                        .error_is_open = !options.joins_output,
-                                        .error_file = spec.error_file}));
+    auto started = start_worker(spec);
+    if (!started.ok()) {
+      workers_.clear();  // kills the workers that were started
+      return started.error();
+    }
+    workers_.push_back(*std::move(started));
   }
   return {};
+}
+
+bool WorkerGroup::is_kept(const Worker& worker) const {
+  return keeps_waiting_ && !worker.has_ended && !worker.was_asked_to_stop && worker.recovery &&
+         worker.recovery->is_waiting && worker.recovery->num_memberships == worker.num_memberships;
+}
+
+std::vector<int> WorkerGroup::spared() const {
+  std::vector<int> pids = spared_;
+  for (const auto& worker : workers_) {
+    if (is_kept(*worker)) pids.push_back(worker->process->pid());
+  }
+  return pids;
+}
+
+void WorkerGroup::read_recovery_files() {
+  for (const auto& worker : workers_) {
+    worker->recovery.reset();
+    if (worker->has_ended) continue;
+    const auto content = os::read_file(recovery_file_of(worker->error_file), kMaxRecoveryFileBytes);
+    if (content.ok()) worker->recovery = parse_recovery_file(*content);
+  }
+}
+
+std::optional<Duration> WorkerGroup::recovery_time() const {
+  std::optional<Duration> longest;
+  for (const auto& worker : workers_) {
+    if (worker->has_ended || !worker->can_wait()) continue;
+    const Duration own = worker->recovery->comes_within;
+    longest = std::max(longest.value_or(own), own);
+  }
+  return longest;
+}
+
+bool WorkerGroup::all_settled() const {
+  return std::ranges::all_of(
+      workers_, [this](const auto& worker) { return worker->has_ended || is_kept(*worker); });
+}
+
+std::vector<int> WorkerGroup::kept_ranks() const {
+  std::vector<int> ranks;
+  for (const auto& worker : workers_) {
+    if (is_kept(*worker)) ranks.push_back(worker->rank);
+  }
+  return ranks;
+}
+
+WorkerGroup::KeptWorkers WorkerGroup::take_kept() {
+  collect_exits();
+  read_recovery_files();
+  KeptWorkers kept;
+  for (auto& worker : workers_) {
+    const bool is_taken = is_kept(*worker);
+    if (is_taken) worker->output->finish();
+    kept.workers_.push_back(is_taken ? std::move(worker) : nullptr);
+  }
+  std::erase(workers_, nullptr);
+  return kept;
 }
 
 std::vector<os::PollItem> WorkerGroup::poll_items(std::span<const os::PollItem> also) {
@@ -94,10 +200,10 @@ std::vector<os::PollItem> WorkerGroup::poll_items(std::span<const os::PollItem> 
     if (!worker->has_ended) {
       items.push_back({.target = &worker->process->exit_event(), .want_read = true});
     }
-    if (worker->output_is_open && worker->output.has_room(Stream::kOutput, now)) {
+    if (worker->output_is_open && worker->output->has_room(Stream::kOutput, now)) {
       items.push_back({.target = &worker->process->standard_output(), .want_read = true});
     }
-    if (worker->error_is_open && worker->output.has_room(Stream::kError, now)) {
+    if (worker->error_is_open && worker->output->has_room(Stream::kError, now)) {
       items.push_back({.target = &worker->process->standard_error(), .want_read = true});
     }
   }
@@ -111,7 +217,7 @@ Deadline WorkerGroup::next_due() const {
   const TimePoint now = system_.now();
   Deadline due(now + kProgressPeriod);
   for (const auto& worker : workers_) {
-    if (const auto own = worker->output.next_due(now)) due = due.earlier(Deadline(*own));
+    if (const auto own = worker->output->next_due(now)) due = due.earlier(Deadline(*own));
   }
   return due;
 }
@@ -131,8 +237,8 @@ void WorkerGroup::step(std::span<os::PollItem> also, Deadline deadline) {
   if (shows_progress) last_progress_ = now;
   for (const auto& worker : workers_) {
     worker->pump(buffer_, now);
-    worker->output.show_unfinished(now);
-    if (shows_progress) worker->output.show_progress(now);
+    worker->output->show_unfinished(now);
+    if (shows_progress) worker->output->show_progress(now);
   }
   collect_exits();
   for (BufferedOutput* sink : sinks()) sink->flush();
@@ -165,7 +271,7 @@ void WorkerGroup::collect_exits() {
 std::vector<int> WorkerGroup::running_ranks() const {
   std::vector<int> ranks;
   for (const auto& worker : workers_) {
-    if (!worker->has_ended) ranks.push_back(worker->rank);
+    if (!worker->has_ended && !is_kept(*worker)) ranks.push_back(worker->rank);
   }
   return ranks;
 }
@@ -195,11 +301,15 @@ const WorkerGroup::Worker& WorkerGroup::worker(Rank rank) const {
 }
 
 const LineTail& WorkerGroup::tail(Rank rank) const {
-  return worker(rank).output.tail();
+  return worker(rank).output->tail();
 }
 
 int WorkerGroup::pid(Rank rank) const {
   return worker(rank).process->pid();
+}
+
+const std::string& WorkerGroup::error_file(Rank rank) const {
+  return worker(rank).error_file;
 }
 
 void WorkerGroup::forward_signal(int signal) {
@@ -208,16 +318,35 @@ void WorkerGroup::forward_signal(int signal) {
   }
 }
 
+void WorkerGroup::ask_to_stop(Worker& worker, int signal) {
+  if (!worker.was_asked_to_stop) look_for_stop(worker);
+  worker.was_asked_to_stop = true;
+  worker.process->signal_group(signal);
+  worker.process->signal_group(SIGCONT);
+}
+
 void WorkerGroup::ask_to_stop(int signal) {
   // Exits up to now are recorded first, because the launcher did not cause them. A worker that a
   // signal has stopped (state T) is recorded too, because it may be the cause of the failure.
   collect_exits();
   for (const auto& worker : workers_) {
-    if (worker->has_ended) continue;
-    if (!worker->was_asked_to_stop) look_for_stop(*worker);
-    worker->was_asked_to_stop = true;
-    worker->process->signal_group(signal);
-    worker->process->signal_group(SIGCONT);
+    if (!worker->has_ended && !is_kept(*worker)) ask_to_stop(*worker, signal);
+  }
+}
+
+void WorkerGroup::ask_unable_to_stop(int signal) {
+  collect_exits();
+  for (const auto& worker : workers_) {
+    const bool is_running = !worker->has_ended && !worker->was_asked_to_stop;
+    if (is_running && !worker->can_wait()) ask_to_stop(*worker, signal);
+  }
+}
+
+void WorkerGroup::ask_rest_to_stop(int signal) {
+  collect_exits();
+  for (const auto& worker : workers_) {
+    const bool is_running = !worker->has_ended && !worker->was_asked_to_stop;
+    if (is_running && !is_kept(*worker)) ask_to_stop(*worker, signal);
   }
 }
 
@@ -240,8 +369,9 @@ void WorkerGroup::suspend() {
   // Repeats until no new process is found: one that was forked while the list was read appears in
   // the next list.
   std::vector<os::Descendant> stopped;
+  // Kept workers are stopped, too.
   for (int round = 0; round < kMaxSuspendRounds; ++round) {
-    std::vector<os::Descendant> running = descendants();
+    std::vector<os::Descendant> running = os::list_descendants(spared_);
     std::erase_if(running, [&](const auto& one) { return std::ranges::count(stopped, one) > 0; });
     if (running.empty()) return;
     os::signal_processes(running, SIGSTOP);
@@ -251,7 +381,7 @@ void WorkerGroup::suspend() {
 
 void WorkerGroup::resume() {
   is_suspended_ = false;
-  os::signal_processes(descendants(), SIGCONT);
+  os::signal_processes(os::list_descendants(spared_), SIGCONT);
 }
 
 bool WorkerGroup::look_for_stop(Worker& worker) const {
@@ -278,12 +408,15 @@ void WorkerGroup::reap_orphans() {
 }
 
 bool WorkerGroup::output_has_ended() const {
-  return std::ranges::none_of(
-      workers_, [](const auto& worker) { return worker->output_is_open || worker->error_is_open; });
+  return std::ranges::none_of(workers_, [this](const auto& worker) {
+    return (worker->output_is_open || worker->error_is_open) && !is_kept(*worker);
+  });
 }
 
 void WorkerGroup::finish_output() {
-  for (const auto& worker : workers_) worker->output.finish();
+  for (const auto& worker : workers_) {
+    if (!is_kept(*worker)) worker->output->finish();
+  }
 }
 
 }  // namespace cadre::launch

@@ -6,6 +6,10 @@
 // the destructor kills workers that still run. The outputs outlive the WorkerGroup. Errors: start()
 // returns those of os::Process, with the rank, after it has killed the workers that it had started.
 // The owner (job.h) decides when to stop the group.
+//
+// A worker that waits for a new membership (Recovery) can be kept: while keep_waiting(true) holds,
+// the methods that stop processes leave it and its descendants alone, and the WorkerGroup of the
+// next round continues it.
 #pragma once
 
 #include <memory>
@@ -55,19 +59,40 @@ struct StoppedWorker {
 
 class WorkerGroup {
  public:
+  // Workers that were kept. The destructor kills them.
+  class KeptWorkers;
+
   // If `output` and `error` are the same, each worker has one pipe for both of its streams.
   WorkerGroup(os::System& system, BufferedOutput& output, BufferedOutput& error);
   ~WorkerGroup();
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
 
-  Status start(std::span<const WorkerSpec> specs);
+  // Starts the workers; those of `kept` get the membership of their spec instead of a process.
+  Status start(std::span<const WorkerSpec> specs, KeptWorkers kept);
 
   // Excludes a process from descendants() from now on, so that it is neither signalled nor waited
   // for. The template of the fork server is such a process.
   void spare(int pid) { spared_ = {pid}; }
-  std::vector<os::Descendant> descendants() const { return os::list_descendants(spared_); }
-  bool has_children() const { return os::has_children(spared_); }
+  std::vector<os::Descendant> descendants() const { return os::list_descendants(spared()); }
+  bool has_children() const { return os::has_children(spared()); }
+
+  void keep_waiting(bool is_kept) { keeps_waiting_ = is_kept; }
+  // Reads from the workers' files which of them wait.
+  void read_recovery_files();
+  // Returns the longest time after which a running worker that can wait comes to wait; nullopt if
+  // none can.
+  std::optional<Duration> recovery_time() const;
+  // Returns whether each worker has ended or is kept.
+  bool all_settled() const;
+  // Returns the ranks that wait and are kept, ascending.
+  std::vector<int> kept_ranks() const;
+  // Sends the signal to the running workers that cannot wait, and were not signalled yet.
+  void ask_unable_to_stop(int signal);
+  // Sends the signal to the running workers that are not kept and were not signalled yet.
+  void ask_rest_to_stop(int signal);
+  // Takes the kept workers out of the group, which then must be destroyed.
+  KeptWorkers take_kept();
 
   // One iteration of the loop: waits until a worker has written or ended, one of `also` is ready,
   // or the deadline; then passes on output and reaps.
@@ -77,7 +102,7 @@ class WorkerGroup {
   // Returns the exits in the order in which they were noticed.
   const std::vector<WorkerExit>& exits() const { return exits_; }
   bool all_ended() const { return exits_.size() == workers_.size(); }
-  // Returns the ranks of running workers, ascending.
+  // Returns the ranks of running workers that are not kept, ascending.
   std::vector<int> running_ranks() const;
   // Returns the first worker that failed before it was asked to stop. One that has saved and left
   // because a scheduler ends the job has not failed.
@@ -86,6 +111,9 @@ class WorkerGroup {
   std::optional<WorkerExit> first_preempted() const;
   const LineTail& tail(Rank rank) const;
   int pid(Rank rank) const;
+  // Returns the error file of the worker, whose name is that of the round in which its process was
+  // started.
+  const std::string& error_file(Rank rank) const;
 
   // Sends the signal (SIGUSR1 or SIGUSR2) to the running workers only, because it would kill
   // processes of theirs that have no handler for it.
@@ -106,9 +134,10 @@ class WorkerGroup {
   // Reaps orphans of workers that have ended; called on SIGCHLD.
   void reap_orphans();
 
-  // Returns whether all pipes have ended, so that there is no more output.
+  // Returns whether all pipes have ended, except those of kept workers.
   bool output_has_ended() const;
-  // Adds the missing newline to unfinished last lines. Must be the last call.
+  // Adds the missing newline to unfinished last lines. Must be the last call, except for
+  // take_kept().
   void finish_output();
 
  private:
@@ -117,6 +146,10 @@ class WorkerGroup {
   void collect_exits();
   // Returns whether a signal has stopped the worker since the last call.
   bool look_for_stop(Worker& worker) const;
+  bool is_kept(const Worker& worker) const;
+  std::vector<int> spared() const;
+  void ask_to_stop(Worker& worker, int signal);
+  Result<std::unique_ptr<Worker>> start_worker(const WorkerSpec& spec);
   std::vector<BufferedOutput*> sinks();
   // Returns the time at which step() must run even without an event.
   Deadline next_due() const;
@@ -132,6 +165,20 @@ class WorkerGroup {
   std::vector<int> spared_;
   TimePoint last_progress_;
   bool is_suspended_ = false;
+  bool keeps_waiting_ = false;
+};
+
+class WorkerGroup::KeptWorkers {
+ public:
+  KeptWorkers();
+  ~KeptWorkers();
+  KeptWorkers(KeptWorkers&& other) noexcept;
+  KeptWorkers& operator=(KeptWorkers&& other) noexcept;
+
+ private:
+  friend class WorkerGroup;
+  // The workers by local rank; null where a new process is needed.
+  std::vector<std::unique_ptr<Worker>> workers_;
 };
 
 }  // namespace cadre::launch

@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +17,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/comm/preemption/preemption.h"
+#include "cadre/core/comm/recovery/recovery.h"
+#include "cadre/core/os/defaults.h"
 #include "cadre/core/os/files/durable_file.h"
 #include "cadre/core/os/proc/fork/prepare_restart.h"
 #include "cadre/core/os/proc/output_stream.h"
@@ -22,6 +26,7 @@
 #include "cadre/core/os/system.h"
 #include "cadre/core/rendezvous/job_environment.h"
 #include "cadre/launch/job/exit_meaning.h"
+#include "cadre/tensor/group/caught_error.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/train/trainer/config/agreed_config.h"
 #include "cadre/train/trainer/config/common_error.h"
@@ -41,6 +46,9 @@ constexpr int kUsageExitCode = launch::kReportedUsageExitCode;
 constexpr int kReportedExitCode = launch::kReportedFailureExitCode;
 constexpr int kDeviationExitCode = launch::kReportedDeviationExitCode;
 constexpr int kUsualColumns = 80;
+// The longest time between the failure of a rank and the start of the next round: the other ranks
+// come to wait, and those that do not are stopped.
+constexpr Duration kRecoveryTimeout = std::chrono::minutes(5);
 constexpr std::array kStopSignals{SIGINT, SIGHUP};
 
 constexpr const char* kHelp =
@@ -85,27 +93,70 @@ void report(const std::exception& error) {
   std::fprintf(stderr, "cadre-train: %s\n", error.what());
 }
 
-// Returns the exit code.
+// What a process keeps when another one has failed (run.recovery=in_place).
+struct Survival {
+  std::optional<Recovery> recovery;  // made as soon as the configuration is known
+  // The trainer of the failed group, which has the state of its last step; null if there is none.
+  std::unique_ptr<train::Trainer> failed;
+};
+
+// Writes the newest state that a survivor has in memory as a snapshot, from which all ranks then
+// resume as after a restart. Collective.
+void rescue_newest_state(const ProcessGroup& world, Survival& survival) {
+  const auto& failed = survival.failed;
+  const auto newest =
+      find_newest_state(world.communicator(), failed ? failed->step_in_memory() : std::nullopt);
+  if (newest && newest->rank == world.rank()) {
+    try {
+      failed->save_state_in_memory();
+    } catch (...) {  // the run continues from an earlier snapshot
+      std::fprintf(stderr, "cadre-train: warning: the state of step %lld is lost: %s\n",
+                   static_cast<long long>(newest->step), caught_error().what());
+    }
+  }
+  survival.failed.reset();
+  world.barrier();
+}
+
+// Returns the exit code. After a failure of the group `survival` has what this process keeps.
 int train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
-                     const os::PendingSignal& stop, Preemption& preemption, os::System& system) {
+                     const os::PendingSignal& stop, Preemption& preemption, os::System& system,
+                     Survival& survival) {
   train::Config config;
   train::on_all_ranks(world,
                       [&] { config = train::load_config(command.config_path, command.overrides); });
   at::manual_seed(static_cast<uint64_t>(config.run.seed + world.rank()));
   const JobEnvironment job = read_job_environment().value_or_throw();
-  train::Trainer trainer(
-      config, {.world = world,
-               .system = system,
-               .time_in_communication = [&] { return world.communicator().time_in_operations(); },
-               .stop_is_requested = [&] { return stop.has_arrived(); },
-               .print = print,
-               .is_terminal = shows_on_terminal(),
-               .num_columns = os::terminal_columns(kUsualColumns),
-               .job = job.max_restarts > 0 ? job.run_id : "",
-               .restart_count = job.restart_count,
-               .is_preempted = [&] { return preemption.is_requested(); }});
-  const train::TrainResult result = trainer.run();
-  return result.was_preempted ? preemption.leave(result.steps) : 0;
+  if (job.max_restarts > 0) {
+    // All ranks recover in the same manner, or none does.
+    train::check_common(world, [&] { return train::agreed_config(config); });
+    if (config.run.recovery == "in_place") {
+      if (!survival.recovery) {
+        survival.recovery.emplace(system,
+                                  RecoveryOptions{.comes_within = kDefaultOperationTimeout});
+      }
+      if (job.restart_count > 0) rescue_newest_state(world, survival);
+    }
+  }
+  auto trainer = std::make_unique<train::Trainer>(
+      config, train::TrainerContext{.world = world,
+                                    .system = system,
+                                    .time_in_communication =
+                                        [world] { return world.communicator().time_in_operations(); },
+                                    .stop_is_requested = [&] { return stop.has_arrived(); },
+                                    .print = print,
+                                    .is_terminal = shows_on_terminal(),
+                                    .num_columns = os::terminal_columns(kUsualColumns),
+                                    .job = job.max_restarts > 0 ? job.run_id : "",
+                                    .restart_count = job.restart_count,
+                                    .is_preempted = [&] { return preemption.is_requested(); }});
+  try {
+    const train::TrainResult result = trainer->run();
+    return result.was_preempted ? preemption.leave(result.steps) : 0;
+  } catch (...) {
+    if (survival.recovery && trainer->step_in_memory()) survival.failed = std::move(trainer);
+    throw;
+  }
 }
 
 // Prints the plan (memory and traffic). Runs in one process without a group, and allocates no
@@ -146,22 +197,17 @@ int verify_as_rank_of(const ProcessGroup& world, const CommandLine& command, os:
   return report.is_within() ? 0 : kDeviationExitCode;
 }
 
-int run_training(const CommandLine& command) {
-  if (command.print_config) {
-    print(train::config_text(train::load_config(command.config_path, command.overrides)));
-    return 0;
-  }
-  const os::PendingSignal stop(kStopSignals);
-  Preemption preemption;
-  const auto system = os::make_native_system();
+// Runs the command in one group. Returns the exit code; throws the failure of the group.
+int run_in_group(const CommandLine& command, const os::PendingSignal& stop, Preemption& preemption,
+                 os::System& system, Survival& survival) {
   const ProcessGroup world = init_process_group();
   int exit_code = 0;
   try {
     if (command.verify) {
-      exit_code = verify_as_rank_of(world, command, *system);
+      exit_code = verify_as_rank_of(world, command, system);
       world.barrier();  // see the barrier below
     } else {
-      exit_code = train_as_rank_of(world, command, stop, preemption, *system);
+      exit_code = train_as_rank_of(world, command, stop, preemption, system, survival);
     }
   } catch (const train::CommonError& error) {
     if (world.rank() == 0) report(error);
@@ -171,6 +217,28 @@ int run_training(const CommandLine& command) {
   }
   world.close();
   return exit_code;
+}
+
+int run_training(const CommandLine& command) {
+  if (command.print_config) {
+    print(train::config_text(train::load_config(command.config_path, command.overrides)));
+    return 0;
+  }
+  const os::PendingSignal stop(kStopSignals);
+  Preemption preemption;
+  const auto system = os::make_native_system();
+  Survival survival;
+  while (true) {
+    try {
+      return run_in_group(command, stop, preemption, *system, survival);
+    } catch (const Error& error) {
+      const bool may_recover = survival.recovery && train::is_group_failure(error) &&
+                               survival.recovery->can_recover(error) && !preemption.is_requested();
+      if (!may_recover) throw;
+      report(error);
+    }
+    survival.recovery->wait_for_membership(system->deadline_in(kRecoveryTimeout));
+  }
 }
 
 }  // namespace

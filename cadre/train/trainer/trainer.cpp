@@ -12,6 +12,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/caught_error.h"
 #include "cadre/tensor/hooks/autocast.h"
+#include "cadre/train/checkpoint/optimizer_state.h"
 #include "cadre/train/trainer/config/agreed_config.h"
 #include "cadre/train/trainer/config/common_error.h"
 #include "cadre/train/trainer/config/config_file.h"
@@ -99,6 +100,7 @@ void Trainer::prepare() {
 void Trainer::make_loaders() {
   loader_ = make_training_loader(config_, *task_, layout_->data.group);
   if (resumption_) loader_->seek(resumption_->state().loader);
+  loader_at_step_ = loader_->position();
   held_out_loader_ = make_held_out_loader(*task_, layout_->data);
 }
 
@@ -182,6 +184,7 @@ void Trainer::train_to_the_end() {
     // If the run ends with the last step of an epoch, the position is not needed any more.
     if (!result_.was_stopped && step_ < config_.run.steps) {
       loader_->seek({.epoch = loader_->position().epoch + 1, .samples = 0});
+      loader_at_step_ = loader_->position();
     }
   }
 }
@@ -214,6 +217,7 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
   strategy_->step(learning_rate);
   strategy_->optimizer().zero_grad();
   ++step_;
+  loader_at_step_ = loader_->position();
   report(sums.loss, gradient_norm, started, communicated);
   return sums;
 }
@@ -369,6 +373,27 @@ TrainState Trainer::state() {
                       .config = config_text(config_)};
   if (const auto layout = strategy_->learned_layout()) state.bucket_layout = layout->to_string();
   return state;
+}
+
+std::optional<int64_t> Trainer::step_in_memory() const {
+  const bool is_whole = strategy_ && model_ && !strategy_->holds_parts();
+  return is_whole ? std::optional(step_) : std::nullopt;
+}
+
+void Trainer::save_state_in_memory() {
+  if (snapshots_.latest_step() == step_) return;
+  TrainState state = {.step = step_,
+                      .loader = loader_at_step_,
+                      .data = task_->data_identity(),
+                      .best_held_out_loss = best_held_out_loss_,
+                      .generators = {},
+                      .config = config_text(config_)};
+  if (const auto layout = strategy_->learned_layout()) state.bucket_layout = layout->to_string();
+  snapshots_.save(step_, [&](const std::string& folder) {
+    const std::vector<ParameterState> states = state_dict(
+        strategy_->local_optimizer(), strategy_->parts().parameters, {.is_shared = true});
+    write_train_state(folder, state, *model_, states).value_or_throw();
+  });
 }
 
 std::vector<at::Tensor> Trainer::generators_of_all_ranks() {

@@ -78,6 +78,14 @@ class Trainer {
 
   TrainResult run();
 
+  // After run() has thrown a failure of the group: returns the number of completed steps, if this
+  // rank has the whole model and the whole state of the optimizer of that step; else nullopt.
+  std::optional<int64_t> step_in_memory() const;
+  // Writes that state as a snapshot of the run, unless it has one of the step. Does not
+  // communicate. The snapshot has no states of random generators, because this rank has only its
+  // own. Throws the error of the disk. REQUIRES: step_in_memory().
+  void save_state_in_memory();
+
  private:
   // The sums over all ranks in one step.
   struct StepSums {
@@ -138,6 +146,7 @@ class Trainer {
   std::unique_ptr<Progress> progress_;  // null except on rank 0
   int64_t first_step_ = 0;              // the number of steps completed before this process started
   int64_t step_ = 0;                    // the number of completed steps
+  LoaderPosition loader_at_step_;       // the position in the data after step_
   int64_t saved_step_ = -1;  // the step of the last snapshot that was read or written; -1: none
   // The error of the last snapshot that could not be written.
   std::optional<Error> snapshot_failure_;

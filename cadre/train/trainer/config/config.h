@@ -78,6 +78,7 @@ struct RunConfig {
   int64_t snapshot_every = 0;
   bool keep_best = false;
   std::string resume = "none";
+  std::string recovery = "restart";
 };
 
 // Returns the defaults for a kind of optimizer. They are those of PyTorch with two exceptions:

@@ -216,6 +216,14 @@ void add_run_fields(std::vector<ConfigField>& fields, RunConfig& run) {
                   "the file best names; or the path of a snapshot",
        .value = &run.resume,
        .may_be_empty = false});
+  fields.push_back(
+      {.name = "run.recovery",
+       .meaning = "what processes do when another one fails, with --max-restarts: restart: all are "
+                  "started again, and resume from the latest snapshot; in_place: those that have "
+                  "not failed keep running, and with ddp the run continues from the step that "
+                  "they have in memory, otherwise from the latest snapshot",
+       .value = &run.recovery,
+       .choices = {"restart", "in_place"}});
 }
 
 void add_parallel_fields(std::vector<ConfigField>& fields, ParallelConfig& parallel) {

@@ -26,7 +26,8 @@ const Reasons kWarned = {
     {"run.seed",
      "the rest of this epoch has another order, so some samples are used twice and some never"},
     {"model.context", "samples have other boundaries, so the position in the data has changed"}};
-const std::set<std::string_view> kIgnored = {"run.name", "run.folder", "run.resume"};
+const std::set<std::string_view> kIgnored = {"run.name", "run.folder", "run.resume",
+                                             "run.recovery"};
 
 bool keeps_momentum(const OptimizerConfig& optimizer) {
   return (optimizer.kind == "sgd" || optimizer.kind == "rmsprop") && optimizer.momentum > 0;

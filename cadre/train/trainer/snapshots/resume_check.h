@@ -13,7 +13,8 @@
 namespace cadre::train {
 
 // Returns messages for the user about keys that have changed; an empty list if none has. Ignores
-// run.name, run.folder and run.resume, and keys that have no effect in either configuration.
+// run.name, run.folder, run.resume and run.recovery, and keys that have no effect in either
+// configuration.
 std::vector<std::string> check_resumed_config(const Config& before, const Config& now);
 
 }  // namespace cadre::train
