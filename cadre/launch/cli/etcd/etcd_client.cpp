@@ -13,6 +13,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/printable.h"
+#include "cadre/core/os/proc/shared_library.h"
 
 namespace cadre::cli {
 namespace {
@@ -76,13 +77,41 @@ curl_socket_t open_socket(void* /*context*/, curlsocktype /*purpose*/, curl_sock
   return ::socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
 }
 
+// The functions of libcurl that are used here. It is loaded when it is first needed, because it
+// needs 30 other libraries, which the command would otherwise load at every start.
+struct Curl {
+  decltype(curl_easy_init)* init = nullptr;
+  decltype(curl_easy_setopt)* setopt = nullptr;
+  decltype(curl_easy_perform)* perform = nullptr;
+  decltype(curl_easy_getinfo)* getinfo = nullptr;
+  decltype(curl_easy_strerror)* strerror = nullptr;
+  decltype(curl_easy_cleanup)* cleanup = nullptr;
+
+  static Result<Curl> load() {
+    const auto library = os::SharedLibrary::load("libcurl.so.4", "libcurl4");
+    if (!library.ok()) return library.error();
+    Curl curl;
+    CADRE_RETURN_IF_ERROR(library->find("curl_easy_init", curl.init));
+    CADRE_RETURN_IF_ERROR(library->find("curl_easy_setopt", curl.setopt));
+    CADRE_RETURN_IF_ERROR(library->find("curl_easy_perform", curl.perform));
+    CADRE_RETURN_IF_ERROR(library->find("curl_easy_getinfo", curl.getinfo));
+    CADRE_RETURN_IF_ERROR(library->find("curl_easy_strerror", curl.strerror));
+    CADRE_RETURN_IF_ERROR(library->find("curl_easy_cleanup", curl.cleanup));
+    return curl;
+  }
+};
+
 }  // namespace
 
 // A connection to the server that is kept open between calls.
 class EtcdClient::Http {
  public:
-  Http(os::System& system, EtcdOptions options, CURL* curl)
-      : system_(system), options_(std::move(options)), curl_(curl) {}
+  // `curl` is a handle of `library`.
+  Http(os::System& system, EtcdOptions options, const Curl& library, CURL* curl)
+      : system_(system),
+        options_(std::move(options)),
+        library_(library),
+        curl_(curl, library.cleanup) {}
 
   // Returns the answer to a request.
   Result<Json> post(std::string_view path, const Json& request, Deadline deadline) {
@@ -97,10 +126,10 @@ class EtcdClient::Http {
     set(CURLOPT_WRITEDATA, &answer);
     set(CURLOPT_TIMEOUT_MS, static_cast<long>(std::max<int64_t>(left_ms, 1)));
     reason_.fill('\0');
-    const CURLcode code = curl_easy_perform(curl_.get());
+    const CURLcode code = library_.perform(curl_.get());
     if (code != CURLE_OK) return unreachable(code);
     long status = 0;
-    curl_easy_getinfo(curl_.get(), CURLINFO_RESPONSE_CODE, &status);
+    library_.getinfo(curl_.get(), CURLINFO_RESPONSE_CODE, &status);
     auto json = Json::parse(answer, nullptr, /*allow_exceptions=*/false);
     if (status != kOk) return refused(status, json);
     if (!json.is_object()) return strange(answer);
@@ -130,11 +159,11 @@ class EtcdClient::Http {
  private:
   template <typename T>
   void set(CURLoption option, T value) {
-    curl_easy_setopt(curl_.get(), option, value);
+    library_.setopt(curl_.get(), option, value);
   }
 
   Error unreachable(CURLcode code) const {
-    const std::string_view reason = reason_[0] != '\0' ? reason_.data() : curl_easy_strerror(code);
+    const std::string_view reason = reason_[0] != '\0' ? reason_.data() : library_.strerror(code);
     return Error(code == CURLE_OPERATION_TIMEDOUT ? ErrorCode::kTimeout : ErrorCode::kUnavailable,
                  cadre::format("{} does not answer: {}; check that etcd runs there and that no "
                                "firewall is between",
@@ -150,21 +179,21 @@ class EtcdClient::Http {
                                    : "it does not say why; is it etcd, version 3.4 or newer?"));
   }
 
-  struct Cleanup {
-    void operator()(CURL* curl) const { curl_easy_cleanup(curl); }
-  };
   os::System& system_;
   const EtcdOptions options_;
   std::array<char, CURL_ERROR_SIZE> reason_{};
-  const std::unique_ptr<CURL, Cleanup> curl_;
+  const Curl library_;
+  const std::unique_ptr<CURL, decltype(Curl::cleanup)> curl_;
 };
 
 Result<EtcdClient> EtcdClient::make(os::System& system, EtcdOptions options) {
-  CURL* curl = curl_easy_init();
+  const auto library = Curl::load();
+  if (!library.ok()) return library.error().with_context("--rdzv-backend etcd");
+  CURL* const curl = library->init();
   if (curl == nullptr) {
     return Error(ErrorCode::kUnavailable, "libcurl, which calls etcd, could not be started");
   }
-  auto http = std::make_unique<Http>(system, std::move(options), curl);
+  auto http = std::make_unique<Http>(system, std::move(options), *library, curl);
   http->prepare();
   return EtcdClient(std::move(http));
 }

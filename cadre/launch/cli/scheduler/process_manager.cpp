@@ -1,6 +1,5 @@
 #include "cadre/launch/cli/scheduler/process_manager.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -19,6 +18,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/io/fd.h"
 #include "cadre/core/os/native/poll.h"
+#include "cadre/core/os/proc/shared_library.h"
 
 namespace cadre::cli {
 namespace {
@@ -48,26 +48,26 @@ struct PmixValue {
 constexpr uint16_t kPmixString = 3;
 constexpr int kPmixSuccess = 0;
 
-using PmixInit = int (*)(PmixProcess* self, void* info, size_t num_info);
-using PmixGet = int (*)(const PmixProcess* process, const char* key, const void* info,
-                        size_t num_info, PmixValue** value);
-using PmixFinalize = int (*)(const void* info, size_t num_info);
+using PmixInit = int(PmixProcess* self, void* info, size_t num_info);
+using PmixGet = int(const PmixProcess* process, const char* key, const void* info, size_t num_info,
+                    PmixValue** value);
+using PmixFinalize = int(const void* info, size_t num_info);
 
 // Ends the connection to the server; a process that ends without that makes mpirun stop the job.
 struct PmixSession {
-  PmixFinalize finalize;
+  PmixFinalize* finalize;
   ~PmixSession() { finalize(nullptr, 0); }
 };
 
 Result<ManagedJob> ask_pmix(const os::Environment& environment) {
-  // The library stays loaded, because it does not support being unloaded.
-  void* const library = ::dlopen("libpmix.so.2", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return refused("PMIx", ::dlerror());
-  const auto init = reinterpret_cast<PmixInit>(::dlsym(library, "PMIx_Init"));
-  const auto get = reinterpret_cast<PmixGet>(::dlsym(library, "PMIx_Get"));
-  const auto finalize = reinterpret_cast<PmixFinalize>(::dlsym(library, "PMIx_Finalize"));
-  if (init == nullptr || get == nullptr || finalize == nullptr) {
-    return refused("PMIx", "libpmix.so.2 lacks PMIx_Init, PMIx_Get or PMIx_Finalize");
+  const auto library = os::SharedLibrary::load("libpmix.so.2", "libpmix2");
+  if (!library.ok()) return refused("PMIx", library.error().message());
+  PmixInit* init = nullptr;
+  PmixGet* get = nullptr;
+  PmixFinalize* finalize = nullptr;
+  for (const Status& found : {library->find("PMIx_Init", init), library->find("PMIx_Get", get),
+                              library->find("PMIx_Finalize", finalize)}) {
+    if (!found.ok()) return refused("PMIx", found.error().message());
   }
   PmixProcess process = {};
   if (const int status = init(&process, nullptr, 0); status != kPmixSuccess) {
