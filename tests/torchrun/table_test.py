@@ -85,7 +85,7 @@ def markdown(judgements):
     for row, (theirs, ours, verdict, _) in judgements:
         values = ("", "") if verdict == "equal" else (shortened(theirs), shortened(ours))
         if row.page:
-            verdict = f"{verdict}: [{pathlib.Path(row.page).name}](" + row.page.removeprefix("docs/") + ")"
+            verdict = f"{verdict}: [{pathlib.Path(row.page).name}](" + os.path.relpath(row.page, "docs/guide/running") + ")"
         cells = [cell.replace("|", "\\|") for cell in (row.id, row.what, *values, verdict)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -90,8 +90,8 @@ TEST(RunExit, AWorkerThatTheKernelKillsForItsMemoryIsReported) {
   EXPECT_EQ(masked(result.error),
             "cadre: rank 1 wrote nothing\n"
             "cadre: rank 1 of 2 failed with signal 9 (SIGKILL) on HOST, pid #, after # s\n"
-            "  meaning: killed from outside: by someone's kill -9, a batch system's limit, or a "
-            "container's memory limit (see dmesg)\n"
+            "  meaning: killed, most likely because memory ran out: the kernel killed 1 process of "
+            "this machine for that reason during the job. Use a smaller batch or fewer workers\n"
             "  others: rank 0: stopped by cadre because rank 1 failed\n");
 }
 

@@ -257,7 +257,7 @@ std::vector<Problem> clock_problems() {
            [](PlantedHost& host) { host.view.clocks.sync->is_synchronized = false; }, "clocks",
            "wall clock", State::kNote, "not synchronised", "cannot be compared", "chrony"},
           {"ClockUnknown", [](PlantedHost& host) { host.view.clocks.sync.reset(); }, "clocks",
-           "wall clock", State::kNote, "may not ask", "may differ", "timedatectl"},
+           "wall clock", State::kNote, "may not ask", "cannot be compared", "timedatectl"},
           {"ClockJumps", [](PlantedHost& host) { host.view.clocks.jump = milliseconds(-2000); },
            "clocks", "clock jumps", State::kNote, "jumped by -2000 ms", "paused", "chronyc"},
           {"SlowClockSource",
