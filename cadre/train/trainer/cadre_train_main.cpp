@@ -139,17 +139,18 @@ int train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
     }
   }
   auto trainer = std::make_unique<train::Trainer>(
-      config, train::TrainerContext{.world = world,
-                                    .system = system,
-                                    .time_in_communication =
-                                        [world] { return world.communicator().time_in_operations(); },
-                                    .stop_is_requested = [&] { return stop.has_arrived(); },
-                                    .print = print,
-                                    .is_terminal = shows_on_terminal(),
-                                    .num_columns = os::terminal_columns(kUsualColumns),
-                                    .job = job.max_restarts > 0 ? job.run_id : "",
-                                    .restart_count = job.restart_count,
-                                    .is_preempted = [&] { return preemption.is_requested(); }});
+      config,
+      train::TrainerContext{
+          .world = world,
+          .system = system,
+          .time_in_communication = [world] { return world.communicator().time_in_operations(); },
+          .stop_is_requested = [&] { return stop.has_arrived(); },
+          .print = print,
+          .is_terminal = shows_on_terminal(),
+          .num_columns = os::terminal_columns(kUsualColumns),
+          .job = job.max_restarts > 0 ? job.run_id : "",
+          .restart_count = job.restart_count,
+          .is_preempted = [&] { return preemption.is_requested(); }});
   try {
     const train::TrainResult result = trainer->run();
     return result.was_preempted ? preemption.leave(result.steps) : 0;

@@ -78,8 +78,8 @@ class Trainer {
 
   TrainResult run();
 
-  // After run() has thrown a failure of the group: returns the number of completed steps, if this
-  // rank has the whole model and the whole state of the optimizer of that step; else nullopt.
+  // Returns the number of completed steps, if this rank has the whole model and the whole state of
+  // the optimizer of that step; else nullopt. Call it when run() has thrown a failure of the group.
   std::optional<int64_t> step_in_memory() const;
   // Writes that state as a snapshot of the run, unless it has one of the step. Does not
   // communicate. The snapshot has no states of random generators, because this rank has only its
