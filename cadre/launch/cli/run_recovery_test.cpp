@@ -320,7 +320,7 @@ TEST_F(RunRecovery, SurvivorsKeepTheirProcessesAndTheDeadRankGetsANewOne) {
     EXPECT_THAT(result.output,
                 HasSubstr(cadre::format("[{}] total {}, pid", rank, kNumRecoverySteps)));
   }
-  EXPECT_THAT(result.error, HasSubstr("cadre: restart 1 of 1: starting 1 worker again; ranks 0,2 "
+  EXPECT_THAT(result.error, HasSubstr("cadre: restart 1 of 1: starting 1 worker again; ranks 0, 2 "
                                       "stay running\n"));
   EXPECT_THAT(result.error, HasSubstr("succeeded after 1 restart"));
   EXPECT_TRUE(command.leaves_nothing());
@@ -415,7 +415,7 @@ TEST_F(RunRecovery, AGroupOfTheLastMembershipStaysFailed) {
   const CommandResult result = command.wait();
   EXPECT_EQ(result.exit_code, 0) << result.error << result.output;
   EXPECT_EQ(pids_of(result.output, "done").size(), 3u);
-  EXPECT_THAT(result.error, HasSubstr("starting 1 worker again; ranks 0,2 stay running\n"));
+  EXPECT_THAT(result.error, HasSubstr("starting 1 worker again; ranks 0, 2 stay running\n"));
 }
 
 TEST_F(RunRecovery, AStateThatNoRankHasIsAnErrorOnAllRanks) {
@@ -477,11 +477,13 @@ TEST_F(RunRecoveryHosts, SurvivorsOfAllHostsKeepTheirProcesses) {
   }
 }
 
-// A host is lost with its agent. The other one goes on in a smaller world, with its processes.
+// A host is lost with its agent. The other one goes on in a smaller world, with its processes. If
+// the lost host has the coordinator, the other one kills its workers at once, except for those that
+// wait already, so its processes may be new ones.
 class RunRecoveryLostHost : public RunRecoveryHosts,
                             public ::testing::WithParamInterface<size_t> {};
 
-TEST_P(RunRecoveryLostHost, TheOtherHostKeepsItsProcessesInASmallerWorld) {
+TEST_P(RunRecoveryLostHost, TheOtherHostGoesOnInASmallerWorld) {
   start("1:2", "TrainsUntilItIsAlone");
   ASSERT_TRUE(agents_[0]->wait_for("is the coordinator"));
   start("1:2", "TrainsUntilItIsAlone");
@@ -493,7 +495,11 @@ TEST_P(RunRecoveryLostHost, TheOtherHostKeepsItsProcessesInASmallerWorld) {
   EXPECT_EQ(result.exit_code, 0) << result.error << result.output;
   const std::set<int> before = pids_of(result.output, "of 4 starts anew");
   EXPECT_EQ(before.size(), 2u) << result.output;
-  EXPECT_EQ(pids_of(result.output, "of 2 starts from"), before) << result.output << result.error;
+  if (GetParam() == 0) {
+    EXPECT_THAT(result.output, HasSubstr("of 2 starts"));
+  } else {
+    EXPECT_EQ(pids_of(result.output, "of 2 starts from"), before) << result.output << result.error;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(EachHost, RunRecoveryLostHost, ::testing::Values(0, 1));
