@@ -12,7 +12,7 @@ SINCE ?=
 SEED ?=
 TORCH ?= 2.12.1
 
-.PHONY: help run test build conformance equality mutants compat bench asan tsan fuzz chaos seeds scale schedulers parity-mnist tidy docs install fresh clean
+.PHONY: help run test build conformance equality mutants compat bench asan tsan fuzz chaos seeds scale schedulers torchrun parity-mnist tidy docs install fresh clean
 
 help:  ## what can be typed
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -98,6 +98,12 @@ schedulers:  ## jobs under a Slurm of two nodes, Open MPI and MPICH, which it in
 	@tools/setup schedulers
 	@tools/build dev cadre_command cadre_cli_test
 	python3 tests/schedulers/schedulers_test.py build/bin/cadre build/bin/cadre_cli_test
+
+torchrun:  ## every feature of torchrun 2.13 beside cadre run, and unmodified PyTorch programs under both (5 minutes, quiet machine)
+	@tools/setup test
+	@tools/build dev cadre_command
+	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/torchrun/table_test.py build/bin/cadre --check docs/guide/running/torchrun.md
+	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/torchrun/programs_test.py build/bin/cadre
 
 tidy:  ## the rules, formatting, clang-tidy, and every source and header alone (after make build)
 	@tools/setup check
