@@ -222,8 +222,7 @@ void HostAgent::perform(AgentAction action) {
       start_workers(action);
       break;
     case Kind::kStopWorkers:
-      order({.kind = HostOrder::Kind::kStop,
-             .is_for_newcomers = agent_.table().num_in(HostState::kSpare) > 0});
+      order({.kind = HostOrder::Kind::kStop, .is_for_newcomers = has_round_ended_for_newcomers()});
       break;
     case Kind::kKillWorkers:
       order({.kind = HostOrder::Kind::kKill});
@@ -239,7 +238,17 @@ void HostAgent::perform(AgentAction action) {
   }
 }
 
+// Returns whether the present round ends because hosts have joined: no host was lost, no worker has
+// failed, and there is a place for a spare host. More hosts than places are no reason.
+bool HostAgent::has_round_ended_for_newcomers() const {
+  const Table& table = agent_.table();
+  return table.num_in(HostState::kSpare) > 0 && table.num_in(HostState::kLost) == 0 &&
+         table.num_in(HostState::kIn) < options_.max_hosts &&
+         table.restarts_used == restarts_at_start_;
+}
+
 void HostAgent::start_workers(const AgentAction& action) {
+  restarts_at_start_ = agent_.table().restarts_used;
   const bool is_own = action.text == options_.self.address;
   order({.kind = HostOrder::Kind::kStart,
          .round = action.round,

@@ -89,6 +89,7 @@ class HostAgent {
   void perform(AgentAction action);
   void order(HostOrder order);
   void start_workers(const AgentAction& action);
+  bool has_round_ended_for_newcomers() const;
   // Returns the port of the store of the round, which this agent serves; 0 if it could not open it.
   uint16_t store_port(uint64_t round);
 
@@ -110,6 +111,7 @@ class HostAgent {
   std::unique_ptr<RegistryWatch> watch_;
   std::unique_ptr<TcpStoreServer> store_;
   uint64_t store_round_ = 0;
+  uint32_t restarts_at_start_ = 0;  // restarts that were used when the round's workers started
   uint16_t remote_store_port_ = 0;  // the port in the last message
 
   std::unique_ptr<os::Thread> thread_;
