@@ -197,12 +197,13 @@ TEST(RunRestart, RanksConnectAgainAfterOneWasKilled) {
   EXPECT_THAT(result.error, HasSubstr("succeeded after 1 restart"));
 }
 
-// Returns false under ThreadSanitizer, which starts a background thread in every program. A process
-// with several threads is not forked.
-bool has_one_thread_at_start() {
+// Whether a program has one thread when it starts. A process with several threads is not forked,
+// and some versions of ThreadSanitizer start a thread in every program. It is read before main(),
+// because tests of this program that ran before may have left ThreadSanitizer's thread.
+const bool kHasOneThreadAtStart = [] {
   const std::filesystem::directory_iterator threads("/proc/self/task");
   return std::distance(begin(threads), end(threads)) == 1;
-}
+}();
 
 TEST(RunRestart, WorkersThatPreparedItAreForked) {
   for (int num_shells = 0; num_shells < 2; ++num_shells) {
@@ -212,7 +213,7 @@ TEST(RunRestart, WorkersThatPreparedItAreForked) {
     if (num_shells == 1) words.insert(words.end(), {"sh", "-c", "exec \"$@\"", "sh"});
     const auto result = run_workers(words, "PreparesRestarts");
     EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
-    const bool is_forked = num_shells == 0 && has_one_thread_at_start();
+    const bool is_forked = num_shells == 0 && kHasOneThreadAtStart;
     const std::string how = is_forked ? "forked" : "executed";
     for (int rank = 0; rank < 3; ++rank) {
       EXPECT_THAT(result.output, HasSubstr(cadre::format("[{}] restart 0 executed\n", rank)));
