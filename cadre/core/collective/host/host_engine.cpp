@@ -84,7 +84,8 @@ HostEngine::HostEngine(os::System& system, const os::Interrupt& interrupt, HostE
       peers_(system, interrupt, arena_of(setup_),
              {.rank = setup_.rank,
               .world_size = static_cast<int>(setup_.slots.size()),
-              .oversubscribed = setup_.oversubscribed}),
+              .oversubscribed = setup_.oversubscribed,
+              .group_ranks = setup_.group_ranks}),
       inputs_(setup_.slots.size()) {}
 
 HostEngine::~HostEngine() {

@@ -50,6 +50,9 @@ struct HostEngineSetup {
   std::vector<int> slots;     // slots[r] is the slot of rank r in the memory
   std::vector<Place> blocks;  // blocks[r] is the place of the block of rank r
   Piece block;                // this rank's block, made by cut_block()
+  // group_ranks[r] is the number by which errors name rank r, if the engine serves the ranks that a
+  // larger group has on this host. Empty: its own number.
+  std::vector<Rank> group_ranks = {};
 };
 
 class HostEngine final : public Backend {

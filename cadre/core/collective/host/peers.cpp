@@ -38,6 +38,7 @@ Peers::Peers(os::System& system, const os::Interrupt& interrupt, Arena arena,
       arena_(std::move(arena)),
       rank_(options.rank),
       world_size_(options.world_size),
+      group_ranks_(options.group_ranks),
       spin_limit_(options.oversubscribed ? 0 : system.spin_limit()),
       yield_limit_(system.spin_limit() > 0 ? kYieldLimit : 0),
       spin_budget_(spin_limit_),
@@ -110,7 +111,8 @@ Status Peers::check_left(const OpContext& op) const {
   return Error(ErrorCode::kAborted,
                format("host engine: rank {} left an operation with an error while rank {} was in "
                       "\"{}\" of {} #{}; look at the first failure",
-                      (mark & ~kLeftBit) >> kLeftRankShift, rank_, op.progress.phase(),
+                      group_rank(static_cast<int>((mark & ~kLeftBit) >> kLeftRankShift)),
+                      group_rank(rank_), op.progress.phase(),
                       OpDescriptor::from_fingerprint(op.fingerprint()).to_string(), op.number));
 }
 
@@ -149,7 +151,7 @@ Status Peers::wait(const Goal& goal, const OpContext& op) {
   // keeps the other from running.
   spin_budget_ = std::min(spin_limit_, std::max(kEagerSpins, spin_budget_ / 2));
   wake_sleepers();
-  op.progress.set_waiting_for(goal.rank);
+  op.progress.set_waiting_for(group_rank(goal.rank));
   Status status = sleep(goal, op);
   // waiting_for() keeps the rank after a timeout, because the error message names it.
   if (status.ok()) op.progress.set_waiting_for(-1);
@@ -170,7 +172,7 @@ Status Peers::sleep(const Goal& goal, const OpContext& op) {
     if (!system_.wait_while(goal.word, seen, op.deadline) && !has_reached(goal.word, goal.value)) {
       return Error(ErrorCode::kTimeout,
                    format("host engine: rank {} waited for rank {} in \"{}\" until the deadline",
-                          rank_, goal.rank, op.progress.phase()));
+                          group_rank(rank_), group_rank(goal.rank), op.progress.phase()));
     }
   }
 }
@@ -182,7 +184,7 @@ Status Peers::check_interruptions(const Goal& goal, const OpContext& op) {
   if (interrupt_.is_raised()) {
     if (has_reached(goal.word, goal.value)) return {};
     return Error(ErrorCode::kAborted, format("host engine: rank {} was interrupted in \"{}\"",
-                                             rank_, op.progress.phase()));
+                                             group_rank(rank_), op.progress.phase()));
   }
   return found_by_others() ? compare_arrived(op) : Status();
 }
@@ -215,16 +217,16 @@ Status Peers::compare_arrived(const OpContext& op) {
 
 Status Peers::report_mismatch(Rank peer, const OpContext& op) {
   const Entry& entry = arena_.entry(peer, sequence_);
-  op.progress.set_mismatch(peer, entry.number, entry.fingerprint);
+  op.progress.set_mismatch(group_rank(peer), entry.number, entry.fingerprint);
   arena_.notice().mismatch.store(kMismatchBit | sequence_, std::memory_order_release);
   wake_everyone();
   const auto text = [](const Fingerprint& fingerprint) {
     return OpDescriptor::from_fingerprint(fingerprint).to_string();
   };
-  return Error(
-      ErrorCode::kInvalidArgument,
-      format("host engine: rank {} called {} as #{}, but rank {} called {} as #{}", rank_,
-             text(op.fingerprint()), op.number, peer, text(entry.fingerprint), entry.number));
+  return Error(ErrorCode::kInvalidArgument,
+               format("host engine: rank {} called {} as #{}, but rank {} called {} as #{}",
+                      group_rank(rank_), text(op.fingerprint()), op.number, group_rank(peer),
+                      text(entry.fingerprint), entry.number));
 }
 
 void Peers::wake_everyone() {

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/types.h"
@@ -31,6 +32,8 @@ struct PeersOptions {
   bool oversubscribed = false;
   // The initial value of all counters of the arena: 0 in a new arena.
   uint32_t first_count = 0;
+  // group_ranks[r] is the number by which errors and OpProgress name rank r. Empty: its own number.
+  std::vector<Rank> group_ranks = {};
 };
 
 class Peers {
@@ -40,6 +43,10 @@ class Peers {
 
   Rank rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  // Returns the number by which errors and OpProgress name this rank.
+  Rank group_rank(Rank rank) const {
+    return group_ranks_.empty() ? rank : group_ranks_[static_cast<size_t>(rank.value)];
+  }
   const Arena& arena() const { return arena_; }
   // Returns the sequence number of the last enter(); next_sequence() returns that of the next one.
   uint32_t sequence() const { return sequence_; }
@@ -100,6 +107,7 @@ class Peers {
   const Arena arena_;
   const Rank rank_;
   const int world_size_;
+  const std::vector<Rank> group_ranks_;
   const int spin_limit_;
   const int yield_limit_;
   // The number of spins of the next wait. It grows when spinning succeeds, and shrinks when it does

@@ -52,7 +52,7 @@ Status check_holds(const Peers& peers, const HostMemory& memory) {
   return Error(ErrorCode::kAborted,
                format("host engine: peers have reported rank {} as lost and may have reused the "
                       "memory that it accesses; look at the first failure",
-                      peers.rank()));
+                      peers.group_rank(peers.rank())));
 }
 
 Status SharedBuffers::check(const Peers& peers, const OpContext& op) const {
@@ -60,11 +60,12 @@ Status SharedBuffers::check(const Peers& peers, const OpContext& op) const {
   CADRE_RETURN_IF_ERROR(check_holds(peers, memory));
   for (const Source& source : sources) {
     if (source.revocation->load(std::memory_order_seq_cst) == 0) continue;
-    return Error(ErrorCode::kAborted,
-                 format("host engine: rank {} took its memory back after a failure while rank {} "
-                        "was in \"{}\" of {} #{}; look at the first failure",
-                        source.rank, peers.rank(), op.progress.phase(),
-                        OpDescriptor::from_fingerprint(op.fingerprint()).to_string(), op.number));
+    return Error(
+        ErrorCode::kAborted,
+        format("host engine: rank {} took its memory back after a failure while rank {} "
+               "was in \"{}\" of {} #{}; look at the first failure",
+               peers.group_rank(source.rank), peers.group_rank(peers.rank()), op.progress.phase(),
+               OpDescriptor::from_fingerprint(op.fingerprint()).to_string(), op.number));
   }
   return {};
 }
