@@ -7,8 +7,16 @@
 #include <cstddef>
 
 #include "cadre/core/base/types.h"
+#include "cadre/core/collective/reduce.h"
 
 namespace cadre {
+
+// Returns whether a reduction runs in float32 and is rounded once: those of float16 and bfloat16.
+// Minimum and maximum do not, because they do not round.
+constexpr bool needs_widening(ReduceKind kind) {
+  const bool is_half = kind.dtype == DType::kBfloat16 || kind.dtype == DType::kFloat16;
+  return is_half && kind.op != ReduceOp::kMin && kind.op != ReduceOp::kMax;
+}
 
 // Divides every element by `divisor`. REQUIRES: dtype is float32 or float64.
 void divide(std::byte* data, size_t count, DType dtype, int divisor);

@@ -148,6 +148,14 @@ IncomingPlace place_of(const ScheduleRun& run, const Step& step) {
   return place;
 }
 
+std::vector<Rank> all_ranks(int world_size) {
+  std::vector<Rank> ranks;
+  for (int rank = 0; rank < world_size; ++rank) ranks.emplace_back(rank);
+  return ranks;
+}
+
+}  // namespace
+
 // The ranks at distances 1, 2, 4, ... on both sides. A rank that waits announces its operation to
 // them and to those that it waits for, and reads their announcements, so two of them that wait in
 // different operations detect the mismatch. Any two ranks that wait are connected by a path of such
@@ -155,24 +163,23 @@ IncomingPlace place_of(const ScheduleRun& run, const Step& step) {
 // do two neighbours on the path. Ranks on the path that do not wait yet announce their operation
 // when they do; the longer distances bypass ranks that never wait. A rank that finds a mismatch, or
 // receives a refusal, sends a refusal of its operation to its own peers.
-std::vector<Rank> watched_by(Rank rank, int world_size) {
+std::vector<Rank> watched_in(std::span<const Rank> ring, int index) {
+  const auto size = static_cast<int>(ring.size());
   std::vector<Rank> ranks;
-  for (int distance = 1; distance < world_size; distance *= 2) {
-    for (const int peer :
-         {(rank + distance) % world_size, (rank - distance + world_size) % world_size}) {
-      if (std::ranges::find(ranks, Rank(peer)) == ranks.end()) ranks.emplace_back(peer);
+  for (int distance = 1; distance < size; distance *= 2) {
+    for (const int at : {(index + distance) % size, (index - distance + size) % size}) {
+      const Rank peer = ring[static_cast<size_t>(at)];
+      if (std::ranges::find(ranks, peer) == ranks.end()) ranks.push_back(peer);
     }
   }
   return ranks;
 }
 
-}  // namespace
-
 Executor::Executor(os::System& system, Transport& transport)
     : system_(system),
       transport_(transport),
       links_(static_cast<size_t>(transport.world_size())),
-      watched_(watched_by(transport.rank(), transport.world_size())),
+      watched_(watched_in(all_ranks(transport.world_size()), transport.rank())),
       staging_(std::make_unique_for_overwrite<std::byte[]>(kStagingBytes)) {}
 
 Link& Executor::link(Rank peer) {
@@ -189,6 +196,12 @@ void Executor::begin(const OpContext& op, Algorithm algorithm) {
   history_.add(header_);
   for (auto& peer : links_) {
     if (peer) peer->begin_operation();
+  }
+}
+
+void Executor::watch(std::span<const Rank> ranks) {
+  for (const Rank rank : ranks) {
+    if (std::ranges::find(watched_, rank) == watched_.end()) watched_.push_back(rank);
   }
 }
 
@@ -234,23 +247,25 @@ Status Executor::run_step(const OpContext& op, const ScheduleRun& run, const Ste
       interests[num_interests++] = {.peer = step.recv_from, .want_recv = true};
     }
     if (is_sending) interests[num_interests++] = {.peer = step.send_to, .want_send = true};
-    CADRE_RETURN_IF_ERROR(wait(op, std::span(interests.data(), num_interests)));
+    CADRE_RETURN_IF_ERROR(wait(op, run, std::span(interests.data(), num_interests)));
   }
 }
 
-Status Executor::wait(const OpContext& op, std::span<const ChannelInterest> interests) {
+Status Executor::wait(const OpContext& op, const ScheduleRun& run,
+                      std::span<const ChannelInterest> interests) {
   op.progress.set_waiting_for(interests.front().peer);
   const Deadline suspicious = system_.deadline_in(kUnsuspicious);
   if (op.deadline <= suspicious) return transport_.wait(interests, op.deadline);
   const auto status = transport_.wait(interests, suspicious);
   if (status.ok() || status.error().code() != ErrorCode::kTimeout) return status;
-  return wait_watching(op, interests);
+  return wait_watching(op, run, interests);
 }
 
-Status Executor::wait_watching(const OpContext& op, std::span<const ChannelInterest> interests) {
+Status Executor::wait_watching(const OpContext& op, const ScheduleRun& run,
+                               std::span<const ChannelInterest> interests) {
   interests_.assign(interests.begin(), interests.end());
   for (const ChannelInterest& awaited : interests) link(awaited.peer).announce(header_);
-  for (const Rank peer : watched_) {
+  for (const Rank peer : run.watched == nullptr ? watched_ : *run.watched) {
     link(peer).announce(header_);
     const bool is_awaited =
         std::ranges::find(interests, peer, &ChannelInterest::peer) != interests.end();

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "cadre/core/collective/net/link.h"
@@ -34,7 +35,13 @@ struct ScheduleRun {
   SlotMemory memory;
   ReduceKind kind;              // the dtype also gives the size of blocks that are only moved
   const char* phase = nullptr;  // if null, the name of the schedule's phase is shown
+  // The ranks whose announcements a long wait reads, and that get this rank's; if null, those of
+  // the executor.
+  const std::vector<Rank>* watched = nullptr;
 };
+
+// Returns the ranks at distances 1, 2, 4, ... from ring[index], on both sides.
+std::vector<Rank> watched_in(std::span<const Rank> ring, int index);
 
 class Executor {
  public:
@@ -44,11 +51,16 @@ class Executor {
   // first of them.
   void begin(const OpContext& op, Algorithm algorithm);
   Status run(const OpContext& op, const ScheduleRun& run);
+  // Adds ranks to those that every run watches which names none.
+  void watch(std::span<const Rank> ranks);
 
  private:
   Status run_step(const OpContext& op, const ScheduleRun& run, const Step& step);
-  Status wait(const OpContext& op, std::span<const ChannelInterest> interests);
-  Status wait_watching(const OpContext& op, std::span<const ChannelInterest> interests);
+  // `interests` are those of a step of the run.
+  Status wait(const OpContext& op, const ScheduleRun& run,
+              std::span<const ChannelInterest> interests);
+  Status wait_watching(const OpContext& op, const ScheduleRun& run,
+                       std::span<const ChannelInterest> interests);
   Status check(const OpContext& op, Rank peer);
   Error fail(const OpContext& op, Rank peer, const Error& error) const;
   void refuse(const OperationHeader& refused);
@@ -58,7 +70,7 @@ class Executor {
   Transport& transport_;
   // links_[r] is the link to rank r, which is made when it is needed.
   std::vector<std::unique_ptr<Link>> links_;
-  std::vector<Rank> watched_;  // the ranks whose announcements a long wait reads
+  std::vector<Rank> watched_;  // see ScheduleRun::watched
   CallHistory history_;
   OperationHeader header_;  // the header of the current operation
   std::unique_ptr<std::byte[]> staging_;

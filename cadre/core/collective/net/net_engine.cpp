@@ -21,25 +21,10 @@ void copy_unless_same(std::byte* to, ConstBytes from) {
   if (!from.empty() && to != from.data()) std::memcpy(to, from.data(), from.size());
 }
 
-// Returns whether the reduction of a 16-bit dtype runs in float32. Minimum and maximum do not,
-// because they do not round.
-bool needs_widening(ReduceKind kind) {
-  const bool is_half = kind.dtype == DType::kBfloat16 || kind.dtype == DType::kFloat16;
-  return is_half && kind.op != ReduceOp::kMin && kind.op != ReduceOp::kMax;
-}
-
 }  // namespace
 
 NetEngine::NetEngine(os::System& system, Transport& transport, const CrossoverTable& table)
     : transport_(transport), table_(table), executor_(system, transport) {}
-
-std::byte* NetEngine::GrowingBuffer::bytes(size_t num_bytes) {
-  if (num_bytes > size_) {
-    memory_ = std::make_unique_for_overwrite<std::byte[]>(num_bytes);
-    size_ = num_bytes;
-  }
-  return memory_.get();
-}
 
 const Schedule& NetEngine::schedule_for(const Choice& choice, uint64_t count, Rank root) {
   const ScheduleKey key{.algorithm = choose(choice, table_),
@@ -60,6 +45,11 @@ Status NetEngine::run_schedule(const OpContext& op, const Schedule& schedule, Sl
   executor_.begin(op, schedule.key.algorithm);
   memory.scratch = scratch_.bytes(schedule.scratch_count * size_of(kind.dtype));
   return executor_.run(op, {schedule, 0, schedule.steps.size(), memory, kind});
+}
+
+Status NetEngine::run_among(const OpContext& op, ScheduleRun run) {
+  run.memory.scratch = scratch_.bytes(run.schedule.scratch_count * size_of(run.kind.dtype));
+  return executor_.run(op, run);
 }
 
 Capabilities NetEngine::capabilities() const {

@@ -10,12 +10,12 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <span>
 
 #include "cadre/core/collective/backend.h"
 #include "cadre/core/collective/net/chooser.h"
 #include "cadre/core/collective/net/executor.h"
+#include "cadre/core/collective/net/growing_buffer.h"
 #include "cadre/core/collective/part_table.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/transport/transport.h"
@@ -29,18 +29,16 @@ class NetEngine final : public Backend {
   Capabilities capabilities() const override;
   Completion submit(const OpContext& op, std::span<const Collective> collectives) override;
 
+  // The next three are for an engine that runs schedules between some ranks of the transport only.
+  // Notes that operation `op` begins. All ranks call it, also those that run no schedule.
+  void begin(const OpContext& op, Algorithm algorithm) { executor_.begin(op, algorithm); }
+  // Runs steps of a schedule whose partners are ranks of the transport. Provides the scratch
+  // memory.
+  Status run_among(const OpContext& op, ScheduleRun run);
+  // Adds ranks to those that submit() watches.
+  void watch(std::span<const Rank> ranks) { executor_.watch(ranks); }
+
  private:
-  // A buffer that grows to the largest size requested so far and is never shrunk, because the page
-  // faults of new memory cost more than an operation.
-  class GrowingBuffer {
-   public:
-    std::byte* bytes(size_t num_bytes);
-
-   private:
-    std::unique_ptr<std::byte[]> memory_;
-    size_t size_ = 0;
-  };
-
   Status run(const OpContext& op, const Collective& c);
   // move() runs the collectives without arithmetic, reduce() those with a reduction.
   Status move(const OpContext& op, const Collective& c);
