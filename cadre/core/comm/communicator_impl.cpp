@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/collective/hierarchical/hierarchical_engine.h"
 #include "cadre/core/collective/host/host_engine.h"
 #include "cadre/core/collective/net/net_engine.h"
 #include "cadre/core/comm/abandoned_memory.h"
@@ -118,6 +119,31 @@ std::shared_ptr<Monitor> Communicator::Impl::make_monitor() const {
       fabric->status_page(), fabric->status_cells().take(identity.key(), options.name));
 }
 
+bool Communicator::Impl::spans_hosts() const {
+  const Layout& layout = fabric->layout();
+  return std::ranges::any_of(members.ranks, [&](int member) {
+    return layout.host_of(member) != layout.host_of(members.ranks.front());
+  });
+}
+
+std::vector<Rank> Communicator::Impl::local_ranks() const {
+  const Layout& layout = fabric->layout();
+  std::vector<Rank> ranks;
+  for (int member = 0; member < world_size; ++member) {
+    const int of_fabric = members.ranks[static_cast<size_t>(member)];
+    if (layout.host_of(of_fabric) == layout.host_of(fabric->rank())) ranks.emplace_back(member);
+  }
+  return ranks;
+}
+
+std::vector<int> Communicator::Impl::local_slots() const {
+  std::vector<int> ranks;
+  for (const Rank local : local_ranks()) {
+    ranks.push_back(members.ranks[static_cast<size_t>(local.value)]);
+  }
+  return fabric->slots_of(ranks);
+}
+
 bool Communicator::Impl::uses_host_memory() const {
   if (world_size == 1) return false;
   if (options.backend) {
@@ -126,27 +152,37 @@ bool Communicator::Impl::uses_host_memory() const {
                 "the options ask for shared memory and for a backend of the program, but only "
                 "the host engine uses it: choose kAuto or kTcp, or no backend");
   }
-  const bool can_share = fabric->share_memory(members.ranks);
-  if (options.transport == TransportChoice::kSharedMemory && !can_share) {
-    const bool is_one_host = std::ranges::all_of(members.ranks, [&](int member) {
-      return fabric->layout().host_of(member) == fabric->layout().host_of(members.ranks.front());
-    });
+  const bool can_share = fabric->host_memory() != nullptr;
+  if (options.transport == TransportChoice::kSharedMemory && (spans_hosts() || !can_share)) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("the options ask for shared memory, but {}: choose kAuto or kTcp",
-                       is_one_host ? fabric->obstacle() : "the ranks are on several hosts"));
+                       spans_hosts() ? "the ranks are on several hosts" : fabric->obstacle()));
   }
-  return can_share && options.transport != TransportChoice::kTcp;
+  return can_share && options.transport != TransportChoice::kTcp && local_ranks().size() > 1;
+}
+
+// Returns whether the engine combines a host engine on each host with a net engine between them.
+// Equal on all members, also if some of the hosts share no memory.
+bool Communicator::Impl::is_hierarchical() const {
+  if (options.transport != TransportChoice::kAuto || !spans_hosts()) return false;
+  std::set<int> hosts;
+  for (const int member : members.ranks) hosts.insert(fabric->layout().host_of(member));
+  return hosts.size() < members.ranks.size();
 }
 
 void Communicator::Impl::open_first(Deadline deadline) {
   try {
     if (!uses_host_memory()) return open(std::nullopt, {});
-    GroupPieces pieces =
-        GroupPieces::cut(*fabric->host_memory(), fabric->slots_of(members.ranks)).value_or_throw();
+    GroupPieces pieces = GroupPieces::cut(*fabric->host_memory(), local_slots()).value_or_throw();
     const auto check = [this]() -> Status {
       return monitor->has_failed() ? Status(monitor->error()) : Status();
     };
-    const auto places = fabric->exchange_places(pieces.places(), check, deadline).value_or_throw();
+    const auto local = fabric->exchange_places(pieces.places(), check, deadline).value_or_throw();
+    std::vector<GroupPlaces> places(static_cast<size_t>(world_size));
+    const std::vector<Rank> ranks = local_ranks();
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      places[static_cast<size_t>(ranks[i].value)] = local[i];
+    }
     open(std::move(pieces), places);
   } catch (const std::exception& thrown) {
     give_up(thrown, "connecting");
@@ -165,16 +201,24 @@ void Communicator::Impl::give_up(const std::exception& thrown, std::string_view 
 
 void Communicator::Impl::open(std::optional<GroupPieces> pieces,
                               const std::vector<GroupPlaces>& places) {
-  const bool has_memory = pieces.has_value();
-  if (has_memory) {
+  const bool has_memory = pieces.has_value() && !spans_hosts();
+  std::unique_ptr<HostEngine> local;
+  if (pieces) {
+    // The holds of this rank are those of the objects that are made of them.
     try {
-      build_host_engine(std::move(*pieces), places);
+      local = make_host_engine(std::move(pieces->block), places);
     } catch (...) {
-      release_holds(places);
+      release_blocks(places);
+      release_pages(places);
       throw;
     }
+    if (!has_memory) release_pages(places);
+  }
+  if (has_memory) {
+    engine = std::move(local);
+    open_message_pages(std::move(pieces->message_page), places);
   } else if (world_size > 1 && fabric->links() != nullptr) {
-    open_streams();
+    open_streams(std::move(local));
   }
   if (options.backend) build_chosen_engine();
   if (engine != nullptr) capabilities = engine->capabilities();
@@ -197,7 +241,8 @@ void Communicator::Impl::open(std::optional<GroupPieces> pieces,
 std::string_view Communicator::Impl::transport_name() const {
   if (engine == nullptr) return "none";
   if (options.backend) return "backend";
-  return capabilities.shares_memory ? "shared_memory" : "tcp";
+  if (capabilities.shares_memory) return "shared_memory";
+  return is_hierarchical() ? "shared_memory+tcp" : "tcp";
 }
 
 // Logs one line with the connected group and the transport and algorithm of each size.
@@ -214,45 +259,64 @@ void Communicator::Impl::log_start() const {
              CADRE_VERSION, capabilities.algorithms));
 }
 
-void Communicator::Impl::build_host_engine(GroupPieces pieces,
-                                           const std::vector<GroupPlaces>& places) {
+std::unique_ptr<HostEngine> Communicator::Impl::make_host_engine(
+    Piece block, const std::vector<GroupPlaces>& places) const {
+  const std::vector<Rank> ranks = local_ranks();
   std::vector<Place> blocks;
+  for (const Rank local : ranks) blocks.push_back(places[static_cast<size_t>(local.value)].block);
+  const auto own = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
+  return std::make_unique<HostEngine>(system, monitor->interrupt(),
+                                      HostEngineSetup{.memory = fabric->host_memory(),
+                                                      .rank = own,
+                                                      .oversubscribed = fabric->is_crowded(),
+                                                      .slots = local_slots(),
+                                                      .blocks = std::move(blocks),
+                                                      .block = std::move(block),
+                                                      .group_ranks = ranks});
+}
+
+// REQUIRES: all members are on this host.
+void Communicator::Impl::open_message_pages(Piece page, const std::vector<GroupPlaces>& places) {
   std::vector<Place> pages;
-  for (const GroupPlaces& theirs : places) {
-    blocks.push_back(theirs.block);
-    pages.push_back(theirs.message_page);
-  }
-  const std::vector<int> slots = fabric->slots_of(members.ranks);
-  engine = std::make_unique<HostEngine>(system, monitor->interrupt(),
-                                        HostEngineSetup{.memory = fabric->host_memory(),
-                                                        .rank = rank,
-                                                        .oversubscribed = fabric->is_crowded(),
-                                                        .slots = slots,
-                                                        .blocks = std::move(blocks),
-                                                        .block = std::move(pieces.block)});
-  message_transport =
-      std::make_unique<ShmTransport>(system, monitor->interrupt(),
-                                     ShmTransportSetup{.memory = fabric->host_memory(),
-                                                       .rank = rank,
-                                                       .crowded = fabric->is_crowded(),
-                                                       .slots = slots,
-                                                       .pages = std::move(pages),
-                                                       .page = std::move(pieces.message_page)});
-}
-
-// Releases this rank's holds on the memory pieces of other ranks that no object of this rank has
-// taken over.
-void Communicator::Impl::release_holds(const std::vector<GroupPlaces>& places) const {
-  HostMemory& memory = *fabric->host_memory();
-  const std::vector<int> slots = fabric->slots_of(members.ranks);
-  for (size_t i = 0; i < places.size(); ++i) {
-    if (rank == static_cast<int>(i)) continue;
-    if (engine == nullptr) memory.release_hold(slots[i], places[i].block.piece);
-    if (message_transport == nullptr) memory.release_hold(slots[i], places[i].message_page.piece);
+  for (const GroupPlaces& theirs : places) pages.push_back(theirs.message_page);
+  try {
+    message_transport =
+        std::make_unique<ShmTransport>(system, monitor->interrupt(),
+                                       ShmTransportSetup{.memory = fabric->host_memory(),
+                                                         .rank = rank,
+                                                         .crowded = fabric->is_crowded(),
+                                                         .slots = local_slots(),
+                                                         .pages = std::move(pages),
+                                                         .page = std::move(page)});
+  } catch (...) {
+    release_pages(places);
+    throw;
   }
 }
 
-void Communicator::Impl::open_streams() {
+// Releases this rank's holds on the blocks of other members on this host.
+void Communicator::Impl::release_blocks(const std::vector<GroupPlaces>& places) const {
+  const std::vector<Rank> ranks = local_ranks();
+  const std::vector<int> slots = local_slots();
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] == rank) continue;
+    fabric->host_memory()->release_hold(slots[i],
+                                        places[static_cast<size_t>(ranks[i].value)].block.piece);
+  }
+}
+
+// Releases this rank's holds on the message pages of other members on this host.
+void Communicator::Impl::release_pages(const std::vector<GroupPlaces>& places) const {
+  const std::vector<Rank> ranks = local_ranks();
+  const std::vector<int> slots = local_slots();
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] == rank) continue;
+    fabric->host_memory()->release_hold(
+        slots[i], places[static_cast<size_t>(ranks[i].value)].message_page.piece);
+  }
+}
+
+void Communicator::Impl::open_streams(std::unique_ptr<HostEngine> local) {
   const auto stream = [this](uint8_t purpose) {
     return fabric->links()->open(identity.stream(purpose), members.ranks, rank,
                                  monitor->interrupt());
@@ -260,7 +324,15 @@ void Communicator::Impl::open_streams() {
   message_transport = stream(kMessagePurpose);
   if (!options.backend) {
     transport = stream(kCollectivePurpose);
-    engine = std::make_unique<NetEngine>(system, *transport);
+    if (is_hierarchical()) {
+      std::vector<int> hosts;
+      for (const int member : members.ranks) hosts.push_back(fabric->layout().host_of(member));
+      engine = std::make_unique<HierarchicalEngine>(
+          system, *transport,
+          HierarchicalEngineSetup{.host_of_rank = std::move(hosts), .local = std::move(local)});
+    } else {
+      engine = std::make_unique<NetEngine>(system, *transport);
+    }
   }
   // Members may have left before the streams were opened, so note_left() is repeated for them.
   const std::vector<PeerView> views = monitor->peers();

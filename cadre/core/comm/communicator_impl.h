@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cadre/core/collective/backend.h"
+#include "cadre/core/collective/host/host_engine.h"
 #include "cadre/core/comm/collective_runner.h"
 #include "cadre/core/comm/communicator.h"
 #include "cadre/core/comm/failure/monitor.h"
@@ -66,14 +67,21 @@ class Communicator::Impl {
 
   // Returns whether no other member exists (groups/lone_group.h).
   bool is_lone() const { return world_size > 1 && fabric->plane() == nullptr; }
-  // Returns whether the members communicate through the host's memory. Throws if the options ask
-  // for that and it is impossible.
+  // Returns whether the members on this host communicate through its memory. Throws if the options
+  // ask for that for all members and it is impossible.
   bool uses_host_memory() const;
+  // Returns whether members are on several hosts.
+  bool spans_hosts() const;
+  // Returns the ranks in the group of the members on this host, in ascending order.
+  std::vector<Rank> local_ranks() const;
+  // Returns the slots of these members in the host's memory, in the same order.
+  std::vector<int> local_slots() const;
   // Fails the group because this rank cannot finish `task`, so that the other members do not wait
   // for this rank.
   void give_up(const std::exception& thrown, std::string_view task);
-  // Makes the group ready to run operations. With pieces, the ranks communicate through the host's
-  // memory, and places[r] are the places of the pieces of rank r; without pieces, over TCP.
+  // Makes the group ready to run operations. With pieces, the members on this host communicate
+  // through its memory, and places[r] are the places of the pieces of the group's rank r; those of
+  // ranks on other hosts are ignored. Without pieces, they communicate over TCP.
   void open(std::optional<GroupPieces> pieces, const std::vector<GroupPlaces>& places);
   // Opens the group of all ranks. No earlier group can carry the places of the ranks' pieces of
   // memory, so the ranks exchange them here.
@@ -137,9 +145,16 @@ class Communicator::Impl {
   std::shared_ptr<Monitor> make_monitor() const;
   // `call` is the name of the call that failed; empty if it is not known.
   Error closed_error(std::string_view call) const;
-  void build_host_engine(GroupPieces pieces, const std::vector<GroupPlaces>& places);
-  void release_holds(const std::vector<GroupPlaces>& places) const;
-  void open_streams();
+  // Makes the engine of the members on this host.
+  std::unique_ptr<HostEngine> make_host_engine(Piece block,
+                                               const std::vector<GroupPlaces>& places) const;
+  void open_message_pages(Piece page, const std::vector<GroupPlaces>& places);
+  void release_blocks(const std::vector<GroupPlaces>& places) const;
+  void release_pages(const std::vector<GroupPlaces>& places) const;
+  // Opens the channels over TCP, and makes the engine that uses them. `local` is the engine of the
+  // members on this host, if these are some of the members and share memory.
+  void open_streams(std::unique_ptr<HostEngine> local);
+  bool is_hierarchical() const;
   void build_chosen_engine();
   std::string_view transport_name() const;
   void log_start() const;

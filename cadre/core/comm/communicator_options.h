@@ -14,7 +14,7 @@
 namespace cadre {
 
 enum class TransportChoice {
-  kAuto,          // shared memory if all ranks are on one host, else TCP
+  kAuto,          // shared memory between ranks of one host, TCP between hosts
   kTcp,           // the net engine over TCP, even on one host
   kSharedMemory,  // the host engine, or an error if a rank is on another host
 };

@@ -344,8 +344,8 @@ struct InitOptions {
   std::string init_method = {};
   // The backend that moves and reduces data. "host" is shared memory, or an error if a rank is on
   // another host; "net" is TCP, also on one host. An empty text and "gloo" (PyTorch's name for
-  // collectives on CPUs) mean "host" if all ranks share a host, else "net". Other names are an
-  // error. All ranks pass the same.
+  // collectives on CPUs) mean "host" between ranks of one host and "net" between hosts. Other names
+  // are an error. All ranks pass the same.
   std::string backend = {};
   // The default timeout of an operation, counted from its start: of collectives, messages and waits
   // for signals, in the world and in groups that are split from it.

@@ -49,7 +49,7 @@ std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGr
                                                    std::move(members));
   try {
     if (group.pieces && impl->uses_host_memory()) {
-      group.pieces->keep_holders(parent.fabric->slots_of(impl->members.ranks));
+      group.pieces->keep_holders(impl->local_slots());
     } else if (group.pieces) {
       group.pieces->discard();
       group.pieces.reset();
