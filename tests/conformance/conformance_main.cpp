@@ -1,5 +1,6 @@
 // Runs every collective with each dtype, reduction and count on 1 to 9 ranks, over shared memory,
-// over TCP and with the engines of tests, as processes, as threads and in the simulator. It checks:
+// over TCP, on several hosts and with the engines of tests, as processes, as threads and in the
+// simulator. It checks:
 // - Small integers give the results of the formulas in cases.h.
 // - Random floats give the same bits on all ranks, in a second run, and in every setting.
 // - An unsupported pair of dtype and reduction gives the documented error, and the group stays
@@ -107,9 +108,9 @@ uint64_t digest_at(const std::string& digests, size_t index) {
   return digest;
 }
 
-// The digests of all ranks from the first setting that ran. The key is a pair: whether additions
-// are in the order of TCP's schedules (and not in rank order), and the world size.
-using KnownBits = std::map<std::pair<bool, int>, std::vector<std::string>>;
+// The digests of all ranks from the first setting that ran. The key is a pair: the order of
+// additions and the world size.
+using KnownBits = std::map<std::pair<int, int>, std::vector<std::string>>;
 
 // Returns a text that names the cases whose bits are wrong; an empty text if there are none.
 std::string compare_bits(const std::vector<Case>& cases, const testing::RanksResult& result,
@@ -147,12 +148,12 @@ int run(const Choice& choice) {
       const double seconds = std::chrono::duration<double>(system->now() - start).count();
       std::string wrong = result.failures();
       if (wrong.empty()) {
-        wrong = compare_bits(cases, result, known[{setting.is_tcp(), world_size}]);
+        wrong = compare_bits(cases, result, known[{setting.order_of_additions(), world_size}]);
       }
       num_cases += cases.size();
       if (!wrong.empty()) ++num_wrong;
       const std::string line =
-          format("{:<22} {} ranks {:>5} cases {:>6.1f} s  {}\n", setting.to_string(), world_size,
+          format("{:<28} {} ranks {:>5} cases {:>6.1f} s  {}\n", setting.to_string(), world_size,
                  cases.size(), seconds, wrong.empty() ? "right" : wrong);
       std::fputs(line.c_str(), stdout);
       std::fflush(stdout);
