@@ -1,5 +1,5 @@
 // Tests ranks, as processes, of which one makes a different call than the others or leaves early:
-// for every operation, with both engines, in the world and in a subgroup. The complete error
+// for every operation, with every engine, in the world and in a subgroup. The complete error
 // messages of all ranks are compared, with numbers masked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,6 +18,7 @@
 #include "cadre/core/comm/messages/message_header.h"
 #include "cadre/testing/core/collective_call.h"
 #include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/on_host.h"
 #include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/seeds.h"
 
@@ -120,19 +121,38 @@ std::string cause_in(const std::string& text) {
   return at == std::string::npos ? text : text.substr(at);
 }
 
+// The engines of the groups: the host engine, the net engine, and the hierarchical engine on two
+// pretended hosts.
+enum class Engine { kHost, kTcp, kTwoHosts };
+
+std::string_view to_string(Engine engine) {
+  return engine == Engine::kHost ? "host" : engine == Engine::kTcp ? "tcp" : "two_hosts";
+}
+
 struct Case {
   OpKind kind;
-  TransportChoice transport;
+  Engine engine;
   bool is_subgroup = false;
 
   // The ranks outside of the subgroup have the lowest numbers, so that a rank's number in the
   // subgroup differs from that in the world.
   int num_outsiders() const { return is_subgroup ? 1 : 0; }
+  // Two ranks of the world are on host 0. So in the world rank 1 of the group shares its host with
+  // rank 0, and in the subgroup with rank 2.
+  std::optional<int> host_of(Rank world_rank) const {
+    return engine == Engine::kTwoHosts ? std::optional(world_rank.value / 2) : std::nullopt;
+  }
+  CommunicatorOptions options() const {
+    CommunicatorOptions options;
+    options.timeout = kTimeout;
+    if (engine == Engine::kTcp) options.transport = TransportChoice::kTcp;
+    if (engine == Engine::kTwoHosts) options.listen_host = "127.0.0.1";
+    return options;
+  }
 };
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
-  return format("{}_{}{}", info.param.kind,
-                info.param.transport == TransportChoice::kTcp ? "tcp" : "host",
+  return format("{}_{}{}", info.param.kind, to_string(info.param.engine),
                 info.param.is_subgroup ? "_subgroup" : "");
 }
 
@@ -170,11 +190,13 @@ class DisagreementTest : public ::testing::TestWithParam<Case> {
     options.processes.time_limit = seconds(60);
     const auto result =
         testing::run_job(options, [&](RankContext& context, const Membership& membership) {
-          for (size_t i = 0; i < num_groups; ++i) {
-            Membership own = membership;
-            own.round = i + 1;
-            run_once(context, own, [&](Communicator& group) { body(group, i); });
-          }
+          testing::run_on_host(context, GetParam().host_of(context.rank), [&](RankContext& placed) {
+            for (size_t i = 0; i < num_groups; ++i) {
+              Membership own = membership;
+              own.round = i + 1;
+              run_once(placed, own, [&](Communicator& group) { body(group, i); });
+            }
+          });
         });
     EXPECT_TRUE(result.ok()) << result.failures();
     EXPECT_EQ(testing::leftovers_since(before), "");
@@ -199,8 +221,7 @@ class DisagreementTest : public ::testing::TestWithParam<Case> {
 
   void run_once(RankContext& context, const Membership& membership,
                 const std::function<void(Communicator&)>& body) const {
-    const auto world = testing::connect(context, membership,
-                                        {.timeout = kTimeout, .transport = GetParam().transport});
+    const auto world = testing::connect(context, membership, GetParam().options());
     std::unique_ptr<Communicator> subgroup;
     std::optional<Bystander> bystander;
     if (GetParam().is_subgroup) {
@@ -363,13 +384,13 @@ TEST_P(OperationDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
 }
 
 // CTest runs all cases in the world, but only the chosen share of those in a subgroup.
-std::vector<Case> on_both_engines(const std::vector<OpKind>& kinds) {
+std::vector<Case> on_all_engines(const std::vector<OpKind>& kinds) {
   std::vector<Case> cases;
   std::vector<Case> in_subgroup;
-  for (const auto transport : {TransportChoice::kAuto, TransportChoice::kTcp}) {
+  for (const Engine engine : {Engine::kHost, Engine::kTcp, Engine::kTwoHosts}) {
     for (const OpKind kind : kinds) {
-      cases.push_back({kind, transport});
-      in_subgroup.push_back({kind, transport, true});
+      cases.push_back({kind, engine});
+      in_subgroup.push_back({kind, engine, true});
     }
   }
   std::ranges::copy(testing::share_of(in_subgroup), std::back_inserter(cases));
@@ -378,10 +399,10 @@ std::vector<Case> on_both_engines(const std::vector<OpKind>& kinds) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, OperationDisagreementTest,
-    ::testing::ValuesIn(on_both_engines({OpKind::kBroadcast, OpKind::kAllReduce, OpKind::kReduce,
-                                         OpKind::kAllGather, OpKind::kReduceScatter,
-                                         OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll,
-                                         OpKind::kAllToAllV, OpKind::kBarrier})),
+    ::testing::ValuesIn(on_all_engines({OpKind::kBroadcast, OpKind::kAllReduce, OpKind::kReduce,
+                                        OpKind::kAllGather, OpKind::kReduceScatter, OpKind::kGather,
+                                        OpKind::kScatter, OpKind::kAllToAll, OpKind::kAllToAllV,
+                                        OpKind::kBarrier})),
     name_of);
 
 // Tests send and recv: if the two ranks of a message make different calls, all ranks of the group
@@ -440,7 +461,7 @@ TEST_P(MessageDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MessageDisagreementTest,
-                         ::testing::ValuesIn(on_both_engines({OpKind::kSend, OpKind::kRecv})),
+                         ::testing::ValuesIn(on_all_engines({OpKind::kSend, OpKind::kRecv})),
                          name_of);
 
 }  // namespace
