@@ -10,9 +10,12 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/comm/communicator_impl.h"
+#include "cadre/core/comm/failure/diagnosis.h"
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/testing/core/collective_call.h"
 #include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/on_host.h"
 #include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/seeds.h"
 
@@ -49,24 +52,48 @@ constexpr Duration kLimit = seconds(2);
 // operation, not only announce it.
 constexpr size_t kCount = 1 << 20;
 
+// The engines of the groups: the host engine, the net engine, and the hierarchical engine on two
+// pretended hosts.
+enum class Engine { kHost, kTcp, kTwoHosts };
+
+std::string_view to_string(Engine engine) {
+  return engine == Engine::kHost ? "host" : engine == Engine::kTcp ? "tcp" : "two_hosts";
+}
+
 // The groups in which the operation under test runs.
 enum class Place { kWorld, kSubgroup, kTwoGroups };
 
 struct Case {
   OpKind kind;
-  TransportChoice transport;
+  Engine engine;
   int signal;
   Place place = Place::kWorld;
 
   // The ranks outside of the subgroup have the lowest numbers, so that a rank has different numbers
   // in the subgroup and in the world.
   int num_outsiders() const { return place == Place::kWorld ? 0 : 1; }
+  // Two ranks of the world are on host 0. So in the world the victim shares its host with the
+  // killer, and in the subgroup with the witness.
+  std::optional<int> host_of(Rank world_rank) const {
+    return engine == Engine::kTwoHosts ? std::optional(world_rank.value / 2) : std::nullopt;
+  }
+  // Returns the beginning of what a rank of the group says about the last operation of the victim.
+  // A rank on another host knows it only if it has asked, which the killer does.
+  std::string_view seen_from(int rank) const {
+    const bool is_near = host_of(rank + num_outsiders()) == host_of(kVictim + num_outsiders());
+    return is_near || rank == kKiller ? "last seen in " : "";
+  }
+  CommunicatorOptions options() const {
+    CommunicatorOptions options;
+    if (engine == Engine::kTcp) options.transport = TransportChoice::kTcp;
+    if (engine == Engine::kTwoHosts) options.listen_host = "127.0.0.1";
+    return options;
+  }
 };
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
   const Place place = info.param.place;
-  return format("{}_{}_{}{}", info.param.kind,
-                info.param.transport == TransportChoice::kTcp ? "tcp" : "host",
+  return format("{}_{}_{}{}", info.param.kind, to_string(info.param.engine),
                 info.param.signal == SIGKILL ? "kill" : "stop",
                 place == Place::kWorld      ? ""
                 : place == Place::kSubgroup ? "_subgroup"
@@ -124,11 +151,25 @@ class Call {
   std::vector<float> out_;
 };
 
+// Returns what each rank does. Ranks on other hosts must be asked.
+std::vector<std::string> states_of_peers(RankContext& context, const Communicator& group,
+                                         Engine engine) {
+  std::vector<std::string> states;
+  if (engine == Engine::kTwoHosts) {
+    Monitor& monitor = *CommunicatorParts::impl_of(group).monitor;
+    for (const auto& view : monitor.ask_peers(context.system.deadline_in(milliseconds(500)))) {
+      states.push_back(describe_peer(view));
+    }
+  } else {
+    for (const PeerStatus& peer : group.peers()) states.push_back(peer.last_seen);
+  }
+  return states;
+}
+
 // Returns whether the rank has left the barrier before the operation under test. If a slow rank
 // were still in the barrier, the barrier would fail instead of the operation.
-bool is_past_barrier(const PeerStatus& peer) {
-  return peer.last_seen.starts_with("last seen ") &&
-         peer.last_seen.find(" barrier #1,") == std::string::npos;
+bool is_past_barrier(const std::string& state) {
+  return state.starts_with("last seen ") && state.find(" barrier #1,") == std::string::npos;
 }
 
 // Waits until the victim is inside the operation, then sends it the signal. Returns the time
@@ -143,9 +184,10 @@ TimePoint disturb_when_inside(RankContext& context, Communicator& group, const C
   const Deadline patience = context.system.deadline_in(seconds(10));
   int pid = 0;
   while (pid == 0 && !patience.has_passed(context.system.now())) {
-    const std::vector<PeerStatus> peers = group.peers();
-    const PeerStatus& victim = peers[kVictim];
-    if (victim.last_seen.starts_with(inside) && is_past_barrier(peers[kWitness])) pid = victim.pid;
+    const std::vector<std::string> states = states_of_peers(context, group, test.engine);
+    if (states[kVictim].starts_with(inside) && is_past_barrier(states[kWitness])) {
+      pid = group.peers()[kVictim].pid;
+    }
     nap(context.system, milliseconds(2));
   }
   require(pid > 0,
@@ -218,8 +260,7 @@ void stand_by(Communicator& world) {
 
 void live_through(RankContext& context, const Membership& membership, const Case& test) {
   const testing::Resources before = testing::count_resources();
-  CommunicatorOptions options;
-  options.transport = test.transport;
+  CommunicatorOptions options = test.options();
   options.timeout = test.signal == SIGKILL ? Duration(seconds(30)) : kStopTimeout;
   {
     auto world = testing::connect(context, membership, options);
@@ -276,7 +317,8 @@ TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
   options.processes.time_limit = seconds(40);
   const auto result =
       testing::run_job(options, [&](RankContext& context, const Membership& membership) {
-        live_through(context, membership, test);
+        testing::run_on_host(context, test.host_of(context.rank),
+                             [&](RankContext& placed) { live_through(placed, membership, test); });
       });
   const auto outcome_of = [&](int rank) {
     return result.ranks[static_cast<size_t>(rank + test.num_outsiders())];
@@ -307,10 +349,12 @@ TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
                         StartsWith(format("kPeerLost: group \"world\" failed on rank {} (HOST, pid "
                                           "N) after ",
                                           rank))));
-      EXPECT_THAT(message, HasSubstr("\n  rank 1 (HOST, pid N) is gone: its connection ended, last "
-                                     "seen in "));
       EXPECT_THAT(message,
-                  EndsWith(" #N, PHASE, N s ago. Remedy: restart the job or call rejoin()."));
+                  HasSubstr(format("\n  rank 1 (HOST, pid N) is gone: its connection ended, {}",
+                                   test.seen_from(rank))));
+      EXPECT_THAT(message,
+                  EndsWith(format("{}. Remedy: restart the job or call rejoin().",
+                                  test.seen_from(rank).empty() ? "" : " #N, PHASE, N s ago")));
     } else {
       EXPECT_THAT(message, AnyOf(StartsWith("kTimeout: "), StartsWith("kAborted: ")));
       EXPECT_THAT(message, HasSubstr(" #N on group \"world\" timed out after N s on rank "));
@@ -319,8 +363,8 @@ TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
                                                            : "";
       EXPECT_THAT(message,
                   HasSubstr(format("\n  {}waiting for rank 1 (HOST, pid N), which does not "
-                                   "answer: last seen in ",
-                                   tag)));
+                                   "answer: {}",
+                                   tag, test.seen_from(rank))));
     }
   }
   EXPECT_EQ(testing::leftovers_since(before), "");
@@ -329,13 +373,13 @@ TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
 // Returns all combinations of operation, engine and fault.
 std::vector<Case> cases_in(Place place) {
   std::vector<Case> cases;
-  for (const auto transport : {TransportChoice::kAuto, TransportChoice::kTcp}) {
+  for (const Engine engine : {Engine::kHost, Engine::kTcp, Engine::kTwoHosts}) {
     for (const int signal : {SIGKILL, SIGSTOP}) {
       for (const OpKind kind :
            {OpKind::kBroadcast, OpKind::kAllReduce, OpKind::kReduce, OpKind::kAllGather,
             OpKind::kReduceScatter, OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll,
             OpKind::kAllToAllV, OpKind::kBarrier, OpKind::kSend, OpKind::kRecv}) {
-        cases.push_back({kind, transport, signal, place});
+        cases.push_back({kind, engine, signal, place});
       }
     }
   }
