@@ -1,10 +1,11 @@
-// Measures the resources of 64 groups of all ranks of a job on one host. A group must need no
-// thread and no descriptor of its own, and closing it must release its shared memory.
+// Measures the resources of 64 groups of all ranks of a job on one host or on two. A group must
+// need no thread and no descriptor of its own, and closing it must release its shared memory.
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/on_host.h"
 #include "cadre/testing/core/process_job.h"
 
 namespace cadre {
@@ -31,8 +33,24 @@ constexpr Duration kBudget = seconds(60);
 
 using Groups = std::vector<std::unique_ptr<Communicator>>;
 
-std::string name_of(const ::testing::TestParamInfo<TransportChoice>& info) {
-  return info.param == TransportChoice::kTcp ? "tcp" : "host";
+// The engines of the groups: the host engine, the net engine, and the hierarchical engine on two
+// pretended hosts.
+enum class Engine { kHost, kTcp, kTwoHosts };
+
+std::string name_of(const ::testing::TestParamInfo<Engine>& info) {
+  return info.param == Engine::kHost ? "host" : info.param == Engine::kTcp ? "tcp" : "two_hosts";
+}
+
+CommunicatorOptions options_of(Engine engine) {
+  CommunicatorOptions options;
+  if (engine == Engine::kHost) options.transport = TransportChoice::kSharedMemory;
+  if (engine == Engine::kTcp) options.transport = TransportChoice::kTcp;
+  if (engine == Engine::kTwoHosts) options.listen_host = "127.0.0.1";
+  return options;
+}
+
+int host_of(Rank rank) {
+  return rank.value / (kNumRanks / 2);
 }
 
 void all_reduce_8_bytes(Communicator& group) {
@@ -76,19 +94,25 @@ auto count_in_peace(Communicator& world, const Count& count) {
   return counted;
 }
 
-class ManyGroups : public ::testing::TestWithParam<TransportChoice> {
+class ManyGroups : public ::testing::TestWithParam<Engine> {
  protected:
   // Runs `body` on each rank of a job, with the world as its argument.
   template <typename Body>
   static testing::RanksResult run(const Body& body) {
+    const auto run_rank = [&](RankContext& context, const Membership& membership) {
+      const Resources alone = testing::count_resources();
+      const auto world = testing::connect(context, membership, options_of(GetParam()));
+      use_all_pairs(*world);
+      body(*world, alone);
+      world->close(context.system.deadline_in(kBudget));
+    };
     return testing::run_job({.world_size = kNumRanks, .processes = {.time_limit = kBudget}},
                             [&](RankContext& context, const Membership& membership) {
-                              const Resources alone = testing::count_resources();
-                              const auto world =
-                                  testing::connect(context, membership, {.transport = GetParam()});
-                              use_all_pairs(*world);
-                              body(*world, alone);
-                              world->close(context.system.deadline_in(kBudget));
+                              std::optional<int> host;
+                              if (GetParam() == Engine::kTwoHosts) host = host_of(context.rank);
+                              testing::run_on_host(context, host, [&](RankContext& placed) {
+                                run_rank(placed, membership);
+                              });
                             });
   }
 };
@@ -124,6 +148,10 @@ TEST_P(ManyGroups, AddNoThreadAndNoDescriptor) {
 // with the first groups and are kept.
 TEST_P(ManyGroups, GiveTheirSharedMemoryBack) {
   const auto result = run([](Communicator& world, const Resources&) {
+    // Symmetric memory of a group on two hosts is private, so each host has a group for it.
+    const auto near =
+        split(world, {.color = GetParam() == Engine::kTwoHosts ? host_of(world.rank()) : 0},
+              world.system().deadline_in(kBudget));
     const int64_t with_world = count_in_peace(world, testing::committed_shared_bytes);
     // This memory is only the job's status page if the transport is TCP.
     require(with_world > 0, "no shared memory of the job was found");
@@ -136,7 +164,7 @@ TEST_P(ManyGroups, GiveTheirSharedMemoryBack) {
       // A rank releases a piece that no other rank holds at its next allocation at the latest, so
       // the test allocates once more.
       world.barrier();
-      world.allocate_symmetric(1).reset();
+      near->allocate_symmetric(1).reset();
       const int64_t closed = count_in_peace(world, testing::committed_shared_bytes);
       const int64_t added = used - closed_before;
       require(closed - closed_before <= added / share_that_may_stay,
@@ -150,7 +178,7 @@ TEST_P(ManyGroups, GiveTheirSharedMemoryBack) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ManyGroups,
-                         ::testing::Values(TransportChoice::kSharedMemory, TransportChoice::kTcp),
+                         ::testing::Values(Engine::kHost, Engine::kTcp, Engine::kTwoHosts),
                          name_of);
 
 }  // namespace
