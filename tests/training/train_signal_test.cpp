@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -266,7 +267,18 @@ TEST_F(TrainSignalTest, ASurvivorInPlaceKeepsItsProcessAndNoStepIsLost) {
     EXPECT_THAT(ended.error,
                 HasSubstr(format("starting 1 worker again; rank {} stays running\n", 1 - victim)));
     EXPECT_EQ(snapshots_of(run).size(), 2U);  // that of the survivor, and that of the end
-    EXPECT_EQ(steps_of(run), steps_of("whole"));
+    std::vector<nlohmann::json> expected = steps_of("whole");
+    // Rank 0 writes the line of a step after the last collective of that step. If it is killed in
+    // between, the survivor has completed the step and no line shows it.
+    if (victim == 0 && steps_of(run).size() + 1 == expected.size()) {
+      const std::string survivors = std::ranges::min(snapshots_of(run));
+      std::erase_if(expected, [&](const nlohmann::json& step) {
+        return format("step-{:06d}", step[0].get<int>()) == survivors;
+      });
+    }
+    EXPECT_EQ(steps_of(run), expected);
+    const std::string model = snapshot_file(run, "model.safetensors");
+    EXPECT_TRUE(!model.empty() && model == snapshot_file("whole", "model.safetensors"));
     EXPECT_TRUE(job.leaves_nothing());
   }
 }
