@@ -5,9 +5,9 @@
 //
 //   cadre run --nproc-per-node 2 --no-python sharded_step WAY [--form gathered|mapped] [--tcp]
 //     [--model mlp|gpt] [steps [layers [width [batch]]]]
-//   WAY: ddp, zero1, zero2, fsdp. --form: for fsdp, whether ranks gather copies of the shards or
-//   map them in shared memory. --tcp: over loopback TCP instead of shared memory. batch: rows of
-//   the MLP, or sequences of 64 tokens of the GPT.
+//   WAY: ddp, zero1, zero2, fsdp, hsdp (each host has the whole model). --form: for fsdp, whether
+//   ranks gather copies of the shards or map them in shared memory. --tcp: over loopback TCP
+//   instead of shared memory. batch: rows of the MLP, or sequences of 64 tokens of the GPT.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -156,15 +156,23 @@ Times train(Model& model, Optimizer& optimizer, const Settings& settings) {
   return times;
 }
 
+int ranks_on_this_host() {
+  const char* const text = std::getenv("LOCAL_WORLD_SIZE");
+  return text == nullptr ? 1 : std::max(std::atoi(text), 1);
+}
+
 template <typename Net>
 Times run(const cadre::ProcessGroup& world, const Settings& settings) {
   torch::manual_seed(0);
   Net net(settings);
   torch::manual_seed(1 + world.rank());
   const torch::optim::AdamWOptions options(1e-4);
-  if (settings.way == "fsdp") {
+  if (settings.way == "fsdp" || settings.way == "hsdp") {
     for (const auto& unit : net->units) cadre::fully_shard(unit);
-    cadre::FullyShardedDataParallel model{net, world, {.form = settings.form}};
+    const int num_shards = settings.way == "fsdp" ? world.world_size() : ranks_on_this_host();
+    const cadre::DeviceMesh mesh(
+        world, {{"replicas", world.world_size() / num_shards}, {"shards", num_shards}});
+    cadre::FullyShardedDataParallel model{net, mesh, {.form = settings.form}};
     cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, options};
     return train<Net>(model, optimizer, settings);
   }
@@ -186,7 +194,7 @@ double at_share(std::vector<double> times, double share) {
 
 // Returns false if the arguments are invalid.
 bool parse(std::vector<std::string> arguments, Settings& settings) {
-  const std::vector<std::string> ways = {"ddp", "zero1", "zero2", "fsdp"};
+  const std::vector<std::string> ways = {"ddp", "zero1", "zero2", "fsdp", "hsdp"};
   if (arguments.empty() || std::ranges::count(ways, arguments[0]) == 0) return false;
   settings.way = arguments[0];
   std::vector<int*> numbers = {&settings.steps, &settings.layers, &settings.width, &settings.batch};
@@ -216,7 +224,7 @@ bool parse(std::vector<std::string> arguments, Settings& settings) {
 int main(int argc, char** argv) {
   Settings settings;
   if (!parse({argv + 1, argv + argc}, settings)) {
-    std::cerr << "usage: sharded_step ddp|zero1|zero2|fsdp [--form gathered|mapped] [--tcp] "
+    std::cerr << "usage: sharded_step ddp|zero1|zero2|fsdp|hsdp [--form gathered|mapped] [--tcp] "
                  "[--model mlp|gpt] [steps [layers [width [batch]]]], numbers above 0"
               << std::endl;
     return 2;

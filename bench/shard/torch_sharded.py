@@ -1,10 +1,11 @@
 """The counterpart of sharded_step.cpp: measures the same step with PyTorch's DDP,
-ZeroRedundancyOptimizer or FSDP2 over gloo, with fused AdamW.
+ZeroRedundancyOptimizer or FSDP2 over gloo, with fused AdamW. hsdp2 is FSDP2 with shards inside a host.
 
-    torchrun --nproc-per-node 2 torch_sharded.py ddp|zero|fsdp2 mlp|gpt [steps [layers [width [batch]]]]
+    torchrun --nproc-per-node 2 torch_sharded.py ddp|zero|fsdp2|hsdp2 mlp|gpt [steps [layers [width [batch]]]]
 """
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -75,10 +76,14 @@ def main():
     is_gpt = name == "gpt"
     model = Gpt(layers, width) if is_gpt else torch.nn.Sequential(*(Layer(width) for _ in range(layers)))
     torch.manual_seed(1 + dist.get_rank())
-    if way == "fsdp2":
+    if way in ("fsdp2", "hsdp2"):
+        num_shards = dist.get_world_size() if way == "fsdp2" else int(os.environ["LOCAL_WORLD_SIZE"])
+        num_replicas = dist.get_world_size() // num_shards
+        mesh = (dist.device_mesh.init_device_mesh("cpu", (num_shards,)) if num_replicas == 1 else
+                dist.device_mesh.init_device_mesh("cpu", (num_replicas, num_shards), mesh_dim_names=("dp", "shard")))
         for unit in model.blocks if is_gpt else model:
-            fully_shard(unit)
-        model = fully_shard(model)
+            fully_shard(unit, mesh=mesh)
+        model = fully_shard(model, mesh=mesh)
     else:
         model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = make_optimizer(way, model)

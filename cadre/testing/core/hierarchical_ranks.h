@@ -110,6 +110,8 @@ class HostedGroup {
     }
   }
 
+  // Sets HierarchicalEngineSetup::piece_bytes of the engines that run() makes.
+  void set_piece_bytes(uint64_t piece_bytes) { piece_bytes_ = piece_bytes; }
   const HostMap& hosts() const { return hosts_; }
   os::Interrupt& interrupt_of(Rank rank) const { return transports_.interrupt_of(rank); }
   // Runs the body as every rank, each in its own thread. Returns the errors of the ranks, one in
@@ -121,7 +123,8 @@ class HostedGroup {
       HierarchicalRank engine(system_, transport,
                               {.host_of_rank = host_of_rank_,
                                .local = make_local(rank, transports_.interrupt_of(rank)),
-                               .table = table});
+                               .table = table,
+                               .piece_bytes = piece_bytes_});
       body(engine, rank);
     });
   }
@@ -141,6 +144,7 @@ class HostedGroup {
   const std::vector<int> host_of_rank_;
   const HostMap hosts_;
   testing::TransportGroup transports_;
+  uint64_t piece_bytes_ = HierarchicalEngineSetup().piece_bytes;
   // memories_[h] is the memory of host h; null if its ranks share none.
   std::vector<std::unique_ptr<TestMemory>> memories_;
 };

@@ -55,6 +55,7 @@ HierarchicalEngine::HierarchicalEngine(os::System& system, Transport& transport,
       host_of_rank_(std::move(setup.host_of_rank)),
       local_(std::move(setup.local)),
       table_(setup.table),
+      piece_bytes_(setup.piece_bytes),
       net_(system, transport, setup.table),
       hosts_(host_of_rank_) {}
 
@@ -146,25 +147,34 @@ Status HierarchicalEngine::all_reduce(const OpContext& op, const Collective& c) 
                                       .num_bytes = c.in.size(),
                                       .world_size = hosts_.num_hosts()},
                                      table_);
-  const Slices slices = even_slices(count, algorithm);
   net_.begin(op, algorithm);
   const size_t num_bytes = count * arithmetic.size();
-  const Bytes sums = arithmetic.is_wide() ? Bytes(work_.bytes(num_bytes), num_bytes) : c.out;
-  CADRE_RETURN_IF_ERROR(
-      reduce_inside(op, widened(c.in, sums, arithmetic), sums, slices, arithmetic.summed));
-  const Bytes own_out = c.out.subspan(slices.begin * size, slices.count * size);
-  if (index_ < slices.num_columns) {
-    CADRE_RETURN_IF_ERROR(all_reduce_across(
-        op,
-        among_hosts(make_schedule(key_across(OpKind::kAllReduce, algorithm, slices.count)), index_),
-        sums.data() + slices.begin * arithmetic.size(), own_out.data(), arithmetic));
-  }
-  if (local_ == nullptr) return {};
-  if (slices.num_columns == 1) return inside(op, Collective::broadcast(c.out, c.dtype, 0));
-  return inside(op, Collective::all_gather_v(own_out, c.out, c.dtype, slices.counts));
+  const Bytes all_sums = arithmetic.is_wide() ? Bytes(work_.bytes(num_bytes), num_bytes) : c.out;
+
+  const auto before = [&](Piece piece) {
+    return reduce_piece(op, c, all_sums, piece, even_slices(piece.count, algorithm), arithmetic);
+  };
+  const auto cross = [&](Piece piece, IdleWork& idle) {
+    const Slices slices = even_slices(piece.count, algorithm);
+    if (index_ >= slices.num_columns) return Status();
+    const ScheduleKey key = key_across(OpKind::kAllReduce, algorithm, slices.count);
+    const uint64_t begin = piece.begin + slices.begin;
+    return all_reduce_across(op, among_hosts(make_schedule(key), index_),
+                             all_sums.data() + begin * arithmetic.size(),
+                             c.out.data() + begin * size, arithmetic, idle);
+  };
+  const auto after = [&](Piece piece) {
+    if (local_ == nullptr) return Status();
+    const Slices slices = even_slices(piece.count, algorithm);
+    const Bytes out = c.out.subspan(piece.begin * size, piece.count * size);
+    if (slices.num_columns == 1) return inside(op, Collective::broadcast(out, c.dtype, 0));
+    const Bytes own = out.subspan(slices.begin * size, slices.count * size);
+    return inside(op, Collective::all_gather_v(own, out, c.dtype, slices.counts));
+  };
+  return in_pieces(pieces_of(count, size, algorithm), before, cross, after);
 }
 
-// The slices and algorithms are those of all_reduce, so the root gets the same bits.
+// The pieces, slices and algorithms are those of all_reduce, so the root gets the same bits.
 Status HierarchicalEngine::reduce(const OpContext& op, const Collective& c) {
   const Arithmetic arithmetic = arithmetic_of(c);
   const size_t size = size_of(c.dtype);
@@ -174,27 +184,38 @@ Status HierarchicalEngine::reduce(const OpContext& op, const Collective& c) {
                                       .num_bytes = c.in.size(),
                                       .world_size = hosts_.num_hosts()},
                                      table_);
-  const Slices slices = even_slices(count, algorithm);
   net_.begin(op, algorithm);
   const size_t num_bytes = count * arithmetic.size();
-  const Bytes sums(work_.bytes(num_bytes), num_bytes);
-  CADRE_RETURN_IF_ERROR(
-      reduce_inside(op, widened(c.in, sums, arithmetic), sums, slices, arithmetic.summed));
+  const Bytes all_sums(work_.bytes(num_bytes), num_bytes);
   const int root_host = hosts_.host_of(c.root);
-  std::byte* const own = sums.data() + slices.begin * arithmetic.size();
-  if (index_ < slices.num_columns) {
+  const bool is_on_root_host = host_ == root_host;
+  // The ranks of the root's host gather the slices, of which only the root keeps the result.
+  Bytes gathered = c.out;
+  if (is_on_root_host && rank_ != c.root) gathered = {result_.bytes(c.in.size()), c.in.size()};
+
+  const auto before = [&](Piece piece) {
+    return reduce_piece(op, c, all_sums, piece, even_slices(piece.count, algorithm), arithmetic);
+  };
+  const auto cross = [&](Piece piece, IdleWork& idle) {
+    const Slices slices = even_slices(piece.count, algorithm);
+    if (index_ >= slices.num_columns) return Status();
     ScheduleKey key = key_across(OpKind::kReduce, algorithm, slices.count);
     key.root = root_host;
-    CADRE_RETURN_IF_ERROR(across(op, among_hosts(make_schedule(key), index_),
-                                 {.in = own, .out = own}, arithmetic.summed));
-  }
-  if (host_ != root_host) return {};
-  // The ranks of the root's host gather the slices, of which only the root keeps the result.
-  const Bytes gathered = rank_ == c.root ? c.out : Bytes(result_.bytes(c.in.size()), c.in.size());
-  const Bytes own_out = gathered.subspan(slices.begin * size, slices.count * size);
-  complete(own_out.data(), own, slices.count, arithmetic);
-  if (local_ == nullptr) return {};
-  return inside(op, Collective::all_gather_v(own_out, gathered, c.dtype, slices.counts));
+    std::byte* const own = all_sums.data() + (piece.begin + slices.begin) * arithmetic.size();
+    return across(op, among_hosts(make_schedule(key), index_), {.in = own, .out = own},
+                  arithmetic.summed, &idle);
+  };
+  const auto after = [&](Piece piece) {
+    if (!is_on_root_host) return Status();
+    const Slices slices = even_slices(piece.count, algorithm);
+    const Bytes out = gathered.subspan(piece.begin * size, piece.count * size);
+    const Bytes own = out.subspan(slices.begin * size, slices.count * size);
+    complete(own.data(), all_sums.data() + (piece.begin + slices.begin) * arithmetic.size(),
+             slices.count, arithmetic);
+    if (local_ == nullptr) return Status();
+    return inside(op, Collective::all_gather_v(own, out, c.dtype, slices.counts));
+  };
+  return in_pieces(pieces_of(count, size, algorithm), before, cross, after);
 }
 
 Status HierarchicalEngine::broadcast(const OpContext& op, const Collective& c) {
@@ -373,6 +394,52 @@ HierarchicalEngine::Slices HierarchicalEngine::even_slices(uint64_t count,
   return slices;
 }
 
+// Small data crosses in one piece.
+std::vector<HierarchicalEngine::Piece> HierarchicalEngine::pieces_of(uint64_t count, size_t size,
+                                                                     Algorithm algorithm) const {
+  int num_pieces = 1;
+  if (algorithm == Algorithm::kRing) {
+    const uint64_t most = piece_bytes_ * static_cast<uint64_t>(hosts_.fewest_ranks()) / size;
+    num_pieces = static_cast<int>(std::max<uint64_t>((count + most - 1) / most, 1));
+  }
+  std::vector<Piece> pieces;
+  for (int i = 0; i < num_pieces; ++i) {
+    const Block part = part_of(count, num_pieces, i);
+    pieces.push_back({part.begin, part.count});
+  }
+  return pieces;
+}
+
+// A rank that waits in the host engine for another rank of its host does not move its data over
+// the network meanwhile. It cannot wait for ever: that rank runs its idle work before it waits for
+// the network, so it enters the same operation of the host engine. All ranks of a host run the host
+// stages in the same order, also those that exchange nothing over the network.
+Status HierarchicalEngine::in_pieces(std::span<const Piece> pieces,
+                                     const std::function<Status(Piece)>& before,
+                                     const std::function<Status(Piece, IdleWork&)>& cross,
+                                     const std::function<Status(Piece)>& after) {
+  CADRE_RETURN_IF_ERROR(before(pieces[0]));
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    IdleWork idle = [&]() -> Status {
+      if (i > 0) CADRE_RETURN_IF_ERROR(after(pieces[i - 1]));
+      return i + 1 < pieces.size() ? before(pieces[i + 1]) : Status();
+    };
+    CADRE_RETURN_IF_ERROR(cross(pieces[i], idle));
+    CADRE_RETURN_IF_ERROR(run_once(idle));
+  }
+  return after(pieces.back());
+}
+
+Status HierarchicalEngine::reduce_piece(const OpContext& op, const Collective& c, Bytes all_sums,
+                                        Piece piece, const Slices& slices,
+                                        const Arithmetic& arithmetic) {
+  const size_t size = size_of(c.dtype);
+  const Bytes sums =
+      all_sums.subspan(piece.begin * arithmetic.size(), piece.count * arithmetic.size());
+  const ConstBytes in = c.in.subspan(piece.begin * size, piece.count * size);
+  return reduce_inside(op, widened(in, sums, arithmetic), sums, slices, arithmetic.summed);
+}
+
 Status HierarchicalEngine::reduce_inside(const OpContext& op, ConstBytes in, Bytes sums,
                                          const Slices& slices, ReduceKind kind) {
   if (local_ == nullptr) {
@@ -426,8 +493,12 @@ Schedule HierarchicalEngine::among_hosts(Schedule schedule, int index) const {
 }
 
 Status HierarchicalEngine::across(const OpContext& op, const Schedule& schedule, SlotMemory memory,
-                                  ReduceKind kind) {
-  return across(op, {schedule, 0, schedule.steps.size(), memory, kind});
+                                  ReduceKind kind, IdleWork* idle) {
+  return across(op, {.schedule = schedule,
+                     .end = schedule.steps.size(),
+                     .memory = memory,
+                     .kind = kind,
+                     .idle = idle});
 }
 
 Status HierarchicalEngine::across(const OpContext& op, ScheduleRun run) {
@@ -440,19 +511,23 @@ Status HierarchicalEngine::across(const OpContext& op, ScheduleRun run) {
 // steps, which only move data, on the results.
 Status HierarchicalEngine::all_reduce_across(const OpContext& op, const Schedule& schedule,
                                              std::byte* sums, std::byte* out,
-                                             const Arithmetic& arithmetic) {
-  CADRE_RETURN_IF_ERROR(across(
-      op, {schedule, 0, schedule.num_reduce_steps, {.in = sums, .out = sums}, arithmetic.summed}));
+                                             const Arithmetic& arithmetic, IdleWork& idle) {
+  CADRE_RETURN_IF_ERROR(across(op, {.schedule = schedule,
+                                    .end = schedule.num_reduce_steps,
+                                    .memory = {.in = sums, .out = sums},
+                                    .kind = arithmetic.summed,
+                                    .idle = &idle}));
   for (const Step& step : schedule.steps) {
     if (!step.completes) continue;
     complete(out + step.recv.begin * size_of(arithmetic.given.dtype),
              sums + step.recv.begin * arithmetic.size(), step.recv.count, arithmetic);
   }
-  return across(op, {schedule,
-                     schedule.num_reduce_steps,
-                     schedule.steps.size(),
-                     {.in = out, .out = out},
-                     {.dtype = arithmetic.given.dtype}});
+  return across(op, {.schedule = schedule,
+                     .begin = schedule.num_reduce_steps,
+                     .end = schedule.steps.size(),
+                     .memory = {.in = out, .out = out},
+                     .kind = {.dtype = arithmetic.given.dtype},
+                     .idle = &idle});
 }
 
 ScheduleKey HierarchicalEngine::key_across(OpKind kind, Algorithm algorithm, uint64_t count) const {

@@ -10,7 +10,8 @@
 //
 // Cost for n bytes and H hosts: each host sends and receives 2n(H-1)/H over the network in an
 // all_reduce, and every byte that it needs crosses once in the other operations. Large all_reduces
-// and reductions are divided among the ranks of a host, so each of them has a flow of its own.
+// and reductions are divided among the ranks of a host, so each of them has a flow of its own. They
+// run in pieces: while one piece crosses the network, the ranks of a host work on its neighbours.
 // Numerics: the ranks of a host are added in rank order; the sums of the hosts are added in the
 // order in which the net engine adds as many ranks, with hosts numbered as in HostMap. float16 and
 // bfloat16 are added in float32, from the first rank to the last host, and rounded once.
@@ -18,6 +19,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -40,6 +42,8 @@ struct HierarchicalEngineSetup {
   // rank is alone on its host, or if the ranks of the host share no memory.
   std::unique_ptr<HostEngine> local;
   CrossoverTable table = {};  // the sizes are those of the operation of the whole group
+  // The largest part of a rank's slice that crosses the network in one piece. Equal on all ranks.
+  uint64_t piece_bytes = 2 << 20;
 };
 
 class HierarchicalEngine final : public Backend {
@@ -59,7 +63,12 @@ class HierarchicalEngine final : public Backend {
     bool is_wide() const { return given.dtype != summed.dtype; }
     size_t size() const { return size_of(summed.dtype); }
   };
-  // The parts of a vector on which the ranks of a host work. Counts elements.
+  // A part of a vector that crosses the network before the next one. Counts elements.
+  struct Piece {
+    uint64_t begin = 0;
+    uint64_t count = 0;
+  };
+  // The parts of a piece on which the ranks of a host work. Counts elements.
   struct Slices {
     std::vector<uint64_t> counts;  // counts[i] belongs to the rank with index i
     uint64_t begin = 0;            // the first element of this rank's slice
@@ -80,10 +89,18 @@ class HierarchicalEngine final : public Backend {
   Arithmetic arithmetic_of(const Collective& c) const;
   Slices slices_of(std::vector<uint64_t> counts) const;
   Slices even_slices(uint64_t count, Algorithm algorithm) const;
-  // Reduces the inputs of this host's ranks. Afterwards this rank's slice is in `sums`, at the
-  // position that it has in the vector.
+  std::vector<Piece> pieces_of(uint64_t count, size_t size, Algorithm algorithm) const;
+  // Runs the three stages of each piece in the order of the pieces. The host stages of two
+  // neighbours run while a piece crosses the network, as its IdleWork.
+  static Status in_pieces(std::span<const Piece> pieces, const std::function<Status(Piece)>& before,
+                          const std::function<Status(Piece, IdleWork&)>& cross,
+                          const std::function<Status(Piece)>& after);
+  // Reduces the inputs of this host's ranks, or a piece of them. Afterwards this rank's slice is in
+  // `sums`, at the position that it has in the vector.
   Status reduce_inside(const OpContext& op, ConstBytes in, Bytes sums, const Slices& slices,
                        ReduceKind kind);
+  Status reduce_piece(const OpContext& op, const Collective& c, Bytes all_sums, Piece piece,
+                      const Slices& slices, const Arithmetic& arithmetic);
   ConstBytes widened(ConstBytes in, Bytes wide, const Arithmetic& arithmetic) const;
   void complete(std::byte* out, std::byte* sums, uint64_t count,
                 const Arithmetic& arithmetic) const;
@@ -93,10 +110,11 @@ class HierarchicalEngine final : public Backend {
   // `index` is the index of each of these ranks on its host.
   Schedule among_hosts(Schedule schedule, int index) const;
   // Runs all steps of such a schedule, or some of them.
-  Status across(const OpContext& op, const Schedule& schedule, SlotMemory memory, ReduceKind kind);
+  Status across(const OpContext& op, const Schedule& schedule, SlotMemory memory, ReduceKind kind,
+                IdleWork* idle = nullptr);
   Status across(const OpContext& op, ScheduleRun run);
   Status all_reduce_across(const OpContext& op, const Schedule& schedule, std::byte* sums,
-                           std::byte* out, const Arithmetic& arithmetic);
+                           std::byte* out, const Arithmetic& arithmetic, IdleWork& idle);
   ScheduleKey key_across(OpKind kind, Algorithm algorithm, uint64_t count) const;
   bool is_lead() const { return index_ == 0; }
   int num_local() const { return static_cast<int>(hosts_.ranks_of(host_).size()); }
@@ -105,6 +123,7 @@ class HierarchicalEngine final : public Backend {
   const std::vector<int> host_of_rank_;
   std::unique_ptr<HostEngine> local_;
   const CrossoverTable table_;
+  const uint64_t piece_bytes_;
   NetEngine net_;
   bool has_agreed_ = false;
   // The hosts and the place of this rank in them, known when the ranks have agreed.

@@ -110,12 +110,26 @@ float ring_sum(const std::vector<float>& sums, int last) {
   return sum;
 }
 
-// The vector is divided among the ranks of a host, and each of their slices among the hosts.
-float large_sum(const Placement& placement, uint64_t index, DType dtype) {
+// The vector is divided into pieces, each of them among the ranks of a host, and each of their
+// slices among the hosts.
+float sum_of_pieces(const Placement& placement, uint64_t index, DType dtype, uint64_t num_pieces) {
   const std::vector<float> sums = host_sums(placement, index, dtype);
   uint64_t count = kCount;
+  part_with(index, count, static_cast<int>(num_pieces));
   part_with(index, count, fewest_ranks(placement));
   return ring_sum(sums, part_with(index, count, static_cast<int>(sums.size())));
+}
+
+float large_sum(const Placement& placement, uint64_t index, DType dtype) {
+  return sum_of_pieces(placement, index, dtype, 1);
+}
+
+constexpr uint64_t kPieceBytes = 700;
+
+float pieced_sum(const Placement& placement, uint64_t index, DType dtype) {
+  const uint64_t most =
+      kPieceBytes * static_cast<uint64_t>(fewest_ranks(placement)) / size_of(dtype);
+  return sum_of_pieces(placement, index, dtype, (kCount + most - 1) / most);
 }
 
 // Adds the sums of the hosts in a tree: first the pairs that are combined because the number of
@@ -148,16 +162,18 @@ using ReferenceSum = float (*)(const Placement& placement, uint64_t index, DType
 struct NumericsCase {
   CrossoverTable table;
   ReferenceSum reference;
+  const char* name;
+  uint64_t piece_bytes = HierarchicalEngineSetup().piece_bytes;
 };
 
 class HierarchicalNumericsTest : public ::testing::TestWithParam<NumericsCase> {};
 
 INSTANTIATE_TEST_SUITE_P(All, HierarchicalNumericsTest,
-                         ::testing::Values(NumericsCase{kAlwaysRing, large_sum},
-                                           NumericsCase{kNeverRing, small_sum}),
-                         [](const auto& test) {
-                           return test.param.reference == large_sum ? "Large" : "Small";
-                         });
+                         ::testing::Values(NumericsCase{kAlwaysRing, large_sum, "Large"},
+                                           NumericsCase{kAlwaysRing, pieced_sum, "InPieces",
+                                                        kPieceBytes},
+                                           NumericsCase{kNeverRing, small_sum, "Small"}),
+                         [](const auto& test) { return test.param.name; });
 
 // A result of a 16-bit dtype is rounded by append_element() and nowhere else.
 TEST_P(HierarchicalNumericsTest, BitsFollowTheDocumentedOrderOnAllRanks) {
@@ -165,6 +181,7 @@ TEST_P(HierarchicalNumericsTest, BitsFollowTheDocumentedOrderOnAllRanks) {
   for (const Placement& placement : placements()) {
     const auto world_size = static_cast<int>(placement.size());
     HostedGroup group(*system, placement);
+    group.set_piece_bytes(GetParam().piece_bytes);
     const std::string failures =
         group.run(GetParam().table, [&](HierarchicalRank& engine, Rank rank) {
           for (const DType dtype : {DType::kFloat32, DType::kBfloat16, DType::kFloat16}) {
@@ -319,6 +336,45 @@ TEST(HierarchicalEngineTest, WithoutAnySharedMemoryTheNetEngineRuns) {
     require(data == std::vector<int32_t>{6, 4}, "wrong sum");
   });
   EXPECT_EQ(failures, "");
+}
+
+// Rank 1 sends nothing before rank 0 has done its work, so a rank 0 that waits first never ends.
+TEST(HierarchicalEngineTest, ARunDoesItsIdleWorkBeforeItWaits) {
+  const auto system = os::make_native_system();
+  const testing::TransportGroup group(*system, testing::TransportKind::kTcp, 2);
+  std::atomic<int> num_calls = 0;
+  const std::string failures = group.run([&](Transport& transport) {
+    const bool works = transport.rank() == Rank(0);
+    const Deadline deadline = system->deadline_in(std::chrono::seconds(20));
+    NetEngine net(*system, transport);
+    OpProgress progress;
+    Collective barrier = Collective::barrier();
+    const Fingerprint fingerprint = validate(barrier, transport.rank(), 2)->fingerprint();
+    const OpContext op{1, {&fingerprint, 1}, deadline, progress};
+    const Schedule schedule = make_schedule({.algorithm = Algorithm::kDissemination,
+                                             .kind = OpKind::kBarrier,
+                                             .rank = transport.rank(),
+                                             .world_size = 2});
+    IdleWork idle;
+    if (works) {
+      idle = [&]() -> Status {
+        ++num_calls;
+        return {};
+      };
+    }
+    while (!works && num_calls == 0) {
+      require(system->deadline_in({}) < deadline, "rank 0 waits and has not done its work");
+    }
+    net.begin(op, Algorithm::kDissemination);
+    net.run_among(op, {.schedule = schedule,
+                       .end = schedule.steps.size(),
+                       .kind = {DType::kUint8},
+                       .idle = &idle})
+        .value_or_throw();
+    require(!idle, "the work is not marked as done");
+  });
+  EXPECT_EQ(failures, "");
+  EXPECT_EQ(num_calls, 1);
 }
 
 }  // namespace

@@ -175,6 +175,12 @@ std::vector<Rank> watched_in(std::span<const Rank> ring, int index) {
   return ranks;
 }
 
+Status run_once(IdleWork& work) {
+  if (!work) return {};
+  const IdleWork taken = std::exchange(work, nullptr);
+  return taken();
+}
+
 Executor::Executor(os::System& system, Transport& transport)
     : system_(system),
       transport_(transport),
@@ -239,6 +245,11 @@ Status Executor::run_step(const OpContext& op, const ScheduleRun& run, const Ste
       return {};
     }
     if (moved > 0) continue;
+    if (run.idle != nullptr && *run.idle) {
+      CADRE_RETURN_IF_ERROR(run_once(*run.idle));
+      op.progress.set_phase(phase_of(run, static_cast<size_t>(&step - run.schedule.steps.data())));
+      continue;
+    }
     std::array<ChannelInterest, 2> interests;
     size_t num_interests = 0;
     // The receive comes first: wait() records the peer of the first interest as the one that this

@@ -7,6 +7,7 @@
 // deadlock when the buffers between them are full.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -27,6 +28,13 @@ struct SlotMemory {
   std::byte* scratch = nullptr;
 };
 
+// Work of this rank that a run does when it first has to wait for the network. The work may block.
+// It is empty once it has been done.
+using IdleWork = std::function<Status()>;
+
+// Does the work if it is not yet done.
+Status run_once(IdleWork& work);
+
 // A range of a Schedule's steps, and the memory on which they run.
 struct ScheduleRun {
   const Schedule& schedule;
@@ -38,6 +46,7 @@ struct ScheduleRun {
   // The ranks whose announcements a long wait reads, and that get this rank's; if null, those of
   // the executor.
   const std::vector<Rank>* watched = nullptr;
+  IdleWork* idle = nullptr;  // null: none
 };
 
 // Returns the ranks at distances 1, 2, 4, ... from ring[index], on both sides.
