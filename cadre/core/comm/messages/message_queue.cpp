@@ -163,6 +163,9 @@ void MessageQueue::finish(Pending& pending, Status status) {
 
 Error MessageQueue::explain(const Pending& pending, const Error& error) {
   if (parts_.monitor.has_failed()) return parts_.monitor.error();
+  // While this rank looks for the culprit, others do so too, and must see which message has failed.
+  // The protocol no longer counts it among those that are pending.
+  if (!parts_.monitor.own_cell().message.is_running()) show(pending);
   wire::Activity activity;
   activity.state = wire::ActivityState::kRunning;
   activity.number = pending.number();
