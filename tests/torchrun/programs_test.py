@@ -4,7 +4,8 @@ torchrun and one of `cadre run` meet.
 
     programs_test.py CADRE [--seed N] [test ...]
 
-CADRE is the command; the torch is that of this Python. The seed chooses which worker of the trainer is killed, and when.
+CADRE is the command; the torch is that of this Python. Accelerate and Lightning (requirements.txt) are installed with pip
+into a virtual environment in build/, which sees that torch. The seed chooses which worker of the trainer is killed, and when.
 """
 
 import argparse
@@ -13,10 +14,12 @@ import os
 import pathlib
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import unittest
+import venv
 
 import jobs
 from jobs import free_port, listens, read_lines, wait_until
@@ -25,6 +28,26 @@ HERE = pathlib.Path(__file__).resolve().parent
 NUM_EPOCHS = 24
 MAX_RESTARTS = 3
 SETTINGS = None
+
+
+def read_numbers(path):
+    return path.read_text().splitlines()
+
+
+def python_with_frameworks():
+    """Returns a Python that has this one's packages, and Accelerate and Lightning."""
+    folder = HERE.parent.parent / "build/frameworks"
+    python = folder / "bin/python"
+    wanted = (HERE / "requirements.txt").read_text()
+    installed = folder / "installed"
+    if not installed.exists() or installed.read_text() != wanted:
+        venv.create(folder, with_pip=True, clear=True)
+        own = [path for path in sys.path if path.endswith("-packages")]
+        site = next(folder.glob("lib/python*/site-packages"))
+        (site / "own.pth").write_text("".join(f"{path}\n" for path in own))
+        subprocess.run([python, "-m", "pip", "install", "-qq", "--requirement", HERE / "requirements.txt"], check=True)
+        installed.write_text(wanted)
+    return python
 
 
 class ProgramsTest(unittest.TestCase):
@@ -87,6 +110,36 @@ class ProgramsTest(unittest.TestCase):
         for host in hosts:
             self.assertEqual(host.wait().exit_code, 0, host.error())
             self.assertEqual(host.output().count("all is well"), 2)
+
+    def test_accelerate_trains_as_under_torchrun(self):
+        python = python_with_frameworks()
+        losses = []
+        for name, launcher in (("torchrun", self.torchrun), ("cadre", self.cadre)):
+            folder = self.folder / name
+            folder.mkdir()
+            job = launcher.run(["--standalone", "--nproc-per-node", 2, "--no-python", python,
+                                HERE / "with_accelerate.py", folder], self.folder, f"job-{name}")
+            self.assertEqual(job.exit_code, 0, job.error())
+            losses.append(read_numbers(folder / "losses"))
+        self.assertEqual(len(losses[0]), 12)
+        self.assertEqual(losses[1], losses[0])
+
+    def test_lightning_trains_on_two_hosts_as_under_torchrun(self):
+        python = python_with_frameworks()
+        losses = []
+        for name, launcher in (("torchrun", self.torchrun), ("cadre", self.cadre)):
+            folder = self.folder / name
+            folder.mkdir()
+            port = free_port()
+            hosts = [launcher.start(
+                ["--nnodes", 2, "--nproc-per-node", 1, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
+                 "--no-python", python, HERE / "with_lightning.py", folder], self.folder, f"{name}{host}",
+                CADRE_JOB_TOKEN="test") for host in (0, 1)]
+            for host in hosts:
+                self.assertEqual(host.wait().exit_code, 0, host.error())
+            losses.append(read_numbers(folder / "losses"))
+        self.assertEqual(len(losses[0]), 12)
+        self.assertEqual(losses[1], losses[0])
 
     def meet(self, first, second):
         """Starts two agents at one endpoint, the second one when the first one listens there."""
