@@ -1,0 +1,9 @@
+// The counterpart of launch_barrier.cpp for MPI: it joins the job, runs one barrier and leaves.
+#include <mpi.h>
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  MPI_Barrier(MPI_COMM_WORLD);
+  MPI_Finalize();
+  return 0;
+}
