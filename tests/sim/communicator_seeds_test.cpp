@@ -314,6 +314,27 @@ TEST_P(Seeds, AReplayGivesTheSameHistory) {
   }
 }
 
+// Stops one rank at each point of its first steps, on two hosts of two ranks. Ranks of its host may
+// still be connecting while those of the other host run operations.
+TEST(SimulatedJobs, ARankThatIsStoppedWhileItConnectsIsNamedByAll) {
+  constexpr int kVictim = 1;
+  constexpr std::array kShape = {Shape::kTwoHosts};
+  JobPlan plan = plan_job(1, kShape, 4);
+  int num_connecting = 0;
+  for (int64_t point = 1; point <= 150; ++point) {
+    plan.options.faults = {Fault::stop(kVictim, When::at_point(kVictim, point))};
+    const JobOutcome outcome = run_job(plan);
+    SCOPED_TRACE(format("stopped at point {}{}", point, outcome.describe()));
+    for (int rank = 0; rank < plan.world_size; ++rank) {
+      const RankReport& report = outcome.ranks[static_cast<size_t>(rank)];
+      if (rank == kVictim || !report.failure) continue;
+      EXPECT_TRUE(is_just(plan, outcome, rank)) << "rank " << rank << " blames another rank";
+      num_connecting += report.was_connecting() ? 1 : 0;
+    }
+  }
+  EXPECT_GT(num_connecting, 0);
+}
+
 TEST(SimulatedJobs, EveryKindOfStepIsInATenthOfThem) {
   std::array<int, Step::kNumKinds> num_jobs_with{};
   const std::vector<uint64_t> seeds = simulator_seeds();

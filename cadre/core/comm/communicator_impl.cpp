@@ -190,10 +190,15 @@ void Communicator::Impl::open_first(Deadline deadline) {
   }
 }
 
+Rank Communicator::Impl::culprit_of(const Error& error) const {
+  const Rank named = error.details().culprit.value_or(rank);
+  return named >= 0 && named < world_size ? named : rank;
+}
+
 void Communicator::Impl::give_up(const std::exception& thrown, std::string_view task) {
   const Error error = error_of(thrown);
   monitor->fail({.code = error.code(),
-                 .culprit = rank.value,
+                 .culprit = culprit_of(error).value,
                  .cause = format("{} gave up {}: {}", monitor->roster().describe(rank.value), task,
                                  error.message()),
                  .is_logged = false});

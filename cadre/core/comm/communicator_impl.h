@@ -79,6 +79,9 @@ class Communicator::Impl {
   // Fails the group because this rank cannot finish `task`, so that the other members do not wait
   // for this rank.
   void give_up(const std::exception& thrown, std::string_view task);
+  // Returns the member that the error names as the culprit; this rank if it names none. The
+  // culprit of a store that the program has passed may be no member.
+  Rank culprit_of(const Error& error) const;
   // Makes the group ready to run operations. With pieces, the members on this host communicate
   // through its memory, and places[r] are the places of the pieces of the group's rank r; those of
   // ranks on other hosts are ignored. Without pieces, they communicate over TCP.

@@ -116,11 +116,7 @@ void tell_giving_up(const Communicator::Impl& group, const GroupIdentity& identi
                     const Error& error) {
   if (group.fabric->plane() == nullptr) return;
   const int self = group.fabric->rank().value;
-  const Rank told = error.details().culprit.value_or(group.rank);
-  // The culprit may be a rank that is no member, if the error comes from a store that the program
-  // has passed.
-  const bool is_member = told >= 0 && told < group.world_size;
-  const int culprit = is_member ? told.value : group.rank.value;
+  const int culprit = group.culprit_of(error).value;
   const std::string cause =
       format("{} gave up making the group: {}", group.monitor->roster().describe(group.rank.value),
              error.message());
