@@ -286,6 +286,53 @@ TEST_F(RunHosts, AHostThatComesLaterGetsAPlaceInTheNextRound) {
   }
 }
 
+// The workers of an agent that is stopped run on until it is continued. Then it finds that it was
+// given up, and kills them.
+TEST_F(RunHosts, AStoppedAgentIsGivenUpAndTheOthersGoOn) {
+  conf_ = "last_call_timeout=1,join_timeout=15";
+  const char* script = "echo world $WORLD_SIZE; [ $WORLD_SIZE = 2 ] && exit; exec sleep 1000";
+  join("2:3", script);
+  ASSERT_TRUE(agents_[0]->wait_for("is the coordinator"));
+  join("2:3", script);
+  join("2:3", script);
+  for (const auto& agent : agents_) ASSERT_TRUE(agent->wait_for("world 3"));
+  const int stopped = agents_[2]->supervisor();
+  ASSERT_GT(stopped, 0);
+  ::kill(stopped, SIGSTOP);
+  for (const size_t i : {0, 1}) {
+    const CommandResult result = agents_[i]->wait();
+    EXPECT_EQ(result.exit_code, 0) << i << ": " << result.error;
+    EXPECT_THAT(result.output, HasSubstr("world 2"));
+    EXPECT_TRUE(agents_[i]->leaves_nothing());
+  }
+  EXPECT_THAT(agents_[0]->seen().error, HasSubstr(": it was silent for too long\n"));
+  ::kill(stopped, SIGCONT);
+  EXPECT_EQ(agents_[2]->wait().exit_code, 1) << agents_[2]->seen().error;
+  EXPECT_TRUE(agents_[2]->leaves_nothing());
+}
+
+// The rest of the hosts is no majority, and the workers of the stopped agent may still run.
+TEST_F(RunHosts, WithoutAMajorityTheJobEndsWhenAnAgentIsStopped) {
+  conf_ = "last_call_timeout=1,join_timeout=3";
+  join("1:2", "echo world $WORLD_SIZE; exec sleep 1000");
+  ASSERT_TRUE(agents_[0]->wait_for("is the coordinator"));
+  join("1:2", "echo world $WORLD_SIZE; exec sleep 1000");
+  for (const auto& agent : agents_) ASSERT_TRUE(agent->wait_for("world 2"));
+  const int stopped = agents_[1]->supervisor();
+  ASSERT_GT(stopped, 0);
+  ::kill(stopped, SIGSTOP);
+  const CommandResult result = agents_[0]->wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.error, HasSubstr(": it was silent for too long\n"));
+  EXPECT_THAT(result.error, HasSubstr("1 host is here, which is no majority of the hosts of the "
+                                      "last round, and the others may still run"));
+  EXPECT_TRUE(agents_[0]->leaves_nothing());
+  ::kill(stopped, SIGCONT);
+  agents_[1]->send(SIGINT);
+  agents_[1]->wait();
+  EXPECT_TRUE(agents_[1]->leaves_nothing());
+}
+
 TEST_F(RunHosts, CtrlCAtOneHostLetsTheOthersGoOn) {
   const char* script = "echo world $WORLD_SIZE; [ $WORLD_SIZE = 1 ] && exit; exec sleep 1000";
   join("1:2", script);
