@@ -369,10 +369,10 @@ std::string Agent::missing_text(size_t num_present) const {
         num_present, options_.min_hosts, num_seconds(options_.join_timeout));
   }
   return cadre::format(
-      "{} hosts are here, which is no majority of the hosts of the last round, and "
+      "{} {} here, which is no majority of the hosts of the last round, and "
       "the others may still run; they did not come back within {} s. If a job "
       "shall go on with exactly half of its hosts, use --rdzv-conf on_half=continue",
-      num_present, num_seconds(options_.join_timeout));
+      num_present, num_present == 1 ? "host is" : "hosts are", num_seconds(options_.join_timeout));
 }
 
 void Agent::announce(size_t num_present) {

@@ -12,32 +12,44 @@ constexpr const char* kStubbornFamily =
     "setsid sh -c \"trap '' TERM INT HUP; echo grandchild; while true; do sleep 0.1; done\" & "
     "trap '' TERM INT; echo worker; while true; do sleep 0.1; done";
 
-int supervisor_of(int guardian) {
-  std::ifstream children(cadre::format("/proc/{0}/task/{0}/children", guardian));
-  int pid = 0;
-  children >> pid;
-  return pid;
-}
-
 bool all_are_up(CadreCommand& command) {
   return command.wait_for("[0] grandchild") && command.wait_for("[1] grandchild") &&
          command.wait_for("[0] worker") && command.wait_for("[1] worker");
 }
 
 TEST(RunDeath, KillOfTheCommandLeavesNothing) {
-  CadreCommand command(shell_job(2, kStubbornFamily));
+  // The workers get no time to end, so that a long one does not matter.
+  CadreCommand command(
+      {"run", "--nproc-per-node", "2", "--shutdown-timeout", "1000", "sh", "-c", kStubbornFamily});
   ASSERT_TRUE(all_are_up(command));
   // The expected 6 processes are the launcher's guardian and supervisor, 2 workers and their 2
   // children.
   ASSERT_GE(command.marked_processes().size(), 6U);
   command.send(SIGKILL);
+  const auto result = command.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+  EXPECT_EQ(result.error, "cadre: `cadre run` was killed; its workers were killed too\n");
+  EXPECT_TRUE(command.leaves_nothing());
+}
+
+// Nothing of the launcher is left that could kill its workers. The kernel does.
+TEST(RunDeath, WorkersEndWithBothProcessesOfTheLauncher) {
+  CadreCommand command(
+      shell_job(2, "trap '' TERM INT HUP; echo up; while true; do sleep 0.1; done"));
+  ASSERT_TRUE(command.wait_for("[0] up") && command.wait_for("[1] up"));
+  const int supervisor = command.supervisor();
+  ASSERT_GT(supervisor, 0);
+  ::kill(supervisor, SIGSTOP);
+  command.send(SIGKILL);
+  ::kill(supervisor, SIGKILL);
+  EXPECT_EQ(command.wait().exit_code, 128 + SIGKILL);
   EXPECT_TRUE(command.leaves_nothing());
 }
 
 TEST(RunDeath, KillOfTheSupervisorLeavesNothing) {
   CadreCommand command(shell_job(2, kStubbornFamily));
   ASSERT_TRUE(all_are_up(command));
-  const int supervisor = supervisor_of(command.pid());
+  const int supervisor = command.supervisor();
   ASSERT_GT(supervisor, 0);
   ::kill(supervisor, SIGKILL);
   const auto result = command.wait();
@@ -125,7 +137,7 @@ TEST(RunDeath, TemporaryFilesGoToo) {
                          {.environment = {{"TMPDIR", folder}}});
     ASSERT_TRUE(command.wait_for("[0] up"));
     EXPECT_FALSE(std::filesystem::is_empty(folder));
-    ::kill(kills_guardian ? command.pid() : supervisor_of(command.pid()), SIGKILL);
+    ::kill(kills_guardian ? command.pid() : command.supervisor(), SIGKILL);
     EXPECT_TRUE(command.leaves_nothing());
     EXPECT_TRUE(std::filesystem::is_empty(folder)) << kills_guardian;
   }

@@ -18,6 +18,7 @@
 #include "cadre/core/wire/byte_codec.h"
 #include "cadre/launch/cli/etcd/etcd_registry.h"
 #include "cadre/testing/core/cadre_command.h"
+#include "cadre/testing/core/certificates.h"
 #include "cadre/testing/core/etcd_server.h"
 #include "cadre/testing/core/paths.h"
 #include "cadre/testing/core/temporary_folder.h"
@@ -286,6 +287,53 @@ TEST_F(RunHosts, AHostThatComesLaterGetsAPlaceInTheNextRound) {
   }
 }
 
+// The workers of an agent that is stopped run on until it is continued. Then it finds that it was
+// given up, and kills them.
+TEST_F(RunHosts, AStoppedAgentIsGivenUpAndTheOthersGoOn) {
+  conf_ = "last_call_timeout=1,join_timeout=15";
+  const char* script = "echo world $WORLD_SIZE; [ $WORLD_SIZE = 2 ] && exit; exec sleep 1000";
+  join("2:3", script);
+  ASSERT_TRUE(agents_[0]->wait_for("is the coordinator"));
+  join("2:3", script);
+  join("2:3", script);
+  for (const auto& agent : agents_) ASSERT_TRUE(agent->wait_for("world 3"));
+  const int stopped = agents_[2]->supervisor();
+  ASSERT_GT(stopped, 0);
+  ::kill(stopped, SIGSTOP);
+  for (const size_t i : {0, 1}) {
+    const CommandResult result = agents_[i]->wait();
+    EXPECT_EQ(result.exit_code, 0) << i << ": " << result.error;
+    EXPECT_THAT(result.output, HasSubstr("world 2"));
+    EXPECT_TRUE(agents_[i]->leaves_nothing());
+  }
+  EXPECT_THAT(agents_[0]->seen().error, HasSubstr(": it was silent for too long\n"));
+  ::kill(stopped, SIGCONT);
+  EXPECT_EQ(agents_[2]->wait().exit_code, 1) << agents_[2]->seen().error;
+  EXPECT_TRUE(agents_[2]->leaves_nothing());
+}
+
+// The rest of the hosts is no majority, and the workers of the stopped agent may still run.
+TEST_F(RunHosts, WithoutAMajorityTheJobEndsWhenAnAgentIsStopped) {
+  conf_ = "last_call_timeout=1,join_timeout=3";
+  join("1:2", "echo world $WORLD_SIZE; exec sleep 1000");
+  ASSERT_TRUE(agents_[0]->wait_for("is the coordinator"));
+  join("1:2", "echo world $WORLD_SIZE; exec sleep 1000");
+  for (const auto& agent : agents_) ASSERT_TRUE(agent->wait_for("world 2"));
+  const int stopped = agents_[1]->supervisor();
+  ASSERT_GT(stopped, 0);
+  ::kill(stopped, SIGSTOP);
+  const CommandResult result = agents_[0]->wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.error, HasSubstr(": it was silent for too long\n"));
+  EXPECT_THAT(result.error, HasSubstr("1 host is here, which is no majority of the hosts of the "
+                                      "last round, and the others may still run"));
+  EXPECT_TRUE(agents_[0]->leaves_nothing());
+  ::kill(stopped, SIGCONT);
+  agents_[1]->send(SIGINT);
+  agents_[1]->wait();
+  EXPECT_TRUE(agents_[1]->leaves_nothing());
+}
+
 TEST_F(RunHosts, CtrlCAtOneHostLetsTheOthersGoOn) {
   const char* script = "echo world $WORLD_SIZE; [ $WORLD_SIZE = 1 ] && exit; exec sleep 1000";
   join("1:2", script);
@@ -535,6 +583,73 @@ TEST_P(RunEtcd, AJobThatHasStartedDoesNotNeedTheServer) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Only, RunEtcd, ::testing::Values("etcd"));
+
+// etcd speaks TLS and asks each client for a certificate.
+class RunEtcdTls : public RunHosts {
+ protected:
+  void SetUp() override {
+    for (const auto& obstacle :
+         {testing::EtcdServer::obstacle(), testing::Certificates::obstacle()}) {
+      if (!obstacle.empty()) GTEST_SKIP() << obstacle;
+    }
+    const auto own = certificates_.issue("server");
+    server_ = std::make_unique<testing::EtcdServer>(testing::EtcdServer::Tls{
+        .authorities = authority_, .certificate = own.certificate, .private_key = own.private_key});
+  }
+  Words rendezvous() const override {
+    return {"--rdzv-backend", "etcd", "--rdzv-endpoint", server_->address(),
+            "--rdzv-id",      "bert", "--local-addr",    "127.0.0.1"};
+  }
+  CadreCommand& join_with(const std::string& settings) {
+    conf_ = "join_timeout=50," + settings;
+    return join("2", {}, {"true"});
+  }
+  std::string error_with(const std::string& settings) {
+    const CommandResult result = join_with(settings).wait();
+    EXPECT_EQ(result.exit_code, 1);
+    return result.error;
+  }
+  static std::string text_of(const testing::Certificates::Pair& pair) {
+    return cadre::format("cert={},key={}", pair.certificate, pair.private_key);
+  }
+
+  const testing::Certificates certificates_;
+  const std::string& authority_ = certificates_.authority();
+  std::unique_ptr<testing::EtcdServer> server_;
+};
+
+TEST_F(RunEtcdTls, AgentsMeetByTorchrunsNames) {
+  const auto client = certificates_.issue("client");
+  join_with(cadre::format("protocol=https,cacert={},{}", authority_, text_of(client)));
+  join_with(cadre::format("protocol=https,ca_cert={},ssl_cert={},ssl_cert_key={}", authority_,
+                          client.certificate, client.private_key));
+  for (const auto& agent : agents_) {
+    const CommandResult result = agent->wait();
+    EXPECT_EQ(result.exit_code, 0) << result.error;
+    EXPECT_THAT(result.error, Not(HasSubstr("warning")));
+  }
+}
+
+TEST_F(RunEtcdTls, AFileThatDoesNotFitIsNamed) {
+  const testing::Certificates others;
+  const std::string url = "https://" + server_->address();
+  const std::string own = text_of(certificates_.issue("client"));
+  const auto foreign = others.issue("foreign");
+  EXPECT_THAT(error_with("protocol=https," + own),
+              HasSubstr("cacert=FILE (now: the authorities of this system)"));
+  const std::string wrong_authority =
+      error_with(cadre::format("protocol=https,cacert={},{}", others.authority(), own));
+  EXPECT_THAT(wrong_authority, HasSubstr(url + " is not trusted: "));
+  EXPECT_THAT(wrong_authority, HasSubstr("cacert=FILE (now: " + others.authority() + ")"));
+  EXPECT_THAT(error_with(cadre::format("protocol=https,cacert=/no/such/file,{}", own)),
+              HasSubstr(url + " was not called: "));
+  EXPECT_THAT(error_with(cadre::format("protocol=https,cacert={}", authority_)),
+              HasSubstr("--rdzv-conf cert=FILE (now: none)"));
+  EXPECT_THAT(
+      error_with(cadre::format("protocol=https,cacert={},{}", authority_, text_of(foreign))),
+      HasSubstr("--rdzv-conf cert=FILE (now: " + foreign.certificate + ")"));
+  EXPECT_THAT(error_with(own), HasSubstr("if it speaks TLS, give --rdzv-conf protocol=https"));
+}
 
 // A program that the test below starts as a worker. It does nothing when it is run directly.
 TEST(RunHostsWorker, ReducesOverAllHosts) {

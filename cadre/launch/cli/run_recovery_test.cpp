@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <set>
@@ -139,6 +140,10 @@ TEST(RunRecoveryWorker, EachRankIsKilledInTurn) {
   });
 }
 
+void say_in_recovery_file(const std::string& text) {
+  std::ofstream(environment_of("CADRE_RECOVERY_FILE")) << "cadre-recovery 1\n" << text;
+}
+
 // Rank 0 never waits: it ends with exit code 0 or 3, or runs on. Rank 1 is killed.
 TEST(RunRecoveryWorker, OneRankDoesNotWait) {
   if (!is_recovery_worker()) return;
@@ -157,9 +162,10 @@ TEST(RunRecoveryWorker, OneRankDoesNotWait) {
     if (rank == 0 && is_first_attempt()) {
       if (manner == "exit-0") std::_Exit(0);
       if (manner == "exit-3") std::_Exit(3);
-      if (manner == "runs-on") {
-        while (true) rank_program.nap();
+      if (manner == "another-membership") {
+        say_in_recovery_file("state waiting\nmemberships 1\ncomes-within-ms 3000\n");
       }
+      while (true) rank_program.nap();
     }
   }
   rank_program.wait();
@@ -175,8 +181,7 @@ TEST(RunRecoveryWorker, DiesWhileItWaits) {
     auto group = rank_program.connect();
     rank_program.synchronize(*group);
     group.reset();
-    std::ofstream(environment_of("CADRE_RECOVERY_FILE"))
-        << "cadre-recovery 1\nstate waiting\nmemberships 0\ncomes-within-ms 20000\n";
+    say_in_recovery_file("state waiting\nmemberships 0\ncomes-within-ms 20000\n");
     ::kill(::getpid(), SIGKILL);
   }
   rank_program.run([](int64_t) {});
@@ -351,7 +356,7 @@ class RunRecoveryManner : public RunRecovery, public ::testing::WithParamInterfa
 TEST_P(RunRecoveryManner, OnlyRanksThatWaitAreKept) {
   CadreCommand command(job(3, "OneRankDoesNotWait", {"--max-restarts", "1"}),
                        environment(GetParam()));
-  if (GetParam() == "runs-on") {
+  if (GetParam() == "runs-on" || GetParam() == "another-membership") {
     // It is stopped when the time that it has named is over.
     ASSERT_TRUE(command.wait_for("waiting for rank 0 to come to wait for the new membership"));
   }
@@ -365,7 +370,7 @@ TEST_P(RunRecoveryManner, OnlyRanksThatWaitAreKept) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Manners, RunRecoveryManner,
-                         ::testing::Values("exit-0", "exit-3", "runs-on"));
+                         ::testing::Values("exit-0", "exit-3", "runs-on", "another-membership"));
 
 TEST_F(RunRecovery, ARankThatDiesWhileItWaitsGetsANewProcess) {
   CadreCommand command(job(3, "DiesWhileItWaits", {"--max-restarts", "1"}), environment());
@@ -503,6 +508,82 @@ TEST_P(RunRecoveryLostHost, TheOtherHostGoesOnInASmallerWorld) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EachHost, RunRecoveryLostHost, ::testing::Values(0, 1));
+
+// The ranks meet in round 1 until one is lost, and come to wait when the test lets them. Rank 1 is
+// killed if there is a file that says so. Then rank 0, which is on the same host, comes at once,
+// because the agent of a host reports a failure after that.
+TEST(RunRecoveryWorker, ComesToWaitWhenTheTestLetsIt) {
+  if (!is_recovery_worker()) return;
+  const std::filesystem::path folder = environment_of(kTestFolder);
+  const std::string rank = environment_of("RANK");
+  const auto there_is = [&](const char* name) { return std::filesystem::exists(folder / name); };
+  RecoveringRank rank_program;
+  std::unique_ptr<Communicator> group = rank_program.connect();
+  rank_program.synchronize(*group);
+  const bool is_in_round_1 = group->world_size() == 4 && !there_is("wait");
+  try {
+    while (is_in_round_1) {
+      if (rank == "1" && there_is("kill")) ::kill(::getpid(), SIGKILL);
+      group->barrier();
+      rank_program.nap();
+    }
+  } catch (const Error& error) {
+    group.reset();
+    while (!there_is("wait") && !(rank == "0" && there_is("kill"))) rank_program.nap();
+    rank_program.wait();
+    group = rank_program.connect();
+    rank_program.synchronize(*group);
+  }
+  group->close(rank_program.system().deadline_in(kPatience));
+}
+
+// Two hosts run and a third one is spare. How round 1 ends: the second host's agent is killed, it
+// gets Ctrl-C, or a worker of the first host fails.
+class RunRecoverySpareHost : public RunRecoveryHosts,
+                             public ::testing::WithParamInterface<std::string> {
+ protected:
+  void SetUp() override {
+    for (const char* has_joined : {"is the coordinator", "of 4 starts anew", "joined job none"}) {
+      start("1:2", "ComesToWaitWhenTheTestLetsIt", {"--max-restarts", "1"});
+      ASSERT_TRUE(agents_.back()->wait_for(has_joined));
+    }
+    ASSERT_TRUE(agents_[0]->wait_for("of 4 starts anew"));
+  }
+  void touch(const char* name) const { std::ofstream(folder_.file(name)).flush(); }
+};
+
+// More hosts than places are no newcomers, so survivors have the time to come to wait that they
+// have without a spare host. The spare host gets the place of a lost one. A lost host is no
+// restart.
+TEST_P(RunRecoverySpareHost, SurvivorsKeepTheirProcesses) {
+  const bool is_failure = GetParam() == "failure";
+  const bool is_killed = GetParam() == "killed";
+  if (is_failure) touch("kill");
+  if (is_killed) ::kill(agents_[1]->supervisor(), SIGKILL);
+  if (GetParam() == "ctrl-c") agents_[1]->send(SIGINT);
+  ASSERT_TRUE(agents_[0]->wait_for("round 1 ends: "));
+  touch("wait");
+  std::string output;
+  for (size_t host = 0; host < agents_.size(); ++host) {
+    const CommandResult result = agents_[host]->wait();
+    const bool is_lost = host == 1 && !is_failure;
+    EXPECT_EQ(result.exit_code, !is_lost ? 0 : 128 + (is_killed ? SIGKILL : SIGINT))
+        << result.error << result.output;
+    EXPECT_TRUE(agents_[host]->leaves_nothing());
+    output += result.output;
+  }
+  const std::string attempt = is_failure ? "attempt 1" : "attempt 0";
+  for (const int rank : {0, 1, 2, 3}) {
+    const std::string prefix = cadre::format("[{}] rank {} of 4 starts ", rank, rank);
+    const int before = pid_of(output, prefix + "anew, attempt 0");
+    const int after = pid_of(output, prefix + "from rank 0 at step 0, " + attempt);
+    const bool is_survivor = is_failure ? rank != 1 : rank < 2;
+    EXPECT_EQ(before == after, is_survivor) << rank << "\n" << output;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ends, RunRecoverySpareHost,
+                         ::testing::Values("killed", "ctrl-c", "failure"));
 
 TEST(RunRecoveryWorker, TrainsUntilItIsAlone) {
   if (!is_recovery_worker()) return;

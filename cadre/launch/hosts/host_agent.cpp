@@ -239,15 +239,17 @@ void HostAgent::perform(AgentAction action) {
 }
 
 // Returns whether the present round ends because hosts have joined: no host was lost, no worker has
-// failed, and there is a place for a spare host. More hosts than places are no reason.
+// failed, and there is a place for a spare host. More hosts than places are no reason. A host that
+// is proven to have ended is not in the table any more.
 bool HostAgent::has_round_ended_for_newcomers() const {
   const Table& table = agent_.table();
-  return table.num_in(HostState::kSpare) > 0 && table.num_in(HostState::kLost) == 0 &&
-         table.num_in(HostState::kIn) < options_.max_hosts &&
-         table.restarts_used == restarts_at_start_;
+  const size_t num_hosts = table.num_in(HostState::kIn);
+  return table.num_in(HostState::kSpare) > 0 && num_hosts == hosts_at_start_ &&
+         num_hosts < options_.max_hosts && table.restarts_used == restarts_at_start_;
 }
 
 void HostAgent::start_workers(const AgentAction& action) {
+  hosts_at_start_ = agent_.table().num_in(HostState::kIn);
   restarts_at_start_ = agent_.table().restarts_used;
   const bool is_own = action.text == options_.self.address;
   order({.kind = HostOrder::Kind::kStart,

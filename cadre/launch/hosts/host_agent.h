@@ -111,6 +111,7 @@ class HostAgent {
   std::unique_ptr<RegistryWatch> watch_;
   std::unique_ptr<TcpStoreServer> store_;
   uint64_t store_round_ = 0;
+  size_t hosts_at_start_ = 0;       // hosts of the round when its workers started
   uint32_t restarts_at_start_ = 0;  // restarts that were used when the round's workers started
   uint16_t remote_store_port_ = 0;  // the port in the last message
 

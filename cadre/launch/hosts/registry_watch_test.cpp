@@ -116,6 +116,16 @@ TEST_F(RegistryWatchTest, AnswersWithTheClaimInForceAndRemovesItsOwnInTheEnd) {
   EXPECT_TRUE(answers("own:1"));
 }
 
+TEST_F(RegistryWatchTest, AnotherAnswerWakesTheOwner) {
+  watch(Wish::Kind::kFind);
+  EXPECT_TRUE(answers(""));
+  wake_up_->clear();
+  change(&Shared::claim, std::optional(other_));
+  std::array items = {os::PollItem{.target = wake_up_.get(), .want_read = true}};
+  system_->poll(items, system_->deadline_in(seconds(20)));
+  EXPECT_EQ(watch_->answer(system_->now()), "other:1");
+}
+
 TEST_F(RegistryWatchTest, AnOwnClaimIsNotCertainForLongWhenTheRegistryIsSilent) {
   watch(Wish::Kind::kClaim);
   EXPECT_TRUE(answers("own:1"));

@@ -79,6 +79,14 @@ class CadreCommand {
 
   int pid() const { return process_->pid(); }
   void send(int signal) { ::kill(process_->pid(), signal); }
+  // Returns the pid of the launcher's other process, which starts the workers and is the agent in a
+  // job on several hosts. The command is its guardian. Returns 0 if there is none.
+  int supervisor() const {
+    std::ifstream children(cadre::format("/proc/{0}/task/{0}/children", pid()));
+    int found = 0;
+    children >> found;
+    return found;
+  }
   void start_reading() { reads_output_ = true; }
   // Returns the output and errors that had been read when the last wait ended.
   const CommandResult& seen() const { return result_; }

@@ -9,7 +9,9 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/proc/environment.h"
@@ -30,7 +32,18 @@ class EtcdServer {
     return found.ok() ? "" : "etcd is not installed (Debian's package etcd-server)";
   }
 
-  EtcdServer() : port_(free_port()), peer_port_(free_port()) { start(); }
+  // Files in PEM format, with which the server speaks TLS: the authority of its clients'
+  // certificates, and its own certificate and key.
+  struct Tls {
+    std::string authorities;
+    std::string certificate;
+    std::string private_key;
+  };
+
+  explicit EtcdServer(std::optional<Tls> tls = std::nullopt)
+      : port_(free_port()), peer_port_(free_port()), tls_(std::move(tls)) {
+    start();
+  }
 
   std::string address() const { return format("127.0.0.1:{}", port_); }
   std::string peer_address() const { return format("127.0.0.1:{}", peer_port_); }
@@ -42,10 +55,16 @@ class EtcdServer {
   // Kills the server. Its data stays.
   void stop() { process_.reset(); }
   void start() {
-    const std::string client = "http://" + address();
+    const std::string client = (tls_ ? "https://" : "http://") + address();
     const std::string peer = "http://" + peer_address();
     os::Environment environment = os::read_environment();
     environment.set("ETCD_UNSUPPORTED_ARCH", "arm64");  // etcd asks for it on such a machine
+    if (tls_) {
+      environment.set("ETCD_CLIENT_CERT_AUTH", "true");
+      environment.set("ETCD_TRUSTED_CA_FILE", tls_->authorities);
+      environment.set("ETCD_CERT_FILE", tls_->certificate);
+      environment.set("ETCD_KEY_FILE", tls_->private_key);
+    }
     process_ = os::Process::start(
                    {.executable = os::find_executable("etcd", search_path()).value_or_throw(),
                     .arguments = {"etcd", "--data-dir", folder_->path(), "--listen-client-urls",
@@ -82,6 +101,7 @@ class EtcdServer {
           .value_or_throw();
   const uint16_t port_;
   const uint16_t peer_port_;
+  const std::optional<Tls> tls_;
   std::unique_ptr<os::Process> process_;
 };
 

@@ -21,6 +21,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMaxAnswerBytes = 1 << 20;
+constexpr size_t kShownBytes = 80;  // the part of a strange answer that an error shows
 constexpr long kOk = 200;
 
 std::string to_base64(std::string_view text) {
@@ -131,7 +132,7 @@ class EtcdClient::Http {
     long status = 0;
     library_.getinfo(curl_.get(), CURLINFO_RESPONSE_CODE, &status);
     auto json = Json::parse(answer, nullptr, /*allow_exceptions=*/false);
-    if (status != kOk) return refused(status, json);
+    if (status != kOk) return refused(status, json, answer);
     if (!json.is_object()) return strange(answer);
     return json;
   }
@@ -140,7 +141,7 @@ class EtcdClient::Http {
     return Error(ErrorCode::kCorruption,
                  cadre::format("{} does not answer as etcd does (version 3.4 or newer), but with "
                                "\"{}\"; check the address",
-                               options_.url(), printable(answer.substr(0, 80))));
+                               options_.url(), printable(answer.substr(0, kShownBytes))));
   }
 
   // Sets what is equal for all calls.
@@ -148,6 +149,8 @@ class EtcdClient::Http {
     set(CURLOPT_NOSIGNAL, 1L);
     set(CURLOPT_PROXY, "");  // the server is inside the cluster
     set(CURLOPT_PROTOCOLS_STR, "http,https");
+    // The reason for which a server refuses a certificate is lost by HTTP/2.
+    set(CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
     set(CURLOPT_ERRORBUFFER, reason_.data());
     set(CURLOPT_WRITEFUNCTION, append);
     set(CURLOPT_OPENSOCKETFUNCTION, open_socket);
@@ -165,18 +168,52 @@ class EtcdClient::Http {
   Error unreachable(CURLcode code) const {
     const std::string_view reason = reason_[0] != '\0' ? reason_.data() : library_.strerror(code);
     return Error(code == CURLE_OPERATION_TIMEDOUT ? ErrorCode::kTimeout : ErrorCode::kUnavailable,
-                 cadre::format("{} does not answer: {}; check that etcd runs there and that no "
-                               "firewall is between",
-                               options_.url(), reason));
+                 cadre::format("{} {}", options_.url(), text_of(code, printable(reason))));
   }
 
-  Error refused(long status, const Json& json) const {
+  std::string text_of(CURLcode code, std::string_view reason) const {
+    if (code == CURLE_PEER_FAILED_VERIFICATION) {
+      return cadre::format(
+          "is not trusted: {}; name the authority that has issued its certificate "
+          "by --rdzv-conf cacert=FILE (now: {}), and call the server by a name in "
+          "that certificate",
+          reason,
+          options_.authorities.empty() ? "the authorities of this system" : options_.authorities);
+    }
+    if (code == CURLE_SSL_CACERT_BADFILE || code == CURLE_SSL_CERTPROBLEM) {
+      return cadre::format(
+          "was not called: {}; check the files cacert={}, cert={} and key={} of "
+          "--rdzv-conf",
+          reason, options_.authorities, options_.certificate, options_.private_key);
+    }
+    const bool is_about_tls =
+        options_.protocol == "https" &&
+        (code == CURLE_SSL_CONNECT_ERROR || code == CURLE_RECV_ERROR || code == CURLE_SEND_ERROR);
+    if (is_about_tls) {
+      return cadre::format(
+          "ends the connection: {}; check that it speaks TLS and that it accepts "
+          "the certificate of --rdzv-conf cert=FILE (now: {})",
+          reason, options_.certificate.empty() ? "none" : options_.certificate);
+    }
+    if (code == CURLE_GOT_NOTHING && options_.protocol == "http") {
+      return cadre::format(
+          "ends the connection: {}; if it speaks TLS, give --rdzv-conf "
+          "protocol=https,cacert=FILE",
+          reason);
+    }
+    return cadre::format(
+        "does not answer: {}; check that etcd runs there and that no firewall is between", reason);
+  }
+
+  Error refused(long status, const Json& json, std::string_view answer) const {
     const Json* text = find(json, "error");
+    const std::string_view first_line = answer.substr(0, std::min(answer.find('\n'), kShownBytes));
     return Error(ErrorCode::kUnavailable,
                  cadre::format("{} refuses the request with status {}: {}", options_.url(), status,
                                text != nullptr && text->is_string()
                                    ? printable(text->get_ref<const std::string&>())
-                                   : "it does not say why; is it etcd, version 3.4 or newer?"));
+                                   : cadre::format("\"{}\"; is it etcd, version 3.4 or newer?",
+                                                   printable(first_line))));
   }
 
   os::System& system_;

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -81,6 +83,40 @@ TEST_F(EtcdRegistryTest, AKeyEndsWithItsLease) {
   EXPECT_TRUE(client.revoke_lease(lease, soon()).ok());
   EXPECT_FALSE(client.keep_lease(lease, soon()).value_or_throw());
   EXPECT_EQ(client.get("key", soon()).value_or_throw(), std::nullopt);
+}
+
+// etcd answers with a status that is not 200 and a JSON object.
+TEST_F(EtcdRegistryTest, AnErrorOfTheServerIsNoAnswer) {
+  EtcdClient client = harness_->client();
+  const auto lease = client.grant_lease(60, soon()).value_or_throw();
+  ASSERT_TRUE(client.revoke_lease(lease, soon()).ok());
+  const auto written = client.put_if("key", 0, "value", lease, soon());
+  ASSERT_FALSE(written.ok());
+  EXPECT_EQ(written.error().code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(written.error().message(), HasSubstr("requested lease not found"));
+  const Status revoked = client.revoke_lease(lease, soon());
+  ASSERT_FALSE(revoked.ok());
+  EXPECT_THAT(revoked.error().message(), HasSubstr("requested lease not found"));
+}
+
+// A claim that comes back after its lease has ended has been written again.
+TEST_F(EtcdRegistryTest, AClaimThatIsRenewedStaysForLongerThanALease) {
+  EtcdRegistry registry(harness_->client(), "bert");
+  const launch::Claim own{.agent = 1, .address = "node0:1"};
+  ASSERT_EQ(*registry.claim(own, soon()), own);
+  EtcdClient client = harness_->client();
+  const auto first = client.get(claim_key("bert"), soon()).value_or_throw();
+  const TimePoint began = system_->now();
+  TimePoint last = began;
+  Duration longest_gap{};
+  while (last - began < EtcdRegistry::kLease + std::chrono::seconds(3)) {
+    system_->make_waiter()->park(system_->deadline_in(std::chrono::milliseconds(500)));
+    ASSERT_EQ(*registry.claim(own, soon()), own);
+    longest_gap = std::max(longest_gap, system_->now() - last);
+    last = system_->now();
+  }
+  if (longest_gap > registry.validity()) GTEST_SKIP() << "the machine stood still";
+  EXPECT_EQ(client.get(claim_key("bert"), soon()).value_or_throw(), first);
 }
 
 TEST_F(EtcdRegistryTest, AClaimComesBackAfterItsLeaseWasRevoked) {
