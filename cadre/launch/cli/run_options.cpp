@@ -94,9 +94,9 @@ Status take_node_rank(const GivenOption& given, RunOptions& options) {
 }
 
 Status take_max_restarts(const GivenOption& given, RunOptions& options) {
-  const auto max_restarts = parse_max_restarts(given);
-  if (!max_restarts.ok()) return max_restarts.error();
-  options.max_restarts = *max_restarts;
+  const auto count = parse_integer(given.value);
+  if (!count || *count < 0) return wrong(given, "expected a number of restarts, from 0");
+  options.max_restarts = *count;
   return {};
 }
 
@@ -353,9 +353,15 @@ std::string variable_of(std::string_view name) {
   return variable;
 }
 
-std::vector<OptionSpec> known_options() {
-  std::vector<OptionSpec> known;
-  for (const AcceptedFlag& flag : kAccepted) known.push_back(flag.option);
+// The options that say how PROGRAM is executed.
+constexpr std::array<std::string_view, 3> kProgramOptions{"--module", "--no-python", "--run-path"};
+
+std::vector<OptionSpec> known_options(const JobCommand& command) {
+  std::vector<OptionSpec> known(command.own_options.begin(), command.own_options.end());
+  for (const AcceptedFlag& flag : kAccepted) {
+    const bool is_about_program = std::ranges::count(kProgramOptions, flag.option.name) > 0;
+    if (command.takes_program || !is_about_program) known.push_back(flag.option);
+  }
   for (const RefusedFlag& flag : refused_torchrun_flags()) known.push_back(flag.option);
   return known;
 }
@@ -532,8 +538,11 @@ Status finish_hosts(const os::Environment& environment, RunOptions& options) {
 
 }  // namespace
 
-Result<RunOptions> parse_run_options(Words words, const os::Environment& environment) {
-  auto parsed = parse_words("cadre run", known_options(), OtherWords::kEndTheOptions, words);
+Result<RunOptions> parse_run_options(Words words, const os::Environment& environment,
+                                     const JobCommand& command) {
+  auto parsed = parse_words(
+      command.name, known_options(command),
+      command.takes_program ? OtherWords::kEndTheOptions : OtherWords::kAmongOptions, words);
   if (!parsed.ok()) return parsed.error();
   RunOptions options;
   if (parsed->find("--help") != nullptr) {
@@ -553,17 +562,12 @@ Result<RunOptions> parse_run_options(Words words, const os::Environment& environ
     CADRE_RETURN_IF_ERROR(finish_hosts(environment, options));
   }
   options.program = std::move(parsed->others);
-  if (options.program.empty()) {
+  options.given = *std::move(parsed);
+  if (command.takes_program && options.program.empty()) {
     return Error(ErrorCode::kInvalidArgument,
                  "no program to run; for example: cadre run --nproc-per-node 2 ./train");
   }
   return options;
-}
-
-Result<int> parse_max_restarts(const GivenOption& given) {
-  const auto count = parse_integer(given.value);
-  if (!count || *count < 0) return wrong(given, "expected a number of restarts, from 0");
-  return *count;
 }
 
 Result<int> num_workers_of(const GivenOption& given, const os::MachineInfo& machine) {

@@ -1,4 +1,4 @@
-// The command line of `cadre run`.
+// The command line of `cadre run`, whose options about the job `cadre train` has too.
 //
 // Threads: plain values. Blocking: never. Errors: kInvalidArgument with a sentence that names the
 // invalid word or variable and, if there is one, a similar option. Source: torchrun's flags, in
@@ -36,6 +36,15 @@ struct NamedHost {
 // How the hosts of a job find each other: --rdzv-backend.
 enum class RendezvousBackend : uint8_t { kStatic, kC10d, kEtcd, kFile };
 
+// A command that starts a job with the options of `cadre run`.
+struct JobCommand {
+  std::string_view name = "cadre run";  // begins messages
+  std::span<const OptionSpec> own_options = {};
+  // false: the command has a program of its own. Then the options that say how PROGRAM is executed
+  // are unknown, and options may follow the other words.
+  bool takes_program = true;
+};
+
 struct RunOptions {
   // The value is a number, or auto, gpu or cpu.
   GivenOption num_workers{.name = "--nproc-per-node", .spelling = "--nproc-per-node", .value = "1"};
@@ -71,18 +80,18 @@ struct RunOptions {
   std::string flight_folder;  // empty: records stay in memory
   int max_restarts = 0;
   std::optional<Duration> shutdown_timeout;
-  std::vector<std::string> program;  // the name of the program and its arguments
+  ParsedWords given;  // all options as they were given, among them JobCommand::own_options
+  // The name of the program and its arguments, or the other words of a command that takes none.
+  std::vector<std::string> program;
   std::vector<std::string> warnings;
 };
 
-Result<RunOptions> parse_run_options(Words words, const os::Environment& environment);
+Result<RunOptions> parse_run_options(Words words, const os::Environment& environment,
+                                     const JobCommand& command = {});
 
 // Returns the number of workers for `--nproc-per-node`. The value auto means the number of GPUs, or
 // of cores if there is no GPU.
 Result<int> num_workers_of(const GivenOption& given, const os::MachineInfo& machine);
-
-// Returns the value of --max-restarts.
-Result<int> parse_max_restarts(const GivenOption& given);
 
 // The text of `cadre run --help`.
 std::string run_help();

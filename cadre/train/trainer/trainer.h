@@ -57,7 +57,7 @@ struct TrainerContext {
   // The name of the job if its launcher may restart its processes after a failure, otherwise empty.
   // After a restart the run continues from its own snapshots, and run.resume is ignored.
   std::string job = {};
-  int restart_count = 0;
+  int restart_count = 0;  // at least 1 if a process has survived, also without a restart
   // Returns whether a scheduler ends the job, as Preemption::is_requested() does; if it does so on
   // one rank, all ranks stop after the same step. Empty: never.
   std::function<bool()> is_preempted = {};

@@ -10,6 +10,7 @@
 #include "cadre/launch/cli/command.h"
 #include "cadre/launch/cli/launch_job.h"
 #include "cadre/launch/cli/torch_finder.h"
+#include "cadre/launch/job/dry_run.h"
 #include "cadre/launch/job/exit_meaning.h"
 #include "cadre/launch/job/worker_environment.h"
 
@@ -42,14 +43,6 @@ std::string installed_example(const std::string& path) {
 }
 
 }  // namespace
-
-Result<int> parse_num_workers(const GivenOption* given) {
-  if (given == nullptr) return 1;
-  const auto count = parse_integer(given->value);
-  if (count && *count >= 1 && *count <= kMaxWorkers) return *count;
-  return Error(ErrorCode::kInvalidArgument,
-               cadre::format("{}: expected a number from 1 to {}", given->text(), kMaxWorkers));
-}
 
 Status check_configuration(std::string_view command, const std::vector<std::string>& words) {
   if (words.empty()) {
@@ -87,15 +80,11 @@ Result<std::string> find_trainer() {
 }
 
 int run_trainer(TrainerRun run) {
-  launch::JobSpec spec;
+  launch::JobSpec& spec = run.job;
   spec.executable = run.trainer;
   spec.arguments = std::move(run.words);
   spec.arguments.insert(spec.arguments.begin(), "cadre-train");
-  spec.environment = os::read_environment();
   launch::keep_freed_memory(spec.environment);
-  spec.inherited = std::move(run.inherited);
-  spec.num_workers = run.num_workers;
-  spec.max_restarts = run.max_restarts;
   spec.final_exit_codes = {launch::kReportedUsageExitCode};
   spec.is_rank0_raw = true;
   spec.reported_exit_codes = {launch::kReportedUsageExitCode, launch::kReportedFailureExitCode,
@@ -107,6 +96,7 @@ int run_trainer(TrainerRun run) {
   if (os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal()) {
     spec.environment.set("CADRE_PROGRESS", "terminal");
   }
+  if (run.is_dry_run) return print(launch::dry_run_text(spec));
   return launch_job(run.command, std::move(spec), run.meaning);
 }
 

@@ -12,13 +12,9 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/core/os/proc/inherited.h"
-#include "cadre/launch/cli/option_words.h"
+#include "cadre/launch/job/job.h"
 
 namespace cadre::cli {
-
-// Returns the value of --nproc-per-node; 1 if it is not given.
-Result<int> parse_num_workers(const GivenOption* given);
 
 // Checks the configuration file among the trainer's `words` (the file and its overrides), so that a
 // mistyped name gives an error of one sentence instead of the report of a failed job. `command` is
@@ -33,10 +29,10 @@ Status check_libraries(const std::string& trainer);
 struct TrainerRun {
   std::string_view command;  // the name of the command, for example "cadre train"
   std::string trainer;       // the path that find_trainer() has returned
-  os::Inherited inherited;   // the signal state and limits that this command inherited
   std::vector<std::string> words;
-  int num_workers = 1;
-  int max_restarts = 0;
+  // The job, to which run_trainer() adds the program. REQUIRES: `job.environment` is set.
+  launch::JobSpec job = {};
+  bool is_dry_run = false;
   std::function<int(int)> meaning = {};  // see launch_job()
 };
 

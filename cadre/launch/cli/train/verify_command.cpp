@@ -7,9 +7,12 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/proc/machine.h"
 #include "cadre/launch/cli/command.h"
+#include "cadre/launch/cli/launch_job.h"
 #include "cadre/launch/cli/option_words.h"
 #include "cadre/launch/cli/path_options.h"
+#include "cadre/launch/cli/run_options.h"
 #include "cadre/launch/cli/train/trainer_program.h"
 #include "cadre/launch/job/exit_meaning.h"
 
@@ -33,7 +36,7 @@ and parameters of every step. It writes no snapshot and no metrics.
   cadre verify examples/gpt.toml --dtype float64 --json report.json
   cadre verify my.toml model.layers=2 run.global_batch_size=8   a smaller model is faster
 
-  --nproc-per-node N   processes (default 2)
+  --nproc-per-node N   processes: a number, auto, gpu or cpu (default 2)
   --steps K            steps of each run (default 5), with the learning rates of the whole run
   --strategies A,B     only these: zero2, fsdp, fsdp/after_forward, hsdp-2x2, ddp/pp-2/tp-2 ...
   --dtype D            float32 (default) or float64, in which rounding is a billion times smaller
@@ -100,7 +103,9 @@ int verify_command(Words words, const os::Inherited& inherited) {
                                   .spelling = "--nproc-per-node",
                                   .value = std::string(kDefaultNumWorkers)};
   const GivenOption* count = parsed->find("--nproc-per-node");
-  const auto num_workers = parse_num_workers(count != nullptr ? count : &default_count);
+  launch::JobSpec job = make_job(inherited);
+  const auto num_workers = num_workers_of(count != nullptr ? *count : default_count,
+                                          os::read_machine_info(job.environment));
   if (!num_workers.ok()) return fail(kVerifyCommand, num_workers.error().message(), kUsageExitCode);
   if (const Status checked = check_values(*parsed); !checked.ok()) {
     return fail(kVerifyCommand, checked.error().message(), kUsageExitCode);
@@ -108,6 +113,7 @@ int verify_command(Words words, const os::Inherited& inherited) {
   if (const Status checked = check_configuration(kVerifyCommand, parsed->others); !checked.ok()) {
     return fail(kVerifyCommand, checked.error().message(), kUsageExitCode);
   }
+  job.num_workers = *num_workers;
   const auto trainer = find_trainer();
   if (!trainer.ok()) return fail(kVerifyCommand, trainer.error().message(), kNotFoundExitCode);
   std::vector<std::string> trainer_words = std::move(parsed->others);
@@ -118,9 +124,8 @@ int verify_command(Words words, const os::Inherited& inherited) {
   }
   return run_trainer({.command = kVerifyCommand,
                       .trainer = *trainer,
-                      .inherited = inherited,
                       .words = std::move(trainer_words),
-                      .num_workers = *num_workers,
+                      .job = std::move(job),
                       .meaning = exit_code_of});
 }
 

@@ -29,7 +29,7 @@ TEST(Verify, RefusesWhatMakesNoSense) {
       {{"verify"}, "no configuration; for example: cadre verify examples/gpt.toml"},
       {{"verify", "nofile.toml"}, "there is no configuration file \"nofile.toml\""},
       {{"verify", "/", "--nproc-per-node=0"},
-       "--nproc-per-node 0: expected a number from 1 to 4096"},
+       "--nproc-per-node 0: expected a number from 1 to 4096, auto, gpu or cpu"},
       {{"verify", "/", "--steps", "0"}, "--steps 0: expected a number of steps, at least 1"},
       {{"verify", "/", "--steps=few"}, "--steps few: expected a number of steps, at least 1"},
       {{"verify", "/", "--dtype", "bfloat16"}, "--dtype bfloat16: expected float32 or float64"},
