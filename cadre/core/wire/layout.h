@@ -37,7 +37,7 @@ Result<Ticket> decode_ticket(std::string_view text);
 
 struct LayoutMessage {
   std::vector<RankAddress> rank_addresses;  // in rank order
-  std::string settings;                     // of rank 0, for all ranks; for example a tuning file
+  std::string settings;                     // the text that rank 0 gives to all ranks
 
   friend bool operator==(const LayoutMessage&, const LayoutMessage&) = default;
 };
