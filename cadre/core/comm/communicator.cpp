@@ -12,6 +12,7 @@
 #include "cadre/core/comm/group_destruction.h"
 #include "cadre/core/comm/message_calls.h"
 #include "cadre/core/comm/queue/refused_call.h"
+#include "cadre/core/comm/tuning.h"
 
 namespace cadre {
 namespace {
@@ -86,6 +87,15 @@ CommunicatorOptions with_quiet_log(CommunicatorOptions options) {
   return options;
 }
 
+// Warns on rank 0 if the group has a tuning file that was measured elsewhere.
+void check_tuning(const Communicator& group) {
+  const CommunicatorOptions& options = group.options();
+  if (group.rank() != 0 || group.world_size() == 1 || options.log == nullptr) return;
+  const std::string mismatch = tuning_mismatch(options.tuning, group.backend_name(), group.hosts());
+  if (mismatch.empty()) return;
+  options.log->write(LogLevel::kWarning, "comm", format("group={} {}", group.name(), mismatch));
+}
+
 // The maximum size of a symmetric buffer. No machine has so much memory, and additions to this
 // number do not wrap.
 constexpr size_t kMaxSymmetricBytes = size_t{1} << 56;
@@ -112,10 +122,13 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
         GroupIdentity::of_connection(id_of(options), fabric->connection_number());
     CommunicatorOptions own = quiet;
     own.flight_record_path = fabric->flight_files().path_for_first(identity, options.name);
+    own.tuning = fabric->settings();
     auto impl =
         std::make_unique<Impl>(std::move(fabric), own, std::move(identity), std::move(members));
     impl->open_first(deadline);
-    return std::make_unique<Communicator>(std::move(impl));
+    auto group = std::make_unique<Communicator>(std::move(impl));
+    check_tuning(*group);
+    return group;
   } catch (const Error& error) {
     ErrorDetails details = error.details();
     // The group that is being connected becomes the world, so its rank numbers are also those of

@@ -13,6 +13,7 @@
 #include "cadre/core/collective/net/net_engine.h"
 #include "cadre/core/comm/abandoned_memory.h"
 #include "cadre/core/comm/queue/thrown_error.h"
+#include "cadre/core/comm/tuning.h"
 #include "cadre/core/fabric/flight/process_start.h"
 #include "cadre/core/os/host/wall_clock.h"
 #include "cadre/core/store/prefix_store.h"
@@ -329,14 +330,16 @@ void Communicator::Impl::open_streams(std::unique_ptr<HostEngine> local) {
   message_transport = stream(kMessagePurpose);
   if (!options.backend) {
     transport = stream(kCollectivePurpose);
+    const CrossoverTable table = tuned_table(options.tuning).value_or_throw();
     if (is_hierarchical()) {
       std::vector<int> hosts;
       for (const int member : members.ranks) hosts.push_back(fabric->layout().host_of(member));
       engine = std::make_unique<HierarchicalEngine>(
           system, *transport,
-          HierarchicalEngineSetup{.host_of_rank = std::move(hosts), .local = std::move(local)});
+          HierarchicalEngineSetup{
+              .host_of_rank = std::move(hosts), .local = std::move(local), .table = table});
     } else {
-      engine = std::make_unique<NetEngine>(system, *transport);
+      engine = std::make_unique<NetEngine>(system, *transport, table);
     }
   }
   // Members may have left before the streams were opened, so note_left() is repeated for them.
@@ -544,7 +547,8 @@ FabricSettings fabric_settings(const Membership& membership, const CommunicatorO
           .listen_host = options.listen_host,
           .flight_record_path = options.flight_record_path,
           .silence_limit = options.silence_limit,
-          .log = options.log};
+          .log = options.log,
+          .settings = [options] { return tuning_to_give(options); }};
 }
 
 }  // namespace cadre

@@ -37,6 +37,13 @@ struct CommunicatorOptions {
   // one host.
   std::string listen_host = {};
   std::string flight_record_path = {};  // file of the last operations; if empty, kept in memory
+  // A file of `cadre tune` with the sizes at which collectives change their algorithms
+  // (docs/formats/tuning-file.md). Only rank 0 reads its file, and gives the content to all ranks.
+  // If empty, the default sizes are used. connect_from_environment() takes CADRE_TUNING_FILE.
+  std::string tuning_file = {};
+  // The content of such a file, which has precedence over it. In the options of a group: what rank
+  // 0 has given, also to groups that are split off it.
+  std::string tuning = {};
   std::shared_ptr<LogSink> log = {};  // shared with the group's threads; if null, lines are dropped
 };
 

@@ -41,6 +41,7 @@ std::unique_ptr<Communicator> connect_from_environment(os::System& system, const
     completed.flight_record_path =
         flight_record_path(environment, completed.name, membership.round);
   }
+  if (completed.tuning_file.empty()) completed.tuning_file = environment.tuning_file;
   return Communicator::connect(system, membership, completed, deadline);
 }
 

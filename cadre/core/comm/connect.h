@@ -21,7 +21,7 @@ struct JobPlace;
 
 // Connects the group. If `options` do not set a log, the log is standard error. If they set no
 // flight record, the record is the file GROUP-roundROUND-rankRANK.flight in the folder that the
-// environment names, which is created.
+// environment names, which is created. If they set no tuning file, it is that of the environment.
 CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(
     os::System& system, const CommunicatorOptions& options, Deadline deadline);
 CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(

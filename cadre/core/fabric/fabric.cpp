@@ -60,7 +60,13 @@ Fabric::Fabric(Key, os::System& system, const Membership& membership,
 
 Result<std::shared_ptr<Fabric>> Fabric::connect(os::System& system, const Membership& membership,
                                                 const FabricSettings& settings, Deadline deadline) {
-  if (membership.world_size == 1) return stand_alone(system, membership, settings);
+  if (membership.world_size == 1) {
+    auto fabric = stand_alone(system, membership, settings);
+    auto own = settings.settings ? settings.settings() : Result<std::string>(std::string());
+    if (!own.ok()) return own.error();
+    fabric->settings_ = std::move(own).value();
+    return fabric;
+  }
   auto fabric = std::make_shared<Fabric>(Key(), system, membership, settings);
   CADRE_RETURN_IF_ERROR(fabric->connect_ranks(membership, settings, deadline));
   return fabric;
@@ -85,13 +91,16 @@ Status Fabric::connect_ranks(const Membership& membership, const FabricSettings&
       .listen_host = settings.listen_host,
       .version = CADRE_VERSION,
       .may_share_memory = true,
-      .host_segment_bytes = [&host](int num_slots) {
-        return HostMemory::segment_bytes(memory_layout(host, num_slots));
-      }};
+      .host_segment_bytes =
+          [&host](int num_slots) {
+            return HostMemory::segment_bytes(memory_layout(host, num_slots));
+          },
+      .settings = settings.settings};
   auto connected = connect_fabric(system_, membership, fabric_options, deadline);
   if (!connected.ok()) return connected.error();
   FabricConnections& connections = connected.value();
   layout_ = connections.layout;
+  settings_ = std::move(connections.settings);
   is_crowded_ = connections.is_crowded;
   obstacle_ = connections.obstacle;
   const int num_slots = static_cast<int>(layout_->ranks_of(layout_->host_of(rank_.value)).size());

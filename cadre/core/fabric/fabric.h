@@ -48,6 +48,7 @@ struct FabricSettings {
   std::string flight_record_path;    // see CommunicatorOptions::flight_record_path
   Duration silence_limit = kDefaultSilenceLimit;
   std::shared_ptr<LogSink> log;
+  std::function<Result<std::string>()> settings = {};  // see FabricOptions::settings
 };
 
 class Fabric {
@@ -77,6 +78,8 @@ class Fabric {
   // every other fabric.
   uint64_t connection_number() const { return layout_->rank_address(0).probe; }
   const std::shared_ptr<const os::ForkMark>& fork_mark() const { return fork_mark_; }
+  // Returns the settings of rank 0, equal on all ranks.
+  const std::string& settings() const { return settings_; }
 
   FlightFiles& flight_files() { return flight_files_; }
 
@@ -130,6 +133,7 @@ class Fabric {
   os::System& system_;
   const Rank rank_;
   const std::shared_ptr<const os::ForkMark> fork_mark_;  // shared with the groups and their Works
+  std::string settings_;
   FlightFiles flight_files_;
   std::shared_ptr<const Layout> layout_;     // shared with the control plane and the groups
   std::shared_ptr<HostMemory> host_memory_;  // shared with pieces that outlive the fabric

@@ -21,6 +21,8 @@
 //   CADRE_LOG                      what is logged: debug, info, warning (default), error, off
 //   CADRE_FLIGHT_RECORDS           a folder for the flight records, which is created; absent:
 //                                  memory only
+//   CADRE_TUNING_FILE              the file of `cadre tune` with the sizes at which collectives
+//                                  change their algorithms; only rank 0 reads it; absent: defaults
 //   CADRE_RECOVERY_FILE            set by cadre run: if the file of this name with ".membership"
 //                                  appended exists, the process has kept running through a failure
 //                                  (Recovery), and the values there replace those of the variables
@@ -73,6 +75,7 @@ struct JobEnvironment {
   StoreProtocol store_protocol = StoreProtocol::kNative;
   LogLevel log_level = LogLevel::kWarning;  // is also read if there is no launcher
   std::string flight_folder;                // is also read if there is no launcher
+  std::string tuning_file;                  // is also read if there is no launcher
 };
 
 // Returns the value of a variable; nullopt if it is not set. An empty value counts as not set.

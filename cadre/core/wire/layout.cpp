@@ -10,7 +10,7 @@ namespace cadre::wire {
 namespace {
 
 constexpr uint32_t kTicketMagic = 0x31544443;  // "CDT1"
-constexpr uint32_t kLayoutMagic = 0x314c4443;  // "CDL1"
+constexpr uint32_t kLayoutMagic = 0x324c4443;  // "CDL2"
 // The smallest size of an address in a layout: four indices of texts, the pid, the lengths of two
 // empty texts, the probe and the PID namespace.
 constexpr size_t kMinAddressBytes = 4 * 4 + 4 + 2 * 4 + 8 + 8;
@@ -92,7 +92,8 @@ Result<Ticket> decode_ticket(std::string_view text) {
   return ticket;
 }
 
-std::vector<std::byte> encode_layout(std::span<const RankAddress> address_by_rank) {
+std::vector<std::byte> encode_layout(std::span<const RankAddress> address_by_rank,
+                                     std::string_view settings) {
   TextTable table;
   ByteWriter rank_addresses;
   for (const RankAddress& rank_address : address_by_rank) {
@@ -112,6 +113,7 @@ std::vector<std::byte> encode_layout(std::span<const RankAddress> address_by_ran
   for (const std::string_view text : table.texts()) body.text(text);
   body.integer(static_cast<uint32_t>(address_by_rank.size()));
   body.raw(rank_addresses.bytes());
+  body.text(settings);
   ByteWriter out;
   out.integer(static_cast<uint32_t>(body.bytes().size()));
   out.raw(body.bytes());
@@ -127,7 +129,7 @@ Result<size_t> decode_layout_prefix(ConstBytes prefix) {
   return size_t{size};
 }
 
-Result<std::vector<RankAddress>> decode_layout(ConstBytes body) {
+Result<LayoutMessage> decode_layout(ConstBytes body) {
   ByteReader in(body);
   const auto magic = in.integer<uint32_t>();
   const std::vector<std::string> texts = read_texts(in);
@@ -135,11 +137,12 @@ Result<std::vector<RankAddress>> decode_layout(ConstBytes body) {
   const bool has_ranks = num_ranks > 0 && num_ranks <= kMaxLayoutRanks;
   if (magic != kLayoutMagic || !has_ranks || num_ranks > in.remaining() / kMinAddressBytes)
     in.fail();
-  std::vector<RankAddress> rank_addresses;
+  LayoutMessage layout;
   for (uint32_t i = 0; i < num_ranks && in.ok(); ++i)
-    rank_addresses.push_back(read_address(in, texts));
+    layout.rank_addresses.push_back(read_address(in, texts));
+  layout.settings = in.text(kMaxSettingsBytes);
   if (!in.is_complete()) return malformed("layout of a job");
-  return rank_addresses;
+  return layout;
 }
 
 }  // namespace cadre::wire

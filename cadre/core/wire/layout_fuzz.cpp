@@ -12,13 +12,14 @@ void decode(ConstBytes input) {
   if (const auto ticket = wire::decode_ticket(wire::as_text(input)); ticket.ok()) {
     if (wire::encode_ticket(*ticket) != wire::as_text(input)) std::abort();
   }
-  if (const auto rank_addresses = wire::decode_layout(input); rank_addresses.ok()) {
-    const std::vector<std::byte> encoded = wire::encode_layout(*rank_addresses);
+  if (const auto layout = wire::decode_layout(input); layout.ok()) {
+    const std::vector<std::byte> encoded =
+        wire::encode_layout(layout->rank_addresses, layout->settings);
     const ConstBytes bytes = encoded;
     const auto size = wire::decode_layout_prefix(bytes.first(wire::kLayoutPrefixBytes));
     if (!size.ok() && bytes.size() <= wire::kMaxLayoutBytes) std::abort();
     const auto again = wire::decode_layout(bytes.subspan(wire::kLayoutPrefixBytes));
-    if (!again.ok() || *again != *rank_addresses) std::abort();
+    if (!again.ok() || *again != *layout) std::abort();
   }
   (void)wire::decode_layout_prefix(input);
 }

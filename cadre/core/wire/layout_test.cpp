@@ -27,13 +27,15 @@ ConstBytes body_of(const std::vector<std::byte>& message) {
 
 TEST(LayoutMessage, SurvivesARoundTripAndHasItsLengthBeforeIt) {
   const std::vector<RankAddress> rank_addresses = address_of(12, 4);
-  const std::vector<std::byte> message = encode_layout(rank_addresses);
+  const std::string settings(kMaxSettingsBytes, 's');
+  const std::vector<std::byte> message = encode_layout(rank_addresses, settings);
   const auto size = decode_layout_prefix(ConstBytes(message).first(kLayoutPrefixBytes));
   ASSERT_TRUE(size.ok());
   EXPECT_EQ(*size, message.size() - kLayoutPrefixBytes);
   const auto decoded = decode_layout(body_of(message));
   ASSERT_TRUE(decoded.ok()) << decoded.error().message();
-  EXPECT_EQ(*decoded, rank_addresses);
+  EXPECT_EQ(decoded->rank_addresses, rank_addresses);
+  EXPECT_EQ(decoded->settings, settings);
 }
 
 TEST(LayoutMessage, TextsThatAddressesShareAreWrittenOnce) {
@@ -55,8 +57,8 @@ TEST(LayoutMessage, TextsThatAddressesShareAreWrittenOnce) {
 TEST(LayoutMessage, HasTheDocumentedBytes) {
   const std::vector<RankAddress> rank_addresses = {{"v", "h", "b", 1, "t", "u", 2, "v", 9}};
   const std::string expected(
-      "\x49\0\0\0"
-      "CDL1"
+      "\x4f\0\0\0"
+      "CDL2"
       "\3\0\0\0"
       "\1\0\0\0v"
       "\1\0\0\0h"
@@ -67,18 +69,19 @@ TEST(LayoutMessage, HasTheDocumentedBytes) {
       "\1\0\0\0t"
       "\1\0\0\0u"
       "\2\0\0\0\0\0\0\0"
-      "\x9\0\0\0\0\0\0\0",
-      77);
-  EXPECT_EQ(as_text(encode_layout(rank_addresses)), expected);
+      "\x9\0\0\0\0\0\0\0"
+      "\2\0\0\0no",
+      83);
+  EXPECT_EQ(as_text(encode_layout(rank_addresses, "no")), expected);
 }
 
 TEST(LayoutMessage, CutAndMadeUpBytesAreRefused) {
-  const std::vector<std::byte> message = encode_layout(address_of(3, 2));
+  const std::vector<std::byte> message = encode_layout(address_of(3, 2), "settings");
   const ConstBytes body = body_of(message);
   for (size_t size = 0; size < body.size(); ++size) {
-    const auto rank_addresses = decode_layout(body.first(size));
-    ASSERT_FALSE(rank_addresses.ok()) << "the first " << size << " bytes";
-    EXPECT_EQ(rank_addresses.error().code(), ErrorCode::kCorruption);
+    const auto layout = decode_layout(body.first(size));
+    ASSERT_FALSE(layout.ok()) << "the first " << size << " bytes";
+    EXPECT_EQ(layout.error().code(), ErrorCode::kCorruption);
   }
   std::vector<std::byte> longer(body.begin(), body.end());
   longer.push_back(std::byte{0});
@@ -95,6 +98,11 @@ TEST(LayoutMessage, APlaceBeyondTheTextsIsRefused) {
   EXPECT_FALSE(decode_layout(body_of(message)).ok());
 }
 
+TEST(LayoutMessage, SettingsOverTheLimitAreRefused) {
+  const std::string settings(kMaxSettingsBytes + 1, 's');
+  EXPECT_FALSE(decode_layout(body_of(encode_layout(address_of(2, 2), settings))).ok());
+}
+
 TEST(LayoutMessage, ALengthOverTheLimitIsRefused) {
   ByteWriter out;
   out.integer(static_cast<uint32_t>(kMaxLayoutBytes + 1));
@@ -106,16 +114,16 @@ TEST(LayoutMessage, ALengthOverTheLimitIsRefused) {
 }
 
 TEST(LayoutMessage, RandomDamageNeverReadsBeyondTheBytes) {
-  const std::vector<std::byte> message = encode_layout(address_of(5, 2));
+  const std::vector<std::byte> message = encode_layout(address_of(5, 2), "settings");
   Random random(1);
   for (int i = 0; i < 2000; ++i) {
     std::vector<std::byte> damaged(body_of(message).begin(), body_of(message).end());
     for (int k = 0; k < 3; ++k) {
       damaged[random.below(damaged.size())] = static_cast<std::byte>(random.next());
     }
-    const auto rank_addresses = decode_layout(damaged);
-    if (rank_addresses.ok()) {
-      EXPECT_EQ(rank_addresses->size(), 5U);
+    const auto layout = decode_layout(damaged);
+    if (layout.ok()) {
+      EXPECT_EQ(layout->rank_addresses.size(), 5U);
     }
   }
 }

@@ -23,6 +23,7 @@ constexpr std::string_view kHelp = R"(cadre COMMAND [options]
   cadre schedule --list                           schedules of a pipeline, to try before building it
   cadre info                                      properties of this machine and this build
   cadre doctor                                    what keeps jobs from running here, and the remedy
+  cadre tune --nproc-per-node 8                   measure from which size which algorithm is faster
 
 Commands
   run        start a C++ or Python program several times, with torchrun's environment
@@ -33,12 +34,13 @@ Commands
   stack      functions and lines of a worker that crashed, from its crash file
   info       versions, torch, cores, memory, limits, transports
   doctor     check this host, or the network between two hosts
+  tune       measure the algorithms of collectives between hosts, and write a tuning file
   help       this text; cadre help COMMAND explains a command
   --version  the version
 )";
 
 const std::vector<std::string> kCommands{"run",   "train", "verify", "trace", "schedule",
-                                         "stack", "info",  "doctor", "help"};
+                                         "stack", "info",  "doctor", "tune",  "help"};
 
 int dispatch(const std::string& command, Words words, const cadre::os::Inherited& inherited);
 
@@ -64,6 +66,8 @@ int dispatch(const std::string& command, Words words, const cadre::os::Inherited
   if (command == "stack") return cadre::cli::stack_command(words);
   if (command == "info") return cadre::cli::info_command(words);
   if (command == "doctor") return cadre::cli::doctor_command(words, inherited);
+  if (command == "tune") return cadre::cli::tune_command(words, inherited);
+  if (command == cadre::cli::kTuneWorker) return cadre::cli::tune_worker_command(words);
   if (is_help(command)) return help_command(words, inherited);
   if (command == "--version" || command == "version") {
     return cadre::cli::print("cadre " CADRE_VERSION "\n");

@@ -22,6 +22,9 @@ inline constexpr int kNotFoundExitCode = 127;
 // The name of a link to `cadre` that behaves as torchrun.
 inline constexpr std::string_view kTorchrunName = "torchrun";
 
+// The word by which `cadre tune` starts its ranks. It is in no help.
+inline constexpr std::string_view kTuneWorker = "tune-worker";
+
 using Words = std::span<const std::string>;
 
 // `inherited` has the ignored signals and the limits with which this process was started. Commands
@@ -30,9 +33,14 @@ int run_command(Words words, const os::Inherited& inherited);
 // Does the same under the name of torchrun: PROGRAM is a Python script unless --no-python is given,
 // and lines have no prefix, or torchrun's with --tee.
 int torchrun_command(Words words, const os::Inherited& inherited);
+// Does the same for a program of Cadre: messages begin with `command`, and lines have no prefix.
+int run_program(std::string_view command, Words words, const os::Inherited& inherited);
 int train_command(Words words, const os::Inherited& inherited);
 int verify_command(Words words, const os::Inherited& inherited);
 int doctor_command(Words words, const os::Inherited& inherited);
+int tune_command(Words words, const os::Inherited& inherited);
+// Runs a rank of the job that `cadre tune` starts.
+int tune_worker_command(Words words);
 int info_command(Words words);
 int trace_command(Words words);
 int schedule_command(Words words);

@@ -16,7 +16,7 @@ namespace {
 TEST(Command, ShowsHelpAndVersion) {
   const auto help = run_cadre({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* command : {"run", "train", "info", "doctor"}) {
+  for (const char* command : {"run", "train", "info", "doctor", "tune"}) {
     EXPECT_NE(help.output.find(std::string("\n  ") + command + " "), std::string::npos) << command;
     const auto own_help = run_cadre({command, "--help"});
     EXPECT_EQ(own_help.exit_code, 0);

@@ -50,12 +50,13 @@ ProcessGroup init_process_group(const InitOptions& options) {
   const TransportChoice transport = transport_of(options.backend);
   auto job = std::make_unique<Job>();
   job->system = os::make_native_system();
-  job->communicator = connect_from_environment(*job->system,
-                                               JobPlace{.rank = options.rank,
-                                                        .world_size = options.world_size,
-                                                        .init_method = options.init_method},
-                                               {.timeout = options.timeout, .transport = transport},
-                                               job->system->deadline_in(options.connect_timeout));
+  job->communicator = connect_from_environment(
+      *job->system,
+      JobPlace{.rank = options.rank,
+               .world_size = options.world_size,
+               .init_method = options.init_method},
+      {.timeout = options.timeout, .transport = transport, .tuning_file = options.tuning_file},
+      job->system->deadline_in(options.connect_timeout));
   return ProcessGroup(share_group(std::move(job)));  // copies of the handle share the job
 }
 

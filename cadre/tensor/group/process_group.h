@@ -353,11 +353,15 @@ struct InitOptions {
   // The limit of init_process_group(): all ranks must have joined and connected by then. split(),
   // new_group() and rejoin() have timeouts of their own.
   Duration connect_timeout = kDefaultConnectTimeout;
+  // The file of `cadre tune` with the sizes at which collectives change their algorithms; by
+  // default CADRE_TUNING_FILE. Only rank 0 reads its file; all ranks use what it has.
+  std::string tuning_file = {};
 };
 
 // Joins the job that the options and the environment describe: RANK, WORLD_SIZE, MASTER_ADDR,
 // MASTER_PORT and CADRE_JOB_TOKEN, as `cadre run` or torchrun sets them. Without a rank and a world
-// size it makes a world of one. CADRE_LOG and CADRE_FLIGHT_RECORDS apply in both cases.
+// size it makes a world of one. CADRE_LOG, CADRE_FLIGHT_RECORDS and CADRE_TUNING_FILE apply in both
+// cases.
 // core/rendezvous/job_environment.h lists all variables. Throws kInvalidArgument for an option or a
 // variable with an invalid value, kTimeout with the ranks that are missing, and the errors of
 // Communicator::connect().

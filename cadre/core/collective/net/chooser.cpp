@@ -8,17 +8,22 @@ namespace cadre {
 namespace {
 
 uint64_t ring_bytes(uint64_t line, int world_size) {
-  constexpr int kRanksOfTheTable = 8;
-  return line * static_cast<uint64_t>(std::max(1, world_size / kRanksOfTheTable));
+  return line * ring_factor(world_size);
 }
 
 }  // namespace
 
+uint64_t ring_factor(int world_size) {
+  constexpr int kRanksOfTheTable = 8;
+  return static_cast<uint64_t>(std::max(1, world_size / kRanksOfTheTable));
+}
+
 std::string to_string(const CrossoverTable& table) {
   return format(
       "all_reduce recursive doubling, ring from {} B; broadcast tree, chain from {} B; all_gather "
-      "Bruck, ring from {} B",
-      table.all_reduce_ring_bytes, table.broadcast_chain_bytes, table.all_gather_ring_bytes);
+      "Bruck, ring from {} B; gather tree, linear from {} B; segments of {} B",
+      table.all_reduce_ring_bytes, table.broadcast_chain_bytes, table.all_gather_ring_bytes,
+      table.gather_linear_bytes, table.chain_segment_bytes);
 }
 
 Algorithm choose(const Choice& choice, const CrossoverTable& table) {

@@ -1,7 +1,8 @@
 // Chooses the algorithm of an operation. A pure function, so that all ranks choose the same.
 //
 // Threads: any. Blocking: never. Errors: none. The choice does not depend on measurements at run
-// time; a table may be replaced for a whole group, on all its ranks.
+// time. All ranks of a group have one table: the default, or that of rank 0's tuning file
+// (tuning_file.h).
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,15 @@ struct CrossoverTable {
   // The size is that of the root's buffer. A binomial tree is used below this size, a linear
   // schedule from it on.
   uint64_t gather_linear_bytes = 64 << 10;
+
+  friend bool operator==(const CrossoverTable&, const CrossoverTable&) = default;
 };
+
+// The largest size of a table.
+inline constexpr uint64_t kMaxCrossoverBytes = uint64_t{1} << 40;
+
+// Returns the factor by which the sizes of rings are multiplied for this number of ranks.
+uint64_t ring_factor(int world_size);
 
 // Returns a text such as "all_reduce recursive doubling, ring from 65536 B; ...".
 std::string to_string(const CrossoverTable& table);

@@ -131,6 +131,7 @@ class FabricBuilder {
     if (!status.ok()) return explain(status.error());
     return FabricConnections{
         .layout = layout_,
+        .settings = std::move(settings_),
         .identity = identity_after(identity_, *layout_),
         .control = links_->take(),
         .tcp_listeners = std::move(listening_.tcp),
@@ -162,6 +163,7 @@ class FabricBuilder {
   wire::Ticket ticket_;
   std::vector<std::byte> layout_message_;
   std::shared_ptr<const Layout> layout_;
+  std::string settings_;
   HostSegment segment_;
   std::optional<Links> links_;
   Duration timeout_patience_{};  // the time for which to look for reports if a timeout occurs now
@@ -196,8 +198,13 @@ Status FabricBuilder::connect_all() {
 Status FabricBuilder::lay_out() {
   auto rank_addresses = exchange_.collect(deadline_);
   if (!rank_addresses.ok()) return rank_addresses.error();
+  if (options_.settings) {
+    auto settings = options_.settings();
+    if (!settings.ok()) return settings.error();
+    settings_ = std::move(settings).value();
+  }
   layout_ = std::make_shared<const Layout>(std::move(rank_addresses).value());
-  layout_message_ = wire::encode_layout(layout_->rank_addresses);
+  layout_message_ = wire::encode_layout(layout_->rank_addresses, settings_);
   if (layout_message_.size() > wire::kLayoutPrefixBytes + wire::kMaxLayoutBytes) {
     return Error(ErrorCode::kInvalidArgument,
                  format("the layout of {} ranks has {} bytes, more than the limit of {}",
@@ -235,11 +242,12 @@ Status FabricBuilder::receive_layout(int sponsor) {
   layout_message_.resize(wire::kLayoutPrefixBytes + *size);
   const Bytes body = Bytes(layout_message_).subspan(wire::kLayoutPrefixBytes);
   CADRE_RETURN_IF_ERROR(links_->receive({sponsor, what}, body));
-  auto rank_addresses = wire::decode_layout(body);
-  if (!rank_addresses.ok()) return rank_addresses.error().with_context(what).with_culprit(sponsor);
-  const bool is_ours = rank_addresses->size() == static_cast<size_t>(membership_.world_size) &&
-                       (*rank_addresses)[static_cast<size_t>(rank())] == listening_.rank_address;
-  auto layout = std::make_shared<const Layout>(std::move(rank_addresses).value());
+  auto message = wire::decode_layout(body);
+  if (!message.ok()) return message.error().with_context(what).with_culprit(sponsor);
+  const auto& rank_addresses = message->rank_addresses;
+  const bool is_ours = rank_addresses.size() == static_cast<size_t>(membership_.world_size) &&
+                       rank_addresses[static_cast<size_t>(rank())] == listening_.rank_address;
+  auto layout = std::make_shared<const Layout>(std::move(message->rank_addresses));
   if (!is_ours || sponsor_of(*layout, rank()) != sponsor) {
     return Error(ErrorCode::kCorruption, format("{}: the layout belongs to another job, which has "
                                                 "{} ranks; check that no two jobs share a store",
@@ -247,6 +255,7 @@ Status FabricBuilder::receive_layout(int sponsor) {
         .with_culprit(sponsor);
   }
   layout_ = std::move(layout);
+  settings_ = std::move(message->settings);
   return {};
 }
 

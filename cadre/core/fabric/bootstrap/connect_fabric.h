@@ -12,7 +12,8 @@
 // names its sponsor (sponsors.h): the rank that sends it the layout. The cost: a rank on a host of
 // R ranks has R - 1 sockets. With H hosts, the lowest rank of a host has at most log2(H) + 1 more,
 // and rank 0 has log2(H) more. Each rank makes 6 requests to the store (bootstrap_exchange.h). The
-// layout has about 100 bytes for each rank and is sent to each process once.
+// layout has about 100 bytes for each rank and is sent to each process once. The settings of rank
+// 0, such as its tuning file, are sent with the layout and need no request to the store.
 //
 // No rank returns before every rank has all its connections. Rank 0 announces this to all ranks
 // along the tree. An error that ends one rank's attempt is reported to all ranks (watch.h). The
@@ -44,10 +45,15 @@ struct FabricOptions {
   // Returns the size of the segment for a host with this number of ranks. Only the lowest rank of
   // the host calls it.
   std::function<size_t(int num_ranks)> host_segment_bytes;
+  // Returns the settings that rank 0 gives to all ranks, at most wire::kMaxSettingsBytes. Only rank
+  // 0 calls it, when it knows the addresses of all ranks; its error ends the attempt on all ranks,
+  // none of which comes too late to be told. If it is empty, the settings are empty.
+  std::function<Result<std::string>()> settings = {};
 };
 
 struct FabricConnections {
   std::shared_ptr<const Layout> layout;  // shared with the control plane and the groups
+  std::string settings;                  // the settings of rank 0
   LinkIdentity identity;                 // the identity that this rank shows in later handshakes
   // control[r] is the connection to rank r after the handshake. There are connections to the ranks
   // of this host, to the sponsor of this rank and to the ranks that it sponsors; the others are
