@@ -12,6 +12,7 @@ import pathlib
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 
 import harness
@@ -66,11 +67,14 @@ class Hosts:
             pathlib.Path(folder, "hosts").write_text(
                 "".join(f"10.77.0.{host + 1} {name}\n" for host, name in enumerate(self.names)))
             hosts = ",".join(f"{name}:{ranks_per_host}" for name in self.names)
+            # mpirun takes each namespace for a machine with all cores, so it does not see that the ranks share them.
+            is_crowded = len(self.names) * ranks_per_host > os.cpu_count()
+            waiting = ["--mca", "mpi_yield_when_idle", "1"] if is_crowded else []
             command = ["mpirun.openmpi", "-np", str(len(self.names) * ranks_per_host), "--host", hosts,
                        "--bind-to", "none", "--oversubscribe",
                        "--mca", "plm_rsh_agent", str(remote), "--mca", "oob_tcp_if_include", "wire",
                        "--mca", "btl_tcp_if_include", "wire", "--mca", "pml", "ob1", "--mca", "btl", "self,vader,tcp",
-                       "--mca", "orte_keep_fqdn_hostnames", "1", str(program), *arguments]
+                       "--mca", "orte_keep_fqdn_hostnames", "1", *waiting, str(program), *arguments]
             mounted = ["unshare", "--mount", "sh", "-c", f'mount --bind {folder}/hosts /etc/hosts && exec "$@"', "sh"]
             process = subprocess.Popen(
                 [*mounted, *self.command_on(0, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -90,7 +94,8 @@ class Hosts:
 
 @contextlib.contextmanager
 def started(count, mbit):
-    """Makes the hosts, and removes them with every process in them."""
+    """Makes the hosts, and removes them with every process in them, also if this process gets SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     names = [f"cadre-bench-{os.getpid()}-{host}" for host in range(count)]
     switch = f"cadre-bench-{os.getpid()}-switch"
     limit = f"root tbf rate {mbit}mbit burst {BURST} latency 50ms"

@@ -464,5 +464,57 @@ INSTANTIATE_TEST_SUITE_P(All, MessageDisagreementTest,
                          ::testing::ValuesIn(on_all_engines({OpKind::kSend, OpKind::kRecv})),
                          name_of);
 
+// Two hosts of two ranks make different calls. A host whose ranks only send data goes on to its
+// next operation, where it waits inside the host; so the other host must learn of its call before.
+TEST(HostsDisagreementTest, HostsThatMakeDifferentCallsNameThemLongBeforeTheDeadline) {
+  struct Calls {
+    OpKind on_first_host;
+    Rank root;  // rank 1 and rank 3 are not the first of their hosts
+    OpKind on_second_host;
+    Rank other_root;
+  };
+  const std::vector<Calls> all = {
+      {OpKind::kGather, 1, OpKind::kAllReduce, 0},  {OpKind::kGather, 1, OpKind::kBroadcast, 2},
+      {OpKind::kGather, 1, OpKind::kGather, 3},     {OpKind::kReduce, 2, OpKind::kGather, 3},
+      {OpKind::kScatter, 3, OpKind::kAllGather, 0}, {OpKind::kAllToAll, 0, OpKind::kBarrier, 0}};
+  constexpr int kNumRanks = 4;
+  for (const Calls& calls : all) {
+    SCOPED_TRACE(format("{} and {}", calls.on_first_host, calls.on_second_host));
+    const auto result = testing::run_job(
+        {.world_size = kNumRanks}, [&](RankContext& context, const Membership& membership) {
+          const bool is_first = context.rank < 2;
+          testing::run_on_host(context, is_first ? 0 : 1, [&](RankContext& placed) {
+            CommunicatorOptions options;
+            options.timeout = kTimeout;
+            options.listen_host = "127.0.0.1";
+            const auto world = testing::connect(placed, membership, options);
+            const testing::CollectiveCall call{
+                .kind = is_first ? calls.on_first_host : calls.on_second_host,
+                .dtype = DType::kFloat32,
+                .count = 6,
+                .root = is_first ? calls.root : calls.other_root,
+                .reduction = ReduceOp::kSum,
+                .world_size = kNumRanks};
+            const std::vector<std::byte> in(call.num_input(placed.rank) * 4);
+            std::vector<std::byte> out(call.num_output(placed.rank) * 4);
+            world->barrier();
+            const TimePoint begin = placed.system.now();
+            placed.output = testing::failure_of([&] {
+              world->run(call.collective(placed.rank, in, out));
+              world->barrier();
+              world->barrier();
+            });
+            testing::require(placed.system.now() - begin < kLimit,
+                             "the errors come long before the deadline");
+            world->close(placed.system.deadline_in(seconds(5)));
+          });
+        });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    for (const auto& rank : result.ranks) {
+      EXPECT_THAT(rank.output, ::testing::HasSubstr("the ranks disagree: rank "));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cadre

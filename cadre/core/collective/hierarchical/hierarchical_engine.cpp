@@ -94,7 +94,7 @@ Status HierarchicalEngine::agree(const OpContext& op) {
   hosts_ = HostMap(host_of_rank);
   host_ = hosts_.host_of(rank_);
   index_ = hosts_.index_of(rank_);
-  if (is_lead()) net_.watch(watched_in(hosts_.column(0), host_));
+  if (is_lead() && hosts_.most_ranks() > 1) net_.watch(watched_in(hosts_.column(0), host_));
   has_agreed_ = true;
   return {};
 }
@@ -132,7 +132,9 @@ Status HierarchicalEngine::run(const OpContext& op, const Collective& c) {
 
 // Every byte of these operations crosses the network once without a hierarchy, too. The ranks of a
 // host first compare their operations: a rank of the host that is in another operation waits in the
-// host engine, where it reads no messages of the net engine.
+// host engine, where it reads no messages of the net engine. The leads tell each other their
+// operation (watch()), because a host whose ranks only send may be in its next operation before the
+// other hosts notice a difference.
 Status HierarchicalEngine::run_flat(const OpContext& op, const Collective& c) {
   if (local_ != nullptr) CADRE_RETURN_IF_ERROR(inside(op, Collective::barrier()));
   return net_.submit(op, {&c, 1}).status();
@@ -171,7 +173,7 @@ Status HierarchicalEngine::all_reduce(const OpContext& op, const Collective& c) 
     const Bytes own = out.subspan(slices.begin * size, slices.count * size);
     return inside(op, Collective::all_gather_v(own, out, c.dtype, slices.counts));
   };
-  return in_pieces(pieces_of(count, size, algorithm), before, cross, after);
+  return in_pieces(pieces_of(count, arithmetic.size(), algorithm), before, cross, after);
 }
 
 // The pieces, slices and algorithms are those of all_reduce, so the root gets the same bits.
@@ -215,7 +217,7 @@ Status HierarchicalEngine::reduce(const OpContext& op, const Collective& c) {
     if (local_ == nullptr) return Status();
     return inside(op, Collective::all_gather_v(own, out, c.dtype, slices.counts));
   };
-  return in_pieces(pieces_of(count, size, algorithm), before, cross, after);
+  return in_pieces(pieces_of(count, arithmetic.size(), algorithm), before, cross, after);
 }
 
 Status HierarchicalEngine::broadcast(const OpContext& op, const Collective& c) {

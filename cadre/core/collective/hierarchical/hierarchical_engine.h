@@ -9,13 +9,13 @@
 // learn on which hosts the ranks share memory. Ranks that share none count as hosts with one rank.
 //
 // Cost for n bytes and H hosts: each host sends and receives 2n(H-1)/H over the network in an
-// all_reduce, and every byte that it needs crosses once in the other operations. Large all_reduces
-// and reductions are divided among the ranks of a host, so each of them has a flow of its own. They
-// run in pieces: while one piece crosses the network, the ranks of a host work on its neighbours.
-// Numerics: the ranks of a host are added in rank order; the sums of the hosts are added in the
-// order in which the net engine adds as many ranks, with hosts numbered as in HostMap. float16 and
-// bfloat16 are added in float32, from the first rank to the last host, and rounded once.
-// all_reduce and reduce give the same bits.
+// all_reduce (3n(H-1)/H for sums of float16 and bfloat16), and every byte that it needs crosses
+// once in the other operations. Large all_reduces and reductions are divided among the ranks of a
+// host, so each of them has a flow of its own. They run in pieces: while one piece crosses the
+// network, the ranks of a host work on its neighbours. Numerics: the ranks of a host are added in
+// rank order; the sums of the hosts are added in the order in which the net engine adds as many
+// ranks, with hosts numbered as in HostMap. float16 and bfloat16 are added in float32, from the
+// first rank to the last host, and rounded once. all_reduce and reduce give the same bits.
 #pragma once
 
 #include <cstdint>

@@ -126,9 +126,10 @@ float large_sum(const Placement& placement, uint64_t index, DType dtype) {
 
 constexpr uint64_t kPieceBytes = 700;
 
+// The elements of every dtype are summed as float32.
 float pieced_sum(const Placement& placement, uint64_t index, DType dtype) {
   const uint64_t most =
-      kPieceBytes * static_cast<uint64_t>(fewest_ranks(placement)) / size_of(dtype);
+      kPieceBytes * static_cast<uint64_t>(fewest_ranks(placement)) / sizeof(float);
   return sum_of_pieces(placement, index, dtype, (kCount + most - 1) / most);
 }
 

@@ -64,7 +64,8 @@ host::Arena arena_of(const HostEngineSetup& setup) {
           ErrorCode::kCorruption,
           format("host engine: the block of rank {}, at offset {} of memory slot {}, is not in the "
                  "slice of that slot",
-                 rank, at.place.offset, at.slot));
+                 setup.group_ranks.empty() ? Rank(static_cast<int>(rank)) : setup.group_ranks[rank],
+                 at.place.offset, at.slot));
     }
     blocks.push_back(block);
   }

@@ -23,14 +23,15 @@ bool are_all_announced(const Peers& peers, const Wanted& wanted) {
 
 // Returns the address of a buffer of `rank` in this process. The place comes from a peer, so
 // resolve() checks it.
-Result<std::byte*> locate(SharedBuffers& shared, Rank rank, const SlotPlace& at, size_t num_bytes) {
+Result<std::byte*> locate(const Peers& peers, SharedBuffers& shared, Rank rank, const SlotPlace& at,
+                          size_t num_bytes) {
   std::byte* const bytes = shared.memory.resolve(at, num_bytes);
   if (bytes == nullptr) {
     return Error(
         ErrorCode::kCorruption,
         format("host engine: rank {} announced a buffer of {} bytes at offset {}, which is not "
                "in its slice of the host's memory",
-               rank, num_bytes, at.place.offset));
+               peers.group_rank(rank), num_bytes, at.place.offset));
   }
   const auto* const revocation = &shared.memory.revocation_of(at.slot, at.place.piece);
   // The input and the output of a rank are often in one piece, which check() has to test only once.
@@ -82,14 +83,15 @@ Result<std::optional<SharedBuffers>> share_buffers(const Peers& peers, const Hos
     std::byte* in = nullptr;
     if (wanted.sharing != Sharing::kRootInput || is_root) {
       const size_t size = wanted.in_bytes[wanted.in_bytes.size() == 1 ? 0 : index];
-      const auto located = locate(shared, rank, {slots[index], theirs.in}, size);
+      const auto located = locate(peers, shared, rank, {slots[index], theirs.in}, size);
       if (!located.ok()) return located.error();
       in = *located;
     }
     shared.ins.push_back(in);
     if (wanted.sharing == Sharing::kInputsAndOutputs ||
         (wanted.sharing == Sharing::kInputsAndRootOutput && is_root)) {
-      const auto located = locate(shared, rank, {slots[index], theirs.out}, wanted.out_bytes);
+      const auto located =
+          locate(peers, shared, rank, {slots[index], theirs.out}, wanted.out_bytes);
       if (!located.ok()) return located.error();
       shared.outs.push_back(*located);
     }

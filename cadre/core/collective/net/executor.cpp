@@ -206,12 +206,16 @@ void Executor::begin(const OpContext& op, Algorithm algorithm) {
 }
 
 void Executor::watch(std::span<const Rank> ranks) {
+  told_.insert(told_.end(), ranks.begin(), ranks.end());
   for (const Rank rank : ranks) {
     if (std::ranges::find(watched_, rank) == watched_.end()) watched_.push_back(rank);
   }
 }
 
 Status Executor::run(const OpContext& op, const ScheduleRun& run) {
+  if (run.watched == nullptr && run.begin == 0) {
+    for (const Rank peer : told_) link(peer).announce(header_);
+  }
   for (size_t i = run.begin; i < run.end; ++i) {
     op.progress.set_phase(phase_of(run, i));
     CADRE_RETURN_IF_ERROR(run_step(op, run, run.schedule.steps[i]));

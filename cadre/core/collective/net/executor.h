@@ -60,7 +60,8 @@ class Executor {
   // first of them.
   void begin(const OpContext& op, Algorithm algorithm);
   Status run(const OpContext& op, const ScheduleRun& run);
-  // Adds ranks to those that every run watches which names none.
+  // Adds ranks to those that every run watches which names none. Such a run also announces its
+  // operation to them at once: this rank may complete it without waiting.
   void watch(std::span<const Rank> ranks);
 
  private:
@@ -80,6 +81,7 @@ class Executor {
   // links_[r] is the link to rank r, which is made when it is needed.
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<Rank> watched_;  // see ScheduleRun::watched
+  std::vector<Rank> told_;     // those that watch() has added
   CallHistory history_;
   OperationHeader header_;  // the header of the current operation
   std::unique_ptr<std::byte[]> staging_;
