@@ -138,7 +138,7 @@ void Agent::workers_ended(TimePoint now, Outcome outcome, std::string_view reaso
   outcome_reason_ = reason;
   if (role_ == Role::kCoordinating) {
     const bool is_present = worker_round_ == table_.round && table_.phase == Phase::kRunning;
-    if (is_present && outcome_ == Outcome::kFailed) worker_failed(options_.self.id, reason);
+    if (is_present && is_failure(outcome_)) worker_failed(options_.self.id, outcome_, reason);
   } else if (table_.phase == Phase::kFailed) {
     end(1, table_.reason);
   } else if (role_ == Role::kFollowing) {

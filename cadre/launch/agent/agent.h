@@ -162,7 +162,7 @@ class Agent {
   void give_up(AgentId id, bool is_dead, std::string_view why);
   void forget_dead_hosts();
   void remove_vote(AgentId id);
-  void worker_failed(AgentId id, std::string_view reason);
+  void worker_failed(AgentId id, Outcome outcome, std::string_view reason);
   void drain(std::string_view why);
   void fence();
   void gather();

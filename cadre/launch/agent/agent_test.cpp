@@ -312,6 +312,30 @@ TEST(Agent, ARoundNeedsAMajorityOfTheLastRoundAndOfThoseProposedSince) {
   }
 }
 
+// A failure that a restart would only repeat ends the job, wherever it happens: on a host that
+// follows, on one that joins a running round again, or on that of the coordinator.
+TEST(Agent, AFailureForGoodEndsTheJobWithoutARestart) {
+  for (const Outcome outcome : {Outcome::kFailed, Outcome::kFailedForGood}) {
+    const Phase expected = outcome == Outcome::kFailed ? Phase::kDraining : Phase::kFailed;
+    Coordinator reported{Agent(options_of(1, 2, 2), 1)};
+    reported.start_round({2});
+    reported.report(at(1000), 2, outcome);
+    EXPECT_EQ(reported.phase(), expected);
+    EXPECT_EQ(reported.agent.table().restarts_used, outcome == Outcome::kFailed ? 1U : 0U);
+    Coordinator joined{Agent(options_of(1, 2, 2), 1)};
+    joined.start_round({2});
+    Message join = message_with(MessageKind::kJoin, 2, joined.agent.table());
+    join.round = joined.agent.table().round;
+    join.outcome = outcome;
+    joined.agent.received(at(1000), Coordinator::connection_of(2), join);
+    EXPECT_EQ(joined.phase(), expected);
+    Coordinator own{Agent(options_of(1, 2, 2), 1)};
+    own.start_round({2});
+    own.agent.workers_ended(at(1000), outcome, "");
+    EXPECT_EQ(own.phase(), expected);
+  }
+}
+
 TEST(Agent, ANewCoordinatorDoesNotForgetTheUsedRestarts) {
   Coordinator coordinator{Agent(options_of(1, 2, 3), 1)};
   coordinator.agent.start(at(0));

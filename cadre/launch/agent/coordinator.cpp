@@ -145,8 +145,8 @@ void Agent::join(ConnectionId connection, const Message& message) {
   Message answer = table_message();
   answer.time = message.time;
   send(connection, std::move(answer));
-  if (is_running && is_in && follower.outcome == Outcome::kFailed) {
-    worker_failed(id, message.reason);
+  if (is_running && is_in && is_failure(follower.outcome)) {
+    worker_failed(id, follower.outcome, message.reason);
   } else if (is_running && is_in && follower.outcome == Outcome::kStopped) {
     drain(cadre::format("host {} had to kill its workers", message.host.name));
   }
@@ -215,7 +215,9 @@ void Agent::hear(Follower& follower, AgentId id, const Message& message) {
       follower.has_workers = message.has_workers;
       if (!is_present) break;
       follower.outcome = message.outcome;
-      if (is_running && message.outcome == Outcome::kFailed) worker_failed(id, message.reason);
+      if (is_running && is_failure(message.outcome)) {
+        worker_failed(id, message.outcome, message.reason);
+      }
       if (is_running && message.outcome == Outcome::kStopped && !follower.is_leaving) {
         drain(cadre::format("host {} had to kill its workers", host == nullptr ? "?" : host->name));
       }
@@ -271,11 +273,12 @@ void Agent::remove_vote(AgentId id) {
   for (auto& quorum : table_.quorums) std::erase(quorum, id);
 }
 
-void Agent::worker_failed(AgentId id, std::string_view reason) {
+void Agent::worker_failed(AgentId id, Outcome outcome, std::string_view reason) {
   const Host* host = table_.find(id);
   const std::string text =
       cadre::format("a worker of host {} failed in round {}: {}",
                     host == nullptr ? "unknown" : host->name, table_.round, reason);
+  if (outcome == Outcome::kFailedForGood) return fail_job(text);
   if (table_.restarts_used >= options_.max_restarts) {
     return fail_job(cadre::format("{}; {} of {} restarts were used", text, table_.restarts_used,
                                   options_.max_restarts));

@@ -15,8 +15,17 @@
 namespace cadre::launch {
 
 // What became of an agent's workers of one round.
-enum class Outcome : uint8_t { kNone, kSucceeded, kFailed, kStopped };
-inline constexpr uint8_t kNumOutcomes = 4;
+enum class Outcome : uint8_t {
+  kNone,
+  kSucceeded,
+  kFailed,
+  kStopped,
+  kFailedForGood,  // a restart would only repeat the failure, for example a wrong configuration
+};
+inline constexpr uint8_t kNumOutcomes = 5;
+inline bool is_failure(Outcome outcome) {
+  return outcome == Outcome::kFailed || outcome == Outcome::kFailedForGood;
+}
 
 enum class MessageKind : uint8_t {
   kJoin,       // agent to coordinator: host, table, and the state of the agent's workers

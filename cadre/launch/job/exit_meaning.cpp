@@ -2,6 +2,8 @@
 
 #include <signal.h>
 
+#include <algorithm>
+
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/proc/signals.h"
 
@@ -21,6 +23,11 @@ std::string killed_meaning(uint64_t num_oom_kills) {
 }
 
 }  // namespace
+
+bool exited_with_one_of(std::span<const int> codes, const os::ExitStatus& status) {
+  return status.is_known && status.signal == 0 &&
+         std::ranges::find(codes, status.code) != codes.end();
+}
 
 std::string exit_name(const os::ExitStatus& status) {
   if (!status.is_known) return "an unknown exit code";

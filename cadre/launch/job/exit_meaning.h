@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "cadre/core/os/proc/exit_status.h"
@@ -17,6 +18,9 @@ inline constexpr int kReportedFailureExitCode = 3;
 // The exit code of the trainer in `cadre verify` if a strategy's results deviate from those of one
 // process.
 inline constexpr int kReportedDeviationExitCode = 4;
+
+// Returns whether a process exited, not by a signal, with one of these codes.
+bool exited_with_one_of(std::span<const int> codes, const os::ExitStatus& status);
 
 // Returns "exit code 3" or "signal 11 (SIGSEGV)".
 std::string exit_name(const os::ExitStatus& status);

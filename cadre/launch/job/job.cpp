@@ -20,6 +20,7 @@
 #include "cadre/core/os/proc/machine.h"
 #include "cadre/core/os/proc/signals.h"
 #include "cadre/launch/job/error_file.h"
+#include "cadre/launch/job/exit_meaning.h"
 #include "cadre/launch/job/job_run.h"
 #include "cadre/launch/job/output/line_prefix.h"
 #include "cadre/launch/job/preemption_report.h"
@@ -49,12 +50,6 @@ std::string random_hex(os::System& system, size_t num_bytes) {
   std::string text;
   for (const std::byte byte : bytes) text += cadre::format("{:02x}", std::to_integer<int>(byte));
   return text;
-}
-
-// Returns whether the worker exited, not by a signal, with one of these codes.
-bool is_among(std::span<const int> codes, const os::ExitStatus& status) {
-  return status.is_known && status.signal == 0 &&
-         std::ranges::find(codes, status.code) != codes.end();
 }
 
 }  // namespace
@@ -375,7 +370,8 @@ void JobRun::accept_template() {
 bool JobRun::will_restart() {
   const auto failure = attempt_->group().first_failure();
   return failure && restarts_.has_restart_left() && stop_signal_ == 0 && !guardian_is_gone_ &&
-         attempt_->unkillable().empty() && !is_among(spec_.final_exit_codes, failure->status);
+         attempt_->unkillable().empty() &&
+         !exited_with_one_of(spec_.final_exit_codes, failure->status);
 }
 
 // Returns false if a signal or the guardian's end calls the restart off.
@@ -553,7 +549,7 @@ std::optional<CrashReport> JobRun::crash_of(const WorkerExit& failure) {
 // Prints the report of the failure. Waits before it until standard output is written or `drained`
 // has passed.
 void JobRun::report(const WorkerExit& failure, Deadline drained) {
-  if (is_among(spec_.reported_exit_codes, failure.status)) return;
+  if (exited_with_one_of(spec_.reported_exit_codes, failure.status)) return;
   // The terminal may show an unfinished progress line of rank 0.
   if (output_.is_terminal() && !output_.is_at_line_start()) output_.append("\n");
   output_.drain(system_, drained);

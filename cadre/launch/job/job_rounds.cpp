@@ -82,7 +82,8 @@ void JobRun::report_round() {
   last_failure_ = attempt_->group().first_failure();
   if (last_failure_) {
     report(*last_failure_, Deadline(system_.now()));
-    return end_round(Outcome::kFailed,
+    const bool is_final = exited_with_one_of(spec_.final_exit_codes, last_failure_->status);
+    return end_round(is_final ? Outcome::kFailedForGood : Outcome::kFailed,
                      cadre::format("rank {} (pid {}) ended with {}", last_failure_->rank,
                                    last_failure_->pid, exit_name(last_failure_->status)));
   }

@@ -15,6 +15,7 @@ namespace cadre::cli {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class TrainCommand : public TrainerTree {
  protected:
@@ -52,6 +53,15 @@ TEST_F(TrainCommand, TrainsOnTwoHosts) {
   const std::string words = ": " + config_ + " run.steps=3\n";
   EXPECT_THAT(second.output, HasSubstr("[0] [1] 1 of 3, local 0 of 2" + words));
   EXPECT_THAT(second.output, HasSubstr("[0] [2] 2 of 3, local 1 of 2" + words));
+}
+
+TEST_F(TrainCommand, AWrongConfigurationEndsTheJobOfTwoHostsWithoutARestart) {
+  make_trainer("[ $RANK = 2 ] && exit 2; exec sleep 1000");
+  const auto [first, second] = train_on_two_hosts();
+  EXPECT_EQ(first.exit_code, 1);
+  EXPECT_EQ(second.exit_code, 2);
+  EXPECT_THAT(first.error, HasSubstr("ended with exit code 2"));
+  EXPECT_THAT(first.error, Not(HasSubstr("round 2 starts")));
 }
 
 TEST_F(TrainCommand, TheOptionsOfRunReachTheJob) {
