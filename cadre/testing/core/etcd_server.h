@@ -1,4 +1,5 @@
-// Runs a real etcd for tests, on loopback, with its data in a folder of its own.
+// Runs a real etcd for tests, on loopback or another address of this host, with its data in a
+// folder of its own.
 //
 // Threads: one owner. Blocking: start() until the server answers, at most kPatience. Lifetime: the
 // destructor kills the server.
@@ -40,12 +41,12 @@ class EtcdServer {
     std::string private_key;
   };
 
-  explicit EtcdServer(std::optional<Tls> tls = std::nullopt)
-      : port_(free_port()), peer_port_(free_port()), tls_(std::move(tls)) {
+  explicit EtcdServer(std::optional<Tls> tls = std::nullopt, std::string host = "127.0.0.1")
+      : host_(std::move(host)), port_(free_port()), peer_port_(free_port()), tls_(std::move(tls)) {
     start();
   }
 
-  std::string address() const { return format("127.0.0.1:{}", port_); }
+  std::string address() const { return format("{}:{}", host_, port_); }
   std::string peer_address() const { return format("127.0.0.1:{}", peer_port_); }
   // Stops all threads of the server by SIGSTOP.
   void freeze() {
@@ -74,7 +75,7 @@ class EtcdServer {
                     .environment = environment.to_texts()})
                    .value_or_throw();
     const Deadline deadline = system_->deadline_in(kPatience);
-    while (!system_->connect({os::Address::Kind::kTcp, "127.0.0.1", port_}, deadline).ok()) {
+    while (!system_->connect({os::Address::Kind::kTcp, host_, port_}, deadline).ok()) {
       if (deadline.has_passed(system_->now()))
         throw Error(ErrorCode::kTimeout, "etcd is not ready");
       pause();
@@ -87,7 +88,7 @@ class EtcdServer {
     system_->make_waiter()->park(system_->deadline_in(std::chrono::milliseconds(20)));
   }
   uint16_t free_port() {
-    const auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0});
+    const auto listener = system_->listen({os::Address::Kind::kTcp, host_, 0});
     return listener.ok() ? (*listener)->address().port : uint16_t{0};
   }
 
@@ -99,6 +100,7 @@ class EtcdServer {
                                     : std::filesystem::temp_directory_path(),
                                 "cadre-test-")
           .value_or_throw();
+  const std::string host_;
   const uint16_t port_;
   const uint16_t peer_port_;
   const std::optional<Tls> tls_;
