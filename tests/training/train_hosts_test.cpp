@@ -42,7 +42,7 @@ using testing::require;
 
 constexpr Duration kLimit = std::chrono::seconds(120);
 constexpr int kNumHosts = 3;
-constexpr int kNumSteps = 600;
+constexpr int kStepsOfRun = 600;
 constexpr int kStepOfEvent = 25;
 // A host is lost after a silence of 4 s. The job stops its workers 1 s after a host has joined.
 constexpr const char* kTimes =
@@ -52,7 +52,7 @@ constexpr double kNormBound = 1e-4;
 
 enum class Event : uint8_t { kKilled, kFrozen, kCutOff, kAdded };
 
-struct Case {
+struct Disturbance {
   std::string run;  // the name of the run, and of the case
   Event event = Event::kKilled;
   int host = 0;  // the host with which it happens; host 0 coordinates the job
@@ -87,7 +87,7 @@ class TrainHostsFailureTest : public ::testing::Test {
         << "[model]\nkind = \"gpt\"\nlayers = 1\nheads = 2\nwidth = 16\ncontext = 16\n"
         << "[data]\npath = \"" << folder_.file("text") << "\"\n"
         << "[run]\nfolder = \"" << folder_.path().string()
-        << "\"\nresume = \"auto\"\nsteps = " << kNumSteps
+        << "\"\nresume = \"auto\"\nsteps = " << kStepsOfRun
         << "\nglobal_batch_size = 11\nevaluate_tokens = 500\n[sample]\ntokens = 0\n";
     const CommandResult whole = cli::run_cadre(
         {"train", folder_.file("config.toml"), "run.name=whole", "--nproc-per-node", "2"});
@@ -106,7 +106,7 @@ class TrainHostsFailureTest : public ::testing::Test {
   }
 
   // Trains on the hosts of the case. Returns what each agent wrote, after "exit CODE".
-  std::vector<std::string> train(const Case& one) const {
+  std::vector<std::string> train(const Disturbance& one) const {
     Namespaces network(kNumHosts);
     connect_all(network);
     const auto result = testing::run_ranks_as_processes(kNumHosts,
@@ -164,7 +164,7 @@ class TrainHostsFailureTest : public ::testing::Test {
   }
 
   // Runs the agent of this host to its end.
-  std::string train_on(int host, Namespaces& network, const Case& one) const {
+  std::string train_on(int host, Namespaces& network, const Disturbance& one) const {
     std::optional<EtcdServer> etcd;
     const std::string endpoint = one.has_etcd ? etcd_address(host, etcd) : "10.77.0.1:29400";
     const bool is_spare = host == 2 && one.num_hosts == "2";
@@ -201,7 +201,7 @@ class TrainHostsFailureTest : public ::testing::Test {
       const auto has_spare = [&] { return fs::exists(spare_is_there); };
       if (one.num_hosts == "2") wait_until(has_spare, "the spare host does not come");
       strike(one, network, agent);
-      wait_for_step(one.run, kNumSteps);
+      wait_for_step(one.run, kStepsOfRun);
       for (const int pid : agent.marked_processes()) ::kill(pid, SIGKILL);
     }
     const CommandResult ended = agent.wait();
@@ -209,7 +209,7 @@ class TrainHostsFailureTest : public ::testing::Test {
     return format("exit {}\n{}{}", ended.exit_code, ended.output, ended.error);
   }
 
-  static void strike(const Case& one, Namespaces& network, const CadreCommand& agent) {
+  static void strike(const Disturbance& one, Namespaces& network, const CadreCommand& agent) {
     if (one.event == Event::kCutOff) {
       for (int other = 0; other < kNumHosts; ++other) {
         if (other != one.host) network.ip(one.host, format("link set to{} down", other));
@@ -232,7 +232,7 @@ std::string joined(const std::vector<std::string>& outputs) {
 }
 
 // Expects that all hosts but that of the event have trained to the end.
-void expect_success(const Case& one, const std::vector<std::string>& outputs) {
+void expect_success(const Disturbance& one, const std::vector<std::string>& outputs) {
   for (int host = 0; host < kNumHosts; ++host) {
     const bool is_lost = host == one.host && one.event != Event::kAdded;
     if (is_lost) continue;
@@ -248,12 +248,12 @@ int resumed_step(const std::string& outputs, const fs::path& folder) {
 }
 
 TEST_F(TrainHostsFailureTest, ASpareHostTakesThePlaceOfALostOneAndNoBitChanges) {
-  std::vector<Case> cases{
+  std::vector<Disturbance> cases{
       {.run = "killed", .host = 1},
       {.run = "killed-in-place", .host = 1, .recovery = "in_place"},
       {.run = "coordinator-killed-in-place", .host = 0, .recovery = "in_place"},
       {.run = "coordinator-killed", .host = 0, .has_etcd = EtcdServer::obstacle().empty()}};
-  for (Case& one : cases) {
+  for (Disturbance& one : cases) {
     one.num_hosts = "2";
     SCOPED_TRACE(one.run);
     const std::vector<std::string> outputs = train(one);
@@ -277,12 +277,12 @@ TEST_F(TrainHostsFailureTest, ASpareHostTakesThePlaceOfALostOneAndNoBitChanges) 
 }
 
 TEST_F(TrainHostsFailureTest, AnotherNumberOfHostsChangesLossesByRoundingOnly) {
-  const std::vector<Case> cases{
+  const std::vector<Disturbance> cases{
       {.run = "frozen", .event = Event::kFrozen, .host = 2},
       {.run = "cut-off", .event = Event::kCutOff, .host = 2},
       {.run = "added", .event = Event::kAdded, .host = 2},
       {.run = "added-in-place", .event = Event::kAdded, .host = 2, .recovery = "in_place"}};
-  for (const Case& one : cases) {
+  for (const Disturbance& one : cases) {
     SCOPED_TRACE(one.run);
     const std::vector<std::string> outputs = train(one);
     expect_success(one, outputs);
