@@ -80,8 +80,9 @@ class TrainHostsFailureTest : public ::testing::Test {
   void SetUp() override {
     const std::string obstacle = Namespaces::obstacle();
     if (!obstacle.empty()) GTEST_SKIP() << obstacle;
-    std::ofstream text(folder_.file("text"));
-    for (int i = 0; i < 700; ++i) text << "line " << i * i % 97 << " of a text to learn\n";
+    std::string text;
+    for (int i = 0; i < 700; ++i) text += format("line {} of a text to learn\n", i * i % 97);
+    std::ofstream(folder_.file("text")) << text;
     // The batch size is odd, so the ranks have shares of different sizes, which are weighted.
     std::ofstream(folder_.file("config.toml"))
         << "[model]\nkind = \"gpt\"\nlayers = 1\nheads = 2\nwidth = 16\ncontext = 16\n"
