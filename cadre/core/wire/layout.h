@@ -36,7 +36,7 @@ std::string encode_ticket(const Ticket& ticket);
 Result<Ticket> decode_ticket(std::string_view text);
 
 struct LayoutMessage {
-  std::vector<RankAddress> rank_addresses;  // in rank order
+  std::vector<RankAddress> rank_addresses;  // the addresses in rank order
   std::string settings;                     // the text that rank 0 gives to all ranks
 
   friend bool operator==(const LayoutMessage&, const LayoutMessage&) = default;
