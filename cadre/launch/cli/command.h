@@ -33,8 +33,6 @@ int run_command(Words words, const os::Inherited& inherited);
 // Does the same under the name of torchrun: PROGRAM is a Python script unless --no-python is given,
 // and lines have no prefix, or torchrun's with --tee.
 int torchrun_command(Words words, const os::Inherited& inherited);
-// Does the same for a program of Cadre: messages begin with `command`, and lines have no prefix.
-int run_program(std::string_view command, Words words, const os::Inherited& inherited);
 int train_command(Words words, const os::Inherited& inherited);
 int verify_command(Words words, const os::Inherited& inherited);
 int doctor_command(Words words, const os::Inherited& inherited);

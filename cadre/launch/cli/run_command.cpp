@@ -76,8 +76,4 @@ int torchrun_command(Words words, const os::Inherited& inherited) {
   return run(kTorchrunName, words, inherited, follow_torchrun);
 }
 
-int run_program(std::string_view command, Words words, const os::Inherited& inherited) {
-  return run(command, words, inherited, [](RunOptions& options) { options.default_prefix = ""; });
-}
-
 }  // namespace cadre::cli

@@ -1,16 +1,18 @@
 // `cadre tune`: starts a job whose ranks measure the algorithms of collectives and write a tuning
 // file.
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/os/proc/environment.h"
 #include "cadre/core/os/proc/executable.h"
 #include "cadre/launch/cli/command.h"
+#include "cadre/launch/cli/launch_job.h"
 #include "cadre/launch/cli/run_options.h"
 #include "cadre/launch/cli/tune/tune_options.h"
+#include "cadre/launch/job/dry_run.h"
 
 namespace cadre::cli {
 namespace {
@@ -47,36 +49,49 @@ With all ranks on one host it measures TCP on this host, for groups with the tra
 The exit code is 0 if the file was written, 2 for an invalid command line, else that of cadre run.
 )";
 
-// Returns an error unless the words are options of `cadre run` that apply to any program.
-Status check_words(const std::vector<std::string>& words, const std::string& executable) {
-  const auto options = parse_run_options(words, os::read_environment());
-  if (!options.ok()) return options.error();
-  const std::string& program = options->program.front();
-  if (program != executable) {
-    return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("\"{}\" is no option; cadre tune starts no other program", program));
+// Returns the words after which the program `cadre` runs a rank with the options of `cadre tune`.
+std::vector<std::string> words_of_rank(const ParsedWords& given) {
+  std::vector<std::string> words = {std::string(kTuneWorker)};
+  for (const GivenOption& option : given.options) {
+    if (std::ranges::find(kTuneOptions, option.name, &OptionSpec::name) != kTuneOptions.end()) {
+      words.push_back(cadre::format("{}={}", option.name, option.value));
+    }
   }
-  if (!options->is_module && !options->is_python) return {};
-  return Error(ErrorCode::kInvalidArgument,
-               "--module and --run-path say how a program is run; leave them out");
+  return words;
+}
+
+// Sets the options of the job, and its program: this one, as a rank.
+Status configure(RunOptions options, launch::JobSpec& job) {
+  if (!options.program.empty()) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("\"{}\" is no option; cadre tune starts no other program",
+                               options.program.front()));
+  }
+  CADRE_RETURN_IF_ERROR(parse_tune_options(options.given));
+  auto executable = os::own_executable();
+  if (!executable.ok()) return executable.error();
+  job.executable = *std::move(executable);
+  job.arguments = words_of_rank(options.given);
+  job.arguments.insert(job.arguments.begin(), job.executable);
+  options.default_prefix = "";
+  return configure_job(kTuneCommand, options, job);
 }
 
 }  // namespace
 
 int tune_command(Words words, const os::Inherited& inherited) {
-  TuneWords divided = divide_words(words);
-  const auto options = parse_tune_options(divided.own);
+  launch::JobSpec job = make_job(inherited);
+  const auto options = parse_run_options(
+      words, job.environment,
+      {.name = kTuneCommand, .own_options = kTuneOptions, .takes_program = false});
   if (!options.ok()) return fail(kTuneCommand, options.error().message(), kUsageExitCode);
   if (options->wants_help) return print(kTuneHelp);
-  const auto executable = os::own_executable();
-  if (!executable.ok()) return fail(kTuneCommand, executable.error().message(), 1);
-  std::vector<std::string> job = std::move(divided.of_run);
-  job.insert(job.end(), {"--", *executable, std::string(kTuneWorker)});
-  job.insert(job.end(), divided.own.begin(), divided.own.end());
-  if (const Status checked = check_words(job, *executable); !checked.ok()) {
-    return fail(kTuneCommand, checked.error().message(), kUsageExitCode);
+  for (const std::string& warning : options->warnings) fail(kTuneCommand, warning, 0);
+  if (const Status configured = configure(*options, job); !configured.ok()) {
+    return fail(kTuneCommand, configured.error().message(), kUsageExitCode);
   }
-  return run_program(kTuneCommand, job, inherited);
+  if (options->is_dry_run) return print(launch::dry_run_text(job));
+  return launch_job(kTuneCommand, std::move(job));
 }
 
 }  // namespace cadre::cli

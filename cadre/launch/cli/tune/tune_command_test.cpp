@@ -84,7 +84,8 @@ TEST(TuneCommand, RefusesInvalidCommandLines) {
         Case{{"--repetitions", "0"}, "--repetitions 0: expected a number from 1 to 10000"},
         Case{{"--output", ""}, "expected the name of a file"}, Case{{"--nproc", "0"}, "--nproc"},
         Case{{"./train"}, "\"./train\" is no option"},
-        Case{{"-m", "--nproc-per-node", "2"}, "--module and --run-path"},
+        Case{{"-m", "--nproc-per-node", "2"}, "unknown option -m"},
+        Case{{"--run-path", "--nproc-per-node", "2"}, "unknown option --run-path"},
         Case{{"--sizs", "1K"}, "--sizs"},
         Case{{"--nproc-per-node", "1"}, "one rank has nothing to measure", 1},
         Case{{"--nproc-per-node", "2", "--output", folder.file("none/file")},
@@ -105,23 +106,27 @@ TEST(TuneCommand, HasAHelp) {
   EXPECT_THAT(result.output, AllOf(HasSubstr("--sizes SIZES"), HasSubstr("CADRE_TUNING_FILE")));
 }
 
-TEST(TuneOptionsWords, AreDividedBetweenTuneAndRun) {
-  const std::vector<std::string> words = {"--nnodes",   "2",       "--output", "a b",
-                                          "--sizes=1K", "--token", "FILE",     "--repetitions",
-                                          "--help"};
-  const TuneWords divided = divide_words(words);
-  EXPECT_THAT(divided.own, ElementsAre("--output", "a b", "--sizes=1K", "--repetitions", "--help"));
-  EXPECT_THAT(divided.of_run, ElementsAre("--nnodes", "2", "--token", "FILE"));
+// The options of both commands may be mixed, spelled with underscores, and abbreviated.
+TEST(TuneCommand, GivesItsOwnOptionsToTheRanksAndTheOthersToTheJob) {
+  const auto result = run_cadre({"tune", "--nproc_per_node", "2", "--output", "a b", "--sizes=1K",
+                                 "--dry-run", "--rep", "4", "--max-restarts", "1"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.output, HasSubstr("tune-worker '--output=a b' --sizes=1K --repetitions=4\n"));
+  EXPECT_THAT(result.output, HasSubstr("RANK=1"));
 }
 
 TEST(TuneOptionsWords, DefaultSizesArePowersOfTwo) {
-  const TuneOptions options = parse_tune_options({}).value_or_throw();
+  const auto parse = [](const std::vector<std::string>& words) {
+    return parse_tune_options(
+               parse_words("cadre tune", kTuneOptions, OtherWords::kAmongOptions, words)
+                   .value_or_throw())
+        .value_or_throw();
+  };
+  const TuneOptions options = parse({});
   EXPECT_EQ(options.measured.sizes.size(), 15U);
   EXPECT_EQ(options.measured.sizes.front(), 1024U);
   EXPECT_EQ(options.measured.sizes.back(), uint64_t{16} << 20);
-  const std::vector<std::string> sizes = {"--sizes", "1025,2K,1M"};
-  EXPECT_THAT(parse_tune_options(sizes).value_or_throw().measured.sizes,
-              ElementsAre(1025, 2048, 1 << 20));
+  EXPECT_THAT(parse({"--sizes", "1025,2K,1M"}).measured.sizes, ElementsAre(1025, 2048, 1 << 20));
 }
 
 }  // namespace

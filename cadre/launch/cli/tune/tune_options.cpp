@@ -1,20 +1,15 @@
 #include "cadre/launch/cli/tune/tune_options.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstdint>
 #include <optional>
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/launch/cli/option_words.h"
 
 namespace cadre::cli {
 namespace {
-
-constexpr std::array kTuneOptions{OptionSpec{"--output", "FILE"}, OptionSpec{"--sizes", "SIZES"},
-                                  OptionSpec{"--repetitions", "N"}, OptionSpec{"--help", "", 'h'}};
 
 // Groups of up to 8,192 ranks have a choice from this size on: a tuning file with the size 1
 // chooses the second algorithm from 1 x ring_factor() bytes.
@@ -63,46 +58,20 @@ std::vector<uint64_t> default_sizes() {
   return sizes;
 }
 
-// Returns the option that the word names, alone or with "=VALUE"; null for another word.
-const OptionSpec* own_option(std::string_view word) {
-  if (word == "-h") return &kTuneOptions.back();
-  const auto found =
-      std::ranges::find(kTuneOptions, word.substr(0, word.find('=')), &OptionSpec::name);
-  return found == kTuneOptions.end() ? nullptr : &*found;
-}
-
 }  // namespace
 
-TuneWords divide_words(Words words) {
-  TuneWords divided;
-  for (size_t i = 0; i < words.size(); ++i) {
-    const OptionSpec* const own = own_option(words[i]);
-    if (own == nullptr) {
-      divided.of_run.push_back(words[i]);
-      continue;
-    }
-    divided.own.push_back(words[i]);
-    const bool has_value = own->value.empty() || words[i].find('=') != std::string::npos;
-    if (!has_value && i + 1 < words.size()) divided.own.push_back(words[++i]);
-  }
-  return divided;
-}
-
-Result<TuneOptions> parse_tune_options(Words own) {
-  const auto parsed = parse_words(kTuneCommand, kTuneOptions, OtherWords::kAmongOptions, own);
-  if (!parsed.ok()) return parsed.error();
-  TuneOptions options{.wants_help = parsed->find("--help") != nullptr,
-                      .measured = {.sizes = default_sizes()}};
-  if (const GivenOption* given = parsed->find("--output")) {
+Result<TuneOptions> parse_tune_options(const ParsedWords& parsed) {
+  TuneOptions options{.measured = {.sizes = default_sizes()}};
+  if (const GivenOption* given = parsed.find("--output")) {
     if (given->value.empty()) return invalid(*given, "expected the name of a file");
     options.output = given->value;
   }
-  if (const GivenOption* given = parsed->find("--sizes")) {
+  if (const GivenOption* given = parsed.find("--sizes")) {
     auto sizes = parse_sizes(*given);
     if (!sizes.ok()) return sizes.error();
     options.measured.sizes = *std::move(sizes);
   }
-  if (const GivenOption* given = parsed->find("--repetitions")) {
+  if (const GivenOption* given = parsed.find("--repetitions")) {
     const auto number = parse_integer(given->value);
     if (!number || *number < 1 || *number > kMaxRepetitions) {
       return invalid(*given, cadre::format("expected a number from 1 to {}", kMaxRepetitions));

@@ -109,7 +109,9 @@ class TuneRank {
 }  // namespace
 
 int tune_worker_command(Words words) {
-  auto options = parse_tune_options(words);
+  const auto parsed = parse_words(kTuneCommand, kTuneOptions, OtherWords::kAmongOptions, words);
+  if (!parsed.ok()) return fail(kTuneCommand, parsed.error().message(), kUsageExitCode);
+  auto options = parse_tune_options(*parsed);
   if (!options.ok()) return fail(kTuneCommand, options.error().message(), kUsageExitCode);
   try {
     return TuneRank(*std::move(options)).run();
