@@ -90,7 +90,8 @@ CommunicatorOptions with_quiet_log(CommunicatorOptions options) {
 // Warns on rank 0 if the group has a tuning file that was measured elsewhere.
 void check_tuning(const Communicator& group) {
   const CommunicatorOptions& options = group.options();
-  if (group.rank() != 0 || group.world_size() == 1 || options.log == nullptr) return;
+  if (options.tuning.empty() || group.rank() != 0 || group.world_size() == 1) return;
+  if (options.log == nullptr) return;
   const std::string mismatch = tuning_mismatch(options.tuning, group.backend_name(), group.hosts());
   if (mismatch.empty()) return;
   options.log->write(LogLevel::kWarning, "comm", format("group={} {}", group.name(), mismatch));
