@@ -516,5 +516,36 @@ TEST(HostsDisagreementTest, HostsThatMakeDifferentCallsNameThemLongBeforeTheDead
   }
 }
 
+// Ranks of which one has another engine do not blame each other for calls that no rank has made.
+TEST(HostsDisagreementTest, ADifferentTransportIsNamedLongBeforeTheDeadline) {
+  const auto result =
+      testing::run_job({.world_size = 4}, [](RankContext& context, const Membership& membership) {
+        testing::run_on_host(context, context.rank / 2, [&](RankContext& placed) {
+          CommunicatorOptions options;
+          options.timeout = kTimeout;
+          options.listen_host = "127.0.0.1";
+          if (placed.rank == 3) options.transport = TransportChoice::kTcp;
+          const TimePoint begin = placed.system.now();
+          std::unique_ptr<Communicator> world;
+          // Rank 2 may still connect: it expects memory of rank 3, which prepares none.
+          placed.output = testing::failure_of([&] {
+            world = testing::connect(placed, membership, options);
+            std::vector<std::byte> data(4);
+            world->all_reduce(data, data, DType::kFloat32, ReduceOp::kSum);
+            world->barrier();
+          });
+          testing::require(placed.system.now() - begin < kLimit,
+                           "the errors come long before the deadline");
+          if (world != nullptr) world->close(placed.system.deadline_in(seconds(5)));
+        });
+      });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, ::testing::HasSubstr("use different engines for this group"));
+    EXPECT_THAT(rank.output, ::testing::HasSubstr("pass the same transport"));
+    EXPECT_THAT(rank.output, ::testing::Not(::testing::HasSubstr("#0")));
+  }
+}
+
 }  // namespace
 }  // namespace cadre

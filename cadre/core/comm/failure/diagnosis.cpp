@@ -279,15 +279,32 @@ int culprit_of(const Mismatch& mismatch) {
   return std::max(mismatch.one.rank, mismatch.other.rank);
 }
 
+// Returns whether the ranks made no different calls, but use different engines: only some engines
+// begin with an operation 0, which no program calls.
+bool is_between_engines(const Mismatch& mismatch) {
+  const Call& one = mismatch.one;
+  const Call& other = mismatch.other;
+  const bool is_equal = one.number == other.number && one.fingerprint == other.fingerprint;
+  return one.number == 0 || other.number == 0 || is_equal;
+}
+
 std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch) {
   Call first = mismatch.one;
   Call second = mismatch.other;
   if (first.rank > second.rank) std::swap(first, second);
+  if (is_between_engines(mismatch)) {
+    return format("the ranks disagree: {} and {} use different engines for this group",
+                  roster.describe(first.rank), roster.describe(second.rank));
+  }
   return format("the ranks disagree: {}, {}", describe_call(roster, first),
                 describe_call(roster, second));
 }
 
 std::string mismatch_remedy(const Mismatch& mismatch) {
+  if (is_between_engines(mismatch)) {
+    return "pass the same transport (CommunicatorOptions::transport, InitOptions::backend) on all "
+           "ranks";
+  }
   const auto one = OpDescriptor::from_fingerprint(mismatch.one.fingerprint);
   const auto other = OpDescriptor::from_fingerprint(mismatch.other.fingerprint);
   const OpKind kind = even_kind_of(one.kind);
