@@ -153,21 +153,20 @@ Status HierarchicalEngine::all_reduce(const OpContext& op, const Collective& c) 
   const size_t num_bytes = count * arithmetic.size();
   const Bytes all_sums = arithmetic.is_wide() ? Bytes(work_.bytes(num_bytes), num_bytes) : c.out;
 
-  const auto before = [&](Piece piece) {
-    return reduce_piece(op, c, all_sums, piece, even_slices(piece.count, algorithm), arithmetic);
+  const auto before = [&](const Piece& piece) {
+    return reduce_piece(op, c, all_sums, piece, arithmetic);
   };
-  const auto cross = [&](Piece piece, IdleWork& idle) {
-    const Slices slices = even_slices(piece.count, algorithm);
-    if (index_ >= slices.num_columns) return Status();
-    const ScheduleKey key = key_across(OpKind::kAllReduce, algorithm, slices.count);
-    const uint64_t begin = piece.begin + slices.begin;
+  const auto cross = [&](const Piece& piece, IdleWork& idle) {
+    if (!piece.is_crossed_by(index_)) return Status();
+    const ScheduleKey key = key_across(OpKind::kAllReduce, algorithm, piece.slices.count);
+    const uint64_t begin = piece.own_begin();
     return all_reduce_across(op, among_hosts(make_schedule(key), index_),
                              all_sums.data() + begin * arithmetic.size(),
                              c.out.data() + begin * size, arithmetic, idle);
   };
-  const auto after = [&](Piece piece) {
+  const auto after = [&](const Piece& piece) {
     if (local_ == nullptr) return Status();
-    const Slices slices = even_slices(piece.count, algorithm);
+    const Slices& slices = piece.slices;
     const Bytes out = c.out.subspan(piece.begin * size, piece.count * size);
     if (slices.num_columns == 1) return inside(op, Collective::broadcast(out, c.dtype, 0));
     const Bytes own = out.subspan(slices.begin * size, slices.count * size);
@@ -195,25 +194,24 @@ Status HierarchicalEngine::reduce(const OpContext& op, const Collective& c) {
   Bytes gathered = c.out;
   if (is_on_root_host && rank_ != c.root) gathered = {result_.bytes(c.in.size()), c.in.size()};
 
-  const auto before = [&](Piece piece) {
-    return reduce_piece(op, c, all_sums, piece, even_slices(piece.count, algorithm), arithmetic);
+  const auto before = [&](const Piece& piece) {
+    return reduce_piece(op, c, all_sums, piece, arithmetic);
   };
-  const auto cross = [&](Piece piece, IdleWork& idle) {
-    const Slices slices = even_slices(piece.count, algorithm);
-    if (index_ >= slices.num_columns) return Status();
-    ScheduleKey key = key_across(OpKind::kReduce, algorithm, slices.count);
+  const auto cross = [&](const Piece& piece, IdleWork& idle) {
+    if (!piece.is_crossed_by(index_)) return Status();
+    ScheduleKey key = key_across(OpKind::kReduce, algorithm, piece.slices.count);
     key.root = root_host;
-    std::byte* const own = all_sums.data() + (piece.begin + slices.begin) * arithmetic.size();
+    std::byte* const own = all_sums.data() + piece.own_begin() * arithmetic.size();
     return across(op, among_hosts(make_schedule(key), index_), {.in = own, .out = own},
                   arithmetic.summed, &idle);
   };
-  const auto after = [&](Piece piece) {
+  const auto after = [&](const Piece& piece) {
     if (!is_on_root_host) return Status();
-    const Slices slices = even_slices(piece.count, algorithm);
+    const Slices& slices = piece.slices;
     const Bytes out = gathered.subspan(piece.begin * size, piece.count * size);
     const Bytes own = out.subspan(slices.begin * size, slices.count * size);
-    complete(own.data(), all_sums.data() + (piece.begin + slices.begin) * arithmetic.size(),
-             slices.count, arithmetic);
+    complete(own.data(), all_sums.data() + piece.own_begin() * arithmetic.size(), slices.count,
+             arithmetic);
     if (local_ == nullptr) return Status();
     return inside(op, Collective::all_gather_v(own, out, c.dtype, slices.counts));
   };
@@ -407,7 +405,7 @@ std::vector<HierarchicalEngine::Piece> HierarchicalEngine::pieces_of(uint64_t co
   std::vector<Piece> pieces;
   for (int i = 0; i < num_pieces; ++i) {
     const Block part = part_of(count, num_pieces, i);
-    pieces.push_back({part.begin, part.count});
+    pieces.push_back({part.begin, part.count, even_slices(part.count, algorithm)});
   }
   return pieces;
 }
@@ -417,9 +415,9 @@ std::vector<HierarchicalEngine::Piece> HierarchicalEngine::pieces_of(uint64_t co
 // the network, so it enters the same operation of the host engine. All ranks of a host run the host
 // stages in the same order, also those that exchange nothing over the network.
 Status HierarchicalEngine::in_pieces(std::span<const Piece> pieces,
-                                     const std::function<Status(Piece)>& before,
-                                     const std::function<Status(Piece, IdleWork&)>& cross,
-                                     const std::function<Status(Piece)>& after) {
+                                     const std::function<Status(const Piece&)>& before,
+                                     const std::function<Status(const Piece&, IdleWork&)>& cross,
+                                     const std::function<Status(const Piece&)>& after) {
   CADRE_RETURN_IF_ERROR(before(pieces[0]));
   for (size_t i = 0; i < pieces.size(); ++i) {
     IdleWork idle = [&]() -> Status {
@@ -433,13 +431,12 @@ Status HierarchicalEngine::in_pieces(std::span<const Piece> pieces,
 }
 
 Status HierarchicalEngine::reduce_piece(const OpContext& op, const Collective& c, Bytes all_sums,
-                                        Piece piece, const Slices& slices,
-                                        const Arithmetic& arithmetic) {
+                                        const Piece& piece, const Arithmetic& arithmetic) {
   const size_t size = size_of(c.dtype);
   const Bytes sums =
       all_sums.subspan(piece.begin * arithmetic.size(), piece.count * arithmetic.size());
   const ConstBytes in = c.in.subspan(piece.begin * size, piece.count * size);
-  return reduce_inside(op, widened(in, sums, arithmetic), sums, slices, arithmetic.summed);
+  return reduce_inside(op, widened(in, sums, arithmetic), sums, piece.slices, arithmetic.summed);
 }
 
 Status HierarchicalEngine::reduce_inside(const OpContext& op, ConstBytes in, Bytes sums,

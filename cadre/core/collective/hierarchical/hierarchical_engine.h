@@ -63,17 +63,22 @@ class HierarchicalEngine final : public Backend {
     bool is_wide() const { return given.dtype != summed.dtype; }
     size_t size() const { return size_of(summed.dtype); }
   };
-  // A part of a vector that crosses the network before the next one. Counts elements.
-  struct Piece {
-    uint64_t begin = 0;
-    uint64_t count = 0;
-  };
   // The parts of a piece on which the ranks of a host work. Counts elements.
   struct Slices {
     std::vector<uint64_t> counts;  // counts[i] belongs to the rank with index i
     uint64_t begin = 0;            // the first element of this rank's slice
     uint64_t count = 0;            // the number of its elements
     int num_columns = 1;           // the ranks with lower indices have a slice
+  };
+
+  // A part of a vector that crosses the network before the next one. Counts elements.
+  struct Piece {
+    uint64_t begin = 0;
+    uint64_t count = 0;
+    Slices slices;  // their `begin` counts from that of the piece
+
+    uint64_t own_begin() const { return begin + slices.begin; }
+    bool is_crossed_by(int index) const { return index < slices.num_columns; }
   };
 
   Status agree(const OpContext& op);
@@ -92,15 +97,16 @@ class HierarchicalEngine final : public Backend {
   std::vector<Piece> pieces_of(uint64_t count, size_t size, Algorithm algorithm) const;
   // Runs the three stages of each piece in the order of the pieces. The host stages of two
   // neighbours run while a piece crosses the network, as its IdleWork.
-  static Status in_pieces(std::span<const Piece> pieces, const std::function<Status(Piece)>& before,
-                          const std::function<Status(Piece, IdleWork&)>& cross,
-                          const std::function<Status(Piece)>& after);
+  static Status in_pieces(std::span<const Piece> pieces,
+                          const std::function<Status(const Piece&)>& before,
+                          const std::function<Status(const Piece&, IdleWork&)>& cross,
+                          const std::function<Status(const Piece&)>& after);
   // Reduces the inputs of this host's ranks, or a piece of them. Afterwards this rank's slice is in
   // `sums`, at the position that it has in the vector.
   Status reduce_inside(const OpContext& op, ConstBytes in, Bytes sums, const Slices& slices,
                        ReduceKind kind);
-  Status reduce_piece(const OpContext& op, const Collective& c, Bytes all_sums, Piece piece,
-                      const Slices& slices, const Arithmetic& arithmetic);
+  Status reduce_piece(const OpContext& op, const Collective& c, Bytes all_sums, const Piece& piece,
+                      const Arithmetic& arithmetic);
   ConstBytes widened(ConstBytes in, Bytes wide, const Arithmetic& arithmetic) const;
   void complete(std::byte* out, std::byte* sums, uint64_t count,
                 const Arithmetic& arithmetic) const;
