@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 
-import harness
 import ranks as job
 
 TIME_LIMIT_S = 240
@@ -36,25 +35,15 @@ class Hosts:
         return ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "sh", "-c",
                 f'hostname {self.names[host]} && exec "$@"', "sh", *command]
 
-    def spawn(self, command, ranks_per_host, env=None):
+    def spawn(self, command, ranks_per_host):
         """Runs a program of Cadre or torch as the ranks of a job and returns the output of rank 0."""
         world_size = len(self.names) * ranks_per_host
         shared = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(ranks_per_host), "MASTER_ADDR": "10.77.0.1",
-                  "MASTER_PORT": "29600", "OMP_NUM_THREADS": "1", "CADRE_JOB_TOKEN": f"bench {os.getpid()}",
-                  "GLOO_SOCKET_IFNAME": "wire", **harness.memory_settings(), **(env or {})}
-        processes = []
-        try:
-            for rank in range(world_size):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank % ranks_per_host)}
-                processes.append(subprocess.Popen(
-                    self.command_on(rank // ranks_per_host, command), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                    text=True, env={**os.environ, **shared, **own}))
+                  "MASTER_PORT": "29600", "CADRE_JOB_TOKEN": f"bench {os.getpid()}", "GLOO_SOCKET_IFNAME": "wire"}
+        commands = [self.command_on(rank // ranks_per_host, command) for rank in range(world_size)]
+        with job.started_each(commands, lambda rank: {
+                **shared, "RANK": str(rank), "LOCAL_RANK": str(rank % ranks_per_host)}) as processes:
             return job.outputs_of(processes, TIME_LIMIT_S)[0]
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
 
     def run_mpi(self, program, arguments, ranks_per_host):
         """Runs the MPI program under OpenMPI's mpirun, which starts its daemons in the namespaces by a script that
@@ -76,20 +65,7 @@ class Hosts:
                        "--mca", "btl_tcp_if_include", "wire", "--mca", "pml", "ob1", "--mca", "btl", "self,vader,tcp",
                        "--mca", "orte_keep_fqdn_hostnames", "1", *waiting, str(program), *arguments]
             mounted = ["unshare", "--mount", "sh", "-c", f'mount --bind {folder}/hosts /etc/hosts && exec "$@"', "sh"]
-            process = subprocess.Popen(
-                [*mounted, *self.command_on(0, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                start_new_session=True,
-                env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                     **harness.memory_settings()})
-            try:
-                output, errors = process.communicate(timeout=TIME_LIMIT_S)
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                raise
-            if process.returncode != 0:
-                raise RuntimeError(f"mpirun ended with {process.returncode}: {errors.strip()[-1500:]}")
-            return output
+            return job.output_of_mpirun([*mounted, *self.command_on(0, command)], TIME_LIMIT_S)
 
 
 @contextlib.contextmanager

@@ -27,23 +27,29 @@ def free_port():
 
 
 @contextlib.contextmanager
-def started(command, ranks, pipe_input=False):
-    """Starts the command as the ranks of a job, not bound to cores, as a launcher does. Processes that still run at the
-    end of the `with` block are killed."""
-    job = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-           "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", **harness.memory_settings()}
-    processes = [subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        stdin=subprocess.PIPE if pipe_input else None,
-        env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(ranks)]
+def started_each(commands, env_of_rank, pipe_input=False):
+    """Starts commands[r] as rank r, with the variables env_of_rank(r) in addition to those of this process, and not
+    bound to cores, as a launcher does. Processes that still run at the end of the `with` block are killed."""
+    processes = []
     try:
+        for rank, command in enumerate(commands):
+            processes.append(subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                stdin=subprocess.PIPE if pipe_input else None,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **harness.memory_settings(), **env_of_rank(rank)}))
         yield processes
     finally:
         for process in processes:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+def started(command, ranks, pipe_input=False):
+    """Starts the command as the ranks of a job on this host; see started_each()."""
+    job = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+           "MASTER_PORT": str(free_port())}
+    return started_each([command] * ranks, lambda rank: {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}, pipe_input)
 
 
 def outputs_of(processes, time_limit_s=TIME_LIMIT_S):
@@ -63,17 +69,14 @@ def spawn(command, ranks):
         return outputs_of(processes)[0]
 
 
-def run_mpi(program, arguments, ranks, options=()):
-    """Runs the MPI program under OpenMPI's mpirun and returns the output of all ranks."""
-    binding = ["--bind-to", "core"] if ranks <= os.cpu_count() else ["--oversubscribe"]
-    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                   **harness.memory_settings()}
+def output_of_mpirun(command, time_limit_s=TIME_LIMIT_S):
+    """Runs a command that ends in an mpirun of OpenMPI, also as root, and returns the output of all ranks."""
     process = subprocess.Popen(
-        ["mpirun.openmpi", "-np", str(ranks), *binding, *options, str(program), *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        start_new_session=True)
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+             **harness.memory_settings()})
     try:
-        output, errors = process.communicate(timeout=TIME_LIMIT_S)
+        output, errors = process.communicate(timeout=time_limit_s)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -81,6 +84,12 @@ def run_mpi(program, arguments, ranks, options=()):
     if process.returncode != 0:
         raise RuntimeError(f"mpirun ended with {process.returncode}: {errors.strip()[-1500:]}")
     return output
+
+
+def run_mpi(program, arguments, ranks, options=()):
+    """Runs the MPI program under OpenMPI's mpirun and returns the output of all ranks."""
+    binding = ["--bind-to", "core"] if ranks <= os.cpu_count() else ["--oversubscribe"]
+    return output_of_mpirun(["mpirun.openmpi", "-np", str(ranks), *binding, *options, str(program), *arguments])
 
 
 def build_mpi_program(source):
