@@ -6,11 +6,9 @@
 
 #include <array>
 #include <atomic>
-#include <cmath>
 #include <numeric>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/base/random.h"
 #include "cadre/testing/core/engine_rank.h"
 #include "cadre/testing/core/equal_bytes.h"
 #include "cadre/testing/core/hierarchical_ranks.h"
@@ -24,7 +22,6 @@ using testing::require;
 
 using Placement = std::vector<int>;  // the host of each rank
 
-constexpr uint64_t kSeed = 0x5eed;
 constexpr uint64_t kCount = 1003;
 constexpr CrossoverTable kAlwaysRing = {.all_reduce_ring_bytes = 0,
                                         .broadcast_chain_bytes = 0,
@@ -50,27 +47,12 @@ std::string text_of(const Placement& placement) {
   return text;
 }
 
-// Returns numbers of very different magnitudes, so that a different order of additions gives
-// different rounding errors.
-float element(int rank, uint64_t index) {
-  Random random(kSeed + static_cast<uint64_t>(rank) * 100'003 + index);
-  const auto exponent = static_cast<int>(random.below(24)) - 12;
-  return std::ldexp(static_cast<float>(random.unit()) - 0.5F, exponent);
-}
-
-// Returns an element of the rank's input, rounded to its dtype.
-float brought(int rank, uint64_t index, DType dtype) {
-  const float value = element(rank, index);
-  if (dtype == DType::kFloat32) return value;
-  return testing::from_half(testing::to_half(value, dtype), dtype);
-}
-
 // Returns the sums of the hosts, in the order of their lowest ranks. Each adds in rank order.
 std::vector<float> host_sums(const Placement& placement, uint64_t index, DType dtype) {
   std::vector<int> hosts;
   std::vector<float> sums;
   for (size_t rank = 0; rank < placement.size(); ++rank) {
-    const float value = brought(static_cast<int>(rank), index, dtype);
+    const float value = uneven_element(static_cast<int>(rank), index, dtype);
     const auto known = std::ranges::find(hosts, placement[rank]);
     if (known == hosts.end()) {
       hosts.push_back(placement[rank]);
@@ -154,7 +136,7 @@ float small_sum(const Placement& placement, uint64_t index, DType dtype) {
 
 std::vector<std::byte> input_of(int rank, DType dtype, uint64_t count = kCount) {
   std::vector<std::byte> bytes;
-  for (uint64_t i = 0; i < count; ++i) append_element(bytes, dtype, element(rank, i));
+  for (uint64_t i = 0; i < count; ++i) append_element(bytes, dtype, uneven_element(rank, i));
   return bytes;
 }
 
@@ -210,7 +192,7 @@ TEST_P(HierarchicalNumericsTest, BitsFollowTheDocumentedOrderOnAllRanks) {
             }
           }
         });
-    EXPECT_EQ(failures, "") << text_of(placement) << ", seed " << kSeed;
+    EXPECT_EQ(failures, "") << text_of(placement) << ", seed " << kElementSeed;
   }
 }
 
@@ -243,7 +225,7 @@ TEST(HierarchicalEngineTest, ReduceScatterFollowsTheDocumentedOrder) {
         }
       }
     });
-    EXPECT_EQ(failures, "") << text_of(placement) << ", seed " << kSeed;
+    EXPECT_EQ(failures, "") << text_of(placement) << ", seed " << kElementSeed;
   }
 }
 
