@@ -10,20 +10,17 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import time
 
 import harness
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
+from ports import reserved_port
+
 TIME_LIMIT_S = 90
 ATTEMPTS = 2
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -48,7 +45,7 @@ def started_each(commands, env_of_rank, pipe_input=False):
 def started(command, ranks, pipe_input=False):
     """Starts the command as the ranks of a job on this host; see started_each()."""
     job = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-           "MASTER_PORT": str(free_port())}
+           "MASTER_PORT": str(reserved_port())}
     return started_each([command] * ranks, lambda rank: {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}, pipe_input)
 
 

@@ -8,12 +8,14 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
+from ports import reserved_port
 
 CADRE, BIN = sys.argv[1], pathlib.Path(sys.argv[2])
 SECONDS = 60
@@ -307,11 +309,8 @@ class WithoutLauncher(unittest.TestCase):
 
     def test_tcp(self):
         for size in (1, 2, 3):
-            with self.subTest(size=size), socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-                probe.close()
-                self.meet(f"tcp://127.0.0.1:{port}", size)
+            with self.subTest(size=size):
+                self.meet(f"tcp://127.0.0.1:{reserved_port()}", size)
 
     def test_file(self):
         for size in (1, 2, 3):

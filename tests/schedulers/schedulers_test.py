@@ -19,6 +19,9 @@ import tempfile
 import time
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from ports import reserved_port
+
 CADRE, CLI_TEST = (str(pathlib.Path(path).resolve()) for path in sys.argv[1:3])
 SECONDS = 120
 HOSTS = ["cadre-n1", "cadre-n2"]
@@ -27,12 +30,6 @@ FOUR_RANKS = {f"rank {rank} of 4 on node {rank // 2}" for rank in range(4)}
 PASSED = ["CADRE_JOB_TOKEN", "MASTER_ADDR", "MASTER_PORT"]  # variables that mpirun must be told to pass
 TOKEN = {"CADRE_JOB_TOKEN": "the secret of the test"}
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def clean_environment(extra):
@@ -79,7 +76,7 @@ class Jobs:
 
     def test_ranks_start_without_a_launcher(self):
         program = [CLI_TEST, "--gtest_brief=1", "--gtest_filter=RunHostsWorker.ReducesOverAllHosts"]
-        meeting = {"MASTER_ADDR": HOSTS[0], "MASTER_PORT": str(free_port())}
+        meeting = {"MASTER_ADDR": HOSTS[0], "MASTER_PORT": str(reserved_port())}
         self.run_words(*self.on_both_hosts(2), *program, environment={**TOKEN, **meeting})
 
     def test_independent_jobs(self):
@@ -101,11 +98,11 @@ class Slurm(Jobs, unittest.TestCase):
         (folder / "key").write_bytes(os.urandom(64))
         (folder / "key").chmod(0o400)
         cls.scheduler_environment = {"SLURM_CONF": str(folder / "slurm.conf")}
-        nodes = "".join(f"NodeName={host} NodeAddr=127.0.0.1 NodeHostname={socket.gethostname()} Port={free_port()} CPUs=4\n"
+        nodes = "".join(f"NodeName={host} NodeAddr=127.0.0.1 NodeHostname={socket.gethostname()} Port={reserved_port()} CPUs=4\n"
                         for host in HOSTS)
         (folder / "slurm.conf").write_text(f"""ClusterName=test
 SlurmctldHost={socket.gethostname()}(127.0.0.1)
-SlurmctldPort={free_port()}
+SlurmctldPort={reserved_port()}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge

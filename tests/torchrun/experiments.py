@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 
-from jobs import free_port, plain_environment, read_lines, wait_until
-
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from jobs import plain_environment, read_lines, wait_until
+from ports import reserved_port
+
 PROBE = HERE / "probe.py"
 # Variables that each launcher adds for itself; the table compares the others one by one.
 SETTINGS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
@@ -125,7 +127,7 @@ def failed_job(launcher, folder):
 
 def default_job(launcher, folder):
     """No option but a module; the port comes from a variable, so that jobs of other tests do not use it."""
-    port = free_port()
+    port = reserved_port()
     job = launcher.run(["-m", "probe", "x"], folder, PET_MASTER_PORT=port, PYTHONPATH=HERE,
                        PROBE_FILE=folder / "facts", PROBE_CODE="print('a line')")
     facts = read_lines(folder / "facts")
@@ -164,7 +166,7 @@ main()
 def recorded_job(launcher, folder):
     """PyTorch workers that meet over gloo; rank 1 then ends by an exception under @record."""
     logs = folder / "logs"
-    job = launcher.run(["--nproc-per-node", 2, "--master-port", free_port(), "--log-dir", logs, PROBE], folder,
+    job = launcher.run(["--nproc-per-node", 2, "--master-port", reserved_port(), "--log-dir", logs, PROBE], folder,
                        PROBE_FILE=folder / "facts", PROBE_CODE=RECORDED, RESULT=folder / "result",
                        TORCHELASTIC_ERROR_FILE=folder / "outer.json")
     inner = json.loads(content(logs, "*/attempt_0/1/error.json") or "{}").get("message", {})
@@ -221,7 +223,7 @@ def virtual_job(launcher, folder):
     interpreter.write_text(f'#!/bin/sh\nINTERPRETED=yes exec {sys.executable} "$@"\n')
     interpreter.chmod(0o755)
     job = launcher.run(["--virtual-local-rank", "--tee", 1, "--log-dir", folder / "logs", "--event-log-handler",
-                        "console", "--master-port", free_port(), "--role", "worker", PROBE], folder,
+                        "console", "--master-port", reserved_port(), "--role", "worker", PROBE], folder,
                        PET_NPROC_PER_NODE=2, CUDA_VISIBLE_DEVICES="4,7", PYTHON_EXEC=interpreter,
                        TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="<${role_name} ${rank} ${local_rank}> ",
                        PROBE_FILE=folder / "facts", PROBE_CODE="print('line')")
@@ -248,7 +250,7 @@ def job_by_path(launcher, folder):
 
 def job_on_two_hosts(launcher, folder):
     """A static rendezvous of two hosts with different numbers of workers; those of host 0 end 1 s earlier."""
-    port = free_port()
+    port = reserved_port()
     code = "import os, time; time.sleep(int(os.environ['GROUP_RANK']))"
     jobs = [launcher.start(["--nnodes", 2, "--nproc-per-node", host + 1, "--node-rank", host, "--master-addr",
                             "127.0.0.1", "--master-port", port, "--rdzv-id", "two", "--local-addr", "127.0.0.1", PROBE],
@@ -277,7 +279,7 @@ ELASTIC_CONF = "last_call_timeout=8,join_timeout=40,keep_alive_interval=1,keep_a
 
 def elastic_job(launcher, folder, lost):
     """A job of 1 to 2 hosts, of which host 0 serves the store. The host `lost` is lost."""
-    port = free_port()
+    port = reserved_port()
 
     def start(host):
         return launcher.start(["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
@@ -315,7 +317,7 @@ def job_that_loses_the_store(launcher, folder):
 
 def legacy_job(launcher, folder):
     """torch.distributed.launch gives --local-rank; under `cadre run` the command line does."""
-    words = ["--nproc-per-node", 2, "--master-port", free_port(), PROBE]
+    words = ["--nproc-per-node", 2, "--master-port", reserved_port(), PROBE]
     if launcher.is_torchrun:
         launcher = type(launcher)("torchrun", [sys.executable, "-m", "torch.distributed.launch"])
     else:

@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -66,12 +65,6 @@ def wait_until(condition, what, limit_s=PATIENCE_S):
             return value
         time.sleep(0.02)
     raise TimeoutError(f"not within {limit_s} s: {what}")
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def listens(port):

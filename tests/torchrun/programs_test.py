@@ -21,10 +21,12 @@ import time
 import unittest
 import venv
 
-import jobs
-from jobs import free_port, listens, read_lines, wait_until
-
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+import jobs
+from jobs import listens, read_lines, wait_until
+from ports import reserved_port
+
 NUM_EPOCHS = 24
 MAX_RESTARTS = 3
 SETTINGS = None
@@ -60,7 +62,7 @@ class ProgramsTest(unittest.TestCase):
 
     def start_hosts(self, words, options=(), num_workers=1):
         """Starts an agent on each of two hosts."""
-        port = free_port()
+        port = reserved_port()
         return [self.cadre.start(["--nnodes", 2, "--nproc-per-node", num_workers, "--rdzv-backend", "c10d",
                                   "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "join_timeout=100", *options,
                                   *words], self.folder, f"host{host}", CADRE_JOB_TOKEN="test") for host in (0, 1)]
@@ -130,7 +132,7 @@ class ProgramsTest(unittest.TestCase):
         for name, launcher in (("torchrun", self.torchrun), ("cadre", self.cadre)):
             folder = self.folder / name
             folder.mkdir()
-            port = free_port()
+            port = reserved_port()
             hosts = [launcher.start(
                 ["--nnodes", 2, "--nproc-per-node", 1, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
                  "--no-python", python, HERE / "with_lightning.py", folder], self.folder, f"{name}{host}",
@@ -143,7 +145,7 @@ class ProgramsTest(unittest.TestCase):
 
     def meet(self, first, second):
         """Starts two agents at one endpoint, the second one when the first one listens there."""
-        port = free_port()
+        port = reserved_port()
         agents = []
         for host, launcher in enumerate((first, second)):
             agents.append(launcher.start(

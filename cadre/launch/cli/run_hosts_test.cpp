@@ -4,7 +4,6 @@
 #include <signal.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <memory>
 #include <regex>
 #include <string>
@@ -21,6 +20,7 @@
 #include "cadre/testing/core/certificates.h"
 #include "cadre/testing/core/etcd_server.h"
 #include "cadre/testing/core/paths.h"
+#include "cadre/testing/core/reserved_port.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {
@@ -68,14 +68,10 @@ class RunHosts : public ::testing::Test {
   }
 
   std::string endpoint() const { return "127.0.0.1:" + port_; }
-  static std::string free_port() {
-    const auto system = os::make_native_system();
-    const auto listener = system->listen({os::Address::Kind::kTcp, "127.0.0.1", 0});
-    return cadre::format("{}", (*listener)->address().port);
-  }
 
   std::string conf_ = "last_call_timeout=1,join_timeout=50";
-  const std::string port_ = free_port();
+  const testing::ReservedPort reserved_;
+  const std::string port_ = reserved_.text();
   std::vector<std::unique_ptr<CadreCommand>> agents_;
 };
 
@@ -367,7 +363,7 @@ TEST_F(RunHosts, TorchrunIsToldToUseOneLauncherOnAllHosts) {
   join("2", {}, {"true"});
   ASSERT_TRUE(agents_[0]->wait_for("is the coordinator"));
   const auto system = os::make_native_system();
-  const auto port = static_cast<uint16_t>(std::stoi(port_));
+  const auto port = reserved_.number();
   const auto socket =
       system->connect({os::Address::Kind::kTcp, "127.0.0.1", port}, system->deadline_in(kPatience));
   ASSERT_TRUE(socket.ok());
@@ -383,7 +379,7 @@ TEST_F(RunHosts, TorchrunIsToldToUseOneLauncherOnAllHosts) {
 TEST_F(RunHosts, AnEndpointThatDoesNotAnswerIsNamed) {
   conf_ = "join_timeout=3,is_host=0";
   const auto system = os::make_native_system();
-  const auto port = static_cast<uint16_t>(std::stoi(port_));
+  const auto port = reserved_.number();
   const auto listener = system->listen({os::Address::Kind::kTcp, "127.0.0.1", port});
   ASSERT_TRUE(listener.ok());
   const CommandResult result = join("2", {}, {"true"}).wait();

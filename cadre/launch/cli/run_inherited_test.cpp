@@ -10,6 +10,7 @@
 #include "cadre/core/comm/connect.h"
 #include "cadre/core/os/proc/executable.h"
 #include "cadre/testing/core/cadre_command.h"
+#include "cadre/testing/core/reserved_port.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {
@@ -203,15 +204,12 @@ TEST(RunInherited, RanksConnectByTheVariablesOfMpirunAndSrun) {
   for (const std::string variables :
        {"OMPI_COMM_WORLD_RANK=$RANK OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=$RANK",
         "PMI_RANK=$RANK PMI_SIZE=2", "SLURM_PROCID=$RANK SLURM_STEP_NUM_TASKS=2"}) {
-    const auto system = os::make_native_system();
-    auto free_port = system->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
-    const uint16_t port = free_port->address().port;
-    free_port.reset();
+    const testing::ReservedPort port;
     const std::string script = cadre::format(
         "exec env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE -u CADRE_JOB_TOKEN "
         "-u CADRE_STORE_PROTOCOL -u TORCHELASTIC_USE_AGENT_STORE MASTER_PORT={} "
         "CADRE_TEST_WORLD=2 {} \"$@\"",
-        port, variables);
+        port.number(), variables);
     std::vector<std::string> words = group_job();
     words.insert(words.begin() + 3, {"sh", "-c", script, "sh"});
     const auto result = run_cadre(words);

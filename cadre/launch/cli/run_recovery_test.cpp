@@ -19,6 +19,7 @@
 #include "cadre/core/os/proc/executable.h"
 #include "cadre/core/rendezvous/job_environment.h"
 #include "cadre/testing/core/cadre_command.h"
+#include "cadre/testing/core/reserved_port.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {
@@ -448,18 +449,13 @@ class RunRecoveryHosts : public RunRecovery {
   void start(const std::string& num_hosts, const std::string& worker, const Words& options = {}) {
     Words words{"--nnodes",        num_hosts,
                 "--rdzv-backend",  "c10d",
-                "--rdzv-endpoint", "127.0.0.1:" + port_,
+                "--rdzv-endpoint", "127.0.0.1:" + port_.text(),
                 "--rdzv-conf",     "last_call_timeout=5,join_timeout=50"};
     words.insert(words.end(), options.begin(), options.end());
     agents_.push_back(std::make_unique<CadreCommand>(job(2, worker, words), environment()));
   }
-  static std::string free_port() {
-    const auto system = os::make_native_system();
-    const auto listener = system->listen({os::Address::Kind::kTcp, "127.0.0.1", 0});
-    return cadre::format("{}", (*listener)->address().port);
-  }
 
-  const std::string port_ = free_port();
+  const testing::ReservedPort port_;
   std::vector<std::unique_ptr<CadreCommand>> agents_;
 };
 

@@ -18,6 +18,7 @@
 #include "cadre/launch/cli/binding/core_binding.h"
 #include "cadre/launch/job/failure_report.h"
 #include "cadre/testing/core/cadre_command.h"
+#include "cadre/testing/core/reserved_port.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {
@@ -181,12 +182,9 @@ CommandResult run_workers(std::vector<std::string> options, const std::string& t
 
 // The store of each attempt must listen on the port of --master-port.
 TEST(RunRestart, EachAttemptHasAStoreOfItsOwn) {
-  const auto system = os::make_native_system();
-  auto free_port = system->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
-  const std::string port = cadre::format("{}", free_port->address().port);
-  free_port.reset();
-  const auto result =
-      run_workers({"--nproc-per-node", "2", "--master-port", port}, "FindsNoKeyOfAnEarlierAttempt");
+  const testing::ReservedPort port;
+  const auto result = run_workers({"--nproc-per-node", "2", "--master-port", port.text()},
+                                  "FindsNoKeyOfAnEarlierAttempt");
   EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
   EXPECT_THAT(result.error, HasSubstr("succeeded after 1 restart"));
 }

@@ -20,6 +20,7 @@
 #include "cadre/core/os/proc/process.h"
 #include "cadre/core/os/proc/temporary_folder.h"
 #include "cadre/core/os/system.h"
+#include "cadre/testing/core/reserved_port.h"
 
 namespace cadre::testing {
 
@@ -42,12 +43,12 @@ class EtcdServer {
   };
 
   explicit EtcdServer(std::optional<Tls> tls = std::nullopt, std::string host = "127.0.0.1")
-      : host_(std::move(host)), port_(free_port()), peer_port_(free_port()), tls_(std::move(tls)) {
+      : host_(std::move(host)), port_(host_), tls_(std::move(tls)) {
     start();
   }
 
-  std::string address() const { return format("{}:{}", host_, port_); }
-  std::string peer_address() const { return format("127.0.0.1:{}", peer_port_); }
+  std::string address() const { return format("{}:{}", host_, port_.number()); }
+  std::string peer_address() const { return format("127.0.0.1:{}", peer_port_.number()); }
   // Stops all threads of the server by SIGSTOP.
   void freeze() {
     process_->signal(SIGSTOP);
@@ -75,7 +76,7 @@ class EtcdServer {
                     .environment = environment.to_texts()})
                    .value_or_throw();
     const Deadline deadline = system_->deadline_in(kPatience);
-    while (!system_->connect({os::Address::Kind::kTcp, host_, port_}, deadline).ok()) {
+    while (!system_->connect({os::Address::Kind::kTcp, host_, port_.number()}, deadline).ok()) {
       if (deadline.has_passed(system_->now()))
         throw Error(ErrorCode::kTimeout, "etcd is not ready");
       pause();
@@ -87,10 +88,6 @@ class EtcdServer {
   void pause() {
     system_->make_waiter()->park(system_->deadline_in(std::chrono::milliseconds(20)));
   }
-  uint16_t free_port() {
-    const auto listener = system_->listen({os::Address::Kind::kTcp, host_, 0});
-    return listener.ok() ? (*listener)->address().port : uint16_t{0};
-  }
 
   const std::unique_ptr<os::System> system_ = os::make_native_system();
   // etcd waits for the disk at each write, so its data is in memory, if that is possible.
@@ -101,8 +98,8 @@ class EtcdServer {
                                 "cadre-test-")
           .value_or_throw();
   const std::string host_;
-  const uint16_t port_;
-  const uint16_t peer_port_;
+  const ReservedPort port_;
+  const ReservedPort peer_port_;
   const std::optional<Tls> tls_;
   std::unique_ptr<os::Process> process_;
 };
