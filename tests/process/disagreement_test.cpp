@@ -541,7 +541,8 @@ TEST(HostsDisagreementTest, ADifferentTransportIsNamedLongBeforeTheDeadline) {
       });
   EXPECT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) {
-    EXPECT_THAT(rank.output, ::testing::HasSubstr("use different engines for this group"));
+    EXPECT_THAT(rank.output,
+                ::testing::HasSubstr("use different engines (transports) for this group"));
     EXPECT_THAT(rank.output, ::testing::HasSubstr("pass the same transport"));
     EXPECT_THAT(rank.output, ::testing::Not(::testing::HasSubstr("#0")));
   }

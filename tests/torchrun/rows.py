@@ -223,7 +223,7 @@ ROWS = [
     # Newer features, and known defects.
     by_design("T-100", "`--numa-binding` without a GPU", "refused", "spread over the NUMA nodes", LAUNCHING,
               "the workers are spread over the NUMA nodes evenly, neighbours together"),
-    by_design("T-101", "hosts above the maximum", "wait and replace", "wait as spares", HOSTS,
+    by_design("T-101", "hosts above the maximum", "wait for the next rendezvous", "spares: a lost host's place is theirs", HOSTS,
               "beyond MAX it waits as a spare"),
     by_design("T-102", "a worker that cannot be killed", "bounded wait", "named, no restart", LAUNCHING,
               "if a process could not be killed, because it may still use what new workers need"),

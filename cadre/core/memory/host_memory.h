@@ -133,8 +133,8 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
                                                              size_t num_bytes) const;
 
   // Takes these bytes back from the peers: from then on they are private to this rank, and later
-  // writes of peers do not change them. First marks the piece as revoked. A revoked piece is never
-  // reused, and find() of a buffer in it returns the reason of the first revocation.
+  // writes of peers do not change them. First marks the piece that has them as revoked. A revoked
+  // piece is never reused, and find() of a buffer in it returns the reason of the first revocation.
   Status revoke(const Place& place, size_t num_bytes, std::string_view reason);
   bool is_revoked(int slot, uint32_t piece) const;
   // Returns the word that is_revoked() loads, for frequent checks. It is above 0 once the piece is

@@ -57,9 +57,10 @@ Status SimulatedSocket::point(std::string_view what) {
 
 Status SimulatedSocket::require_unix() const {
   if (local_address().kind == os::Address::Kind::kUnix) return {};
-  return Error(ErrorCode::kInvalidArgument,
-               cadre::format("pass a segment over {}: only unix sockets carry shared memory",
-                             local_address().to_string()));
+  return Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("cannot pass a shared-memory segment over {}: only unix sockets carry one",
+                    local_address().to_string()));
 }
 
 SimulatedListener::SimulatedListener(Network& network, std::shared_ptr<ListenPoint> point)

@@ -67,7 +67,8 @@ class Steps {
   }
 
   Residency run() {
-    constexpr int kNumSteps = 3;  // the order of the units is known in the third step
+    // Two steps show in which order the units are used; the third one is counted.
+    constexpr int kNumSteps = 3;
     for (int step = 0; step < kNumSteps; ++step) {
       counts_.residency.num_gathers.assign(units_.size(), 0);
       counts_.residency.num_comparisons = 0;

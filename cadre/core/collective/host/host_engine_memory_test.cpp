@@ -126,8 +126,9 @@ TEST(HostEngineReserveTest, ReservesWhatItWritesBeforeItWrites) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The slots of a medium operation have no memory. The engine returns an error instead of ending in
-// a SIGBUS, and before it announces the operation, so the number of the next one is right.
+// An operation of more than kInlineBytes needs slots in shared memory, for which there is no memory
+// left. The engine returns an error instead of ending in a SIGBUS, and before it announces the
+// operation, so the number of the next one is right.
 TEST(HostEngineReserveTest, AMediumOperationWithoutMemoryIsRefusedBeforeItBegins) {
   TestMemory memory(1, {.num_free = {kForFlags, 0}});
   const auto result = testing::run_ranks_as_threads(1, [&](RankContext& context) {

@@ -293,7 +293,7 @@ std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch) {
   Call second = mismatch.other;
   if (first.rank > second.rank) std::swap(first, second);
   if (is_between_engines(mismatch)) {
-    return format("the ranks disagree: {} and {} use different engines for this group",
+    return format("the ranks disagree: {} and {} use different engines (transports) for this group",
                   roster.describe(first.rank), roster.describe(second.rank));
   }
   return format("the ranks disagree: {}, {}", describe_call(roster, first),

@@ -146,8 +146,9 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   bool is_idle() const;
   // Returns whether an operation has not ended.
   bool has_pending() const;
-  // Returns whether the calling thread runs code of the program from within this queue (a callback,
-  // a deleter, an engine): close() would wait for that thread, or free what it uses.
+  // Returns whether the calling thread runs a callback, a deleter or an engine from within this
+  // queue. If that code called close(), close() would wait for its own caller, or free what it
+  // uses.
   bool is_on_this_thread() const;
   // Returns the same as is_on_this_thread() for any queue of the process. A group for which such a
   // thread waits may wait for that thread.

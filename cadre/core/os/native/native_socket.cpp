@@ -306,9 +306,10 @@ Error NativeSocket::closed_here() const {
 
 Status NativeSocket::require_unix() const {
   if (local_.kind == Address::Kind::kUnix) return {};
-  return Error(ErrorCode::kInvalidArgument,
-               cadre::format("pass a segment over {}: only unix sockets carry shared memory",
-                             local_.to_string()));
+  return Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("cannot pass a shared-memory segment over {}: only unix sockets carry one",
+                    local_.to_string()));
 }
 
 NativeListener::NativeListener(std::vector<Fd> fds, SegmentTable& segments)
