@@ -244,6 +244,8 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& variables,
   const PlaceVariables& names = other != nullptr ? *other : kTorchrun;
   parse_place(parser, names, environment);
   environment.restart_count = parser.number("TORCHELASTIC_RESTART_COUNT", 0, kMaxInt).value_or(0);
+  environment.attempt =
+      parser.number("CADRE_ATTEMPT", 0, kMaxInt).value_or(environment.restart_count);
   environment.max_restarts = parser.number("TORCHELASTIC_MAX_RESTARTS", 0, kMaxInt).value_or(0);
   environment.run_id = parser.text("TORCHELASTIC_RUN_ID").value_or("");
   parse_store(parser, names, environment);

@@ -18,6 +18,9 @@
 //   TORCHELASTIC_RUN_ID            the job's name in messages; optional
 //   TORCHELASTIC_USE_AGENT_STORE   "True": the launcher hosts the store; else rank 0 does
 //   CADRE_JOB_TOKEN                the job's secret; needed as soon as two hosts take part
+//   CADRE_ATTEMPT                  how often the launcher has started all workers before: after
+//                                  failures, and when hosts came or went; absent: the number of
+//                                  restarts
 //   CADRE_LOG                      what is logged: debug, info, warning (default), error, off
 //   CADRE_FLIGHT_RECORDS           a folder for the flight records, which is created; absent:
 //                                  memory only
@@ -67,7 +70,8 @@ struct JobEnvironment {
   std::string master_addr;
   uint16_t master_port = 0;
   std::string store_file;  // replaces the address; empty if the store is not in a file
-  int restart_count = 0;
+  int restart_count = 0;   // counts failures of workers only
+  int attempt = 0;         // is restart_count, or larger if hosts came or went
   int max_restarts = 0;
   std::string run_id;
   bool uses_agent_store = false;

@@ -54,11 +54,14 @@ TEST(JobEnvironment, ReadsWhatALauncherSays) {
   EXPECT_EQ(environment->master_addr, "127.0.0.1");
   EXPECT_EQ(environment->master_port, 29500);
   EXPECT_EQ(environment->restart_count, 2);
+  EXPECT_EQ(environment->attempt, 2);
   EXPECT_EQ(environment->max_restarts, 3);
   EXPECT_EQ(environment->run_id, "job-7");
   EXPECT_TRUE(environment->uses_agent_store);
   EXPECT_EQ(environment->job_token, "secret");
   EXPECT_EQ(environment->store_protocol, StoreProtocol::kNative);
+  variables["CADRE_ATTEMPT"] = "4";
+  EXPECT_EQ(parse(variables)->attempt, 4);
 }
 
 struct Starter {
@@ -188,7 +191,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Wrong{"LOCAL_WORLD_SIZE", "5"}, Wrong{"MASTER_ADDR", nullptr},
                       Wrong{"MASTER_PORT", nullptr}, Wrong{"MASTER_PORT", "0"},
                       Wrong{"MASTER_PORT", "65536"}, Wrong{"TORCHELASTIC_RESTART_COUNT", "-3"},
-                      Wrong{"TORCHELASTIC_USE_AGENT_STORE", "maybe"},
+                      Wrong{"CADRE_ATTEMPT", "one"}, Wrong{"TORCHELASTIC_USE_AGENT_STORE", "maybe"},
                       Wrong{"CADRE_STORE_PROTOCOL", "etcd"}, Wrong{"CADRE_LOG", "loud"}));
 
 TEST(JobEnvironment, AnEmptyVariableIsSaidToBeEmpty) {

@@ -117,6 +117,7 @@ TEST(RunOutput, GivesWorkersTorchrunsEnvironment) {
                                                        {"ROLE_NAME", "trainer"},
                                                        {"MASTER_ADDR", "127.0.0.1"},
                                                        {"TORCHELASTIC_RESTART_COUNT", "0"},
+                                                       {"CADRE_ATTEMPT", "0"},
                                                        {"TORCHELASTIC_MAX_RESTARTS", "0"},
                                                        {"TORCHELASTIC_RUN_ID", "job7"},
                                                        {"TORCHELASTIC_USE_AGENT_STORE", "True"},

@@ -24,6 +24,7 @@ TEST(DryRun, ListsArgumentsAndVariablesOfAllWorkersAndOfEach) {
             R"(program: /bin/train
 workers: 2
 environment added for all workers:
+  CADRE_ATTEMPT=0
   CADRE_JOB_TOKEN=<secret>
   CADRE_STORE_PROTOCOL=native
   GROUP_RANK=0

@@ -80,7 +80,7 @@ class TrainerTest : public ::testing::Test {
                      on_print_(text);
                    },
                .job = job_,
-               .restart_count = restart_count_});
+               .attempt = attempt_});
           const TrainResult result = trainer.run();
           if (group.rank() == 0) run.result = result;
         },
@@ -158,7 +158,7 @@ class TrainerTest : public ::testing::Test {
   const std::string folder_ = temporary_.path();
   // The values of the fields of TrainerContext with the same names.
   std::string job_;
-  int restart_count_ = 0;
+  int attempt_ = 0;
   std::function<void(std::string_view)> on_print_ = [](std::string_view) {};
 };
 

@@ -4,7 +4,6 @@
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -102,8 +101,8 @@ struct Survival {
 };
 
 // Writes the newest state that a survivor has in memory as a snapshot, from which all ranks then
-// resume as after a restart. Returns whether there is a survivor. Collective.
-bool rescue_newest_state(const ProcessGroup& world, Survival& survival) {
+// resume as after a restart. Collective.
+void rescue_newest_state(const ProcessGroup& world, Survival& survival) {
   const auto& failed = survival.failed;
   const auto newest =
       find_newest_state(world.communicator(), failed ? failed->step_in_memory() : std::nullopt);
@@ -117,7 +116,6 @@ bool rescue_newest_state(const ProcessGroup& world, Survival& survival) {
   }
   survival.failed.reset();
   world.barrier();
-  return newest.has_value();
 }
 
 // Returns the exit code. After a failure of the group `survival` has what this process keeps.
@@ -129,7 +127,6 @@ int train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
                       [&] { config = train::load_config(command.config_path, command.overrides); });
   at::manual_seed(static_cast<uint64_t>(config.run.seed + world.rank()));
   const JobEnvironment job = read_job_environment().value_or_throw();
-  bool has_survivor = false;
   if (job.max_restarts > 0) {
     // All ranks recover in the same manner, or none does.
     train::check_common(world, [&] { return train::agreed_config(config); });
@@ -138,8 +135,7 @@ int train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
         survival.recovery.emplace(system,
                                   RecoveryOptions{.comes_within = kDefaultOperationTimeout});
       }
-      // The loss of a host is not counted as a restart, so survivors do not show in the count.
-      has_survivor = rescue_newest_state(world, survival);
+      rescue_newest_state(world, survival);
     }
   }
   auto trainer = std::make_unique<train::Trainer>(
@@ -152,8 +148,8 @@ int train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
           .print = print,
           .is_terminal = shows_on_terminal(),
           .num_columns = os::terminal_columns(kUsualColumns),
-          .job = job.max_restarts > 0 ? job.run_id : "",
-          .restart_count = std::max(job.restart_count, has_survivor ? 1 : 0),
+          .job = job.run_id,
+          .attempt = job.attempt,
           .is_preempted = [&] { return preemption.is_requested(); }});
   try {
     const train::TrainResult result = trainer->run();

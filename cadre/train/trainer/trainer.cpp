@@ -40,7 +40,7 @@ Trainer::Trainer(const Config& config, TrainerContext context)
   check_common(context_.world, [this] { return agreed_config(config_); });
   on_first_rank(context_.world, [this] {
     run_folder_ = std::make_unique<RunFolder>(run_path_);
-    if (context_.restart_count == 0) run_folder_->forget_job();
+    if (context_.attempt == 0) run_folder_->forget_job();
   });
   on_all_ranks(context_.world, [this] { prepare(); });
   check_common(context_.world, [this] {
@@ -86,7 +86,7 @@ void Trainer::prepare() {
   if (weights_ && !is_deferred()) weights_->check_unchanged();
   num_parameters_ = num_parameters(*model_);
   RunConfig run = config_.run;
-  const bool goes_on = context_.restart_count > 0 && is_run_of_job(run_path_, context_.job);
+  const bool goes_on = context_.attempt > 0 && is_run_of_job(run_path_, context_.job);
   if (goes_on) run.resume = "auto";
   const std::optional<std::string> snapshot = find_snapshot(run, snapshots_);
   if (!snapshot) return;

@@ -54,10 +54,12 @@ struct TrainerContext {
   std::function<void(std::string_view)> print;  // called on rank 0 only
   bool is_terminal = false;
   int num_columns = 80;  // the width of the terminal
-  // The name of the job if its launcher may restart its processes after a failure, otherwise empty.
-  // After a restart the run continues from its own snapshots, and run.resume is ignored.
+  // The name of the job if its launcher may start its processes again, after a failure or because
+  // hosts come or go; otherwise empty.
   std::string job = {};
-  int restart_count = 0;  // at least 1 if a process has survived, also without a restart
+  // How often it has done so. If it has, the run continues from the job's own snapshots, and
+  // run.resume is ignored.
+  int attempt = 0;
   // Returns whether a scheduler ends the job, as Preemption::is_requested() does; if it does so on
   // one rank, all ranks stop after the same step. Empty: never.
   std::function<bool()> is_preempted = {};

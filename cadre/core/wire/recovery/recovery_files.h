@@ -28,7 +28,7 @@ inline constexpr size_t kMaxMembershipFileBytes = 8192;
 
 // The variables whose values a membership file has. Those of the process keep the values with which
 // it was started.
-inline constexpr std::array<std::string_view, 11> kMembershipVariables = {
+inline constexpr std::array<std::string_view, 12> kMembershipVariables = {
     "RANK",
     "LOCAL_RANK",
     "ROLE_RANK",
@@ -39,7 +39,8 @@ inline constexpr std::array<std::string_view, 11> kMembershipVariables = {
     "GROUP_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
-    "TORCHELASTIC_RESTART_COUNT"};
+    "TORCHELASTIC_RESTART_COUNT",
+    "CADRE_ATTEMPT"};
 
 struct RecoveryFile {
   bool is_waiting = false;

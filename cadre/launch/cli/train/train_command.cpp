@@ -28,7 +28,7 @@ Values on the command line go before those of the file; a dotted key names a tab
   cadre train examples/gpt.toml --nproc-per-node 8 --plan   which strategy fits
 
 Two hosts, of which node0 is one: this line on each of them. All must share the disk of run.folder.
-  cadre train examples/gpt.toml run.resume=auto --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d \
+  cadre train examples/gpt.toml --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d \
       --rdzv-endpoint node0:29400 --token-file job.token
 
   --nproc-per-node N   processes of this host: a number, auto, gpu or cpu (default 1)

@@ -178,7 +178,7 @@ TEST_F(RunFolderTest, ARestartedJobContinuesFromItsOwnSnapshot) {
   ASSERT_EQ(config.run.resume, "none");
   job_ = "job-1";
   run_until(config, 5);
-  restart_count_ = 1;
+  attempt_ = 1;
   const Run second = run(config);
   ASSERT_EQ(second.failures, "");
   EXPECT_THAT(second.screen, HasSubstr("resuming from " + snapshot("r", 4) + "\n"));
@@ -192,7 +192,7 @@ TEST_F(RunFolderTest, ARestartedJobDoesNotContinueARunOfAnotherJob) {
   job_ = "job-1";
   ASSERT_EQ(run(config).failures, "");
   job_ = "job-2";
-  restart_count_ = 1;
+  attempt_ = 1;
   const Run other = run(config);
   ASSERT_EQ(other.failures, "");
   EXPECT_THAT(other.screen, HasSubstr("moved to " + folder_ + "/r.1\n"));
