@@ -11,13 +11,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,7 +23,7 @@
 #include "cadre/testing/core/etcd_server.h"
 #include "cadre/testing/core/namespaces.h"
 #include "cadre/testing/core/process_ranks.h"
-#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/small_training.h"
 
 namespace cadre {
 namespace {
@@ -39,6 +35,7 @@ using testing::EtcdServer;
 using testing::Namespaces;
 using testing::RankContext;
 using testing::require;
+using testing::SmallTraining;
 
 constexpr Duration kLimit = std::chrono::seconds(120);
 constexpr int kNumHosts = 3;
@@ -62,48 +59,14 @@ struct Disturbance {
   bool has_etcd = false;
 };
 
-struct Step {
-  int step = 0;
-  double loss = 0;
-  double gradient_norm = 0;
-
-  bool operator==(const Step&) const = default;
-};
-
-std::string text_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 class TrainHostsFailureTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const std::string obstacle = Namespaces::obstacle();
     if (!obstacle.empty()) GTEST_SKIP() << obstacle;
-    std::string text;
-    for (int i = 0; i < 700; ++i) text += format("line {} of a text to learn\n", i * i % 97);
-    std::ofstream(folder_.file("text")) << text;
-    // The batch size is odd, so the ranks have shares of different sizes, which are weighted.
-    std::ofstream(folder_.file("config.toml"))
-        << "[model]\nkind = \"gpt\"\nlayers = 1\nheads = 2\nwidth = 16\ncontext = 16\n"
-        << "[data]\npath = \"" << folder_.file("text") << "\"\n"
-        << "[run]\nfolder = \"" << folder_.path().string()
-        << "\"\nresume = \"auto\"\nsteps = " << kStepsOfRun
-        << "\nglobal_batch_size = 11\nevaluate_tokens = 500\n[sample]\ntokens = 0\n";
-    const CommandResult whole = cli::run_cadre(
-        {"train", folder_.file("config.toml"), "run.name=whole", "--nproc-per-node", "2"});
+    const CommandResult whole =
+        cli::run_cadre({"train", training_.config(), "run.name=whole", "--nproc-per-node", "2"});
     ASSERT_EQ(whole.exit_code, 0) << whole.error;
-  }
-
-  std::vector<Step> steps_of(const std::string& run) const {
-    std::vector<Step> steps;
-    std::ifstream file(folder_.path() / run / "metrics.jsonl");
-    for (std::string line; std::getline(file, line);) {
-      const auto step = nlohmann::json::parse(line);
-      if (!step.contains("loss")) continue;
-      steps.push_back({step["step"], step["loss"], step["gradient_norm"]});
-    }
-    return steps;
   }
 
   // Trains on the hosts of the case. Returns what each agent wrote, after "exit CODE".
@@ -146,7 +109,7 @@ class TrainHostsFailureTest : public ::testing::Test {
   void wait_for_step(const std::string& run, int step) const {
     wait_until(
         [&] {
-          const std::string metrics = text_of(folder_.path() / run / "metrics.jsonl");
+          const std::string metrics = testing::content_of(training_.metrics_of(run));
           return metrics.find(format("\"step\":{},", step)) != std::string::npos;
         },
         format("the run does not reach step {}", step));
@@ -154,14 +117,14 @@ class TrainHostsFailureTest : public ::testing::Test {
 
   // Returns the address of etcd, which host 1 runs.
   std::string etcd_address(int host, std::optional<EtcdServer>& etcd) const {
-    const fs::path file = folder_.path() / "etcd";
+    const fs::path file = training_.folder_of("etcd");
     if (host == 1) {
       etcd.emplace(std::nullopt, "10.77.0.2");
       std::ofstream(file.string() + ".new") << etcd->address();
       fs::rename(file.string() + ".new", file);
     }
     wait_until([&] { return fs::exists(file); }, "etcd does not start");
-    return text_of(file);
+    return testing::content_of(file);
   }
 
   // Runs the agent of this host to its end.
@@ -172,7 +135,7 @@ class TrainHostsFailureTest : public ::testing::Test {
     if (is_spare) wait_for_step(one.run, 1);
     if (host == one.host && one.event == Event::kAdded) wait_for_step(one.run, kStepOfEvent);
     std::vector<std::string> words{"train",
-                                   folder_.file("config.toml"),
+                                   training_.config(),
                                    "run.name=" + one.run,
                                    "run.recovery=" + one.recovery,
                                    "--nnodes",
@@ -192,7 +155,7 @@ class TrainHostsFailureTest : public ::testing::Test {
     // With a snapshot of its own the run would not show that a survivor has saved its state.
     if (one.recovery == "restart") words.emplace_back("run.snapshot_every=10");
     CadreCommand agent(std::move(words), {.environment = {{"CADRE_JOB_TOKEN", "secret"}}});
-    const fs::path spare_is_there = folder_.path() / (one.run + ".spare");
+    const fs::path spare_is_there = training_.folder_of(one.run + ".spare");
     if (is_spare) {
       require(agent.wait_for("joined job "), "the spare host does not join the job");
       std::ofstream(spare_is_there) << "";
@@ -222,7 +185,7 @@ class TrainHostsFailureTest : public ::testing::Test {
   }
 
  protected:
-  testing::TemporaryFolder folder_;
+  const SmallTraining training_{kStepsOfRun};
 };
 
 // Returns what the agents wrote, for messages.
@@ -259,14 +222,10 @@ TEST_F(TrainHostsFailureTest, ASpareHostTakesThePlaceOfALostOneAndNoBitChanges) 
     SCOPED_TRACE(one.run);
     const std::vector<std::string> outputs = train(one);
     expect_success(one, outputs);
-    const int resumed = resumed_step(joined(outputs), folder_.path() / one.run);
-    const std::vector<Step> steps = steps_of(one.run);
-    std::vector<Step> expected = steps_of("whole");
-    // Rank 0 writes the line of a step after the last collective of that step. If it is killed in
-    // between, the survivor has completed the step and no line shows it.
-    if (one.host == 0 && steps.size() + 1 == expected.size()) {
-      std::erase_if(expected, [&](const Step& step) { return step.step == resumed; });
-    }
+    const int resumed = resumed_step(joined(outputs), training_.folder_of(one.run));
+    const auto steps = training_.steps_of(one.run);
+    const auto expected = one.host == 0 ? training_.steps_without_rank_0("whole", one.run, resumed)
+                                        : training_.steps_of("whole");
     EXPECT_TRUE(steps == expected) << steps.size() << " steps\n" << joined(outputs);
     // The run has no snapshot but the one that the survivor has made of its memory. The survivor
     // may be killed with the coordinator.
@@ -287,10 +246,10 @@ TEST_F(TrainHostsFailureTest, AnotherNumberOfHostsChangesLossesByRoundingOnly) {
     SCOPED_TRACE(one.run);
     const std::vector<std::string> outputs = train(one);
     expect_success(one, outputs);
-    const int resumed = resumed_step(joined(outputs), folder_.path() / one.run);
+    const int resumed = resumed_step(joined(outputs), training_.folder_of(one.run));
     EXPECT_GE(resumed, kStepOfEvent / 10 * 10) << joined(outputs);
-    const std::vector<Step> steps = steps_of(one.run);
-    const std::vector<Step> expected = steps_of("whole");
+    const auto steps = training_.steps_of(one.run);
+    const auto expected = training_.steps_of("whole");
     ASSERT_EQ(steps.size(), expected.size()) << joined(outputs);
     for (size_t i = 0; i < steps.size(); ++i) {
       EXPECT_EQ(steps[i].step, expected[i].step);

@@ -6,17 +6,15 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/preemption/preemption.h"
 #include "cadre/testing/core/cadre_command.h"
-#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/small_training.h"
 
 namespace cadre {
 namespace {
@@ -24,74 +22,40 @@ namespace {
 namespace fs = std::filesystem;
 using cli::CadreCommand;
 using cli::CommandResult;
+using testing::content_of;
 using ::testing::HasSubstr;
 
 constexpr int kNumSteps = 400;
-
-std::string bytes_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 // Returns the pid of the process that has this rank; 0 if there is none.
 int pid_of_rank(const CadreCommand& job, int rank) {
   const std::string variable = std::string(1, '\0') + format("RANK={}", rank) + '\0';
   for (const int pid : job.marked_processes()) {
     const fs::path process = format("/proc/{}", pid);
-    const bool is_trainer = bytes_of(process / "comm") == "cadre-train\n";
-    if (is_trainer && bytes_of(process / "environ").find(variable) != std::string::npos) return pid;
+    const bool is_trainer = content_of(process / "comm") == "cadre-train\n";
+    if (is_trainer && content_of(process / "environ").find(variable) != std::string::npos)
+      return pid;
   }
   return 0;
 }
 
 class TrainSignalTest : public ::testing::Test {
  protected:
-  TrainSignalTest() {
-    std::ofstream text(folder_.file("text"));
-    for (int i = 0; i < 700; ++i) text << "line " << i * i % 97 << " of a text to learn\n";
-    // The batch size is odd, so the two ranks have shares of different sizes, which are weighted.
-    std::ofstream(folder_.file("config.toml"))
-        << "[model]\nkind = \"gpt\"\nlayers = 1\nheads = 2\nwidth = 16\ncontext = 16\n"
-        << "[data]\npath = \"" << folder_.file("text") << "\"\n"
-        << "[run]\nfolder = \"" << folder_.path().string() << "\"\nsteps = " << kNumSteps
-        << "\nglobal_batch_size = 11\nevaluate_tokens = 500\n[sample]\ntokens = 0\n";
-  }
-
   std::vector<std::string> train(const std::string& run, const std::string& resume = "none") const {
-    return {"train",
-            folder_.file("config.toml"),
-            "run.name=" + run,
-            "run.resume=" + resume,
-            "--nproc-per-node",
-            "2"};
+    return {
+        "train", training_.config(), "run.name=" + run, "run.resume=" + resume, "--nproc-per-node",
+        "2"};
   }
 
   std::vector<std::string> snapshots_of(const std::string& run) const {
     std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder_.path() / run)) {
+    for (const auto& entry : fs::directory_iterator(training_.folder_of(run))) {
       if (entry.is_directory()) names.push_back(entry.path().filename());
     }
     return names;
   }
 
-  std::string snapshot_file(const std::string& run, const std::string& file) const {
-    return bytes_of(folder_.path() / run / format("step-{:06d}", kNumSteps) / file);
-  }
-
-  // Returns for each step the values that do not depend on time, such as the loss.
-  std::vector<nlohmann::json> steps_of(const std::string& run) const {
-    std::vector<nlohmann::json> steps;
-    std::ifstream file(folder_.path() / run / "metrics.jsonl");
-    for (std::string line; std::getline(file, line);) {
-      const auto step = nlohmann::json::parse(line);
-      if (step.contains("loss")) {
-        steps.push_back({step["step"], step["loss"], step["gradient_norm"]});
-      }
-    }
-    return steps;
-  }
-
-  testing::TemporaryFolder folder_;
+  const testing::SmallTraining training_{kNumSteps};
 };
 
 TEST_F(TrainSignalTest, CtrlCAndAHangupEndWithASnapshotToo) {
@@ -105,7 +69,7 @@ TEST_F(TrainSignalTest, CtrlCAndAHangupEndWithASnapshotToo) {
     const CommandResult stopped = job.wait();
     EXPECT_EQ(stopped.exit_code, 128 + signal) << stopped.output << stopped.error;
     EXPECT_THAT(stopped.output,
-                HasSubstr(format("stopped after step {} on", steps_of(run).size())));
+                HasSubstr(format("stopped after step {} on", training_.steps_of(run).size())));
     EXPECT_EQ(snapshots_of(run).size(), 1U);
     EXPECT_TRUE(job.leaves_nothing());
   }
@@ -121,7 +85,7 @@ TEST_F(TrainSignalTest, AResumedJobHasTheBitsOfAnUndisturbedOne) {
   const CommandResult stopped = job.wait();
   EXPECT_EQ(stopped.exit_code, kRequeueExitCode) << stopped.output << stopped.error;
   EXPECT_TRUE(job.leaves_nothing());
-  const size_t num_done = steps_of("parts").size();
+  const size_t num_done = training_.steps_of("parts").size();
   ASSERT_GE(num_done, 20U);
   ASSERT_LT(num_done, static_cast<size_t>(kNumSteps)) << "the job had ended before its signal";
   EXPECT_THAT(stopped.output, HasSubstr(format("stopped after step {} on request", num_done)));
@@ -131,19 +95,19 @@ TEST_F(TrainSignalTest, AResumedJobHasTheBitsOfAnUndisturbedOne) {
                                num_done)));
   const std::string snapshot = format("step-{:06d}", num_done);
   EXPECT_THAT(snapshots_of("parts"), ::testing::ElementsAre(snapshot));
-  EXPECT_EQ(bytes_of(folder_.path() / "parts/latest"), snapshot + "\n");
+  EXPECT_EQ(content_of(training_.folder_of("parts") / "latest"), snapshot + "\n");
 
   const CommandResult resumed = cli::run_cadre(train("parts", "auto"));
   ASSERT_EQ(resumed.exit_code, 0) << resumed.error;
-  EXPECT_THAT(resumed.output,
-              HasSubstr(format("resuming from {}/parts/{}\n", folder_.path().string(), snapshot)));
+  EXPECT_THAT(resumed.output, HasSubstr(format("resuming from {}/{}\n",
+                                               training_.folder_of("parts").string(), snapshot)));
   for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
-    const std::string expected = snapshot_file("whole", file);
+    const std::string expected = training_.snapshot_file("whole", file);
     EXPECT_FALSE(expected.empty());
-    EXPECT_TRUE(snapshot_file("parts", file) == expected) << file;
+    EXPECT_TRUE(training_.snapshot_file("parts", file) == expected) << file;
   }
-  EXPECT_EQ(steps_of("parts").size(), static_cast<size_t>(kNumSteps));
-  EXPECT_EQ(steps_of("parts"), steps_of("whole"));
+  EXPECT_EQ(training_.steps_of("parts").size(), static_cast<size_t>(kNumSteps));
+  EXPECT_EQ(training_.steps_of("parts"), training_.steps_of("whole"));
 }
 
 // A restart is possible, but must not follow. The signal reaches one rank only if it is not sent to
@@ -170,8 +134,8 @@ TEST_F(TrainSignalTest, ASchedulersSignalToTheJobOrToOneRankEndsItWithASnapshot)
     ::kill(target, SIGUSR1);
     const CommandResult stopped = job.wait();
     EXPECT_EQ(stopped.exit_code, kRequeueExitCode) << stopped.output << stopped.error;
-    EXPECT_THAT(stopped.error,
-                HasSubstr(format(", saved at step {} by all 2 ranks", steps_of(run).size())));
+    EXPECT_THAT(stopped.error, HasSubstr(format(", saved at step {} by all 2 ranks",
+                                                training_.steps_of(run).size())));
     EXPECT_EQ(snapshots_of(run).size(), 1U);
     EXPECT_TRUE(job.leaves_nothing());
   }
@@ -196,9 +160,9 @@ TEST_F(TrainSignalTest, AJobThatIsKilledWhileItSavesGoesOnFromAWholeSnapshot) {
   const CommandResult resumed = cli::run_cadre(words("parts", "auto"));
   ASSERT_EQ(resumed.exit_code, 0) << resumed.error;
   EXPECT_THAT(resumed.output,
-              HasSubstr(format("resuming from {}/parts/step-", folder_.path().string())));
-  EXPECT_EQ(steps_of("parts").size(), 60U);
-  EXPECT_EQ(steps_of("parts"), steps_of("whole"));
+              HasSubstr(format("resuming from {}/step-", training_.folder_of("parts").string())));
+  EXPECT_EQ(training_.steps_of("parts").size(), 60U);
+  EXPECT_EQ(training_.steps_of("parts"), training_.steps_of("whole"));
 }
 
 TEST_F(TrainSignalTest, AKilledProcessThatHasAPartOfTheModelIsNamedAndEndsTheJob) {
@@ -239,10 +203,10 @@ TEST_F(TrainSignalTest, ARestartedJobHasTheBitsOfAnUndisturbedOne) {
   const CommandResult ended = job.wait();
   EXPECT_EQ(ended.exit_code, 0) << ended.error;
   EXPECT_THAT(ended.output,
-              HasSubstr(format("resuming from {}/parts/step-", folder_.path().string())));
+              HasSubstr(format("resuming from {}/step-", training_.folder_of("parts").string())));
   EXPECT_THAT(ended.error, HasSubstr("cadre: succeeded after 1 restart; earlier failures: rank 1: "
                                      "signal 9 (SIGKILL) after "));
-  EXPECT_EQ(steps_of("parts"), steps_of("whole"));
+  EXPECT_EQ(training_.steps_of("parts"), training_.steps_of("whole"));
   EXPECT_TRUE(job.leaves_nothing());
 }
 
@@ -267,18 +231,12 @@ TEST_F(TrainSignalTest, ASurvivorInPlaceKeepsItsProcessAndNoStepIsLost) {
     EXPECT_THAT(ended.error,
                 HasSubstr(format("starting 1 worker again; rank {} stays running\n", 1 - victim)));
     EXPECT_EQ(snapshots_of(run).size(), 2U);  // that of the survivor, and that of the end
-    std::vector<nlohmann::json> expected = steps_of("whole");
-    // Rank 0 writes the line of a step after the last collective of that step. If it is killed in
-    // between, the survivor has completed the step and no line shows it.
-    if (victim == 0 && steps_of(run).size() + 1 == expected.size()) {
-      const std::string survivors = std::ranges::min(snapshots_of(run));
-      std::erase_if(expected, [&](const nlohmann::json& step) {
-        return format("step-{:06d}", step[0].get<int>()) == survivors;
-      });
-    }
-    EXPECT_EQ(steps_of(run), expected);
-    const std::string model = snapshot_file(run, "model.safetensors");
-    EXPECT_TRUE(!model.empty() && model == snapshot_file("whole", "model.safetensors"));
+    const int resumed = std::stoi(std::ranges::min(snapshots_of(run)).substr(std::strlen("step-")));
+    EXPECT_EQ(training_.steps_of(run), victim == 0
+                                           ? training_.steps_without_rank_0("whole", run, resumed)
+                                           : training_.steps_of("whole"));
+    const std::string model = training_.snapshot_file(run, "model.safetensors");
+    EXPECT_TRUE(!model.empty() && model == training_.snapshot_file("whole", "model.safetensors"));
     EXPECT_TRUE(job.leaves_nothing());
   }
 }
@@ -300,7 +258,7 @@ TEST_F(TrainSignalTest, ASurvivorInPlaceOfAShardedRunContinuesFromTheLastSnapsho
   EXPECT_EQ(pid_of_rank(job, 0), survivor);
   const CommandResult ended = job.wait();
   EXPECT_EQ(ended.exit_code, 0) << ended.error;
-  EXPECT_EQ(steps_of("parts"), steps_of("whole"));
+  EXPECT_EQ(training_.steps_of("parts"), training_.steps_of("whole"));
   EXPECT_TRUE(job.leaves_nothing());
 }
 
