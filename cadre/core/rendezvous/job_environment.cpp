@@ -248,6 +248,7 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& variables,
       parser.number("CADRE_ATTEMPT", 0, kMaxInt).value_or(environment.restart_count);
   environment.max_restarts = parser.number("TORCHELASTIC_MAX_RESTARTS", 0, kMaxInt).value_or(0);
   environment.run_id = parser.text("TORCHELASTIC_RUN_ID").value_or("");
+  environment.job_id = parser.text("CADRE_JOB_ID").value_or("");
   parse_store(parser, names, environment);
   if (parser.error()) return *parser.error();
   return environment;

@@ -18,6 +18,8 @@
 //   TORCHELASTIC_RUN_ID            the job's name in messages; optional
 //   TORCHELASTIC_USE_AGENT_STORE   "True": the launcher hosts the store; else rank 0 does
 //   CADRE_JOB_TOKEN                the job's secret; needed as soon as two hosts take part
+//   CADRE_JOB_ID                   distinguishes the job from others, also from those of the same
+//                                  name; optional
 //   CADRE_ATTEMPT                  how often the launcher has started all workers before: after
 //                                  failures, and when hosts came or went; absent: the number of
 //                                  restarts
@@ -74,6 +76,7 @@ struct JobEnvironment {
   int attempt = 0;         // is restart_count, or larger if hosts came or went
   int max_restarts = 0;
   std::string run_id;
+  std::string job_id;  // empty if the launcher gives none
   bool uses_agent_store = false;
   os::Secret job_token;
   StoreProtocol store_protocol = StoreProtocol::kNative;

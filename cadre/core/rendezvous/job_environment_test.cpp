@@ -61,7 +61,9 @@ TEST(JobEnvironment, ReadsWhatALauncherSays) {
   EXPECT_EQ(environment->job_token, "secret");
   EXPECT_EQ(environment->store_protocol, StoreProtocol::kNative);
   variables["CADRE_ATTEMPT"] = "4";
+  variables["CADRE_JOB_ID"] = "00ff";
   EXPECT_EQ(parse(variables)->attempt, 4);
+  EXPECT_EQ(parse(variables)->job_id, "00ff");
 }
 
 struct Starter {

@@ -420,6 +420,7 @@ void Agent::propose(size_t num_hosts) {
   }
   if (auto wrong = wrong_wanted_rank(table_, num_hosts)) return fail_job(*std::move(wrong));
   assign_places(table_, num_hosts);
+  if (table_.round == 0) table_.first_coordinator = options_.self.id;
   ++table_.round;
   table_.phase = Phase::kStarting;
   // The coordinator has a vote without a place too: it has to know of every later round.

@@ -13,7 +13,7 @@ namespace cadre::launch {
 namespace {
 
 constexpr uint32_t kTableMagic = 0x54484443;  // "CDHT"
-constexpr uint32_t kTableFormat = 1;
+constexpr uint32_t kTableFormat = 2;
 constexpr uint32_t kNoNodeRank = UINT32_MAX;
 
 std::optional<uint32_t> read_node_rank(wire::ByteReader& reader) {
@@ -179,6 +179,7 @@ std::vector<std::byte> encode(const Table& table) {
   writer.integer(table.phase);
   writer.integer(table.coordinator);
   writer.integer(table.restarts_used);
+  writer.integer(table.first_coordinator);
   writer.text<uint16_t>(table.reason);
   writer.integer(static_cast<uint32_t>(table.hosts.size()));
   for (const Host& host : table.hosts) write_host(writer, host);
@@ -211,6 +212,7 @@ Result<Table> decode_table(ConstBytes bytes) {
   table.phase = static_cast<Phase>(phase);
   table.coordinator = reader.integer<uint64_t>();
   table.restarts_used = reader.integer<uint32_t>();
+  table.first_coordinator = reader.integer<uint64_t>();
   table.reason = reader.text<uint16_t>(Table::kMaxTextBytes);
   const auto num_hosts = reader.integer<uint32_t>();
   if (num_hosts > Table::kMaxHosts) reader.fail();

@@ -65,6 +65,9 @@ struct Table {
   Phase phase = Phase::kGathering;
   AgentId coordinator = 0;
   uint32_t restarts_used = 0;
+  // The agent that proposed the first round; 0 before. It distinguishes this job from earlier and
+  // later ones with the same name.
+  AgentId first_coordinator = 0;
   std::string reason;
   std::vector<Host> hosts;
   // A new round needs a majority of each of these sets: the hosts of the last round that ran and

@@ -15,6 +15,7 @@ Table table_of(std::vector<uint32_t> slots) {
               .phase = Phase::kRunning,
               .coordinator = 1,
               .restarts_used = 2,
+              .first_coordinator = 5,
               .reason = "why"};
   for (size_t i = 0; i < slots.size(); ++i) {
     table.hosts.push_back({.id = i + 1,

@@ -243,7 +243,9 @@ TEST_F(RunHosts, WithoutARestartLeftAllHostsEndAndSayWhichWorkerFailed) {
 class RunHostsKilled : public RunHosts, public ::testing::WithParamInterface<size_t> {};
 
 TEST_P(RunHostsKilled, TheOthersGoOnInASmallerWorld) {
-  const char* script = "echo world $WORLD_SIZE; [ $WORLD_SIZE = 2 ] && exit; sleep 1000";
+  const char* script =
+      "echo job$WORLD_SIZE $CADRE_JOB_ID; echo attempt$WORLD_SIZE $CADRE_ATTEMPT; "
+      "echo world $WORLD_SIZE; [ $WORLD_SIZE = 2 ] && exit; sleep 1000";
   join("2:3", script);
   ASSERT_TRUE(agents_[0]->wait_for("is the coordinator"));
   join("2:3", script);
@@ -261,6 +263,9 @@ TEST_P(RunHostsKilled, TheOthersGoOnInASmallerWorld) {
     }
     EXPECT_EQ(result.exit_code, 0) << i << ": " << result.error;
     EXPECT_THAT(result.output, HasSubstr("world 2"));
+    EXPECT_NE(word_after(result.output, "job3 "), "");
+    EXPECT_EQ(word_after(result.output, "job3 "), word_after(result.output, "job2 "));
+    EXPECT_LT(word_after(result.output, "attempt3 "), word_after(result.output, "attempt2 "));
     survivors += result.error;
   }
   EXPECT_THAT(survivors, HasSubstr(GetParam() == 0 ? "the connection to the coordinator was lost"

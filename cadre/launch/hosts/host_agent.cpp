@@ -255,6 +255,7 @@ void HostAgent::start_workers(const AgentAction& action) {
   order({.kind = HostOrder::Kind::kStart,
          .round = action.round,
          .num_restarts = agent_.table().restarts_used,
+         .job_id = agent_.table().first_coordinator,
          .ranks = action.ranks,
          .store_host = address_of_agent(action.text).host,
          .store_port = is_own ? store_port(action.round) : remote_store_port_});

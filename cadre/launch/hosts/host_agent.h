@@ -46,6 +46,7 @@ struct HostOrder {
   Kind kind = Kind::kSay;
   uint64_t round = 0;
   uint32_t num_restarts = 0;
+  AgentId job_id = 0;  // the same in all rounds of the job, and different in each job
   HostRanks ranks{};
   std::string store_host;
   uint16_t store_port = 0;  // 0 if the coordinator could not open the store

@@ -37,6 +37,7 @@ std::string arguments_of(const JobSpec& spec, Rank rank) {
 JobIdentity planned_identity(const JobSpec& spec) {
   JobIdentity identity{.num_workers = spec.num_workers,
                        .run_id = spec.run_id.empty() ? "<random>" : spec.run_id,
+                       .job_id = "<random>",
                        .role = spec.role,
                        .token = os::Secret("<secret>"),
                        .store_host = "127.0.0.1",

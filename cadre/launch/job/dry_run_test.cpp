@@ -25,6 +25,7 @@ TEST(DryRun, ListsArgumentsAndVariablesOfAllWorkersAndOfEach) {
 workers: 2
 environment added for all workers:
   CADRE_ATTEMPT=0
+  CADRE_JOB_ID=<random>
   CADRE_JOB_TOKEN=<secret>
   CADRE_STORE_PROTOCOL=native
   GROUP_RANK=0

@@ -211,6 +211,7 @@ void JobRun::identify() {
   identity_ = {
       .num_workers = spec_.num_workers,
       .run_id = spec_.run_id.empty() ? random_hex(system_, kRunIdBytes) : spec_.run_id,
+      .job_id = random_hex(system_, sizeof(AgentId)),
       .role = spec_.role,
       .token = spec_.hosts ? spec_.hosts->token : os::Secret(random_hex(system_, kTokenBytes)),
       .error_folder = spec_.folder,

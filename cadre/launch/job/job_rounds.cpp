@@ -59,6 +59,7 @@ void JobRun::run_round() {
   identity_.ranks = round_->ranks;
   identity_.attempt = static_cast<int>(round_->round) - 1;
   identity_.restart_count = static_cast<int>(round_->num_restarts);
+  identity_.job_id = cadre::format("{:016x}", round_->job_id);
   identity_.store_host = round_->store_host;
   identity_.store_port = round_->store_port;
   if (round_->store_port == 0) {

@@ -88,6 +88,7 @@ os::Environment worker_environment(const os::Environment& inherited, const JobId
   environment.set("MASTER_ADDR", job.store_host);
   environment.set("MASTER_PORT", cadre::format("{}", job.store_port));
   environment.set("TORCHELASTIC_RESTART_COUNT", cadre::format("{}", job.restart_count));
+  environment.set("CADRE_JOB_ID", job.job_id);
   environment.set("CADRE_ATTEMPT", cadre::format("{}", job.attempt));
   environment.set("TORCHELASTIC_MAX_RESTARTS", cadre::format("{}", job.max_restarts));
   environment.set("TORCHELASTIC_RUN_ID", job.run_id);

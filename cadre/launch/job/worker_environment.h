@@ -25,6 +25,7 @@ struct JobIdentity {
   // The ranks of the workers, if the job has several hosts; else their local ranks are their ranks.
   std::optional<HostRanks> ranks;
   std::string run_id;
+  std::string job_id;  // differs from the id of each other job, also of one with the same run_id
   std::string role = "default";
   os::Secret token;        // the secret of the job
   std::string store_host;  // the address of the job's store

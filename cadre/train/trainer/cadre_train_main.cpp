@@ -148,7 +148,7 @@ int train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
           .print = print,
           .is_terminal = shows_on_terminal(),
           .num_columns = os::terminal_columns(kUsualColumns),
-          .job = job.run_id,
+          .job = job.job_id.empty() ? job.run_id : job.job_id,
           .attempt = job.attempt,
           .is_preempted = [&] { return preemption.is_requested(); }});
   try {

@@ -54,8 +54,8 @@ struct TrainerContext {
   std::function<void(std::string_view)> print;  // called on rank 0 only
   bool is_terminal = false;
   int num_columns = 80;  // the width of the terminal
-  // The name of the job if its launcher may start its processes again, after a failure or because
-  // hosts come or go; otherwise empty.
+  // The id of the job if its launcher may start its processes again, after a failure or because
+  // hosts come or go; otherwise empty. Two jobs should not have the same one.
   std::string job = {};
   // How often it has done so. If it has, the run continues from the job's own snapshots, and
   // run.resume is ignored.
