@@ -43,6 +43,22 @@ at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
                                            c10::dtype_or_default(dtype));
 }
 
+// at::native::resize_ copies on the host.
+const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef size,
+                         std::optional<c10::MemoryFormat> format) {
+  c10::TensorImpl& impl = *self.unsafeGetTensorImpl();
+  if (self.sizes() != size) {
+    impl.set_sizes_contiguous(size);
+    const size_t num_bytes = at::detail::computeStorageNbytesContiguous(
+        size, self.element_size(), static_cast<size_t>(self.storage_offset()));
+    if (num_bytes > self.storage().nbytes()) {
+      at::native::resize_bytes_nocuda(self.storage(), static_cast<int64_t>(num_bytes));
+    }
+  }
+  if (format) impl.empty_tensor_restride(*format);
+  return self;
+}
+
 at::Tensor& set_storage(at::Tensor& self, at::Storage storage, int64_t offset,
                         c10::IntArrayRef size, c10::IntArrayRef stride) {
   at::native::checkSetStorage(self, std::move(storage), offset, size, stride);
@@ -202,7 +218,7 @@ void register_kernels() {
   m.impl("as_strided", at::native::as_strided_tensorimpl);
   m.impl("view", at::native::view);
   m.impl("_reshape_alias", at::native::_reshape_alias);
-  m.impl("resize_", at::native::resize_);
+  m.impl("resize_", resize);
   m.impl("set_.source_Storage_storage_offset", set_storage);
   m.impl("set_.source_Storage", set_whole_storage);
   m.impl("set_.source_Tensor", at::native::set_tensor_);
