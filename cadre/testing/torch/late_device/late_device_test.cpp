@@ -112,6 +112,7 @@ TEST_F(LateDevice, ComputesWithViewsAndCopiesAsTheCpu) {
   EXPECT_TRUE(compute(a.to(device()), b.to(device())).cpu().equal(compute(a, b)));
   // A number does not take part in type promotion, a copy with another type converts.
   EXPECT_EQ(at::ones({}, options()).mul(2.0).scalar_type(), at::kFloat);
+  EXPECT_EQ(at::ones({}, options()).floor_divide(2.0).scalar_type(), at::kFloat);
   EXPECT_EQ(at::ones({}, options().dtype(at::kBFloat16)).add(1.5).scalar_type(), at::kBFloat16);
   EXPECT_TRUE(at::arange(5, options()).to(at::kLong).cpu().equal(at::arange(5)));
   Tensor broadcast = at::zeros({3, 2}, options());
