@@ -126,8 +126,8 @@ if(CADRE_WITH_TESTS)
                  PROPERTIES TIMEOUT 600 LABELS torch)
     endif()
   endforeach()
-  # The late device, a device without hardware, is linked into the tests that use it. Its threads run
-  # libtorch's kernels, which have no ThreadSanitizer annotations, and a test ends by SIGSEGV.
+  # The late device, a device without hardware, is linked into the tests that use it. It is left
+  # out under sanitizers, which intercept the signal that a test expects.
   cadre_sources(late_device_sources library testing/torch/late_device)
   cadre_sources(late_device_tests test testing/torch/late_device)
   if(NOT CADRE_SANITIZE)

@@ -11,9 +11,11 @@
 // - Operators that this device cannot run throw in the caller; see kernel_call.h.
 //
 // Threads: any. Blocking: waits of the host end after kWaitLimit. Lifetime: the devices exist from
-// register_device() until the process ends; streams run what is enqueued when main() returns.
-// Errors: c10::Error. Two ranks as threads need two device indices, because autograd has one thread
-// for each index. For tests only. Source: PrivateUse1 of libtorch.
+// register_device() until the process ends. When main() returns, the streams run what is enqueued,
+// and a failure that no synchronisation reported is printed. A process forked after
+// register_device() has no streams. Errors: c10::Error. Two ranks as threads need two device
+// indices, because autograd has one thread for each index. For tests only. Source: PrivateUse1 of
+// libtorch.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -387,6 +388,30 @@ TEST_F(LateDevice, FailureOfAKernelIsReportedByTheNextSynchronisationOfItsStream
   const c10::StreamGuard guard(one);
   EXPECT_TRUE(has_text(error_of([&] { weight.sum().item(); }), "out of range"));
   EXPECT_EQ(weight.sum().item<float>(), 8);
+}
+
+TEST_F(LateDevice, FailureThatNothingWaitedForIsPrintedAtTheEndOfTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process with streams of its own
+  const auto return_from_main = [] {
+    set_delays({.longest = std::chrono::milliseconds(3)});
+    static const Tensor kept = at::ones({4}, options()).mul(2);
+    const Tensor index = at::full({1}, 9, options().dtype(at::kLong));
+    at::ones({4, 2}, options()).index_select(0, index);
+    std::exit(0);
+  };
+  EXPECT_EXIT(return_from_main(), ::testing::ExitedWithCode(0),
+              "late:0 stream 0: a kernel failed and nothing waited for the stream: index out of");
+}
+
+TEST_F(LateDevice, WaitForAHeldStreamEnds) {
+  const auto gate = std::make_shared<Event>(nullptr);
+  StreamQueue queue(3, 2);
+  queue.wait_event(gate);
+  queue.enqueue([] {}, StreamQueue::TaskKind::kKernel);
+  const auto wait = [&] { queue.synchronize(std::chrono::milliseconds(20)); };
+  EXPECT_TRUE(has_text(error_of(wait), "late:3 stream 2 has not run its 3 tasks within 20 ms"));
+  gate->set();
+  queue.synchronize();
 }
 
 TEST_F(LateDevice, RefusesWhatItCannotRun) {

@@ -116,13 +116,13 @@ bool StreamQueue::is_idle() const {
   return num_unfinished_ == 0;
 }
 
-void StreamQueue::synchronize() {
-  if (!record()->wait_for(kWaitLimit)) {
+void StreamQueue::synchronize(std::chrono::milliseconds limit) {
+  if (!record()->wait_for(limit)) {
     const std::lock_guard lock(mutex_);
-    TORCH_CHECK(false, name(), " has not run its ", num_unfinished_, " tasks within ",
-                kWaitLimit.count(),
-                " s: release its holds, and those of the streams whose events it waits for, before "
-                "the host waits");
+    TORCH_CHECK(
+        false, name(), " has not run its ", num_unfinished_, " tasks within ", limit.count(),
+        " ms: release its holds, and those of the streams whose events it waits for, before "
+        "the host waits");
   }
   throw_failure();
 }

@@ -91,7 +91,7 @@ class StreamQueue {
   bool is_idle() const;
   // Waits until everything enqueued so far has run, then throws the failure of a task, if there is
   // one.
-  void synchronize();
+  void synchronize(std::chrono::milliseconds limit = kWaitLimit);
   // Throws the failure of a task, if there is one that was not thrown before.
   void throw_failure();
   // Runs what is enqueued, joins the thread, and prints a failure that nothing waited for. Later

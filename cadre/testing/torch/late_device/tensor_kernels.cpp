@@ -43,7 +43,7 @@ at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
                                            c10::dtype_or_default(dtype));
 }
 
-// at::native::resize_ copies on the host.
+// Replaces at::native::resize_, which copies on the host.
 const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef size,
                          std::optional<c10::MemoryFormat> format) {
   c10::TensorImpl& impl = *self.unsafeGetTensorImpl();
