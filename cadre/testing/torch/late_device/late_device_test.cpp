@@ -190,8 +190,8 @@ TEST_F(LateDevice, HazardOfAMissingEvent) {
 
 TEST_F(LateDevice, DelaysMakeAMissingEventLikely) {
   int num_wrong = 0;
-  for (uint64_t seed = 0; seed < 40; ++seed) {
-    set_delays({.longest = std::chrono::milliseconds(1), .seed = seed});
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    set_delays({.longest = std::chrono::milliseconds(3), .seed = seed});
     const c10::Stream one = new_stream(), two = new_stream();
     Tensor x, y;
     {
@@ -206,7 +206,7 @@ TEST_F(LateDevice, DelaysMakeAMissingEventLikely) {
     synchronize_all();
     num_wrong += all_equal(y, 10) ? 0 : 1;
   }
-  EXPECT_GE(num_wrong, 4) << "of 40";
+  EXPECT_GE(num_wrong, 2) << "of 20";
 }
 
 TEST_F(LateDevice, OneSeedGivesTheSameDelays) {
@@ -446,8 +446,7 @@ TEST_F(LateDevice, EventsMeasureTime) {
   enqueue(stream, [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
   StreamHold hold(stream);
   end.record(stream);
-  EXPECT_TRUE(has_text(error_of([&] { begin.elapsedTime(end); }), "completed") ||
-              has_text(error_of([&] { begin.elapsedTime(end); }), "not happened"));
+  EXPECT_NE(error_of([&] { begin.elapsedTime(end); }), "") << "the end has not happened";
   hold.release();
   end.synchronize();
   EXPECT_GE(begin.elapsedTime(end), 5);
