@@ -126,6 +126,15 @@ if(CADRE_WITH_TESTS)
                  PROPERTIES TIMEOUT 600 LABELS torch)
     endif()
   endforeach()
+  # The late device, a device without hardware, is linked into the tests that use it. It is left
+  # out under sanitizers, which intercept the signal that a test expects.
+  cadre_sources(late_device_sources library testing/torch/late_device)
+  cadre_sources(late_device_tests test testing/torch/late_device)
+  if(NOT CADRE_SANITIZE)
+    cadre_torch_test(cadre_late_device_test ${late_device_sources} ${late_device_tests})
+    cadre_test(NAME late_device COMMAND $<TARGET_FILE:cadre_late_device_test>
+               PROPERTIES TIMEOUT 600 LABELS torch)
+  endif()
   # The longest begin first, so that none of them runs alone at the end.
   if(TEST train)
     set_tests_properties(train PROPERTIES COST 100)
