@@ -477,7 +477,7 @@ class RunRegistry : public RunHosts, public ::testing::WithParamInterface<const 
   ::testing::AssertionResult reaches(size_t agent, std::string_view text) {
     if (agents_[agent]->wait_for(text)) return ::testing::AssertionSuccess();
     auto failure = ::testing::AssertionFailure() << "no \"" << text << "\" of agent " << agent;
-    for (const auto& each : agents_) failure << "\n" << each->seen().output << each->seen().error;
+    for (const auto& each : agents_) failure << "\n" << each->story();
     return failure;
   }
   void let_workers_end() const { os::replace_file(folder_.file("end"), {}).value_or_throw(); }

@@ -90,6 +90,15 @@ class CadreCommand {
   void start_reading() { reads_output_ = true; }
   // Returns the output and errors that had been read when the last wait ended.
   const CommandResult& seen() const { return result_; }
+  // Returns the output and errors so far, with "exit code N" if the command has ended, for messages
+  // of failures.
+  std::string story() {
+    step();
+    if (const auto status = process_->try_wait()) result_.exit_code = status->shell_code();
+    const std::string end =
+        result_.exit_code == -1 ? "" : cadre::format("exit code {}\n", result_.exit_code);
+    return result_.output + result_.error + end;
+  }
 
   // Waits until `text` was written to stdout or stderr. Returns false after kPatience.
   bool wait_for(std::string_view text) {
