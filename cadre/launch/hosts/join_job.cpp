@@ -14,7 +14,7 @@ namespace {
 constexpr Duration kKillTime = std::chrono::seconds(10);
 
 // The time in which a registry has to answer when the agent starts.
-constexpr Duration kFirstAnswerTime = std::chrono::seconds(10);
+constexpr Duration kFirstAnswerTime = std::chrono::seconds(30);
 // An address that no host has (RFC 5737), so the route to it is the default route.
 constexpr std::string_view kAnywhere = "192.0.2.1";
 

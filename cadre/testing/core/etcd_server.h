@@ -1,17 +1,20 @@
 // Runs a real etcd for tests, on loopback or another address of this host, with its data in a
 // folder of its own.
 //
-// Threads: one owner. Blocking: start() until the server answers, at most kPatience. Lifetime: the
-// destructor kills the server.
+// Threads: one owner. Blocking: start() until the server serves requests, at most kPatience.
+// Lifetime: the destructor kills the server.
 #pragma once
 
 #include <signal.h>
 
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "cadre/core/base/format.h"
@@ -71,12 +74,14 @@ class EtcdServer {
                    {.executable = os::find_executable("etcd", search_path()).value_or_throw(),
                     .arguments = {"etcd", "--data-dir", folder_->path(), "--listen-client-urls",
                                   client, "--advertise-client-urls", client, "--listen-peer-urls",
-                                  peer, "--initial-advertise-peer-urls", peer, "--initial-cluster",
+                                  peer, "--listen-metrics-urls",
+                                  format("http://127.0.0.1:{}", health_port_.number()),
+                                  "--initial-advertise-peer-urls", peer, "--initial-cluster",
                                   "default=" + peer, "--logger", "zap", "--log-level", "fatal"},
                     .environment = environment.to_texts()})
                    .value_or_throw();
     const Deadline deadline = system_->deadline_in(kPatience);
-    while (!system_->connect({os::Address::Kind::kTcp, host_, port_.number()}, deadline).ok()) {
+    while (!is_healthy(deadline)) {
       if (deadline.has_passed(system_->now()))
         throw Error(ErrorCode::kTimeout, "etcd is not ready");
       pause();
@@ -85,6 +90,23 @@ class EtcdServer {
 
  private:
   static std::string search_path() { return os::read_environment().get_or("PATH", "/usr/bin"); }
+  // Returns whether the server serves requests. It accepts connections earlier, before its cluster
+  // has a leader.
+  bool is_healthy(Deadline deadline) {
+    const os::Address address{os::Address::Kind::kTcp, "127.0.0.1", health_port_.number()};
+    const auto socket = system_->connect(address, deadline);
+    constexpr std::string_view kRequest = "GET /health HTTP/1.0\r\n\r\n";
+    if (!socket.ok() || !(*socket)->try_send(std::as_bytes(std::span(kRequest))).ok()) return false;
+    std::string answer;
+    std::array<std::byte, 1024> buffer;
+    while (!deadline.has_passed(system_->now())) {
+      const auto received = (*socket)->try_recv(buffer);
+      if (!received.ok()) break;
+      answer.append(reinterpret_cast<const char*>(buffer.data()), *received);
+      if (*received == 0) pause();
+    }
+    return answer.find("\"health\":\"true\"") != std::string::npos;
+  }
   void pause() {
     system_->make_waiter()->park(system_->deadline_in(std::chrono::milliseconds(20)));
   }
@@ -100,6 +122,7 @@ class EtcdServer {
   const std::string host_;
   const ReservedPort port_;
   const ReservedPort peer_port_;
+  const ReservedPort health_port_;
   const std::optional<Tls> tls_;
   std::unique_ptr<os::Process> process_;
 };
