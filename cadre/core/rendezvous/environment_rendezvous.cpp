@@ -6,11 +6,12 @@
 namespace cadre {
 
 Result<Membership> EnvironmentRendezvous::join(Deadline deadline) {
-  // A restarted job finds keys from before the restart in the launcher's store. Each key contains
-  // the round, which every rejoin() increments. Each restart begins so many rounds later that its
-  // keys never coincide with earlier ones.
+  // A job that was started again, after a failure or because hosts came or went, finds keys from
+  // before in a store that outlives its processes, such as a file. Each key contains the round,
+  // which every rejoin() increments. Each attempt begins so many rounds later that its keys never
+  // coincide with earlier ones.
   constexpr uint64_t kRoundsPerAttempt = 1'000'000;
-  const uint64_t round = static_cast<uint64_t>(environment_.restart_count) * kRoundsPerAttempt;
+  const uint64_t round = static_cast<uint64_t>(environment_.attempt) * kRoundsPerAttempt;
   if (!environment_.store_file.empty()) {
     FileRendezvous rendezvous(system_, {.path = environment_.store_file,
                                         .rank = environment_.rank,

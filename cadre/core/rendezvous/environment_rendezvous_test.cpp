@@ -30,12 +30,13 @@ TEST_F(EnvironmentRendezvousTest, WithoutALauncherIsAWorldOfOneWithoutAStore) {
   EXPECT_EQ(membership.store, nullptr);
 }
 
-// The keys in the store contain the round. A restarted job must not use keys from before the
-// restart, however often its ranks had rejoined.
-TEST_F(EnvironmentRendezvousTest, EachRestartBeginsAMillionRoundsLater) {
+// The keys in the store contain the round. A job that was started again, after a failure or because
+// hosts came or went, must not use keys from before, however often its ranks had rejoined.
+TEST_F(EnvironmentRendezvousTest, EachAttemptBeginsAMillionRoundsLater) {
   const testing::TemporaryFolder folder;
-  EXPECT_EQ(join({.restart_count = 2}).round, 2'000'000U);
-  EXPECT_EQ(join({.store_file = folder.file("store"), .restart_count = 3}).round, 3'000'000U);
+  EXPECT_EQ(join({.restart_count = 2, .attempt = 2}).round, 2'000'000U);
+  EXPECT_EQ(join({.store_file = folder.file("store"), .restart_count = 1, .attempt = 3}).round,
+            3'000'000U);
 }
 
 }  // namespace

@@ -175,13 +175,13 @@ TEST_F(RendezvousTest, ARankOutsideTheWorldIsRefused) {
   EXPECT_EQ(joined.error().code(), ErrorCode::kInvalidArgument);
 }
 
-TEST_F(RendezvousTest, RanksOfALauncherAreClientsOnlyAndRoundsFollowTheRestarts) {
+TEST_F(RendezvousTest, RanksOfALauncherAreClientsOnlyAndRoundsFollowTheAttempts) {
   auto server = TcpStoreServer::start(*system_, {.token = "job"}).value_or_throw();
   JobEnvironment environment{.is_launched = true,
                              .world_size = 2,
                              .master_addr = "127.0.0.1",
                              .master_port = server->address().port,
-                             .restart_count = 1,
+                             .attempt = 1,
                              .uses_agent_store = true,
                              .job_token = "job"};
   std::vector<std::optional<Result<Membership>>> joined(2);
@@ -199,7 +199,7 @@ TEST_F(RendezvousTest, RanksOfALauncherAreClientsOnlyAndRoundsFollowTheRestarts)
     EXPECT_EQ((*joined[rank])->rank, rank);
     EXPECT_GT((*joined[rank])->round, 0u);
   }
-  environment.restart_count = 2;
+  environment.attempt = 2;
   environment.world_size = 1;
   environment.rank = 0;
   const auto later =
