@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <regex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -253,6 +254,7 @@ TEST_P(RunHostsKilled, TheOthersGoOnInASmallerWorld) {
   for (const auto& agent : agents_) ASSERT_TRUE(agent->wait_for("world 3"));
   agents_[GetParam()]->send(SIGKILL);
   std::string survivors;  // what the agents that go on say
+  std::set<std::string> jobs;
   for (size_t i = 0; i < agents_.size(); ++i) {
     const CommandResult result = agents_[i]->wait();
     EXPECT_TRUE(agents_[i]->leaves_nothing());
@@ -265,12 +267,14 @@ TEST_P(RunHostsKilled, TheOthersGoOnInASmallerWorld) {
     EXPECT_THAT(result.output, HasSubstr("world 2"));
     EXPECT_NE(word_after(result.output, "job3 "), "");
     EXPECT_EQ(word_after(result.output, "job3 "), word_after(result.output, "job2 "));
+    jobs.insert(word_after(result.output, "job2 "));
     EXPECT_LT(word_after(result.output, "attempt3 "), word_after(result.output, "attempt2 "));
     survivors += result.error;
   }
   EXPECT_THAT(survivors, HasSubstr(GetParam() == 0 ? "the connection to the coordinator was lost"
                                                    : "its agent has ended"));
   EXPECT_THAT(survivors, HasSubstr("starts: 2 hosts, 2 workers"));
+  EXPECT_EQ(jobs.size(), 1U);
 }
 
 INSTANTIATE_TEST_SUITE_P(EachAgent, RunHostsKilled, ::testing::Values(0, 1, 2));
