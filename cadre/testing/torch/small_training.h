@@ -48,7 +48,6 @@ class SmallTraining {
         << "\nglobal_batch_size = 11\nevaluate_tokens = 500\n[sample]\ntokens = 0\n";
   }
 
-  int num_steps() const { return num_steps_; }
   std::string config() const { return folder_.file("config.toml"); }
   std::filesystem::path folder_of(const std::string& run) const { return folder_.path() / run; }
   std::filesystem::path metrics_of(const std::string& run) const {

@@ -26,7 +26,7 @@ namespace cadre::train {
 std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFolder& snapshots);
 
 // Returns whether the folder was last written by this job, as RunFolder::record_job() recorded. If
-// so, a restart of the job continues from the folder's snapshots.
+// so, a later attempt of the job continues from the folder's snapshots.
 bool is_run_of_job(const std::string& run_path, const std::string& job);
 
 std::string metrics_path_of(const std::string& run_path);
@@ -65,11 +65,10 @@ class RunFolder {
   // deleted), and records the snapshot, if there is one, as the origin in the new folder.
   Moved begin(const std::optional<BranchPoint>& start);
 
-  // Records which job writes to the folder. Call it after begin(), if the launcher may restart the
-  // job's processes.
+  // Records which job writes to the folder. Call it after begin(), if the launcher may start the
+  // job's processes again.
   void record_job(const std::string& job);
-  // Removes the record of an earlier job. Call it before begin(), unless the launcher has restarted
-  // this process.
+  // Removes the record of an earlier job. Call it before begin() in the first attempt of a job.
   void forget_job();
 
  private:
