@@ -322,7 +322,25 @@ void WorkerGroup::ask_to_stop(Worker& worker, int signal) {
   if (!worker.was_asked_to_stop) look_for_stop(worker);
   worker.was_asked_to_stop = true;
   worker.process->signal_group(signal);
-  worker.process->signal_group(SIGCONT);
+}
+
+bool WorkerGroup::is_in_asked_group(const os::Descendant& process) const {
+  const auto stat = os::read_process_stat(process.pid);
+  return stat && std::ranges::any_of(workers_, [&](const auto& worker) {
+           return worker->was_asked_to_stop && worker->process->pid() == stat->process_group;
+         });
+}
+
+void WorkerGroup::continue_asked() {
+  std::vector<os::Descendant> asked = descendants();
+  std::erase_if(asked, [this](const auto& process) { return !is_in_asked_group(process); });
+  continue_stopped(asked);
+}
+
+// After suspend() a process may be about to stop, which cannot be seen.
+void WorkerGroup::continue_stopped(std::span<const os::Descendant> processes) const {
+  if (is_suspended_) return os::signal_processes(processes, SIGCONT);
+  os::continue_stopped(processes);
 }
 
 void WorkerGroup::ask_to_stop(int signal) {
@@ -332,6 +350,7 @@ void WorkerGroup::ask_to_stop(int signal) {
   for (const auto& worker : workers_) {
     if (!worker->has_ended && !is_kept(*worker)) ask_to_stop(*worker, signal);
   }
+  continue_asked();
 }
 
 void WorkerGroup::ask_unable_to_stop(int signal) {
@@ -340,6 +359,7 @@ void WorkerGroup::ask_unable_to_stop(int signal) {
     const bool is_running = !worker->has_ended && !worker->was_asked_to_stop;
     if (is_running && !worker->can_wait()) ask_to_stop(*worker, signal);
   }
+  continue_asked();
 }
 
 void WorkerGroup::ask_rest_to_stop(int signal) {
@@ -348,19 +368,16 @@ void WorkerGroup::ask_rest_to_stop(int signal) {
     const bool is_running = !worker->has_ended && !worker->was_asked_to_stop;
     if (is_running && !is_kept(*worker)) ask_to_stop(*worker, signal);
   }
+  continue_asked();
 }
 
 void WorkerGroup::ask_leftovers_to_stop() {
   std::vector<os::Descendant> leftovers = descendants();
   std::erase_if(leftovers, [&](const os::Descendant& process) {
-    const auto stat = os::read_process_stat(process.pid);
-    return !stat || std::ranges::count(asked_leftovers_, process) > 0 ||
-           std::ranges::any_of(workers_, [&](const auto& worker) {
-             return worker->was_asked_to_stop && worker->process->pid() == stat->process_group;
-           });
+    return std::ranges::count(asked_leftovers_, process) > 0 || is_in_asked_group(process);
   });
   os::signal_processes(leftovers, SIGTERM);
-  os::signal_processes(leftovers, SIGCONT);
+  continue_stopped(leftovers);
   asked_leftovers_.insert(asked_leftovers_.end(), leftovers.begin(), leftovers.end());
 }
 

@@ -149,6 +149,10 @@ class WorkerGroup {
   bool is_kept(const Worker& worker) const;
   std::vector<int> spared() const;
   void ask_to_stop(Worker& worker, int signal);
+  // Returns whether the process is in the process group of a worker that was asked to stop.
+  bool is_in_asked_group(const os::Descendant& process) const;
+  void continue_asked();
+  void continue_stopped(std::span<const os::Descendant> processes) const;
   Result<std::unique_ptr<Worker>> start_worker(const WorkerSpec& spec);
   std::vector<BufferedOutput*> sinks();
   // Returns the time at which step() must run even without an event.

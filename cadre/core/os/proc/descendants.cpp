@@ -9,9 +9,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
 #include <filesystem>
+#include <sstream>
 #include <system_error>
 
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/files/file.h"
 #include "cadre/core/os/host/process_stat.h"
 #include "cadre/core/os/io/fd.h"
 
@@ -30,6 +34,29 @@ std::vector<ProcessStat> read_all_stats() {
     if (auto stat = read_process_stat(pid)) stats.push_back(std::move(*stat));
   }
   return stats;
+}
+
+constexpr uint64_t bit_of(int signal) {
+  return uint64_t{1} << (signal - 1);
+}
+
+// Reads "State:" and "ShdPnd:" of /proc/PID/status. The latter are the pending signals for the
+// process; the SIGSTOP of PTRACE_ATTACH is pending for one thread and is not among them.
+bool is_stopped(int pid) {
+  constexpr uint64_t kStops = bit_of(SIGSTOP) | bit_of(SIGTSTP) | bit_of(SIGTTIN) | bit_of(SIGTTOU);
+  const auto text = read_file(cadre::format("/proc/{}/status", pid), kMaxStatBytes);
+  if (!text.ok()) return false;
+  std::istringstream lines(*text);
+  std::string line;
+  while (std::getline(lines, line)) {
+    std::istringstream fields(line);
+    std::string name;
+    std::string value;
+    fields >> name >> value;
+    if (name == "State:" && value == "T") return true;
+    if (name == "ShdPnd:") return (std::strtoull(value.c_str(), nullptr, 16) & kStops) != 0;
+  }
+  return false;
 }
 
 bool is_among(std::span<const int> pids, int pid) {
@@ -65,6 +92,12 @@ void signal_processes(std::span<const Descendant> processes, int signal) {
     const auto stat = read_process_stat(process.pid);
     if (!stat || stat->start_time != process.start_time) continue;
     ::syscall(SYS_pidfd_send_signal, pinned.get(), signal, nullptr, 0);
+  }
+}
+
+void continue_stopped(std::span<const Descendant> processes) {
+  for (const Descendant& process : processes) {
+    if (is_stopped(process.pid)) signal_processes(std::span(&process, 1), SIGCONT);
   }
 }
 

@@ -30,6 +30,12 @@ std::vector<Descendant> list_descendants(std::span<const int> spared = {});
 // Sends the signal to each process that still exists with the same start time.
 void signal_processes(std::span<const Descendant> processes, int signal);
 
+// Sends SIGCONT to each of the processes that a signal has stopped, or stops as soon as it runs.
+// The others do not get it, because SIGCONT discards every SIGSTOP that has not been received yet,
+// also the one by which a debugger or LeakSanitizer (ptrace(2), PTRACE_ATTACH) stops a thread and
+// for which it then would wait forever.
+void continue_stopped(std::span<const Descendant> processes);
+
 // Returns whether this user may signal the process: a program with set-user-ID may run as another
 // user.
 bool may_signal(const Descendant& process);

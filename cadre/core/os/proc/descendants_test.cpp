@@ -1,17 +1,27 @@
 #include "cadre/core/os/proc/descendants.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/host/process_stat.h"
 #include "cadre/core/os/proc/exit_status.h"
 #include "cadre/core/os/system.h"
 
@@ -81,6 +91,81 @@ TEST_F(DescendantsTest, OnesThatAreSparedAreLeftToTheirOwners) {
   reap_orphans(std::vector{child});
   EXPECT_TRUE(has_children());
   EXPECT_EQ(reap(child), (ExitStatus{.code = 7}));
+}
+
+// A child that waits for its own child, as in vfork(), in the kernel, where it receives no signal
+// until that child ends. Then the child sleeps.
+class WaitingChild {
+ public:
+  WaitingChild() {
+    int ends[2];
+    EXPECT_EQ(::pipe(ends), 0);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      // vfork() itself is a plain fork() under a sanitizer.
+      if (::syscall(SYS_clone, CLONE_VFORK | SIGCHLD, nullptr, nullptr, nullptr, nullptr) == 0) {
+        const int self = static_cast<int>(::syscall(SYS_getpid));
+        [[maybe_unused]] const ssize_t written = ::write(ends[1], &self, sizeof(self));
+      }
+      while (true) ::pause();
+    }
+    EXPECT_EQ(::read(ends[0], &awaited_, sizeof(awaited_)), ssize_t{sizeof(awaited_)});
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
+  ~WaitingChild() {
+    if (awaited_ > 0) ::kill(awaited_, SIGKILL);
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  int pid() const { return pid_; }
+  void continue_if_stopped() const {
+    const Descendant self{pid_, read_process_stat(pid_).value().start_time, ""};
+    continue_stopped(std::span(&self, 1));
+  }
+  void let_it_run() { ::kill(std::exchange(awaited_, 0), SIGKILL); }
+  // Returns whether the child is stopped and waitpid(2) has said so.
+  bool is_stopped() const {
+    int status = 0;
+    return ::waitpid(pid_, &status, WNOHANG | WUNTRACED) == pid_ && WIFSTOPPED(status);
+  }
+  // Returns whether the child sleeps in pause().
+  bool is_asleep() const {
+    std::ifstream stat(cadre::format("/proc/{}/stat", pid_));
+    std::string text(std::istreambuf_iterator<char>(stat), {});
+    return text.find(") S ") != std::string::npos;
+  }
+
+ private:
+  int pid_ = 0;
+  int awaited_ = 0;
+};
+
+TEST_F(DescendantsTest, AStopThatIsPendingForTheProcessIsTakenBack) {
+  WaitingChild child;
+  ::kill(child.pid(), SIGSTOP);
+  child.continue_if_stopped();
+  child.let_it_run();
+  EXPECT_TRUE(wait_until([&] { return child.is_asleep(); }));
+  EXPECT_FALSE(child.is_stopped());
+}
+
+TEST_F(DescendantsTest, AProcessThatHasStoppedIsContinued) {
+  WaitingChild child;
+  child.let_it_run();
+  ::kill(child.pid(), SIGSTOP);
+  EXPECT_TRUE(wait_until([&] { return child.is_stopped(); }));
+  child.continue_if_stopped();
+  EXPECT_TRUE(wait_until([&] { return child.is_asleep(); }));
+}
+
+// LeakSanitizer stops the threads of a program that ends in the same way.
+TEST_F(DescendantsTest, ADebuggerThatAttachesStillGetsItsStop) {
+  WaitingChild child;
+  ASSERT_EQ(::ptrace(PTRACE_ATTACH, child.pid(), nullptr, nullptr), 0);
+  child.continue_if_stopped();
+  child.let_it_run();
+  EXPECT_TRUE(wait_until([&] { return child.is_stopped(); }));
 }
 
 }  // namespace
