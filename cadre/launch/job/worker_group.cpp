@@ -337,7 +337,7 @@ void WorkerGroup::continue_asked() {
   continue_stopped(asked);
 }
 
-// After suspend() a process may be about to stop, which cannot be seen.
+// A process may be about to stop after suspend(), which cannot be seen.
 void WorkerGroup::continue_stopped(std::span<const os::Descendant> processes) const {
   if (is_suspended_) return os::signal_processes(processes, SIGCONT);
   os::continue_stopped(processes);
