@@ -36,15 +36,19 @@ std::vector<ProcessStat> read_all_stats() {
   return stats;
 }
 
+// The limit for reading a /proc/PID/status, of which the largest part are up to 65536 group ids.
+constexpr size_t kMaxStatusBytes = size_t{1} << 20;
+
 constexpr uint64_t bit_of(int signal) {
   return uint64_t{1} << (signal - 1);
 }
 
-// Reads "State:" and "ShdPnd:" of /proc/PID/status. The latter are the pending signals for the
-// process; the SIGSTOP of PTRACE_ATTACH is pending for one thread and is not among them.
+// Returns whether a signal has stopped the process ("State:" in /proc/PID/status) or is pending and
+// will. "ShdPnd:" has the signals that are pending for the whole process. The SIGSTOP of
+// PTRACE_ATTACH is pending for one thread and is not among them.
 bool is_stopped(int pid) {
   constexpr uint64_t kStops = bit_of(SIGSTOP) | bit_of(SIGTSTP) | bit_of(SIGTTIN) | bit_of(SIGTTOU);
-  const auto text = read_file(cadre::format("/proc/{}/status", pid), kMaxStatBytes);
+  const auto text = read_file(cadre::format("/proc/{}/status", pid), kMaxStatusBytes);
   if (!text.ok()) return false;
   std::istringstream lines(*text);
   std::string line;
@@ -77,7 +81,12 @@ std::vector<Descendant> list_descendants(std::span<const int> spared) {
     for (const ProcessStat& stat : stats) {
       if (stat.parent_pid != parents[next] || is_among(spared, stat.pid)) continue;
       parents.push_back(stat.pid);
-      if (!stat.has_ended) found.push_back({stat.pid, stat.start_time, stat.name});
+      if (!stat.has_ended) {
+        found.push_back({.pid = stat.pid,
+                         .start_time = stat.start_time,
+                         .process_group = stat.process_group,
+                         .name = stat.name});
+      }
     }
   }
   return found;

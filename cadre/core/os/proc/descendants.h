@@ -14,9 +14,14 @@ namespace cadre::os {
 
 struct Descendant {
   int pid = 0;
-  uint64_t start_time = 0;  // pid and start time identify a process uniquely
-  std::string name;         // the kernel's short name of its program
-  friend bool operator==(const Descendant&, const Descendant&) = default;
+  uint64_t start_time = 0;
+  int process_group = 0;
+  std::string name;  // the kernel's short name of its program
+
+  // The pid and the start time identify a process uniquely. A process may change the other members.
+  friend bool operator==(const Descendant& a, const Descendant& b) {
+    return a.pid == b.pid && a.start_time == b.start_time;
+  }
 };
 
 // Makes this process the parent of all its orphaned descendants from now on. A forked child does
@@ -30,10 +35,9 @@ std::vector<Descendant> list_descendants(std::span<const int> spared = {});
 // Sends the signal to each process that still exists with the same start time.
 void signal_processes(std::span<const Descendant> processes, int signal);
 
-// Sends SIGCONT to each of the processes that a signal has stopped, or stops as soon as it runs.
-// The others do not get it, because SIGCONT discards every SIGSTOP that has not been received yet,
-// also the one by which a debugger or LeakSanitizer (ptrace(2), PTRACE_ATTACH) stops a thread and
-// for which it then would wait forever.
+// Sends SIGCONT to each of the processes that a signal has stopped, and to each that has such a
+// signal pending. The others must not get SIGCONT: it discards a pending SIGSTOP, also one that a
+// debugger or LeakSanitizer has sent with PTRACE_ATTACH (ptrace(2)), which would then wait forever.
 void continue_stopped(std::span<const Descendant> processes);
 
 // Returns whether this user may signal the process: a program with set-user-ID may run as another

@@ -1,5 +1,6 @@
 #include "cadre/core/os/proc/descendants.h"
 
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -15,6 +16,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -93,15 +95,19 @@ TEST_F(DescendantsTest, OnesThatAreSparedAreLeftToTheirOwners) {
   EXPECT_EQ(reap(child), (ExitStatus{.code = 7}));
 }
 
-// A child that waits for its own child, as in vfork(), in the kernel, where it receives no signal
-// until that child ends. Then the child sleeps.
+// A process whose signals stay pending: it waits in the kernel for the end of its own child, as the
+// caller of vfork() does. After let_it_run() it receives them and sleeps. As root it belongs to
+// `num_groups` groups.
 class WaitingChild {
  public:
-  WaitingChild() {
+  explicit WaitingChild(size_t num_groups = 0) {
     int ends[2];
     EXPECT_EQ(::pipe(ends), 0);
     pid_ = ::fork();
     if (pid_ == 0) {
+      std::vector<gid_t> groups(num_groups);
+      std::iota(groups.begin(), groups.end(), 100'000);
+      if (num_groups > 0) static_cast<void>(::setgroups(num_groups, groups.data()));
       // vfork() itself is a plain fork() under a sanitizer.
       if (::syscall(SYS_clone, CLONE_VFORK | SIGCHLD, nullptr, nullptr, nullptr, nullptr) == 0) {
         const int self = static_cast<int>(::syscall(SYS_getpid));
@@ -120,11 +126,11 @@ class WaitingChild {
   }
   int pid() const { return pid_; }
   void continue_if_stopped() const {
-    const Descendant self{pid_, read_process_stat(pid_).value().start_time, ""};
+    const Descendant self{.pid = pid_, .start_time = read_process_stat(pid_).value().start_time};
     continue_stopped(std::span(&self, 1));
   }
   void let_it_run() { ::kill(std::exchange(awaited_, 0), SIGKILL); }
-  // Returns whether the child is stopped and waitpid(2) has said so.
+  // Returns true once after each stop.
   bool is_stopped() const {
     int status = 0;
     return ::waitpid(pid_, &status, WNOHANG | WUNTRACED) == pid_ && WIFSTOPPED(status);
@@ -157,6 +163,21 @@ TEST_F(DescendantsTest, AProcessThatHasStoppedIsContinued) {
   EXPECT_TRUE(wait_until([&] { return child.is_stopped(); }));
   child.continue_if_stopped();
   EXPECT_TRUE(wait_until([&] { return child.is_asleep(); }));
+}
+
+// The ids of the groups come before the pending signals in /proc/PID/status.
+TEST_F(DescendantsTest, ThePendingStopOfAProcessOfManyGroupsIsTakenBack) {
+  WaitingChild child(2000);
+  ::kill(child.pid(), SIGSTOP);
+  child.continue_if_stopped();
+  child.let_it_run();
+  EXPECT_TRUE(wait_until([&] { return child.is_asleep(); }));
+}
+
+TEST_F(DescendantsTest, AProcessStaysTheSameWhenItsNameOrGroupChanges) {
+  const Descendant one{.pid = 7, .start_time = 8, .process_group = 7, .name = "sh"};
+  EXPECT_EQ(one, (Descendant{.pid = 7, .start_time = 8, .process_group = 9, .name = "sleep"}));
+  EXPECT_NE(one, (Descendant{.pid = 7, .start_time = 9, .process_group = 7, .name = "sh"}));
 }
 
 // LeakSanitizer stops the threads of a program that ends in the same way.
