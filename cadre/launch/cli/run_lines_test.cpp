@@ -158,14 +158,6 @@ TEST(RunLines, AReaderThatHasGoneIsNoError) {
   EXPECT_EQ(result.error, "");
 }
 
-size_t count_of(const std::string& text, const std::string& wanted) {
-  size_t count = 0;
-  for (size_t at = text.find(wanted); at != std::string::npos; at = text.find(wanted, at + 1)) {
-    ++count;
-  }
-  return count;
-}
-
 TEST(RunLines, TheReportDoesNotRepeatWhatIsShownAboveIt) {
   const auto result =
       run_cadre(shell_job(1, "echo 'Traceback:' >&2; echo 'ValueError: odd' >&2; exit 1"));

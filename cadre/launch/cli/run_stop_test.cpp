@@ -102,6 +102,40 @@ TEST(RunStop, WhatWasContinuedInTimeIsNoCause) {
   EXPECT_EQ(result.error.find("likely cause"), std::string::npos) << result.error;
 }
 
+// One of the shells leaves the process group of the worker.
+TEST(RunStop, SIGCONTIsNotSentToProcessesThatRun) {
+  const std::string shell =
+      "trap 'echo continued' CONT; trap 'asked=1' TERM; echo $0 is up; until [ \"$asked\" ]; do "
+      "sleep "
+      "0.02; done; sleep 0.3; echo done";
+  CadreCommand command({"run", "--shutdown-timeout", "1000", "sh", "-c",
+                        "setsid sh -c \"$1\" child & eval \"$1\"", "worker", shell});
+  ASSERT_TRUE(command.wait_for("child is up") && command.wait_for("worker is up"));
+  ::kill(command.supervisor(), SIGCONT);
+  command.send(SIGTERM);
+  const auto result = command.wait();
+  EXPECT_EQ(count_of(result.output, "[0] done\n"), 2u) << result.output << result.error;
+  EXPECT_EQ(count_of(result.output, "continued"), 0u) << result.output;
+  EXPECT_TRUE(command.leaves_nothing());
+}
+
+// Two children of the worker stop themselves. One of them has left its process group.
+TEST(RunStop, StoppedChildrenOfWorkersAreContinuedToEnd) {
+  const std::string shell =
+      "trap 'echo ended; exit' TERM; echo $0 $$; kill -STOP $$; while true; do sleep 0.02; done";
+  CadreCommand command({"run", "--shutdown-timeout", "1000", "sh", "-c",
+                        "sh -c \"$1\" one & setsid sh -c \"$1\" two & wait", "sh", shell});
+  for (const char* mark : {"[0] one ", "[0] two "}) {
+    ASSERT_TRUE(command.wait_for(mark));
+    const int pid = pid_after(command.seen().output, mark);
+    EXPECT_TRUE(becomes_true([&] { return state_of(pid) == 'T'; })) << mark;
+  }
+  command.send(SIGTERM);
+  const auto result = command.wait();
+  EXPECT_EQ(count_of(result.output, "[0] ended\n"), 2u) << result.output << result.error;
+  EXPECT_TRUE(command.leaves_nothing());
+}
+
 TEST(RunStop, CtrlZStopsTheWholeJobAndContinuingContinuesIt) {
   // The shells start no further process after "up", because a shell that waits in vfork() for a
   // stopped child has the state D instead of T. The job ends only after the `sleep` processes that

@@ -8,7 +8,6 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/files/file.h"
-#include "cadre/core/os/host/process_stat.h"
 #include "cadre/core/wire/recovery/recovery_files.h"
 #include "cadre/launch/job/preemption_report.h"
 #include "cadre/launch/job/worker_environment.h"
@@ -324,56 +323,54 @@ void WorkerGroup::ask_to_stop(Worker& worker, int signal) {
   worker.process->signal_group(signal);
 }
 
-bool WorkerGroup::is_in_asked_group(const os::Descendant& process) const {
-  const auto stat = os::read_process_stat(process.pid);
-  return stat && std::ranges::any_of(workers_, [&](const auto& worker) {
-           return worker->was_asked_to_stop && worker->process->pid() == stat->process_group;
-         });
-}
-
-void WorkerGroup::continue_asked() {
+void WorkerGroup::ask_to_stop_if(int signal,
+                                 const std::function<bool(const Worker&)>& is_concerned) {
+  // Exits up to now are recorded first, because the launcher did not cause them. A worker that a
+  // signal has stopped (state T) is recorded too, because it may be the cause of the failure.
+  collect_exits();
+  bool has_asked = false;
+  for (const auto& worker : workers_) {
+    if (worker->has_ended || !is_concerned(*worker)) continue;
+    ask_to_stop(*worker, signal);
+    has_asked = true;
+  }
+  if (!has_asked || signal == SIGKILL) return;  // SIGKILL ends stopped processes, too
   std::vector<os::Descendant> asked = descendants();
   std::erase_if(asked, [this](const auto& process) { return !is_in_asked_group(process); });
   continue_stopped(asked);
 }
 
-// A process may be about to stop after suspend(), which cannot be seen.
+bool WorkerGroup::is_in_asked_group(const os::Descendant& process) const {
+  return std::ranges::any_of(workers_, [&](const auto& worker) {
+    return worker->was_asked_to_stop && worker->process->pid() == process.process_group;
+  });
+}
+
+// A process to which suspend() has sent SIGSTOP may not have stopped yet. It looks like one that
+// runs, so all processes get SIGCONT until resume().
 void WorkerGroup::continue_stopped(std::span<const os::Descendant> processes) const {
   if (is_suspended_) return os::signal_processes(processes, SIGCONT);
   os::continue_stopped(processes);
 }
 
 void WorkerGroup::ask_to_stop(int signal) {
-  // Exits up to now are recorded first, because the launcher did not cause them. A worker that a
-  // signal has stopped (state T) is recorded too, because it may be the cause of the failure.
-  collect_exits();
-  for (const auto& worker : workers_) {
-    if (!worker->has_ended && !is_kept(*worker)) ask_to_stop(*worker, signal);
-  }
-  continue_asked();
+  ask_to_stop_if(signal, [this](const Worker& worker) { return !is_kept(worker); });
 }
 
 void WorkerGroup::ask_unable_to_stop(int signal) {
-  collect_exits();
-  for (const auto& worker : workers_) {
-    const bool is_running = !worker->has_ended && !worker->was_asked_to_stop;
-    if (is_running && !worker->can_wait()) ask_to_stop(*worker, signal);
-  }
-  continue_asked();
+  ask_to_stop_if(
+      signal, [](const Worker& worker) { return !worker.was_asked_to_stop && !worker.can_wait(); });
 }
 
 void WorkerGroup::ask_rest_to_stop(int signal) {
-  collect_exits();
-  for (const auto& worker : workers_) {
-    const bool is_running = !worker->has_ended && !worker->was_asked_to_stop;
-    if (is_running && !is_kept(*worker)) ask_to_stop(*worker, signal);
-  }
-  continue_asked();
+  ask_to_stop_if(signal, [this](const Worker& worker) {
+    return !worker.was_asked_to_stop && !is_kept(worker);
+  });
 }
 
 void WorkerGroup::ask_leftovers_to_stop() {
   std::vector<os::Descendant> leftovers = descendants();
-  std::erase_if(leftovers, [&](const os::Descendant& process) {
+  std::erase_if(leftovers, [this](const os::Descendant& process) {
     return std::ranges::count(asked_leftovers_, process) > 0 || is_in_asked_group(process);
   });
   os::signal_processes(leftovers, SIGTERM);
@@ -397,8 +394,8 @@ void WorkerGroup::suspend() {
 }
 
 void WorkerGroup::resume() {
+  continue_stopped(os::list_descendants(spared_));
   is_suspended_ = false;
-  os::signal_processes(os::list_descendants(spared_), SIGCONT);
 }
 
 bool WorkerGroup::look_for_stop(Worker& worker) const {

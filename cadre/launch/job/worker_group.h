@@ -12,6 +12,7 @@
 // next round continues it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -149,9 +150,10 @@ class WorkerGroup {
   bool is_kept(const Worker& worker) const;
   std::vector<int> spared() const;
   void ask_to_stop(Worker& worker, int signal);
-  // Returns whether the process is in the process group of a worker that was asked to stop.
+  // Asks the running workers for which `is_concerned` holds, and continues the stopped processes of
+  // all process groups that were asked.
+  void ask_to_stop_if(int signal, const std::function<bool(const Worker&)>& is_concerned);
   bool is_in_asked_group(const os::Descendant& process) const;
-  void continue_asked();
   void continue_stopped(std::span<const os::Descendant> processes) const;
   Result<std::unique_ptr<Worker>> start_worker(const WorkerSpec& spec);
   std::vector<BufferedOutput*> sinks();

@@ -197,4 +197,13 @@ inline std::string masked(std::string text) {
   return std::regex_replace(text, std::regex(" on [^ ,]+, pid"), " on HOST, pid");
 }
 
+// Returns how often `text` has `wanted`.
+inline size_t count_of(const std::string& text, const std::string& wanted) {
+  size_t count = 0;
+  for (size_t at = text.find(wanted); at != std::string::npos; at = text.find(wanted, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
 }  // namespace cadre::cli
