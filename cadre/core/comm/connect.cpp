@@ -36,7 +36,9 @@ std::unique_ptr<Communicator> connect_from_environment(os::System& system, const
     completed.log = std::make_shared<os::StderrLog>(environment.log_level, environment.rank);
   }
   EnvironmentRendezvous rendezvous(system, environment, completed.log.get());
-  const Membership membership = rendezvous.join(deadline).value_or_throw();
+  Membership membership = rendezvous.join(deadline).value_or_throw();
+  // The launcher does not know how a program numbers its ranks itself.
+  if (!place.rank) membership.lost_ranks = lost_ranks_from_launcher(membership.world_size);
   if (completed.flight_record_path.empty()) {
     completed.flight_record_path =
         flight_record_path(environment, completed.name, membership.round);

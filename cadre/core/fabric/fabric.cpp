@@ -140,6 +140,7 @@ void Fabric::start_plane(FabricConnections connections, const Membership& member
                           .processes = std::move(processes),
                           .store_host = membership.store_host,
                           .silence_limit = settings.silence_limit,
+                          .lost_ranks = layout_->num_hosts() > 1 ? membership.lost_ranks : nullptr,
                           .log = settings.log,
                           .last_activities = [this](int rank) { return last_activities(rank); },
                           .on_data_connection =

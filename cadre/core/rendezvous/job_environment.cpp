@@ -177,6 +177,13 @@ std::optional<std::string> look_up_in_place(std::string_view name, const JobPlac
   return variables(name);
 }
 
+// Returns the path of a file in which the launcher tells this process something; empty if there is
+// no such launcher.
+std::string launchers_file(std::string_view suffix) {
+  const char* const path = std::getenv(kRecoveryVariable);
+  return path == nullptr || *path == '\0' ? "" : std::string(path).append(suffix);
+}
+
 // The names are in the order of LogLevel.
 constexpr std::array<std::string_view, 5> kLogLevelNames = {"debug", "info", "warning", "error",
                                                             "off"};
@@ -255,11 +262,29 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& variables,
 }
 
 std::optional<MembershipFile> read_given_membership() {
-  const char* const path = std::getenv(kRecoveryVariable);
-  if (path == nullptr || *path == '\0') return std::nullopt;
-  const auto content =
-      os::read_file(std::string(path).append(kMembershipFileSuffix), kMaxMembershipFileBytes);
+  const std::string path = launchers_file(kMembershipFileSuffix);
+  if (path.empty()) return std::nullopt;
+  const auto content = os::read_file(path, kMaxMembershipFileBytes);
   return content.ok() ? parse_membership_file(*content) : std::nullopt;
+}
+
+std::function<std::vector<Rank>()> lost_ranks_from_launcher(int world_size) {
+  const std::string path = launchers_file(kLostRanksFileSuffix);
+  if (path.empty()) return nullptr;
+  const auto given = read_given_membership();
+  const uint64_t num_memberships = given ? given->number : 0;
+  return [path, num_memberships, world_size] {
+    std::vector<Rank> lost;
+    const auto content = os::read_file(path, kMaxLostRanksFileBytes);
+    const auto file = content.ok() ? parse_lost_ranks_file(*content) : std::nullopt;
+    if (!file || file->num_memberships != num_memberships) return lost;
+    for (const RankRange& range : file->ranks) {
+      for (int rank = range.first; rank <= std::min(range.last, world_size - 1); ++rank) {
+        lost.emplace_back(rank);
+      }
+    }
+    return lost;
+  };
 }
 
 Result<JobEnvironment> read_job_environment(const JobPlace& place) {

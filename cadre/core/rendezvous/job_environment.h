@@ -30,7 +30,8 @@
 //                                  change their algorithms; only rank 0 reads it; absent: defaults
 //   CADRE_RECOVERY_FILE            set by cadre run: if the file of this name with ".membership"
 //                                  appended exists, the process has kept running through a failure
-//                                  (Recovery), and the values there replace those of the variables
+//                                  (Recovery), and the values there replace those of the
+//                                  variables; ".lost" names ranks whose hosts were lost
 //   CADRE_STORE_PROTOCOL           "native" or "c10d"; absent: c10d when a launcher hosts the store
 //                                  and gave no token (torchrun), else native
 #pragma once
@@ -40,6 +41,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
@@ -102,6 +104,11 @@ CADRE_EXPORT Result<JobEnvironment> read_job_environment(const JobPlace& place =
 // Returns the last membership that the launcher has given to this process after a failure; nullopt
 // if it gave none.
 std::optional<MembershipFile> read_given_membership();
+
+// Returns a function that names the ranks whose hosts the launcher has lost, as
+// Membership::lost_ranks. The ranks are numbered as in the membership that the process has now: the
+// function returns no rank that is lost in an earlier or later one.
+CADRE_EXPORT std::function<std::vector<Rank>()> lost_ranks_from_launcher(int world_size);
 
 // Parses the value of CADRE_LOG; an empty text counts as not set.
 CADRE_EXPORT Result<LogLevel> parse_log_level(std::string_view text);

@@ -1,14 +1,23 @@
 #include "cadre/core/rendezvous/job_environment.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
+
+#include "cadre/core/os/files/file.h"
+#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {
 namespace {
+
+using ::testing::ElementsAre;
 
 using Variables = std::map<std::string, std::string, std::less<>>;
 
@@ -274,6 +283,38 @@ TEST(JobEnvironment, ProcessesThatThisOneStartsDoNotInheritTheToken) {
     EXPECT_EQ(std::system("test -z \"$CADRE_JOB_TOKEN\""), 0);
   }
   for (const auto& variable : variables) ::unsetenv(variable.first.c_str());
+}
+
+// The launcher's file names ranks of one membership. The next membership numbers them differently.
+TEST(JobEnvironment, OnlyRanksOfThePresentMembershipAreLost) {
+  EXPECT_EQ(lost_ranks_from_launcher(4), nullptr) << "no launcher";
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.file("rank0.recovery");
+  ::setenv(kRecoveryVariable, path.c_str(), 1);
+  const auto write = [&](std::string_view suffix, const std::string& text) {
+    os::replace_file(path + std::string(suffix), std::as_bytes(std::span(text))).value_or_throw();
+  };
+  const auto write_lost = [&](const LostRanksFile& file) {
+    write(kLostRanksFileSuffix, encode_lost_ranks_file(file));
+  };
+  const auto lost = lost_ranks_from_launcher(4);
+  EXPECT_THAT(lost(), ElementsAre()) << "no file";
+  write_lost({.num_memberships = 0, .ranks = {{0, 0}, {2, std::numeric_limits<int>::max()}}});
+  EXPECT_THAT(lost(), ElementsAre(0, 2, 3));
+  write(kLostRanksFileSuffix, "anything else");
+  EXPECT_THAT(lost(), ElementsAre());
+
+  MembershipFile membership{.number = 1, .variables = {}};
+  for (const auto name : kMembershipVariables) membership.variables.emplace_back(name, "1");
+  write(kMembershipFileSuffix, encode_membership_file(membership));
+  const auto lost_next = lost_ranks_from_launcher(4);
+  write_lost({.num_memberships = 0, .ranks = {{1, 1}}});
+  EXPECT_THAT(lost(), ElementsAre(1));
+  EXPECT_THAT(lost_next(), ElementsAre());
+  write_lost({.num_memberships = 1, .ranks = {{3, 3}}});
+  EXPECT_THAT(lost(), ElementsAre());
+  EXPECT_THAT(lost_next(), ElementsAre(3));
+  ::unsetenv(kRecoveryVariable);
 }
 
 }  // namespace

@@ -188,6 +188,7 @@ class Agreement {
     Membership next = previous_;
     next.rank = static_cast<int>(std::distance(ranks.begin(), self));
     next.world_size = static_cast<int>(ranks.size());
+    next.forget_numbers_of_job();
     next.job_size = next.world_size;
     next.round = round_;
     CADRE_RETURN_IF_ERROR(leave_presence_will(system_, next, deadline_));

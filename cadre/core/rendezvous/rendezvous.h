@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -46,6 +47,15 @@ struct Membership {
   // A name that only the group of these ranks has. The keys by which its survivors rejoin contain
   // it.
   std::string group = "world";
+  // Returns the ranks whose hosts the launcher has lost until now. Any thread may call it. Null if
+  // no launcher names such ranks, or if the ranks of this group are numbered differently.
+  std::function<std::vector<Rank>()> lost_ranks = {};
+
+  // Forgets what holds only for the ranks as the rendezvous has numbered them.
+  void forget_numbers_of_job() {
+    job_size = 0;
+    lost_ranks = nullptr;
+  }
 };
 
 // Returns kInvalidArgument unless 0 <= rank < world_size.

@@ -144,8 +144,14 @@ struct Acceptance {
 };
 
 // The evidence that a rank is lost.
-enum class SignOfLoss : uint8_t { kConnectionEnded, kProcessEnded, kSilence, kUnreachable };
-inline constexpr int kNumSignsOfLoss = 4;
+enum class SignOfLoss : uint8_t {
+  kConnectionEnded,
+  kProcessEnded,
+  kSilence,
+  kUnreachable,
+  kNamedByLauncher,
+};
+inline constexpr int kNumSignsOfLoss = 5;
 
 // The operation that a rank runs in one group, or the last one that it ran in that group.
 struct GroupActivity {

@@ -91,6 +91,7 @@ class PlaneJob {
  public:
   struct Options {
     Duration silence_limit = std::chrono::seconds(120);
+    std::function<std::vector<Rank>()> lost_ranks = {};
     std::function<std::vector<GroupActivity>(int)> last_activities = {};
     std::function<void(int, std::unique_ptr<os::Socket>)> on_data_connection = {};
     std::vector<std::unique_ptr<os::Pollable>> processes = {};
@@ -125,6 +126,7 @@ class PlaneJob {
     setup.rank = rank;
     setup.identity = {rank, 1, "fabric", "1.2.3", "token"};
     setup.silence_limit = options.silence_limit;
+    setup.lost_ranks = std::move(options.lost_ranks);
     setup.last_activities = std::move(options.last_activities);
     setup.on_data_connection = std::move(options.on_data_connection);
     setup.processes = std::move(options.processes);

@@ -215,6 +215,7 @@ std::string gone_cause(const Roster& roster, int peer, const PeerView& view, Sig
   if (sign == SignOfLoss::kProcessEnded) why = "its process ended";
   if (sign == SignOfLoss::kUnreachable) why = "it cannot be reached any more";
   if (sign == SignOfLoss::kSilence) why = "it sends nothing although its connection is open";
+  if (sign == SignOfLoss::kNamedByLauncher) why = "the launcher has lost its host";
   return format("{} is gone: {}, {}", roster.describe(peer), why,
                 describe_last_seen(view.activity));
 }

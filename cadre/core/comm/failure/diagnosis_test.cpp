@@ -161,6 +161,9 @@ TEST(Diagnosis, WhatShowedThatARankIsGoneIsSaid) {
   EXPECT_EQ(gone_cause(roster(), 2, peer, SignOfLoss::kSilence),
             "rank 2 (node1, pid 4713) is gone: it sends nothing although its connection is open, "
             "last seen after barrier #7, 130 s ago");
+  EXPECT_EQ(gone_cause(roster(), 2, peer, SignOfLoss::kNamedByLauncher),
+            "rank 2 (node1, pid 4713) is gone: the launcher has lost its host, last seen after "
+            "barrier #7, 130 s ago");
   EXPECT_EQ(gone_cause(roster(), 2, peer, SignOfLoss::kProcessEnded),
             "rank 2 (node1, pid 4713) is gone: its process ended, last seen after barrier #7, 130 "
             "s ago");

@@ -39,7 +39,7 @@ std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGr
   members.membership.world_size = static_cast<int>(members.ranks.size());
   members.membership.group = group.identity.unique_name();
   // The wills, by which the store reports dead ranks, are registered under the ranks of the parent.
-  members.membership.job_size = 0;
+  members.membership.forget_numbers_of_job();
   members.creation = group.creation;
   CommunicatorOptions options = parent.options;
   options.name = group.name;

@@ -58,6 +58,9 @@ class ControlPlane {
     // addresses, this rank prefers the one with this host.
     std::string store_host;
     Duration silence_limit{};
+    // Returns the ranks whose hosts the launcher has lost; may be null. The plane's thread calls it
+    // in each kStatusInterval.
+    std::function<std::vector<Rank>()> lost_ranks = nullptr;
     std::shared_ptr<LogSink> log;  // shared with the groups; if null, log lines are dropped
     // Reads the last activities of a rank of this host from the status page; returns an empty list
     // if they cannot be read.

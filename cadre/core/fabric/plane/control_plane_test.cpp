@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
+#include <numeric>
 
 #include "cadre/testing/core/plane_job.h"
 
@@ -32,12 +34,18 @@ struct Member {
   }
 };
 
+// Returns the ranks whose hosts the launcher of the rank has lost.
+using LostRanksOf = std::function<std::vector<Rank>(int rank)>;
+
 // Runs `body` on ranks that are all connected and attached to one group. At the end each rank
 // closes its plane.
-void run_members(const std::vector<int>& shape, const std::function<void(Member&)>& body) {
+void run_members(const std::vector<int>& shape, const std::function<void(Member&)>& body,
+                 const LostRanksOf& lost_ranks_of = nullptr) {
   PlaneJob job = PlaneJob::on_threads(shape);
   const auto result = testing::run_ranks_as_threads(job.num_ranks(), [&](testing::RankContext& at) {
-    auto plane = job.open(at.system, at.rank);
+    PlaneJob::Options options;
+    if (lost_ranks_of) options.lost_ranks = [&] { return lost_ranks_of(at.rank); };
+    auto plane = job.open(at.system, at.rank, std::move(options));
     job.await_connected(at.system, *plane, at.rank);
     Member member{at.system, job, at.rank, *plane, std::make_shared<RecordedGroup>(at.rank)};
     plane->attach(kGroup, member.group);
@@ -133,6 +141,35 @@ TEST(ControlPlane, ARankThatLeavesInGoodOrderIsNotLost) {
       require(member.group->losses().empty(), "nobody is lost");
       member.job.meet(member.system, member.job.num_ranks() - 1, "the end");
     });
+  }
+}
+
+// The launcher of the first rank names the ranks of the last host, whose connections stay open, and
+// ranks that nobody can lose: itself, and some that do not exist.
+TEST(ControlPlane, RanksThatTheLauncherNamesAreLostForAll) {
+  for (const std::vector<int>& shape : {std::vector{2, 2}, {1, 1, 1}, {3, 1, 2, 1}}) {
+    const int num_ranks = std::accumulate(shape.begin(), shape.end(), 0);
+    std::vector<int> lost;
+    for (int rank = num_ranks - shape.back(); rank < num_ranks; ++rank) lost.push_back(rank);
+    std::atomic<bool> has_met = false;
+    const auto lost_ranks_of = [&](int rank) {
+      std::vector<Rank> named;
+      if (rank != 0 || !has_met) return named;
+      named.assign(lost.begin(), lost.end());
+      for (const int nobody : {-1, 0, num_ranks}) named.emplace_back(nobody);
+      return named;
+    };
+    const auto body = [&](Member& member) {
+      has_met = true;
+      member.expect([&] { return member.group->lost().size() >= lost.size(); }, "they are lost");
+      member.job.meet(member.system, num_ranks, "told");
+      require(member.group->lost() == lost, "each is lost once, and no other rank");
+      for (const LossReport& loss : member.group->losses()) {
+        require(loss.sign == SignOfLoss::kNamedByLauncher && loss.reporter == 0, "the reason");
+      }
+      member.job.meet(member.system, num_ranks, "the end");
+    };
+    run_members(shape, body, lost_ranks_of);
   }
 }
 

@@ -35,8 +35,8 @@ PlaneLoop::PlaneLoop(PlaneContext context, ControlPlane::Setup setup)
                                 .log = setup_.log != nullptr ? *setup_.log : null_log_sink(),
                                 .meter = context_.meter,
                                 .on_data_connection = setup_.on_data_connection}),
-      heartbeat_at_(context_.system.now()),
-      silence_judged_at_(heartbeat_at_) {
+      periodic_at_(context_.system.now()),
+      silence_judged_at_(periodic_at_) {
   for (int peer = 0; static_cast<size_t>(peer) < setup_.control.size(); ++peer) {
     auto& socket = setup_.control[static_cast<size_t>(peer)];
     if (socket != nullptr) add_link(peer, std::move(socket), false);
@@ -90,16 +90,14 @@ void PlaneLoop::look(std::vector<os::PollItem>& items) {
   judge_ends();
   bury_ended(now);
   heal(is_healer_ready);
-  send_heartbeats(context_.system.now());
+  work_periodically(context_.system.now());
 }
 
 Deadline PlaneLoop::next_look(TimePoint now) const {
   if (flush_by_) return Deadline(*flush_by_);
   Deadline look = Deadline(now + kIdleLook);
   if (receipts_by_) look = look.earlier(*receipts_by_);
-  const bool has_heartbeats =
-      std::ranges::any_of(links_, [](const auto& link) { return link->crosses_hosts(); });
-  if (has_heartbeats) look = look.earlier(Deadline(heartbeat_at_ + kStatusInterval));
+  if (is_periodic()) look = look.earlier(Deadline(periodic_at_ + kStatusInterval));
   for (const auto& [rank, at] : ended_processes_) {
     look = look.earlier(Deadline(at + kLastWordsTime));
   }
@@ -352,11 +350,27 @@ void PlaneLoop::heal(bool is_ready) {
   }
 }
 
-void PlaneLoop::send_heartbeats(TimePoint now) {
-  if (now - heartbeat_at_ < kStatusInterval) return;
-  heartbeat_at_ = now;
+bool PlaneLoop::is_periodic() const {
+  return setup_.lost_ranks != nullptr ||
+         std::ranges::any_of(links_, [](const auto& link) { return link->crosses_hosts(); });
+}
+
+void PlaneLoop::work_periodically(TimePoint now) {
+  if (now - periodic_at_ < kStatusInterval) return;
+  periodic_at_ = now;
   for (const auto& link : links_) {
     if (link->crosses_hosts()) link->beat();
+  }
+  if (setup_.lost_ranks != nullptr) ask_launcher();
+}
+
+// The connections of a rank whose host is frozen or cut off stay open until the limit of silence,
+// which is longer than the launcher needs to notice the loss of the host.
+void PlaneLoop::ask_launcher() {
+  for (const int rank : setup_.lost_ranks()) {
+    const bool is_news =
+        rank >= 0 && rank < layout_.num_ranks() && rank != self_ && !context_.state.is_lost(rank);
+    if (is_news) report_loss(rank, SignOfLoss::kNamedByLauncher);
   }
 }
 

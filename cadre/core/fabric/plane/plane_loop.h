@@ -118,7 +118,11 @@ class PlaneLoop {
   void report_loss(int rank, SignOfLoss sign);
   void report_closed_here();
   void heal(bool is_ready);
-  void send_heartbeats(TimePoint now);
+  // Returns whether this rank has to wake up in each kStatusInterval.
+  bool is_periodic() const;
+  // Sends heartbeats and asks the launcher, once in each kStatusInterval.
+  void work_periodically(TimePoint now);
+  void ask_launcher();
 
   const PlaneContext context_;
   ControlPlane::Setup setup_;
@@ -132,7 +136,7 @@ class PlaneLoop {
   std::vector<End> ends_;  // the connections that have ended in this iteration of run()
   std::map<int, TimePoint> ended_processes_;
   StatusRoutes routes_;
-  TimePoint heartbeat_at_;  // the time at which the last heartbeats were sent
+  TimePoint periodic_at_;  // the last time of work_periodically()
   TimePoint silence_judged_at_;
   // The time at which this process last learned of a failed group or a lost rank.
   std::optional<TimePoint> failure_heard_at_;

@@ -10,6 +10,7 @@ namespace {
 
 constexpr std::string_view kRecoveryBegin = "cadre-recovery 1\n";
 constexpr std::string_view kMembershipBegin = "cadre-membership 1\n";
+constexpr std::string_view kLostRanksBegin = "cadre-lost-ranks 1\n";
 constexpr int64_t kMaxMilliseconds = int64_t{1} << 40;
 
 // Removes a line from the front of `text`. Returns nullopt if it has no newline.
@@ -21,16 +22,35 @@ std::optional<std::string_view> take_line(std::string_view& text) {
   return line;
 }
 
-// Removes "NAME NUMBER\n" from the front of `text` and returns the number, which is not negative.
+// Returns the number, which is not negative and must be the whole text.
+template <typename Number>
+std::optional<Number> parse_number(std::string_view text) {
+  Number number = 0;
+  const char* const stop = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), stop, number);
+  if (parsed.ec != std::errc() || parsed.ptr != stop || text.starts_with('-')) return std::nullopt;
+  return number;
+}
+
+// Removes "NAME NUMBER\n" from the front of `text` and returns the number.
 std::optional<uint64_t> take_number(std::string_view& text, std::string_view name) {
   const auto line = take_line(text);
   if (!line || !line->starts_with(name)) return std::nullopt;
-  const std::string_view value = line->substr(name.size());
-  uint64_t number = 0;
-  const char* const stop = value.data() + value.size();
-  const auto parsed = std::from_chars(value.data(), stop, number);
-  if (parsed.ec != std::errc() || parsed.ptr != stop) return std::nullopt;
-  return number;
+  return parse_number<uint64_t>(line->substr(name.size()));
+}
+
+// Removes "ranks FIRST-LAST\n" from the front of `text`.
+std::optional<RankRange> take_range(std::string_view& text) {
+  constexpr std::string_view kName = "ranks ";
+  const auto line = take_line(text);
+  if (!line || !line->starts_with(kName)) return std::nullopt;
+  const std::string_view value = line->substr(kName.size());
+  const size_t hyphen = value.find('-');
+  if (hyphen == std::string_view::npos) return std::nullopt;
+  const auto first = parse_number<int>(value.substr(0, hyphen));
+  const auto last = parse_number<int>(value.substr(hyphen + 1));
+  if (!first || !last || *last < *first) return std::nullopt;
+  return RankRange{*first, *last};
 }
 
 }  // namespace
@@ -85,6 +105,28 @@ std::optional<MembershipFile> parse_membership_file(std::string_view text) {
   }
   // A file without all variables would be mixed with those of the process.
   if (file.variables.size() != kMembershipVariables.size()) return std::nullopt;
+  return file;
+}
+
+std::string encode_lost_ranks_file(const LostRanksFile& file) {
+  std::string text = cadre::format("{}memberships {}\n", kLostRanksBegin, file.num_memberships);
+  for (const RankRange& range : file.ranks) {
+    text += cadre::format("ranks {}-{}\n", range.first, range.last);
+  }
+  return text;
+}
+
+std::optional<LostRanksFile> parse_lost_ranks_file(std::string_view text) {
+  if (!text.starts_with(kLostRanksBegin)) return std::nullopt;
+  text.remove_prefix(kLostRanksBegin.size());
+  const auto number = take_number(text, "memberships ");
+  if (!number || text.empty()) return std::nullopt;
+  LostRanksFile file{.num_memberships = *number, .ranks = {}};
+  while (!text.empty()) {
+    const auto range = take_range(text);
+    if (!range) return std::nullopt;
+    file.ranks.push_back(*range);
+  }
   return file;
 }
 

@@ -1,5 +1,6 @@
-// The two files by which a rank that keeps its process after a failure and its launcher talk: the
-// rank says whether it waits for a new membership, and the launcher gives it one.
+// The three files by which a rank that keeps its process after a failure and its launcher talk: the
+// rank says whether it waits for a new membership; the launcher names the ranks whose hosts it has
+// lost, and gives the rank a new membership.
 //
 // Threads: pure functions. Blocking: never. Errors: a text in another format gives nullopt.
 // Format: docs/formats/recovery-files.md.
@@ -19,12 +20,14 @@
 
 namespace cadre {
 
-// Names the rank's file, which the rank writes. The launcher's file has this name with
-// kMembershipFileSuffix appended.
+// Names the rank's file, which the rank writes. The launcher's files have this name with
+// kMembershipFileSuffix and kLostRanksFileSuffix appended.
 inline constexpr const char* kRecoveryVariable = "CADRE_RECOVERY_FILE";
 inline constexpr std::string_view kMembershipFileSuffix = ".membership";
+inline constexpr std::string_view kLostRanksFileSuffix = ".lost";
 inline constexpr size_t kMaxRecoveryFileBytes = 256;
 inline constexpr size_t kMaxMembershipFileBytes = 8192;
+inline constexpr size_t kMaxLostRanksFileBytes = size_t{1} << 20;
 
 // The variables whose values a membership file has. Those of the process keep the values with which
 // it was started.
@@ -61,11 +64,30 @@ struct MembershipFile {
   friend bool operator==(const MembershipFile&, const MembershipFile&) = default;
 };
 
+// The ranks first, first + 1, ..., last.
+struct RankRange {
+  int first = 0;
+  int last = 0;
+
+  friend bool operator==(const RankRange&, const RankRange&) = default;
+};
+
+struct LostRanksFile {
+  // How many memberships the rank had read when its group was connected, whose numbers these are.
+  uint64_t num_memberships = 0;
+  std::vector<RankRange> ranks;  // not empty
+
+  friend bool operator==(const LostRanksFile&, const LostRanksFile&) = default;
+};
+
 CADRE_EXPORT std::string encode_recovery_file(const RecoveryFile& file);
 CADRE_EXPORT std::optional<RecoveryFile> parse_recovery_file(std::string_view text);
 
 // REQUIRES: the names are in kMembershipVariables, and no value has a newline.
 CADRE_EXPORT std::string encode_membership_file(const MembershipFile& file);
 CADRE_EXPORT std::optional<MembershipFile> parse_membership_file(std::string_view text);
+
+CADRE_EXPORT std::string encode_lost_ranks_file(const LostRanksFile& file);
+CADRE_EXPORT std::optional<LostRanksFile> parse_lost_ranks_file(std::string_view text);
 
 }  // namespace cadre

@@ -18,10 +18,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
   if (const auto file = cadre::parse_membership_file(text)) {
     if (cadre::parse_membership_file(cadre::encode_membership_file(*file)) != file) std::abort();
   }
+  if (const auto file = cadre::parse_lost_ranks_file(text)) {
+    if (cadre::parse_lost_ranks_file(cadre::encode_lost_ranks_file(*file)) != file) std::abort();
+  }
   return 0;
 }
 
-// Two calls in 16 replace the input by a valid file; the others mutate it.
+// Three calls in 16 replace the input by a valid file; the others mutate it.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
   std::string valid;
@@ -31,6 +34,8 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
     cadre::MembershipFile file{.number = 7, .variables = {}};
     for (const auto name : cadre::kMembershipVariables) file.variables.emplace_back(name, "1");
     valid = cadre::encode_membership_file(file);
+  } else if (seed % 16 == 2) {
+    valid = cadre::encode_lost_ranks_file({.num_memberships = 1, .ranks = {{0, 3}, {8, 11}}});
   }
   if (!valid.empty() && valid.size() <= max_size) {
     valid.copy(reinterpret_cast<char*>(data), valid.size());

@@ -22,6 +22,8 @@ TEST(RecoveryFiles, HaveTheDocumentedFormat) {
             "cadre-recovery 1\nstate waiting\nmemberships 2\ncomes-within-ms 0\n");
   EXPECT_EQ(encode_membership_file(complete_membership()).substr(0, 51),
             "cadre-membership 1\nnumber 7\nRANK=of RANK\nLOCAL_RANK");
+  EXPECT_EQ(encode_lost_ranks_file({.num_memberships = 2, .ranks = {{4, 7}, {12, 12}}}),
+            "cadre-lost-ranks 1\nmemberships 2\nranks 4-7\nranks 12-12\n");
 }
 
 TEST(RecoveryFiles, AreReadAsTheyWereWritten) {
@@ -35,6 +37,9 @@ TEST(RecoveryFiles, AreReadAsTheyWereWritten) {
   }
   EXPECT_EQ(parse_membership_file(encode_membership_file(complete_membership())),
             complete_membership());
+  const LostRanksFile lost{.num_memberships = std::numeric_limits<uint64_t>::max(),
+                           .ranks = {{0, 0}, {7, std::numeric_limits<int>::max()}}};
+  EXPECT_EQ(parse_lost_ranks_file(encode_lost_ranks_file(lost)), lost);
   EXPECT_EQ(complete_membership().find("MASTER_PORT"), "of MASTER_PORT");
   EXPECT_EQ(complete_membership().find("PATH"), std::nullopt);
 }
@@ -47,6 +52,14 @@ TEST(RecoveryFiles, AnythingElseIsNoSuchFile) {
   const std::string membership = encode_membership_file(complete_membership());
   for (size_t size = 0; size < membership.size(); ++size) {
     EXPECT_EQ(parse_membership_file(membership.substr(0, size)), std::nullopt) << size;
+  }
+  const std::string lost = encode_lost_ranks_file({.num_memberships = 2, .ranks = {{4, 7}}});
+  for (size_t size = 0; size < lost.size(); ++size) {
+    EXPECT_EQ(parse_lost_ranks_file(lost.substr(0, size)), std::nullopt) << size;
+  }
+  for (const char* more : {"x", "\n", "ranks 1\n", "ranks 2-1\n", "ranks -1-2\n", "ranks 1--2\n",
+                           "ranks 1-2 \n", "ranks 1-99999999999\n"}) {
+    EXPECT_EQ(parse_lost_ranks_file(lost + more), std::nullopt) << more;
   }
   EXPECT_EQ(parse_recovery_file(recovery + "x"), std::nullopt);
   for (const char* more : {"RANK=1\n", "PATH=/\n", "x\n", "\n"}) {
