@@ -211,6 +211,12 @@ int resumed_step(const std::string& outputs, const fs::path& folder) {
   return at == std::string::npos ? 0 : std::stoi(outputs.substr(at + mark.size()));
 }
 
+// With recovery in place the run has no snapshot but the one that a survivor has made of its
+// memory.
+int least_resumed_step(const Disturbance& one) {
+  return one.recovery == "in_place" ? kStepOfEvent : kStepOfEvent / 10 * 10;
+}
+
 TEST_F(TrainHostsFailureTest, ASpareHostTakesThePlaceOfALostOneAndNoBitChanges) {
   std::vector<Disturbance> cases{
       {.run = "killed", .host = 1},
@@ -227,19 +233,16 @@ TEST_F(TrainHostsFailureTest, ASpareHostTakesThePlaceOfALostOneAndNoBitChanges) 
     const auto expected = one.host == 0 ? training_.steps_without_rank_0("whole", one.run, resumed)
                                         : training_.steps_of("whole");
     EXPECT_TRUE(steps == expected) << steps.size() << " steps\n" << joined(outputs);
-    // The run has no snapshot but the one that the survivor has made of its memory. The survivor
-    // may be killed with the coordinator.
-    const bool has_survivor = one.recovery == "in_place" && one.host != 0;
-    if (has_survivor || one.recovery == "restart") {
-      EXPECT_GE(resumed, has_survivor ? kStepOfEvent : kStepOfEvent / 10 * 10) << joined(outputs);
-    }
+    EXPECT_GE(resumed, least_resumed_step(one)) << joined(outputs);
   }
 }
 
 TEST_F(TrainHostsFailureTest, AnotherNumberOfHostsChangesLossesByRoundingOnly) {
   const std::vector<Disturbance> cases{
       {.run = "frozen", .event = Event::kFrozen, .host = 2},
+      {.run = "frozen-in-place", .event = Event::kFrozen, .host = 2, .recovery = "in_place"},
       {.run = "cut-off", .event = Event::kCutOff, .host = 2},
+      {.run = "cut-off-in-place", .event = Event::kCutOff, .host = 2, .recovery = "in_place"},
       {.run = "added", .event = Event::kAdded, .host = 2},
       {.run = "added-in-place", .event = Event::kAdded, .host = 2, .recovery = "in_place"}};
   for (const Disturbance& one : cases) {
@@ -247,7 +250,7 @@ TEST_F(TrainHostsFailureTest, AnotherNumberOfHostsChangesLossesByRoundingOnly) {
     const std::vector<std::string> outputs = train(one);
     expect_success(one, outputs);
     const int resumed = resumed_step(joined(outputs), training_.folder_of(one.run));
-    EXPECT_GE(resumed, kStepOfEvent / 10 * 10) << joined(outputs);
+    EXPECT_GE(resumed, least_resumed_step(one)) << joined(outputs);
     const auto steps = training_.steps_of(one.run);
     const auto expected = training_.steps_of("whole");
     ASSERT_EQ(steps.size(), expected.size()) << joined(outputs);

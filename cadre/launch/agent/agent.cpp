@@ -371,6 +371,7 @@ void Agent::send_join() {
 // Following.
 
 void Agent::follow(ConnectionId connection, const Message& message) {
+  if (message.table->phase == Phase::kGathering) kill_workers_by(lease_until_);
   role_ = Role::kFollowing;
   upstream_ = connection;
   table_ = *message.table;
@@ -389,7 +390,7 @@ void Agent::obey_table() {
   if (has_round && worker_round_ != table_.round) kill_workers();
   switch (table_.phase) {
     case Phase::kGathering:
-      kill_workers();
+      if (!is_killed_) kill_workers();
       break;
     case Phase::kStarting:
       if (has_workers_ || is_leaving_) break;
@@ -438,10 +439,12 @@ void Agent::stop_workers() {
   act({.kind = Kind::kStopWorkers});
 }
 
-void Agent::kill_workers() {
-  if (!has_workers_ || is_killed_) return;
+void Agent::kill_workers_by(TimePoint by) {
+  by = std::max(by, now_);
+  if (!has_workers_ || (is_killed_ && by >= killed_by_)) return;
   is_killed_ = true;
-  act({.kind = Kind::kKillWorkers});
+  killed_by_ = by;
+  act({.kind = Kind::kKillWorkers, .by = by});
 }
 
 }  // namespace cadre::launch

@@ -13,6 +13,8 @@
 // - A coordinator that has lost the majority has all its workers killed. A new coordinator waits
 //   until the old one must have noticed, unless all members of the quorums follow it or are proven
 //   to have ended: their hosts refuse connections to them.
+// - When hosts meet at a new coordinator, their workers of the old round end by the end of the old
+//   lease. The new coordinator starts no round before all its hosts have reported that.
 // - The vote of an agent that has ended is removed only while it cannot have voted for a round of
 //   another coordinator (remove_vote()).
 #pragma once
@@ -59,7 +61,7 @@ struct AgentAction {
     kClose,         // `connection`
     kStartWorkers,  // of `round`, with `ranks`; their store is at the agent with address `text`
     kStopWorkers,   // SIGTERM, then SIGKILL
-    kKillWorkers,   // SIGKILL at once
+    kKillWorkers,   // SIGKILL at once, except workers that can wait: they have until `by` to come
     kLog,           // `text`
     kEnd,           // the agent, with `exit_code` and the reason in `text`
   };
@@ -69,6 +71,7 @@ struct AgentAction {
   Message message;
   uint64_t round = 0;
   HostRanks ranks;
+  TimePoint by;
   int exit_code = 0;
 };
 
@@ -145,7 +148,11 @@ class Agent {
   void follow(ConnectionId connection, const Message& message);
   void obey_table();
   void report();
-  void kill_workers();
+  // Has the workers killed at once, or those that can wait for a new membership at `by`, which is
+  // not later than the end of the lease under which they run. A later call can only shorten that
+  // time.
+  void kill_workers() { kill_workers_by(now_); }
+  void kill_workers_by(TimePoint by);
   void stop_workers();
   void start_workers();
 
@@ -200,6 +207,7 @@ class Agent {
   bool has_workers_ = false;
   bool is_stopping_ = false;
   bool is_killed_ = false;
+  TimePoint killed_by_;  // the time by which they are killed, if is_killed_
   Outcome outcome_ = Outcome::kNone;
   std::string outcome_reason_;
 

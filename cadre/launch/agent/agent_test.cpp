@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -63,6 +64,14 @@ Message message_with(MessageKind kind, AgentId sender, Table table, TimePoint ti
           .time = time,
           .host = host_of(sender),
           .table = std::make_shared<const Table>(std::move(table))};
+}
+
+// Returns the time by which the workers are to be killed, if one of the actions since the last call
+// says so.
+std::optional<TimePoint> time_of_kill(Agent& agent) {
+  const auto actions = agent.take_actions();
+  const auto found = std::ranges::find(actions, Kind::kKillWorkers, &AgentAction::kind);
+  return found == actions.end() ? std::nullopt : std::optional(found->by);
 }
 
 // Returns whether one of the actions since the last call is of this kind.
@@ -191,7 +200,65 @@ TEST(Agent, KillsItsWorkersWhileTheCoordinatorGathersHosts) {
   Agent agent = follower(table);
   table.phase = Phase::kGathering;
   agent.received(at(100), kUpstream, message_with(MessageKind::kTable, 1, table));
-  EXPECT_TRUE(has_done(agent, Kind::kKillWorkers));
+  EXPECT_EQ(time_of_kill(agent), at(100));
+}
+
+// The first coordinator, host 1, is lost at 1 s. The lease of its followers ends at 5 s.
+TEST(Agent, WorkersThatCanWaitHaveUntilTheEndOfTheOldLeaseIfTheirHostTakesOver) {
+  Agent agent = follower(running_table(1, {1, 2, 3}));
+  agent.connection_lost(at(1000), kUpstream);
+  EXPECT_EQ(time_of_kill(agent), std::nullopt);
+  agent.connect_failed(at(1100), kUpstream + 2, /*is_refused=*/true);
+  ASSERT_TRUE(agent.is_coordinator());
+  EXPECT_EQ(time_of_kill(agent), at(5000));
+}
+
+TEST(Agent, WorkersThatCanWaitHaveUntilTheEndOfTheOldLeaseIfAnotherHostTakesOver) {
+  Table table = running_table(1, {1, 3, 2});  // host 3 is the next in line
+  Agent agent = follower(table);
+  agent.connection_lost(at(1000), kUpstream);
+  agent.connect_failed(at(1100), kUpstream + 2, /*is_refused=*/true);
+  agent.connected(at(1200), kUpstream + 4);
+  EXPECT_EQ(time_of_kill(agent), std::nullopt);
+  table.coordinator = 3;
+  ++table.epoch;
+  table.phase = Phase::kGathering;
+  const auto answer = [&](int64_t ms) {
+    agent.received(at(ms), kUpstream + 4, message_with(MessageKind::kTable, 3, table, at(ms)));
+  };
+  answer(1200);
+  EXPECT_EQ(time_of_kill(agent), at(5000));
+  answer(1300);
+  EXPECT_EQ(time_of_kill(agent), std::nullopt);
+  // A round that has started elsewhere shortens the time.
+  ++table.round;
+  table.phase = Phase::kStarting;
+  answer(1400);
+  EXPECT_EQ(time_of_kill(agent), at(1400));
+}
+
+TEST(Agent, NoWorkerHasTimeAfterTheEndOfTheOldLease) {
+  Agent agent = follower(running_table(1, {1, 2, 3}));
+  agent.connection_lost(at(1000), kUpstream);
+  agent.take_actions();
+  agent.connect_failed(at(5000), kUpstream + 2, /*is_refused=*/true);
+  EXPECT_EQ(time_of_kill(agent), at(5000));
+}
+
+TEST(Agent, ARoundWaitsForWorkersThatHaveUntilTheEndOfTheOldLease) {
+  Coordinator coordinator{Agent(options_of(2, 1, 2), 1)};
+  Agent& agent = coordinator.agent;
+  agent.start(at(0));
+  agent.connected(at(0), kUpstream);
+  agent.received(at(0), kUpstream, message_with(MessageKind::kTable, 1, running_table(1, {1, 2})));
+  agent.connection_lost(at(1000), kUpstream);
+  agent.connect_failed(at(1100), kUpstream + 2, /*is_refused=*/true);
+  ASSERT_TRUE(agent.is_coordinator());
+  agent.timer(at(4900));
+  EXPECT_EQ(coordinator.phase(), Phase::kGathering);
+  agent.workers_ended(at(4950), Outcome::kStopped, "");
+  agent.timer(at(5000));
+  EXPECT_NE(coordinator.phase(), Phase::kGathering);
 }
 
 TEST(Agent, GivesAHostUpWhenItsLeaseHasBeenOverForTheMargin) {

@@ -15,7 +15,7 @@ int64_t num_seconds(Duration duration) {
 }  // namespace
 
 void Agent::take_over() {
-  kill_workers();
+  kill_workers_by(lease_until_);
   close(upstream_);
   role_ = Role::kCoordinating;
   is_beginning_ = table_.round == 0;

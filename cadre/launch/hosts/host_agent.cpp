@@ -222,10 +222,12 @@ void HostAgent::perform(AgentAction action) {
       start_workers(action);
       break;
     case Kind::kStopWorkers:
-      order({.kind = HostOrder::Kind::kStop, .is_for_newcomers = has_round_ended_for_newcomers()});
+      order({.kind = HostOrder::Kind::kStop,
+             .is_for_newcomers = has_round_ended_for_newcomers(),
+             .lost_ranks = lost_ranks()});
       break;
     case Kind::kKillWorkers:
-      order({.kind = HostOrder::Kind::kKill});
+      order({.kind = HostOrder::Kind::kKill, .by = action.by});
       break;
     case Kind::kLog:
       order({.kind = HostOrder::Kind::kSay, .text = std::move(action.text)});
@@ -244,13 +246,29 @@ void HostAgent::perform(AgentAction action) {
 bool HostAgent::has_round_ended_for_newcomers() const {
   const Table& table = agent_.table();
   const size_t num_hosts = table.num_in(HostState::kIn);
-  return table.num_in(HostState::kSpare) > 0 && num_hosts == hosts_at_start_ &&
-         num_hosts < options_.max_hosts && table.restarts_used == restarts_at_start_;
+  return table.num_in(HostState::kSpare) > 0 &&
+         num_hosts == table_at_start_.num_in(HostState::kIn) && num_hosts < options_.max_hosts &&
+         table.restarts_used == table_at_start_.restarts_used;
+}
+
+// Returns the ranks of the hosts that had a place when the round started and have none any more, in
+// ascending order.
+std::vector<RankRange> HostAgent::lost_ranks() const {
+  std::vector<RankRange> lost;
+  for (const Host& host : table_at_start_.hosts) {
+    const Host* const present = agent_.table().find(host.id);
+    if (present != nullptr && present->state == HostState::kIn) continue;
+    const auto ranks = ranks_of(table_at_start_, host.id);
+    if (!ranks) continue;
+    const int first = static_cast<int>(ranks->first_rank);
+    lost.push_back({first, first + static_cast<int>(ranks->local_world_size) - 1});
+  }
+  std::ranges::sort(lost, {}, &RankRange::first);
+  return lost;
 }
 
 void HostAgent::start_workers(const AgentAction& action) {
-  hosts_at_start_ = agent_.table().num_in(HostState::kIn);
-  restarts_at_start_ = agent_.table().restarts_used;
+  table_at_start_ = agent_.table();
   const bool is_own = action.text == options_.self.address;
   order({.kind = HostOrder::Kind::kStart,
          .round = action.round,

@@ -18,6 +18,7 @@
 #include "cadre/core/os/host/secret.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/store/tcp/tcp_store_server.h"
+#include "cadre/core/wire/recovery/recovery_files.h"
 #include "cadre/launch/agent/agent.h"
 #include "cadre/launch/hosts/agent_links.h"
 #include "cadre/launch/hosts/registry_watch.h"
@@ -39,7 +40,8 @@ struct HostOrder {
     kStart,  // the workers of `round`, with `ranks`; their store is at store_host:store_port
     kStop,   // ask the workers to stop, and kill them after the grace period; those that wait for
              // a new membership stay
-    kKill,   // at once, because workers of another round may start elsewhere
+    kKill,   // because workers of another round may start elsewhere: at once, or those that can
+             // wait for a new membership at `by`
     kSay,    // show `text` to the user
     kEnd,    // the job is over for this host, with `exit_code`; `text` says why
   };
@@ -52,6 +54,8 @@ struct HostOrder {
   uint16_t store_port = 0;  // 0 if the coordinator could not open the store
   // kStop: the round ends because hosts have joined, so that workers run and do not come to wait.
   bool is_for_newcomers = false;
+  std::vector<RankRange> lost_ranks{};  // kStop: the ranks of the round whose hosts were lost
+  TimePoint by{};
   std::string text;
   int exit_code = 0;
 };
@@ -91,6 +95,7 @@ class HostAgent {
   void order(HostOrder order);
   void start_workers(const AgentAction& action);
   bool has_round_ended_for_newcomers() const;
+  std::vector<RankRange> lost_ranks() const;
   // Returns the port of the store of the round, which this agent serves; 0 if it could not open it.
   uint16_t store_port(uint64_t round);
 
@@ -112,8 +117,7 @@ class HostAgent {
   std::unique_ptr<RegistryWatch> watch_;
   std::unique_ptr<TcpStoreServer> store_;
   uint64_t store_round_ = 0;
-  size_t hosts_at_start_ = 0;       // hosts of the round when its workers started
-  uint32_t restarts_at_start_ = 0;  // restarts that were used when the round's workers started
+  Table table_at_start_;            // the table with which the workers of the round were started
   uint16_t remote_store_port_ = 0;  // the port in the last message
 
   std::unique_ptr<os::Thread> thread_;

@@ -151,10 +151,31 @@ void Attempt::watch_workers() {
   }
 }
 
-void Attempt::end_round(bool awaits_survivors) {
+std::optional<Duration> Attempt::time_to_come() {
   group_.read_recovery_files();
-  const auto time =
-      keeps_waiting_ && !group_.first_preempted() ? group_.recovery_time() : std::nullopt;
+  return keeps_waiting_ && !group_.first_preempted() ? group_.recovery_time() : std::nullopt;
+}
+
+void Attempt::kill_by(TimePoint by) {
+  const TimePoint now = system_.now();
+  const auto time = time_to_come();
+  const bool may_come = phase_ == Phase::kRunning || phase_ == Phase::kRecovering;
+  if (!time || !may_come || by <= now) return kill_all();
+  must_kill_ = true;
+  group_.ask_unable_to_stop(SIGKILL);
+  const Duration limit = std::min(*time, by - now);
+  const bool comes_earlier = phase_ == Phase::kRecovering && phase_deadline_.remaining(now) < limit;
+  if (!comes_earlier) {
+    enter(Phase::kRecovering, limit);
+    grace_ = cadre::format("{:.1f} s of the loss of the coordinator",
+                           std::chrono::duration<double>(limit).count());
+    say_waiting_at_ = system_.deadline_in(kTick);
+  }
+  watch_recovery();
+}
+
+void Attempt::end_round(bool awaits_survivors) {
+  const auto time = time_to_come();
   if (!time) {
     keep_waiting(false);
     ask_to_stop(SIGTERM);
@@ -176,6 +197,7 @@ void Attempt::watch_recovery() {
     if (say_waiting_at_.has_passed(system_.now())) say_recovering();
     return;
   }
+  if (must_kill_) return kill_all();
   ask_to_stop(SIGTERM);
   wait_for_stop();
 }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -60,6 +61,9 @@ class Attempt {
   // left running.
   void ask_to_stop(int signal);
   void kill_all();
+  // Stops the workers because workers of another round may start elsewhere: those that can wait
+  // have until `by` to come to wait, all others are killed at once.
+  void kill_by(TimePoint by);
   // Returns whether no process is left, except those that are kept or could not be killed.
   bool is_over();
 
@@ -77,6 +81,9 @@ class Attempt {
  private:
   void watch_workers();
   void watch_recovery();
+  // Returns how long the running workers that can wait may take to come to wait; nullopt if none
+  // can, or none is kept.
+  std::optional<Duration> time_to_come();
   void wait_for_stop();
   void say_waiting();
   void say_recovering();
@@ -93,6 +100,7 @@ class Attempt {
   const Duration stop_grace_;
   WorkerGroup group_;
   bool keeps_waiting_ = false;
+  bool must_kill_ = false;  // the phase kRecovering ends with kKilling
 
   Phase phase_ = Phase::kRunning;
   Deadline phase_deadline_;

@@ -117,6 +117,7 @@ void JobRun::take_orders() {
         round_ = std::move(order);
         break;
       case Kind::kStop:
+        if (is_round_running_) attempt_->group().name_lost_ranks(order.lost_ranks);
         if (is_round_running_ && attempt_->phase() == Attempt::Phase::kRunning) {
           attempt_->keep_waiting(may_keep_workers());
           attempt_->end_round(!order.is_for_newcomers);
@@ -126,8 +127,7 @@ void JobRun::take_orders() {
         // A worker that waits has no group, so it need not end before another round starts.
         if (is_round_running_) {
           attempt_->keep_waiting(may_keep_workers());
-          attempt_->group().read_recovery_files();
-          attempt_->kill_all();
+          attempt_->kill_by(order.by);
         }
         break;
       case Kind::kSay:

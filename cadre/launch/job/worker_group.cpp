@@ -166,6 +166,20 @@ std::optional<Duration> WorkerGroup::recovery_time() const {
   return longest;
 }
 
+// A worker whose file cannot be written notices the loss itself, if later.
+void WorkerGroup::name_lost_ranks(std::span<const RankRange> ranks) {
+  if (ranks.empty()) return;
+  read_recovery_files();
+  for (const auto& worker : workers_) {
+    if (worker->has_ended || !worker->can_wait()) continue;
+    const std::string text = encode_lost_ranks_file(
+        {.num_memberships = worker->num_memberships, .ranks = {ranks.begin(), ranks.end()}});
+    static_cast<void>(
+        os::replace_file(recovery_file_of(worker->error_file).append(kLostRanksFileSuffix),
+                         std::as_bytes(std::span(text))));
+  }
+}
+
 bool WorkerGroup::all_settled() const {
   return std::ranges::all_of(
       workers_, [this](const auto& worker) { return worker->has_ended || is_kept(*worker); });

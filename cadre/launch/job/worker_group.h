@@ -26,6 +26,7 @@
 #include "cadre/core/os/proc/process.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/wire/preemption_file.h"
+#include "cadre/core/wire/recovery/recovery_files.h"
 #include "cadre/launch/job/output/buffered_output.h"
 #include "cadre/launch/job/output/worker_output.h"
 
@@ -88,6 +89,8 @@ class WorkerGroup {
   bool all_settled() const;
   // Returns the ranks that wait and are kept, ascending.
   std::vector<int> kept_ranks() const;
+  // Tells the running workers that can wait which ranks have lost their hosts.
+  void name_lost_ranks(std::span<const RankRange> ranks);
   // Sends the signal to the running workers that cannot wait, and were not signalled yet.
   void ask_unable_to_stop(int signal);
   // Sends the signal to the running workers that are not kept and were not signalled yet.
