@@ -1,8 +1,8 @@
 # Builds everything that uses torch. Sources that include torch's C++ API (modules, optimizers)
 # share one precompiled torch/torch.h; the others use per-operator ATen headers.
-set(torch_folders tensor/group tensor/hooks tensor/mesh tensor/optim parallel/deferred parallel/shard
-                  parallel/layers parallel/buckets parallel/reduction parallel/plan parallel/ddp
-                  parallel/zero parallel/fsdp parallel/tp parallel/ep parallel/pp train/data
+set(torch_folders tensor/device tensor/group tensor/hooks tensor/mesh tensor/optim parallel/deferred
+                  parallel/shard parallel/layers parallel/buckets parallel/reduction parallel/plan
+                  parallel/ddp parallel/zero parallel/fsdp parallel/tp parallel/ep parallel/pp train/data
                   train/checkpoint train/verify)
 cadre_sources(torch_sources library ${torch_folders})
 if(NOT torch_sources)
@@ -118,18 +118,19 @@ if(CADRE_WITH_TESTS)
     set(shards_of_checkpoint SHARDS 2)
     set(shards_of_layers SHARDS 2)
   endif()
-  foreach(name IN LISTS programs)
-    cadre_sources(tests test ${folders_of_${name}})
-    if(tests)
-      cadre_torch_test(cadre_${name}_test ${tests})
-      cadre_test(NAME ${name} ${shards_of_${name}} COMMAND $<TARGET_FILE:cadre_${name}_test>
-                 PROPERTIES TIMEOUT 600 LABELS torch)
-    endif()
-  endforeach()
   # The late device, a device without hardware, is linked into the tests that use it. It is left
   # out under sanitizers, which intercept the signal that a test expects.
   cadre_sources(late_device_sources library testing/torch/late_device)
   cadre_sources(late_device_tests test testing/torch/late_device)
+  set(sources_for_device ${late_device_sources})
+  foreach(name IN LISTS programs)
+    cadre_sources(tests test ${folders_of_${name}})
+    if(tests)
+      cadre_torch_test(cadre_${name}_test ${tests} ${sources_for_${name}})
+      cadre_test(NAME ${name} ${shards_of_${name}} COMMAND $<TARGET_FILE:cadre_${name}_test>
+                 PROPERTIES TIMEOUT 600 LABELS torch)
+    endif()
+  endforeach()
   if(NOT CADRE_SANITIZE)
     cadre_torch_test(cadre_late_device_test ${late_device_sources} ${late_device_tests})
     cadre_test(NAME late_device COMMAND $<TARGET_FILE:cadre_late_device_test>

@@ -20,6 +20,8 @@ import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 SECONDS = 150
+# The libraries of CUDA, NCCL and a torch with devices.
+DEVICE_LIBRARY = re.compile(r"lib(torch|torch_cuda|c10_cuda|cuda|cudart|cupti|cu(blas|dnn|fft|rand|solver|sparse)\w*|nv\w*|nccl)\.so")
 NUM_TORCH_TOPICS = 3  # the number of topic headers that one run compiles, because each takes some seconds
 
 parser = argparse.ArgumentParser()
@@ -255,6 +257,16 @@ class Package(unittest.TestCase):
             soname = re.search(r"SONAME.*\[(\S+)\]", run("readelf", "-d", library).stdout)[1]
             self.assertRegex(soname, rf"^lib{name}\.so\.0\.\d+$")
             self.assertEqual(library.resolve(), (library.parent / soname).resolve())
+
+    def test_nothing_of_cuda_is_linked(self):
+        """The libraries of devices are loaded at the first search for devices (docs/decisions/0042). libtorch.so would
+        load them at the start."""
+        programs = {"core": {"cadre"}, "torch": {"cadre", "cadre-train"}}[options.component]
+        self.assertLessEqual(programs, {path.name for path in self.elf_files})
+        for path in self.elf_files:
+            needed = re.findall(r"NEEDED.*\[(\S+)\]", run("readelf", "-d", path).stdout)
+            self.assertTrue(needed, path)
+            self.assertFalse([name for name in needed if DEVICE_LIBRARY.match(name)], path)
 
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_what_the_guides_name_is_installed(self):
