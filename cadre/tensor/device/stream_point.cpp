@@ -1,0 +1,67 @@
+#include "cadre/tensor/device/stream_point.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre::device {
+namespace {
+
+// The times between two polls, which double from the first to the last. Short work is seen soon,
+// and a long wait costs little.
+constexpr Duration kFirstNap = std::chrono::microseconds(20);
+constexpr Duration kLastNap = std::chrono::milliseconds(1);
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+}  // namespace
+
+StreamPoint::StreamPoint(const c10::Stream& stream) : stream_(stream) {
+  auto event = std::make_shared<c10::Event>(stream.device_type());
+  event->record(stream);
+  event_ = std::move(event);
+}
+
+StreamPoint StreamPoint::on_current_stream(c10::Device device) {
+  return StreamPoint(current_stream(device));
+}
+
+void StreamPoint::block(const c10::Stream& later) const {
+  event_->block(later);
+}
+
+void StreamPoint::block_current_stream(c10::Device device) const {
+  block(current_stream(device));
+}
+
+bool StreamPoint::has_happened() const {
+  return event_->query();
+}
+
+Status StreamPoint::wait(os::System& system, Deadline deadline) const {
+  const TimePoint begin = system.now();
+  const auto waiter = system.make_waiter();
+  for (Duration nap = kFirstNap; !has_happened(); nap = std::min(nap * 2, kLastNap)) {
+    if (deadline.has_passed(system.now())) {
+      const auto waited =
+          std::chrono::duration_cast<std::chrono::milliseconds>(system.now() - begin);
+      return Error(ErrorCode::kTimeout,
+                   format("the work on stream {} of {} has not ended after {} ms: give more time, "
+                          "or look for what the stream waits for",
+                          stream_.id(), stream_.device().str(), waited.count()));
+    }
+    waiter->park(system.deadline_in(nap).earlier(deadline));
+  }
+  event_->synchronize();  // returns at once, and throws the failure of a kernel
+  return {};
+}
+
+}  // namespace cadre::device
