@@ -140,15 +140,19 @@ TEST(DeviceSearchDeathTest, FirstSearchMayBeMadeByManyThreads) {
   EXPECT_EXIT(search_first_from_many_threads(), ::testing::ExitedWithCode(0), "all alike");
 }
 
-// The guard of a CUDA build on a machine without a driver.
-class GuardWithoutDevices : public c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
+// The guard of a CUDA build on a machine with so many devices.
+class CudaGuardOfTests : public c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
  public:
-  c10::DeviceIndex deviceCount() const noexcept override { return 0; }
+  explicit CudaGuardOfTests(c10::DeviceIndex num_devices) : num_devices_(num_devices) {}
+  c10::DeviceIndex deviceCount() const noexcept override { return num_devices_; }
+
+ private:
+  const c10::DeviceIndex num_devices_;
 };
 
 // Runs in a process of its own, because c10 keeps the guards.
 [[noreturn]] void search_behind_a_placeholder() {
-  static const GuardWithoutDevices guard;
+  static const CudaGuardOfTests guard(0);
   c10::impl::registerDeviceGuard(DeviceType::CUDA, &guard);
   std::string said = find_devices(DeviceType::CUDA).reason;
   c10::impl::ensureCUDADeviceGuardSet();  // fake tensors do this
@@ -163,6 +167,23 @@ TEST(DeviceSearchDeathTest, PlaceholderOfFakeTensorsIsNoDevice) {
   if (search_devices(DeviceType::CUDA).guard != nullptr) GTEST_SKIP() << "a build with CUDA";
   EXPECT_EXIT(search_behind_a_placeholder(), ::testing::ExitedWithCode(0),
               "^torch .* finds no cuda device: check its driver");
+}
+
+// Runs in a process of its own, because c10 keeps the guard. This torch has the guard and, as
+// after a search that came too late, not the hooks.
+[[noreturn]] void search_too_late() {
+  static const CudaGuardOfTests guard(2);
+  c10::impl::registerDeviceGuard(DeviceType::CUDA, &guard);
+  const FoundDevices found = find_devices(DeviceType::CUDA);
+  std::fputs(found.runtime ? "there are devices" : found.reason.c_str(), stderr);
+  std::_Exit(0);
+}
+
+TEST(DeviceSearchDeathTest, SearchThatCameTooLateFindsNone) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  if (search_devices(DeviceType::CUDA).guard != nullptr) GTEST_SKIP() << "a build with CUDA";
+  EXPECT_EXIT(search_too_late(), ::testing::ExitedWithCode(0),
+              "^libtorch looked for cuda devices before Cadre had loaded their library");
 }
 
 }  // namespace
