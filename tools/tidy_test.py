@@ -115,7 +115,9 @@ class TidyTest(unittest.TestCase):
 
     def test_bans(self):
         for code in ["auto* p = new Thing(1);", "std::random_device d;", "std::atomic_thread_fence(o);",
-                     "std::this_thread::sleep_for(x);", "auto t = std::chrono::system_clock::now();"]:
+                     "std::this_thread::sleep_for(x);", "auto t = std::chrono::system_clock::now();",
+                     "void* h = dlopen(name, RTLD_NOW);", "#include <c10/core/Event.h>",
+                     "#include <c10/core/impl/DeviceGuardImplInterface.h>", "#include <c10/core/impl/VirtualGuardImpl.h>"]:
             with self.subTest(code):
                 self.assert_finds("cadre/core/comm/a.cpp", code + "\n", ": ban: ")
 
