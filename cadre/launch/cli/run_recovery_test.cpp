@@ -500,6 +500,32 @@ TEST_P(RunRecoveryLostHost, TheOtherHostGoesOnInASmallerWorld) {
 
 INSTANTIATE_TEST_SUITE_P(EachHost, RunRecoveryLostHost, ::testing::Values(0, 1));
 
+TEST(RunRecoveryWorker, NeverComesToWaitAndIgnoresSIGTERM) {
+  if (!is_recovery_worker()) return;
+  ::signal(SIGTERM, SIG_IGN);
+  RecoveringRank rank_program;
+  const auto group = rank_program.connect();
+  rank_program.synchronize(*group);
+  while (true) rank_program.nap();
+}
+
+// Workers that can wait have until the end of the old lease, 5 s. A signal to the launcher gives
+// them no more time, because another round may start elsewhere then.
+TEST_F(RunRecoveryHosts, AStopDoesNotOutlastTheLease) {
+  start("1:2", "NeverComesToWaitAndIgnoresSIGTERM");
+  ASSERT_TRUE(agents_[0]->wait_for("is the coordinator"));
+  start("1:2", "NeverComesToWaitAndIgnoresSIGTERM");
+  for (const auto& agent : agents_) ASSERT_TRUE(agent->wait_for("of 4 starts anew"));
+  agents_[0]->send(SIGKILL);
+  EXPECT_TRUE(agents_[0]->leaves_nothing());
+  ASSERT_TRUE(agents_[1]->wait_for("this host is the coordinator"));
+  agents_[1]->send(SIGTERM);
+  const CommandResult result = agents_[1]->wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.error;
+  EXPECT_THAT(result.error, HasSubstr("killed, because they did not end within "));
+  EXPECT_THAT(result.error, Not(HasSubstr("within 30 s of SIGTERM")));
+}
+
 // The ranks meet in round 1 until one is lost, and come to wait when the test lets them. Rank 1 is
 // killed if there is a file that says so. Then rank 0, which is on the same host, comes at once,
 // because the agent of a host reports a failure after that.

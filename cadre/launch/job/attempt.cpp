@@ -63,8 +63,11 @@ Deadline Attempt::next_due() const {
 
 void Attempt::ask_to_stop(int signal) {
   group_.ask_to_stop(signal);
-  enter(Phase::kStopping, stop_grace_);
-  grace_ = grace_text(stop_grace_, signal);
+  // A limit that kill_by() has set holds: another round may start elsewhere when it has passed.
+  const Duration grace =
+      must_kill_ ? std::min(stop_grace_, phase_deadline_.remaining(system_.now())) : stop_grace_;
+  enter(Phase::kStopping, grace);
+  grace_ = grace_text(grace, signal);
   say_waiting_at_ = system_.deadline_in(kTick);
 }
 
