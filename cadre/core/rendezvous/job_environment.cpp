@@ -270,7 +270,9 @@ std::optional<MembershipFile> read_given_membership() {
 
 std::function<std::vector<Rank>()> lost_ranks_from_launcher(int world_size) {
   const std::string path = launchers_file(kLostRanksFileSuffix);
-  if (path.empty()) return nullptr;
+  if (path.empty() || !os::read_file(launchers_file(""), kMaxRecoveryFileBytes).ok()) {
+    return nullptr;
+  }
   const auto given = read_given_membership();
   const uint64_t num_memberships = given ? given->number : 0;
   return [path, num_memberships, world_size] {
@@ -279,7 +281,8 @@ std::function<std::vector<Rank>()> lost_ranks_from_launcher(int world_size) {
     const auto file = content.ok() ? parse_lost_ranks_file(*content) : std::nullopt;
     if (!file || file->num_memberships != num_memberships) return lost;
     for (const RankRange& range : file->ranks) {
-      for (int rank = range.first; rank <= std::min(range.last, world_size - 1); ++rank) {
+      const int first = std::max(range.first, lost.empty() ? 0 : lost.back() + 1);
+      for (int rank = first; rank <= std::min(range.last, world_size - 1); ++rank) {
         lost.emplace_back(rank);
       }
     }

@@ -297,8 +297,12 @@ TEST(JobEnvironment, OnlyRanksOfThePresentMembershipAreLost) {
   const auto write_lost = [&](const LostRanksFile& file) {
     write(kLostRanksFileSuffix, encode_lost_ranks_file(file));
   };
+  EXPECT_EQ(lost_ranks_from_launcher(4), nullptr) << "no Recovery";
+  write("", encode_recovery_file({}));
   const auto lost = lost_ranks_from_launcher(4);
   EXPECT_THAT(lost(), ElementsAre()) << "no file";
+  write_lost({.num_memberships = 0, .ranks = {{1, 2}, {0, 2}, {1, 3}}});
+  EXPECT_THAT(lost(), ElementsAre(1, 2, 3)) << "ranges that overlap";
   write_lost({.num_memberships = 0, .ranks = {{0, 0}, {2, std::numeric_limits<int>::max()}}});
   EXPECT_THAT(lost(), ElementsAre(0, 2, 3));
   write(kLostRanksFileSuffix, "anything else");

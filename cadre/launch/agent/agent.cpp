@@ -219,6 +219,7 @@ void Agent::begin_event(TimePoint now) {
     kill_workers();
     if (role_ == Role::kFollowing) look("the coordinator does not answer");
   }
+  if (is_killed_ && killed_by_ && now_ >= *killed_by_) kill_workers();
   if (role_ == Role::kCoordinating) check_silence();
 }
 
@@ -440,11 +441,14 @@ void Agent::stop_workers() {
 }
 
 void Agent::kill_workers_by(TimePoint by) {
-  by = std::max(by, now_);
-  if (!has_workers_ || (is_killed_ && by >= killed_by_)) return;
+  const bool is_at_once = by <= now_;
+  if (!has_workers_ || (is_killed_ && !killed_by_) ||
+      (is_killed_ && !is_at_once && by >= *killed_by_)) {
+    return;
+  }
   is_killed_ = true;
-  killed_by_ = by;
-  act({.kind = Kind::kKillWorkers, .by = by});
+  killed_by_ = is_at_once ? std::nullopt : std::optional(by);
+  act({.kind = Kind::kKillWorkers, .by = std::max(by, now_)});
 }
 
 }  // namespace cadre::launch

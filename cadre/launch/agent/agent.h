@@ -207,7 +207,8 @@ class Agent {
   bool has_workers_ = false;
   bool is_stopping_ = false;
   bool is_killed_ = false;
-  TimePoint killed_by_;  // the time by which they are killed, if is_killed_
+  // The time by which they are killed, if is_killed_; nullopt: at once.
+  std::optional<TimePoint> killed_by_;
   Outcome outcome_ = Outcome::kNone;
   std::string outcome_reason_;
 

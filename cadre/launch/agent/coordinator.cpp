@@ -263,6 +263,8 @@ void Agent::give_up(AgentId id, bool is_dead, std::string_view why) {
   news_at_ = now_;
   const bool has_round = table_.phase == Phase::kStarting || table_.phase == Phase::kRunning;
   if (is_in && has_round) drain("a host was lost");
+  // Survivors of the round that ends learn of each host that it has lost.
+  if (is_in && table_.phase == Phase::kDraining) broadcast();
 }
 
 void Agent::forget_dead_hosts() {

@@ -16,8 +16,10 @@
 
 #include "cadre/core/comm/connect.h"
 #include "cadre/core/comm/recovery/recovery.h"
+#include "cadre/core/os/files/file.h"
 #include "cadre/core/os/proc/executable.h"
 #include "cadre/core/rendezvous/job_environment.h"
+#include "cadre/core/wire/recovery/recovery_files.h"
 #include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/reserved_port.h"
 #include "cadre/testing/core/temporary_folder.h"
@@ -524,6 +526,84 @@ TEST_F(RunRecoveryHosts, AStopDoesNotOutlastTheLease) {
   EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.error;
   EXPECT_THAT(result.error, HasSubstr("killed, because they did not end within "));
   EXPECT_THAT(result.error, Not(HasSubstr("within 30 s of SIGTERM")));
+}
+
+TEST(RunRecoveryWorker, WaitsAndSavesWhenItIsStopped) {
+  if (!is_recovery_worker()) return;
+  ::signal(SIGTERM, [](int) {
+    ::usleep(200'000);  // the state is saved
+    static constexpr std::string_view kSaved = "saved\n";
+    _exit(::write(STDOUT_FILENO, kSaved.data(), kSaved.size()) < 0 ? 1 : 0);
+  });
+  RecoveringRank rank_program;
+  try {
+    const auto group = rank_program.connect();
+    rank_program.synchronize(*group);
+    while (true) group->barrier();
+  } catch (const Error& error) {
+    RecoveringRank::say("waits");
+  }
+  rank_program.wait();
+}
+
+// The lease limits only the time in which workers come to wait. The job needs two hosts.
+TEST_F(RunRecoveryHosts, RanksThatWaitHaveTheWholeGraceWhenTheJobEnds) {
+  start("2", "WaitsAndSavesWhenItIsStopped");
+  ASSERT_TRUE(agents_[0]->wait_for("is the coordinator"));
+  start("2", "WaitsAndSavesWhenItIsStopped");
+  for (const auto& agent : agents_) ASSERT_TRUE(agent->wait_for("of 4 starts anew"));
+  agents_[0]->send(SIGKILL);
+  ASSERT_TRUE(agents_[1]->wait_for("this host is the coordinator"));
+  for (const char* rank : {"[2] waits", "[3] waits"}) ASSERT_TRUE(agents_[1]->wait_for(rank));
+  ::usleep(500'000);  // the agent sees that all wait; before, the lease is the limit
+  agents_[1]->send(SIGTERM);
+  const CommandResult result = agents_[1]->wait();
+  EXPECT_THAT(result.output, HasSubstr("[2] saved\n")) << result.error;
+  EXPECT_THAT(result.output, HasSubstr("[3] saved\n")) << result.error;
+  EXPECT_THAT(result.error, Not(HasSubstr("killed, because")));
+  EXPECT_TRUE(agents_[0]->leaves_nothing());
+}
+
+TEST(RunRecoveryWorker, StartsAndDoesNothing) {
+  if (!is_recovery_worker()) return;
+  RecoveringRank rank_program;
+  const auto group = rank_program.connect();
+  rank_program.synchronize(*group);
+  while (true) rank_program.nap();
+}
+
+// Two of five hosts are frozen. The coordinator notices the one after the other.
+TEST_F(RunRecoveryHosts, EachOfSeveralLostHostsIsNamed) {
+  const std::string logs = folder_.file("logs");
+  for (int host = 0; host < 5; ++host) {
+    start("1:5", "StartsAndDoesNothing", {"--log-dir", logs});
+    ASSERT_TRUE(agents_.back()->wait_for(host == 0 ? "is the coordinator" : "joined job"));
+  }
+  for (size_t host = 0; host < agents_.size(); ++host) {
+    ASSERT_TRUE(agents_[host]->wait_for(cadre::format("rank {} of 10 starts anew", 2 * host)));
+  }
+  for (const size_t host : {3, 4}) {
+    for (const int pid : agents_[host]->marked_processes()) ::kill(pid, SIGSTOP);
+  }
+  const auto num_complete = [&] {
+    size_t count = 0;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(logs)) {
+      const std::string path = entry.path();
+      if (!path.ends_with(kLostRanksFileSuffix)) continue;
+      const auto content = os::read_file(path, kMaxLostRanksFileBytes);
+      const auto file = content.ok() ? parse_lost_ranks_file(*content) : std::nullopt;
+      if (file && file->ranks == std::vector<RankRange>{{6, 7}, {8, 9}}) ++count;
+    }
+    return count;
+  };
+  const auto system = os::make_native_system();
+  const Deadline patience = system->deadline_in(kPatience);
+  while (num_complete() < 6 && !patience.has_passed(system->now())) ::usleep(20'000);
+  EXPECT_EQ(num_complete(), 6U) << "files of the survivors";
+  for (const auto& agent : agents_) {
+    for (const int pid : agent->marked_processes()) ::kill(pid, SIGKILL);
+  }
+  for (const auto& agent : agents_) EXPECT_TRUE(agent->leaves_nothing());
 }
 
 // The ranks meet in round 1 until one is lost, and come to wait when the test lets them. Rank 1 is

@@ -194,9 +194,19 @@ void HostAgent::hear_links() {
 void HostAgent::perform() {
   while (true) {
     std::vector<AgentAction> actions = agent_.take_actions();
-    if (actions.empty()) return;
+    if (actions.empty()) return name_lost_ranks();
     for (AgentAction& action : actions) perform(std::move(action));
   }
+}
+
+// While a round ends, more of its hosts may be lost.
+void HostAgent::name_lost_ranks() {
+  const Table& table = agent_.table();
+  if (table.phase != Phase::kDraining || table.round != table_at_start_.round) return;
+  std::vector<RankRange> lost = lost_ranks();
+  if (lost == named_) return;
+  named_ = lost;
+  order({.kind = HostOrder::Kind::kNameLost, .lost_ranks = std::move(lost)});
 }
 
 void HostAgent::perform(AgentAction action) {
@@ -222,9 +232,7 @@ void HostAgent::perform(AgentAction action) {
       start_workers(action);
       break;
     case Kind::kStopWorkers:
-      order({.kind = HostOrder::Kind::kStop,
-             .is_for_newcomers = has_round_ended_for_newcomers(),
-             .lost_ranks = lost_ranks()});
+      order({.kind = HostOrder::Kind::kStop, .is_for_newcomers = has_round_ended_for_newcomers()});
       break;
     case Kind::kKillWorkers:
       order({.kind = HostOrder::Kind::kKill, .by = action.by});
@@ -269,6 +277,7 @@ std::vector<RankRange> HostAgent::lost_ranks() const {
 
 void HostAgent::start_workers(const AgentAction& action) {
   table_at_start_ = agent_.table();
+  named_.clear();
   const bool is_own = action.text == options_.self.address;
   order({.kind = HostOrder::Kind::kStart,
          .round = action.round,

@@ -40,10 +40,11 @@ struct HostOrder {
     kStart,  // the workers of `round`, with `ranks`; their store is at store_host:store_port
     kStop,   // ask the workers to stop, and kill them after the grace period; those that wait for
              // a new membership stay
-    kKill,   // because workers of another round may start elsewhere: at once, or those that can
-             // wait for a new membership at `by`
-    kSay,    // show `text` to the user
-    kEnd,    // the job is over for this host, with `exit_code`; `text` says why
+    kNameLost,  // tell the workers that can wait which ranks of their round have lost their hosts
+    kKill,      // because workers of another round may start elsewhere: at once, or those that can
+                // wait for a new membership at `by`
+    kSay,       // show `text` to the user
+    kEnd,       // the job is over for this host, with `exit_code`; `text` says why
   };
   Kind kind = Kind::kSay;
   uint64_t round = 0;
@@ -54,7 +55,7 @@ struct HostOrder {
   uint16_t store_port = 0;  // 0 if the coordinator could not open the store
   // kStop: the round ends because hosts have joined, so that workers run and do not come to wait.
   bool is_for_newcomers = false;
-  std::vector<RankRange> lost_ranks{};  // kStop: the ranks of the round whose hosts were lost
+  std::vector<RankRange> lost_ranks{};  // kNameLost: all until now
   TimePoint by{};
   std::string text;
   int exit_code = 0;
@@ -96,6 +97,7 @@ class HostAgent {
   void start_workers(const AgentAction& action);
   bool has_round_ended_for_newcomers() const;
   std::vector<RankRange> lost_ranks() const;
+  void name_lost_ranks();
   // Returns the port of the store of the round, which this agent serves; 0 if it could not open it.
   uint16_t store_port(uint64_t round);
 
@@ -117,6 +119,7 @@ class HostAgent {
   std::unique_ptr<RegistryWatch> watch_;
   std::unique_ptr<TcpStoreServer> store_;
   uint64_t store_round_ = 0;
+  std::vector<RankRange> named_;    // the lost ranks in the last order of the round
   Table table_at_start_;            // the table with which the workers of the round were started
   uint16_t remote_store_port_ = 0;  // the port in the last message
 

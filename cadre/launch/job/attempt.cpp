@@ -64,8 +64,9 @@ Deadline Attempt::next_due() const {
 void Attempt::ask_to_stop(int signal) {
   group_.ask_to_stop(signal);
   // A limit that kill_by() has set holds: another round may start elsewhere when it has passed.
+  const bool is_limited = must_kill_ && phase_ == Phase::kRecovering;
   const Duration grace =
-      must_kill_ ? std::min(stop_grace_, phase_deadline_.remaining(system_.now())) : stop_grace_;
+      is_limited ? std::min(stop_grace_, phase_deadline_.remaining(system_.now())) : stop_grace_;
   enter(Phase::kStopping, grace);
   grace_ = grace_text(grace, signal);
   say_waiting_at_ = system_.deadline_in(kTick);
@@ -160,20 +161,18 @@ std::optional<Duration> Attempt::time_to_come() {
 }
 
 void Attempt::kill_by(TimePoint by) {
-  const TimePoint now = system_.now();
   const auto time = time_to_come();
   const bool may_come = phase_ == Phase::kRunning || phase_ == Phase::kRecovering;
-  if (!time || !may_come || by <= now) return kill_all();
+  if (!time || !may_come || by <= system_.now()) return kill_all();
   must_kill_ = true;
   group_.ask_unable_to_stop(SIGKILL);
-  const Duration limit = std::min(*time, by - now);
-  const bool comes_earlier = phase_ == Phase::kRecovering && phase_deadline_.remaining(now) < limit;
-  if (!comes_earlier) {
-    enter(Phase::kRecovering, limit);
-    grace_ = cadre::format("{:.1f} s of the loss of the coordinator",
-                           std::chrono::duration<double>(limit).count());
-    say_waiting_at_ = system_.deadline_in(kTick);
-  }
+  Deadline limit = Deadline(by).earlier(system_.deadline_in(*time));
+  if (phase_ == Phase::kRecovering) limit = limit.earlier(phase_deadline_);
+  phase_ = Phase::kRecovering;
+  phase_deadline_ = limit;
+  grace_ = cadre::format("{:.1f} s of the loss of the coordinator",
+                         std::chrono::duration<double>(limit.remaining(system_.now())).count());
+  say_waiting_at_ = system_.deadline_in(kTick);
   watch_recovery();
 }
 

@@ -117,11 +117,13 @@ void JobRun::take_orders() {
         round_ = std::move(order);
         break;
       case Kind::kStop:
-        if (is_round_running_) attempt_->group().name_lost_ranks(order.lost_ranks);
         if (is_round_running_ && attempt_->phase() == Attempt::Phase::kRunning) {
           attempt_->keep_waiting(may_keep_workers());
           attempt_->end_round(!order.is_for_newcomers);
         }
+        break;
+      case Kind::kNameLost:
+        if (is_round_running_) attempt_->group().name_lost_ranks(order.lost_ranks);
         break;
       case Kind::kKill:
         // A worker that waits has no group, so it need not end before another round starts.

@@ -372,8 +372,9 @@ void WorkerGroup::ask_to_stop(int signal) {
 }
 
 void WorkerGroup::ask_unable_to_stop(int signal) {
-  ask_to_stop_if(
-      signal, [](const Worker& worker) { return !worker.was_asked_to_stop && !worker.can_wait(); });
+  ask_to_stop_if(signal, [signal](const Worker& worker) {
+    return !worker.can_wait() && (!worker.was_asked_to_stop || signal == SIGKILL);
+  });
 }
 
 void WorkerGroup::ask_rest_to_stop(int signal) {

@@ -91,7 +91,8 @@ class WorkerGroup {
   std::vector<int> kept_ranks() const;
   // Tells the running workers that can wait which ranks have lost their hosts.
   void name_lost_ranks(std::span<const RankRange> ranks);
-  // Sends the signal to the running workers that cannot wait, and were not signalled yet.
+  // Sends the signal to the running workers that cannot wait; one other than SIGKILL only to those
+  // that were not signalled yet.
   void ask_unable_to_stop(int signal);
   // Sends the signal to the running workers that are not kept and were not signalled yet.
   void ask_rest_to_stop(int signal);

@@ -126,7 +126,7 @@ TEST_F(StreamPointTest, WaitEndsAtItsDeadline) {
   EXPECT_LT(cpu_seconds, 0.2) << "the host must sleep between two polls";
   const std::string& said = status.error().message();
   EXPECT_EQ(said.find("the work on stream " + std::to_string(own.id()) + " of " +
-                      late::device(1).str() + " has not ended after 4"),
+                      late::device(1).str() + " has not ended after "),
             0U)
       << said;
   EXPECT_FALSE(wait(point, Duration::zero()).ok());

@@ -368,9 +368,8 @@ void PlaneLoop::work_periodically(TimePoint now) {
 // which is longer than the launcher needs to notice the loss of the host.
 void PlaneLoop::ask_launcher() {
   for (const int rank : setup_.lost_ranks()) {
-    const bool is_news =
-        rank >= 0 && rank < layout_.num_ranks() && rank != self_ && !context_.state.is_lost(rank);
-    if (is_news) report_loss(rank, SignOfLoss::kNamedByLauncher);
+    const bool is_far = rank >= 0 && rank < layout_.num_ranks() && !is_near(rank);
+    if (is_far && !context_.state.is_lost(rank)) report_loss(rank, SignOfLoss::kNamedByLauncher);
   }
 }
 

@@ -73,9 +73,10 @@ struct RankRange {
 };
 
 struct LostRanksFile {
-  // How many memberships the rank had read when its group was connected, whose numbers these are.
+  // How many memberships the process had got when the round began. The numbers of ranks are those
+  // of that membership.
   uint64_t num_memberships = 0;
-  std::vector<RankRange> ranks;  // not empty
+  std::vector<RankRange> ranks;  // not empty; ascending
 
   friend bool operator==(const LostRanksFile&, const LostRanksFile&) = default;
 };
