@@ -555,7 +555,7 @@ TEST_F(RunRecoveryHosts, RanksThatWaitHaveTheWholeGraceWhenTheJobEnds) {
   agents_[0]->send(SIGKILL);
   ASSERT_TRUE(agents_[1]->wait_for("this host is the coordinator"));
   for (const char* rank : {"[2] waits", "[3] waits"}) ASSERT_TRUE(agents_[1]->wait_for(rank));
-  ::usleep(500'000);  // the agent sees that all wait; before, the lease is the limit
+  ::usleep(5'500'000);  // longer than the lease, and than the launcher tries to kill workers
   agents_[1]->send(SIGTERM);
   const CommandResult result = agents_[1]->wait();
   EXPECT_THAT(result.output, HasSubstr("[2] saved\n")) << result.error;
