@@ -270,9 +270,7 @@ std::optional<MembershipFile> read_given_membership() {
 
 std::function<std::vector<Rank>()> lost_ranks_from_launcher(int world_size) {
   const std::string path = launchers_file(kLostRanksFileSuffix);
-  if (path.empty() || !os::read_file(launchers_file(""), kMaxRecoveryFileBytes).ok()) {
-    return nullptr;
-  }
+  if (path.empty()) return nullptr;
   const auto given = read_given_membership();
   const uint64_t num_memberships = given ? given->number : 0;
   return [path, num_memberships, world_size] {

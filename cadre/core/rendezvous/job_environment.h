@@ -106,9 +106,9 @@ CADRE_EXPORT Result<JobEnvironment> read_job_environment(const JobPlace& place =
 std::optional<MembershipFile> read_given_membership();
 
 // Returns a function that names the ranks whose hosts the launcher has lost, in ascending order, as
-// Membership::lost_ranks; null if this process has made no Recovery. The ranks are numbered as in
-// the membership that the process has now: the function returns no rank that is lost in an earlier
-// or later one.
+// Membership::lost_ranks; null without such a launcher. The ranks are numbered as in the membership
+// that the process has now: the function returns no rank that is lost in an earlier or later one. A
+// Recovery may be made later.
 CADRE_EXPORT std::function<std::vector<Rank>()> lost_ranks_from_launcher(int world_size);
 
 // Parses the value of CADRE_LOG; an empty text counts as not set.

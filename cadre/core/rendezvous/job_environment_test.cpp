@@ -297,8 +297,6 @@ TEST(JobEnvironment, OnlyRanksOfThePresentMembershipAreLost) {
   const auto write_lost = [&](const LostRanksFile& file) {
     write(kLostRanksFileSuffix, encode_lost_ranks_file(file));
   };
-  EXPECT_EQ(lost_ranks_from_launcher(4), nullptr) << "no Recovery";
-  write("", encode_recovery_file({}));
   const auto lost = lost_ranks_from_launcher(4);
   EXPECT_THAT(lost(), ElementsAre()) << "no file";
   write_lost({.num_memberships = 0, .ranks = {{1, 2}, {0, 2}, {1, 3}}});
