@@ -2,7 +2,8 @@
 //
 // Threads: one thread. Blocking: every wait ends after kPatience at the latest; then the test
 // fails. Lifetime: the destructor kills the command; then the command's guardian process kills the
-// workers.
+// workers. TMPDIR of the command is a folder that the destructor removes, because a command whose
+// two processes are both killed cannot remove its own.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,6 +28,7 @@
 #include "cadre/core/os/proc/process.h"
 #include "cadre/core/os/system.h"
 #include "cadre/testing/core/paths.h"
+#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {
 
@@ -58,6 +60,7 @@ class CadreCommand {
     system_->random_bytes(random);
     for (const std::byte byte : random) marker_ += cadre::format("{:02x}", int(byte));
     environment.set(kMarkerName, marker_);
+    environment.set("TMPDIR", temporary_folder_.path().string());
     // A worker may be another test of this test program. It must not use the sharding variables
     // that CTest may have set for the program.
     environment.set("GTEST_TOTAL_SHARDS", "1");
@@ -77,6 +80,8 @@ class CadreCommand {
     process_ = *std::move(started);
   }
 
+  // Returns the command's TMPDIR.
+  const std::filesystem::path& temporary_folder() const { return temporary_folder_.path(); }
   int pid() const { return process_->pid(); }
   void send(int signal) { ::kill(process_->pid(), signal); }
   // Returns the pid of the launcher's other process, which starts the workers and is the agent in a
@@ -172,6 +177,7 @@ class CadreCommand {
   std::unique_ptr<os::System> system_;
   bool reads_output_;
   std::string marker_;
+  const testing::TemporaryFolder temporary_folder_;
   std::unique_ptr<os::Process> process_;
   CommandResult result_;
   bool output_ended_ = false;
