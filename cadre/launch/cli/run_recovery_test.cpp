@@ -574,9 +574,8 @@ TEST(RunRecoveryWorker, StartsAndDoesNothing) {
 
 // Two of five hosts are frozen. The coordinator notices the one after the other.
 TEST_F(RunRecoveryHosts, EachOfSeveralLostHostsIsNamed) {
-  const std::string logs = folder_.file("logs");
   for (int host = 0; host < 5; ++host) {
-    start("1:5", "StartsAndDoesNothing", {"--log-dir", logs});
+    start("1:5", "StartsAndDoesNothing", {"--log-dir", folder_.file("logs")});
     ASSERT_TRUE(agents_.back()->wait_for(host == 0 ? "is the coordinator" : "joined job"));
   }
   for (size_t host = 0; host < agents_.size(); ++host) {
@@ -587,12 +586,15 @@ TEST_F(RunRecoveryHosts, EachOfSeveralLostHostsIsNamed) {
   }
   const auto num_complete = [&] {
     size_t count = 0;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(logs)) {
-      const std::string path = entry.path();
-      if (!path.ends_with(kLostRanksFileSuffix)) continue;
-      const auto content = os::read_file(path, kMaxLostRanksFileBytes);
-      const auto file = content.ok() ? parse_lost_ranks_file(*content) : std::nullopt;
-      if (file && file->ranks == std::vector<RankRange>{{6, 7}, {8, 9}}) ++count;
+    for (const auto& agent : agents_) {
+      for (const auto& entry :
+           std::filesystem::recursive_directory_iterator(agent->temporary_folder())) {
+        const std::string path = entry.path();
+        if (!path.ends_with(kLostRanksFileSuffix)) continue;
+        const auto content = os::read_file(path, kMaxLostRanksFileBytes);
+        const auto file = content.ok() ? parse_lost_ranks_file(*content) : std::nullopt;
+        if (file && file->ranks == std::vector<RankRange>{{6, 7}, {8, 9}}) ++count;
+      }
     }
     return count;
   };

@@ -42,13 +42,13 @@ environment added for all workers:
   TORCH_NCCL_ASYNC_ERROR_HANDLING=1
   WORLD_SIZE=2
 rank 0: train --device=0 'it'\''s' ''
-  CADRE_RECOVERY_FILE=<temporary folder>/attempt0-rank0.json.recovery
+  CADRE_RECOVERY_FILE=<temporary folder>/attempt0-rank0.recovery
   LOCAL_RANK=0
   RANK=0
   ROLE_RANK=0
   TORCHELASTIC_ERROR_FILE=<temporary folder>/attempt0-rank0.json
 rank 1: train --device=1 'it'\''s' ''
-  CADRE_RECOVERY_FILE=<temporary folder>/attempt0-rank1.json.recovery
+  CADRE_RECOVERY_FILE=<temporary folder>/attempt0-rank1.recovery
   LOCAL_RANK=1
   RANK=1
   ROLE_RANK=1

@@ -105,7 +105,8 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
                                 .output = targets(Stream::kOutput, local_rank),
                                 .error = targets(Stream::kError, local_rank)},
                      .fork_server = fork_server_.get(),
-                     .error_file = error_file_of(identity, local_rank)});
+                     .error_file = error_file_of(identity, local_rank),
+                     .recovery_file = recovery_file_of(identity, local_rank)});
   }
   return specs;
 }

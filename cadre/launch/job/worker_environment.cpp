@@ -37,8 +37,8 @@ std::string error_file_of(const JobIdentity& job, int local_rank) {
   return cadre::format("{}/attempt{}-rank{}.json", job.error_folder, job.attempt, local_rank);
 }
 
-std::string recovery_file_of(std::string error_file) {
-  return std::move(error_file).append(".recovery");
+std::string recovery_file_of(const JobIdentity& job, int local_rank) {
+  return cadre::format("{}/attempt{}-rank{}.recovery", job.error_folder, job.attempt, local_rank);
 }
 
 Result<std::string> gpu_of_worker(const os::Environment& inherited, Rank local_rank) {
@@ -94,7 +94,7 @@ os::Environment worker_environment(const os::Environment& inherited, const JobId
   environment.set("TORCHELASTIC_RUN_ID", job.run_id);
   environment.set("TORCHELASTIC_USE_AGENT_STORE", "True");
   environment.set("TORCHELASTIC_ERROR_FILE", error_file_of(job, local_rank));
-  environment.set(kRecoveryVariable, recovery_file_of(error_file_of(job, local_rank)));
+  environment.set(kRecoveryVariable, recovery_file_of(job, local_rank));
   environment.set("TORCH_NCCL_ASYNC_ERROR_HANDLING",
                   inherited.get_or("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"));
   environment.set("CADRE_JOB_TOKEN", job.token.view());

@@ -30,7 +30,9 @@ struct JobIdentity {
   os::Secret token;        // the secret of the job
   std::string store_host;  // the address of the job's store
   uint16_t store_port = 0;
-  std::string error_folder;  // folder of the workers' error files
+  // The launcher's temporary folder. It has the recovery files, and the workers' error files if
+  // there is no log folder.
+  std::string error_folder;
   std::string
       log_folder;     // folder of the job's log files, which has the error files, too, or empty
   int num_cores = 1;  // cores of the host, for all workers
@@ -61,9 +63,10 @@ int world_size(const JobIdentity& job);
 // own.
 std::string error_file_of(const JobIdentity& job, int local_rank);
 
-// Returns the file in which the worker with this error file says whether it waits for a new
-// membership.
-std::string recovery_file_of(std::string error_file);
+// Returns the file in which a worker says whether it waits for a new membership. It is in the
+// launcher's temporary folder also if there are log files: workers open such files often, and a log
+// folder may be on a server.
+std::string recovery_file_of(const JobIdentity& job, int local_rank);
 
 // Returns `inherited` with torchrun's and Cadre's variables added or replaced. OMP_NUM_THREADS is
 // set to the number of cores divided by the number of workers, and at most to the number of cores

@@ -36,19 +36,24 @@ TEST(WorkerEnvironment, KeepsWhatTheUserSet) {
   EXPECT_EQ(environment.get("RANK"), "1");
 }
 
-TEST(WorkerEnvironment, EachAttemptHasItsNumberAndItsErrorFiles) {
-  const JobIdentity job{.job_id = "00ff",
-                        .error_folder = "/tmp/x",
-                        .attempt = 3,
-                        .restart_count = 2,
-                        .max_restarts = 5};
+TEST(WorkerEnvironment, EachAttemptHasItsNumberAndItsFiles) {
+  JobIdentity job{.job_id = "00ff",
+                  .error_folder = "/tmp/x",
+                  .attempt = 3,
+                  .restart_count = 2,
+                  .max_restarts = 5};
   const auto environment = worker_environment({}, job, 1);
   EXPECT_EQ(environment.get("TORCHELASTIC_RESTART_COUNT"), "2");
   EXPECT_EQ(environment.get("CADRE_ATTEMPT"), "3");
   EXPECT_EQ(environment.get("CADRE_JOB_ID"), "00ff");
   EXPECT_EQ(environment.get("TORCHELASTIC_MAX_RESTARTS"), "5");
   EXPECT_EQ(environment.get("TORCHELASTIC_ERROR_FILE"), "/tmp/x/attempt3-rank1.json");
-  EXPECT_EQ(environment.get("CADRE_RECOVERY_FILE"), "/tmp/x/attempt3-rank1.json.recovery");
+  EXPECT_EQ(environment.get("CADRE_RECOVERY_FILE"), "/tmp/x/attempt3-rank1.recovery");
+  // Recovery files stay on this host.
+  job.log_folder = "/server/logs";
+  const auto with_logs = worker_environment({}, job, 1);
+  EXPECT_EQ(with_logs.get("TORCHELASTIC_ERROR_FILE"), "/server/logs/attempt_3/1/error.json");
+  EXPECT_EQ(with_logs.get("CADRE_RECOVERY_FILE"), "/tmp/x/attempt3-rank1.recovery");
 }
 
 TEST(WorkerEnvironment, AVirtualLocalRankIsZeroAndSeesOneGpu) {

@@ -65,6 +65,7 @@ struct WorkerGroup::Worker {
   bool was_asked_to_stop = false;
   int stopped_by = 0;  // the stop signal at the last check; 0: none
   std::string error_file;
+  std::string recovery_file;
   uint64_t num_memberships = 0;               // that the worker was given after failures
   std::optional<RecoveryFile> recovery = {};  // as read_recovery_files() has read it
 
@@ -103,7 +104,8 @@ Result<std::unique_ptr<WorkerGroup::Worker>> WorkerGroup::start_worker(const Wor
                                          .output = WorkerOutput(spec.output, output_, error_),
                                          .started = system_.now(),
                                          .error_is_open = !options.joins_output,
-                                         .error_file = spec.error_file});
+                                         .error_file = spec.error_file,
+                                         .recovery_file = spec.recovery_file});
 }
 
 Status WorkerGroup::start(std::span<const WorkerSpec> specs, KeptWorkers kept) {
@@ -112,8 +114,8 @@ Status WorkerGroup::start(std::span<const WorkerSpec> specs, KeptWorkers kept) {
     const WorkerSpec& spec = specs[i];
     std::unique_ptr<Worker> worker = std::move(kept.workers_[i]);
     if (worker != nullptr) {
-      const Status given = give_membership(recovery_file_of(worker->error_file),
-                                           ++worker->num_memberships, spec.process.environment);
+      const Status given = give_membership(worker->recovery_file, ++worker->num_memberships,
+                                           spec.process.environment);
       if (given.ok()) {
         worker->rank = spec.rank;
         worker->output.emplace(spec.output, output_, error_);
@@ -151,7 +153,7 @@ void WorkerGroup::read_recovery_files() {
   for (const auto& worker : workers_) {
     worker->recovery.reset();
     if (worker->has_ended) continue;
-    const auto content = os::read_file(recovery_file_of(worker->error_file), kMaxRecoveryFileBytes);
+    const auto content = os::read_file(worker->recovery_file, kMaxRecoveryFileBytes);
     if (content.ok()) worker->recovery = parse_recovery_file(*content);
   }
 }
@@ -175,7 +177,7 @@ void WorkerGroup::name_lost_ranks(std::span<const RankRange> ranks) {
     const std::string text = encode_lost_ranks_file(
         {.num_memberships = worker->num_memberships, .ranks = {ranks.begin(), ranks.end()}});
     static_cast<void>(
-        os::replace_file(recovery_file_of(worker->error_file).append(kLostRanksFileSuffix),
+        os::replace_file(std::string(worker->recovery_file).append(kLostRanksFileSuffix),
                          std::as_bytes(std::span(text))));
   }
 }

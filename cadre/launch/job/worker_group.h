@@ -38,6 +38,7 @@ struct WorkerSpec {
   WorkerOutputOptions output;
   os::ForkServer* fork_server = nullptr;  // forks the worker if possible; null: executes it
   std::string error_file = {};            // the file that TORCHELASTIC_ERROR_FILE names
+  std::string recovery_file = {};         // the file that CADRE_RECOVERY_FILE names
 };
 
 // Describes how a worker ended.
