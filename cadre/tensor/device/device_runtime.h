@@ -4,7 +4,8 @@
 // A DeviceRuntime is a value without state of its own. Streams are c10's.
 //
 // Threads: any; the current device and the current streams belong to the calling thread, as in
-// libtorch. Blocking: never, except as find_devices() says. Lifetime: guards and streams exist
+// libtorch. Blocking: find_devices(), as it says, and the first stream or memory() of a CUDA
+// device, which makes the device's context (up to a second). Lifetime: guards and streams exist
 // until the process ends. Errors: kInvalidArgument for a device or stream of another type, and for
 // an index that no device has; c10::Error for what the driver reports.
 #pragma once

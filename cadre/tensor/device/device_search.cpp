@@ -6,6 +6,9 @@
 #include <dlfcn.h>
 #include <torch/version.h>
 
+#include <string_view>
+#include <typeinfo>
+
 #include "cadre/core/base/format.h"
 
 namespace cadre::device {
@@ -39,10 +42,12 @@ const LoadedTorch& loaded_torch() {
 }
 
 // Returns 0 for the placeholder that replaces the guard of a CUDA build without devices when the
-// program makes fake tensors, and that counts eight devices.
+// program makes fake tensors, and that counts eight devices. The types are compared by their names,
+// because a library with hidden symbols has a type information of its own for the template.
 int count_devices(const c10::impl::DeviceGuardImplInterface& guard) {
   using Placeholder = c10::impl::FakeGuardImpl<c10::DeviceType::CUDA>;
-  return dynamic_cast<const Placeholder*>(&guard) != nullptr ? 0 : guard.deviceCount();
+  const std::string_view type = typeid(guard).name();
+  return type == typeid(Placeholder).name() ? 0 : guard.deviceCount();
 }
 
 bool is_accelerator(c10::DeviceType type) {
