@@ -1,6 +1,6 @@
 # Builds everything that uses torch. Sources that include torch's C++ API (modules, optimizers)
 # share one precompiled torch/torch.h; the others use per-operator ATen headers.
-set(torch_folders tensor/device tensor/group tensor/hooks tensor/mesh tensor/optim parallel/deferred
+set(torch_folders tensor/device tensor/backends tensor/group tensor/hooks tensor/mesh tensor/optim parallel/deferred
                   parallel/shard parallel/layers parallel/buckets parallel/reduction parallel/plan
                   parallel/ddp parallel/zero parallel/fsdp parallel/tp parallel/ep parallel/pp train/data
                   train/checkpoint train/verify)

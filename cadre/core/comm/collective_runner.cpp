@@ -66,6 +66,8 @@ struct CollectiveRunner::Enqueued {
   std::vector<uint64_t> entries;  // the indices in the flight record
   std::vector<std::byte> scaled;  // the scaled inputs, which the engine reads
   std::shared_ptr<const void> keep_alive;
+  const Backend* engine;  // used only as long as the runner exists, like its capabilities
+  const Capabilities* can;
   Completion result;
   std::atomic<bool> has_ended{false};
 
@@ -94,7 +96,7 @@ Completion CollectiveRunner::run(Operation& operation) {
   } else if (!result.status().ok()) {
     result = conclude(call, result.status());
   }
-  if (!parts_.capabilities.is_abortable) end_submission();
+  if (!capabilities_for(operation).is_abortable) end_submission();
   if (num_enqueued_ == 0) monitor.leave_collective();
   const TimePoint now = parts_.system.now();
   if (is_done) {
@@ -109,7 +111,7 @@ Completion CollectiveRunner::run(Operation& operation) {
 // the culprit, because its peers have done nothing wrong.
 Completion CollectiveRunner::execute_caught(Operation& operation, const Running& call) {
   try {
-    if (!parts_.capabilities.is_abortable) begin_watch();
+    if (!capabilities_for(operation).is_abortable) begin_watch();
     if (operation.collectives.empty()) return allocate(operation, call.context);
     return execute(operation.collectives, call.context);
   } catch (const std::exception& thrown) {
@@ -121,14 +123,15 @@ Completion CollectiveRunner::execute_caught(Operation& operation, const Running&
 
 Completion CollectiveRunner::execute(std::span<const Collective> collectives,
                                      const OpContext& context) {
+  Backend* const engine = parts_.engines.engine_for(collectives.front().device.type);
   std::vector<Collective> sums;
   if (std::ranges::any_of(collectives,
                           [this](const Collective& c) { return is_to_be_scaled(c); })) {
-    CADRE_RETURN_IF_ERROR(await_enqueued(context.deadline));
+    CADRE_RETURN_IF_ERROR(await_enqueued(engine, context.deadline));
     sums = premultiplied(collectives);
     collectives = sums;
   }
-  if (parts_.backend != nullptr) return parts_.backend->submit(context, collectives);
+  if (engine != nullptr) return engine->submit(context, collectives);
   return run_in_order(context, collectives, [](const OpContext&, const Collective& collective) {
     const auto& [in, out] = std::pair(collective.in, collective.out);
     if (in.data() != out.data() && !out.empty()) std::memmove(out.data(), in.data(), out.size());
@@ -136,9 +139,14 @@ Completion CollectiveRunner::execute(std::span<const Collective> collectives,
   });
 }
 
+const Capabilities& CollectiveRunner::capabilities_for(const Operation& operation) const {
+  return parts_.engines.capabilities_for(operation.device_type());
+}
+
 bool CollectiveRunner::is_to_be_scaled(const Collective& collective) const {
+  const Capabilities& can = parts_.engines.capabilities_for(collective.device.type);
   return reduces(collective.kind) &&
-         parts_.capabilities.needs_multiplied_inputs(collective.dtype, collective.reduction.op());
+         can.needs_multiplied_inputs(collective.dtype, collective.reduction.op());
 }
 
 // Turns each PREMUL_SUM into a SUM of scaled inputs. A scaled input is stored in the output if the
@@ -206,15 +214,17 @@ Status CollectiveRunner::await(const Completion& completion, std::shared_ptr<con
   return waited;
 }
 
-// Waits until the enqueued calls have ended: the input of the next call may be the result of one of
-// them.
-Status CollectiveRunner::await_enqueued(Deadline deadline) {
+// Waits until the calls that the engine has enqueued have ended: the input of the next call may be
+// the result of one of them.
+Status CollectiveRunner::await_enqueued(const Backend* engine, Deadline deadline) {
   while (true) {
     Completion last = Status();
     {
       const std::lock_guard lock(mutex_);
-      if (enqueued_.empty()) return {};
-      last = enqueued_.back()->result;
+      const auto found = std::find_if(enqueued_.rbegin(), enqueued_.rend(),
+                                      [&](const auto& call) { return call->engine == engine; });
+      if (found == enqueued_.rend()) return {};
+      last = (*found)->result;
     }
     CADRE_RETURN_IF_ERROR(wait_for_end(last, deadline));
     if (!last.status().ok()) return last.status();
@@ -233,14 +243,11 @@ Status CollectiveRunner::conclude(const Running& call, const Status& status) {
 Completion CollectiveRunner::follow(const Operation& operation, const Running& call,
                                     const Completion& completion, uint64_t first_entry) {
   const auto& [number, fingerprints, deadline, progress] = call.context;
-  Completion::OrderStream order_stream;
-  if (completion.is_stream_ordered()) {
-    order_stream = [completion](void* stream) { return completion.order_stream(stream); };
-  }
   const auto enqueued = std::make_shared<Enqueued>(
       number, std::vector<Fingerprint>(fingerprints.begin(), fingerprints.end()), deadline,
       call.began, std::vector<uint64_t>{first_entry}, std::exchange(scaled_, {}),
-      operation.keep_alive, Completion::make_pending(std::move(order_stream)));
+      operation.keep_alive, parts_.engines.engine_for(operation.device_type()),
+      &capabilities_for(operation), Completion::make_pending(completion.end()));
   for (size_t i = 1; i < fingerprints.size(); ++i) {
     enqueued->entries.push_back(parts_.recorder.begin(number + i, fingerprints[i], -1, call.began));
   }
@@ -338,23 +345,24 @@ void CollectiveRunner::abandon_enqueued() {
     calls = enqueued_;
   }
   for (const auto& call : calls) {
-    if (!call->claim_end()) continue;
+    // An engine that can abort its operations ends them, because it sees the Interrupt.
+    if (call->can->is_abortable || !call->claim_end()) continue;
     {
       const std::lock_guard lock(mutex_);
       abandoned_.push_back(call);
     }
     static_cast<void>(end_enqueued(call, parts_.monitor.error()));
-    call->result.complete(abandoned_error());
+    call->result.complete(abandoned_error(call->can->name));
   }
 }
 
-Error CollectiveRunner::abandoned_error() const {
+Error CollectiveRunner::abandoned_error(std::string_view engine) const {
   const Error error = parts_.monitor.error();
   return Error(error.code(),
                format("{}\n  engine \"{}\" cannot abort this operation and may read and write its "
                       "buffers until this process ends: do not free or reuse them, and end the "
                       "process instead of calling rejoin()",
-                      error.message(), parts_.capabilities.name))
+                      error.message(), engine))
       .with_details(error.details());
 }
 

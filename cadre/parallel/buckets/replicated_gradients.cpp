@@ -34,6 +34,7 @@ ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters,
                                          wrap::LocatedGroup group, const Options& options)
     : GradientStorage(std::move(parameters)),
       group_(std::move(group)),
+      device_(parameters_.front().tensor.device()),
       caps_(options.caps),
       trailer_numel_(options.trailer_numel) {
   const std::vector<ParameterSize> sizes = sizes_of(parameters_);
@@ -47,17 +48,18 @@ ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters,
 ReplicatedGradients::Buffers ReplicatedGradients::allocate(const BucketLayout& layout) {
   const at::NoGradGuard no_grad;
   Buffers buffers{.flats = {}, .views = std::vector<at::Tensor>(parameters_.size()), .trailer = {}};
-  for (const auto& [numel, dtype] :
-       replicated_buffers(layout, sizes_of(parameters_), trailer_numel_)) {
+  for (const auto& [numel, dtype] : replicated_buffers(
+           layout, sizes_of(parameters_), is_trailer_in_bucket() ? trailer_numel_ : 0)) {
     const BucketLayout::Bucket& bucket = layout.buckets[buffers.flats.size()];
-    const at::Tensor flat = group_.empty_flat(numel, dtype);
+    const at::Tensor flat = group_.empty_flat(numel, dtype, device_);
     int64_t offset = 0;
     for (const int64_t index : bucket.parameters) {
       buffers.views[index] = gradient_like(parameters_[index].tensor, flat, offset);
       offset += parameters_[index].tensor.numel();
     }
     if (&bucket == &layout.buckets.back()) {
-      buffers.trailer = flat.narrow(0, offset, trailer_numel_);
+      buffers.trailer = is_trailer_in_bucket() ? flat.narrow(0, offset, trailer_numel_)
+                                               : group_.empty_flat(trailer_numel_, at::kFloat);
     }
     buffers.flats.push_back(flat);
   }
@@ -86,7 +88,7 @@ bool ReplicatedGradients::is_handed_out(size_t bucket) const {
     has_unused = true;
     if (buffers_.views[index].use_count() > 1) return true;
   }
-  const bool has_trailer = bucket + 1 == num_buckets();
+  const bool has_trailer = is_trailer_in_bucket() && bucket + 1 == num_buckets();
   const size_t num_own = 1 + members.size() + (has_trailer ? 1 : 0);
   return has_unused && flat(bucket).storage().use_count() > num_own;
 }
@@ -108,7 +110,9 @@ void ReplicatedGradients::take_back(size_t bucket) {
     }
     offset += parameters_[index].tensor.numel();
   }
-  if (bucket + 1 == num_buckets()) buffers_.trailer = flat.narrow(0, offset, trailer_numel_);
+  if (is_trailer_in_bucket() && bucket + 1 == num_buckets()) {
+    buffers_.trailer = flat.narrow(0, offset, trailer_numel_);
+  }
 }
 
 void ReplicatedGradients::learn(std::span<const int64_t> order) {
@@ -157,6 +161,8 @@ void ReplicatedGradients::place_unused(size_t parameter) {
 
 void ReplicatedGradients::launch_next() {
   waits_.push_back(group_.all_reduce_async(buffers_.flats[num_launched_++], combination_.op));
+  if (is_trailer_in_bucket() || num_launched_ < num_buckets()) return;
+  waits_.push_back(group_.all_reduce_async(buffers_.trailer, combination_.op));
 }
 
 void ReplicatedGradients::finish_early() {
@@ -169,6 +175,10 @@ void ReplicatedGradients::finish_early() {
 
 // Reduces the last bucket with a blocking call, because this thread has nothing to do meanwhile.
 void ReplicatedGradients::reduce_last() {
+  if (!is_trailer_in_bucket()) {
+    launch_next();
+    return finish_early();
+  }
   group_.all_reduce(buffers_.flats[num_launched_++], combination_.op);
 }
 

@@ -115,6 +115,18 @@ std::vector<NamedTensor> DataParallelCore::parameters_of(const torch::nn::Module
   return parameters;
 }
 
+// All gradients of a wrapper are on one device, which is the CPU or that of the group.
+void DataParallelCore::check_device(std::span<const NamedTensor> trained) const {
+  const NamedTensor& first = trained.front();
+  for (const NamedTensor& parameter : trained) {
+    if (parameter.tensor.device() == first.tensor.device()) continue;
+    refuse_wrapping(wrapper_, format("\"{}\" is on {} and \"{}\" on {}; move the module to one "
+                                     "device with module->to(device), or wrap its parts",
+                                     first.name, first.tensor.device().str(), parameter.name,
+                                     parameter.tensor.device().str()));
+  }
+}
+
 void DataParallelCore::check_parameters(std::span<const NamedTensor> parameters) const {
   std::vector<NamedTensor> trained;
   for (const NamedTensor& parameter : parameters) {
@@ -149,6 +161,7 @@ void DataParallelCore::check_parameters(std::span<const NamedTensor> parameters)
                                      parameters.size()));
   }
   (void)sizes_of(trained);  // throws for a dtype that cannot be reduced
+  check_device(trained);
 }
 
 void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& module,

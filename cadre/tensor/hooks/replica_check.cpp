@@ -1,6 +1,7 @@
 #include "cadre/tensor/hooks/replica_check.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -161,8 +162,55 @@ void broadcast_large(std::span<const NamedTensor> tensors, const LargeTensor& la
   received.write(large.place, static_cast<const std::byte*>(apart.const_data_ptr()));
 }
 
+at::Tensor as_bytes(const at::Tensor& contiguous) {
+  return contiguous.detach().view(-1).view(at::kByte);
+}
+
+// Packs the tensors that are on a device into messages of limited size, and broadcasts these. The
+// host reads no values, because it would have to wait for the device; so a tensor is written and
+// marked as changed also if its values are equal.
+void broadcast_on_device(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group,
+                         const std::function<bool(size_t)>& moves_version) {
+  size_t first = 0;
+  while (first < tensors.size()) {
+    size_t end = first;
+    int64_t num_bytes = 0;
+    std::vector<at::Tensor> parts;
+    do {
+      const at::Tensor& tensor = tensors[end++].tensor;
+      num_bytes += static_cast<int64_t>(tensor.nbytes());
+      if (group.rank() == root) parts.push_back(as_bytes(tensor.detach().contiguous()));
+    } while (end < tensors.size() &&
+             num_bytes + static_cast<int64_t>(tensors[end].tensor.nbytes()) <=
+                 kBroadcastChunkBytes);
+    const at::Tensor packed =
+        group.rank() == root
+            ? at::cat(parts)
+            : at::empty({num_bytes},
+                        tensors[first].tensor.options().dtype(at::kByte).requires_grad(false));
+    group.broadcast(packed, root);
+    int64_t offset = 0;
+    for (; first < end; ++first) {
+      const at::Tensor& tensor = tensors[first].tensor;
+      const auto size = static_cast<int64_t>(tensor.nbytes());
+      if (group.rank() != root) {
+        const at::Tensor values = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
+        as_bytes(values).copy_(packed.narrow(0, offset, size));
+        tensor.variable_data().copy_(values);  // does not increment the tensor's version counter
+        if (moves_version(first)) move_version(tensor);
+      }
+      offset += size;
+    }
+  }
+}
+
+bool are_on_device(std::span<const NamedTensor> tensors) {
+  return std::ranges::any_of(tensors,
+                             [](const NamedTensor& named) { return !named.tensor.is_cpu(); });
+}
+
 uint64_t digest_of(const at::Tensor& tensor) {
-  const at::Tensor contiguous = tensor.detach().contiguous();
+  const at::Tensor contiguous = tensor.detach().to(at::kCPU).contiguous();
   const auto* bytes = static_cast<const std::byte*>(contiguous.const_data_ptr());
   Fnv1a digest;
   size_t begin = 0;
@@ -181,6 +229,7 @@ uint64_t digest_of(const at::Tensor& tensor) {
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group,
                        const std::function<bool(size_t)>& moves_version) {
   const at::NoGradGuard no_grad;
+  if (are_on_device(tensors)) return broadcast_on_device(tensors, root, group, moves_version);
   const ReceivedValues received(tensors, moves_version);
   std::vector<size_t> packed;
   std::vector<size_t> large;
@@ -197,6 +246,7 @@ void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const Lo
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group) {
   const at::NoGradGuard no_grad;
   const std::function<bool(size_t)> always = [](size_t) { return true; };
+  if (are_on_device(tensors)) return broadcast_on_device(tensors, root, group, always);
   const ReceivedValues received(tensors, always);
   std::vector<size_t> packed;
   for (size_t i = 0; i < tensors.size(); ++i) {

@@ -1,0 +1,49 @@
+#include "cadre/tensor/device/local_device.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <string_view>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/device/device_runtime.h"
+
+namespace cadre {
+namespace {
+
+int local_rank() {
+  const char* const text = std::getenv("LOCAL_RANK");
+  if (text == nullptr) return 0;
+  const std::string_view digits(text);
+  int rank = -1;
+  const auto [end, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+  if (failure == std::errc() && end == digits.data() + digits.size() && rank >= 0) return rank;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("local_device: LOCAL_RANK is \"{}\"; cadre run sets it to 0, 1, ...", digits));
+}
+
+// Returns whether the kernel has a driver for CUDA devices. Without one the libraries of a torch
+// for CUDA, which have 0.5 GB, need not be loaded.
+bool has_cuda_driver() {
+  std::error_code failure;
+  return std::filesystem::exists("/proc/driver/nvidia/version", failure) ||
+         std::filesystem::exists("/dev/nvidiactl", failure) ||
+         std::filesystem::exists("/dev/dxg", failure);  // Windows Subsystem for Linux
+}
+
+}  // namespace
+
+c10::Device local_device() {
+  const int rank = local_rank();
+  if (!has_cuda_driver()) return c10::Device(c10::DeviceType::CPU);
+  const device::FoundDevices found = device::find_devices(c10::DeviceType::CUDA);
+  if (found.was_late) throw Error(ErrorCode::kUnavailable, found.reason);
+  if (!found.runtime) return c10::Device(c10::DeviceType::CPU);
+  const int index = rank % found.runtime->num_devices();
+  const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
+  found.runtime->make_current(device);
+  return device;
+}
+
+}  // namespace cadre
