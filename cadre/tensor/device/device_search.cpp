@@ -42,8 +42,9 @@ const LoadedTorch& loaded_torch() {
 }
 
 // Returns 0 for the placeholder that replaces the guard of a CUDA build without devices when the
-// program makes fake tensors, and that counts eight devices. The types are compared by their names,
-// because a library with hidden symbols has a type information of its own for the template.
+// program makes fake tensors, and that counts eight devices. The types are compared by name,
+// because a library that hides its symbols has its own std::type_info of the template, which
+// dynamic_cast may take for another type.
 int count_devices(const c10::impl::DeviceGuardImplInterface& guard) {
   using Placeholder = c10::impl::FakeGuardImpl<c10::DeviceType::CUDA>;
   const std::string_view type = typeid(guard).name();
