@@ -89,16 +89,22 @@ def run_mpi(program, arguments, ranks, options=()):
     return output_of_mpirun(["mpirun.openmpi", "-np", str(ranks), *binding, *options, str(program), *arguments])
 
 
-def build_mpi_program(source):
-    """Builds the MPI program with mpicxx and returns its path; None if OpenMPI is not installed."""
-    if not shutil.which("mpicxx.openmpi") or not shutil.which("mpirun.openmpi"):
+def build_mpi_program(source, library="openmpi"):
+    """Builds the MPI program with the library ("openmpi" or "mpich") and returns its path. Returns None if the launcher,
+    the compiler or the headers of that library are missing; Debian's runtime package brings a compiler without headers.
+    """
+    compiler, launcher = f"mpicxx.{library}", {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.mpich"}[library]
+    if not shutil.which(compiler) or not shutil.which(launcher) or subprocess.run(
+            [compiler, "-fsyntax-only", "-x", "c++", "-"], input="#include <mpi.h>", text=True,
+            stderr=subprocess.DEVNULL, check=False).returncode != 0:
+        harness.progress(f"{library} is skipped: its launcher, its compiler or its headers are missing "
+                         f"(packages {'openmpi-bin' if library == 'openmpi' else library} and lib{library}-dev)")
         return None
     source = pathlib.Path(source)
     program = harness.ROOT / "build/bin" / source.stem
     if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
         program.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["mpicxx.openmpi", "-std=c++20", "-O2", str(source), "-o", str(program)],
-                       check=True)
+        subprocess.run([compiler, "-std=c++20", "-O2", str(source), "-o", str(program)], check=True)
     return program
 
 
