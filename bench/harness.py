@@ -11,6 +11,7 @@ the same run.
 
 import dataclasses
 import datetime
+import fcntl
 import functools
 import json
 import os
@@ -56,9 +57,11 @@ def torch_python():
 
 
 def build(*targets):
-    """Builds the programs of the bench in the existing build folder."""
-    subprocess.run(["cmake", "--build", str(ROOT / "build"), "--target", *targets], check=True,
-                   stdout=subprocess.DEVNULL)
+    """Builds the programs of the bench in the existing build folder, after a build that another bench has begun."""
+    with open(ROOT / "build/bench.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["cmake", "--build", str(ROOT / "build"), "--target", *targets], check=True,
+                       stdout=subprocess.DEVNULL)
 
 
 def memory_settings():

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Runs a test for CTest and records the time that it takes.
 
-    run_test.py RECORD SHARDS PROGRAM [argument...]
+    run_test.py RECORD SHARDS ONE_IN PROGRAM [argument...]
 
 The script writes to RECORD (a JSON file) the wall and CPU seconds of the whole test and the seconds
 of each GoogleTest. With SHARDS above 1 the program, one of GoogleTest's, runs as several processes
-at once, each with a shard of its tests: for tests that mostly wait for each other's deadlines. When
+at once, each with a shard of its tests: for tests that mostly wait for each other's deadlines. With
+ONE_IN above 1 and CADRE_CASES_SEED in the environment, as .ci/run sets it, one in ONE_IN of the tests
+run, chosen by the seed; without the seed all of them run. When
 a shard ends, its output is printed without the tests that passed, so that a failure is at the top
 of the log; the exit code is the first one that is not 0. If the script is ended by a signal, it
 ends its processes.
@@ -50,17 +52,27 @@ def without_passed(lines):
     return kept + (held or [])
 
 
+def shares_of(count, one_in, seed):
+    """Returns for each of `count` processes the variables by which GoogleTest runs its part of the tests: together
+    one in `one_in` of them, chosen by the seed, or all if there is no seed."""
+    if seed is None:
+        one_in, seed = 1, 0
+    total = count * one_in
+    if total == 1:
+        return [{}]
+    return [{"GTEST_TOTAL_SHARDS": str(total), "GTEST_SHARD_INDEX": str(index * one_in + int(seed) % one_in)}
+            for index in range(count)]
+
+
 def main():
-    if len(sys.argv) < 4:
+    if len(sys.argv) < 5:
         print(__doc__, file=sys.stderr)
         return 2
-    record, count, command = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    record, count, one_in, command = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     start = time.monotonic()
-    shards = []
-    for index in range(count):
-        share = {"GTEST_TOTAL_SHARDS": str(count), "GTEST_SHARD_INDEX": str(index)} if count > 1 else {}
-        shards.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                       env={**os.environ, **share}, preexec_fn=end_with_parent))
+    shards = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               env={**os.environ, **share}, preexec_fn=end_with_parent)
+              for share in shares_of(count, one_in, os.environ.get("CADRE_CASES_SEED"))]
 
     def end(*_):
         for shard in shards:

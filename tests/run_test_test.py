@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+"""Tests which tests run_test.py runs: with a seed one in ONE_IN of them, with consecutive seeds each of them once, and
+without a seed all."""
+
+import itertools
+import unittest
+
+from run_test import shares_of
+
+
+def indices(count, one_in, seed):
+    """Returns the shards that GoogleTest runs, and into how many it divides the tests."""
+    shares = shares_of(count, one_in, seed)
+    if shares == [{}]:
+        return [0], 1
+    totals = {share["GTEST_TOTAL_SHARDS"] for share in shares}
+    assert len(totals) == 1, totals
+    return [int(share["GTEST_SHARD_INDEX"]) for share in shares], int(totals.pop())
+
+
+class SharesTest(unittest.TestCase):
+    def test_consecutive_seeds_run_every_shard_once(self):
+        for count, one_in in itertools.product(range(1, 5), range(1, 5)):
+            seen = []
+            for seed in range(one_in):
+                chosen, total = indices(count, one_in, str(1234567 + seed))
+                self.assertEqual((len(chosen), total), (count, count * one_in))
+                seen += chosen
+            self.assertEqual(sorted(seen), list(range(count * one_in)))
+
+    def test_without_a_seed_everything_runs(self):
+        for count, one_in in itertools.product(range(1, 5), range(1, 5)):
+            chosen, total = indices(count, one_in, None)
+            self.assertEqual(sorted(chosen), list(range(total)))
+            self.assertEqual(total, count)
+
+
+if __name__ == "__main__":
+    unittest.main()
