@@ -116,13 +116,17 @@ TEST_F(RegistryWatchTest, AnswersWithTheClaimInForceAndRemovesItsOwnInTheEnd) {
   EXPECT_TRUE(answers("own:1"));
 }
 
+// The thread of the watch wakes the owner after it has stored an answer, so the wake-up of the
+// first answer may come after the first look at it.
 TEST_F(RegistryWatchTest, AnotherAnswerWakesTheOwner) {
   watch(Wish::Kind::kFind);
   EXPECT_TRUE(answers(""));
-  wake_up_->clear();
   change(&Shared::claim, std::optional(other_));
-  std::array items = {os::PollItem{.target = wake_up_.get(), .want_read = true}};
-  system_->poll(items, system_->deadline_in(seconds(20)));
+  for (int wakes = 0; wakes < 2 && watch_->answer(system_->now()) != "other:1"; ++wakes) {
+    std::array items = {os::PollItem{.target = wake_up_.get(), .want_read = true}};
+    EXPECT_TRUE(system_->poll(items, system_->deadline_in(seconds(20)))) << "nothing wakes it";
+    wake_up_->clear();
+  }
   EXPECT_EQ(watch_->answer(system_->now()), "other:1");
 }
 
