@@ -122,6 +122,12 @@ void add_golden_texts(const TrainerCase& test, int rank, const std::string& seen
         texts.push_back("kPeerLost: " + between);
         // The group failed between two calls, and the second call reports it.
         texts.push_back("kPeerLost: " + failed + "\n  first failure: " + between);
+        // The second call had succeeded by the time the failure reached it.
+        for (const char* const later : kOperations) {
+          texts.push_back(
+              format("kPeerLost: group \"world\" failed on {} after {} #N\n  first failure: {}",
+                     self, later, between));
+        }
       } else {
         texts.push_back(format(
             "kAborted: {} on group \"world\" was aborted after N s on {}\n  first failure: {} "
