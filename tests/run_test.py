@@ -7,10 +7,9 @@ The script writes to RECORD (a JSON file) the wall and CPU seconds of the whole 
 of each GoogleTest. With SHARDS above 1 the program, one of GoogleTest's, runs as several processes
 at once, each with a shard of its tests: for tests that mostly wait for each other's deadlines. With
 ONE_IN above 1 and CADRE_CASES_SEED in the environment, as .ci/run sets it, one in ONE_IN of the tests
-run, chosen by the seed; without the seed all of them run. When
-a shard ends, its output is printed without the tests that passed, so that a failure is at the top
-of the log; the exit code is the first one that is not 0. If the script is ended by a signal, it
-ends its processes.
+run, chosen by the seed; without the seed all of them run. When a shard ends, its output is printed
+without the tests that passed, so that a failure is at the top of the log; the exit code is the first
+one that is not 0. If the script is ended by a signal, it ends its processes.
 """
 
 import ctypes
@@ -27,6 +26,9 @@ import time
 
 ENDED = re.compile(r"^\[(?:       OK|  FAILED|  SKIPPED) \] (\S+?)(?:, where .*)? \((\d+) ms\)$", re.M)
 PR_SET_PDEATHSIG = 1
+# So many consecutive seeds choose the same tests. The programs choose cases by the residues of the seed modulo small
+# numbers; if its residue chose the tests, too, some cases would never run.
+SEEDS_OF_A_SHARE = 1000
 
 
 def end_with_parent():
@@ -60,7 +62,8 @@ def shares_of(count, one_in, seed):
     total = count * one_in
     if total == 1:
         return [{}]
-    return [{"GTEST_TOTAL_SHARDS": str(total), "GTEST_SHARD_INDEX": str(index * one_in + int(seed) % one_in)}
+    chosen = int(seed) // SEEDS_OF_A_SHARE % one_in
+    return [{"GTEST_TOTAL_SHARDS": str(total), "GTEST_SHARD_INDEX": str(index * one_in + chosen)}
             for index in range(count)]
 
 
