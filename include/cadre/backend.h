@@ -24,6 +24,8 @@
 // - `run_in_order()`: submit() of an engine that runs one collective after the other.
 // - `BackendFactory`, `BackendSetup`: makes the engine of a group; see
 //   CommunicatorOptions::backend.
+// - `DeviceBackend`, `DevicePoint`: an engine for memory of a device; see
+//   CommunicatorOptions::device_backend.
 //
 // Design: docs/decisions/0015-engines-as-plug-ins.md. PyTorch: c10d::Backend.
 #pragma once

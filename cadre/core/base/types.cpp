@@ -15,7 +15,8 @@ constexpr std::array<std::string_view, kNumOpKinds> kOpKindNames = {
     "barrier",      "send",        "recv",         "allocate_symmetric",
     "reduce",       "gather",      "scatter",      "all_to_all",
     "all_to_all_v", "wait_signal", "all_gather_v", "reduce_scatter_v"};
-constexpr std::array<std::string_view, kNumDeviceTypes> kDeviceTypeNames = {"cpu", "cuda"};
+constexpr std::array<std::string_view, kNumDeviceTypes> kDeviceTypeNames = {"cpu", "cuda",
+                                                                            "privateuseone"};
 
 // Values may come from the wire, so the index is checked.
 template <typename Enum, size_t kCount>
@@ -37,6 +38,10 @@ std::string_view to_string(OpKind kind) {
 }
 std::string_view to_string(DeviceType type) {
   return name_of(kDeviceTypeNames, type);
+}
+std::string to_string(const Device& device) {
+  const std::string type(to_string(device.type));
+  return device.type == DeviceType::kCpu ? type : type + ":" + std::to_string(device.index);
 }
 
 std::optional<DType> parse_dtype(std::string_view text) {

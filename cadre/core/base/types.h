@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "cadre/core/base/export.h"
@@ -71,9 +72,10 @@ constexpr size_t size_of(DType dtype) {
 enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct, kBand, kBor, kBxor, kPremulSum };
 inline constexpr int kNumReduceOps = 9;
 
-// The kind of memory that holds the buffers of a collective. Append new types at the end.
-enum class DeviceType : uint8_t { kCpu, kCuda };
-inline constexpr int kNumDeviceTypes = 2;
+// The kind of memory that holds the buffers of a collective. kPrivateUse1 is the type of a device
+// outside of PyTorch, as PyTorch calls it. Append new types at the end.
+enum class DeviceType : uint8_t { kCpu, kCuda, kPrivateUse1 };
+inline constexpr int kNumDeviceTypes = 3;
 
 struct Device {
   DeviceType type = DeviceType::kCpu;
@@ -106,6 +108,7 @@ CADRE_EXPORT std::string_view to_string(DType dtype);      // "float32"
 CADRE_EXPORT std::string_view to_string(ReduceOp op);      // "sum"
 CADRE_EXPORT std::string_view to_string(OpKind kind);      // "all_reduce"
 CADRE_EXPORT std::string_view to_string(DeviceType type);  // "cpu"
+CADRE_EXPORT std::string to_string(const Device& device);  // "cpu", "cuda:1"
 CADRE_EXPORT std::optional<DType> parse_dtype(std::string_view text);
 
 }  // namespace cadre

@@ -29,10 +29,9 @@ std::string refusal(const Capabilities& can, const Collective& c) {
   }
   if (!can.devices.contains(c.device.type)) {
     return format(
-        "{}: the buffers are on {}:{}, backend \"{}\" works on {}; move them there, or "
+        "{}: the buffers are on {}, backend \"{}\" works on {}; move them there, or "
         "connect the group with another backend",
-        c.kind, to_string(c.device.type), c.device.index, backend,
-        list(can.devices, kNumDeviceTypes));
+        c.kind, to_string(c.device), backend, list(can.devices, kNumDeviceTypes));
   }
   if (!can.dtypes.contains(c.dtype)) {
     return format(

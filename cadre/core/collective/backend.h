@@ -43,8 +43,9 @@ struct Capabilities {
   // waits for such an operation, keeps its memory and the engine, and reports that the process must
   // end.
   bool is_abortable = true;
-  // submit() only enqueues the operation: it begins after the work that was enqueued on
-  // Collective::stream before, and completes after submit() has returned.
+  // submit() does not block but enqueues the operation on a device: it begins behind
+  // Collective::after, and completes after submit() has returned. The thread that issues a call
+  // submits it if no earlier call of the group is left to submit.
   bool is_stream_ordered = false;
   // Says which algorithm is used for which size; written to the first line of the log.
   std::string algorithms = {};

@@ -28,6 +28,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -35,6 +36,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
+#include "cadre/core/collective/completion.h"
 #include "cadre/core/collective/op.h"
 
 namespace cadre {
@@ -96,10 +98,9 @@ struct CADRE_EXPORT Collective {
   Bytes out = {};
   SplitCounts splits = {};  // used by all_gather_v, reduce_scatter_v and all_to_all_v
   Device device = {};       // the device whose memory `in` and `out` are in
-  // The stream of the device that a stream-ordered engine uses: the operation runs after the work
-  // that was enqueued on the stream before the call. With CUDA it is a cudaStream_t; null means the
-  // device's default stream.
-  void* stream = nullptr;
+  // The point in the caller's work behind which a stream-ordered engine runs the operation, such as
+  // a point on the stream that is current at the call. If null, the operation may run at once.
+  std::shared_ptr<const DevicePoint> after = {};
   // The shape of the tensor that has the n elements, for collectives in which all ranks have the
   // same n. If shapes differ between ranks, the call fails on all ranks, even if the numbers of
   // elements are equal. nullopt means one dimension.

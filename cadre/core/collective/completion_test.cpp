@@ -22,7 +22,7 @@ TEST(CompletionTest, OneThatIsDoneRunsCallbacksAtOnceAndOrdersEveryStream) {
   completion.on_done([&](const Status& status) { seen = status.error().message(); });
   EXPECT_EQ(seen, "the device is gone");
   EXPECT_TRUE(completion.is_done() && completion.is_stream_ordered());
-  EXPECT_TRUE(completion.order_stream(nullptr).ok());
+  EXPECT_TRUE(completion.order_current_stream().ok());
 }
 
 TEST(CompletionTest, ACopyCompletesThePendingOneWithItsStatus) {
@@ -55,20 +55,26 @@ TEST(CompletionTest, ACallbackMayUseTheCompletion) {
   EXPECT_TRUE(is_inner_called);
 }
 
-TEST(CompletionTest, OrdersStreamsUntilItIsDone) {
-  std::vector<void*> ordered;
-  const Completion completion = Completion::make_pending([&](void* stream) -> Status {
-    ordered.push_back(stream);
-    return {};
-  });
-  int stream = 0;
+TEST(CompletionTest, OrdersTheCurrentStreamUntilItIsDone) {
+  struct CountingPoint final : DevicePoint {
+    Status order_current_stream() const override {
+      ++num_ordered;
+      return num_ordered < 3 ? Status() : Error(ErrorCode::kInternal, "the driver has an error");
+    }
+    mutable int num_ordered = 0;
+  };
+  const auto end = std::make_shared<const CountingPoint>();
+  const Completion completion = Completion::make_pending(end);
   EXPECT_TRUE(completion.is_stream_ordered() && !completion.is_done());
-  EXPECT_TRUE(completion.order_stream(&stream).ok());
-  EXPECT_TRUE(completion.order_stream(nullptr).ok());
-  EXPECT_EQ(ordered, (std::vector<void*>{&stream, nullptr}));
+  EXPECT_EQ(completion.end(), end);
+  EXPECT_TRUE(completion.order_current_stream().ok());
+  EXPECT_TRUE(completion.order_current_stream().ok());
+  EXPECT_FALSE(completion.order_current_stream().ok());
+  EXPECT_EQ(end->num_ordered, 3);
   completion.complete({});
-  EXPECT_TRUE(completion.order_stream(&stream).ok());
-  EXPECT_EQ(ordered.size(), 2u);
+  EXPECT_TRUE(completion.order_current_stream().ok());
+  EXPECT_EQ(end->num_ordered, 3);
+  EXPECT_EQ(completion.end(), nullptr);
 }
 
 TEST(CompletionTest, EveryCallbackRunsOnceWhileAnotherThreadCompletes) {

@@ -3,12 +3,14 @@
 // Threads: any. Blocking: never. Errors: none. All sets give the same bits.
 #pragma once
 
+#include "cadre/core/base/export.h"
+
 namespace cadre {
 
 enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
 
 // Returns the widest set that this CPU has.
-InstructionSet best_instruction_set();
+CADRE_EXPORT InstructionSet best_instruction_set();
 
 namespace kernels {
 

@@ -9,7 +9,8 @@ constexpr int kDTypeShift = 4;
 constexpr int kReduceOpShift = 8;
 constexpr int kRootShift = 12;
 constexpr int kCountShift = 28;
-constexpr int kCountBits = 36;
+constexpr int kCountBits = 35;
+constexpr int kDeviceShift = kCountShift + kCountBits;
 constexpr uint64_t kFieldMask = 0xf;
 constexpr uint64_t kRootMask = 0xffff;
 constexpr uint64_t kCountMask = (uint64_t{1} << kCountBits) - 1;
@@ -39,7 +40,8 @@ Fingerprint OpDescriptor::fingerprint() const {
                         (static_cast<uint64_t>(dtype) & kFieldMask) << kDTypeShift |
                         (static_cast<uint64_t>(reduce_op) & kFieldMask) << kReduceOpShift |
                         (root_field & kRootMask) << kRootShift |
-                        (count & kCountMask) << kCountShift;
+                        (count & kCountMask) << kCountShift |
+                        static_cast<uint64_t>(on_device) << kDeviceShift;
   const uint64_t rest_of_count = is_one_dimension(shape.bits()) ? count >> kCountBits : 0;
   return {.call = call, .shape = shape.bits() | rest_of_count << kShapeTagBits};
 }
@@ -53,8 +55,9 @@ OpDescriptor OpDescriptor::from_fingerprint(const Fingerprint& fingerprint) {
       .kind = static_cast<OpKind>(call & kFieldMask),
       .dtype = static_cast<DType>(call >> kDTypeShift & kFieldMask),
       .reduce_op = static_cast<ReduceOp>(call >> kReduceOpShift & kFieldMask),
-      .count = call >> kCountShift | rest_of_count << kCountBits,
-      .shape = is_line ? PackedShape() : PackedShape::from_bits(fingerprint.shape)};
+      .count = (call >> kCountShift & kCountMask) | rest_of_count << kCountBits,
+      .shape = is_line ? PackedShape() : PackedShape::from_bits(fingerprint.shape),
+      .on_device = (call >> kDeviceShift & 1) != 0};
   if (descriptor.has_root()) {
     descriptor.root = root_field;
   } else {
@@ -64,8 +67,8 @@ OpDescriptor OpDescriptor::from_fingerprint(const Fingerprint& fingerprint) {
 }
 
 std::string OpDescriptor::to_string() const {
-  const std::string together =
-      num_coalesced == 0 ? "" : format("one of {} in a call", num_coalesced);
+  std::string together = num_coalesced == 0 ? "" : format("one of {} in a call", num_coalesced);
+  if (on_device) together += together.empty() ? "on the device" : ", on the device";
   const std::string separator = together.empty() ? "" : ", ";
   const std::string elements =
       format("{} {}{}{}", dtype, shape.to_string(count), separator, together);

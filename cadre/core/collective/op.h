@@ -35,6 +35,8 @@ struct OpDescriptor {
   // The number of collectives in the call that this one is part of; 0 for a call of one collective,
   // and for kinds that have a root.
   uint16_t num_coalesced = 0;
+  // Whether the engine for memory of the rank's device runs it (engine_set.h).
+  bool on_device = false;
 
   bool has_root() const;
   // Returns the bits that docs/formats/net-messages.md defines. In groups of up to 65,536 ranks two
@@ -42,7 +44,8 @@ struct OpDescriptor {
   Fingerprint fingerprint() const;
   static OpDescriptor from_fingerprint(const Fingerprint& fingerprint);
   // Returns "all_reduce(sum, float32 x 1024)", "reduce(sum, float32 x [2, 3], root 0)",
-  // "all_to_all_v(int64)", "barrier()", "all_gather(float32 x 4, one of 3 in a call)".
+  // "all_to_all_v(int64)", "barrier()", "all_gather(float32 x 4, one of 3 in a call)",
+  // "all_reduce(sum, float32 x 4, on the device)".
   std::string to_string() const;
 };
 

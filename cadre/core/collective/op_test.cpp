@@ -24,15 +24,18 @@ std::vector<OpDescriptor> samples() {
   for (int kind = 0; kind < kNumOpKinds; ++kind) {
     for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
       for (int reduce_op = 0; reduce_op < kNumReduceOps; ++reduce_op) {
-        for (const int root_or_number : {0, 1, 63, 4095, 4096, 65535}) {
+        for (const auto& [root_or_number, on_device] :
+             {std::pair(0, false), std::pair(0, true), std::pair(1, false), std::pair(63, true),
+              std::pair(4095, false), std::pair(4096, false), std::pair(65535, true)}) {
           for (uint64_t count :
-               {uint64_t{0}, uint64_t{1}, uint64_t{1000003}, (uint64_t{1} << 36) - 1}) {
+               {uint64_t{0}, uint64_t{1}, uint64_t{1000003}, (uint64_t{1} << 35) - 1}) {
             for (const std::vector<int64_t>& sizes : kSizes) {
               all.push_back({.kind = static_cast<OpKind>(kind),
                              .dtype = static_cast<DType>(dtype),
                              .reduce_op = static_cast<ReduceOp>(reduce_op),
                              .count = count,
-                             .shape = PackedShape(sizes)});
+                             .shape = PackedShape(sizes),
+                             .on_device = on_device});
               set_root_or_number(all.back(), root_or_number);
             }
           }
@@ -53,6 +56,7 @@ TEST(OpDescriptorTest, FingerprintLosesNothing) {
     EXPECT_EQ(back.num_coalesced, op.num_coalesced);
     EXPECT_EQ(back.count, op.count);
     EXPECT_EQ(back.shape, op.shape);
+    EXPECT_EQ(back.on_device, op.on_device);
   }
 }
 
@@ -75,6 +79,9 @@ TEST(OpDescriptorTest, BitsLieWhereTheHeaderSays) {
   op.kind = OpKind::kAllReduce;
   op.num_coalesced = 3;
   EXPECT_EQ(op.fingerprint().call, 0x1u | 0x4u << 4 | 0x1u << 8 | 0x3u << 12 | 0x7u << 28);
+  op.on_device = true;
+  EXPECT_EQ(op.fingerprint().call,
+            uint64_t{1} << 63 | 0x1u | 0x4u << 4 | 0x1u << 8 | 0x3u << 12 | 0x7u << 28);
 }
 
 TEST(OpDescriptorTest, RootsOfManyRanksDiffer) {
@@ -85,7 +92,7 @@ TEST(OpDescriptorTest, RootsOfManyRanksDiffer) {
 }
 
 TEST(OpDescriptorTest, LongCountsAreKeptWhole) {
-  for (const int bits : {36, 40, 62}) {
+  for (const int bits : {35, 36, 40, 62}) {
     const uint64_t count = (uint64_t{1} << bits) + 3;
     const OpDescriptor op{.kind = OpKind::kAllGather, .count = count};
     const OpDescriptor back = OpDescriptor::from_fingerprint(op.fingerprint());

@@ -1,5 +1,6 @@
-// How a group gets its engine: one of the native ones by default, or what the program's factory
-// makes. MPI, Gloo, NCCL and test engines are plugged in with such a factory.
+// How a group gets its engines: one of the native ones by default, or what the program's factories
+// make. MPI, Gloo, NCCL and test engines are plugged in with such a factory. A group may have two
+// engines, one for memory of the CPU and one for memory of a device (collective/engine_set.h).
 //
 // Threads: a factory is called once for each group on each rank, by the thread that connects or
 // splits the group. Blocking: the factory, until setup.deadline at most. Lifetime: the objects to
@@ -24,9 +25,10 @@
 //     without a keep_alive throws while the library may still use its buffers; the error says so,
 //     and that the process must end.
 // 4. submit() of a stream-ordered library enqueues on a stream of its own behind
-// Collective::stream, and returns Completion::make_pending(order_stream). A thread of the engine
-// that waits for the stream's events calls complete() with the result. Buffers on the CPU get
-// make_pending() without order_stream, so that Work::wait() waits for their results. The engine
+// Collective::after (with that stream as the current one, after->order_current_stream()), and
+// returns Completion::make_pending(end), where `end` is a point on this stream. A thread of the
+// engine that waits for the stream's events calls complete() with the result. Buffers on the CPU
+// get make_pending() without a point, so that Work::wait() waits for their results. The engine
 // copies what it needs of the OpContext later.
 // 5. The ranks of a group must agree on (number, fingerprint) of each call. An engine that can send
 // a few more bytes compares these values, as the native engines do, and reports a difference with
@@ -52,6 +54,11 @@ namespace cadre {
 struct BackendSetup {
   Rank rank;
   int world_size = 1;
+  Device device = {};  // the device whose memory the engine is for
+  // For an engine of a device: the group's engine for memory of the CPU. It runs one call at a
+  // time, and submit() of the device's engine may call it for its own collectives. Null for a world
+  // of one.
+  Backend* host = nullptr;
   std::string group;  // the name of the group, which messages quote
   // The store of this group; null for a world of one that has no store.
   std::shared_ptr<Store> store;
@@ -61,5 +68,11 @@ struct BackendSetup {
 };
 
 using BackendFactory = std::function<Result<std::unique_ptr<Backend>>(const BackendSetup&)>;
+
+// A device and the factory of the engine that works on its memory.
+struct DeviceBackend {
+  Device device = {};  // not the CPU
+  BackendFactory make = {};
+};
 
 }  // namespace cadre

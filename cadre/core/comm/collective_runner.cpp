@@ -33,7 +33,11 @@ class CollectiveRunner::Record final : public OpProgress::Observer {
     begin(index, now);
   }
   void end(const FlightRecorder::Ending& ending) {
-    if (cell_.number.load(std::memory_order_relaxed) == number_) cell_.end(ending.well, ending.now);
+    if (is_hidden_) {
+      runner_.end_hidden(number_, ending);
+    } else if (cell_.number.load(std::memory_order_relaxed) == number_) {
+      cell_.end(ending.well, ending.now);
+    }
     runner_.parts_.recorder.end(entry_, ending);
   }
   uint64_t entry() const { return entry_; }
@@ -43,8 +47,13 @@ class CollectiveRunner::Record final : public OpProgress::Observer {
     const Fingerprint& fingerprint = operation_.fingerprints[index];
     number_ = operation_.number + index;
     // While calls are enqueued, the cell shows the oldest of them, because it is most likely to be
-    // blocked.
-    if (runner_.num_enqueued_ == 0) cell_.begin(number_, fingerprint, now);
+    // blocked. Only this thread enqueues calls, so the number does not grow meanwhile.
+    is_hidden_ = runner_.num_enqueued_ > 0;
+    if (is_hidden_) {
+      runner_.hide({number_, fingerprint, now, std::nullopt});
+    } else {
+      cell_.begin(number_, fingerprint, now);
+    }
     entry_ = runner_.parts_.recorder.begin(number_, fingerprint, -1, now);
     runner_.parts_.monitor.enter_collective(number_);
   }
@@ -54,7 +63,35 @@ class CollectiveRunner::Record final : public OpProgress::Observer {
   ActivityCell& cell_ = runner_.parts_.monitor.own_cell().collective;
   uint64_t number_ = 0;
   uint64_t entry_ = 0;
+  bool is_hidden_ = false;
 };
+
+// Shows the call in the cell as soon as no enqueued call is left.
+void CollectiveRunner::hide(const Hidden& call) {
+  const std::lock_guard lock(mutex_);
+  hidden_ = call;
+  if (enqueued_.empty()) show_hidden();
+}
+
+void CollectiveRunner::end_hidden(uint64_t number, const FlightRecorder::Ending& ending) {
+  const std::lock_guard lock(mutex_);
+  if (hidden_ && hidden_->number == number) {
+    hidden_->ending = ending;
+    return;
+  }
+  ActivityCell& cell = parts_.monitor.own_cell().collective;
+  if (cell.number.load(std::memory_order_relaxed) == number) cell.end(ending.well, ending.now);
+}
+
+// REQUIRES: the mutex is locked.
+void CollectiveRunner::show_hidden() {
+  if (!hidden_) return;
+  ActivityCell& cell = parts_.monitor.own_cell().collective;
+  const OpProgress progress(&cell.progress);  // the call reports its own progress to no cell
+  cell.begin(hidden_->number, hidden_->fingerprint, hidden_->began);
+  if (hidden_->ending) cell.end(hidden_->ending->well, hidden_->ending->now);
+  hidden_.reset();
+}
 
 // A call that the engine has enqueued and ends later. The engine's Completion owns this object and
 // through it the memory of the call, even after the group has abandoned the call.
@@ -66,6 +103,8 @@ struct CollectiveRunner::Enqueued {
   std::vector<uint64_t> entries;  // the indices in the flight record
   std::vector<std::byte> scaled;  // the scaled inputs, which the engine reads
   std::shared_ptr<const void> keep_alive;
+  const Backend* engine;  // used only as long as the runner exists, like its capabilities
+  const Capabilities* can;
   Completion result;
   std::atomic<bool> has_ended{false};
 
@@ -89,12 +128,15 @@ Completion CollectiveRunner::run(Operation& operation) {
   Completion result =
       monitor.has_failed() ? Completion(monitor.error()) : execute_caught(operation, call);
   const bool is_done = result.is_done();
+  // An engine that only enqueues may have ended all collectives of the call without a report.
+  const size_t last = operation.fingerprints.size() - 1;
+  if (is_done && result.status().ok() && progress.index() < last) progress.set_index(last);
   if (!is_done) {
     result = follow(operation, call, result, record.entry());
   } else if (!result.status().ok()) {
     result = conclude(call, result.status());
   }
-  if (!parts_.capabilities.is_abortable) end_submission();
+  if (is_watched(operation)) end_submission();
   if (num_enqueued_ == 0) monitor.leave_collective();
   const TimePoint now = parts_.system.now();
   if (is_done) {
@@ -109,7 +151,7 @@ Completion CollectiveRunner::run(Operation& operation) {
 // the culprit, because its peers have done nothing wrong.
 Completion CollectiveRunner::execute_caught(Operation& operation, const Running& call) {
   try {
-    if (!parts_.capabilities.is_abortable) begin_watch();
+    if (is_watched(operation)) begin_watch();
     if (operation.collectives.empty()) return allocate(operation, call.context);
     return execute(operation.collectives, call.context);
   } catch (const std::exception& thrown) {
@@ -121,14 +163,15 @@ Completion CollectiveRunner::execute_caught(Operation& operation, const Running&
 
 Completion CollectiveRunner::execute(std::span<const Collective> collectives,
                                      const OpContext& context) {
+  Backend* const engine = parts_.engines.engine_for(collectives.front().device.type);
   std::vector<Collective> sums;
   if (std::ranges::any_of(collectives,
                           [this](const Collective& c) { return is_to_be_scaled(c); })) {
-    CADRE_RETURN_IF_ERROR(await_enqueued(context.deadline));
+    CADRE_RETURN_IF_ERROR(await_enqueued(engine, context.deadline));
     sums = premultiplied(collectives);
     collectives = sums;
   }
-  if (parts_.backend != nullptr) return parts_.backend->submit(context, collectives);
+  if (engine != nullptr) return engine->submit(context, collectives);
   return run_in_order(context, collectives, [](const OpContext&, const Collective& collective) {
     const auto& [in, out] = std::pair(collective.in, collective.out);
     if (in.data() != out.data() && !out.empty()) std::memmove(out.data(), in.data(), out.size());
@@ -136,9 +179,21 @@ Completion CollectiveRunner::execute(std::span<const Collective> collectives,
   });
 }
 
+const Capabilities& CollectiveRunner::capabilities_for(const Operation& operation) const {
+  return parts_.engines.capabilities_for(operation.device_type());
+}
+
+// Returns whether the engine may leave the call behind, so that another thread must end it at its
+// deadline.
+bool CollectiveRunner::is_watched(const Operation& operation) const {
+  const Capabilities& can = capabilities_for(operation);
+  return !can.is_abortable || can.is_stream_ordered;
+}
+
 bool CollectiveRunner::is_to_be_scaled(const Collective& collective) const {
+  const Capabilities& can = parts_.engines.capabilities_for(collective.device.type);
   return reduces(collective.kind) &&
-         parts_.capabilities.needs_multiplied_inputs(collective.dtype, collective.reduction.op());
+         can.needs_multiplied_inputs(collective.dtype, collective.reduction.op());
 }
 
 // Turns each PREMUL_SUM into a SUM of scaled inputs. A scaled input is stored in the output if the
@@ -206,15 +261,17 @@ Status CollectiveRunner::await(const Completion& completion, std::shared_ptr<con
   return waited;
 }
 
-// Waits until the enqueued calls have ended: the input of the next call may be the result of one of
-// them.
-Status CollectiveRunner::await_enqueued(Deadline deadline) {
+// Waits until the calls that the engine has enqueued have ended: the input of the next call may be
+// the result of one of them.
+Status CollectiveRunner::await_enqueued(const Backend* engine, Deadline deadline) {
   while (true) {
     Completion last = Status();
     {
       const std::lock_guard lock(mutex_);
-      if (enqueued_.empty()) return {};
-      last = enqueued_.back()->result;
+      const auto found = std::find_if(enqueued_.rbegin(), enqueued_.rend(),
+                                      [&](const auto& call) { return call->engine == engine; });
+      if (found == enqueued_.rend()) return {};
+      last = (*found)->result;
     }
     CADRE_RETURN_IF_ERROR(wait_for_end(last, deadline));
     if (!last.status().ok()) return last.status();
@@ -233,14 +290,11 @@ Status CollectiveRunner::conclude(const Running& call, const Status& status) {
 Completion CollectiveRunner::follow(const Operation& operation, const Running& call,
                                     const Completion& completion, uint64_t first_entry) {
   const auto& [number, fingerprints, deadline, progress] = call.context;
-  Completion::OrderStream order_stream;
-  if (completion.is_stream_ordered()) {
-    order_stream = [completion](void* stream) { return completion.order_stream(stream); };
-  }
   const auto enqueued = std::make_shared<Enqueued>(
       number, std::vector<Fingerprint>(fingerprints.begin(), fingerprints.end()), deadline,
       call.began, std::vector<uint64_t>{first_entry}, std::exchange(scaled_, {}),
-      operation.keep_alive, Completion::make_pending(std::move(order_stream)));
+      operation.keep_alive, parts_.engines.engine_for(operation.device_type()),
+      &capabilities_for(operation), Completion::make_pending(completion.end()));
   for (size_t i = 1; i < fingerprints.size(); ++i) {
     enqueued->entries.push_back(parts_.recorder.begin(number + i, fingerprints[i], -1, call.began));
   }
@@ -249,6 +303,7 @@ Completion CollectiveRunner::follow(const Operation& operation, const Running& c
     std::lock_guard lock(mutex_);
     enqueued_.push_back(enqueued);
     num_enqueued_ = enqueued_.size();
+    hidden_.reset();  // it is this call, or an earlier one that has ended
     if (enqueued_.size() == 1) show(*enqueued);
     watch_.unpark();
   }
@@ -273,10 +328,18 @@ Status CollectiveRunner::end_enqueued(const std::shared_ptr<Enqueued>& call, con
   const bool was_shown = enqueued_.front() == call;
   std::erase(enqueued_, call);
   if (was_shown) {
-    parts_.monitor.own_cell().collective.end(result.ok(), now);
+    ActivityCell& cell = parts_.monitor.own_cell().collective;
+    // Ranks that leave compare their last calls, so the cell shows the last one of those coalesced.
+    if (result.ok()) {
+      cell.begin(call->number + call->fingerprints.size() - 1, call->fingerprints.back(),
+                 call->began);
+    }
+    cell.end(result.ok(), now);
     if (result.ok() && !enqueued_.empty()) show(*enqueued_.front());
   }
-  if (enqueued_.empty()) parts_.monitor.leave_collective();
+  const bool runs_another = hidden_ && !hidden_->ending;
+  if (result.ok() && enqueued_.empty()) show_hidden();
+  if (enqueued_.empty() && !runs_another) parts_.monitor.leave_collective();
   num_enqueued_ = enqueued_.size();
   return result;
 }
@@ -311,7 +374,10 @@ void CollectiveRunner::watch() {
     if (!first) continue;
     parts_.monitor.await_failure(-1, first->earlier(parts_.system.deadline_in(kWatchTime)));
     fail_overdue();
-    if (parts_.monitor.has_failed()) abandon_enqueued();
+    if (!parts_.monitor.has_failed()) continue;
+    abandon_enqueued();
+    // What is left are calls that an engine which can abort them is about to end.
+    if (num_enqueued_ > 0) static_cast<void>(watch_.park(kWatchTime));
   }
 }
 
@@ -338,23 +404,24 @@ void CollectiveRunner::abandon_enqueued() {
     calls = enqueued_;
   }
   for (const auto& call : calls) {
-    if (!call->claim_end()) continue;
+    // An engine that can abort its operations ends them, because it sees the Interrupt.
+    if (call->can->is_abortable || !call->claim_end()) continue;
     {
       const std::lock_guard lock(mutex_);
       abandoned_.push_back(call);
     }
     static_cast<void>(end_enqueued(call, parts_.monitor.error()));
-    call->result.complete(abandoned_error());
+    call->result.complete(abandoned_error(call->can->name));
   }
 }
 
-Error CollectiveRunner::abandoned_error() const {
+Error CollectiveRunner::abandoned_error(std::string_view engine) const {
   const Error error = parts_.monitor.error();
   return Error(error.code(),
                format("{}\n  engine \"{}\" cannot abort this operation and may read and write its "
                       "buffers until this process ends: do not free or reuse them, and end the "
                       "process instead of calling rejoin()",
-                      error.message(), parts_.capabilities.name))
+                      error.message(), engine))
       .with_details(error.details());
 }
 

@@ -24,7 +24,7 @@
 
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
-#include "cadre/core/collective/backend.h"
+#include "cadre/core/comm/engine_set.h"
 #include "cadre/core/comm/failure/monitor.h"
 #include "cadre/core/comm/queue/idle_thread.h"
 #include "cadre/core/comm/queue/operation_queue.h"
@@ -40,10 +40,9 @@ class CollectiveRunner final : public OperationRunner {
     os::System& system;
     Monitor& monitor;
     FlightRecorder& recorder;
-    Backend* backend = nullptr;        // null for a world of one, whose operations are copies
-    const Capabilities& capabilities;  // the capabilities of the backend
-    SymmetricHeap* heap;               // allocates symmetric memory
-    Duration timeout;                  // the timeout of operations that have no deadline
+    const EngineSet& engines;
+    SymmetricHeap* heap;  // allocates symmetric memory
+    Duration timeout;     // the timeout of operations that have no deadline
   };
   // The interval at which the watch thread checks whether it must end.
   static constexpr Duration kWatchTime = std::chrono::milliseconds(20);
@@ -71,9 +70,22 @@ class CollectiveRunner final : public OperationRunner {
     Running at_failed() const { return {context.from(context.progress.index()), began}; }
   };
 
+  // The last call that began while the cell of the status page showed an enqueued one.
+  struct Hidden {
+    uint64_t number;
+    Fingerprint fingerprint;
+    TimePoint began;
+    std::optional<FlightRecorder::Ending> ending;  // nullopt while the call runs
+  };
+  void hide(const Hidden& call);
+  void end_hidden(uint64_t number, const FlightRecorder::Ending& ending);
+  void show_hidden();
+
   // Executes the operation. An exception of the engine becomes the failure of the group.
   Completion execute_caught(Operation& operation, const Running& call);
   Completion execute(std::span<const Collective> collectives, const OpContext& context);
+  const Capabilities& capabilities_for(const Operation& operation) const;
+  bool is_watched(const Operation& operation) const;
   bool is_to_be_scaled(const Collective& collective) const;
   std::vector<Collective> premultiplied(std::span<const Collective> collectives);
   Status allocate(Operation& operation, const OpContext& context);
@@ -83,8 +95,8 @@ class CollectiveRunner final : public OperationRunner {
   // Does the same as wait_for_end(), but returns the status of the call. The engine keeps `memory`
   // until the call has ended.
   Status await(const Completion& completion, std::shared_ptr<const void> memory, Deadline deadline);
-  // Waits until all enqueued calls have ended.
-  Status await_enqueued(Deadline deadline);
+  // Waits until all calls that this engine has enqueued have ended.
+  Status await_enqueued(const Backend* engine, Deadline deadline);
   // Ends a call. If it has an error, fails the group with it and returns the failure of the group.
   Status conclude(const Running& call, const Status& status);
   // Called when the engine has enqueued the call, which ends when `completion` is done. Returns a
@@ -102,7 +114,7 @@ class CollectiveRunner final : public OperationRunner {
   void fail_overdue();
   // Ends all enqueued calls with the failure of the group, although the engine has not ended them.
   void abandon_enqueued();
-  Error abandoned_error() const;
+  Error abandoned_error(std::string_view engine) const;
   // Fails the group with a failure that is composed from the error and the progress that the engine
   // has reported.
   void explain(const Running& call, const Error& error);
@@ -120,6 +132,7 @@ class CollectiveRunner final : public OperationRunner {
   mutable std::mutex mutex_;  // guards the members below, except for the atomics
   std::deque<std::shared_ptr<Enqueued>> enqueued_;  // the engine's thread uses it, too
   std::atomic<size_t> num_enqueued_{0};
+  std::optional<Hidden> hidden_;  // guarded by mutex_
   // The memory of abandoned calls. An entry expires when the engine has ended its call.
   std::vector<std::weak_ptr<const void>> abandoned_;
   IdleThread watch_;

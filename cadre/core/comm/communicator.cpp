@@ -34,14 +34,14 @@ Error refused(const Communicator& group, std::string_view call, OpKind kind, con
 
 // Returns the fingerprint that the ranks compare. Throws if the collective is invalid or the engine
 // does not support it.
-Fingerprint validated(Collective& collective, const Communicator& group,
-                      const Capabilities& capabilities, std::string_view call,
-                      size_t num_coalesced = 0) {
+Fingerprint validated(Collective& collective, const Communicator& group, const EngineSet& engines,
+                      std::string_view call, size_t num_coalesced = 0) {
   const auto checked = validate(collective, group.rank(), group.world_size());
   if (!checked.ok()) throw refused(group, call, collective.kind, checked.error());
-  const Status supported = check_supported(capabilities, collective);
+  const Status supported = engines.check(collective);
   if (!supported.ok()) throw refused(group, call, collective.kind, supported.error());
   OpDescriptor descriptor = *checked;
+  descriptor.on_device = engines.is_on_device(collective.device.type);
   descriptor.num_coalesced = static_cast<uint16_t>(std::min<size_t>(num_coalesced, UINT16_MAX));
   collective.shape.reset();  // the shape is borrowed for the call; the descriptor has a copy
   return descriptor.fingerprint();
@@ -67,13 +67,16 @@ auto with_operation(std::span<Collective> collectives, const Communicator& group
   }
   impl.check_open(name_of(options.call, collectives.front().kind));
   if (collectives.size() == 1) {
-    const Fingerprint one = validated(collectives.front(), group, impl.capabilities, options.call);
+    const Fingerprint one = validated(collectives.front(), group, impl.engines, options.call);
     return use_with({&one, 1});
+  }
+  const Status together = impl.engines.check_together(collectives);
+  if (!together.ok()) {
+    throw refused(group, options.call, collectives.front().kind, together.error());
   }
   std::vector<Fingerprint> all;
   for (Collective& collective : collectives) {
-    all.push_back(
-        validated(collective, group, impl.capabilities, options.call, collectives.size()));
+    all.push_back(validated(collective, group, impl.engines, options.call, collectives.size()));
   }
   return use_with(all);
 }
@@ -171,10 +174,13 @@ os::System& Communicator::system() const {
   return impl_->system;
 }
 std::string_view Communicator::backend_name() const {
-  return impl_->capabilities.name;
+  return impl_->engines.host_capabilities().name;
 }
 bool Communicator::shares_memory() const {
-  return impl_->capabilities.shares_memory;
+  return impl_->engines.host_capabilities().shares_memory;
+}
+std::optional<Device> Communicator::device() const {
+  return impl_->engines.device();
 }
 const Membership& Communicator::membership() const {
   return impl_->checked().members.membership;
@@ -228,7 +234,9 @@ void Communicator::run_own(std::span<Collective> collectives, const CollectiveOp
 }
 Work Communicator::issue_own(std::span<Collective> collectives, const CollectiveOptions& options) {
   return with_operation(collectives, *this, impl_->checked(), options, [&](Operation operation) {
-    return impl_->queue->issue(std::move(operation));
+    const Capabilities& can = impl_->engines.capabilities_for(operation.device_type());
+    return can.is_stream_ordered ? impl_->queue->issue_here(std::move(operation))
+                                 : impl_->queue->issue(std::move(operation));
   });
 }
 void Communicator::send(ConstBytes data, DType dtype, Rank destination, int tag,

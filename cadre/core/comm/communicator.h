@@ -74,6 +74,9 @@ class CADRE_EXPORT Communicator {
   // of one.
   std::string_view backend_name() const;
   bool shares_memory() const;
+  // Returns the device of this rank on whose memory the group works, beside memory of the CPU;
+  // nullopt if it works on memory of the CPU only.
+  std::optional<Device> device() const;
   // Return the membership and the options with which the group was connected.
   const Membership& membership() const;
   const CommunicatorOptions& options() const;

@@ -221,22 +221,22 @@ void Communicator::Impl::open(std::optional<GroupPieces> pieces,
     if (!has_memory) release_pages(places);
   }
   if (has_memory) {
-    engine = std::move(local);
+    engines.set_host(std::move(local));
     open_message_pages(std::move(pieces->message_page), places);
   } else if (world_size > 1 && fabric->links() != nullptr) {
     open_streams(std::move(local));
   }
-  if (options.backend) build_chosen_engine();
-  if (engine != nullptr) capabilities = engine->capabilities();
+  if (options.backend) engines.set_host(build_engine(options.backend, {}));
+  if (options.device_backend) build_device_engine(*options.device_backend);
   if (rank == 0 && options.log) log_start();
   signal_waits = std::make_shared<SignalWaits>(
       SignalWaits::Parts{system, *monitor, *recorder, fabric->is_crowded()});
   heap = std::make_unique<SymmetricHeap>(SymmetricHeap::Parts{
-      system, rank, world_size, engine.get(), has_memory ? fabric->host_memory() : nullptr,
+      system, rank, world_size, engines.host(), has_memory ? fabric->host_memory() : nullptr,
       has_memory ? fabric->slots_of(members.ranks) : std::vector<int>(), signal_waits, fork_guard,
       one_sided_access});
-  runner = std::make_unique<CollectiveRunner>(CollectiveRunner::Parts{
-      system, *monitor, *recorder, engine.get(), capabilities, heap.get(), options.timeout});
+  runner = std::make_unique<CollectiveRunner>(
+      CollectiveRunner::Parts{system, *monitor, *recorder, engines, heap.get(), options.timeout});
   if (message_transport != nullptr) {
     messages = std::make_shared<MessageQueue>(MessageQueue::Parts{
         system, *monitor, *recorder, *message_transport, options.timeout, fork_guard, options.log});
@@ -244,10 +244,17 @@ void Communicator::Impl::open(std::optional<GroupPieces> pieces,
   queue = std::make_shared<OperationQueue>(system, *runner, fork_guard, options.log);
 }
 
+// Returns "host", or "host+nccl" if there is an engine for the device, too.
+std::string Communicator::Impl::engine_names() const {
+  const std::string host(engines.host_capabilities().name);
+  const std::optional<Device> device = engines.device();
+  return device ? format("{}+{}", host, engines.capabilities_for(device->type).name) : host;
+}
+
 std::string_view Communicator::Impl::transport_name() const {
-  if (engine == nullptr) return "none";
+  if (engines.host() == nullptr) return "none";
   if (options.backend) return "backend";
-  if (capabilities.shares_memory) return "shared_memory";
+  if (engines.host_capabilities().shares_memory) return "shared_memory";
   return is_hierarchical() ? "shared_memory+tcp" : "tcp";
 }
 
@@ -256,13 +263,15 @@ void Communicator::Impl::log_start() const {
   const wire::RankAddress& own = own_address();
   std::set<int> hosts;
   for (const int member : members.ranks) hosts.insert(fabric->layout().host_of(member));
+  const std::optional<Device> device = engines.device();
+  const std::string on_device = device ? format(" device={}", to_string(*device)) : "";
   options.log->write(
       LogLevel::kInfo, "comm",
-      format("connected group={} round={} world_size={} hosts={} host={} pid={} engine={} "
+      format("connected group={} round={} world_size={} hosts={} host={} pid={} engine={}{} "
              "transport={} timeout_s={} version={} algorithms=\"{}\"",
              options.name, members.membership.round, world_size, hosts.size(), own.host, own.pid,
-             capabilities.name, transport_name(), options.timeout.count() / 1'000'000'000,
-             CADRE_VERSION, capabilities.algorithms));
+             engine_names(), on_device, transport_name(), options.timeout.count() / 1'000'000'000,
+             CADRE_VERSION, engines.host_capabilities().algorithms));
 }
 
 std::unique_ptr<HostEngine> Communicator::Impl::make_host_engine(
@@ -330,17 +339,7 @@ void Communicator::Impl::open_streams(std::unique_ptr<HostEngine> local) {
   message_transport = stream(kMessagePurpose);
   if (!options.backend) {
     transport = stream(kCollectivePurpose);
-    const CrossoverTable table = tuned_table(options.tuning).value_or_throw();
-    if (is_hierarchical()) {
-      std::vector<int> hosts;
-      for (const int member : members.ranks) hosts.push_back(fabric->layout().host_of(member));
-      engine = std::make_unique<HierarchicalEngine>(
-          system, *transport,
-          HierarchicalEngineSetup{
-              .host_of_rank = std::move(hosts), .local = std::move(local), .table = table});
-    } else {
-      engine = std::make_unique<NetEngine>(system, *transport, table);
-    }
+    engines.set_host(make_net_engine(std::move(local)));
   }
   // Members may have left before the streams were opened, so note_left() is repeated for them.
   const std::vector<PeerView> views = monitor->peers();
@@ -349,19 +348,45 @@ void Communicator::Impl::open_streams(std::unique_ptr<HostEngine> local) {
   }
 }
 
-void Communicator::Impl::build_chosen_engine() {
+// Makes the engine of the members over TCP; `local` is that of the members on this host, if any.
+std::unique_ptr<Backend> Communicator::Impl::make_net_engine(std::unique_ptr<HostEngine> local) {
+  const CrossoverTable table = tuned_table(options.tuning).value_or_throw();
+  if (!is_hierarchical()) return std::make_unique<NetEngine>(system, *transport, table);
+  std::vector<int> hosts;
+  for (const int member : members.ranks) hosts.push_back(fabric->layout().host_of(member));
+  return std::make_unique<HierarchicalEngine>(
+      system, *transport,
+      HierarchicalEngineSetup{
+          .host_of_rank = std::move(hosts), .local = std::move(local), .table = table});
+}
+
+void Communicator::Impl::build_device_engine(const DeviceBackend& chosen) {
+  if (chosen.device.type == DeviceType::kCpu || !chosen.make) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("the options have {} as their device_backend: pass a device and a factory, "
+                       "and choose the engine for memory of the CPU by `backend`",
+                       chosen.make ? "the CPU" : "no factory"));
+  }
+  engines.set_device(chosen.device, build_engine(chosen.make, chosen.device));
+}
+
+std::unique_ptr<Backend> Communicator::Impl::build_engine(const BackendFactory& factory,
+                                                          const Device& device) const {
   const std::shared_ptr<Store>& store = members.membership.store;
-  const std::string prefix = format("cadre/backend/{}", identity.unique_name());
-  engine = options
-               .backend({.rank = rank,
-                         .world_size = world_size,
-                         .group = options.name,
-                         .store = store == nullptr ? nullptr
-                                                   : std::make_shared<PrefixStore>(prefix, store),
-                         .interrupt = monitor->interrupt(),
-                         .system = system,
-                         .deadline = system.deadline_in(options.timeout)})
-               .value_or_throw();
+  // The keys of the two engines of a group are apart.
+  const std::string prefix =
+      format("cadre/backend/{}/{}", to_string(device.type), identity.unique_name());
+  return factory(
+             {.rank = rank,
+              .world_size = world_size,
+              .device = device,
+              .host = engines.host(),
+              .group = options.name,
+              .store = store == nullptr ? nullptr : std::make_shared<PrefixStore>(prefix, store),
+              .interrupt = monitor->interrupt(),
+              .system = system,
+              .deadline = system.deadline_in(options.timeout)})
+      .value_or_throw();
 }
 
 Communicator::Impl::~Impl() {
@@ -372,7 +397,7 @@ Communicator::Impl::~Impl() {
   attempt([this] { stop_threads(); });
   attempt([this] { release(system.deadline_in(kGoodbyeTime)); });
   attempt([this] {
-    if (engine != nullptr && runner->has_abandoned()) leave_engine_to_process();
+    if (runner->has_abandoned()) leave_engines_to_process();
   });
 }
 
@@ -424,13 +449,13 @@ bool Communicator::Impl::awaits_other() const {
          (messages != nullptr && messages->awaits_other());
 }
 
-// Keeps the engine until the process ends. The library behind it still works on the memory of
-// operations, and one of its threads may read the Interrupt. The engine's destructor would wait for
-// the library, which may wait indefinitely for a lost rank.
-void Communicator::Impl::leave_engine_to_process() {
+// Keeps the engines until the process ends. The library behind one of them still works on the
+// memory of operations, and one of its threads may read the Interrupt. The engine's destructor
+// would wait for the library, which may wait indefinitely for a lost rank.
+void Communicator::Impl::leave_engines_to_process() {
   struct Left {
     std::shared_ptr<Monitor> monitor;  // owns the Interrupt
-    std::unique_ptr<Backend> engine;
+    EngineSet engines;
     Left* next = nullptr;
   };
   // Leak checkers do not report memory that this list reaches.
@@ -439,9 +464,9 @@ void Communicator::Impl::leave_engine_to_process() {
     options.log->write(LogLevel::kWarning, "comm",
                        format("engine={} group={} left=unfinished: operations that it cannot abort "
                               "keep their memory until this process ends; end it",
-                              capabilities.name, options.name));
+                              engine_names(), options.name));
   }
-  Left* const left = std::make_unique<Left>(Left{monitor, std::move(engine)}).release();
+  Left* const left = std::make_unique<Left>(Left{monitor, std::move(engines)}).release();
   left->next = last.exchange(left);
 }
 
@@ -515,7 +540,7 @@ bool Communicator::Impl::drain(Deadline deadline) {
 void Communicator::Impl::release(Deadline deadline) {
   if (std::exchange(is_released_, true)) return;
   heap.reset();
-  if (runner == nullptr || !runner->has_abandoned()) engine.reset();
+  if (runner == nullptr || !runner->has_abandoned()) engines.clear();
   message_transport.reset();
   transport.reset();
   monitor->release_page();
@@ -538,8 +563,9 @@ std::weak_ptr<const void> CommunicatorParts::life_of(const Communicator& group) 
   return impl_of(group).one_sided_access;
 }
 
-bool may_use_memory_after_failure(const Communicator& group) {
-  return !CommunicatorParts::impl_of(group).capabilities.is_abortable;
+bool may_use_memory_after_return(const Communicator& group, DeviceType type) {
+  const Capabilities& can = CommunicatorParts::impl_of(group).engines.capabilities_for(type);
+  return !can.is_abortable || can.is_stream_ordered;
 }
 
 FabricSettings fabric_settings(const Membership& membership, const CommunicatorOptions& options) {

@@ -17,6 +17,7 @@
 #include "cadre/core/collective/host/host_engine.h"
 #include "cadre/core/comm/collective_runner.h"
 #include "cadre/core/comm/communicator.h"
+#include "cadre/core/comm/engine_set.h"
 #include "cadre/core/comm/failure/monitor.h"
 #include "cadre/core/comm/messages/message_queue.h"
 #include "cadre/core/comm/messages/signal_waits.h"
@@ -116,9 +117,6 @@ class Communicator::Impl {
   const GroupMembers members;
   const Rank rank;
   const int world_size;
-  // The capabilities of the engine, once the engine exists.
-  Capabilities capabilities = full_capabilities("solo");
-
   // Shared with Works and symmetric buffers, which may outlive the group.
   const std::shared_ptr<const ForkGuard> fork_guard;
   // Shared with symmetric buffers, and with the monitor, which ends the access when the group
@@ -130,7 +128,7 @@ class Communicator::Impl {
   std::shared_ptr<Monitor> monitor;      // shared with the control plane
   std::unique_ptr<Transport> transport;  // the transport of the net engine
   std::unique_ptr<Transport> message_transport;
-  std::unique_ptr<Backend> engine;            // null for a world of one without a chosen backend
+  EngineSet engines;
   std::shared_ptr<SignalWaits> signal_waits;  // symmetric buffers have weak references to it
   std::unique_ptr<SymmetricHeap> heap;
   std::unique_ptr<CollectiveRunner> runner;
@@ -157,8 +155,11 @@ class Communicator::Impl {
   // Opens the channels over TCP, and makes the engine that uses them. `local` is the engine of the
   // members on this host, if these are some of the members and share memory.
   void open_streams(std::unique_ptr<HostEngine> local);
+  std::unique_ptr<Backend> make_net_engine(std::unique_ptr<HostEngine> local);
   bool is_hierarchical() const;
-  void build_chosen_engine();
+  void build_device_engine(const DeviceBackend& chosen);
+  std::unique_ptr<Backend> build_engine(const BackendFactory& factory, const Device& device) const;
+  std::string engine_names() const;
   std::string_view transport_name() const;
   void log_start() const;
   bool has_pending() const;
@@ -169,7 +170,7 @@ class Communicator::Impl {
   bool drain(Deadline deadline);
   void stop_threads();
   void release(Deadline deadline);
-  void leave_engine_to_process();
+  void leave_engines_to_process();
 
   // The number of exceptions in flight when the group was made: a larger number in the destructor
   // means that an exception unwinds the stack.

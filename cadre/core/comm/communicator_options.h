@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cadre/core/base/deadline.h"
@@ -32,6 +33,10 @@ struct CommunicatorOptions {
   // Makes the engine of the group, and of the groups that are split off it. If it is empty,
   // `transport` chooses a native engine. core/comm/backend_factory.h says how to write an engine.
   BackendFactory backend = {};
+  // The device of this rank and the factory of the engine for its memory. The group, and each group
+  // that is split off it, has this engine beside the one for memory of the CPU. All ranks have one
+  // or none has.
+  std::optional<DeviceBackend> device_backend = {};
   // The numeric address at which the other ranks reach this host, never a wildcard address. If
   // empty, the addresses that the rendezvous found are used; they are loopback if all ranks are on
   // one host.

@@ -39,12 +39,18 @@ class ThrowingEngine final : public Backend {
 // An engine that only enqueues operations. The test completes them.
 class EnqueueingEngine final : public Backend {
  public:
+  explicit EnqueueingEngine(std::vector<Completion>& enqueued) : enqueued_(enqueued) {}
   Capabilities capabilities() const override { return {}; }
   Completion submit(const OpContext&, std::span<const Collective>) override {
-    enqueued.push_back(Completion::make_pending([](void*) { return Status(); }));
-    return enqueued.back();
+    struct End final : DevicePoint {
+      Status order_current_stream() const override { return {}; }
+    };
+    enqueued_.push_back(Completion::make_pending(std::make_shared<const End>()));
+    return enqueued_.back();
   }
-  std::vector<Completion> enqueued;
+
+ private:
+  std::vector<Completion>& enqueued_;
 };
 
 class ThrowingChannel final : public Channel {
@@ -128,9 +134,10 @@ class ExceptionTest : public ::testing::Test {
     monitor->start();
     return monitor;
   }
-  OperationQueue& collectives(Backend& engine) {
-    runner_ = std::make_unique<CollectiveRunner>(CollectiveRunner::Parts{
-        *system_, *here_, *recorder_, &engine, capabilities_, nullptr, kPatience});
+  OperationQueue& collectives(std::unique_ptr<Backend> engine) {
+    engines_.set_host(std::move(engine));
+    runner_ = std::make_unique<CollectiveRunner>(
+        CollectiveRunner::Parts{*system_, *here_, *recorder_, engines_, nullptr, kPatience});
     collectives_ = std::make_shared<OperationQueue>(*system_, *runner_, fork_guard_, nullptr);
     return *collectives_;
   }
@@ -157,9 +164,8 @@ class ExceptionTest : public ::testing::Test {
 
   std::unique_ptr<os::System> system_ = os::make_native_system();
   const std::shared_ptr<const Layout> layout_ = std::make_shared<const Layout>(make_layout());
-  ThrowingEngine engine_;
-  const Capabilities capabilities_ = engine_.capabilities();
-  EnqueueingEngine enqueueing_;
+  EngineSet engines_;
+  std::vector<Completion> enqueued_;
   ThrowingTransport transport_;
   std::array<std::unique_ptr<ControlPlane>, 2> planes_;
   std::shared_ptr<Monitor> here_;
@@ -178,7 +184,7 @@ Operation throwing_barrier() {
 }
 
 TEST_F(ExceptionTest, OfACollectiveInTheCallersThread) {
-  OperationQueue& queue = collectives(engine_);
+  OperationQueue& queue = collectives(std::make_unique<ThrowingEngine>());
   Operation operation = throwing_barrier();
   const std::string failure = testing::failure_of([&] { queue.run(operation); });
   expect_failure_of("barrier #1", failure);
@@ -187,7 +193,7 @@ TEST_F(ExceptionTest, OfACollectiveInTheCallersThread) {
 }
 
 TEST_F(ExceptionTest, OfACollectiveInTheProgressThread) {
-  OperationQueue& queue = collectives(engine_);
+  OperationQueue& queue = collectives(std::make_unique<ThrowingEngine>());
   const Work first = queue.issue(throwing_barrier());
   const Work second = queue.issue(throwing_barrier());
   const std::string failure = testing::failure_of([&] { first.wait(soon()); });
@@ -198,7 +204,7 @@ TEST_F(ExceptionTest, OfACollectiveInTheProgressThread) {
 // An engine reports the error of an enqueued operation later. This rank's status shows the oldest
 // enqueued operation, which is the one that fails.
 TEST_F(ExceptionTest, AnErrorThatTheEngineReportsLaterIsTheFailureOfTheGroup) {
-  OperationQueue& queue = collectives(enqueueing_);
+  OperationQueue& queue = collectives(std::make_unique<EnqueueingEngine>(enqueued_));
   const Work first = queue.issue(throwing_barrier());
   const Work second = queue.issue(throwing_barrier());
   for (const Work& work : {first, second}) work.wait(soon());
@@ -206,11 +212,11 @@ TEST_F(ExceptionTest, AnErrorThatTheEngineReportsLaterIsTheFailureOfTheGroup) {
   EXPECT_EQ(seen().number, 1U);
   EXPECT_EQ(seen().phase, "enqueued");
   EXPECT_EQ(seen().state, wire::ActivityState::kRunning);
-  enqueueing_.enqueued[0].complete({});
+  enqueued_[0].complete({});
   EXPECT_TRUE(first.is_completed());
   EXPECT_EQ(seen().number, 2U);
   EXPECT_EQ(seen().state, wire::ActivityState::kRunning);
-  enqueueing_.enqueued[1].complete(
+  enqueued_[1].complete(
       Error(ErrorCode::kUnavailable, "out of memory").with_details({.is_own_limit = true}));
   const std::string failure = testing::failure_of([&] { second.wait(soon()); });
   expect_failure_of("barrier #2", failure);

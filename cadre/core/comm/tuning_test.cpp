@@ -88,7 +88,7 @@ class Tuning : public ::testing::Test {
   }
 
   static const std::string& algorithms_of(const Communicator& group) {
-    return CommunicatorParts::impl_of(group).capabilities.algorithms;
+    return CommunicatorParts::impl_of(group).engines.host_capabilities().algorithms;
   }
   static void require_size(const Communicator& group, uint64_t size) {
     for (const char* const operation :

@@ -14,6 +14,8 @@ namespace {
 // The timeout of one wait in a loop. A change of state wakes the waiting thread earlier.
 constexpr Duration kLookAgain = std::chrono::seconds(60);
 
+thread_local FakeStream* current_stream = nullptr;  // null for the default stream
+
 }  // namespace
 
 void FakeEvent::set() {
@@ -37,6 +39,22 @@ bool FakeEvent::wait(Deadline deadline) {
   const std::lock_guard lock(mutex_);
   std::erase(waiting_, waiter.get());
   return is_set_;
+}
+
+Status FakePoint::order_current_stream() const {
+  if (current_stream != nullptr) {
+    current_stream->wait_event(event_);
+    return {};
+  }
+  while (!event_->wait(system_.deadline_in(kLookAgain))) {
+  }
+  return {};
+}
+
+FakeStream::Current::Current(FakeStream& stream) : outer_(std::exchange(current_stream, &stream)) {}
+
+FakeStream::Current::~Current() {
+  current_stream = outer_;
 }
 
 FakeStream::FakeStream(os::System& system)
@@ -103,6 +121,7 @@ Capabilities FakeStreamBackend::capabilities() const {
   can.is_abortable = false;
   can.is_stream_ordered = true;
   can.devices.insert(DeviceType::kCuda);
+  can.devices.insert(DeviceType::kPrivateUse1);
   for (size_t dtype = 0; dtype < kNumDTypes; ++dtype) {
     can.reductions[dtype] = supported_reductions(static_cast<DType>(dtype));
   }
@@ -117,23 +136,15 @@ Completion FakeStreamBackend::make_completion(std::span<const Collective> collec
   const bool is_on_host = std::ranges::any_of(
       collectives, [](const Collective& c) { return c.device.type == DeviceType::kCpu; });
   if (is_on_host) return Completion::make_pending();
-  return Completion::make_pending([this, end](void* stream) -> Status {
-    if (stream != nullptr) {
-      static_cast<FakeStream*>(stream)->wait_event(end);
-      return {};
-    }
-    // The default stream of the fake device is the calling thread itself, so this thread waits
-    // here.
-    while (!end->wait(self_.system.deadline_in(kLookAgain))) {
-    }
-    return {};
-  });
+  return Completion::make_pending(std::make_shared<FakePoint>(self_.system, end));
 }
 
 Completion FakeStreamBackend::submit(const OpContext& op, std::span<const Collective> collectives) {
+  const FakeStream::Current current(stream_);
   for (const Collective& collective : collectives) {
-    if (collective.stream == nullptr) continue;
-    stream_.wait_event(static_cast<FakeStream*>(collective.stream)->record_event());
+    if (collective.after == nullptr) continue;
+    const Status ordered = collective.after->order_current_stream();
+    if (!ordered.ok()) return ordered;
   }
   const auto end = std::make_shared<FakeEvent>(self_.system);
   const Completion completion = make_completion(collectives, end);

@@ -4,9 +4,9 @@
 //
 // Threads: FakeStream from any thread; FakeStreamBackend those of Backend. Blocking:
 // FakeStream::synchronize() and the destructors, until everything enqueued has run; submit() does
-// not block. Lifetime: a FakeStream is used as a Collective::stream and must outlive the operations
-// on it. Errors: those of FakeBackend, when the Completion completes. For tests only. Source:
-// CUDA's streams and events, and how NCCL uses them.
+// not block. Lifetime: a FakeStream must outlive the operations behind its points. Errors: those of
+// FakeBackend, when the Completion completes. For tests only. Source: CUDA's streams and events,
+// and how NCCL uses them.
 #pragma once
 
 #include <deque>
@@ -14,9 +14,11 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cadre/core/collective/backend.h"
+#include "cadre/core/collective/completion.h"
 #include "cadre/core/comm/backend_factory.h"
 #include "cadre/core/os/system.h"
 #include "cadre/testing/core/fake_backend.h"
@@ -40,9 +42,35 @@ class FakeEvent {
   std::vector<os::Waiter*> waiting_;
 };
 
+// The point at which an event is set.
+class FakePoint final : public DevicePoint {
+ public:
+  FakePoint(os::System& system, std::shared_ptr<FakeEvent> event)
+      : system_(system), event_(std::move(event)) {}
+
+  Status order_current_stream() const override;
+
+ private:
+  os::System& system_;
+  const std::shared_ptr<FakeEvent> event_;
+};
+
 // Runs the enqueued functions in order, in its own thread.
 class FakeStream {
  public:
+  // While a Current exists, its stream is the current one of the thread that made it. The default
+  // stream of the fake device is the calling thread itself: what is ordered on it waits here.
+  class Current {
+   public:
+    explicit Current(FakeStream& stream);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+   private:
+    FakeStream* const outer_;
+  };
+
   explicit FakeStream(os::System& system);
   ~FakeStream();
   FakeStream(const FakeStream&) = delete;
@@ -53,6 +81,10 @@ class FakeStream {
   void wait_event(std::shared_ptr<FakeEvent> event);
   // Returns an event that is set when everything enqueued so far has run.
   std::shared_ptr<FakeEvent> record_event();
+  // Returns a point that is reached when everything enqueued so far has run.
+  std::shared_ptr<const DevicePoint> point() {
+    return std::make_shared<FakePoint>(system_, record_event());
+  }
   // Waits until everything enqueued so far has run. Returns false at the deadline.
   bool synchronize(Deadline deadline) { return record_event()->wait(deadline); }
 
@@ -85,7 +117,7 @@ class FakeStreamBackend final : public Backend {
   FakeStream stream_;  // the last member, because its thread uses the others
 };
 
-// Returns a factory of these engines, for CommunicatorOptions::backend.
+// Returns a factory of these engines, for CommunicatorOptions::backend and device_backend.
 BackendFactory fake_stream_backend(
     std::shared_ptr<FakePeers> peers,
     std::shared_ptr<FakeCalls> calls = std::make_shared<FakeCalls>());

@@ -58,8 +58,9 @@ class FakeStreamBackendTest : public ::testing::Test {
   Collective sum(float& value, FakeStream* stream = nullptr) {
     const Bytes data = std::as_writable_bytes(std::span(&value, 1));
     Collective c = Collective::all_reduce(data, data, DType::kFloat32, ReduceOp::kSum);
-    if (stream != nullptr) c.device = {DeviceType::kCuda, 0};
-    c.stream = stream;
+    if (stream == nullptr) return c;
+    c.device = {DeviceType::kCuda, 0};
+    c.after = stream->point();
     return c;
   }
   Completion submit(Backend& engine, std::span<Collective> collectives) {
@@ -130,7 +131,10 @@ TEST_F(FakeStreamBackendTest, BeginsAfterTheStreamOfTheCallAndOrdersAnotherOneBe
   Collective collective = sum(value, &before);
   const Completion completion = submit(engine, {&collective, 1});
   EXPECT_TRUE(!completion.is_done() && completion.is_stream_ordered());
-  ASSERT_TRUE(completion.order_stream(&after).ok());
+  {
+    const FakeStream::Current current(after);
+    ASSERT_TRUE(completion.order_current_stream().ok());
+  }
   after.enqueue([&] { seen = value; });
   EXPECT_FALSE(after.synchronize(system_.deadline_in(std::chrono::milliseconds(20))));
   gate_->set();
@@ -185,6 +189,7 @@ TEST_F(FakeStreamBackendTest, WaitOfAGroupOrdersTheStreamAndDoesNotBlock) {
   FakeStream stream(system_);
   float value = 1;
   float seen = 0;
+  const FakeStream::Current current(stream);
   const Work work = group->issue(sum(value, &stream));
   work.wait();
   EXPECT_FALSE(work.is_completed());
@@ -216,6 +221,7 @@ TEST_F(FakeStreamBackendTest, AnErrorThatCompletesLaterIsTheFailureOfTheGroup) {
   const auto calls = make_gated_calls(Error(ErrorCode::kUnavailable, "the device is gone"));
   const auto group = make_group(calls);
   FakeStream stream(system_);
+  const FakeStream::Current current(stream);
   float value = 1;
   const Work work = group->issue(sum(value, &stream));
   work.wait();

@@ -42,14 +42,12 @@ inline Completion out_of_memory_at_first(const Operation& operation) {
   return Status();
 }
 
-// Returns an operation of barriers. Each barrier has a different stream address, by which tests
-// recognize it.
+// Returns an operation of barriers.
 inline Operation barrier_operation(size_t num_collectives = 1) {
   // Static, because an Operation borrows its collectives, and the queue keeps the Operation.
-  static std::array<Collective, 3> collectives;
+  static const std::array<Collective, 3> collectives;
   static const Fingerprint fingerprint = OpDescriptor{}.fingerprint();
   static const std::array<Fingerprint, 3> fingerprints = {fingerprint, fingerprint, fingerprint};
-  for (Collective& collective : collectives) collective.stream = &collective;
   return {.collectives = std::span(collectives).first(num_collectives),
           .fingerprints = std::span(fingerprints).first(num_collectives)};
 }

@@ -42,7 +42,7 @@ class IdleThread {
   }
 
   // Called in the thread, without the mutex. Returns false if it was not unparked in time.
-  bool park() { return waiter_->park(system_.deadline_in(kIdleTime)); }
+  bool park(Duration time = kIdleTime) { return waiter_->park(system_.deadline_in(time)); }
   // Called in the thread, under the mutex, as its last action there.
   void note_end() { is_running_ = false; }
 

@@ -31,12 +31,7 @@ class OperationQueue::Issued final : public IssuedOperation {
 
   size_t num_numbers() const override { return fingerprints_.size(); }
   OpKind first_kind() const override { return kind_of(fingerprints_.front()); }
-  Status order_streams() const override {
-    for (const Collective& collective : collectives_) {
-      CADRE_RETURN_IF_ERROR(completion->order_stream(collective.stream));
-    }
-    return {};
-  }
+  Status order_current_stream() const override { return completion->order_current_stream(); }
 
   Operation operation;
   std::optional<Completion> completion;  // is set before the operation is enqueued
@@ -73,8 +68,9 @@ Completion OperationQueue::run_alone(Operation& operation, std::shared_ptr<Issue
     end_alone();
   } else {
     enqueued = std::make_shared<Issued>(shared_from_this(), operation);
+    begin_alone(*enqueued, operation.number);
     enqueued->completion = completion;
-    enqueue_alone(*enqueued, operation.number, completion);
+    enqueue(*enqueued, completion);
   }
   return completion;
 }
@@ -85,23 +81,39 @@ Work OperationQueue::issue(Operation operation) {
   return Work(std::move(issued));
 }
 
+Work OperationQueue::issue_here(Operation operation) {
+  const auto issued = std::make_shared<Issued>(shared_from_this(), std::move(operation));
+  if (const auto number = try_begin_alone(issued->num_numbers())) {
+    const HeldRole role(*this);
+    begin_alone(*issued, *number);
+    submit(*issued);
+  } else {
+    post(std::array<Handle, 1>{issued}, MovedBy::kThread);
+  }
+  return Work(issued);
+}
+
+// Runs the operation, which has its number, until it has ended or the engine has enqueued it.
+void OperationQueue::submit(Issued& issued) {
+  issued.operation.number = issued.number();
+  // The runner may copy this pointer to the owner while it runs. end() releases the pointer of the
+  // operation.
+  issued.operation.keep_alive = issued.keep_alive();
+  const Completion completion = run_caught(issued.operation);
+  issued.operation.keep_alive.reset();
+  if (completion.is_done()) {
+    end(issued, completion.status());
+  } else {
+    issued.completion = completion;
+    enqueue(issued, completion);
+  }
+}
+
 void OperationQueue::advance(const IssuedOperation* until) {
   while (!is_over(until)) {
     const Handle oldest = begin_oldest();
     if (oldest == nullptr) return;  // close() has removed the operations and ends them
-    Issued& issued = static_cast<Issued&>(*oldest);
-    issued.operation.number = issued.number();
-    // The runner may copy this pointer to the owner while it runs. end() releases the pointer of
-    // the operation.
-    issued.operation.keep_alive = issued.keep_alive();
-    const Completion completion = run_caught(issued.operation);
-    issued.operation.keep_alive.reset();
-    if (completion.is_done()) {
-      end(issued, completion.status());
-    } else {
-      issued.completion = completion;
-      enqueue(issued, completion);
-    }
+    submit(static_cast<Issued&>(*oldest));
   }
 }
 

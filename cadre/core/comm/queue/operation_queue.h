@@ -35,6 +35,12 @@ struct Operation {
   std::string_view call = {};  // see CollectiveOptions::call
   uint64_t number = 0;         // the number of the first collective, from 1; the queue sets it
   std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of an allocation
+
+  // Returns the type of the memory that the operation works on. All collectives of a call are for
+  // the engine of this memory.
+  DeviceType device_type() const {
+    return collectives.empty() ? DeviceType::kCpu : collectives.front().device.type;
+  }
 };
 
 // Runs one operation until it has ended, or enqueues it on a device stream.
@@ -59,6 +65,9 @@ class OperationQueue final : public ProgressQueue {
   void run(Operation& operation);
   // Issues the operation. Its Work keeps this queue alive.
   Work issue(Operation operation);
+  // Does the same for an engine whose submit() does not block: if the queue is idle, the calling
+  // thread submits the operation.
+  Work issue_here(Operation operation);
 
  private:
   class Issued;
@@ -70,6 +79,7 @@ class OperationQueue final : public ProgressQueue {
   // back. If the engine ends the call later, stores an Issued for it in `enqueued`.
   Completion run_alone(Operation& operation, std::shared_ptr<Issued>& enqueued);
   Completion run_caught(Operation& operation);
+  void submit(Issued& issued);
 
   OperationRunner& runner_;
 };

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -151,17 +152,11 @@ TEST_F(OperationQueueTest, ACallOfSeveralHasAsManyNumbers) {
 class OperationQueueDeviceTest : public OperationQueueTest {
  protected:
   OperationQueue& start_device(bool can_order = true) {
-    return start([this, can_order](const Operation&) {
-      Completion::OrderStream order;
-      if (can_order) {
-        order = [this](void* stream) {
-          const std::lock_guard lock(mutex_);
-          ordered_.push_back(stream);
-          return Status();
-        };
-      }
+    return start([this, can_order](const Operation& operation) {
       const std::lock_guard lock(mutex_);
-      enqueued_.push_back(Completion::make_pending(std::move(order)));
+      enqueued_.push_back(Completion::make_pending(
+          can_order ? std::make_shared<const NotingPoint>(*this, operation.number) : nullptr));
+      submitters_.push_back(std::this_thread::get_id());
       return enqueued_.back();
     });
   }
@@ -170,9 +165,26 @@ class OperationQueueDeviceTest : public OperationQueueTest {
     return enqueued_.size();
   }
 
+  // The end of an operation. Notes each time that a stream is ordered behind it.
+  class NotingPoint final : public DevicePoint {
+   public:
+    NotingPoint(OperationQueueDeviceTest& test, uint64_t number) : test_(test), number_(number) {}
+    Status order_current_stream() const override {
+      const std::lock_guard lock(test_.mutex_);
+      test_.ordered_.push_back({number_, std::this_thread::get_id()});
+      return {};
+    }
+
+   private:
+    OperationQueueDeviceTest& test_;
+    const uint64_t number_;
+  };
+
   std::mutex mutex_;
   std::vector<Completion> enqueued_;
-  std::vector<void*> ordered_;
+  std::vector<std::thread::id> submitters_;
+  // The number of each operation behind which a stream was ordered, and the thread whose stream.
+  std::vector<std::pair<uint64_t, std::thread::id>> ordered_;
 };
 
 TEST_F(OperationQueueDeviceTest, AWaitOrdersTheStreamsAndTheOperationEndsLater) {
@@ -188,8 +200,9 @@ TEST_F(OperationQueueDeviceTest, AWaitOrdersTheStreamsAndTheOperationEndsLater) 
   Operation third = barrier_operation();
   queue.run(third);
   EXPECT_EQ(third.number, 4U);
-  const Collective* streams = barrier_operation(2).collectives.data();
-  EXPECT_THAT(ordered_, ::testing::ElementsAre(&streams[0], &streams[1], &streams[0], &streams[0]));
+  const std::thread::id self = std::this_thread::get_id();
+  EXPECT_THAT(ordered_, ::testing::ElementsAre(std::pair(1U, self), std::pair(3U, self),
+                                               std::pair(4U, self)));
   EXPECT_FALSE(first.is_completed());
   EXPECT_FALSE(kept.expired());
   std::future<void> ended = testing::future_of(first);
@@ -205,6 +218,48 @@ TEST_F(OperationQueueDeviceTest, AWaitOrdersTheStreamsAndTheOperationEndsLater) 
   enqueued_[2].complete({});
   EXPECT_TRUE(queue.has_pending());
   enqueued_[1].complete({});
+  EXPECT_TRUE(queue.drain(soon()));
+}
+
+// issue_here() submits in the calling thread, unless another operation must be submitted before.
+TEST_F(OperationQueueDeviceTest, TheCallerSubmitsIfNothingIsQueued) {
+  std::atomic<bool> blocks{true};
+  OperationQueue& queue = start([&](const Operation& operation) -> Completion {
+    const Deadline deadline = soon();
+    while (operation.number == 2 && blocks && !deadline.has_passed(native_->now()))
+      native_->yield();
+    const std::lock_guard lock(mutex_);
+    submitters_.push_back(std::this_thread::get_id());
+    if (operation.number == 2) return Status();
+    if (operation.number == 4) return Error(ErrorCode::kInternal, "the driver refused it");
+    enqueued_.push_back(
+        Completion::make_pending(std::make_shared<const NotingPoint>(*this, operation.number)));
+    return enqueued_.back();
+  });
+  auto owner = std::make_shared<int>(0);
+  const std::weak_ptr<int> kept = owner;
+  Operation operation = barrier_operation();
+  operation.keep_alive = std::move(owner);
+  const Work first = queue.issue_here(std::exchange(operation, {}));
+  EXPECT_EQ(num_enqueued(), 1U);  // no wait has begun
+  const Work second = queue.issue(barrier_operation());
+  const Work third = queue.issue_here(barrier_operation());
+  EXPECT_EQ(num_enqueued(), 1U);  // the second one blocks, and this one is behind it
+  blocks = false;
+  third.wait();
+  second.wait();
+  ASSERT_EQ(num_enqueued(), 2U);
+  const Work fourth = queue.issue_here(barrier_operation());
+  EXPECT_TRUE(fourth.is_completed());
+  EXPECT_EQ(testing::failure_of([&] { fourth.wait(); }), "kInternal: the driver refused it");
+  const std::thread::id self = std::this_thread::get_id();
+  EXPECT_EQ(submitters_.size(), 4U);
+  EXPECT_EQ(submitters_.front(), self);
+  EXPECT_EQ(submitters_.back(), self);
+  EXPECT_EQ(queue.num_issued(), 4U);
+  EXPECT_FALSE(kept.expired());
+  for (const Completion& completion : enqueued_) completion.complete({});
+  EXPECT_TRUE(kept.expired());
   EXPECT_TRUE(queue.drain(soon()));
 }
 

@@ -110,7 +110,7 @@ Error IssuedOperation::wait_timeout() const {
 void IssuedOperation::wait(std::optional<Deadline> deadline) {
   queue_->fork_guard_->check();
   if (!is_settled()) queue_->wait_for(*this, deadline);
-  if (!is_completed()) return order_streams().value_or_throw();
+  if (!is_completed()) return order_current_stream().value_or_throw();
   if (!status_.ok()) throw named().renamed(status_.error());
   if (have_callbacks_returned() && thrown_) std::rethrow_exception(thrown_);
 }
@@ -278,12 +278,6 @@ void ProgressQueue::start_moving(IssuedOperation& oldest) {
   oldest.stage_ = IssuedOperation::Stage::kMoving;
   ++num_moving_;
   remove_oldest();
-}
-
-void ProgressQueue::enqueue_alone(IssuedOperation& operation, uint64_t number,
-                                  const Completion& completion) {
-  operation.number_ = number;
-  enqueue(operation, completion);
 }
 
 // The engine may end the operation before this function has recorded that it is enqueued.

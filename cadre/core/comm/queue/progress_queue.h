@@ -91,9 +91,9 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
   virtual OpKind first_kind() const = 0;
   // Returns the owner of the memory that the operation works on; null once the operation has ended.
   const std::shared_ptr<const void>& keep_alive() const { return keep_alive_; }
-  // Makes the work that the caller enqueues next on its device streams wait for this operation, if
-  // the engine has enqueued it.
-  virtual Status order_streams() const { return {}; }
+  // Orders the work that the caller enqueues next on its current stream of the operation's device
+  // behind this operation, if the engine has enqueued it.
+  virtual Status order_current_stream() const { return {}; }
 
  private:
   friend class ProgressQueue;
@@ -221,14 +221,15 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // Numbers the operations in this order. Posts all of them, or throws and posts none. `moved_by`
   // is kCaller if the calling thread waits for them.
   void post(std::span<const Handle> operations, MovedBy moved_by);
-  // If the role is free and no other operation needs it, gives a blocking call its numbers and the
-  // role, and returns the first number; else nullopt. The holder must end the call with end_alone()
-  // or enqueue_alone().
+  // If the role is free and no other operation needs it, gives a call its numbers and the role, and
+  // returns the first number; else nullopt. The holder must end the call with end_alone(), or pass
+  // it to begin_alone() and then to end() or enqueue().
   std::optional<uint64_t> try_begin_alone(size_t num_numbers);
 
   // REQUIRES for all methods below: the calling thread holds the role.
   void end_alone() { has_ended_alone_ = true; }
-  void enqueue_alone(IssuedOperation& operation, uint64_t number, const Completion& completion);
+  // Gives the operation the number that try_begin_alone() has returned.
+  void begin_alone(IssuedOperation& operation, uint64_t number) { operation.number_ = number; }
   // Returns whether advance() must return: operation `until` has ended, or the queue is closed.
   bool is_over(const IssuedOperation* until) const;
   // Returns the oldest posted operation; null if there is none. From now on close() leaves it to

@@ -63,9 +63,9 @@ class CADRE_EXPORT [[nodiscard]] Work {
   // operation, or else the exception of the first callback that threw. At the deadline of this wait
   // throws kTimeout, with the operation and the group in its details. The operation then goes on,
   // the group stays usable, and the caller may wait again or abort() the group. In a callback,
-  // wait() waits for the operation but not for its callbacks. For an operation on a device stream
-  // wait() does not block the host: it orders the work that the caller enqueues next on the
-  // operation's stream after the operation, and returns.
+  // wait() waits for the operation but not for its callbacks. For an operation that an engine has
+  // enqueued on a device, wait() does not block the host: it orders the work that the caller
+  // enqueues next on its current stream of the device behind the operation, and returns.
   void wait(Deadline deadline) const { state().wait(deadline); }
   // Does the same, with a deadline `timeout` from now.
   void wait(Duration timeout) const { wait(state().deadline_in(timeout)); }

@@ -1,0 +1,257 @@
+// Tests groups that have an engine for memory of a device beside the one for memory of the CPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/core/comm/abandoned_memory.h"
+#include "cadre/core/comm/communicator.h"
+#include "cadre/core/comm/groups/split.h"
+#include "cadre/testing/core/fake_stream_backend.h"
+#include "cadre/testing/core/log_lines.h"
+#include "cadre/testing/core/ranks.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::connect_ranks;
+using testing::failed_fields_of;
+using testing::failure_of;
+using testing::FakeEvent;
+using testing::FakeStream;
+using ::testing::HasSubstr;
+using testing::RankContext;
+using testing::RanksInProcess;
+using testing::require;
+
+constexpr Duration kPatience = seconds(20);
+
+// Each rank has a device of its own. The engine cannot abort a call, so it uses the System of the
+// process.
+CommunicatorOptions with_device(const std::shared_ptr<RanksInProcess>& peers, Rank rank) {
+  const BackendFactory make = [inner = testing::fake_stream_backend(peers)](const BackendSetup& s) {
+    return inner({.rank = s.rank,
+                  .world_size = s.world_size,
+                  .device = s.device,
+                  .group = s.group,
+                  .store = s.store,
+                  .interrupt = s.interrupt,
+                  .system = testing::process_system(),
+                  .deadline = s.deadline});
+  };
+  CommunicatorOptions options{.timeout = kPatience};
+  options.device_backend = {.device = {DeviceType::kPrivateUse1, rank.value}, .make = make};
+  return options;
+}
+
+Collective sum_of(float& value) {
+  const Bytes data = std::as_writable_bytes(std::span(&value, 1));
+  return Collective::all_reduce(data, data, DType::kFloat32, ReduceOp::kSum);
+}
+
+Collective device_sum_of(float& value, const Communicator& group, FakeStream& stream) {
+  Collective collective = sum_of(value);
+  collective.device = *group.device();
+  collective.after = stream.point();
+  return collective;
+}
+
+testing::RanksResult run(int num_ranks, const testing::RankMain& body) {
+  return testing::run_ranks_as_threads(num_ranks, body);
+}
+
+// Both engines run calls of one group, which has one numbering, and neither blocks the other.
+TEST(DeviceEngineTest, CallsOnBothKindsOfMemoryAlternate) {
+  const auto peers = std::make_shared<RanksInProcess>();
+  const auto result = run(2, [&](RankContext& context) {
+    const auto group = connect_ranks(context, with_device(peers, context.rank));
+    require(group->device() == Device{DeviceType::kPrivateUse1, context.rank.value}, "device");
+    require(group->backend_name() == "host", "the engine for the CPU is the native one");
+    FakeStream stream(context.system);
+    const FakeStream::Current current(stream);
+    for (int round = 0; round < 50; ++round) {
+      float on_cpu = static_cast<float>(context.rank.value + 1);
+      float on_device = 0;
+      float seen = 0;
+      stream.enqueue([&] { on_device = static_cast<float>(10 * (context.rank.value + 1)); });
+      const Work first = group->issue(device_sum_of(on_device, *group, stream));
+      group->run(sum_of(on_cpu));
+      const Work second = group->issue(device_sum_of(on_device, *group, stream));
+      const Work third = group->issue(sum_of(on_cpu));
+      first.wait();
+      second.wait();
+      stream.enqueue([&] { seen = on_device; });
+      third.wait();
+      require(on_cpu == 6, "the sum of sums on the CPU");
+      require(stream.synchronize(context.system.deadline_in(kPatience)), "the stream has ended");
+      require(seen == 60, "the sum of sums on the device");
+    }
+    require(group->num_collectives() == 200, "one numbering");
+    group->close(context.system.deadline_in(kPatience));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The status page shows an enqueued call while the rank is in a later one on the CPU. When ranks
+// leave, they compare their last calls, whichever engine has run them and however fast.
+TEST(DeviceEngineTest, RanksThatLeaveCompareTheirLastCallsOnBothKindsOfMemory) {
+  const auto log = std::make_shared<testing::LogLines>();
+  for (const bool ends_on_cpu : {true, false}) {
+    for (int round = 0; round < 20; ++round) {
+      const auto peers = std::make_shared<RanksInProcess>();
+      const auto result = run(2, [&](RankContext& context) {
+        CommunicatorOptions options = with_device(peers, context.rank);
+        options.log = log;
+        const auto group = connect_ranks(context, options);
+        FakeStream stream(context.system);
+        FakeEvent gate(context.system);
+        float values[3] = {1, 1, 1};
+        stream.enqueue([&] { gate.wait(context.system.deadline_in(kPatience)); });
+        const Work first = group->issue(device_sum_of(values[0], *group, stream));
+        // One of the ranks makes its last call behind a held stream, the other one behind none.
+        if (context.rank.value == 0) gate.set();
+        if (context.rank.value == 0)
+          require(stream.synchronize(context.system.deadline_in(kPatience)), "");
+        std::optional<Work> last;
+        if (ends_on_cpu) {
+          last = group->issue(sum_of(values[1]));
+        } else {
+          last = group->issue(device_sum_of(values[2], *group, stream));
+        }
+        gate.set();
+        const FakeStream::Current current(stream);
+        first.wait();
+        last->wait();
+        require(stream.synchronize(context.system.deadline_in(kPatience)), "the stream has ended");
+        group->close(context.system.deadline_in(kPatience));
+      });
+      EXPECT_TRUE(result.ok()) << result.failures();
+    }
+  }
+  EXPECT_THAT(log->get(), ::testing::IsEmpty());
+}
+
+// The engine of the device is not asked before the call's own work, and wait() orders the stream
+// that is current in the waiting thread.
+TEST(DeviceEngineTest, AWaitOrdersAnotherStreamThanThatOfTheIssue) {
+  const auto peers = std::make_shared<RanksInProcess>();
+  const auto result = run(2, [&](RankContext& context) {
+    const auto group = connect_ranks(context, with_device(peers, context.rank));
+    FakeStream issuing(context.system);
+    FakeStream waiting(context.system);
+    FakeEvent gate(context.system);
+    float value = 0;
+    float seen = 0;
+    issuing.enqueue([&] {
+      gate.wait(context.system.deadline_in(kPatience));
+      value = 3;
+    });
+    const Work work = group->issue(device_sum_of(value, *group, issuing));
+    {
+      const FakeStream::Current current(waiting);
+      work.wait();
+    }
+    require(!work.is_completed(), "wait() does not block the host");
+    waiting.enqueue([&] { seen = value; });
+    require(!waiting.synchronize(context.system.deadline_in(milliseconds(20))), "it is ordered");
+    gate.set();
+    require(waiting.synchronize(context.system.deadline_in(kPatience)), "the stream has ended");
+    require(seen == 6, "the sum");
+    group->close(context.system.deadline_in(kPatience));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(DeviceEngineTest, RefusesWhatIsNotOnTheDeviceOfTheRank) {
+  const auto peers = std::make_shared<RanksInProcess>();
+  const auto result = run(1, [&](RankContext& context) {
+    const auto group = connect_ranks(context, with_device(peers, context.rank));
+    FakeStream stream(context.system);
+    float value = 1;
+    Collective elsewhere = device_sum_of(value, *group, stream);
+    elsewhere.device.index = 7;
+    context.output = failure_of([&] { group->run(elsewhere); });
+    const std::vector<Collective> mixed = {sum_of(value), device_sum_of(value, *group, stream)};
+    context.output += "\n" + failure_of([&] { group->run(mixed); });
+    require(may_use_memory_after_return(*group, DeviceType::kPrivateUse1), "it is enqueued");
+    require(!may_use_memory_after_return(*group, DeviceType::kCpu), "a copy has ended");
+    require(group->num_collectives() == 0, "no call got a number");
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(result.ranks[0].output,
+            "kInvalidArgument: all_reduce on group \"world\", rank 0: the buffers are on "
+            "privateuseone:7, but this rank's device in the group is privateuseone:0; move them "
+            "there, or connect the group with the other device\n"
+            "kInvalidArgument: all_reduce on group \"world\", rank 0: collective 1 of the call "
+            "(all_reduce) has buffers on privateuseone:0, the first one on cpu; pass those of each "
+            "device in a call of their own");
+}
+
+TEST(DeviceEngineTest, RefusesOptionsWithoutADeviceOrAFactory) {
+  const auto result = run(1, [&](RankContext& context) {
+    CommunicatorOptions options;
+    options.device_backend = {.device = {DeviceType::kCuda, 0}};
+    context.output = failure_of([&] { connect_ranks(context, options); });
+    options.device_backend = {.make =
+                                  testing::fake_stream_backend(std::make_shared<RanksInProcess>())};
+    context.output += "\n" + failure_of([&] { connect_ranks(context, options); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(result.ranks[0].output, HasSubstr("the options have no factory as their"));
+  EXPECT_THAT(result.ranks[0].output, HasSubstr("the options have the CPU as their"));
+}
+
+TEST(DeviceEngineTest, GroupsThatAreSplitOffHaveTheEngineToo) {
+  const auto peers = std::make_shared<RanksInProcess>();
+  const auto result = run(4, [&](RankContext& context) {
+    const auto world = connect_ranks(context, with_device(peers, context.rank));
+    const auto half = split(
+        *world, {.color = context.rank.value / 2, .name = context.rank.value < 2 ? "low" : "high"},
+        context.system.deadline_in(kPatience));
+    require(half->device() == world->device(), "the device of the rank");
+    FakeStream stream(context.system);
+    const FakeStream::Current current(stream);
+    float value = static_cast<float>(context.rank.value);
+    half->run(device_sum_of(value, *half, stream));
+    require(stream.synchronize(context.system.deadline_in(kPatience)), "the stream has ended");
+    require(value == (context.rank.value < 2 ? 1.0F : 5.0F), "the sum of the half");
+    half->close(context.system.deadline_in(kPatience));
+    world->close(context.system.deadline_in(kPatience));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A call with memory of the CPU on one rank and of the device on the other is no call of both: it
+// fails, and the next call that they share says why.
+TEST(DeviceEngineTest, CpuMemoryOnOneRankAndDeviceMemoryOnAnotherIsAMismatch) {
+  const auto peers = std::make_shared<RanksInProcess>();
+  const auto result = run(2, [&](RankContext& context) {
+    const auto group = connect_ranks(context, with_device(peers, context.rank));
+    static FakeStream stream(testing::process_system());
+    static float values[2] = {1, 1};
+    float& value = values[context.rank.value];
+    context.output = failure_of([&] {
+      if (context.rank == 0) return group->run(sum_of(value));
+      const FakeStream::Current current(stream);
+      static_cast<void>(group->issue(device_sum_of(value, *group, stream)));
+      float other = 1;
+      group->run(sum_of(other));
+    });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const testing::RankOutcome& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("kInvalidArgument"));
+    EXPECT_THAT(rank.output, HasSubstr("all_reduce(sum, float32 x 1)"));
+  }
+}
+
+}  // namespace
+}  // namespace cadre
