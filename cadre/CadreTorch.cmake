@@ -1,6 +1,6 @@
 # Builds everything that uses torch. Sources that include torch's C++ API (modules, optimizers)
 # share one precompiled torch/torch.h; the others use per-operator ATen headers.
-set(torch_folders tensor/device tensor/group tensor/hooks tensor/mesh tensor/optim parallel/deferred
+set(torch_folders tensor/device tensor/backends tensor/group tensor/hooks tensor/mesh tensor/optim parallel/deferred
                   parallel/shard parallel/layers parallel/buckets parallel/reduction parallel/plan
                   parallel/ddp parallel/zero parallel/fsdp parallel/tp parallel/ep parallel/pp train/data
                   train/checkpoint train/verify)
@@ -101,14 +101,16 @@ function(cadre_torch_test name)
 endfunction()
 
 if(CADRE_WITH_TESTS)
-  # The tests of several folders form one program: ddp, zero and fsdp; layers, tp and ep.
+  # The tests of several folders form one program: device and backends; ddp, zero and fsdp; layers,
+  # tp and ep.
+  set(folders_of_device tensor/device tensor/backends)
   set(folders_of_parallel parallel/ddp parallel/zero parallel/fsdp)
   set(folders_of_layers parallel/layers parallel/tp parallel/ep)
   set(folders_of_pipeline_parallel parallel/pp)
   set(folders_of_train train/trainer)
-  set(programs parallel layers pipeline_parallel train)
+  set(programs device parallel layers pipeline_parallel train)
   foreach(folder IN LISTS torch_folders)
-    if(NOT folder IN_LIST folders_of_parallel AND NOT folder IN_LIST folders_of_layers
+    if(NOT folder IN_LIST folders_of_device AND NOT folder IN_LIST folders_of_parallel AND NOT folder IN_LIST folders_of_layers
        AND NOT folder IN_LIST folders_of_pipeline_parallel)
       cadre_test_name(name ${folder})
       set(folders_of_${name} ${folder})
@@ -121,11 +123,21 @@ if(CADRE_WITH_TESTS)
     set(shards_of_checkpoint SHARDS 2)
     set(shards_of_layers SHARDS 2)
   endif()
-  # The late device, a device without hardware, is linked into the tests that use it. It is left
-  # out under sanitizers, which intercept the signal that a test expects.
-  cadre_sources(late_device_sources library testing/torch/late_device)
-  cadre_sources(late_device_tests test testing/torch/late_device)
-  set(sources_for_device ${late_device_sources})
+  # The late device, a device without hardware, with an engine for its memory. It is left out under
+  # sanitizers, which intercept the signal that a test expects.
+  if(NOT CADRE_SANITIZE)
+    cadre_sources(late_device_sources library testing/torch)
+    add_library(cadre_late_device_objects OBJECT ${late_device_sources})
+    target_include_directories(cadre_late_device_objects PRIVATE ${CMAKE_SOURCE_DIR})
+    target_link_libraries(cadre_late_device_objects PRIVATE LibTorch::LibTorch)
+    cadre_compile_as_test(cadre_late_device_objects)
+    set(headers cadre_torch_pch)
+    if(TARGET cadre_torch_test_pch)
+      set(headers cadre_torch_test_pch)
+    endif()
+    cadre_reuse_torch_headers(cadre_late_device_objects 6 ${headers})
+    set(sources_for_device $<TARGET_OBJECTS:cadre_late_device_objects>)
+  endif()
   foreach(name IN LISTS programs)
     cadre_sources(tests test ${folders_of_${name}})
     if(tests)
@@ -135,7 +147,8 @@ if(CADRE_WITH_TESTS)
     endif()
   endforeach()
   if(NOT CADRE_SANITIZE)
-    cadre_torch_test(cadre_late_device_test ${late_device_sources} ${late_device_tests})
+    cadre_sources(late_device_tests test testing/torch/late_device)
+    cadre_torch_test(cadre_late_device_test ${late_device_tests} $<TARGET_OBJECTS:cadre_late_device_objects>)
     cadre_test(NAME late_device COMMAND $<TARGET_FILE:cadre_late_device_test>
                PROPERTIES TIMEOUT 600 LABELS torch)
   endif()

@@ -19,6 +19,7 @@
 #include "cadre/data.h"
 #include "cadre/ddp.h"
 #include "cadre/defer_init.h"
+#include "cadre/device.h"
 #include "cadre/dtensor.h"
 #include "cadre/error.h"
 #include "cadre/expert_parallel.h"

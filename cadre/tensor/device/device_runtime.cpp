@@ -118,7 +118,9 @@ void DeviceRuntime::check_stream(const c10::Stream& stream) const {
 
 FoundDevices find_devices(c10::DeviceType type) {
   const DeviceFacts facts = search_devices(type);
-  FoundDevices found{.runtime = std::nullopt, .reason = why_none(facts)};
+  FoundDevices found{.runtime = std::nullopt,
+                     .reason = why_none(facts),
+                     .was_late = facts.num_devices > 0 && !facts.is_known_to_aten};
   if (found.reason.empty()) found.runtime = DeviceRuntime(*facts.guard);
   return found;
 }

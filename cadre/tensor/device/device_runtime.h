@@ -79,6 +79,7 @@ class DeviceRuntime {
 struct FoundDevices {
   std::optional<DeviceRuntime> runtime;  // nullopt if there is no device
   std::string reason;                    // why there is no device; empty if there is one
+  bool was_late = false;                 // there may be devices, but the search came too late
 };
 
 // Finds the devices of a type. The first call of a process loads libtorch.so and must precede some

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <utility>
 
 #include "cadre/core/base/format.h"
@@ -38,8 +39,13 @@ void StreamPoint::block(const c10::Stream& later) const {
   event_->block(later);
 }
 
-void StreamPoint::block_current_stream(c10::Device device) const {
-  block(current_stream(device));
+Status StreamPoint::order_current_stream() const {
+  try {
+    block(current_stream(stream_.device()));
+  } catch (const std::exception& thrown) {
+    return Error(ErrorCode::kInternal, format("{}: {}", stream_.device().str(), thrown.what()));
+  }
+  return {};
 }
 
 bool StreamPoint::has_happened() const {

@@ -5,7 +5,8 @@
 // torch's default, has_happened() and wait() end the capture with an error, from any thread.
 // Blocking: wait() only, until its deadline. Lifetime: a StreamPoint may outlive its wait and may
 // be destroyed before its work has ended. Errors: c10::Error for what the driver reports, from each
-// method, and for a stream of another type of device. Source: CUDA's events.
+// method that does not return a Status, and for a stream of another type of device. Source: CUDA's
+// events.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -15,6 +16,7 @@
 
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
+#include "cadre/core/collective/completion.h"
 
 namespace c10 {
 struct Event;
@@ -25,7 +27,7 @@ class System;
 
 namespace cadre::device {
 
-class StreamPoint {
+class StreamPoint final : public DevicePoint {
  public:
   explicit StreamPoint(const c10::Stream& stream);
   // Returns a point on the stream of the device that is current in this thread.
@@ -34,14 +36,15 @@ class StreamPoint {
   // A copy instead of a move leaves no object without an event.
   StreamPoint(const StreamPoint&) = default;
   StreamPoint& operator=(const StreamPoint&) = default;
-  ~StreamPoint() = default;
+  ~StreamPoint() override = default;
 
   const c10::Stream& stream() const { return stream_; }
 
   // Orders what is enqueued on `later` from now on behind this point. The host does not wait.
   void block(const c10::Stream& later) const;
-  // Does this for the stream of the device that is current in this thread.
-  void block_current_stream(c10::Device device) const;
+  // Does this for the stream that is current in this thread, of the device of this point. Returns
+  // what the driver reports as kInternal.
+  Status order_current_stream() const override;
 
   bool has_happened() const;
   // Waits on the host. Returns kTimeout if the work has not ended at the deadline. Throws

@@ -82,12 +82,12 @@ TEST_F(StreamPointTest, WithoutBlockTheKernelReadsTooEarly) {
 TEST_F(StreamPointTest, BlocksTheCurrentStreamOfTheThread) {
   const auto order = [](const StreamPoint& written, const c10::Stream& reading) {
     const c10::StreamGuard guard(reading);
-    written.block_current_stream(reading.device());
+    written.order_current_stream().value_or_throw();
   };
   EXPECT_EQ(read_after_write(stream(), stream(), order), 1);
   // What the stream that was not current reads is not ordered.
-  const auto order_default = [](const StreamPoint& written, const c10::Stream& reading) {
-    written.block_current_stream(reading.device());
+  const auto order_default = [](const StreamPoint& written, const c10::Stream&) {
+    written.order_current_stream().value_or_throw();
   };
   EXPECT_EQ(read_after_write(stream(), stream(), order_default, seconds(20)), 0);
 }

@@ -16,18 +16,26 @@ namespace {
 
 // The operations of one coalesced call, checked but not issued yet, and the memory that they use.
 struct Coalesced {
-  std::vector<Collective> collectives;
-  std::vector<std::shared_ptr<const void>> kept;
+  explicit Coalesced(const GroupCall& of) : call(of) {}
 
-  // `written` is the output of the collective, `read` its input if that is another tensor.
+  // `written` is the output of the collective, `read` its input if that is another tensor. Throws
+  // if the tensors are on another device than the earlier ones.
   void add(Collective collective, const at::Tensor& written, const at::Tensor& read = {}) {
+    if (!first.defined()) first = written;
+    place(call, collective, {&first, &written, &read});
     collectives.push_back(std::move(collective));
     kept.push_back(hold_memory(written));
     if (read.defined()) kept.push_back(hold_memory(read));
   }
+
+  const GroupCall& call;
+  at::Tensor first = {};
+  std::vector<Collective> collectives = {};
+  std::vector<std::shared_ptr<const void>> kept = {};
 };
 
-Work issue_together(const GroupCall& call, Coalesced coalesced) {
+Work issue_together(Coalesced coalesced) {
+  const GroupCall& call = coalesced.call;
   CollectiveOptions options = call.options();
   options.keep_alive = std::make_shared<const decltype(coalesced.kept)>(std::move(coalesced.kept));
   return call.group.issue(coalesced.collectives, options);
@@ -59,7 +67,7 @@ Coalesced checked_pairs(const GroupCall& call, const std::vector<at::Tensor>& ou
     if (op) check_reduce_op(call.group, call.name, dtype, op->op());
   }
   check_entries_apart(call.group, call.name, {&outputs, &inputs});
-  Coalesced coalesced;
+  Coalesced coalesced(call);
   for (size_t i = 0; i < outputs.size(); ++i) {
     const DType dtype = *to_dtype(inputs[i].scalar_type());
     const ConstBytes in = const_bytes_of(inputs[i]);
@@ -80,7 +88,7 @@ Coalesced checked_in_place(const GroupCall& call, const std::vector<at::Tensor>&
     check_contiguous(call.group, call.name, kOutput, tensor);
   }
   check_entries_apart(call.group, call.name, {&tensors});
-  Coalesced coalesced;
+  Coalesced coalesced(call);
   for (const at::Tensor& tensor : tensors) {
     const DType dtype = *to_dtype(tensor.scalar_type());
     const Bytes bytes = bytes_of(tensor);
@@ -94,41 +102,41 @@ Coalesced checked_in_place(const GroupCall& call, const std::vector<at::Tensor>&
 void ProcessGroup::all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
                                         const AllReduceOptions& options) const {
   const GroupCall call(communicator_, "all_reduce_coalesced", options.timeout);
-  issue_together(call, checked_in_place(call, tensors, options.op)).wait();
+  issue_together(checked_in_place(call, tensors, options.op)).wait();
 }
 
 Work ProcessGroup::all_reduce_coalesced_async(const std::vector<at::Tensor>& tensors,
                                               const AllReduceOptions& options) const {
   const GroupCall call(communicator_, "all_reduce_coalesced_async", options.timeout);
-  return issue_together(call, checked_in_place(call, tensors, options.op));
+  return issue_together(checked_in_place(call, tensors, options.op));
 }
 
 void ProcessGroup::all_gather_coalesced(const std::vector<at::Tensor>& outputs,
                                         const std::vector<at::Tensor>& inputs,
                                         const AllGatherOptions& options) const {
   const GroupCall call(communicator_, "all_gather_coalesced", options.timeout);
-  issue_together(call, checked_pairs(call, outputs, inputs, std::nullopt)).wait();
+  issue_together(checked_pairs(call, outputs, inputs, std::nullopt)).wait();
 }
 
 Work ProcessGroup::all_gather_coalesced_async(const std::vector<at::Tensor>& outputs,
                                               const std::vector<at::Tensor>& inputs,
                                               const AllGatherOptions& options) const {
   const GroupCall call(communicator_, "all_gather_coalesced_async", options.timeout);
-  return issue_together(call, checked_pairs(call, outputs, inputs, std::nullopt));
+  return issue_together(checked_pairs(call, outputs, inputs, std::nullopt));
 }
 
 void ProcessGroup::reduce_scatter_coalesced(const std::vector<at::Tensor>& outputs,
                                             const std::vector<at::Tensor>& inputs,
                                             const ReduceScatterOptions& options) const {
   const GroupCall call(communicator_, "reduce_scatter_coalesced", options.timeout);
-  issue_together(call, checked_pairs(call, outputs, inputs, options.op)).wait();
+  issue_together(checked_pairs(call, outputs, inputs, options.op)).wait();
 }
 
 Work ProcessGroup::reduce_scatter_coalesced_async(const std::vector<at::Tensor>& outputs,
                                                   const std::vector<at::Tensor>& inputs,
                                                   const ReduceScatterOptions& options) const {
   const GroupCall call(communicator_, "reduce_scatter_coalesced_async", options.timeout);
-  return issue_together(call, checked_pairs(call, outputs, inputs, options.op));
+  return issue_together(checked_pairs(call, outputs, inputs, options.op));
 }
 
 }  // namespace cadre

@@ -1,11 +1,15 @@
 #include "cadre/tensor/group/group_work.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
+
+#include "cadre/tensor/device/stream_point.h"
 
 namespace cadre {
 namespace {
@@ -16,28 +20,51 @@ void wait_until(const Work& work, std::optional<Deadline> deadline) {
 
 class FinishedAfter final : public Work::State, public std::enable_shared_from_this<FinishedAfter> {
  public:
-  FinishedAfter(Work operation, std::function<void()> finish)
-      : operation_(std::move(operation)), finish_(std::move(finish)) {}
+  FinishedAfter(Work operation, std::function<void()> finish, c10::Device device)
+      : operation_(std::move(operation)), finish_(std::move(finish)), device_(device) {
+    if (!device_.is_cpu()) issued_ = device::StreamPoint::on_current_stream(device_);
+  }
+  // The memory of the temporary tensors goes back to the stream of the call, which may use it again
+  // only behind what `finish` has enqueued on another stream.
+  ~FinishedAfter() override {
+    if (!finished_) return;
+    try {
+      finished_->block(issued_->stream());
+    } catch (const c10::Error&) {
+      // The driver has failed, and every later call on the device reports that.
+    }
+  }
 
   void wait(std::optional<Deadline> deadline) override {
     wait_until(operation_, deadline);
-    std::call_once(is_finished_, finish_);
+    finish();
+    if (finished_) finished_->order_current_stream().value_or_throw();
   }
   bool is_completed() const override { return operation_.is_completed(); }
   std::optional<Error> error() const override { return operation_.error(); }
   void on_completed(Work::Callback callback) override {
     operation_.on_completed([self = shared_from_this(),
                              callback = std::move(callback)](const std::optional<Error>& error) {
-      if (!error) std::call_once(self->is_finished_, self->finish_);
+      if (!error) self->finish();
       callback(error);
     });
   }
   Deadline deadline_in(Duration timeout) const override { return operation_.deadline_in(timeout); }
 
  private:
+  void finish() {
+    std::call_once(is_finished_, [this] {
+      finish_();
+      if (!device_.is_cpu()) finished_ = device::StreamPoint::on_current_stream(device_);
+    });
+  }
+
   const Work operation_;
   const std::function<void()> finish_;
+  const c10::Device device_;
   std::once_flag is_finished_;
+  std::optional<device::StreamPoint> issued_;    // its stream is that of the call; null for the CPU
+  std::optional<device::StreamPoint> finished_;  // its stream is that of the call of finish_
 };
 
 class AllOf final : public Work::State, public std::enable_shared_from_this<AllOf> {
@@ -78,8 +105,8 @@ class AllOf final : public Work::State, public std::enable_shared_from_this<AllO
 
 }  // namespace
 
-Work finish_after(Work operation, std::function<void()> finish) {
-  return Work(std::make_shared<FinishedAfter>(std::move(operation), std::move(finish)));
+Work finish_after(Work operation, std::function<void()> finish, c10::Device device) {
+  return Work(std::make_shared<FinishedAfter>(std::move(operation), std::move(finish), device));
 }
 
 Work all_of(std::vector<Work> works) {

@@ -1,5 +1,6 @@
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -9,6 +10,10 @@
 #include "cadre/core/comm/group_destruction.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/rendezvous/job_environment.h"
+#include "cadre/tensor/backends/staged_engine.h"
+#include "cadre/tensor/device/core_device.h"
+#include "cadre/tensor/device/device_runtime.h"
+#include "cadre/tensor/device/local_device.h"
 #include "cadre/tensor/group/process_group.h"
 
 namespace cadre {
@@ -42,21 +47,44 @@ TransportChoice transport_of(std::string_view backend) {
              backend));
 }
 
+// Returns the engine for memory of the device; nullopt for the CPU.
+std::optional<DeviceBackend> device_backend_of(const std::optional<c10::Device>& chosen) {
+  const c10::Device device = chosen ? *chosen : device::default_device();
+  if (device.is_cpu()) return std::nullopt;
+  const std::optional<Device> known = device::to_core(device);
+  if (!known) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("init_process_group: InitOptions::device is {}; pass a device of CUDA or of "
+                       "PrivateUse1, or torch::kCPU",
+                       device.str()));
+  }
+  const device::FoundDevices found = device::find_devices(device.type());
+  if (!found.runtime) {
+    throw Error(ErrorCode::kUnavailable, format("init_process_group: InitOptions::device is {}: {}",
+                                                device.str(), found.reason));
+  }
+  found.runtime->make_current(device::to_c10(*known));
+  return DeviceBackend{.device = *known, .make = staged_engine()};
+}
+
 }  // namespace
 
 ProcessGroup init_process_group(const InitOptions& options) {
   check_positive("timeout", options.timeout);
   check_positive("connect_timeout", options.connect_timeout);
   const TransportChoice transport = transport_of(options.backend);
+  const std::optional<DeviceBackend> device_backend = device_backend_of(options.device);
   auto job = std::make_unique<Job>();
   job->system = os::make_native_system();
-  job->communicator = connect_from_environment(
-      *job->system,
-      JobPlace{.rank = options.rank,
-               .world_size = options.world_size,
-               .init_method = options.init_method},
-      {.timeout = options.timeout, .transport = transport, .tuning_file = options.tuning_file},
-      job->system->deadline_in(options.connect_timeout));
+  job->communicator = connect_from_environment(*job->system,
+                                               JobPlace{.rank = options.rank,
+                                                        .world_size = options.world_size,
+                                                        .init_method = options.init_method},
+                                               {.timeout = options.timeout,
+                                                .transport = transport,
+                                                .device_backend = device_backend,
+                                                .tuning_file = options.tuning_file},
+                                               job->system->deadline_in(options.connect_timeout));
   return ProcessGroup(share_group(std::move(job)));  // copies of the handle share the job
 }
 

@@ -8,6 +8,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/checks.h"
+#include "cadre/tensor/device/core_device.h"
 #include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/operands/operands.h"
 #include "cadre/tensor/group/operands/tensor_checks.h"
@@ -42,6 +43,12 @@ Collective scatter_of(const GroupCall& call, const at::Tensor& output, const at:
       check_rooted(call.group, call.name, root, output, input, /*output_is_large=*/false);
   const ConstBytes in = call.group.rank() == root ? const_bytes_of(input) : ConstBytes();
   return comparing(output, Collective::scatter(in, bytes_of(output), dtype, root));
+}
+
+// Returns the tensor that only the root of a gather or scatter uses; an undefined one on other
+// ranks, where the program may pass any.
+at::Tensor used_at_root(const GroupCall& call, Rank root, const at::Tensor& tensor) {
+  return call.group.rank() == root ? tensor : at::Tensor();
 }
 
 Collective exchange_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input,
@@ -84,6 +91,11 @@ Communicator& ProcessGroup::communicator() const {
   return group_behind(communicator_, "communicator");
 }
 
+std::optional<c10::Device> ProcessGroup::device() const {
+  const std::optional<Device> device = group_behind(communicator_, "device").device();
+  return device ? std::optional(device::to_c10(*device)) : std::nullopt;
+}
+
 std::optional<Error> ProcessGroup::error() const {
   return group_behind(communicator_, "error").error();
 }
@@ -94,8 +106,7 @@ void ProcessGroup::all_reduce(const at::Tensor& tensor, const AllReduceOptions& 
   check_reduce_op(call.group, call.name, dtype, options.op.op());
   run_packed(call, tensor, [&](const at::Tensor& data) {
     const Bytes bytes = bytes_of(data);
-    call.group.run(comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, options.op)),
-                   blocking(call, data));
+    run_on(call, comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, options.op)), data);
   });
 }
 
@@ -106,17 +117,16 @@ Work ProcessGroup::all_reduce_async(const at::Tensor& tensor,
   check_reduce_op(call.group, call.name, dtype, options.op.op());
   check_contiguous(call.group, call.name, kInPlace, tensor);
   const Bytes bytes = bytes_of(tensor);
-  return call.group.issue(
-      comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, options.op)),
-      keeping(call, tensor));
+  return issue_on(call, comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, options.op)),
+                  tensor);
 }
 
 void ProcessGroup::broadcast(const at::Tensor& tensor, const BroadcastOptions& options) const {
   const GroupCall call(communicator_, "broadcast", options.timeout);
   const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
   run_packed(call, tensor, [&](const at::Tensor& data) {
-    call.group.run(comparing(tensor, Collective::broadcast(bytes_of(data), dtype, options.root)),
-                   blocking(call, data));
+    run_on(call, comparing(tensor, Collective::broadcast(bytes_of(data), dtype, options.root)),
+           data);
   });
 }
 
@@ -125,34 +135,33 @@ Work ProcessGroup::broadcast_async(const at::Tensor& tensor,
   const GroupCall call(communicator_, "broadcast_async", options.timeout);
   const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
   check_contiguous(call.group, call.name, kInPlace, tensor);
-  return call.group.issue(
-      comparing(tensor, Collective::broadcast(bytes_of(tensor), dtype, options.root)),
-      keeping(call, tensor));
+  return issue_on(call,
+                  comparing(tensor, Collective::broadcast(bytes_of(tensor), dtype, options.root)),
+                  tensor);
 }
 
 void ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& input,
                               const AllGatherOptions& options) const {
   const GroupCall call(communicator_, "all_gather", options.timeout);
-  call.group.run(gather_of(call, output, input), blocking(call, output, input));
+  run_on(call, gather_of(call, output, input), output, input);
 }
 
 Work ProcessGroup::all_gather_async(const at::Tensor& output, const at::Tensor& input,
                                     const AllGatherOptions& options) const {
   const GroupCall call(communicator_, "all_gather_async", options.timeout);
-  return call.group.issue(gather_of(call, output, input), keeping(call, output, input));
+  return issue_on(call, gather_of(call, output, input), output, input);
 }
 
 void ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                   const ReduceScatterOptions& options) const {
   const GroupCall call(communicator_, "reduce_scatter", options.timeout);
-  call.group.run(scatter_of(call, output, input, options.op), blocking(call, output, input));
+  run_on(call, scatter_of(call, output, input, options.op), output, input);
 }
 
 Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
                                         const ReduceScatterOptions& options) const {
   const GroupCall call(communicator_, "reduce_scatter_async", options.timeout);
-  return call.group.issue(scatter_of(call, output, input, options.op),
-                          keeping(call, output, input));
+  return issue_on(call, scatter_of(call, output, input, options.op), output, input);
 }
 
 void ProcessGroup::reduce(const at::Tensor& tensor, const ReduceOptions& options) const {
@@ -160,9 +169,10 @@ void ProcessGroup::reduce(const at::Tensor& tensor, const ReduceOptions& options
   const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
   check_reduce_op(call.group, call.name, dtype, options.op.op());
   const auto run = [&](const at::Tensor& data, Bytes out) {
-    call.group.run(comparing(tensor, Collective::reduce(const_bytes_of(data), out, dtype,
-                                                        options.op, options.root)),
-                   blocking(call, data));
+    run_on(call,
+           comparing(tensor, Collective::reduce(const_bytes_of(data), out, dtype, options.op,
+                                                options.root)),
+           data);
   };
   if (call.group.rank() != options.root) {
     run(tensor.detach().contiguous(), {});
@@ -177,47 +187,50 @@ Work ProcessGroup::reduce_async(const at::Tensor& tensor, const ReduceOptions& o
   check_reduce_op(call.group, call.name, dtype, options.op.op());
   check_contiguous(call.group, call.name, kInPlace, tensor);
   const Bytes out = call.group.rank() == options.root ? bytes_of(tensor) : Bytes();
-  return call.group.issue(comparing(tensor, Collective::reduce(const_bytes_of(tensor), out, dtype,
-                                                               options.op, options.root)),
-                          keeping(call, tensor));
+  return issue_on(call,
+                  comparing(tensor, Collective::reduce(const_bytes_of(tensor), out, dtype,
+                                                       options.op, options.root)),
+                  tensor);
 }
 
 void ProcessGroup::gather(const at::Tensor& output, const at::Tensor& input,
                           const GatherOptions& options) const {
   const GroupCall call(communicator_, "gather", options.timeout);
-  call.group.run(gather_of(call, output, input, options.root), blocking(call, output, input));
+  run_on(call, gather_of(call, output, input, options.root),
+         used_at_root(call, options.root, output), input);
 }
 
 Work ProcessGroup::gather_async(const at::Tensor& output, const at::Tensor& input,
                                 const GatherOptions& options) const {
   const GroupCall call(communicator_, "gather_async", options.timeout);
-  return call.group.issue(gather_of(call, output, input, options.root),
-                          keeping(call, output, input));
+  return issue_on(call, gather_of(call, output, input, options.root),
+                  used_at_root(call, options.root, output), input);
 }
 
 void ProcessGroup::scatter(const at::Tensor& output, const at::Tensor& input,
                            const ScatterOptions& options) const {
   const GroupCall call(communicator_, "scatter", options.timeout);
-  call.group.run(scatter_of(call, output, input, options.root), blocking(call, output, input));
+  run_on(call, scatter_of(call, output, input, options.root), output,
+         used_at_root(call, options.root, input));
 }
 
 Work ProcessGroup::scatter_async(const at::Tensor& output, const at::Tensor& input,
                                  const ScatterOptions& options) const {
   const GroupCall call(communicator_, "scatter_async", options.timeout);
-  return call.group.issue(scatter_of(call, output, input, options.root),
-                          keeping(call, output, input));
+  return issue_on(call, scatter_of(call, output, input, options.root), output,
+                  used_at_root(call, options.root, input));
 }
 
 void ProcessGroup::all_to_all(const at::Tensor& output, const at::Tensor& input,
                               const AllToAllOptions& options) const {
   const GroupCall call(communicator_, "all_to_all", options.timeout);
-  call.group.run(exchange_of(call, output, input, options), blocking(call, output, input));
+  run_on(call, exchange_of(call, output, input, options), output, input);
 }
 
 Work ProcessGroup::all_to_all_async(const at::Tensor& output, const at::Tensor& input,
                                     const AllToAllOptions& options) const {
   const GroupCall call(communicator_, "all_to_all_async", options.timeout);
-  return call.group.issue(exchange_of(call, output, input, options), keeping(call, output, input));
+  return issue_on(call, exchange_of(call, output, input, options), output, input);
 }
 
 void ProcessGroup::barrier(const BarrierOptions& options) const {

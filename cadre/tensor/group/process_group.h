@@ -8,13 +8,14 @@
 // issued: repeat the call with valid arguments. A failure makes the group unusable. Shapes or
 // dtypes that differ between ranks are a failure, too (kInvalidArgument on all of them). error()
 // returns nullopt after an invalid argument and the error after a failure. Every call on a
-// moved-from handle throws. Tensors: CPU, dense; every dtype of core/base/types.h; any shape, also
-// 0-dim and empty. docs/guide/reference/reductions.md says which operations a dtype supports, and
-// what they compute. Ranks are group ranks. Autograd does not record these operations; those of
-// backward/differentiable.h it does. But a tensor to which a call writes counts as changed in
-// place: the call increments its version counter, so that a backward that needs the earlier values
-// throws. While gradients are recorded, a leaf that requires grad, or a view of one, is refused, as
-// by torch's in-place operations. Source: c10d::ProcessGroup, and its
+// moved-from handle throws. Tensors: dense, on the CPU or on this rank's device in the
+// group (InitOptions::device), messages on the CPU only; every dtype of core/base/types.h; any
+// shape, also 0-dim and empty. docs/guide/reference/reductions.md says which operations a dtype
+// supports, and what they compute. Ranks are group ranks. Autograd does not record these
+// operations; those of backward/differentiable.h it does. But a tensor to which a call writes
+// counts as changed in place: the call increments its version counter, so that a backward that
+// needs the earlier values throws. While gradients are recorded, a leaf that requires grad, or a
+// view of one, is refused, as by torch's in-place operations. Source: c10d::ProcessGroup, and its
 // TORCH_DISTRIBUTED_DEBUG=DETAIL for the comparison of the ranks' calls. Guide:
 // docs/guide/reference/groups-and-messages.md and errors.md.
 #pragma once
@@ -157,6 +158,9 @@ class CADRE_EXPORT ProcessGroup {
   std::string host() const;
   const std::string& name() const;
   Communicator& communicator() const;
+  // Returns the device of this rank on whose memory the group works, beside memory of the CPU;
+  // nullopt if it works on memory of the CPU only.
+  std::optional<c10::Device> device() const;
   // Returns the first failure of the group, which every later call throws; nullopt while the group
   // is usable. Same as Communicator::error().
   std::optional<Error> error() const;
@@ -164,7 +168,7 @@ class CADRE_EXPORT ProcessGroup {
   // The operations below work in place. tensor: any shape. The blocking calls pack a non-contiguous
   // tensor and copy it back; the asynchronous ones throw for it, because they could not copy it
   // back. The memory of an asynchronous call is kept until it is done, even if the tensor is
-  // resized or gets other memory meanwhile.
+  // resized or gets other memory meanwhile; on a device it must not be resized.
   void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
   Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
   void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {}) const;
@@ -347,6 +351,11 @@ struct InitOptions {
   // collectives on CPUs) mean "host" between ranks of one host and "net" between hosts. Other names
   // are an error. All ranks pass the same.
   std::string backend = {};
+  // The device of this process on whose memory the group works beside memory of the CPU; a tensor
+  // on another one is refused. By default it is local_device(), which is the CPU without CUDA
+  // devices; and the CPU if a call before this one has kept libtorch from finding them
+  // (local_device.h). The device becomes the current one of this thread.
+  std::optional<c10::Device> device = {};
   // The default timeout of an operation, counted from its start: of collectives, messages and waits
   // for signals, in the world and in groups that are split from it.
   Duration timeout = kDefaultOperationTimeout;

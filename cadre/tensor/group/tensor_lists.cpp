@@ -31,13 +31,14 @@ struct PackedCall {
 };
 
 void run_packed(const GroupCall& call, const PackedCall& packed) {
-  call.group.run(packed.collective, blocking(call, packed.in, packed.out));
+  run_on(call, packed.collective, packed.in, packed.out);
   packed.finish();
 }
 
 Work issue_packed(const GroupCall& call, PackedCall packed) {
-  return finish_after(call.group.issue(packed.collective, keeping(call, packed.in, packed.out)),
-                      std::move(packed.finish));
+  const at::Tensor& any = packed.out.defined() ? packed.out : packed.in;
+  return finish_after(issue_on(call, packed.collective, packed.in, packed.out),
+                      std::move(packed.finish), any.device());
 }
 
 std::vector<uint64_t> counts_of(const std::vector<at::Tensor>& tensors) {

@@ -81,11 +81,7 @@ std::vector<at::Tensor> gradients_of(std::span<const at::Tensor> parameters) {
 }
 
 double joint_norm(const std::vector<at::Tensor>& gradients, double p) {
-  double sum = 0;
-  for (const at::Tensor& gradient : gradients) {
-    sum = wrap::joint_power_sum(sum, wrap::power_sum(gradient, p), p);
-  }
-  return wrap::norm_of_power_sum(sum, p);
+  return wrap::norm_of_power_sum(wrap::power_sum(gradients, p), p);
 }
 
 [[noreturn]] void refuse_nonfinite(double norm, double norm_type,

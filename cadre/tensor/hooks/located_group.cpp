@@ -109,8 +109,10 @@ std::function<void()> LocatedGroup::wait_for(Work work) const {
   return [group = *this, work = std::move(work)] { group.run([&] { work.wait(); }); };
 }
 
-at::Tensor LocatedGroup::empty_flat(int64_t numel, at::ScalarType dtype) const {
-  if (numel == 0) return at::zeros({0}, at::TensorOptions().dtype(dtype));
+at::Tensor LocatedGroup::empty_flat(int64_t numel, at::ScalarType dtype, c10::Device device) const {
+  if (numel == 0 || !device.is_cpu()) {
+    return at::zeros({numel}, at::TensorOptions().dtype(dtype).device(device));
+  }
   return run([&] { return SymmetricTensor::allocate(group_, numel, dtype).local(); });
 }
 

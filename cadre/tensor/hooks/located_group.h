@@ -61,7 +61,9 @@ class CADRE_EXPORT LocatedGroup {
 
   // Returns a zeroed 1-dim tensor in memory that collectives use without a copy. Collective, with
   // the same arguments on all ranks.
-  at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) const;
+  // On a device other than the CPU it is memory of the device.
+  at::Tensor empty_flat(int64_t numel, at::ScalarType dtype,
+                        c10::Device device = c10::Device(c10::DeviceType::CPU)) const;
   // Returns a symmetric tensor (symmetric_tensor.h) with whole(): every rank writes its own part
   // and reads all parts. Returns nullopt on all ranks if the ranks share no memory. Collective.
   std::optional<SymmetricTensor> map_parts(int64_t numel, at::ScalarType dtype) const;

@@ -140,7 +140,8 @@ uint64_t WriteWatch::samples(uint64_t turn) const {
   Fnv1a digest;
   for (const NamedTensor& parameter : parameters_) {
     const at::Tensor& tensor = parameter.tensor;
-    if (tensor.numel() == 0) continue;
+    // The host would have to wait for a device.
+    if (tensor.numel() == 0 || !tensor.is_cpu()) continue;
     const auto numel = static_cast<uint64_t>(tensor.numel());
     // The index of the sampled element in memory. It is 0 if the memory has gaps between elements,
     // because another index could be that of a gap.

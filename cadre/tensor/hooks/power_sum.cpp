@@ -2,6 +2,8 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/abs.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <cmath>
@@ -71,12 +73,35 @@ double power_sum_of(const T* values, int64_t count, double p) {
 }  // namespace
 
 double power_sum(const at::Tensor& gradient, double p) {
+  if (!gradient.is_cpu()) return power_sum(std::span(&gradient, 1), p);
   at::Tensor values = gradient.is_complex() ? at::abs(gradient) : gradient;
   if (values.scalar_type() != at::kDouble) values = values.to(at::kFloat);
   values = values.resolve_neg().contiguous();
   return values.scalar_type() == at::kDouble
              ? power_sum_of(values.const_data_ptr<double>(), values.numel(), p)
              : power_sum_of(values.const_data_ptr<float>(), values.numel(), p);
+}
+
+double power_sum(std::span<const at::Tensor> gradients, double p) {
+  double sum = 0;
+  std::vector<at::Tensor> norms;  // those of the gradients on a device
+  for (const at::Tensor& gradient : gradients) {
+    if (gradient.is_cpu()) {
+      sum = joint_power_sum(sum, power_sum(gradient, p), p);
+      continue;
+    }
+    const at::Tensor values = gradient.is_complex() ? at::abs(gradient) : gradient;
+    const at::Tensor norm = at::linalg_vector_norm(values, p, /*dim=*/std::nullopt,
+                                                   /*keepdim=*/false, at::kDouble);
+    norms.push_back(norms.empty() ? norm : norm.to(norms.front().device()));
+  }
+  if (norms.empty()) return sum;
+  const at::Tensor on_host = at::stack(norms).to(at::kCPU);
+  for (int64_t i = 0; i < on_host.numel(); ++i) {
+    const double norm = on_host.const_data_ptr<double>()[i];
+    sum = joint_power_sum(sum, std::isinf(p) ? norm : std::pow(norm, p), p);
+  }
+  return sum;
 }
 
 double joint_power_sum(double a, double b, double p) {

@@ -1,6 +1,7 @@
 #include "cadre/tensor/hooks/replica_check.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -31,7 +32,10 @@ std::vector<AgreedField> fields_of(const ReplicaTensors& tensors) {
     const ShardMark* const mark = shard_mark_of(tensor);
     fields.push_back(
         {format("{} \"{}\"", kind, named.name),
-         format("{} {}{}{}{}", c10::toString(tensor.scalar_type()), list_of(tensor.sizes()),
+         format("{} {}{}{}{}{}", c10::toString(tensor.scalar_type()), list_of(tensor.sizes()),
+                tensor.is_cpu()
+                    ? ""
+                    : format(" on {}", c10::DeviceTypeName(tensor.device().type(), true)),
                 tensor.is_contiguous() ? "" : " with strides " + list_of(tensor.strides()),
                 tensor.requires_grad() ? " that requires grad" : "",
                 mark == nullptr ? "" : format(", shard {} ({})", mark->rank, mark->owner))});
@@ -161,8 +165,65 @@ void broadcast_large(std::span<const NamedTensor> tensors, const LargeTensor& la
   received.write(large.place, static_cast<const std::byte*>(apart.const_data_ptr()));
 }
 
+at::Tensor as_bytes(const at::Tensor& contiguous) {
+  return contiguous.detach().view(-1).view(at::kByte);
+}
+
+// Packs the tensors on a device, those at `places`, into messages of limited size, and broadcasts
+// these. The host reads no values, because it would have to wait for the device; so a tensor is
+// written, and counts as changed, also if its values are equal.
+void broadcast_on_device(std::span<const NamedTensor> tensors, std::span<const size_t> places,
+                         Rank root, const LocatedGroup& group,
+                         const std::function<bool(size_t)>& moves_version) {
+  const auto tensor_at = [&](size_t i) -> const at::Tensor& { return tensors[places[i]].tensor; };
+  const bool is_root = group.rank() == root;
+  size_t first = 0;
+  while (first < places.size()) {
+    size_t end = first;
+    int64_t num_bytes = 0;
+    std::vector<at::Tensor> parts;
+    do {
+      const at::Tensor& tensor = tensor_at(end++);
+      num_bytes += static_cast<int64_t>(tensor.nbytes());
+      if (is_root) parts.push_back(as_bytes(tensor.detach().contiguous()));
+    } while (end < places.size() &&
+             num_bytes + static_cast<int64_t>(tensor_at(end).nbytes()) <= kBroadcastChunkBytes);
+    const at::TensorOptions options =
+        at::TensorOptions().dtype(at::kByte).device(tensor_at(first).device());
+    const at::Tensor packed = is_root ? at::cat(parts) : at::empty({num_bytes}, options);
+    group.broadcast(packed, root);
+    int64_t offset = 0;
+    for (; first < end; ++first) {
+      const at::Tensor& tensor = tensor_at(first);
+      const auto size = static_cast<int64_t>(tensor.nbytes());
+      if (!is_root) {
+        const at::Tensor values = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
+        as_bytes(values).copy_(packed.narrow(0, offset, size));
+        tensor.variable_data().copy_(values);  // does not increment the tensor's version counter
+        if (moves_version(places[first])) move_version(tensor);
+      }
+      offset += size;
+    }
+  }
+}
+
+// The indices of tensors by the way in which they are broadcast, which is equal on all ranks.
+// Tensors of the CPU come first, because the program may say in one of them what the others are.
+struct Ways {
+  explicit Ways(std::span<const NamedTensor> tensors) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const at::Tensor& tensor = tensors[i].tensor;
+      (!tensor.is_cpu() ? on_device : is_sent_in_place(tensor) ? large : packed).push_back(i);
+    }
+  }
+
+  std::vector<size_t> packed;
+  std::vector<size_t> large;
+  std::vector<size_t> on_device;
+};
+
 uint64_t digest_of(const at::Tensor& tensor) {
-  const at::Tensor contiguous = tensor.detach().contiguous();
+  const at::Tensor contiguous = tensor.detach().to(at::kCPU).contiguous();
   const auto* bytes = static_cast<const std::byte*>(contiguous.const_data_ptr());
   Fnv1a digest;
   size_t begin = 0;
@@ -182,32 +243,26 @@ void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const Lo
                        const std::function<bool(size_t)>& moves_version) {
   const at::NoGradGuard no_grad;
   const ReceivedValues received(tensors, moves_version);
-  std::vector<size_t> packed;
-  std::vector<size_t> large;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    (is_sent_in_place(tensors[i].tensor) ? large : packed).push_back(i);
-  }
-  broadcast_packed(tensors, packed, root, group, received);
-  for (const size_t place : large) {
+  const Ways ways(tensors);
+  broadcast_packed(tensors, ways.packed, root, group, received);
+  for (const size_t place : ways.large) {
     broadcast_large(tensors, {.place = place, .apart = moves_version(place)}, root, group,
                     received);
   }
+  broadcast_on_device(tensors, ways.on_device, root, group, moves_version);
 }
 
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group) {
   const at::NoGradGuard no_grad;
   const std::function<bool(size_t)> always = [](size_t) { return true; };
   const ReceivedValues received(tensors, always);
-  std::vector<size_t> packed;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!is_sent_in_place(tensors[i].tensor)) {
-      packed.push_back(i);
-      continue;
-    }
-    broadcast_large(tensors, {.place = i, .apart = false}, root, group, received);
-    if (group.rank() != root) move_version(tensors[i].tensor);
+  const Ways ways(tensors);
+  for (const size_t place : ways.large) {
+    broadcast_large(tensors, {.place = place, .apart = false}, root, group, received);
+    if (group.rank() != root) move_version(tensors[place].tensor);
   }
-  broadcast_packed(tensors, packed, root, group, received);
+  broadcast_packed(tensors, ways.packed, root, group, received);
+  broadcast_on_device(tensors, ways.on_device, root, group, always);
 }
 
 std::optional<UnlikeTensor> first_unlike(std::span<const at::Tensor> tensors,

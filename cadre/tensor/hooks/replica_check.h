@@ -25,9 +25,10 @@ struct ReplicaTensors {
   std::span<const NamedTensor> buffers;
 };
 
-// Throws unless the names, shapes, strides, dtypes and requires_grad of all parameters and buffers
-// are the same on all ranks. If a tensor is marked as a shard (shard_mark.h), all ranks must hold
-// the same shard. `wrapper`: the name with which the error begins; static text.
+// Throws unless the names, shapes, strides, dtypes, types of device and requires_grad of all
+// parameters and buffers are the same on all ranks. If a tensor is marked as a shard
+// (shard_mark.h), all ranks must hold the same shard. `wrapper`: the name with which the error
+// begins; static text.
 void check_replicas_match(const char* wrapper, const ReplicaTensors& tensors,
                           const LocatedGroup& group);
 
@@ -38,7 +39,7 @@ void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const Lo
 // Gives all ranks the root's values. `moves_version(i)` decides whether a change of tensors[i]
 // counts as a change in place, which increments its version counter. The function is called when
 // the tensors before i have their values, so it may read them. A tensor that already has the right
-// values is not written.
+// values is not written, unless it is on a device.
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group,
                        const std::function<bool(size_t)>& moves_version);
 

@@ -18,9 +18,15 @@
 namespace cadre {
 namespace {
 
+DType check_message_tensor(const GroupCall& call, std::string_view role, const at::Tensor& tensor) {
+  const DType dtype = check_tensor(call.group, call.name, role, tensor);
+  check_on_cpu(call.group, call.name, role, tensor);
+  return dtype;
+}
+
 void send_tensor(const GroupCall& call, const MessageSpace& space, const at::Tensor& tensor,
                  int destination, int tag) {
-  const DType dtype = check_tensor(call.group, call.name, kInput, tensor);
+  const DType dtype = check_message_tensor(call, kInput, tensor);
   const at::Tensor packed = tensor.detach().contiguous();
   run_message(call.group, space, MessageCall::send(const_bytes_of(packed), dtype, destination, tag),
               call.options());
@@ -28,7 +34,7 @@ void send_tensor(const GroupCall& call, const MessageSpace& space, const at::Ten
 
 Work send_tensor_async(const GroupCall& call, const MessageSpace& space, const at::Tensor& tensor,
                        int destination, int tag) {
-  const DType dtype = check_tensor(call.group, call.name, kInput, tensor);
+  const DType dtype = check_message_tensor(call, kInput, tensor);
   const at::Tensor packed = tensor.detach().contiguous();
   const MessageCall message = MessageCall::send(const_bytes_of(packed), dtype, destination, tag);
   return issue_messages(call.group, space, {&message, 1}, keeping(call, packed)).front();
@@ -37,7 +43,7 @@ Work send_tensor_async(const GroupCall& call, const MessageSpace& space, const a
 // Receives from `source`, or from any rank if it is nullopt. Returns the sender.
 Rank recv_tensor(const GroupCall& call, const MessageSpace& space, const at::Tensor& tensor,
                  std::optional<Rank> source, int tag) {
-  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  const DType dtype = check_message_tensor(call, kInPlace, tensor);
   Rank sender = kAnySource;
   run_packed(call, tensor, [&](const at::Tensor& data) {
     if (source) check_peer(call.group, call.name, *source);
@@ -50,7 +56,7 @@ Rank recv_tensor(const GroupCall& call, const MessageSpace& space, const at::Ten
 
 Work recv_tensor_async(const GroupCall& call, const MessageSpace& space, const at::Tensor& tensor,
                        int source, int tag) {
-  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  const DType dtype = check_message_tensor(call, kInPlace, tensor);
   check_contiguous(call.group, call.name, kInPlace, tensor);
   check_peer(call.group, call.name, source);
   const MessageCall message = MessageCall::recv(bytes_of(tensor), dtype, source, tag);
@@ -59,7 +65,7 @@ Work recv_tensor_async(const GroupCall& call, const MessageSpace& space, const a
 
 void check_message(const GroupCall& call, const P2POp& op) {
   const bool is_send = op.kind == P2POp::Kind::kSend;
-  check_tensor(call.group, call.name, is_send ? kInput : kInPlace, op.tensor);
+  check_message_tensor(call, is_send ? kInput : kInPlace, op.tensor);
   if (!is_send) check_contiguous(call.group, call.name, kOutput, op.tensor);
   check_peer(call.group, call.name, op.peer);
 }

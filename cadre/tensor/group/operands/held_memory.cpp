@@ -21,7 +21,8 @@ std::shared_ptr<const void> hold_memory(const at::Tensor& tensor) {
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
   c10::DataPtr& current = impl._mutable_data_ptr_no_checks();
   if (const auto* shared = current.cast_context<SharedMemory>(&release)) return *shared;
-  if (!impl.resizable() || !c10::impl::cow::has_simple_data_ptr(impl)) {
+  if (!current.device().is_cpu() || !impl.resizable() ||
+      !c10::impl::cow::has_simple_data_ptr(impl)) {
     return std::make_shared<const c10::Storage>(storage);
   }
   void* const data = current.mutable_get();

@@ -14,9 +14,11 @@
 namespace cadre {
 
 // Returns an object that keeps the tensor's present memory from being freed; null for an undefined
-// tensor. Memory of libtorch's own allocator becomes reference-counted and shared by the storage
-// and the result. A storage with any other memory cannot be resized, so the result just keeps that
-// storage.
+// tensor. Memory of libtorch's own allocator for the CPU becomes reference-counted and shared by
+// the storage and the result. A storage with other memory of the CPU cannot be resized, so the
+// result just keeps that storage. It does so for a device, too: CUDA's allocator would ignore
+// Tensor::record_stream() for memory with another owner. There a program must not resize_() a
+// tensor that an operation uses, as in c10d.
 std::shared_ptr<const void> hold_memory(const at::Tensor& tensor);
 
 }  // namespace cadre

@@ -8,6 +8,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/checks.h"
 #include "cadre/core/os/system.h"
+#include "cadre/tensor/device/stream_point.h"
 #include "cadre/tensor/group/operands/tensor_checks.h"
 #include "cadre/tensor/group/operands/world_of_one.h"
 
@@ -45,6 +46,20 @@ Bytes bytes_of(const at::Tensor& tensor) {
 
 ConstBytes const_bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
+}
+
+void place(const GroupCall& call, Collective& collective,
+           std::initializer_list<const at::Tensor*> tensors) {
+  const at::Tensor* first = nullptr;
+  for (const at::Tensor* tensor : tensors) {
+    if (!tensor->defined()) continue;
+    if (first == nullptr) first = tensor;
+    check_one_device(call.group, call.name, *first, *tensor);
+  }
+  if (first == nullptr || first->is_cpu()) return;
+  collective.device = *call.group.device();
+  collective.after = std::make_shared<const device::StreamPoint>(
+      device::StreamPoint::on_current_stream(first->device()));
 }
 
 Collective comparing(const at::Tensor& compared, Collective collective) {

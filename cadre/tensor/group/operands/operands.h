@@ -10,10 +10,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/types.h"
@@ -70,11 +72,27 @@ CollectiveOptions keeping(const GroupCall& call, const Tensors&... tensors) {
   return options;
 }
 
-// Returns options for a blocking call. They keep the tensors' memory only if the call may fail
-// (time out) while the engine still uses it; otherwise the allocation for that is saved.
+// Says where the memory of a collective is: on the device of the tensors, behind the work that the
+// calling thread has enqueued on it so far. Tensors that are undefined are ignored. Throws if the
+// tensors are on several devices.
+void place(const GroupCall& call, Collective& collective,
+           std::initializer_list<const at::Tensor*> tensors);
+
+// Issues a collective on the memory of the tensors, which is kept until it is done. The tensors are
+// all those whose memory the collective uses.
 template <typename... Tensors>
-CollectiveOptions blocking(const GroupCall& call, const Tensors&... tensors) {
-  return may_use_memory_after_failure(call.group) ? keeping(call, tensors...) : call.options();
+Work issue_on(const GroupCall& call, Collective collective, const Tensors&... tensors) {
+  place(call, collective, {&tensors...});
+  return call.group.issue(std::move(collective), keeping(call, tensors...));
+}
+
+// Does the same for a blocking call. It keeps the memory only if the engine may still use it when
+// the call has returned; otherwise the allocation for that is saved.
+template <typename... Tensors>
+void run_on(const GroupCall& call, Collective collective, const Tensors&... tensors) {
+  place(call, collective, {&tensors...});
+  const bool keeps = may_use_memory_after_return(call.group, collective.device.type);
+  call.group.run(std::move(collective), keeps ? keeping(call, tensors...) : call.options());
 }
 
 // Runs an in-place `operation` on the tensor if it is contiguous. Otherwise runs it on a contiguous

@@ -12,6 +12,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/collective/reduction_table.h"
 #include "cadre/core/comm/checks.h"
+#include "cadre/tensor/device/core_device.h"
 #include "cadre/tensor/group/operands/dtype.h"
 
 namespace cadre {
@@ -127,6 +128,22 @@ std::vector<uint64_t> split_counts(const Communicator& communicator, std::string
   return counts;
 }
 
+void check_device(const Communicator& communicator, std::string_view operation,
+                  std::string_view role, const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return;
+  const std::optional<Device> own = communicator.device();
+  if (own && device::to_core(tensor.device()) == own) return;
+  const std::string where = format("{} {} is on {}", role, shape_of(tensor), tensor.device().str());
+  if (!own) {
+    refuse_tensor(
+        communicator, operation,
+        format("{}; this group exchanges CPU tensors: {}", where, instead_of(role, "cpu()")));
+  }
+  refuse_tensor(communicator, operation,
+                format("{}, but this rank's device in the group is {}: {}", where, to_string(*own),
+                       instead_of(role, format("to(\"{}\")", to_string(*own)))));
+}
+
 void check_divisible(const Communicator& communicator, std::string_view operation,
                      std::string_view role, const at::Tensor& tensor,
                      std::span<const int64_t> splits) {
@@ -166,11 +183,7 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
                                : "give it values first: for a module from defer_init(), "
                                  "call cadre::materialize() or wrap the module"));
   }
-  if (!tensor.device().is_cpu()) {
-    refuse_tensor(communicator, operation,
-                  format("{} {} is on {}; this group exchanges CPU tensors: {}", role,
-                         shape_of(tensor), tensor.device().str(), instead_of(role, "cpu()")));
-  }
+  check_device(communicator, operation, role, tensor);
   // A negated view is refused, because its memory holds the values with the opposite sign.
   if (tensor.is_neg()) {
     refuse_tensor(communicator, operation,
@@ -191,6 +204,22 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
   }
   if (role != kInput) check_may_change(communicator, operation, role, tensor);
   return *dtype;
+}
+
+void check_one_device(const Communicator& communicator, std::string_view operation,
+                      const at::Tensor& one, const at::Tensor& other) {
+  if (one.device() == other.device()) return;
+  refuse_tensor(communicator, operation,
+                format("its tensors are on {} and {}; move them to one device", one.device().str(),
+                       other.device().str()));
+}
+
+void check_on_cpu(const Communicator& communicator, std::string_view operation,
+                  std::string_view role, const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return;
+  refuse_tensor(communicator, operation,
+                format("{} {} is on {}; messages are exchanged from CPU tensors: {}", role,
+                       shape_of(tensor), tensor.device().str(), instead_of(role, "cpu()")));
 }
 
 void check_contiguous(const Communicator& communicator, std::string_view operation,
@@ -305,6 +334,9 @@ DType check_list(const Communicator& communicator, std::string_view operation,
                   format("the {}s are {} and {}; all must have the same dtype", listed.substr(4),
                          *first, dtype));
   }
+  for (const at::Tensor& tensor : tensors) {
+    check_one_device(communicator, operation, tensors.front(), tensor);
+  }
   if (listed == kOutput) check_entries_apart(communicator, operation, {&tensors});
   return *first;
 }
@@ -315,6 +347,7 @@ DType check_beside_list(const Communicator& communicator, std::string_view opera
   const DType dtype = check_tensor(communicator, operation, role, tensor);
   if (role == kOutput) check_elements_apart(communicator, operation, tensor);
   if (tensors.empty()) return dtype;
+  check_one_device(communicator, operation, tensor, tensors.front());
   const at::Tensor& own = tensors[static_cast<size_t>(communicator.rank().value)];
   if (tensor.scalar_type() == own.scalar_type() && tensor.numel() == own.numel()) return dtype;
   refuse_tensor(communicator, operation,

@@ -34,10 +34,17 @@ std::string shape_of(const at::Tensor& tensor);
 [[noreturn]] void refuse_tensor(const Communicator& communicator, std::string_view operation,
                                 const std::string& problem);
 
-// Checks one tensor and returns its dtype. A tensor that is not only an input must also be one that
-// autograd allows to be changed in place.
+// Checks one tensor and returns its dtype. It is on the CPU or on this rank's device in the group.
+// A tensor that is not only an input must also be one that autograd allows to be changed in place.
 DType check_tensor(const Communicator& communicator, std::string_view operation,
                    std::string_view role, const at::Tensor& tensor);
+// Checks that both tensors of a call are on one device.
+void check_one_device(const Communicator& communicator, std::string_view operation,
+                      const at::Tensor& one, const at::Tensor& other);
+// Checks that a tensor is on the CPU, for operations that only the CPU has. `operation` is
+// messages.
+void check_on_cpu(const Communicator& communicator, std::string_view operation,
+                  std::string_view role, const at::Tensor& tensor);
 void check_contiguous(const Communicator& communicator, std::string_view operation,
                       std::string_view role, const at::Tensor& tensor);
 // Throws for an expanded tensor, which cannot hold a result for each of its elements.
