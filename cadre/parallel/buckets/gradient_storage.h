@@ -71,9 +71,9 @@ class CADRE_EXPORT GradientStorage {
   virtual size_t num_eager_buckets() const { return num_early_buckets(); }
   virtual void launch_next() = 0;
   virtual bool is_last_launched() const = 0;
-  // Returns the trailer, (trailer_numel) of a floating-point dtype: elements with which the reducer
-  // exchanges flags of the ranks. reduce_last() reduces it with Combination::op. It may be written
-  // between finish_early() and reduce_last(), and read after reduce_last().
+  // Returns the trailer, (trailer_numel) of a floating-point dtype on the CPU: elements with which
+  // the reducer exchanges flags of the ranks. reduce_last() reduces it with Combination::op. It may
+  // be written between finish_early() and reduce_last(), and read after reduce_last().
   virtual const at::Tensor& trailer() const = 0;
   virtual void finish_early() = 0;
   virtual void reduce_last() = 0;

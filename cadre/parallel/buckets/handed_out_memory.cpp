@@ -5,8 +5,8 @@
 #include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 
-#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace cadre {
@@ -15,9 +15,9 @@ at::Tensor take_memory_back(const at::Tensor& flat) {
   const at::NoGradGuard no_grad;
   c10::StorageImpl& held = *flat.storage().unsafeGetStorageImpl();
   const size_t num_bytes = held.nbytes();
-  const at::Tensor copy = at::empty({static_cast<int64_t>(num_bytes)}, at::kByte);
-  std::copy_n(static_cast<const std::byte*>(held.data()), num_bytes,
-              static_cast<std::byte*>(copy.mutable_data_ptr()));
+  const auto bytes = static_cast<int64_t>(num_bytes);
+  const at::TensorOptions options = flat.options().dtype(at::kByte);
+  const at::Tensor copy = at::empty({0}, options).set_(flat.storage(), 0, {bytes}, {1}).clone();
   at::DataPtr copied = copy.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr());
   at::DataPtr memory = held.set_data_ptr(std::move(copied));
   c10::Storage storage(c10::Storage::use_byte_size_t(), num_bytes, std::move(memory),

@@ -16,10 +16,12 @@ at::Tensor untouchable(const at::Tensor& like, const std::string& sentence) {
   const at::ScalarType dtype = like.scalar_type();
   const auto num_bytes = like.numel() * static_cast<int64_t>(c10::elementSize(dtype));
   c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(num_bytes),
-                       at::DataPtr(nullptr, at::kCPU), /*allocator=*/nullptr, /*resizable=*/false);
+                       at::DataPtr(nullptr, like.device()), /*allocator=*/nullptr,
+                       /*resizable=*/false);
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(sentence);
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      std::move(storage),
+      c10::DispatchKeySet(c10::computeDispatchKey(dtype, std::nullopt, like.device())),
       c10::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(like.sizes());
   return tensor;

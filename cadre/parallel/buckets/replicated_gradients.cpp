@@ -1,6 +1,7 @@
 #include "cadre/parallel/buckets/replicated_gradients.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
 
 #include <utility>
 
@@ -34,6 +35,7 @@ ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters,
                                          wrap::LocatedGroup group, const Options& options)
     : GradientStorage(std::move(parameters)),
       group_(std::move(group)),
+      device_(parameters_.front().tensor.device()),
       caps_(options.caps),
       trailer_numel_(options.trailer_numel) {
   const std::vector<ParameterSize> sizes = sizes_of(parameters_);
@@ -47,17 +49,18 @@ ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters,
 ReplicatedGradients::Buffers ReplicatedGradients::allocate(const BucketLayout& layout) {
   const at::NoGradGuard no_grad;
   Buffers buffers{.flats = {}, .views = std::vector<at::Tensor>(parameters_.size()), .trailer = {}};
-  for (const auto& [numel, dtype] :
-       replicated_buffers(layout, sizes_of(parameters_), trailer_numel_)) {
+  for (const auto& [numel, dtype] : replicated_buffers(
+           layout, sizes_of(parameters_), is_trailer_in_bucket() ? trailer_numel_ : 0)) {
     const BucketLayout::Bucket& bucket = layout.buckets[buffers.flats.size()];
-    const at::Tensor flat = group_.empty_flat(numel, dtype);
+    const at::Tensor flat = group_.empty_flat(numel, dtype, device_);
     int64_t offset = 0;
     for (const int64_t index : bucket.parameters) {
       buffers.views[index] = gradient_like(parameters_[index].tensor, flat, offset);
       offset += parameters_[index].tensor.numel();
     }
     if (&bucket == &layout.buckets.back()) {
-      buffers.trailer = flat.narrow(0, offset, trailer_numel_);
+      buffers.trailer = is_trailer_in_bucket() ? flat.narrow(0, offset, trailer_numel_)
+                                               : group_.empty_flat(trailer_numel_, at::kFloat);
     }
     buffers.flats.push_back(flat);
   }
@@ -86,7 +89,7 @@ bool ReplicatedGradients::is_handed_out(size_t bucket) const {
     has_unused = true;
     if (buffers_.views[index].use_count() > 1) return true;
   }
-  const bool has_trailer = bucket + 1 == num_buckets();
+  const bool has_trailer = is_trailer_in_bucket() && bucket + 1 == num_buckets();
   const size_t num_own = 1 + members.size() + (has_trailer ? 1 : 0);
   return has_unused && flat(bucket).storage().use_count() > num_own;
 }
@@ -108,7 +111,9 @@ void ReplicatedGradients::take_back(size_t bucket) {
     }
     offset += parameters_[index].tensor.numel();
   }
-  if (bucket + 1 == num_buckets()) buffers_.trailer = flat.narrow(0, offset, trailer_numel_);
+  if (is_trailer_in_bucket() && bucket + 1 == num_buckets()) {
+    buffers_.trailer = flat.narrow(0, offset, trailer_numel_);
+  }
 }
 
 void ReplicatedGradients::learn(std::span<const int64_t> order) {
@@ -155,8 +160,21 @@ void ReplicatedGradients::place_unused(size_t parameter) {
   place(parameter);
 }
 
+// Returns the bucket as the group sees it. A device may use its memory until long after the pass,
+// and the group owns what it is given until then; with a storage of its own it does not count as an
+// owner of the gradients (is_handed_out()).
+at::Tensor ReplicatedGradients::sent(size_t bucket) const {
+  const at::Tensor& flat = buffers_.flats[bucket];
+  if (device_.is_cpu()) return flat;
+  return at::from_blob(
+      flat.mutable_data_ptr(), flat.sizes(), [kept = flat](void*) mutable { kept.reset(); },
+      flat.options(), flat.device());
+}
+
 void ReplicatedGradients::launch_next() {
-  waits_.push_back(group_.all_reduce_async(buffers_.flats[num_launched_++], combination_.op));
+  waits_.push_back(group_.all_reduce_async(sent(num_launched_++), combination_.op));
+  if (is_trailer_in_bucket() || num_launched_ < num_buckets()) return;
+  waits_.push_back(group_.all_reduce_async(buffers_.trailer, combination_.op));
 }
 
 void ReplicatedGradients::finish_early() {
@@ -169,6 +187,10 @@ void ReplicatedGradients::finish_early() {
 
 // Reduces the last bucket with a blocking call, because this thread has nothing to do meanwhile.
 void ReplicatedGradients::reduce_last() {
+  if (!is_trailer_in_bucket()) {
+    launch_next();
+    return finish_early();
+  }
   group_.all_reduce(buffers_.flats[num_launched_++], combination_.op);
 }
 

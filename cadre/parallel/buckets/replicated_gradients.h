@@ -63,7 +63,7 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
   struct Buffers {
     std::vector<at::Tensor> flats;  // one flat buffer for each bucket
     std::vector<at::Tensor> views;  // the gradient of each parameter
-    at::Tensor trailer;             // the last elements of the last bucket
+    at::Tensor trailer;  // the last elements of the last bucket, or a tensor of its own on the CPU
   };
 
   void on_begin_pass() override;
@@ -73,8 +73,14 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
   bool is_handed_out(size_t bucket) const;
   bool is_in_use(size_t parameter) const;
   void take_back(size_t bucket);
+  at::Tensor sent(size_t bucket) const;
+
+  // The trailer of buckets on a device is a message of its own, on the CPU: the host writes and
+  // reads it, and must not wait for the device for that.
+  bool is_trailer_in_bucket() const { return device_.is_cpu(); }
 
   wrap::LocatedGroup group_;
+  const c10::Device device_;  // all parameters are on it
   BucketCaps caps_;
   int64_t trailer_numel_;
   Buffers buffers_;

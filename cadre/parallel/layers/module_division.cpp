@@ -10,6 +10,7 @@
 #include "cadre/parallel/shard/division/parameter_division.h"
 #include "cadre/parallel/shard/shardable.h"
 #include "cadre/tensor/group/operands/memory_extent.h"
+#include "cadre/tensor/hooks/device_check.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/tensor/hooks/tensor_version.h"
 
@@ -58,6 +59,7 @@ void ModuleDivision::check() const {
   const std::vector<NamedTensor> parameters = distinct_parameters(module_);
   wrap::refuse_inference_mode(caller_);
   wrap::refuse_inference_tensors(caller_, parameters);
+  wrap::refuse_devices(caller_, parameters);
   std::vector<NamedTensor> tensors = parameters;
   std::ranges::copy(distinct_buffers(module_), std::back_inserter(tensors));
   check_values(tensors);

@@ -7,6 +7,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/hooks/device_check.h"
 #include "cadre/tensor/hooks/replica_check.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/tensor/hooks/tensor_version.h"
@@ -33,6 +34,7 @@ void TensorParallelLayer::check(const LayerParallelism& how, std::string_view na
   const std::string what = format("dividing \"{}\"", name);
   wrap::refuse_inference_mode(what);
   wrap::refuse_inference_tensors(what, parameters_of_layer());
+  wrap::refuse_devices(what, parameters_of_layer());
   const auto refuse = [&](const std::string& problem) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("\"{}\" cannot be {} on the {} ranks of group \"{}\": {}", name,

@@ -8,6 +8,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/pp/pipeline_plan.h"
 #include "cadre/tensor/group/caught_error.h"
+#include "cadre/tensor/hooks/device_check.h"
 #include "cadre/tensor/hooks/replica_check.h"
 #include "cadre/tensor/hooks/tensor_version.h"
 
@@ -99,6 +100,7 @@ void check_trainable(const std::vector<PipelineStage>& stages) {
   for (const PipelineStage& stage : stages) {
     wrap::refuse_inference_tensors(format("{}, stage {}", kPipelineCall, stage.stage()),
                                    stage.parameters());
+    wrap::refuse_devices(format("{}, stage {}", kPipelineCall, stage.stage()), stage.parameters());
   }
 }
 

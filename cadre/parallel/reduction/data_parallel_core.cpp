@@ -96,6 +96,7 @@ void DataParallelCore::agree(const torch::nn::Module* module) const {
     if (options_.broadcast_parameters) materialize(*module);
     if (group_.world_size() > 1 || !options_.is_idle_alone) {
       check_parameters(parameters_of(*module));
+      check_devices(*module);
     }
     std::vector<AgreedField> fields = {
         {"weighting", std::string(to_string(options_.weighting))},
@@ -113,6 +114,36 @@ std::vector<NamedTensor> DataParallelCore::parameters_of(const torch::nn::Module
     return std::ranges::find(options_.ignored, parameter.name) != options_.ignored.end();
   });
   return parameters;
+}
+
+// The wrapper sends parameters and buffers from rank 0, so each is where the group works: on the
+// CPU or on its device. The gradients are all on one of them.
+void DataParallelCore::check_devices(const torch::nn::Module& module) const {
+  const std::optional<c10::Device> of_group = group_.process_group().device();
+  const std::vector<NamedTensor> parameters = parameters_of(module);
+  const NamedTensor* first_trained = nullptr;
+  const auto check_reach = [&](const NamedTensor& named) {
+    const c10::Device device = named.tensor.device();
+    if (device.is_cpu() || device == of_group) return;
+    refuse_wrapping(
+        wrapper_,
+        format(
+            "\"{}\" is on {}, but this rank's device in the group is {}; move the module there, or "
+            "initialize the group with InitOptions::device",
+            named.name, device.str(), of_group ? of_group->str() : "the CPU"));
+  };
+  for (const NamedTensor& named : distinct_buffers(module)) check_reach(named);
+  for (const NamedTensor& named : parameters) {
+    check_reach(named);
+    if (!named.tensor.requires_grad()) continue;
+    if (first_trained == nullptr) first_trained = &named;
+    const c10::Device expected = first_trained->tensor.device();
+    if (named.tensor.device() == expected) continue;
+    refuse_wrapping(wrapper_, format("\"{}\" is on {} and \"{}\" on {}; move the module to one "
+                                     "device with module->to(device), or wrap its parts",
+                                     first_trained->name, expected.str(), named.name,
+                                     named.tensor.device().str()));
+  }
 }
 
 void DataParallelCore::check_parameters(std::span<const NamedTensor> parameters) const {

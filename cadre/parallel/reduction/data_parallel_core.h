@@ -133,6 +133,7 @@ class CADRE_EXPORT DataParallelCore {
   void agree(const torch::nn::Module* module) const;
   std::vector<NamedTensor> parameters_of(const torch::nn::Module& module) const;
   void check_parameters(std::span<const NamedTensor> parameters) const;
+  void check_devices(const torch::nn::Module& module) const;
   void start(const std::shared_ptr<const torch::nn::Module>& module,
              const MakeGradientStorage& make_storage);
   void broadcast_buffers();

@@ -100,8 +100,10 @@ void check_representable(const std::vector<ScaledGradient>& scaled, double scale
 // Multiplies the gradients by `by`, in place. Returns whether all elements were finite.
 bool multiply(const std::vector<at::Tensor>& gradients, double by) {
   const at::NoGradGuard no_grad;
-  at::Tensor num_found = at::zeros({1}, at::kFloat);
-  const at::Tensor factor = at::full({1}, by, at::kFloat);
+  const at::Device device = gradients.empty() ? at::Device(at::kCPU) : gradients.front().device();
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kFloat).device(device);
+  at::Tensor num_found = at::zeros({1}, options);
+  const at::Tensor factor = at::full({1}, by, options);
   if (!gradients.empty()) {
     at::_amp_foreach_non_finite_check_and_unscale_(gradients, num_found, factor);
   }
