@@ -4,8 +4,6 @@
 #include <array>
 #include <chrono>
 
-#include "cadre/testing/core/collective_call.h"
-
 namespace cadre::conformance {
 namespace {
 
@@ -35,7 +33,8 @@ int64_t ticks_now() {
 // Tests that no rank leaves a barrier before the last rank has entered it. In each turn another
 // rank enters later than the others; the times are comparable, because all ranks are on one host.
 // The result has a 1 for each turn that was correct.
-Buffer run_barrier(Communicator& group, const Case&, const Brought&) {
+Buffer run_barrier(const Tested& tested, const Case&, const Brought&) {
+  Communicator& group = tested.group;
   constexpr auto kDelay = std::chrono::microseconds(300);
   const auto world_size = static_cast<size_t>(group.world_size());
   Buffer in_order;
@@ -67,7 +66,8 @@ Buffer expected_of_barrier(const Case&, Rank, int world_size) {
 }
 
 // Each rank sends to the next rank of a ring and receives from the previous one.
-Buffer run_send_recv(Communicator& group, const Case& c, const Brought& brought) {
+Buffer run_send_recv(const Tested& tested, const Case& c, const Brought& brought) {
+  Communicator& group = tested.group;
   Buffer in = brought(c.count);
   const int world_size = group.world_size();
   if (world_size == 1) return in;
@@ -113,15 +113,20 @@ constexpr std::array<CollectiveEntry, 13> kCollectives = {{
 
 }  // namespace
 
-std::vector<std::byte> run_collective(Communicator& group, const Case& c, const Brought& brought) {
-  const Rank rank = group.rank();
-  const auto call = call_of(c, rank, group.world_size());
+void run_on_cpu(Communicator& group, const testing::CollectiveCall& call, ConstBytes in,
+                Bytes out) {
+  group.run(call.collective(group.rank(), in, out));
+}
+
+std::vector<std::byte> run_collective(const Tested& tested, const Case& c, const Brought& brought) {
+  const Rank rank = tested.group.rank();
+  const auto call = call_of(c, rank, tested.group.world_size());
   const Buffer in = brought(call.num_input(rank));
   Buffer out = in;
   if (call.kind != OpKind::kBroadcast) {
     out.assign(call.num_output(rank) * size_of(c.dtype), std::byte{});
   }
-  group.run(call.collective(rank, in, out));
+  tested.run_call(tested.group, call, in, out);
   return out;
 }
 

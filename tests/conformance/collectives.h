@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cadre/core/comm/communicator.h"
+#include "cadre/testing/core/collective_call.h"
 #include "cases.h"
 
 namespace cadre::conformance {
@@ -20,8 +21,20 @@ namespace cadre::conformance {
 // Returns the first `count` elements that this rank contributes.
 using Brought = std::function<std::vector<std::byte>(uint64_t count)>;
 
+// Runs a call in the memory that is tested. `in` is this rank's input; `out` receives its result,
+// and has the input of a broadcast.
+using RunCall = std::function<void(Communicator& group, const testing::CollectiveCall& call,
+                                   ConstBytes in, Bytes out)>;
+// The RunCall for memory of the CPU.
+void run_on_cpu(Communicator& group, const testing::CollectiveCall& call, ConstBytes in, Bytes out);
+
+struct Tested {
+  Communicator& group;
+  const RunCall& run_call;
+};
+
 // Calls the collective of a case once, and returns this rank's result.
-std::vector<std::byte> run_collective(Communicator& group, const Case& c, const Brought& brought);
+std::vector<std::byte> run_collective(const Tested& tested, const Case& c, const Brought& brought);
 // Returns the expected result, computed by the formulas of cases.h.
 std::vector<std::byte> expected_of_collective(const Case& c, Rank rank, int world_size);
 

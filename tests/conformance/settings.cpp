@@ -25,11 +25,19 @@ using std::chrono::minutes;
 constexpr Duration kPatience = minutes(2);
 constexpr char kToken[] = "token of the conformance program";
 
-std::string run_rank(os::System& system, const Membership& membership,
-                     const CommunicatorOptions& options, const GroupMain& group_main) {
+// What every rank of a group runs, and with which options.
+struct GroupRun {
+  CommunicatorOptions options;
+  const GroupMain& group_main;
+  const DeviceBackendOf& device_backend_of;
+};
+
+std::string run_rank(os::System& system, const Membership& membership, const GroupRun& run) {
+  CommunicatorOptions options = run.options;
+  if (run.device_backend_of) options.device_backend = run.device_backend_of(membership.rank);
   const auto group =
       Communicator::connect(system, membership, options, system.deadline_in(options.timeout));
-  std::string output = group_main(*group);
+  std::string output = run.group_main(*group);
   group->close(system.deadline_in(options.timeout));
   return output;
 }
@@ -73,37 +81,32 @@ std::string on_host(os::System& system, Engine engine, int rank, int world_size,
   return run(pretended);
 }
 
-testing::RanksResult run_threads(Engine engine, int world_size, const CommunicatorOptions& options,
-                                 const GroupMain& group_main) {
+testing::RanksResult run_threads(Engine engine, int world_size, const GroupRun& run) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);
   return testing::run_ranks_as_threads(world_size, [&](testing::RankContext& context) {
     const Membership membership{context.rank, world_size, 1, store, kToken};
-    context.output = on_host(
-        context.system, engine, context.rank, world_size,
-        [&](os::System& placed) { return run_rank(placed, membership, options, group_main); });
+    context.output = on_host(context.system, engine, context.rank, world_size,
+                             [&](os::System& placed) { return run_rank(placed, membership, run); });
   });
 }
 
-testing::RanksResult run_processes(Engine engine, int world_size,
-                                   const CommunicatorOptions& options,
-                                   const GroupMain& group_main) {
-  return testing::run_job(
-      {.world_size = world_size, .processes = {.time_limit = minutes(20)}},
-      [&](testing::RankContext& context, const Membership& membership) {
-        context.output = on_host(
-            context.system, engine, context.rank, world_size,
-            [&](os::System& placed) { return run_rank(placed, membership, options, group_main); });
-      });
+testing::RanksResult run_processes(Engine engine, int world_size, const GroupRun& run) {
+  return testing::run_job({.world_size = world_size, .processes = {.time_limit = minutes(20)}},
+                          [&](testing::RankContext& context, const Membership& membership) {
+                            context.output = on_host(context.system, engine, context.rank,
+                                                     world_size, [&](os::System& placed) {
+                                                       return run_rank(placed, membership, run);
+                                                     });
+                          });
 }
 
 // Runs the ranks in the simulator.
-testing::RanksResult run_simulated(Engine engine, int world_size, uint64_t seed,
-                                   CommunicatorOptions options, const GroupMain& group_main) {
+testing::RanksResult run_simulated(Engine engine, int world_size, uint64_t seed, GroupRun run) {
   const auto num_ranks = static_cast<size_t>(world_size);
   const std::vector<int> numbers = ranks_per_host(engine, world_size);
   const std::vector<int> hosts = testing::hosts_of_ranks(numbers);
-  options.timeout = hours(100);  // the limit is in virtual time
+  run.options.timeout = hours(100);  // the limit is in virtual time
   const sim::SimOptions sim_options{
       .ranks_per_host = numbers, .slow_link_probability = 0, .max_points = int64_t{1} << 40};
   sim::Simulator simulator(seed, sim_options);
@@ -111,14 +114,14 @@ testing::RanksResult run_simulated(Engine engine, int world_size, uint64_t seed,
   testing::RanksResult result;
   result.ranks.resize(num_ranks);
   const sim::SimResult ends = simulator.run([&](os::System& system, int rank) {
-    CommunicatorOptions own = options;
+    GroupRun own = run;
     if (numbers.size() > 1) {
-      own.listen_host = format("10.0.0.{}", hosts[static_cast<size_t>(rank)] + 1);
+      own.options.listen_host = format("10.0.0.{}", hosts[static_cast<size_t>(rank)] + 1);
     }
     // The store outlives the run, so the shared pointer does not own it.
     const Membership membership{rank, world_size, 1,
                                 std::shared_ptr<Store>(std::shared_ptr<void>(), &store), kToken};
-    result.ranks[static_cast<size_t>(rank)].output = run_rank(system, membership, own, group_main);
+    result.ranks[static_cast<size_t>(rank)].output = run_rank(system, membership, own);
   });
   for (size_t rank = 0; rank < num_ranks; ++rank) {
     result.ranks[rank].failure = ends.failure.empty() ? ends.ranks[rank].failure : ends.failure;
@@ -143,8 +146,10 @@ int Setting::order_of_additions() const {
 }
 
 testing::RanksResult run_group(const Setting& setting, int world_size, uint64_t seed,
-                               const GroupMain& group_main) {
-  CommunicatorOptions options;
+                               const GroupMain& group_main,
+                               const DeviceBackendOf& device_backend_of) {
+  GroupRun run{.options = {}, .group_main = group_main, .device_backend_of = device_backend_of};
+  CommunicatorOptions& options = run.options;
   options.timeout = kPatience;
   switch (setting.engine) {
     case Engine::kHost:
@@ -167,11 +172,11 @@ testing::RanksResult run_group(const Setting& setting, int world_size, uint64_t 
   }
   switch (setting.home) {
     case Home::kProcesses:
-      return run_processes(setting.engine, world_size, options, group_main);
+      return run_processes(setting.engine, world_size, run);
     case Home::kThreads:
-      return run_threads(setting.engine, world_size, options, group_main);
+      return run_threads(setting.engine, world_size, run);
     case Home::kSimulator:
-      return run_simulated(setting.engine, world_size, seed, options, group_main);
+      return run_simulated(setting.engine, world_size, seed, run);
   }
   return {};
 }

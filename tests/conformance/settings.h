@@ -55,8 +55,13 @@ inline constexpr std::array<Setting, 16> kSettings = {{
 // The function that each rank runs. Its result becomes the output of the rank.
 using GroupMain = std::function<std::string(Communicator& group)>;
 
-// `seed` is the seed of the simulator.
+// Returns the engine for memory of the rank's device.
+using DeviceBackendOf = std::function<DeviceBackend(Rank rank)>;
+
+// `seed` is the seed of the simulator. If `device_backend_of` is null, the group works on memory of
+// the CPU only; it is called in the rank's thread.
 testing::RanksResult run_group(const Setting& setting, int world_size, uint64_t seed,
-                               const GroupMain& group_main);
+                               const GroupMain& group_main,
+                               const DeviceBackendOf& device_backend_of = nullptr);
 
 }  // namespace cadre::conformance

@@ -176,7 +176,7 @@ class Survivor {
     const auto brought = [&](uint64_t count) {
       return conformance::numbers(c, group.rank(), world_size, 0, count);
     };
-    const std::vector<std::byte> result = entry.run(group, c, brought);
+    const std::vector<std::byte> result = entry.run({group, conformance::run_on_cpu}, c, brought);
     if (result == entry.expected(c, group.rank(), world_size)) return;
     throw Error(ErrorCode::kInternal, format("wrong result of {} on {} ranks in round {}",
                                              c.to_string(), world_size, round_));

@@ -1,0 +1,125 @@
+// Runs the conformance cases (tests/conformance/conformance.h) in memory of the late device: with
+// the staged engine between processes and between threads, over shared memory and over TCP, in one
+// piece and in many, and with an engine that only enqueues. The kernels of the device run up to 0,
+// 0.3 and 3 ms late.
+//
+//   cadre_device_conformance [--one-in N] [--seed S] [--max-ranks R]
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/backends/staged_engine.h"
+#include "cadre/tensor/device/core_device.h"
+#include "cadre/tensor/device/device_runtime.h"
+#include "cadre/tensor/device/stream_point.h"
+#include "cadre/testing/core/fake_peers.h"
+#include "cadre/testing/torch/late_device/late_device.h"
+#include "cadre/testing/torch/late_engine.h"
+#include "tests/conformance/conformance.h"
+
+namespace cadre::conformance {
+namespace {
+
+namespace late = testing::late;
+using std::chrono::microseconds;
+
+constexpr size_t kSmallPieceBytes = 4096;
+
+device::DeviceRuntime runtime() {
+  return *device::find_devices(late::device().type()).runtime;
+}
+
+at::Tensor on_cpu(ConstBytes bytes) {
+  at::Tensor copy = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  if (!bytes.empty()) std::memcpy(copy.mutable_data_ptr(), bytes.data(), bytes.size());
+  return copy;
+}
+
+Bytes bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
+}
+
+// The input is written and the result is read by kernels, on two streams. So a collective that is
+// not ordered behind the first ones, or before the last ones, moves other bytes.
+void run_on_device(Communicator& group, const testing::CollectiveCall& call, ConstBytes in,
+                   Bytes out) {
+  const c10::Device device = device::to_c10(*group.device());
+  const at::Tensor input = on_cpu(in).to(device).clone();
+  const at::Tensor output = on_cpu(out).to(device).clone();
+  Collective collective = call.collective(group.rank(), bytes_of(input), bytes_of(output));
+  collective.device = *group.device();
+  collective.after =
+      std::make_shared<const device::StreamPoint>(device::StreamPoint::on_current_stream(device));
+  const Work work = group.issue(std::move(collective));
+  const c10::StreamGuard guard(runtime().pooled_stream(device, device::StreamPriority::kNormal));
+  work.wait();
+  const at::Tensor result = output.clone().cpu();
+  if (!out.empty()) std::memcpy(out.data(), result.const_data_ptr(), out.size());
+}
+
+// The engine for memory of the device, and that for memory of the CPU below it.
+struct DeviceEngine {
+  std::string_view name;
+  Setting below;
+  size_t piece_bytes = 0;  // 0: the engine that only enqueues
+};
+
+// Processes come first, because a process that is forked after a device has been registered has no
+// streams.
+constexpr DeviceEngine kEngines[] = {
+    {"staged on host, processes", {Home::kProcesses, Engine::kHost}, kStagedPieceBytes},
+    {"staged on tcp, processes", {Home::kProcesses, Engine::kTcp}, kSmallPieceBytes},
+    {"staged on host, threads", {Home::kThreads, Engine::kHost}, kSmallPieceBytes},
+    {"staged on tcp, threads", {Home::kThreads, Engine::kTcp}, kStagedPieceBytes},
+    {"enqueued, threads", {Home::kThreads, Engine::kHost}, 0},
+};
+
+Place place_of(const DeviceEngine& engine, microseconds delay, int order) {
+  const auto run = [=](int world_size, uint64_t seed, const GroupMain& group_main) {
+    const auto peers = std::make_shared<testing::RanksInProcess>();
+    const DeviceBackendOf device_backend_of = [&](Rank rank) -> DeviceBackend {
+      late::register_device();
+      late::set_delays({.longest = delay, .seed = seed});
+      runtime().make_current(late::device(rank.value));
+      if (engine.piece_bytes == 0) return testing::late_engine(rank.value, peers);
+      return {.device = *device::to_core(late::device(rank.value)),
+              .make = staged_engine(engine.piece_bytes)};
+    };
+    return conformance::run_group(engine.below, world_size, seed, group_main, device_backend_of);
+  };
+  return {.name = format("{}, {} us late", engine.name, delay.count()),
+          .order_of_additions = order,
+          .run_group = run,
+          .run_call = run_on_device};
+}
+
+}  // namespace
+}  // namespace cadre::conformance
+
+int main(int argc, char** argv) {
+  namespace conformance = cadre::conformance;
+  conformance::Choice choice{.max_ranks = cadre::testing::late::kNumDevices};
+  if (!conformance::parse(argc, argv, choice)) {
+    std::fputs("usage: cadre_device_conformance [--one-in N] [--seed S] [--max-ranks R]\n", stderr);
+    return 2;
+  }
+  choice.max_ranks = std::min(choice.max_ranks, cadre::testing::late::kNumDevices);
+  std::vector<conformance::Place> places;
+  int order = 0;
+  for (const conformance::DeviceEngine& engine : conformance::kEngines) {
+    // Pieces may be added in another order than the whole, but delays change nothing.
+    ++order;
+    for (const int delay_us : {0, 300, 3000}) {
+      places.push_back(conformance::place_of(engine, std::chrono::microseconds(delay_us), order));
+    }
+  }
+  return conformance::run_conformance(places, choice);
+}
