@@ -124,7 +124,8 @@ void DataParallelCore::check_devices(const torch::nn::Module& module) const {
   const NamedTensor* first_trained = nullptr;
   const auto check_reach = [&](const NamedTensor& named) {
     const c10::Device device = named.tensor.device();
-    if (device.is_cpu() || device == of_group) return;
+    // Tensors of the meta device have no memory yet and are not sent.
+    if (device.is_cpu() || device.is_meta() || device == of_group) return;
     refuse_wrapping(
         wrapper_,
         format(

@@ -24,6 +24,13 @@ constexpr int64_t kBroadcastChunkBytes = int64_t{64} << 20;
 // Tensors of at least this size are broadcast one by one. Smaller ones are packed together.
 constexpr size_t kLargeTensorBytes = size_t{1} << 20;
 
+// Returns the type of the device that has the tensor's values; "" for the CPU. Ranks may construct
+// a module on the CPU or on the meta device.
+std::string place_text(const at::Tensor& tensor) {
+  if (tensor.is_cpu() || tensor.is_meta()) return "";
+  return format(" on {}", c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true));
+}
+
 // Returns for each tensor the properties that must be equal on all ranks.
 std::vector<AgreedField> fields_of(const ReplicaTensors& tensors) {
   std::vector<AgreedField> fields;
@@ -33,9 +40,7 @@ std::vector<AgreedField> fields_of(const ReplicaTensors& tensors) {
     fields.push_back(
         {format("{} \"{}\"", kind, named.name),
          format("{} {}{}{}{}{}", c10::toString(tensor.scalar_type()), list_of(tensor.sizes()),
-                tensor.is_cpu()
-                    ? ""
-                    : format(" on {}", c10::DeviceTypeName(tensor.device().type(), true)),
+                place_text(tensor),
                 tensor.is_contiguous() ? "" : " with strides " + list_of(tensor.strides()),
                 tensor.requires_grad() ? " that requires grad" : "",
                 mark == nullptr ? "" : format(", shard {} ({})", mark->rank, mark->owner))});

@@ -188,6 +188,7 @@ void one_rank_for_all(const World& w) {
   require(w.group.local_rank() == w.rank && w.group.local_world_size() == w.size, "local rank");
   require(w.group.node_rank() == 0 && w.group.num_nodes() == 1, "one host");
   require(!w.group.host().empty(), "host");
+  require(!w.group.device(), "device");
   const cadre::RankLog log(w.group, {.component = "program"});
   require(log.is_writing() == (w.rank == 0), "is_writing");
   log.debug("below the level of the log");
