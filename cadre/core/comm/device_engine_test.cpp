@@ -15,6 +15,7 @@
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/testing/core/fake_stream_backend.h"
 #include "cadre/testing/core/log_lines.h"
+#include "cadre/testing/core/process_ranks.h"
 #include "cadre/testing/core/ranks.h"
 
 namespace cadre {
@@ -231,26 +232,33 @@ TEST(DeviceEngineTest, GroupsThatAreSplitOffHaveTheEngineToo) {
 
 // A call with memory of the CPU on one rank and of the device on the other is no call of both: it
 // fails, and the next call that they share says why.
+// In a process of its own, because the engine that the failed group leaves behind keeps its
+// threads.
 TEST(DeviceEngineTest, CpuMemoryOnOneRankAndDeviceMemoryOnAnotherIsAMismatch) {
-  const auto peers = std::make_shared<RanksInProcess>();
-  const auto result = run(2, [&](RankContext& context) {
-    const auto group = connect_ranks(context, with_device(peers, context.rank));
-    static FakeStream stream(testing::process_system());
+  const auto process = testing::run_ranks_as_processes(1, [](RankContext&) {
+    const auto peers = std::make_shared<RanksInProcess>();
+    FakeStream& stream =
+        *new FakeStream(testing::process_system());  // NOLINT: until the process ends
     static float values[2] = {1, 1};
-    float& value = values[context.rank.value];
-    context.output = failure_of([&] {
-      if (context.rank == 0) return group->run(sum_of(value));
-      const FakeStream::Current current(stream);
-      static_cast<void>(group->issue(device_sum_of(value, *group, stream)));
-      float other = 1;
-      group->run(sum_of(other));
+    const auto result = run(2, [&](RankContext& context) {
+      const auto group = connect_ranks(context, with_device(peers, context.rank));
+      float& value = values[context.rank.value];
+      context.output = failure_of([&] {
+        if (context.rank == 0) return group->run(sum_of(value));
+        const FakeStream::Current current(stream);
+        static_cast<void>(group->issue(device_sum_of(value, *group, stream)));
+        float other = 1;
+        group->run(sum_of(other));
+      });
     });
+    require(result.ok(), result.failures());
+    for (const testing::RankOutcome& rank : result.ranks) {
+      require(rank.output.starts_with("kInvalidArgument: ") &&
+                  rank.output.find("all_reduce(sum, float32 x 1)") != std::string::npos,
+              rank.output);
+    }
   });
-  ASSERT_TRUE(result.ok()) << result.failures();
-  for (const testing::RankOutcome& rank : result.ranks) {
-    EXPECT_THAT(rank.output, HasSubstr("kInvalidArgument"));
-    EXPECT_THAT(rank.output, HasSubstr("all_reduce(sum, float32 x 1)"));
-  }
+  EXPECT_TRUE(process.ok()) << process.failures();
 }
 
 }  // namespace

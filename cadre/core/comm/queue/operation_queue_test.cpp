@@ -249,6 +249,10 @@ TEST_F(OperationQueueDeviceTest, TheCallerSubmitsIfNothingIsQueued) {
   third.wait();
   second.wait();
   ASSERT_EQ(num_enqueued(), 2U);
+  EXPECT_FALSE(kept.expired());
+  for (const Completion& completion : enqueued_) completion.complete({});
+  EXPECT_TRUE(kept.expired());
+  ASSERT_TRUE(queue.drain(soon()));  // no other thread is about to end an operation
   const Work fourth = queue.issue_here(barrier_operation());
   EXPECT_TRUE(fourth.is_completed());
   EXPECT_EQ(testing::failure_of([&] { fourth.wait(); }), "kInternal: the driver refused it");
@@ -257,10 +261,6 @@ TEST_F(OperationQueueDeviceTest, TheCallerSubmitsIfNothingIsQueued) {
   EXPECT_EQ(submitters_.front(), self);
   EXPECT_EQ(submitters_.back(), self);
   EXPECT_EQ(queue.num_issued(), 4U);
-  EXPECT_FALSE(kept.expired());
-  for (const Completion& completion : enqueued_) completion.complete({});
-  EXPECT_TRUE(kept.expired());
-  EXPECT_TRUE(queue.drain(soon()));
 }
 
 TEST_F(OperationQueueDeviceTest, AClosedQueueIsIdleWhenItsEngineHasEndedWhatIsEnqueued) {
