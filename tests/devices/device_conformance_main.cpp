@@ -4,14 +4,9 @@
 // 0.3 and 3 ms late.
 //
 //   cadre_device_conformance [--one-in N] [--seed S] [--max-ranks R]
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <c10/core/StreamGuard.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -19,10 +14,10 @@
 #include "cadre/tensor/backends/staged_engine.h"
 #include "cadre/tensor/device/core_device.h"
 #include "cadre/tensor/device/device_runtime.h"
-#include "cadre/tensor/device/stream_point.h"
 #include "cadre/testing/core/fake_peers.h"
 #include "cadre/testing/torch/late_device/late_device.h"
 #include "cadre/testing/torch/late_engine.h"
+#include "run_on_device.h"
 #include "tests/conformance/conformance.h"
 
 namespace cadre::conformance {
@@ -35,34 +30,6 @@ constexpr size_t kSmallPieceBytes = 4096;
 
 device::DeviceRuntime runtime() {
   return *device::find_devices(late::device().type()).runtime;
-}
-
-at::Tensor on_cpu(ConstBytes bytes) {
-  at::Tensor copy = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
-  if (!bytes.empty()) std::memcpy(copy.mutable_data_ptr(), bytes.data(), bytes.size());
-  return copy;
-}
-
-Bytes bytes_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
-}
-
-// The input is written and the result is read by kernels, on two streams. So a collective that is
-// not ordered behind the first ones, or before the last ones, moves other bytes.
-void run_on_device(Communicator& group, const testing::CollectiveCall& call, ConstBytes in,
-                   Bytes out) {
-  const c10::Device device = device::to_c10(*group.device());
-  const at::Tensor input = on_cpu(in).to(device).clone();
-  const at::Tensor output = on_cpu(out).to(device).clone();
-  Collective collective = call.collective(group.rank(), bytes_of(input), bytes_of(output));
-  collective.device = *group.device();
-  collective.after =
-      std::make_shared<const device::StreamPoint>(device::StreamPoint::on_current_stream(device));
-  const Work work = group.issue(std::move(collective));
-  const c10::StreamGuard guard(runtime().pooled_stream(device, device::StreamPriority::kNormal));
-  work.wait();
-  const at::Tensor result = output.clone().cpu();
-  if (!out.empty()) std::memcpy(out.data(), result.const_data_ptr(), out.size());
 }
 
 // The engine for memory of the device, and that for memory of the CPU below it.
@@ -98,7 +65,7 @@ Place place_of(const DeviceEngine& engine, microseconds delay, int order) {
   return {.name = format("{}, {} us late", engine.name, delay.count()),
           .order_of_additions = order,
           .run_group = run,
-          .run_call = run_on_device};
+          .run_call = testing::run_on_device};
 }
 
 }  // namespace
