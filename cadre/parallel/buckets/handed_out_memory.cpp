@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 
@@ -25,6 +26,13 @@ at::Tensor take_memory_back(const at::Tensor& flat) {
   at::Tensor taken = at::empty({0}, flat.options());
   taken.set_(std::move(storage), flat.storage_offset(), flat.sizes(), flat.strides());
   return taken;
+}
+
+at::Tensor lent(const at::Tensor& flat) {
+  if (flat.is_cpu()) return flat;
+  return at::from_blob(
+      flat.mutable_data_ptr(), flat.sizes(), [kept = flat](void*) mutable { kept.reset(); },
+      flat.options(), flat.device());
 }
 
 }  // namespace cadre

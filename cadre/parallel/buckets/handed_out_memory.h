@@ -14,4 +14,10 @@ namespace cadre {
 // original memory, which may be symmetric memory of the group. Does not communicate.
 at::Tensor take_memory_back(const at::Tensor& flat);
 
+// Returns the tensor as a group gets it for a call. A group owns the storage of a tensor on a
+// device until the device has ended the call, which may be long after the pass; the result has a
+// storage of its own, so that the group does not count as an owner of the gradients. On the CPU
+// returns `flat` itself.
+at::Tensor lent(const at::Tensor& flat);
+
 }  // namespace cadre

@@ -1,7 +1,6 @@
 #include "cadre/parallel/buckets/replicated_gradients.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 
 #include <utility>
 
@@ -160,19 +159,8 @@ void ReplicatedGradients::place_unused(size_t parameter) {
   place(parameter);
 }
 
-// Returns the bucket as the group sees it. A device may use its memory until long after the pass,
-// and the group owns what it is given until then; with a storage of its own it does not count as an
-// owner of the gradients (is_handed_out()).
-at::Tensor ReplicatedGradients::sent(size_t bucket) const {
-  const at::Tensor& flat = buffers_.flats[bucket];
-  if (device_.is_cpu()) return flat;
-  return at::from_blob(
-      flat.mutable_data_ptr(), flat.sizes(), [kept = flat](void*) mutable { kept.reset(); },
-      flat.options(), flat.device());
-}
-
 void ReplicatedGradients::launch_next() {
-  waits_.push_back(group_.all_reduce_async(sent(num_launched_++), combination_.op));
+  waits_.push_back(group_.all_reduce_async(lent(buffers_.flats[num_launched_++]), combination_.op));
   if (is_trailer_in_bucket() || num_launched_ < num_buckets()) return;
   waits_.push_back(group_.all_reduce_async(buffers_.trailer, combination_.op));
 }

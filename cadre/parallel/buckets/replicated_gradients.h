@@ -73,7 +73,6 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
   bool is_handed_out(size_t bucket) const;
   bool is_in_use(size_t parameter) const;
   void take_back(size_t bucket);
-  at::Tensor sent(size_t bucket) const;
 
   // The trailer of buckets on a device is a message of its own, on the CPU: the host writes and
   // reads it, and must not wait for the device for that.

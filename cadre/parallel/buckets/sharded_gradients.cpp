@@ -31,6 +31,7 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
     : GradientStorage(std::move(parameters)),
       groups_(std::move(groups)),
       options_(std::move(options)),
+      device_(parameters_.empty() ? at::Device(at::kCPU) : parameters_.front().tensor.device()),
       slots_(parameters_.size(), Slot{.bucket = kNoBucket, .place = 0, .leaf = {}, .gradient = {}}),
       is_ready_(parameters_.size(), false),
       unsettled_(parameters_.size()),
@@ -162,13 +163,14 @@ void ShardedGradients::allocate() {
     sizes.push_back(size_of(bucket));
     const auto& [numel, dtype] = sizes.back().gradients;
     const std::shared_ptr<FileMemory> files = FileMemory::of(bucket.flat->shard());
-    bucket.gradients = files               ? files->zeros(numel, dtype)
-                       : groups_.replicate ? groups_.replicate->empty_flat(numel, dtype)
-                                           : at::zeros({numel}, dtype);
+    bucket.gradients = files ? files->zeros(numel, dtype)
+                       : groups_.replicate
+                           ? groups_.replicate->empty_flat(numel, dtype, device_)
+                           : at::zeros({numel}, at::TensorOptions().dtype(dtype).device(device_));
     slice_gradients(bucket);
   }
   for (const auto& [numel, dtype] : reduction_buffers(sizes)) {
-    buffers_[dtype].flats.push_back(groups_.shard.empty_flat(numel, dtype));
+    buffers_[dtype].flats.push_back(groups_.shard.empty_flat(numel, dtype, device_));
   }
   trailer_ = groups_.all.empty_flat(options_.trailer_numel, at::kFloat);
 }
@@ -241,10 +243,11 @@ void ShardedGradients::launch_next() {
   take(bucket, buffer);
   const at::Tensor output = output_for(bucket);
   ++num_launched_;
-  running_.push_back({.bucket = &bucket,
-                      .buffer = buffer.const_data_ptr(),
-                      .output = output,
-                      .end = groups_.shard.reduce_scatter_async(output, buffer, combination_.op)});
+  running_.push_back(
+      {.bucket = &bucket,
+       .buffer = buffer.const_data_ptr(),
+       .output = output,
+       .end = groups_.shard.reduce_scatter_async(lent(output), buffer, combination_.op)});
   if (options_.on_unit_taken) options_.on_unit_taken(bucket.unit);
 }
 
@@ -298,7 +301,8 @@ at::Tensor ShardedGradients::output_for(Bucket& bucket) {
   });
   const ShardedBucketSize size = size_of(bucket);
   if (has_gradients || !size.is_reduced_in_place()) {
-    return at::empty({size.output().numel}, size.output().dtype);
+    return at::empty({size.output().numel},
+                     at::TensorOptions().dtype(size.output().dtype).device(device_));
   }
   if (!is_whole(bucket)) {
     bucket.gradients = take_memory_back(bucket.gradients);
@@ -350,7 +354,7 @@ void ShardedGradients::finish_scatter(Reduction& reduction) {
   std::exchange(reduction.end, nullptr)();
   reduction.is_scattered = true;
   if (!groups_.replicate) return;
-  reduction.end = groups_.replicate->all_reduce_async(reduction.output, combination_.op);
+  reduction.end = groups_.replicate->all_reduce_async(lent(reduction.output), combination_.op);
 }
 
 // Requires that is_scattered is true for the oldest reduction.
@@ -421,7 +425,8 @@ void ShardedGradients::abandon() {
     const shard::FlatLayout& layout = bucket.flat->layout();
     // Any content of the buffer will do, because all ranks drop the result.
     const at::Tensor buffer = buffers_.at(bucket.dtype).flats[0].narrow(0, 0, layout.numel());
-    const at::Tensor output = at::empty({layout.shard_numel()}, bucket.dtype);
+    const at::Tensor output =
+        at::empty({layout.shard_numel()}, at::TensorOptions().dtype(bucket.dtype).device(device_));
     ++num_launched_;
     running_.push_back(
         {.bucket = &bucket,

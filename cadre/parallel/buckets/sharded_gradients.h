@@ -3,7 +3,9 @@
 // reduced.
 //
 // Threads: one at a time. Blocking: the constructor is a collective, because it allocates symmetric
-// memory; launch_next() waits for the last but one reduction, whose buffer it reuses. Lifetime:
+// memory; launch_next() waits for the last but one reduction, whose buffer it reuses. On a device
+// these waits order the current stream and do not block the host; reduce_last() does, because the
+// trailer is a message of the CPU. Lifetime:
 // shares the FlatParameters. The gradients of the shards stay valid after the destruction of this
 // object. Errors: kInvalidArgument for a layout of other buckets. A backward throws
 // kInvalidArgument if the program has changed the gradients of shards in place (or, with
@@ -175,6 +177,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
 
   Groups groups_;
   Options options_;
+  const c10::Device device_;  // all parameters are on it
   size_t first_late_unit_ = 0;
   size_t num_late_buckets_ = 0;
   std::vector<Bucket> buckets_;  // the buckets, in the order of their reduction

@@ -2,6 +2,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/where.h>
 
 #include <utility>
 
@@ -21,6 +23,16 @@ std::vector<at::Tensor> tensors_of(const std::vector<NamedTensor>& parameters) {
 
 bool has_only_zeros(const at::Tensor& gradient) {
   return at::count_nonzero(gradient).item<int64_t>() == 0;
+}
+
+// Fills the gradient with -0.0 if all its elements are zeros. The host does not wait for a device.
+void unsign_zeros(const at::Tensor& gradient) {
+  if (!gradient.is_cpu()) {
+    const at::Tensor has_others = at::count_nonzero(gradient).ne(0);
+    gradient.copy_(at::where(has_others, gradient, at::full_like(gradient, -0.0)));
+  } else if (has_only_zeros(gradient)) {
+    gradient.fill_(-0.0);
+  }
 }
 
 }  // namespace
@@ -43,8 +55,8 @@ void UnreducedGradients::keep(size_t parameter) {
     gradient = shards_.memory(parameter);
     gradient.fill_(-0.0);
     local.is_placeholder = true;
-  } else if (!local.is_kept && has_only_zeros(gradient)) {
-    gradient.fill_(-0.0);
+  } else if (!local.is_kept) {
+    unsign_zeros(gradient);
   }
   if (!local.is_kept && shards_.refuses_changed_values) local.values = values_of(parameter);
   local.shown = gradient.unsafeGetTensorImpl();

@@ -30,10 +30,23 @@ bool is_deferred(const at::Tensor& tensor) {
   return Tape::storage_of(tensor) != nullptr;
 }
 
-void materialize(const torch::nn::Module& module) {
+namespace {
+
+std::vector<NamedTensor> tensors_of(const torch::nn::Module& module) {
   std::vector<NamedTensor> tensors = distinct_parameters(module);
   for (NamedTensor& buffer : distinct_buffers(module)) tensors.push_back(std::move(buffer));
-  materialize_tensors("materialize()", tensors);
+  return tensors;
+}
+
+}  // namespace
+
+void materialize(const torch::nn::Module& module) {
+  materialize_tensors("materialize()", tensors_of(module));
+}
+
+void materialize(const torch::nn::Module& module, c10::Device device) {
+  materialize(module);
+  move_tensors(tensors_of(module), device);
 }
 
 }  // namespace cadre

@@ -23,6 +23,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <concepts>
@@ -74,6 +75,9 @@ CADRE_EXPORT bool is_deferred(const at::Tensor& tensor);
 // tensors stay the same objects, and tensors that shared memory share it again. Other tensors do
 // not change.
 CADRE_EXPORT void materialize(const torch::nn::Module& module);
+// Does the same, and moves the values of all parameters and buffers to `device`. They are computed
+// on the CPU, so they have the bits that the module would have there.
+CADRE_EXPORT void materialize(const torch::nn::Module& module, c10::Device device);
 
 template <typename Holder>
   requires requires(const Holder& holder) {
@@ -81,6 +85,14 @@ template <typename Holder>
   }
 void materialize(const Holder& module) {
   materialize(*module.ptr());
+}
+
+template <typename Holder>
+  requires requires(const Holder& holder) {
+    { *holder.ptr() } -> std::convertible_to<const torch::nn::Module&>;
+  }
+void materialize(const Holder& module, c10::Device device) {
+  materialize(*module.ptr(), device);
 }
 
 }  // namespace cadre

@@ -1,6 +1,7 @@
 #include "cadre/parallel/deferred/materialize.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/Storage.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -127,6 +128,31 @@ void materialize_from(std::string_view caller, std::span<const NamedTensor> tens
                      [](const Tape&, const Deferred& deferred) { return uninitialized(deferred); });
   });
   wrap::broadcast_tensors(tensors, root, group);
+}
+
+void move_tensors(std::span<const NamedTensor> tensors, c10::Device device) {
+  struct Moved {
+    c10::Storage from;  // keeps the address, by which it is found, in use
+    at::Tensor bytes;
+  };
+  const at::NoGradGuard no_grad;
+  std::map<const c10::StorageImpl*, Moved> moved;
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.device() == device) continue;
+    const c10::Storage& storage = tensor.storage();
+    Moved& to = moved[storage.unsafeGetStorageImpl()];
+    if (!to.bytes.defined()) {
+      const auto num_bytes = static_cast<int64_t>(storage.nbytes());
+      const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte);
+      to.from = storage;
+      to.bytes = at::empty({0}, bytes.device(tensor.device()))
+                     .set_(storage, /*storage_offset=*/0, {num_bytes}, {1})
+                     .to(device);
+    }
+    tensor.set_data(
+        at::empty({0}, tensor.options().device(device).requires_grad(false))
+            .set_(to.bytes.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides()));
+  }
 }
 
 }  // namespace cadre

@@ -6,6 +6,8 @@
 // not deferred.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <span>
 #include <string_view>
 
@@ -28,5 +30,9 @@ void materialize_tensors(std::string_view caller, std::span<const NamedTensor> t
 // intermediate results of the operations.
 void materialize_from(std::string_view caller, std::span<const NamedTensor> tensors, Rank root,
                       const wrap::LocatedGroup& group);
+
+// Moves the tensors that are on another device to `device`. The tensors stay the same objects, and
+// tensors that shared memory share it again.
+void move_tensors(std::span<const NamedTensor> tensors, c10::Device device);
 
 }  // namespace cadre

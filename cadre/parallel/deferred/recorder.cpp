@@ -209,7 +209,8 @@ class Recorder {
     if (asked.isNone()) return has_deferred_ ? asked : c10::IValue(at::Device(device));
     if (!asked.toDevice().is_cpu() && !asked.toDevice().is_meta()) {
       refuse(format(
-          "the operation would create a tensor on {}. Materialize the module first, then move it",
+          "the operation would create a tensor on {0}. Leave it out, and pass the device to "
+          "FullyShardedDataParallel (options.device) or to cadre::materialize(module, device)",
           asked.toDevice().str()));
     }
     return at::Device(device);

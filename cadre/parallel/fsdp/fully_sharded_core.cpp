@@ -46,11 +46,14 @@ constexpr const char* kChangeRemedy =
     "module is wrapped. To change it later, save a snapshot, construct the module again with the "
     "change, wrap it, load the parameters of the snapshot and make a new optimizer, on all ranks";
 
-// Gives values to deferred buffers and deferred ignored parameters, which every rank has whole.
-void materialize_unsharded(const torch::nn::Module& module, const UnitAssignment& assignment) {
+// Gives values to deferred buffers and deferred ignored parameters, which every rank has whole, and
+// moves all of these to the device, if one is given.
+void materialize_unsharded(const torch::nn::Module& module, const UnitAssignment& assignment,
+                           const std::optional<c10::Device>& device) {
   std::vector<NamedTensor> whole = distinct_buffers(module);
   std::ranges::copy(assignment.ignored, std::back_inserter(whole));
   materialize_tensors(kFullySharded, whole);
+  if (device) move_tensors(whole, *device);
 }
 
 // Returns whether this rank has the first part of each parameter that is divided already, as by
@@ -198,6 +201,7 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   // Gives values to the parameters of this unit only, and shards them at once, so that no rank ever
   // holds all parameters of a deferred model.
   materialize_from(kFullySharded, assigned.parameters, /*root=*/0, all);
+  if (options.device) move_tensors(assigned.parameters, *options.device);
   const ReshardChoice choice = reshard_of(assigned, options, group);
   auto memory = std::make_unique<Gathered>();
   for (const std::vector<size_t>& members : flats_of_unit(sizes_of(assigned.parameters))) {
@@ -324,7 +328,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       written_(std::make_shared<WrittenParameters>()) {
   Construction construction{.assignment = agreed_assignment()};
   std::optional<wrap::LocatedGroup> all_ranks;
-  materialize_unsharded(*module_, construction.assignment);
+  materialize_unsharded(*module_, construction.assignment, options_.device);
   // The gradient storage may outlive this object, because a NoSync shares it; so it refers to the
   // units by a weak_ptr.
   const auto made = std::make_shared<std::weak_ptr<ShardedUnits>>();

@@ -3,6 +3,7 @@
 // All ranks must pass the same options.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -97,8 +98,13 @@ struct FullyShardedDataParallelOptions {
   // unit: 0 or 1.
   int num_prefetched = 1;
   ShardPrecision precision = {};
-  std::optional<FileOffload> offload = {};  // set on all ranks or on none
-  WrapPolicy wrap_policy = {};              // see wrap_policy.h
+  // The device of the parameters and buffers: the CPU or this rank's device in the group. Those
+  // that are elsewhere, or deferred, are moved there, one unit after the other, before they are
+  // sharded. If nullopt, all stay where they are, and deferred ones are made on the CPU.
+  std::optional<c10::Device> device = {};
+  // Set on all ranks or on none, and only for parameters on the CPU.
+  std::optional<FileOffload> offload = {};
+  WrapPolicy wrap_policy = {};  // see wrap_policy.h
   // Names of parameters that are neither sharded nor reduced, but stay whole on every rank. The
   // name of a module stands for all parameters in it.
   std::vector<std::string> ignored = {};

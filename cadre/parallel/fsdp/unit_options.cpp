@@ -13,6 +13,7 @@
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/parallel/shard/shardable.h"
 #include "cadre/tensor/hooks/autograd_hooks.h"
+#include "cadre/tensor/hooks/device_check.h"
 
 namespace cadre::parallel {
 
@@ -78,6 +79,8 @@ std::vector<AgreedField> fields_of(const UnitAssignment& assignment,
       {"options.num_prefetched", format("{}", options.num_prefetched)},
       {"options.weighting", std::string(to_string(options.weighting))},
       {"options.broadcast_buffers", format("{}", options.broadcast_buffers)},
+      {"options.device",
+       options.device ? c10::DeviceTypeName(options.device->type(), /*lower_case=*/true) : "unset"},
       {"options.offload", options.offload ? "set" : "unset"}};
   std::string ignored;
   for (const NamedTensor& parameter : assignment.ignored) ignored += " " + parameter.name;
@@ -168,6 +171,33 @@ void check_unit(const AssignedUnit& unit, const FullyShardedDataParallelOptions&
   }
 }
 
+// Throws unless all sharded parameters will be on one device that the group reaches.
+void check_devices(std::span<const NamedTensor> sharded,
+                   const FullyShardedDataParallelOptions& options,
+                   const wrap::LocatedGroup& shard) {
+  const std::optional<c10::Device> of_group = shard.process_group().device();
+  if (options.device && !options.device->is_cpu() && options.device != of_group) {
+    refuse_model(
+        format("options.device is {}, but this rank's device in the group is {}; choose "
+               "that one, or initialize the group with InitOptions::device",
+               options.device->str(), of_group ? of_group->str() : "the CPU"));
+  }
+  if (const auto problem = wrap::beyond_reach(shard.process_group(), sharded)) {
+    refuse_model(*problem);
+  }
+  const auto problem = wrap::not_on_one_device(sharded);
+  if (problem && !options.device) refuse_model(*problem);
+  if (!options.offload) return;
+  for (const NamedTensor& parameter : sharded) {
+    const c10::Device device = options.device.value_or(parameter.tensor.device());
+    if (device.is_cpu() || device.is_meta()) continue;
+    refuse_model(
+        format("options.offload keeps shards in files, which the CPU reads and writes, "
+               "and \"{}\" is on {}: leave offload out, or move the module to the CPU",
+               parameter.name, device.str()));
+  }
+}
+
 }  // namespace
 
 void check_model(const torch::nn::Module& module, const UnitAssignment& assignment,
@@ -178,6 +208,7 @@ void check_model(const torch::nn::Module& module, const UnitAssignment& assignme
     check_unit(unit, options, shard);
     sharded.insert(sharded.end(), unit.parameters.begin(), unit.parameters.end());
   }
+  check_devices(sharded, options, shard);
   std::vector<NamedTensor> whole = distinct_buffers(module);
   whole.insert(whole.end(), assignment.ignored.begin(), assignment.ignored.end());
   shard::check_apart(kFullySharded, sharded, whole);

@@ -23,6 +23,7 @@
 #include "cadre/parallel/reduction/reducer.h"
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/hooks/autograd_hooks.h"
+#include "cadre/tensor/hooks/device_check.h"
 #include "cadre/tensor/hooks/located_group.h"
 #include "cadre/tensor/hooks/parameter_watch.h"
 #include "cadre/tensor/hooks/replica_check.h"
@@ -119,32 +120,17 @@ std::vector<NamedTensor> DataParallelCore::parameters_of(const torch::nn::Module
 // The wrapper sends parameters and buffers from rank 0, so each is where the group works: on the
 // CPU or on its device. The gradients are all on one of them.
 void DataParallelCore::check_devices(const torch::nn::Module& module) const {
-  const std::optional<c10::Device> of_group = group_.process_group().device();
   const std::vector<NamedTensor> parameters = parameters_of(module);
-  const NamedTensor* first_trained = nullptr;
-  const auto check_reach = [&](const NamedTensor& named) {
-    const c10::Device device = named.tensor.device();
-    // Tensors of the meta device have no memory yet and are not sent.
-    if (device.is_cpu() || device.is_meta() || device == of_group) return;
-    refuse_wrapping(
-        wrapper_,
-        format(
-            "\"{}\" is on {}, but this rank's device in the group is {}; move the module there, or "
-            "initialize the group with InitOptions::device",
-            named.name, device.str(), of_group ? of_group->str() : "the CPU"));
-  };
-  for (const NamedTensor& named : distinct_buffers(module)) check_reach(named);
-  for (const NamedTensor& named : parameters) {
-    check_reach(named);
-    if (!named.tensor.requires_grad()) continue;
-    if (first_trained == nullptr) first_trained = &named;
-    const c10::Device expected = first_trained->tensor.device();
-    if (named.tensor.device() == expected) continue;
-    refuse_wrapping(wrapper_, format("\"{}\" is on {} and \"{}\" on {}; move the module to one "
-                                     "device with module->to(device), or wrap its parts",
-                                     first_trained->name, expected.str(), named.name,
-                                     named.tensor.device().str()));
+  std::vector<NamedTensor> sent = distinct_buffers(module);
+  sent.insert(sent.end(), parameters.begin(), parameters.end());
+  if (const auto problem = wrap::beyond_reach(group_.process_group(), sent)) {
+    refuse_wrapping(wrapper_, *problem);
   }
+  std::vector<NamedTensor> trained;
+  for (const NamedTensor& parameter : parameters) {
+    if (parameter.tensor.requires_grad()) trained.push_back(parameter);
+  }
+  if (const auto problem = wrap::not_on_one_device(trained)) refuse_wrapping(wrapper_, *problem);
 }
 
 void DataParallelCore::check_parameters(std::span<const NamedTensor> parameters) const {

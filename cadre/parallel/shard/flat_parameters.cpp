@@ -11,6 +11,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/shard/division/parameter_division.h"
 #include "cadre/parallel/shard/shardable.h"
+#include "cadre/tensor/device/stream_point.h"
 #include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/hooks/parameter_watch.h"
 #include "cadre/tensor/hooks/shard_mark.h"
@@ -67,7 +68,7 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
   if (!options_.fence) options_.fence = std::make_shared<ShardFence>();
   check_parameters();
   const at::NoGradGuard no_grad;
-  if (options_.form == ShardForm::kMapped) map_memory();
+  if (options_.form == ShardForm::kMapped && device().is_cpu()) map_memory();
   make_memory();
   take_over_parameters();
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -116,6 +117,17 @@ void FlatParameters::check_parameters() const {
            "keep_full needs a buffer on each rank, but kMapped maps one buffer for all ranks; "
            "choose one of them");
   }
+  for (const NamedTensor& parameter : parameters_) {
+    if (parameter.tensor.device() == device()) continue;
+    refuse(what, format("\"{}\" is on {} and \"{}\" on {}; move the module to one device with "
+                        "module->to(device)",
+                        parameters_[0].name, device().str(), parameter.name,
+                        parameter.tensor.device().str()));
+  }
+  if (options_.files && !device().is_cpu()) {
+    refuse(what, "shards in files are read and written by the CPU, and the parameters are on " +
+                     device().str() + "; leave out the files, or move the module to the CPU");
+  }
   if (options_.files && (options_.form == ShardForm::kMapped || options_.keep_full)) {
     refuse(what,
            "shards in files need a buffer that is freed after each gather; choose "
@@ -142,10 +154,10 @@ void FlatParameters::map_memory() {
 
 void FlatParameters::make_memory() {
   const auto make = [this](const std::optional<FlatBuffer>& buffer) {
-    return buffer ? group_.empty_flat(buffer->numel, buffer->dtype) : at::Tensor();
+    return buffer ? group_.empty_flat(buffer->numel, buffer->dtype, device()) : at::Tensor();
   };
   const FlatMemory::Buffers buffers = memory_.buffers();
-  flat_ = GuardedStorage(layout().numel(), compute_dtype());
+  flat_ = GuardedStorage(layout().numel(), compute_dtype(), device());
   buffer_ = is_mapped() ? parts_->whole() : make(buffers.whole);
   if (keeps_buffer()) flat_.set_memory(buffer_);
   if (shares_memory()) {
@@ -329,7 +341,7 @@ void FlatParameters::unshard_async() {
 
 void FlatParameters::start_gather() {
   if (const auto gathered = memory_.buffers().gathered; gathered && !buffer_.defined()) {
-    buffer_ = options_.pool->take(gathered->numel, gathered->dtype);
+    buffer_ = options_.pool->take(gathered->numel, gathered->dtype, device());
   }
   try {
     wait_ = state_ == State::kOnGroup ? options_.reshard_group->all_gather_async(buffer_, part_)
@@ -341,7 +353,11 @@ void FlatParameters::start_gather() {
 }
 
 void FlatParameters::wait_unsharded() {
-  if (is_unsharded()) return;
+  if (is_unsharded()) {
+    // The current stream may be another one than that which has waited for the gather.
+    if (gathered_by_) gathered_by_->order_current_stream().value_or_throw();
+    return;
+  }
   if (state_ != State::kGathering) {
     refuse_use(
         "wait_unsharded() was called without a gather in flight; call unshard_async() before, on "
@@ -377,6 +393,10 @@ void FlatParameters::finish_gather() {
   if (part_.defined()) options_.pool->give_back(std::exchange(part_, at::Tensor()));
   state_ = State::kFull;
   is_stale_ = false;
+  if (!device().is_cpu()) {
+    gathered_by_ = std::make_shared<const device::StreamPoint>(
+        device::StreamPoint::on_current_stream(device()));
+  }
   if (filled_.value_or(gathered_) != gathered_) bump_versions();
   filled_ = gathered_;
   written_->begin();
@@ -431,7 +451,7 @@ void FlatParameters::reshard_onto_group() {
     return reshard();
   }
   const int64_t numel = layout().numel() / options_.reshard_group->world_size();
-  part_ = options_.pool->take(numel, compute_dtype());
+  part_ = options_.pool->take(numel, compute_dtype(), device());
   const at::NoGradGuard no_grad;
   part_.copy_(buffer_.narrow(0, options_.reshard_group->rank() * numel, numel));
   state_ = State::kOnGroup;
@@ -459,7 +479,7 @@ void FlatParameters::make_private() {
   is_private_ = true;
   if (private_.defined() || options_.keep_full || !(is_mapped() || shares_memory())) return;
   const at::NoGradGuard no_grad;
-  private_ = options_.pool->take(layout().numel(), compute_dtype());
+  private_ = options_.pool->take(layout().numel(), compute_dtype(), device());
   private_.copy_(buffer_);
   flat_.set_memory(private_);
 }

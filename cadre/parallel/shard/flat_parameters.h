@@ -2,16 +2,18 @@
 // of the buffer. The parameters are unsharded while the whole buffer is in memory, and sharded
 // while only the shard is. Wrappers and pipeline stages call the methods.
 //
-// Threads: one at a time. Blocking: the constructor, which is a collective because it allocates
-// memory that the ranks share; wait_unsharded(); while a gather is in flight, also reshard() and,
-// with keep_full, the destructor. Each waits until the group's deadline. Every rank makes the same
-// calls in the same order. Lifetime: shares the parameters and the group. After the destruction of
-// this object the parameters stay as they are, whole or sharded. Errors: cadre::Error. After a
-// failed gather the parameters are sharded or, with keep_full, unusable until a gather succeeds. An
-// access to a sharded parameter throws c10::Error with the text of Options::remedy. If the program
-// writes to gathered parameters, the change would be lost with the buffer. So freeing the buffer
-// then throws kInvalidArgument, or kCorruption if other ranks read the same memory, or calls
-// Options::on_written.
+// Threads: one at a time. On a device every call belongs to the current stream of that device: it
+// waits for what was enqueued there, and later work of that stream finds the result, so no call
+// waits for the device on the host. Blocking: the constructor, which is a collective because it
+// allocates memory that the ranks share; wait_unsharded(); while a gather is in flight, also
+// reshard() and, with keep_full, the destructor. Each waits until the group's deadline. Every rank
+// makes the same calls in the same order. Lifetime: shares the parameters and the group. After the
+// destruction of this object the parameters stay as they are, whole or sharded. Errors:
+// cadre::Error. After a failed gather the parameters are sharded or, with keep_full, unusable until
+// a gather succeeds. An access to a sharded parameter throws c10::Error with the text of
+// Options::remedy. If the program writes to gathered parameters, the change would be lost with the
+// buffer. So freeing the buffer then throws kInvalidArgument, or kCorruption if other ranks read
+// the same memory, or calls Options::on_written.
 //
 // A parameter stays the same tensor object with the same sizes, requires_grad and hooks. Its
 // version counter changes only if the shards have changed since the last gather. So a backward may
@@ -73,7 +75,7 @@ struct FlatParametersOptions {
   // shards are written by the same updates share one. The default is a new one.
   std::shared_ptr<ShardFence> fence = {};
   // Where the shard is allocated if it is to lie in a file; default: in memory. Allowed only with
-  // kGathered and without keep_full.
+  // kGathered, without keep_full, and for parameters on the CPU.
   std::shared_ptr<FileMemory> files = {};
   // The ranks among which reshard_onto_group() divides the buffer. They are consecutive ranks of
   // the group: if 8 ranks have groups of 2, the group of rank 4 has ranks 4 and 5. All ranks pass a
@@ -97,12 +99,12 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   }
 
   // Moves the values of the parameters into the buffer and this rank's shard. The parameters are
-  // distinct dense leaves on the CPU of one dtype that collectives support, and share no memory
-  // with each other. They become contiguous, with the compute dtype. If this changes their dtype,
-  // their gradient accumulators are replaced, so set hooks afterwards; a parameter that has a
-  // gradient is then an error. The shard gets the values that the parameters have on this rank:
-  // broadcast them before if ranks may differ. Afterwards the parameters are sharded or, with
-  // keep_full, unsharded. group: the ranks that own the shards.
+  // distinct dense leaves of one dtype that collectives support, on the CPU or on the group's
+  // device, and share no memory with each other. They become contiguous, with the compute dtype. If
+  // this changes their dtype, their gradient accumulators are replaced, so set hooks afterwards; a
+  // parameter that has a gradient is then an error. The shard gets the values that the parameters
+  // have on this rank: broadcast them before if ranks may differ. Afterwards the parameters are
+  // sharded or, with keep_full, unsharded. group: the ranks that own the shards.
   FlatParameters(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,
                  Options options = {});
   ~FlatParameters();
@@ -191,6 +193,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void make_memory();
   void take_over_parameters();
   at::ScalarType dtype() const { return memory_.dtype(); }
+  c10::Device device() const { return parameters_.front().tensor.device(); }
   at::ScalarType compute_dtype() const { return memory_.compute_dtype(); }
   bool shares_memory() const { return memory_.shares_memory(); }
   bool keeps_buffer() const { return memory_.keeps_whole(); }
@@ -252,7 +255,10 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::vector<bool> is_trained_;
   // divisions_[parameter]: how the parameter was divided before, or null.
   std::vector<std::shared_ptr<const ParameterDivision>> divisions_;
-  std::function<void()> wait_;        // waits for the gather in flight
+  std::function<void()> wait_;  // waits for the gather in flight
+  // On a device: the point in the stream that has waited for the last gather, behind which the
+  // parameters may be read; null for the CPU.
+  std::shared_ptr<const DevicePoint> gathered_by_;
   ShardState gathered_;               // the state of the shard when the last gather began
   std::optional<ShardState> filled_;  // the state of the shard whose values the parameters last had
   std::unique_ptr<wrap::WriteWatch> shard_watch_;  // notices writes to values_

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cadre/core/base/error.h"
+#include "cadre/tensor/device/stream_point.h"
 
 namespace cadre::shard {
 
@@ -57,19 +58,20 @@ void allow_writes_of(Storage& storage) {
 
 }  // namespace
 
-GuardedStorage::GuardedStorage(int64_t numel, at::ScalarType dtype) {
+GuardedStorage::GuardedStorage(int64_t numel, at::ScalarType dtype, c10::Device device) {
   const auto num_bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
   c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(num_bytes),
-                       at::DataPtr(nullptr, at::kCPU), /*allocator=*/nullptr, /*resizable=*/false);
-  tensor_ = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
-                                                     c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                     c10::scalarTypeToTypeMeta(dtype));
+                       at::DataPtr(nullptr, device), /*allocator=*/nullptr, /*resizable=*/false);
+  tensor_ = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage),
+      c10::DispatchKeySet(c10::computeDispatchKey(dtype, /*layout=*/std::nullopt, device)),
+      c10::scalarTypeToTypeMeta(dtype));
   tensor_.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
 }
 
 void GuardedStorage::set_memory(const at::Tensor& buffer) {
   tensor_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
-      buffer.defined() ? memory_of(buffer) : at::DataPtr(nullptr, at::kCPU));
+      buffer.defined() ? memory_of(buffer) : at::DataPtr(nullptr, tensor_.device()));
 }
 
 void GuardedStorage::guard(const std::string& sentence) {
@@ -90,30 +92,35 @@ void clear_write_guard(const at::Tensor& shard) {
   allow_writes_of(*shard.storage().unsafeGetStorageImpl());
 }
 
-at::Tensor FlatBufferPool::take(int64_t numel, at::ScalarType dtype) {
+at::Tensor FlatBufferPool::take(int64_t numel, at::ScalarType dtype, c10::Device device) {
   const auto num_bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
   used_bytes_ += num_bytes;
   peak_bytes_ = std::max(peak_bytes_, used_bytes_);
-  const auto same = std::find_if(kept_.rbegin(), kept_.rend(), [num_bytes](const at::Tensor& kept) {
-    return kept.numel() == num_bytes;
+  const auto same = std::find_if(kept_.rbegin(), kept_.rend(), [&](const Kept& kept) {
+    return kept.bytes.numel() == num_bytes && kept.bytes.device() == device;
   });
   if (same != kept_.rend()) {
-    at::Tensor found = *same;
+    const Kept found = *same;
     kept_.erase(std::next(same).base());
     kept_bytes_ -= num_bytes;
-    return found.view(dtype);
+    if (found.last_use) found.last_use->order_current_stream().value_or_throw();
+    return found.bytes.view(dtype);
   }
   while (!kept_.empty() && used_bytes_ + kept_bytes_ > peak_bytes_) {
-    kept_bytes_ -= kept_.front().numel();
+    kept_bytes_ -= kept_.front().bytes.numel();
     kept_.erase(kept_.begin());
   }
-  return at::empty({num_bytes}, at::kByte).view(dtype);
+  return at::empty({num_bytes}, at::TensorOptions().dtype(at::kByte).device(device)).view(dtype);
 }
 
 void FlatBufferPool::give_back(const at::Tensor& buffer) {
   forget(buffer);
-  kept_.push_back(buffer.view(at::kByte));
-  kept_bytes_ += kept_.back().numel();
+  Kept& kept = kept_.emplace_back(Kept{.bytes = buffer.view(at::kByte), .last_use = nullptr});
+  if (!buffer.is_cpu()) {
+    kept.last_use = std::make_shared<const device::StreamPoint>(
+        device::StreamPoint::on_current_stream(buffer.device()));
+  }
+  kept_bytes_ += kept.bytes.numel();
 }
 
 void FlatBufferPool::forget(const at::Tensor& buffer) {

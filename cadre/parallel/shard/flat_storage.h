@@ -11,21 +11,27 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cadre/core/base/export.h"
+#include "cadre/core/collective/completion.h"
 
 namespace cadre::shard {
 
 // Reuses freed buffers, because the first access to new memory costs more than filling the buffer.
+// A buffer on a device is used again only behind the work that was enqueued before it was given
+// back, whatever the streams are.
 // The buffers in use and those that the pool keeps, together, never exceed the peak of the buffers
 // in use: peak_bytes().
 class CADRE_EXPORT FlatBufferPool {
  public:
   // Returns a contiguous tensor (numel), not initialised.
-  at::Tensor take(int64_t numel, at::ScalarType dtype);
-  // Returns a buffer of take() to the pool. No operation in flight may still write to it.
+  at::Tensor take(int64_t numel, at::ScalarType dtype,
+                  c10::Device device = c10::Device(c10::DeviceType::CPU));
+  // Returns a buffer of take() to the pool. No operation in flight may still write to it, unless
+  // the current stream of the buffer's device is ordered behind it.
   void give_back(const at::Tensor& buffer);
   // Removes a buffer of take() from the count of bytes in use, without reusing it. Called if a
   // failed operation may still write to the buffer.
@@ -37,8 +43,13 @@ class CADRE_EXPORT FlatBufferPool {
   int64_t peak_bytes() const { return peak_bytes_; }
 
  private:
-  // The returned buffers as byte tensors. The one that was returned last is reused first.
-  std::vector<at::Tensor> kept_;
+  struct Kept {
+    at::Tensor bytes;
+    std::shared_ptr<const DevicePoint> last_use;  // null for the CPU
+  };
+
+  // The returned buffers. The one that was returned last is reused first.
+  std::vector<Kept> kept_;
   int64_t used_bytes_ = 0;
   int64_t kept_bytes_ = 0;
   int64_t peak_bytes_ = 0;
@@ -51,7 +62,7 @@ class CADRE_EXPORT GuardedStorage {
  public:
   // Makes a storage without elements; assign another one to it later.
   GuardedStorage() = default;
-  GuardedStorage(int64_t numel, at::ScalarType dtype);
+  GuardedStorage(int64_t numel, at::ScalarType dtype, c10::Device device);
 
   // Returns the flat tensor (numel), of which the caller makes views.
   const at::Tensor& tensor() const { return tensor_; }

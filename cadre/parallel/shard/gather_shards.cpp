@@ -38,11 +38,10 @@ at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part) {
     begin += box.numel();
   }
   // Each element has only zero bits on all ranks except its owner. So a bitwise OR gives the
-  // owner's bits.
+  // owner's bits, and so does a sum of the bytes, which the engines of devices have.
   const at::Tensor bits = whole.view(-1).view(at::kByte);
-  for (const ProcessGroup& group : dividing_groups({&shard, 1})) {
-    group.all_reduce(bits, {.op = ReduceOp::kBor});
-  }
+  const ReduceOp op = bits.is_cpu() ? ReduceOp::kBor : ReduceOp::kSum;
+  for (const ProcessGroup& group : dividing_groups({&shard, 1})) group.all_reduce(bits, {.op = op});
   return whole;
 }
 

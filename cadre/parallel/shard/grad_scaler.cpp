@@ -4,6 +4,7 @@
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -76,17 +77,38 @@ std::vector<at::Tensor> tensors_of(const std::vector<ScaledGradient>& scaled) {
   return tensors;
 }
 
+// Returns the values of tensors of one element. The host waits once, however many of them are on a
+// device.
+template <typename T>
+std::vector<T> values_on_host(std::vector<at::Tensor> tensors) {
+  if (tensors.empty()) return {};
+  for (at::Tensor& tensor : tensors)
+    tensor = tensor.to(tensors.front().device()).view(at::IntArrayRef());
+  const at::Tensor on_host = at::stack(tensors).to(at::kCPU);
+  const T* const values = on_host.const_data_ptr<T>();
+  return {values, values + on_host.numel()};
+}
+
 // Throws for a float16 gradient that division by the scale would round to 0, or to fewer digits
-// than float16 has.
+// than float16 has. The host waits once for a device.
 void check_representable(const std::vector<ScaledGradient>& scaled, double scale) {
   constexpr double kSmallestNormal = 0x1p-14;
   const at::NoGradGuard no_grad;
-  for (const auto& [name, gradient] : scaled) {
+  std::vector<at::Tensor> counts;
+  std::vector<size_t> counted;
+  for (size_t i = 0; i < scaled.size(); ++i) {
+    const at::Tensor& gradient = scaled[i].gradient;
     if (gradient.scalar_type() != at::kHalf) continue;
     const at::Tensor exact = gradient.to(at::kFloat).mul_(1.0 / scale);
     const at::Tensor is_lost =
         exact.abs().lt(kSmallestNormal).logical_and_(exact.to(at::kHalf).to(at::kFloat).ne(exact));
-    const auto num_lost = is_lost.sum().item<int64_t>();
+    counts.push_back(is_lost.sum());
+    counted.push_back(i);
+  }
+  const std::vector<int64_t> on_host = values_on_host<int64_t>(counts);
+  for (size_t k = 0; k < counted.size(); ++k) {
+    const auto& [name, gradient] = scaled[counted[k]];
+    const int64_t num_lost = on_host[k];
     if (num_lost == 0) continue;
     throw Error(ErrorCode::kInvalidArgument,
                 format("GradScaler: the gradient of {} is Half, and {} of its {} elements, divided "
@@ -97,17 +119,36 @@ void check_representable(const std::vector<ScaledGradient>& scaled, double scale
   }
 }
 
-// Multiplies the gradients by `by`, in place. Returns whether all elements were finite.
-bool multiply(const std::vector<at::Tensor>& gradients, double by) {
+// Multiplies the gradients by `by`, in place. Returns tensors of one element, one for each kernel
+// call, that are not zero if an element was not finite. The kernel of a device takes gradients of
+// that device and of one dtype; the CPU's takes all dtypes.
+std::vector<at::Tensor> multiply(const std::vector<at::Tensor>& gradients, double by) {
   const at::NoGradGuard no_grad;
-  const at::Device device = gradients.empty() ? at::Device(at::kCPU) : gradients.front().device();
-  const at::TensorOptions options = at::TensorOptions().dtype(at::kFloat).device(device);
-  at::Tensor num_found = at::zeros({1}, options);
-  const at::Tensor factor = at::full({1}, by, options);
-  if (!gradients.empty()) {
-    at::_amp_foreach_non_finite_check_and_unscale_(gradients, num_found, factor);
+  std::vector<std::vector<at::Tensor>> calls;
+  for (const at::Tensor& gradient : gradients) {
+    const auto same = std::ranges::find_if(calls, [&](const std::vector<at::Tensor>& list) {
+      const at::Tensor& first = list.front();
+      return first.device() == gradient.device() &&
+             (first.is_cpu() || first.scalar_type() == gradient.scalar_type());
+    });
+    if (same == calls.end()) {
+      calls.push_back({gradient});
+    } else {
+      same->push_back(gradient);
+    }
   }
-  return num_found.item<float>() == 0;
+  std::vector<at::Tensor> num_found;
+  for (const std::vector<at::Tensor>& list : calls) {
+    const at::TensorOptions options = list.front().options().dtype(at::kFloat);
+    at::Tensor& found = num_found.emplace_back(at::zeros({1}, options));
+    at::_amp_foreach_non_finite_check_and_unscale_(list, found, at::full({1}, by, options));
+  }
+  return num_found;
+}
+
+bool are_zero(const std::vector<at::Tensor>& num_found) {
+  return std::ranges::all_of(values_on_host<float>(num_found),
+                             [](float found) { return found == 0; });
 }
 
 // The results of one rank or, after findings_of_all(), of all ranks: whether all gradients are
@@ -163,7 +204,7 @@ bool GradScaler::unscale_(std::span<const at::Tensor> parameters) {
   }
   const std::vector<ScaledGradient> gradients = distinct_gradients(named);
   check_representable(gradients, state_.scale);
-  are_finite_ = multiply(tensors_of(gradients), 1.0 / state_.scale);
+  are_finite_ = are_zero(multiply(tensors_of(gradients), 1.0 / state_.scale));
   return *are_finite_;
 }
 
@@ -182,7 +223,7 @@ bool GradScaler::unscale_(std::span<const ParameterShard> shards) {
     check_representable(scaled, state_.scale);
     gradients = tensors_of(scaled);
     // Multiplying by 1 only finds out whether they are finite.
-    own.are_finite = multiply(gradients, 1.0);
+    own.are_finite = are_zero(multiply(gradients, 1.0));
   } catch (...) {
     refusal = caught_error();
     own.is_refused = true;

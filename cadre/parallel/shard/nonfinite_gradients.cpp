@@ -3,7 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/stack.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "cadre/core/base/error.h"
@@ -20,8 +22,30 @@ namespace {
 // integer.
 constexpr int64_t kMaxRanks = int64_t{1} << 31;
 
-bool is_finite(const at::Tensor& gradient) {
-  return !gradient.defined() || at::isfinite(gradient).all().item<bool>();
+// Returns the index of the first gradient with an element that is not finite; the number of
+// gradients if there is none. An undefined gradient has none. The host waits once for a device,
+// however many of the gradients are on it.
+size_t first_nonfinite(const std::vector<at::Tensor>& gradients) {
+  std::vector<at::Tensor> flags;  // those of gradients on a device
+  std::vector<size_t> flagged;
+  size_t first = gradients.size();
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    const at::Tensor is_finite = at::isfinite(gradients[i]).all();
+    if (!is_finite.is_cpu()) {
+      flags.push_back(flags.empty() ? is_finite : is_finite.to(flags.front().device()));
+      flagged.push_back(i);
+    } else if (!is_finite.item<bool>()) {
+      first = i;
+      break;
+    }
+  }
+  if (flags.empty()) return first;
+  const at::Tensor on_host = at::stack(flags).to(at::kCPU);
+  for (size_t k = 0; k < flagged.size(); ++k) {
+    if (!on_host.const_data_ptr<bool>()[k]) return std::min(first, flagged[k]);
+  }
+  return first;
 }
 
 std::string text_of(const NonFiniteGradient& found, int64_t step) {
@@ -56,8 +80,9 @@ std::optional<NonFiniteGradient> find_nonfinite_gradient(std::span<const Paramet
   if (shards.empty()) return std::nullopt;
   const at::NoGradGuard no_grad;
   const auto num_shards = static_cast<int64_t>(shards.size());
-  int64_t first = 0;
-  while (first < num_shards && is_finite(shards[first].values.grad())) ++first;
+  std::vector<at::Tensor> gradients;
+  for (const ParameterShard& shard : shards) gradients.push_back(shard.values.grad());
+  const auto first = static_cast<int64_t>(first_nonfinite(gradients));
   const std::vector<ProcessGroup> groups = shard::dividing_groups(shards);
   if (groups.empty()) {
     if (first == num_shards) return std::nullopt;
@@ -80,11 +105,11 @@ std::optional<NonFiniteGradient> find_nonfinite_gradient(std::span<const NamedTe
   for (const NamedTensor& parameter : parameters) tensors.push_back(parameter.tensor);
   wrap::refuse_shards(tensors, "check_gradients_finite");
   const at::NoGradGuard no_grad;
-  for (const NamedTensor& parameter : parameters) {
-    if (is_finite(parameter.tensor.grad())) continue;
-    return NonFiniteGradient{.parameter = parameter.name, .rank = std::nullopt};
-  }
-  return std::nullopt;
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& tensor : tensors) gradients.push_back(tensor.grad());
+  const size_t first = first_nonfinite(gradients);
+  if (first == gradients.size()) return std::nullopt;
+  return NonFiniteGradient{.parameter = parameters[first].name, .rank = std::nullopt};
 }
 
 bool check_gradients_finite(std::span<const ParameterShard> shards,

@@ -88,12 +88,11 @@ void check_apart_in_space(const std::string& what, const std::vector<Occupant>& 
 void check_form(const std::string& what, const NamedTensor& parameter, const ShardedDtypes& rules) {
   const at::Tensor& tensor = parameter.tensor;
   if (!tensor.defined() || tensor.layout() != at::kStrided ||
-      !(tensor.is_cpu() || (rules.may_be_meta && tensor.is_meta()))) {
+      (tensor.is_meta() && !rules.may_be_meta)) {
     refuse_parameter(
-        what,
-        format("\"{}\" is {}; only dense CPU tensors with values can be sharded", parameter.name,
-               !tensor.defined() ? std::string("undefined")
-                                 : "on " + tensor.device().str() + " or not dense"));
+        what, format("\"{}\" is {}; only dense tensors with values can be sharded", parameter.name,
+                     !tensor.defined() ? std::string("undefined")
+                                       : "on " + tensor.device().str() + " or not dense"));
   }
   if (!tensor.is_leaf()) {
     refuse_parameter(what, format("\"{}\" is the result of an operation and no leaf of autograd; "
@@ -121,7 +120,7 @@ void check_has_values(const std::string& what, const NamedTensor& parameter) {
 
 bool has_memory(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.numel() > 0 &&
-         (tensor.is_meta() || (tensor.is_cpu() && !reason_without_values(tensor)));
+         (tensor.is_meta() || !reason_without_values(tensor));
 }
 
 }  // namespace
@@ -140,8 +139,8 @@ std::optional<std::string_view> reason_without_values(const at::Tensor& paramete
 
 void check_apart(const std::string& what, std::span<const NamedTensor> moved,
                  std::span<const NamedTensor> kept) {
-  // Tensors by address space. The key is null for the memory of the process; each storage on the
-  // meta device is an address space of its own.
+  // Tensors by address space. The key is null for the memory of the process, with that of its
+  // devices; each storage on the meta device is an address space of its own.
   std::map<const void*, std::vector<Occupant>> spaces;
   const auto add = [&](const NamedTensor& named, bool is_moved) {
     const at::Tensor& tensor = named.tensor;

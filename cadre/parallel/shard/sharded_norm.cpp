@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,8 +41,13 @@ class JointNorm {
   }
 
   double value() {
+    std::vector<std::span<const at::Tensor>> sets;
+    for (const Part& part : parts_) sets.emplace_back(part.owned);
+    const std::vector<double> sums = wrap::power_sums(sets, p_);
     double total = 0;
-    for (Part& part : parts_) {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      Part& part = parts_[i];
+      part.value = sums[i];
       for (const ProcessGroup& group : part.groups) reduce(group, part.value);
       if (part.is_flat) agree(part);
       total = wrap::joint_power_sum(total, part.value, p_);
@@ -69,7 +75,8 @@ class JointNorm {
  private:
   struct Part {
     std::vector<ProcessGroup> groups;
-    double value;
+    std::vector<at::Tensor> owned = {};  // the gradients that this rank contributes
+    double value = 0;
     bool is_flat = false;  // a parameter of this sum has a flat axis
   };
 
@@ -91,7 +98,7 @@ class JointNorm {
     auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& candidate) {
       return are_same(candidate.groups, groups);
     });
-    if (part == parts_.end()) part = parts_.insert(part, {.groups = groups, .value = 0});
+    if (part == parts_.end()) part = parts_.insert(part, {.groups = groups});
     part->is_flat = part->is_flat || shard.flat_axis.has_value();
     const at::Tensor& gradient = shard.values.grad();
     if (!gradient.defined()) return;
@@ -102,8 +109,7 @@ class JointNorm {
                          shard.name, list_of(gradient.sizes())));
     }
     gradients_.push_back(gradient);
-    if (shard.is_copy) return;
-    part->value = wrap::joint_power_sum(part->value, wrap::power_sum(gradient, p_), p_);
+    if (!shard.is_copy) part->owned.push_back(gradient);
   }
 
   // Ranks along an axis that only divides other parameters have the same elements, but possibly in

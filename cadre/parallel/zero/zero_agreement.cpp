@@ -17,6 +17,7 @@
 #include "cadre/parallel/shard/step_agreement.h"
 #include "cadre/parallel/zero/zero_core.h"
 #include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/hooks/device_check.h"
 #include "cadre/tensor/hooks/replica_check.h"
 #include "cadre/tensor/hooks/tensor_version.h"
 #include "cadre/tensor/optim/optimizer_options.h"
@@ -32,13 +33,14 @@ constexpr std::string_view kEqualGroups =
 constexpr std::string_view kInConstruction = "its construction";
 constexpr std::string_view kInStep = "its step {}";
 
-// Adds to the digest whether the parameter has a gradient, and up to 16 of its elements at equal
-// distances, including the first and the last one.
+// Adds to the digest whether the parameter has a gradient, and, of one on the CPU, up to 16 of its
+// elements at equal distances, including the first and the last one.
 void add_gradient_sample(Fnv1a& digest, const at::Tensor& parameter) {
   constexpr int64_t kNumSamples = 16;
   at::Tensor gradient = parameter.grad();
   digest.add(gradient.defined() ? 1 : 0);
   if (!gradient.defined() || gradient.layout() != at::kStrided || gradient.numel() == 0) return;
+  if (!gradient.is_cpu()) return;  // the host would have to wait for the device
   if (!gradient.is_non_overlapping_and_dense()) gradient = gradient.contiguous();
   const auto element = static_cast<int64_t>(gradient.element_size());
   const auto* const bytes = static_cast<const char*>(gradient.const_data_ptr());
@@ -81,6 +83,8 @@ void ZeroCore::add_group(const torch::optim::OptimizerParamGroup& group,
 }
 
 void ZeroCore::check_named() const {
+  if (const auto problem = wrap::beyond_reach(group_.process_group(), named_)) refuse(*problem);
+  if (const auto problem = wrap::not_on_one_device(named_)) refuse(*problem);
   for (const NamedTensor& parameter : named_) {
     // Throws if the parameter was divided without a mesh.
     static_cast<void>(shard::division_of(parameter));
@@ -243,7 +247,8 @@ uint64_t ZeroCore::digest_of_samples(const Groups& groups) const {
 }
 
 // Throws if the gradients were not reduced, and therefore differ between the ranks. The first step
-// compares whole gradients, later steps only sampled elements.
+// compares whole gradients, later steps only sampled elements, and on a device only which
+// parameters have gradients.
 void ZeroCore::check_reduced() {
   if (!std::exchange(is_reduction_checked_, true)) return check_whole_gradients();
   if (samples_are_equal_) return;

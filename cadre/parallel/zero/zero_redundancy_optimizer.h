@@ -476,8 +476,9 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       const auto found = std::ranges::find(given.tensors, field, &NamedTensor::name);
       if (found == given.tensors.end()) return;
       const at::Tensor& whole = found->tensor;
-      tensor =
-          whole.reshape({-1}).narrow(0, range.begin, range.size()).to(leaf.scalar_type()).clone();
+      tensor = whole.reshape({-1})
+                   .narrow(0, range.begin, range.size())
+                   .to(leaf.device(), leaf.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     });
     if constexpr (requires { state->step(); }) {
       const auto step = std::ranges::find(given.scalars, "step", &NamedTensor::name);

@@ -71,6 +71,14 @@ DeviceFacts search_devices(c10::DeviceType type) {
   return facts;
 }
 
+std::vector<c10::DeviceType> loaded_device_types() {
+  std::vector<c10::DeviceType> types;
+  for (const auto type : {c10::DeviceType::CUDA, c10::DeviceType::PrivateUse1}) {
+    if (c10::impl::hasDeviceGuardImpl(type)) types.push_back(type);
+  }
+  return types;
+}
+
 std::string why_none(const DeviceFacts& facts) {
   const std::string name = c10::DeviceTypeName(facts.type, /*lower_case=*/true);
   if (!is_accelerator(facts.type)) return format("{} is not an accelerator", name);

@@ -18,6 +18,7 @@
 #include <c10/core/DeviceType.h>
 
 #include <string>
+#include <vector>
 
 namespace c10::impl {
 struct DeviceGuardImplInterface;
@@ -37,6 +38,9 @@ struct DeviceFacts {
 };
 
 DeviceFacts search_devices(c10::DeviceType type);
+
+// Returns the types of devices whose library is loaded now, and searches for none.
+std::vector<c10::DeviceType> loaded_device_types();
 
 // Returns a sentence that says why there is no device; empty if there is one.
 std::string why_none(const DeviceFacts& facts);

@@ -1,8 +1,8 @@
 #include "cadre/tensor/hooks/power_sum.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/abs.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
@@ -83,25 +83,33 @@ double power_sum(const at::Tensor& gradient, double p) {
 }
 
 double power_sum(std::span<const at::Tensor> gradients, double p) {
-  double sum = 0;
-  std::vector<at::Tensor> norms;  // those of the gradients on a device
-  for (const at::Tensor& gradient : gradients) {
-    if (gradient.is_cpu()) {
-      sum = joint_power_sum(sum, power_sum(gradient, p), p);
-      continue;
+  return power_sums({&gradients, 1}, p).front();
+}
+
+std::vector<double> power_sums(std::span<const std::span<const at::Tensor>> sets, double p) {
+  std::vector<double> sums(sets.size(), 0);
+  std::vector<at::Tensor> on_device;
+  std::vector<size_t> sets_of;  // the index of the set of each gradient on a device
+  for (size_t set = 0; set < sets.size(); ++set) {
+    for (const at::Tensor& gradient : sets[set]) {
+      if (gradient.is_cpu()) {
+        sums[set] = joint_power_sum(sums[set], power_sum(gradient, p), p);
+      } else if (gradient.numel() > 0) {  // libtorch has no maximum of an empty tensor
+        on_device.push_back(gradient.is_complex() ? at::abs(gradient) : gradient.resolve_neg());
+        sets_of.push_back(set);
+      }
     }
-    const at::Tensor values = gradient.is_complex() ? at::abs(gradient) : gradient;
-    const at::Tensor norm = at::linalg_vector_norm(values, p, /*dim=*/std::nullopt,
-                                                   /*keepdim=*/false, at::kDouble);
-    norms.push_back(norms.empty() ? norm : norm.to(norms.front().device()));
   }
-  if (norms.empty()) return sum;
+  if (on_device.empty()) return sums;
+  std::vector<at::Tensor> norms = at::_foreach_norm(on_device, p, at::kDouble);
+  for (at::Tensor& norm : norms) norm = norm.to(norms.front().device());
   const at::Tensor on_host = at::stack(norms).to(at::kCPU);
-  for (int64_t i = 0; i < on_host.numel(); ++i) {
+  for (size_t i = 0; i < sets_of.size(); ++i) {
     const double norm = on_host.const_data_ptr<double>()[i];
+    double& sum = sums[sets_of[i]];
     sum = joint_power_sum(sum, std::isinf(p) ? norm : std::pow(norm, p), p);
   }
-  return sum;
+  return sums;
 }
 
 double joint_power_sum(double a, double b, double p) {

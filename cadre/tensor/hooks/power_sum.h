@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <span>
+#include <vector>
 
 namespace cadre::wrap {
 
@@ -20,6 +21,9 @@ double power_sum(const at::Tensor& gradient, double p);
 // Returns the power sum of all elements of these gradients. Waits once for a device, however many
 // of the gradients are on it.
 double power_sum(std::span<const at::Tensor> gradients, double p);
+// Returns the power sum of each of these sets of gradients. Waits once for a device, however many
+// sets there are.
+std::vector<double> power_sums(std::span<const std::span<const at::Tensor>> sets, double p);
 // Returns the power sum of the union of two disjoint sets of elements, given the power sum of each
 // set.
 double joint_power_sum(double a, double b, double p);

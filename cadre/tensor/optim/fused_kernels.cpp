@@ -114,7 +114,9 @@ class PaddedBatch {
 
 void run_fused(const FusedBatch& batch, TailRounding rounding,
                const std::function<void(const FusedBatch&)>& kernel) {
-  if (rounding == TailRounding::kByKernel) {
+  // Kernels of devices compute each element alone.
+  const bool is_on_cpu = batch.parameters.empty() || batch.parameters.front().is_cpu();
+  if (rounding == TailRounding::kByKernel || !is_on_cpu) {
     kernel(batch);
   } else {
     const PaddedBatch padded(batch);
@@ -140,11 +142,10 @@ void refuse_parameter(const ParameterPlace& place, const std::string& sentence) 
 
 void check_parameter(const at::Tensor& parameter, const ParameterPlace& place,
                      std::span<const at::ScalarType> dtypes) {
-  if (parameter.layout() != at::kStrided || !parameter.is_cpu()) {
-    refuse_parameter(place,
-                     cadre::format("{} is {}; expected a dense tensor on cpu. Use the optimizer of "
-                                   "torch::optim for it",
-                                   to_text(place), describe(parameter)));
+  if (parameter.layout() != at::kStrided || parameter.is_meta()) {
+    refuse_parameter(place, cadre::format("{} is {}; expected a dense tensor with values. Use the "
+                                          "optimizer of torch::optim for it",
+                                          to_text(place), describe(parameter)));
   }
   if (std::find(dtypes.begin(), dtypes.end(), parameter.scalar_type()) == dtypes.end()) {
     std::string known;

@@ -1,12 +1,12 @@
-// Calls libtorch's fused CPU kernels, which update a parameter in one pass over its memory. Before
+// Calls libtorch's fused kernels, which update a parameter in one pass over its memory. Before
 // that, checks for all inputs that the kernels would accept silently but compute incorrectly.
 //
-// Threads: one. Blocking: never. Lifetime: the lists hold references to their tensors.
-// Errors: kInvalidArgument with the parameter's index and name, for a parameter, gradient or state
-// for which a kernel would compute a wrong result. The checks modify no tensor.
-// The kernels ignore strides and go through memory in order, so parameter, gradient and state need
-// the same dtype and memory order. The kernels do not increment version counters, but the functions
-// below do. For bfloat16 and float16 the SGD kernel of torch 2.13 leaves whole vectors of a
+// Threads: one. Blocking: never, also on a device. Lifetime: the lists hold references to their
+// tensors. Errors: kInvalidArgument with the parameter's index and name, for a parameter, gradient
+// or state for which a kernel would compute a wrong result. The checks modify no tensor. The
+// kernels ignore strides and go through memory in order, so parameter, gradient and state need the
+// same dtype and memory order. The kernels do not increment version counters, but the functions
+// below do. For bfloat16 and float16 the CPU's SGD kernel of torch 2.13 leaves whole vectors of a
 // parameter unchanged, so kSgdDtypes lacks these dtypes. Source: at::_fused_adamw_, _fused_adam_,
 // _fused_sgd_, _fused_adagrad_.
 #pragma once
@@ -37,8 +37,8 @@ inline constexpr at::ScalarType kFloatingDtypes[] = {at::kDouble, at::kFloat, at
                                                      at::kHalf};
 inline constexpr at::ScalarType kSgdDtypes[] = {at::kDouble, at::kFloat};
 
-// Throws unless `parameter` is a strided CPU tensor of one of `dtypes`, without gaps and overlaps,
-// with memory, and not made in inference mode, unless that mode is on.
+// Throws unless `parameter` is a strided tensor of one of `dtypes`, without gaps and overlaps, with
+// memory, and not made in inference mode, unless that mode is on.
 CADRE_EXPORT void check_parameter(const at::Tensor& parameter, const ParameterPlace& place,
                                   std::span<const at::ScalarType> dtypes);
 // Throws unless `gradient` has the parameter's layout, dtype, device and sizes.
@@ -51,7 +51,8 @@ CADRE_EXPORT void check_state(const at::Tensor& parameter, const at::Tensor& sta
 // copy if its order differs or if it is a negated view or a zero tensor without memory.
 CADRE_EXPORT at::Tensor in_order_of(const at::Tensor& parameter, const at::Tensor& tensor);
 
-// The arguments of one kernel call. Entry i of every list belongs to the same parameter.
+// The arguments of one kernel call. Entry i of every list belongs to the same parameter. On a
+// device all tensors of a call are on that device, and its parameters have one dtype.
 struct FusedBatch {
   // The kernel updates the parameters in place.
   std::vector<at::Tensor> parameters;
@@ -60,7 +61,9 @@ struct FusedBatch {
   // One list for each kind of state of the optimizer, such as exp_avg. The kernel updates them in
   // place.
   std::vector<std::vector<at::Tensor>> states;
-  std::vector<at::Tensor> steps;  // 0-dim step numbers, this step included; empty for SGD
+  // 0-dim step numbers, this step included; empty for SGD. They are float32 on the parameters'
+  // device, and float64 on the CPU.
+  std::vector<at::Tensor> steps;
 };
 
 // How the last elements of a tensor are computed. The kernels use fused multiply-add for whole SIMD
@@ -71,7 +74,7 @@ enum class TailRounding {
   kByKernel,
   // All elements are computed as in whole vectors, so the bits of an element do not depend on the
   // slice or tensor that contains it. Each tensor whose size is no multiple of 64 bytes costs some
-  // microseconds.
+  // microseconds. Kernels of devices have this rounding anyway.
   kAsWholeVectors,
 };
 

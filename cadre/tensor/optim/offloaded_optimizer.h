@@ -44,6 +44,7 @@ class OffloadedOptimizer : public O {
       const at::AutoGradMode with_grad(true);
       loss = closure();
     }
+    check_parameters();
     EmptyGroups groups(*this);
     for (size_t i = 0; i < groups.parameters().size(); ++i) {
       std::vector<at::Tensor>& group = this->param_groups()[i].params();
@@ -66,6 +67,7 @@ class OffloadedOptimizer : public O {
   static constexpr bool kSavesPart = true;
 
   void load(torch::serialize::InputArchive& archive) override {
+    check_parameters();
     optim_state::check_part(archive, this->param_groups(), "cadre::OffloadedOptimizer",
                             optim_state::PartRule::kIfWritten);
     optim_state::load_checked<optim_state::StateOf<O>, optim_state::OptionsOf<O>>(
@@ -99,6 +101,15 @@ class OffloadedOptimizer : public O {
     O& optimizer_;
     std::vector<std::vector<at::Tensor>> parameters_;  // one list for each group
   };
+
+  void check_parameters() const {
+    size_t index = 0;
+    for (const auto& group : this->param_groups()) {
+      for (const at::Tensor& parameter : group.params()) {
+        optim_state::check_can_be_in_file(parameter, {"cadre::OffloadedOptimizer", index++, {}});
+      }
+    }
+  }
 
   void move_state(const at::Tensor& parameter) {
     const auto found = this->state().find(parameter.unsafeGetTensorImpl());

@@ -11,9 +11,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/core/Device.h>
 #include <torch/optim/optimizer.h>
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -21,6 +24,7 @@
 #include <map>
 #include <memory>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -129,6 +133,26 @@ class RuleStep {
   }
 
  private:
+  // The parameters of one kernel call. A kernel of a device takes tensors of one device and one
+  // dtype; the CPU's kernels take all dtypes.
+  struct BatchKey {
+    size_t round;
+    bool is_first_step;
+    c10::DeviceType type;
+    c10::DeviceIndex index;
+    at::ScalarType dtype;
+
+    auto operator<=>(const BatchKey&) const = default;
+  };
+  static BatchKey key_of(const at::Tensor& parameter, size_t round, bool is_first) {
+    const c10::Device device = parameter.device();
+    return {.round = round,
+            .is_first_step = is_first,
+            .type = device.type(),
+            .index = device.index(),
+            .dtype = device.is_cpu() ? at::ScalarType::Undefined : parameter.scalar_type()};
+  }
+
   void check(const at::Tensor& parameter, const Options& options, size_t index) {
     if (!parameter.grad().defined()) return;
     const auto name = names_.find(parameter.unsafeGetTensorImpl());
@@ -179,7 +203,7 @@ class RuleStep {
     // One batch for each kernel call. Several rounds are needed because a parameter that is listed
     // several times is updated as many times in sequence, as in torch::optim, and parameters that
     // share memory are updated one after the other.
-    std::map<std::pair<size_t, bool>, FusedBatch> batches;  // the key is (round, first step)
+    std::map<BatchKey, FusedBatch> batches;
     Rounds rounds;
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
@@ -188,9 +212,9 @@ class RuleStep {
       const auto made = made_.find(parameter.unsafeGetTensorImpl());
       const bool is_first = state == nullptr || (made != made_.end() && made->second == &options);
       if (is_first && state != nullptr) made_.erase(made);
-      add(parameter, state, options, batches[{round, is_first}]);
+      add(parameter, state, options, batches[key_of(parameter, round, is_first)]);
     }
-    for (const auto& [key, batch] : batches) Rule::run(batch, options, key.second);
+    for (const auto& [key, batch] : batches) Rule::run(batch, options, key.is_first_step);
   }
 
   // Creates the missing states of all groups before the first kernel runs. If memory runs out, the
@@ -242,22 +266,25 @@ class RuleStep {
       batch.states[k].push_back(tensor);
     }
     if constexpr (requires { state->step(); }) {
-      batch.steps.push_back(step_tensor(count_step(*state)));
+      batch.steps.push_back(step_tensor(count_step(*state), parameter.device()));
     }
   }
 
   // The kernels take the step number as a tensor. Parameters with the same step number share one.
-  const at::Tensor& step_tensor(int64_t step) {
-    at::Tensor& tensor = step_tensors_[step];
+  // The kernels of devices read it as float32, from memory of the device.
+  const at::Tensor& step_tensor(int64_t step, const c10::Device& device) {
+    at::Tensor& tensor = step_tensors_[{step, device.type(), device.index()}];
     if (!tensor.defined()) {
-      tensor = at::scalar_tensor(step, at::TensorOptions().dtype(at::kDouble));
+      tensor = device.is_cpu()
+                   ? at::scalar_tensor(step, at::TensorOptions().dtype(at::kDouble))
+                   : at::full({}, step, at::TensorOptions().dtype(at::kFloat).device(device));
     }
     return tensor;
   }
 
   torch::optim::Optimizer& optimizer_;
   const ParameterNames& names_;
-  std::map<int64_t, at::Tensor> step_tensors_;
+  std::map<std::tuple<int64_t, c10::DeviceType, c10::DeviceIndex>, at::Tensor> step_tensors_;
   // The options of the group that will create the state, for each parameter without state.
   std::unordered_map<const void*, const Options*> makers_;
   // The states that this step has created and no kernel has used yet, with the options of the
@@ -313,8 +340,7 @@ class ListedOnce {
   std::vector<Replaced> replaced_;
 };
 
-// Moves loaded states, which torch::load creates in memory, into the file of their parameter if it
-// is offloaded.
+// Moves loaded states to the device of their parameter, and into its file if it is offloaded.
 template <typename Rule>
 void move_states(torch::optim::Optimizer& optimizer) {
   for (const OptimizerParamGroup& group : optimizer.param_groups()) {
@@ -325,7 +351,8 @@ void move_states(torch::optim::Optimizer& optimizer) {
       if (found == optimizer.state().end() || found->second == nullptr) continue;
       auto& state = static_cast<typename Rule::State&>(*found->second);
       for (const NamedState& named : Rule::states(state, *options)) {
-        *named.tensor = moved_beside(parameter, *named.tensor);
+        if (!named.tensor->defined()) continue;
+        *named.tensor = moved_beside(parameter, named.tensor->to(parameter.device()));
       }
     }
   }

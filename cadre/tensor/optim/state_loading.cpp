@@ -54,6 +54,10 @@ void refuse_empty_state(const Place& place) {
 
 void check_needed(const at::Tensor& parameter, const at::Tensor& state, std::string_view state_name,
                   const Place& place) {
+  const bool fits_elsewhere = state.defined() && state.device() != parameter.device() &&
+                              state.sizes() == parameter.sizes() &&
+                              state.scalar_type() == parameter.scalar_type();
+  if (fits_elsewhere) return;  // the caller moves it to the parameter
   check_state(parameter, state, state_name, as_parameter_place(place));
 }
 
@@ -62,6 +66,13 @@ void check_not_needed(const at::Tensor& state, std::string_view state_name, cons
   refuse_state(place, format("the state of {} has a {}, which an optimizer with these options does "
                              "not use. Load a state that was saved with the same options",
                              text_of(place), state_name));
+}
+
+void check_can_be_in_file(const at::Tensor& parameter, const Place& place) {
+  if (parameter.is_cpu()) return;
+  refuse_state(place, format("{} is on {}, and the state in a file is that of parameters that are "
+                             "on the CPU. Use the optimizer itself, without OffloadedOptimizer",
+                             text_of(place), parameter.device().str()));
 }
 
 void check_num_steps(int64_t num_steps, const Place& place) {

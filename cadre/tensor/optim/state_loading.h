@@ -44,12 +44,14 @@ CADRE_EXPORT void load_archive(std::string_view optimizer, const std::function<v
 // the file was saved.
 [[noreturn]] CADRE_EXPORT void refuse_empty_state(const Place& place);
 // check_needed() throws unless a state tensor that the options need is defined and has the sizes
-// and dtype of its parameter. check_not_needed() throws if a state tensor that they do not need is
-// defined.
+// and dtype of its parameter; it may be on another device. check_not_needed() throws if a state
+// tensor that they do not need is defined.
 CADRE_EXPORT void check_needed(const at::Tensor& parameter, const at::Tensor& state,
                                std::string_view state_name, const Place& place);
 CADRE_EXPORT void check_not_needed(const at::Tensor& state, std::string_view state_name,
                                    const Place& place);
+// Throws for a parameter on a device, whose state no file can have.
+CADRE_EXPORT void check_can_be_in_file(const at::Tensor& parameter, const Place& place);
 CADRE_EXPORT void check_num_steps(int64_t num_steps, const Place& place);
 
 // Returns whether an optimizer with these options uses the state tensor of this name.

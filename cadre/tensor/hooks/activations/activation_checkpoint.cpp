@@ -1,6 +1,7 @@
 #include "cadre/tensor/hooks/activations/activation_checkpoint.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
@@ -8,11 +9,14 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/hooks/autocast.h"
 
 namespace cadre {
 
@@ -21,36 +25,62 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor random_state() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get_state();
+// Returns the CPU and the devices of the tensors.
+std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& inputs,
+                                    const std::vector<at::Tensor>& buffers) {
+  std::vector<c10::Device> devices = {c10::Device(at::kCPU)};
+  for (const std::vector<at::Tensor>* list : {&inputs, &buffers}) {
+    for (const at::Tensor& tensor : *list) {
+      if (tensor.is_meta() || std::ranges::count(devices, tensor.device()) > 0) continue;
+      devices.push_back(tensor.device());
+    }
+  }
+  return devices;
 }
 
-void set_random_state(const at::Tensor& state) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state);
-}
+// The state of the default generator of a device. It is host memory, also that of CUDA, so reading
+// and writing it waits for no kernel.
+class RandomState {
+ public:
+  explicit RandomState(const c10::Device& device)
+      : generator_(device.is_cpu() ? at::detail::getDefaultCPUGenerator()
+                                   : at::globalContext().defaultGenerator(device)) {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_ = generator_.get_state();
+  }
+  void restore() const {
+    at::Generator generator = generator_;
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state_);
+  }
 
-// The global state that a forward depends on: the random number generator and autocast.
+ private:
+  at::Generator generator_;
+  at::Tensor state_;
+};
+
+// The global state that a forward depends on: the random number generators of the CPU and of the
+// devices of its tensors, and autocast.
 struct ForwardState {
-  at::Tensor random = random_state();
-  bool is_autocast = at::autocast::is_autocast_enabled(at::kCPU);
-  at::ScalarType autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
+  explicit ForwardState(std::vector<c10::Device> of) : devices(std::move(of)) {
+    for (const c10::Device& device : devices) random.emplace_back(device);
+  }
 
   void restore() const {
-    set_random_state(random);
-    at::autocast::set_autocast_enabled(at::kCPU, is_autocast);
-    at::autocast::set_autocast_dtype(at::kCPU, autocast_dtype);
+    for (const RandomState& of_device : random) of_device.restore();
+    autocast.restore();
   }
+
+  std::vector<c10::Device> devices;
+  std::vector<RandomState> random;
+  wrap::AutocastState autocast;
 };
 
 // Sets the state that the first forward had, for the second forward. The destructor restores the
 // present state.
 class Restored {
  public:
-  explicit Restored(const ForwardState& state) {
+  explicit Restored(const ForwardState& state) : before_(state.devices) {
     at::autocast::increment_nesting();
     state.restore();
   }
@@ -230,9 +260,10 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
 std::vector<at::Tensor> checkpoint(TensorFunction function, const std::vector<at::Tensor>& inputs,
                                    std::vector<at::Tensor> buffers) {
   const at::Tensor leaf = at::zeros({0}).requires_grad_(true);
+  ForwardState state(devices_of(inputs, buffers));
   return CheckpointFunction::apply(leaf, at::TensorList(inputs),
                                    c10::make_intrusive<Holder>(Checkpointed{
-                                       std::move(function), ForwardState{}, std::move(buffers)}));
+                                       std::move(function), std::move(state), std::move(buffers)}));
 }
 
 bool is_checkpoint(const torch::autograd::Node& node) {

@@ -7,14 +7,15 @@
 // of forward(). For a unit of FullyShardedDataParallel write
 // ShardUnit<ActivationCheckpoint<BlockImpl>>. Without grad it only calls M::forward().
 //
-// The second forward draws the same random numbers, from the default CPU generator, and has the
-// same autocast state. Each checkpointed module runs a backward of its own inside the outer
-// backward. So a parameter that two checkpointed modules share gets its gradient in two steps,
-// which DistributedDataParallel refuses with an error. autograd::grad(), and backward() with a list
-// of inputs, throw at the module, because they would add to the gradients of parameters that were
-// not requested. If forward() changes a buffer in place, such as BatchNorm's statistics, the change
-// by the second forward is undone. A tensor that forward() stores in a member, for example for an
-// extra loss, has no autograd graph; return it instead.
+// The second forward draws the same random numbers, from the default generators of the CPU and of
+// the devices of its arguments and buffers, and has the same autocast state. Each checkpointed
+// module runs a backward of its own inside the outer backward. So a parameter that two checkpointed
+// modules share gets its gradient in two steps, which DistributedDataParallel refuses with an
+// error. autograd::grad(), and backward() with a list of inputs, throw at the module, because they
+// would add to the gradients of parameters that were not requested. If forward() changes a buffer
+// in place, such as BatchNorm's statistics, the change by the second forward is undone. A tensor
+// that forward() stores in a member, for example for an extra loss, has no autograd graph; return
+// it instead.
 //
 // Threads: as the module. Blocking: as M::forward(). Lifetime: a graph keeps the arguments, and
 // refers to the module, which must live until backward. Errors: those of M::forward(), also from

@@ -34,6 +34,7 @@ class Registration {
     at::setHostAllocator(kLateType, &runtime().pinned);
     register_guard_and_hooks();
     register_kernels();
+    register_autocast();
   }
   ~Registration() { runtime().streams.close(); }
   Registration(const Registration&) = delete;

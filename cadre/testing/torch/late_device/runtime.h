@@ -46,5 +46,6 @@ StreamQueue& queue_of(const c10::Stream& stream);
 // Parts of the registration, each called once by register_device().
 void register_guard_and_hooks();
 void register_kernels();
+void register_autocast();
 
 }  // namespace cadre::testing::late

@@ -1,0 +1,525 @@
+// Trains under FullyShardedDataParallel on the late device, and compares the parameters with those
+// of one process on the CPU. Delays of the kernels, held streams and memory that is 0xFF when it is
+// free make a missing order of two streams a wrong number.
+#include <c10/core/StreamGuard.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cadre/core/base/format.h"
+#include "cadre/parallel/deferred/deferred_init.h"
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/fsdp/wrap_policy.h"
+#include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/parallel/shard/gather_shards.h"
+#include "cadre/parallel/shard/grad_scaler.h"
+#include "cadre/parallel/shard/nonfinite_gradients.h"
+#include "cadre/parallel/shard/sharded_norm.h"
+#include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/tensor/optim/optimizers.h"
+#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/torch/late_device/late_device.h"
+#include "on_devices.h"
+#include "training_on_devices.h"
+
+namespace cadre::fsdp_on_devices {
+namespace {
+
+namespace late = testing::late;
+using testing::DeviceEngine;
+using testing::failure_of;
+using testing::inputs_of;
+using testing::kNumSteps;
+using testing::loss_of;
+using testing::require;
+using testing::rows_of;
+using testing::UnitNet;
+using testing::Values;
+using torch::Tensor;
+using Options = FullyShardedDataParallelOptions;
+using Model = FullyShardedDataParallel<UnitNet>;
+
+// What a training does beside forward, backward and step.
+struct Program {
+  std::string name;
+  Options options = {};
+  bool has_frozen = false;
+  bool accumulates = false;   // two backwards a step, the first without reduction
+  bool adds_reduced = false;  // two backwards a step, both of which reduce
+  bool zeroes = false;        // zero_grad(false)
+  std::optional<double> max_norm = {};
+  double norm_type = 2;
+  bool overflows = false;  // with a GradScaler; the loss of step 1 overflows
+};
+
+std::vector<Program> programs() {
+  return {
+      {"plain"},
+      {"without prefetch", {.num_prefetched = 0}},
+      {"kept until backward", {.reshard = Reshard::kAfterBackward}},
+      {"kept until reduction",
+       {.reshard = Reshard::kAfterReduction, .reshard_root = Reshard::kAfterReduction}},
+      {"root freed, too", {.reshard_root = Reshard::kAfterForward}},
+      {"mapped is gathered", {.form = ShardForm::kMapped}},
+      {.name = "frozen", .has_frozen = true},
+      {.name = "accumulating", .accumulates = true},
+      {.name = "accumulating, set to zero", .accumulates = true, .zeroes = true},
+      {.name = "adding", .adds_reduced = true, .zeroes = true},
+      {.name = "clipped", .max_norm = 0.05},
+      {.name = "clipped by the maximum",
+       .max_norm = 0.01,
+       .norm_type = std::numeric_limits<double>::infinity()},
+      {.name = "scaled", .max_norm = 0.05, .overflows = true},
+  };
+}
+
+torch::optim::AdamWOptions adamw() {
+  return torch::optim::AdamWOptions(0.05).weight_decay(0.1);
+}
+
+// Runs the steps of a program. `backward(step, part, num_parts)` runs a forward and a backward of
+// its part of the rows, and `clip` returns the norm.
+template <typename Optimizer>
+void run_steps(const Program& program, Optimizer& optimizer,
+               const std::function<void(int step, int part, double factor)>& backward,
+               const std::function<bool(GradScaler&)>& unscale, const std::function<void()>& clip) {
+  GradScaler scaler({.initial_scale = 1024});
+  for (int step = 0; step < kNumSteps; ++step) {
+    optimizer.zero_grad(!program.zeroes);
+    double factor = program.overflows ? scaler.state().scale : 1;
+    if (program.overflows && step == 1) factor = std::numeric_limits<double>::infinity();
+    for (int part = 0; part < (program.accumulates || program.adds_reduced ? 2 : 1); ++part) {
+      backward(step, part, factor);
+    }
+    if (!program.overflows) {
+      if (program.max_norm) clip();
+      optimizer.step();
+      continue;
+    }
+    if (unscale(scaler) && program.max_norm) clip();
+    scaler.step(optimizer);
+    scaler.update();
+  }
+}
+
+// Trains in one process on the CPU, on all rows.
+Values trained_alone(const Program& program) {
+  UnitNet net;
+  if (program.has_frozen) net.freeze_some();
+  std::vector<Tensor> distinct;  // a tied weight is updated once
+  for (const NamedTensor& named : distinct_parameters(net)) distinct.push_back(named.tensor);
+  AdamW optimizer(distinct, adamw());
+  const int num_parts = program.accumulates || program.adds_reduced ? 2 : 1;
+  run_steps(
+      program, optimizer,
+      [&](int step, int /*part*/, double factor) {
+        (loss_of(net.forward(inputs_of(step))) * (factor / num_parts)).backward();
+      },
+      [&](GradScaler& scaler) { return scaler.unscale_(std::span<const Tensor>(distinct)); },
+      [&] { clip_grad_norm_(distinct, *program.max_norm, {.norm_type = program.norm_type}); });
+  return testing::values_of(net);
+}
+
+Values whole_values_of(const Model& model) {
+  Values values;
+  for (const NamedTensor& named : shard::gather_values(model.parameter_shards())) {
+    values[named.name] = named.tensor.cpu();
+  }
+  return values;
+}
+
+Options with_units(Options options) {
+  options.wrap_policy = wrap_by_size(1);
+  return options;
+}
+
+// Trains on this rank's rows, on the device.
+Values trained_sharded(const Program& program, const Ranks& ranks, const c10::Device& device) {
+  const auto net = std::make_shared<UnitNet>();
+  if (program.has_frozen) net->freeze_some();
+  net->to(device);
+  Model model(net, ranks, with_units(program.options));
+  ShardedOptimizer<AdamW> optimizer(model, adamw());
+  const ProcessGroup& group = ranks.group();
+  const testing::Rows rows = rows_of(group.rank(), group.world_size());
+  run_steps(
+      program, optimizer,
+      [&](int step, int part, double factor) {
+        const Tensor x = inputs_of(step).slice(0, rows.begin, rows.end).to(device);
+        if (program.accumulates) {
+          // The parts have other sizes than a half, and the loss is the mean of all rows.
+          const int64_t cut = part == 0 ? 1 : x.size(0) - 1;
+          const Tensor own = part == 0 ? x.slice(0, 0, 1) : x.slice(0, 1);
+          std::optional<NoSync> no_sync;
+          if (part == 0) no_sync.emplace(model.no_sync({.losses_are_weighted = true}));
+          (loss_of(model(own)) * (factor * double(cut) / double(x.size(0)))).backward();
+        } else {
+          (loss_of(model(x)) * (factor / (program.adds_reduced ? 2 : 1))).backward();
+        }
+      },
+      [&](GradScaler& scaler) { return scaler.unscale_(model); },
+      [&] { clip_grad_norm_(model, *program.max_norm, {.norm_type = program.norm_type}); });
+  return whole_values_of(model);
+}
+
+class FsdpOnDevicesTest : public testing::OnDevices {};
+
+INSTANTIATE_TEST_SUITE_P(Devices, FsdpOnDevicesTest,
+                         ::testing::Values(DeviceEngine::kEnqueues, DeviceEngine::kStaged,
+                                           DeviceEngine::kStagedInPieces),
+                         [](const auto& test) { return testing::name_of(test.param); });
+
+TEST_P(FsdpOnDevicesTest, TrainsAsOneProcessOnTheCpu) {
+  for (const Program& program : programs()) {
+    const Values expected = trained_alone(program);
+    for (const int num_ranks : {1, 2, 3}) {
+      expect_on_all(num_ranks, [&](const ProcessGroup& group, const c10::Device& device) {
+        testing::require_close(trained_sharded(program, group, device), expected, 1e-9,
+                               format("{}, {} ranks", program.name, num_ranks));
+      });
+    }
+  }
+}
+
+TEST_P(FsdpOnDevicesTest, DelaysOfKernelsChangeNothing) {
+  const Program plain{"plain"};
+  const Program accumulating{.name = "accumulating", .accumulates = true};
+  for (const Program& program : {plain, accumulating}) {
+    const Values expected = trained_alone(program);
+    for (uint64_t seed = 1; seed <= 10; ++seed) {
+      late::set_delays({.longest = std::chrono::microseconds(300), .seed = seed});
+      expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+        testing::require_close(trained_sharded(program, group, device), expected, 1e-9,
+                               format("{}, seed {}", program.name, seed));
+      });
+    }
+  }
+}
+
+TEST_P(FsdpOnDevicesTest, ReplicasOfShardsTrainAsOneProcess) {
+  late::set_delays({.longest = std::chrono::microseconds(100), .seed = 3});
+  for (const Program& program : {Program{"plain"}, Program{.name = "frozen", .has_frozen = true},
+                                 Program{.name = "accumulating", .accumulates = true},
+                                 Program{.name = "scaled", .max_norm = 0.05, .overflows = true}}) {
+    const Values expected = trained_alone(program);
+    expect_on_all(4, [&](const ProcessGroup& group, const c10::Device& device) {
+      const DeviceMesh mesh(group, {{"replicate", 2}, {"shard", 2}});
+      testing::require_close(trained_sharded(program, mesh, device), expected, 1e-9, program.name);
+    });
+  }
+}
+
+TEST_P(FsdpOnDevicesTest, APartKeptInAGroupTrainsAsOneProcess) {
+  const Program program{"onto group", {.reshard = Reshard::kOntoGroup, .reshard_group_size = 2}};
+  const Values expected = trained_alone(program);
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    late::set_delays({.longest = std::chrono::microseconds(200), .seed = seed});
+    expect_on_all(4, [&](const ProcessGroup& group, const c10::Device& device) {
+      testing::require_close(trained_sharded(program, group, device), expected, 1e-9, program.name);
+    });
+  }
+}
+
+// The truth is the same program on the CPU, because low precision rounds.
+TEST_P(FsdpOnDevicesTest, MixedPrecisionIsThatOfTheCpu) {
+  for (const auto reduce : {torch::kFloat32, torch::kBFloat16}) {
+    const Program program{
+        "mixed",
+        {.precision = {
+             .parameters = torch::kBFloat16, .reduce = reduce, .outputs = torch::kFloat32}}};
+    Values expected;
+    const auto on_cpu = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {
+      at::set_num_threads(1);
+      const ProcessGroup group(connect_ranks(context));
+      const Values values = trained_sharded(program, group, c10::Device(at::kCPU));
+      if (group.rank() == 0) expected = values;
+      group.close();
+    });
+    ASSERT_TRUE(on_cpu.ok()) << on_cpu.failures();
+    late::set_delays({.longest = std::chrono::microseconds(100), .seed = 7});
+    expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+      testing::require_close(trained_sharded(program, group, device), expected, 1e-7, "mixed");
+    });
+  }
+}
+
+TEST_P(FsdpOnDevicesTest, WholeParametersAreReadWrittenAndEvaluated) {
+  UnitNet alone;
+  const Tensor expected = alone.forward(inputs_of(2)).detach();
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+    late::set_delays({.longest = std::chrono::microseconds(100), .seed = 2});
+    const auto net = std::make_shared<UnitNet>();
+    net->to(device);
+    Model model(net, group, with_units({}));
+    ShardedOptimizer<SGD> optimizer(model, torch::optim::SGDOptions(0.1));
+    const auto evaluated = [&] {
+      const torch::NoGradGuard no_grad;
+      return model(inputs_of(2).to(device)).cpu();
+    };
+    require(torch::allclose(evaluated(), expected, 1e-12, 1e-14), "before training");
+    loss_of(model(inputs_of(0).to(device))).backward();
+    const Tensor between = evaluated();
+    require(torch::allclose(between, expected, 1e-12, 1e-14), "before the step");
+    optimizer.step();
+    require(!torch::allclose(evaluated(), expected, 1e-6, 1e-6), "after the step");
+    {
+      auto full = model.summon_full_params();
+      const torch::NoGradGuard no_grad;
+      UnitNet fresh;
+      const auto source = fresh.parameters();
+      const auto target = net->parameters();
+      for (size_t i = 0; i < target.size(); ++i) target[i].copy_(source[i]);
+      full.write_back();
+    }
+    require(torch::allclose(evaluated(), expected, 1e-12, 1e-14), "after write_back()");
+  });
+}
+
+TEST_P(FsdpOnDevicesTest, AForwardThatThrowsLeavesTheModelUsable) {
+  const Program program{"plain"};
+  const Values expected = trained_alone(program);
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+    late::set_delays({.longest = std::chrono::microseconds(100), .seed = 4});
+    const auto net = std::make_shared<UnitNet>();
+    net->to(device);
+    Model model(net, group, with_units({}));
+    ShardedOptimizer<AdamW> optimizer(model, adamw());
+    const testing::Rows rows = rows_of(group.rank(), 2);
+    for (int step = 0; step < kNumSteps; ++step) {
+      const Tensor x = inputs_of(step).slice(0, rows.begin, rows.end).to(device);
+      if (step > 0) {
+        net->blocks[1]->throws_next = true;
+        require(failure_of([&] { model(x); }).find("a block that fails") != std::string::npos,
+                "the exception");
+      }
+      optimizer.zero_grad();
+      loss_of(model(x)).backward();
+      optimizer.step();
+    }
+    testing::require_close(whole_values_of(model), expected, 1e-9, "after exceptions");
+  });
+}
+
+// The values of a deferred model are those of the CPU's generator.
+TEST_P(FsdpOnDevicesTest, DeferredAndUnmovedModelsAreMovedUnitByUnit) {
+  torch::manual_seed(11);
+  const auto make = [] {
+    const auto net = std::make_shared<UnitNet>();
+    const torch::NoGradGuard no_grad;
+    for (const Tensor& parameter : net->parameters()) parameter.uniform_(-1, 1);
+    net->register_buffer("table", torch::rand({3}));
+    return net;
+  };
+  const auto alone = make();
+  const Values expected = testing::values_of(*alone);
+  const auto on_all = [&](const ProcessGroup& group, const std::shared_ptr<UnitNet>& net) {
+    const c10::Device device = late::device(group.rank());
+    Options options = with_units({});
+    options.device = device;
+    Model model(net, group, options);
+    testing::require_close(whole_values_of(model), expected, 0, "the values");
+    require(net->named_buffers()["table"].device() == device, "the buffer's device");
+    const Tensor output = model(inputs_of(0).to(device));
+    require(torch::allclose(output.cpu(), alone->forward(inputs_of(0)), 1e-12, 1e-14), "forward");
+    loss_of(output).backward();
+  };
+  std::vector<std::shared_ptr<UnitNet>> deferred;
+  for (int rank = 0; rank < 2; ++rank) {
+    torch::manual_seed(11);
+    deferred.push_back(defer_init(make));
+  }
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device&) {
+    on_all(group, deferred[static_cast<size_t>(group.rank())]);
+  });
+  std::vector<std::shared_ptr<UnitNet>> unmoved;
+  for (int rank = 0; rank < 2; ++rank) {
+    torch::manual_seed(11);
+    unmoved.push_back(make());
+  }
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device&) {
+    on_all(group, unmoved[static_cast<size_t>(group.rank())]);
+  });
+}
+
+TEST_P(FsdpOnDevicesTest, WhatDevicesCannotDoIsRefusedOnAllRanks) {
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+    const auto expect_refusal = [&](const Options& options, const c10::Device& place,
+                                    const std::string& text) {
+      const auto net = std::make_shared<UnitNet>();
+      net->to(place);
+      const std::string failure = failure_of([&] { Model(net, group, with_units(options)); });
+      require(failure.find("kInvalidArgument") != std::string::npos &&
+                  failure.find(text) != std::string::npos,
+              failure);
+    };
+    const c10::Device elsewhere = late::device(6);
+    expect_refusal({.offload = FileOffload{.folder = "/tmp"}}, device, "leave offload out");
+    expect_refusal({}, group.rank() == 1 ? elsewhere : device, "is on " + elsewhere.str());
+    expect_refusal({.device = elsewhere}, device, "options.device is " + elsewhere.str());
+    const auto net = std::make_shared<UnitNet>();
+    net->blocks[1]->to(device);
+    const std::string failure = failure_of([&] { Model(net, group, with_units({})); });
+    require(failure.find("move the module to one device") != std::string::npos, failure);
+    // The access to a parameter that is not gathered throws where the program makes it.
+    const auto sharded = std::make_shared<UnitNet>();
+    sharded->to(device);
+    const Model model(sharded, group, with_units({}));
+    require(failure_of([&] { sharded->blocks[0]->up->weight.clone(); }).find("are sharded") !=
+                std::string::npos,
+            "an access to a sharded parameter");
+  });
+}
+
+class EnqueuedFsdpTest : public FsdpOnDevicesTest {};
+INSTANTIATE_TEST_SUITE_P(Devices, EnqueuedFsdpTest, ::testing::Values(DeviceEngine::kEnqueues));
+
+TEST_P(EnqueuedFsdpTest, AStepNeverWaitsForTheDevice) {
+  for (const Program& program : programs()) {
+    if (program.max_norm || program.overflows) continue;
+    expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+      const auto net = std::make_shared<UnitNet>();
+      if (program.has_frozen) net->freeze_some();
+      net->to(device);
+      Model model(net, group, with_units(program.options));
+      ShardedOptimizer<AdamW> optimizer(model, adamw());
+      const testing::Rows rows = rows_of(group.rank(), 2);
+      const Tensor x = inputs_of(0).slice(0, rows.begin, rows.end).to(device);
+      late::Counts before;
+      for (int step = 0; step < 6; ++step) {
+        if (step == 3) before = late::counts(group.rank());
+        optimizer.zero_grad(!program.zeroes);
+        if (program.accumulates) {
+          const auto no_sync = model.no_sync();
+          loss_of(model(x)).backward();
+        }
+        if (program.adds_reduced) loss_of(model(x)).backward();
+        loss_of(model(x)).backward();
+        optimizer.step();
+      }
+      const std::string waits = testing::waits_since(before, group.rank());
+      require(waits.empty(), program.name + ": " + waits);
+      require(late::counts(group.rank()).kernels > before.kernels, "the steps ran on the device");
+    });
+  }
+}
+
+TEST_P(EnqueuedFsdpTest, NormsAndScalesWaitOnce) {
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+    const auto net = std::make_shared<UnitNet>();
+    net->to(device);
+    Model model(net, group, with_units({}));
+    GradScaler scaler;
+    scaler.scale(loss_of(model(inputs_of(0).to(device)))).backward();
+    const auto expect_one_wait = [&](const std::string& call, const std::function<void()>& body) {
+      const uint64_t before = late::counts(group.rank()).num_synchronous();
+      body();
+      const uint64_t waits = late::counts(group.rank()).num_synchronous() - before;
+      require(waits == 1, format("{}: {} waits", call, waits));
+    };
+    expect_one_wait("unscale_", [&] { scaler.unscale_(model); });
+    expect_one_wait("clip_grad_norm_", [&] { clip_grad_norm_(model, 0.01); });
+    expect_one_wait("check_gradients_finite", [&] { check_gradients_finite(model); });
+  });
+}
+
+// Gradients of shards get the same memory in each step, although the device may use it until long
+// after the pass.
+TEST_P(EnqueuedFsdpTest, GradientsKeepTheirMemory) {
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+    const auto net = std::make_shared<UnitNet>();
+    net->to(device);
+    Model model(net, group, with_units({}));
+    ShardedOptimizer<SGD> optimizer(model, torch::optim::SGDOptions(0.1));
+    std::vector<const void*> first;
+    for (int step = 0; step < 5; ++step) {
+      optimizer.zero_grad();
+      std::vector<const void*> memory;
+      {
+        const late::StreamHold hold(testing::late_runtime().current_stream(device));
+        loss_of(model(inputs_of(0).to(device, /*non_blocking=*/true))).backward();
+        for (const Tensor& values : model.parameters()) {
+          if (values.numel() > 0) memory.push_back(values.grad().const_data_ptr());
+        }
+        optimizer.zero_grad();
+        loss_of(model(inputs_of(0).to(device, /*non_blocking=*/true))).backward();
+        for (size_t i = 0, k = 0; i < model.parameters().size(); ++i) {
+          const Tensor values = model.parameters()[i];
+          if (values.numel() == 0) continue;
+          require(values.grad().const_data_ptr() == memory[k++], "another memory");
+        }
+      }
+      optimizer.step();
+      if (step == 2) first = memory;
+      require(step < 2 || memory == first, "the memory of another step");
+    }
+  });
+}
+
+std::vector<NamedTensor> one_parameter(double value, const c10::Device& device) {
+  return {{.name = "weight",
+           .tensor = torch::full({64}, value, torch::kDouble).to(device).requires_grad_()}};
+}
+
+// The gather is late, because the stream that has issued it is held; the values are read on another
+// stream.
+TEST_P(EnqueuedFsdpTest, AnotherStreamReadsGatheredParametersBehindTheGather) {
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+    const auto parameters = one_parameter(3, device);
+    shard::FlatParameters flat(parameters, group);
+    const c10::Stream side = pooled(device);
+    Tensor read;
+    {
+      const late::StreamHold hold(testing::late_runtime().current_stream(device));
+      flat.unshard_async();
+      flat.wait_unsharded();
+      const c10::StreamGuard guard(side);
+      flat.wait_unsharded();
+      read = parameters[0].tensor.detach().clone();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    const c10::StreamGuard guard(side);
+    require(torch::all(read.cpu() == 3).item<bool>(), "the values");
+  });
+}
+
+// A buffer is given back while a kernel of another stream still reads it, and is used again.
+TEST_P(EnqueuedFsdpTest, ABufferIsUsedAgainBehindItsLastUse) {
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+    const auto pool = std::make_shared<shard::FlatBufferPool>();
+    const auto first = one_parameter(3, device);
+    const auto second = one_parameter(5, device);
+    shard::FlatParameters of_first(first, group, {.pool = pool});
+    shard::FlatParameters of_second(second, group, {.pool = pool});
+    const c10::Stream side = pooled(device);
+    Tensor read;
+    {
+      std::optional<late::StreamHold> hold;
+      {
+        const c10::StreamGuard guard(side);
+        of_first.unshard_async();
+        of_first.wait_unsharded();
+        hold.emplace(side);
+        read = first[0].tensor.detach().clone();
+        of_first.reshard();
+      }
+      of_second.unshard_async();
+      of_second.wait_unsharded();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    require(torch::all(second[0].tensor.detach().cpu() == 5).item<bool>(), "the second buffer");
+    const c10::StreamGuard guard(side);
+    require(torch::all(read.cpu() == 3).item<bool>(), "the values that were read");
+  });
+}
+
+}  // namespace
+}  // namespace cadre::fsdp_on_devices
