@@ -2,12 +2,17 @@
 
 #include <c10/core/StreamGuard.h>
 
+#include <atomic>
 #include <chrono>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "cadre/core/base/format.h"
 #include "cadre/core/collective/reduction_table.h"
+#include "cadre/core/store/store.h"
 #include "cadre/tensor/device/core_device.h"
 #include "cadre/tensor/device/device_runtime.h"
 #include "cadre/tensor/device/stream_point.h"
@@ -121,6 +126,20 @@ class LateEngine final : public Backend {
   FakeStream watch_;  // completes the operations; the last member, because it uses the others
 };
 
+// Returns a name that no other group of the process has: the groups of an axis of a mesh have one
+// name.
+Result<std::string> unique_name(const BackendSetup& setup) {
+  static std::atomic<int> num_groups{0};  // of the process, as the fake peers are
+  if (setup.store == nullptr) return format("{}.{}", setup.group, num_groups++);
+  constexpr std::string_view kKey = "late_engine/name";
+  if (setup.rank == 0) {
+    const auto is_set =
+        setup.store->set(kKey, format("{}.{}", setup.group, num_groups++), setup.deadline);
+    if (!is_set.ok()) return is_set.error();
+  }
+  return setup.store->get(kKey, setup.deadline);
+}
+
 }  // namespace
 
 DeviceBackend late_engine(int index, std::shared_ptr<FakePeers> peers,
@@ -128,8 +147,10 @@ DeviceBackend late_engine(int index, std::shared_ptr<FakePeers> peers,
   const Device device = *device::to_core(late::device(index));
   return {.device = device,
           .make = [=](const BackendSetup& setup) -> Result<std::unique_ptr<Backend>> {
+            Result<std::string> group = unique_name(setup);
+            if (!group.ok()) return std::move(group).error();
             return std::unique_ptr<Backend>(
-                std::make_unique<LateEngine>(FakeRank{.group = setup.group,
+                std::make_unique<LateEngine>(FakeRank{.group = *std::move(group),
                                                       .rank = setup.rank,
                                                       .world_size = setup.world_size,
                                                       .system = process_system()},
