@@ -17,4 +17,26 @@ void refuse_devices(std::string_view what, std::span<const NamedTensor> tensors)
   }
 }
 
+void check_devices(std::string_view what, std::span<const NamedTensor> tensors,
+                   std::optional<c10::Device> of_group) {
+  const NamedTensor* first = nullptr;
+  for (const NamedTensor& named : tensors) {
+    if (!named.tensor.defined() || named.tensor.is_meta()) continue;
+    const c10::Device device = named.tensor.device();
+    if (!device.is_cpu() && device != of_group) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          format("{}: \"{}\" is on {}, but this rank's device in the group is {}; move the module "
+                 "there, or initialize the group with InitOptions::device",
+                 what, named.name, device.str(), of_group ? of_group->str() : "the CPU"));
+    }
+    if (first == nullptr) first = &named;
+    if (device == first->tensor.device()) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: \"{}\" is on {} and \"{}\" on {}; move the module to one device with "
+                       "module->to(device)",
+                       what, first->name, first->tensor.device().str(), named.name, device.str()));
+  }
+}
+
 }  // namespace cadre::wrap
