@@ -365,8 +365,8 @@ TEST_P(DeviceGroupTest, TensorsElsewhereAreRefusedByName) {
     refused(failure_of([&] { group.all_gather({on_cpu, on_cpu.clone()}, own); }), two);
     refused(failure_of([&] { group.all_gather({on_cpu, own.clone()}, own); }), two);
     refused(failure_of([&] { group.all_reduce_coalesced({own, on_cpu}); }), two);
-    refused(failure_of([&] { group.send(own, 1 - group.rank()); }),
-            "messages are exchanged from CPU tensors");
+    refused(failure_of([&] { group.send(elsewhere, 1 - group.rank()); }),
+            "but this rank's device in the group is ");
     require(group.communicator().num_collectives() == 0, "no call got a number");
   });
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/fnv1a.h"
@@ -80,23 +81,25 @@ MessageSpace reserve_message_space(Communicator& group, std::string_view user,
 }
 
 Rank run_message(const Communicator& group, const MessageSpace& space, const MessageCall& message,
-                 const CollectiveOptions& options) {
+                 const CollectiveOptions& options, SendGate is_written) {
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
   check_message(message, group, options.call);
   impl.check_open(name_of_call(message, options));
   check_has_peers(group, name_of_call(message, options), kNoMessages);
-  return impl.messages->run(message, space, with_deadline(group, message, options));
+  return impl.messages->run(message, space, with_deadline(group, message, options),
+                            std::move(is_written));
 }
 
 std::vector<Work> issue_messages(const Communicator& group, const MessageSpace& space,
                                  std::span<const MessageCall> messages,
-                                 const CollectiveOptions& options) {
+                                 const CollectiveOptions& options, const SendGate& is_written) {
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
   for (const MessageCall& message : messages) check_message(message, group, options.call);
   if (messages.empty()) return {};  // no error even in a world of one, which has no peers
   impl.check_open(name_of_call(messages.front(), options));
   check_has_peers(group, name_of_call(messages.front(), options), kNoMessages);
-  return impl.messages->issue(messages, space, with_deadline(group, messages.front(), options));
+  return impl.messages->issue(messages, space, with_deadline(group, messages.front(), options),
+                              is_written);
 }
 
 }  // namespace cadre

@@ -166,7 +166,7 @@ ExpertParallel::ExpertParallel(torch::nn::Module& module, const Ranks& ranks,
         for (const NamedLayer& named : experts) check_layer(named, mesh, axis);
         divided = divided_by(experts);
         check_experts_only_in_layers(module, divided);
-        division.check();
+        division.check(mesh.joint_group().device());
         return fields_of(experts, axis);
       },
       "pass the same module with the same options on all ranks");

@@ -123,8 +123,8 @@ MixtureOfExpertsOutput MixtureOfExpertsImpl::forward(const at::Tensor& input) {
         format("the input has the sizes {}, but the last one must be the {} features of a token",
                list_of(input.sizes()), options.features));
   }
-  if (!at::isFloatingType(input.scalar_type()) || !input.device().is_cpu()) {
-    refuse_mixture(format("the input is {} on {}, expected a floating-point tensor on the CPU",
+  if (!at::isFloatingType(input.scalar_type()) || input.is_meta()) {
+    refuse_mixture(format("the input is {} on {}, expected a floating-point tensor with values",
                           c10::toString(input.scalar_type()), input.device().str()));
   }
   const at::Tensor tokens = input.reshape({-1, options.features});
@@ -166,7 +166,7 @@ RouterLosses MixtureOfExpertsImpl::losses_of(const parallel::RouterChoices& choi
       at::cat({choices.probabilities.sum(0), choices.log_sums.square().sum(0, /*keepdim=*/true)});
   if (groups_) sums = functional::reduce_from_group(sums, groups_->tokens);
   const auto num_tokens = static_cast<double>(std::max<int64_t>(plan.num_tokens, 1));
-  const at::Tensor shares = plan.choices_of_expert.to(sums.scalar_type()) /
+  const at::Tensor shares = plan.choices_beside_tokens.to(sums.scalar_type()) /
                             (num_tokens * static_cast<double>(options.num_selected));
   const at::Tensor means = sums / num_tokens;
   return {.load_balance = (means.narrow(0, 0, options.num_experts) * shares).sum() *

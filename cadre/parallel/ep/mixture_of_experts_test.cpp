@@ -378,10 +378,11 @@ TEST(MixtureOfExperts, RefusesOptionsAndSizes) {
   const auto refusal_of = [&](const Tensor& input) {
     return error_of([&] { static_cast<void>(layer(input)); }, ErrorCode::kInvalidArgument);
   };
-  EXPECT_THAT(refusal_of(torch::empty({2, 4}, torch::kMeta)),
-              HasSubstr("the input is Float on meta, expected a floating-point tensor on the CPU"));
+  EXPECT_THAT(
+      refusal_of(torch::empty({2, 4}, torch::kMeta)),
+      HasSubstr("the input is Float on meta, expected a floating-point tensor with values"));
   EXPECT_THAT(refusal_of(torch::ones({2, 4}, torch::kLong)),
-              HasSubstr("the input is Long on cpu, expected a floating-point tensor on the CPU"));
+              HasSubstr("the input is Long on cpu, expected a floating-point tensor with values"));
 }
 
 }  // namespace

@@ -5,10 +5,12 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
+#include "cadre/tensor/device/pinned_tensor.h"
 #include "cadre/tensor/group/backward/differentiable.h"
 
 namespace cadre::parallel {
@@ -158,10 +160,38 @@ bool exchanges(const ExpertGroups* groups) {
   return groups != nullptr && groups->experts.world_size() > 1;
 }
 
+// Moves the tensors that the plan's users index with to the device, by one copy that does not block
+// the host.
+void move_to_device(DispatchPlan& plan, c10::Device device) {
+  plan.choices_beside_tokens = plan.choices_of_expert;
+  if (device.is_cpu()) return;
+  const std::array<at::Tensor*, 5> moved = {&plan.tokens, &plan.choices, &plan.by_expert,
+                                            &plan.by_rank, &plan.choices_beside_tokens};
+  int64_t total = 0;
+  for (const at::Tensor* tensor : moved) total += tensor->defined() ? tensor->numel() : 0;
+  const at::Tensor host = device::empty_pinned(device.type(), {total}, at::kLong);
+  int64_t begin = 0;
+  for (const at::Tensor* tensor : moved) {
+    if (!tensor->defined()) continue;
+    host.narrow(0, begin, tensor->numel()).copy_(*tensor);
+    begin += tensor->numel();
+  }
+  const at::Tensor on_device = at::empty({total}, host.options().device(device));
+  on_device.copy_(host, /*non_blocking=*/true);
+  begin = 0;
+  for (at::Tensor* tensor : moved) {
+    if (!tensor->defined()) continue;
+    *tensor = on_device.narrow(0, begin, tensor->numel());
+    begin += tensor->numel();
+  }
+}
+
 }  // namespace
 
-DispatchPlan plan_dispatch(const at::Tensor& experts, const DispatchOptions& options,
+DispatchPlan plan_dispatch(const at::Tensor& chosen, const DispatchOptions& options,
                            const ExpertGroups* groups) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor experts = chosen.cpu();
   const ChoiceCounts counts(experts, options.num_experts, groups);
   const int64_t num_choices = counts.total();
   int64_t capacity = std::numeric_limits<int64_t>::max();
@@ -186,6 +216,7 @@ DispatchPlan plan_dispatch(const at::Tensor& experts, const DispatchOptions& opt
     const auto begin = processed.of_ranks.begin() + own_rank * options.num_experts;
     plan.rows_of_expert.assign(begin, begin + options.num_experts);
   }
+  move_to_device(plan, chosen.device());
   return plan;
 }
 

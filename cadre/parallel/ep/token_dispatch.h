@@ -9,6 +9,9 @@
 // all_gather exchanges. So every rank knows the sizes of the all_to_all of rows without another
 // message.
 //
+// If the tokens are on a device, the plan is computed on the host: plan_dispatch() waits for one
+// copy of the choices to the host, and moves all index tensors to the device by one copy.
+//
 // Threads: as ProcessGroup. Blocking: plan_dispatch(), send_to_experts() and return_to_tokens(),
 // and the backwards of the last two, until the group's deadline. Lifetime: a plan is a value.
 // Errors: those of tensor/group/backward/differentiable.h.
@@ -58,7 +61,8 @@ struct DispatchPlan {
   std::vector<int64_t> rows_of_expert;
 
   // Counts over the tokens of all ranks. They are equal on all ranks.
-  at::Tensor choices_of_expert;  // (E), int64; dropped choices are included
+  at::Tensor choices_of_expert;      // (E), int64, on the CPU; dropped choices are included
+  at::Tensor choices_beside_tokens;  // the same on the device of the tokens
   int64_t num_tokens;
   int64_t num_dropped;  // the number of dropped choices
 };

@@ -182,7 +182,7 @@ void check_devices(std::span<const NamedTensor> sharded,
                "that one, or initialize the group with InitOptions::device",
                options.device->str(), of_group ? of_group->str() : "the CPU"));
   }
-  if (const auto problem = wrap::beyond_reach(shard.process_group(), sharded)) {
+  if (const auto problem = wrap::beyond_reach(shard.process_group().device(), sharded)) {
     refuse_model(*problem);
   }
   const auto problem = wrap::not_on_one_device(sharded);

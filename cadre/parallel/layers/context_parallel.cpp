@@ -90,8 +90,8 @@ int64_t ContextParallel::num_tokens_of(int rank) const {
   return num_tokens;
 }
 
-at::Tensor ContextParallel::positions() const {
-  return shard(at::arange(options_.num_tokens, at::kLong), 0);
+at::Tensor ContextParallel::positions(c10::Device device) const {
+  return shard(at::arange(options_.num_tokens, at::TensorOptions(at::kLong).device(device)), 0);
 }
 
 at::Tensor ContextParallel::shard(const at::Tensor& whole, int64_t dim) const {

@@ -3,7 +3,7 @@
 //
 //   cadre::ContextParallel context(mesh["cp"], {.num_tokens = 8192});
 //   const at::Tensor mine = context.shard(tokens, 1);        // (B, T) to (B, tokens of this rank)
-//   ... = embedding(mine) + positions(context.positions());
+//   ... = embedding(mine) + positions(context.positions(tokens.device()));
 //   ... = context_parallel_attention(query, key, value, context, {.is_causal = true});
 //   context.mean_over_tokens(sum_of_losses, num_losses).backward();
 //   context.sum_gradients(model.parameters());
@@ -22,6 +22,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -81,8 +82,8 @@ class CADRE_EXPORT ContextParallel {
   // Return the number of tokens of `rank`, and of this rank.
   int64_t num_tokens_of(int rank) const;
   int64_t num_own_tokens() const { return num_tokens_of(group_.rank()); }
-  // Returns the positions of this rank's tokens in the sequence: (num_own_tokens) int64 on the CPU.
-  at::Tensor positions() const;
+  // Returns the positions of this rank's tokens in the sequence: (num_own_tokens) int64.
+  at::Tensor positions(c10::Device device = c10::Device(c10::DeviceType::CPU)) const;
 
   // Returns this rank's tokens of a tensor that has the whole sequence along `dim`, which may be
   // negative. Differentiable. No communication.

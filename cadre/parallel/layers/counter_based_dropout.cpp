@@ -2,8 +2,12 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -103,13 +107,79 @@ at::Tensor masked(const at::Tensor& input, const Mask& mask) {
   return output;
 }
 
+// Four tensors of int64 that hold 32-bit words; their shapes are broadcast to one.
+using PhiloxTensors = std::array<at::Tensor, 4>;
+
+at::Tensor low_word(const at::Tensor& value) {
+  return value.bitwise_and(int64_t{0xffffffff});
+}
+// The shift copies the sign, and the mask removes it.
+at::Tensor high_word(const at::Tensor& value) {
+  return low_word(at::bitwise_right_shift(value, 32));
+}
+
+// Computes philox4x32() by operators of tensors, for devices. A product of two words has 64 bits,
+// all of which int64 keeps, although some products are negative numbers there.
+PhiloxTensors philox_words(PhiloxTensors counter, PhiloxKey key) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const at::Tensor first = counter[0] * int64_t{kPhiloxFactors[0]};
+    const at::Tensor second = counter[2] * int64_t{kPhiloxFactors[1]};
+    counter = {
+        high_word(second).bitwise_xor(counter[1]).bitwise_xor_(int64_t{key[0]}), low_word(second),
+        high_word(first).bitwise_xor(counter[3]).bitwise_xor_(int64_t{key[1]}), low_word(first)};
+    key[0] += kPhiloxKeySteps[0];
+    key[1] += kPhiloxKeySteps[1];
+  }
+  return counter;
+}
+
+// Returns the index within its sample, in the whole tensor, of each row of a sample of the input:
+// shape (rows).
+at::Tensor rows_within_sample(const at::Tensor& input, const DropoutRegion& region,
+                              const at::TensorOptions& options) {
+  at::Tensor rows = at::zeros({1}, options);
+  for (size_t k = 0; k + 1 < region.sizes.size(); ++k) {
+    const int64_t begin = region.offsets[k];
+    const at::Tensor places =
+        at::arange(begin, begin + input.size(static_cast<int64_t>(k) + 1), options);
+    rows = (rows.unsqueeze(1) * region.sizes[k] + places).flatten();
+  }
+  return rows;
+}
+
+// Does what masked() does, with the same bits, by operators of tensors. They need memory for about
+// eight integers of 64 bits for each element of the input while they run.
+at::Tensor masked_on_device(const at::Tensor& input, const Mask& mask) {
+  if (input.numel() == 0) return input.clone();
+  const DropoutRegion& region = mask.region;
+  const bool has_features = !region.sizes.empty();
+  const int64_t begin = has_features ? region.offsets.back() : 0;
+  const int64_t end = begin + (has_features ? input.size(-1) : 1);
+  const at::TensorOptions options = input.options().dtype(at::kLong);
+  const at::Tensor blocks = at::arange(begin / 4, (end + 3) / 4, options);
+  const at::Tensor samples =
+      (at::arange(input.size(0), options) * mask.sample_stride + mask.first_sample)
+          .view({-1, 1, 1});
+  const PhiloxTensors words = philox_words(
+      {blocks.view({1, 1, -1}), rows_within_sample(input, region, options).view({1, -1, 1}),
+       low_word(samples), high_word(samples)},
+      mask.key);
+  const at::Tensor of_features =
+      at::stack(at::TensorList(words), -1).flatten(-2).narrow(-1, begin % 4, end - begin);
+  const at::Tensor is_dropped =
+      of_features.lt(static_cast<int64_t>(mask.threshold)).view(input.sizes());
+  const at::ScalarType dtype = input.scalar_type();
+  return (input.to(at::toOpMathType(dtype)) * mask.scale).to(dtype).masked_fill_(is_dropped, 0);
+}
+
 // Dropout with a fixed mask is linear and its matrix is diagonal, so the function is its own
 // backward, of every order.
 struct MaskedFunction : torch::autograd::Function<MaskedFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const c10::intrusive_ptr<Mask>& mask) {
     context->saved_data["mask"] = c10::IValue::make_capsule(mask);
-    return masked(input.contiguous(), *mask);
+    return input.is_cpu() ? masked(input.contiguous(), *mask)
+                          : masked_on_device(input.contiguous(), *mask);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto mask =
@@ -157,8 +227,8 @@ DropoutRegion completed(DropoutRegion region, const at::Tensor& input) {
 at::Tensor counter_based_dropout(const at::Tensor& input, double p, const DropoutStream& stream,
                                  uint64_t layer, const DropoutRegion& region) {
   check_probability(p);
-  if (input.dim() == 0 || !at::isFloatingType(input.scalar_type()) || !input.device().is_cpu()) {
-    refuse("the input must be a floating-point tensor on the CPU with at least one dimension");
+  if (input.dim() == 0 || !at::isFloatingType(input.scalar_type()) || input.is_meta()) {
+    refuse("the input must be a floating-point tensor with values and at least one dimension");
   }
   if (p == 0) return input;
   const auto mask = c10::make_intrusive<Mask>();

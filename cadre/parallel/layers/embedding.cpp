@@ -1,7 +1,9 @@
 #include "cadre/parallel/layers/embedding.h"
 
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 
@@ -18,7 +20,8 @@ namespace cadre {
 namespace {
 
 // Every rank has the same indices, so all ranks check all of them. Otherwise only the rank whose
-// rows include an invalid index would throw.
+// rows include an invalid index would throw. On a device the check is a kernel, as in
+// torch::nn::Embedding, so that the host does not wait.
 void check_indices(const at::Tensor& indices, int64_t vocabulary) {
   if (indices.scalar_type() != at::kLong && indices.scalar_type() != at::kInt) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -26,6 +29,13 @@ void check_indices(const at::Tensor& indices, int64_t vocabulary) {
                        c10::toString(indices.scalar_type())));
   }
   if (indices.numel() == 0) return;
+  if (!indices.is_cpu()) {
+    at::_assert_async(indices.ge(0).logical_and(indices.lt(vocabulary)).all(),
+                      format("Embedding: an index is not one of the {} entries of the vocabulary, "
+                             "0 to {}",
+                             vocabulary, vocabulary - 1));
+    return;
+  }
   const auto [smallest, largest] = at::aminmax(indices);
   const int64_t low = smallest.item<int64_t>();
   const int64_t high = largest.item<int64_t>();
@@ -34,6 +44,28 @@ void check_indices(const at::Tensor& indices, int64_t vocabulary) {
               format("Embedding: the indices reach from {} to {}, but the vocabulary has {} "
                      "entries, 0 to {}",
                      low, high, vocabulary, vocabulary - 1));
+}
+
+// Returns the rows of this rank's part of the table for the indices (N), which count from its first
+// row, and zeros for indices of other ranks. The number of this rank's indices is known to the
+// device only, so each index looks up a row, and those of other ranks are cleared.
+at::Tensor cleared_rows(const at::Tensor& weight, const at::Tensor& local, int64_t padding) {
+  if (weight.size(0) == 0) {
+    const at::Tensor no_rows = at::embedding(weight, at::empty({0}, local.options()), padding);
+    return at::zeros({local.numel(), weight.size(1)}, weight.options().requires_grad(false))
+        .index_add(0, at::empty({0}, local.options()), no_rows);
+  }
+  const at::Tensor is_elsewhere = local.lt(0).logical_or(local.ge(weight.size(0)));
+  return at::embedding(weight, local.clamp(0, weight.size(0) - 1), padding)
+      .masked_fill(is_elsewhere.unsqueeze(1), 0);
+}
+
+// The same with one lookup for each of this rank's indices.
+at::Tensor selected_rows(const at::Tensor& weight, const at::Tensor& local, int64_t padding) {
+  const at::Tensor places = local.ge(0).logical_and(local.lt(weight.size(0))).nonzero().squeeze(1);
+  const at::Tensor rows = at::embedding(weight, local.index_select(0, places), padding);
+  return at::zeros({local.numel(), weight.size(1)}, weight.options().requires_grad(false))
+      .index_add(0, places, rows);
 }
 
 }  // namespace
@@ -55,17 +87,13 @@ at::Tensor EmbeddingImpl::forward(const at::Tensor& indices) {
 at::Tensor EmbeddingImpl::rows_of(const at::Tensor& indices, const LayerParallelism& how) const {
   const Chunk chunk = chunk_of(options.num_embeddings(), how.group.world_size(), how.group.rank());
   const at::Tensor local = indices.reshape({-1}) - chunk.begin;
-  const at::Tensor places = local.ge(0).logical_and(local.lt(chunk.size)).nonzero().squeeze(1);
   // The value -1 means "no padding" to at::embedding. torch::nn::Embedding has already converted a
   // negative padding_idx to a positive one.
   int64_t padding = options.padding_idx().value_or(-1);
   if (padding >= 0) padding -= chunk.begin;
-  if (padding >= chunk.size) padding = -1;
-  const at::Tensor rows =
-      at::embedding(weight, local.index_select(0, places), padding < 0 ? int64_t{-1} : padding);
-  const at::Tensor part =
-      at::zeros({local.numel(), weight.size(1)}, weight.options().requires_grad(false))
-          .index_add(0, places, rows);
+  if (padding < 0 || padding >= chunk.size) padding = -1;
+  const at::Tensor part = weight.is_cpu() ? selected_rows(weight, local, padding)
+                                          : cleared_rows(weight, local, padding);
   std::vector<int64_t> sizes = indices.sizes().vec();
   sizes.push_back(weight.size(1));
   if (how.sequence_parallel) return reduce_scatter_sequence(part.view(sizes), how.group);

@@ -99,8 +99,15 @@ void sum_gradients(const std::vector<at::Tensor>& parameters, const ProcessGroup
                                          : at::zeros_like(parameter, at::MemoryFormat::Contiguous));
   }
   const at::Tensor num_uses = at::tensor(uses, at::kInt);
-  tensors.push_back(num_uses);
-  group.all_reduce_coalesced(tensors);
+  if (tensors.empty() || tensors.front().is_cpu()) {
+    tensors.push_back(num_uses);
+    group.all_reduce_coalesced(tensors);
+  } else {
+    // The host reads the numbers of uses, so they are a call on the CPU.
+    const Work reduction = group.all_reduce_coalesced_async(tensors);
+    group.all_reduce(num_uses);
+    reduction.wait();
+  }
   for (size_t i = 0; i < trained.size(); ++i) {
     if (num_uses.const_data_ptr<int32_t>()[i] > 0) trained[i].mutable_grad() = tensors[i];
   }

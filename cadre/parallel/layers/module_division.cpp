@@ -55,13 +55,13 @@ bool ModuleDivision::is_cut(const NamedTensor& parameter) const {
   return divided_dim(parameter.tensor) && mesh_.size(axis_) > 1;
 }
 
-void ModuleDivision::check() const {
+void ModuleDivision::check(std::optional<c10::Device> of_group) const {
   const std::vector<NamedTensor> parameters = distinct_parameters(module_);
   wrap::refuse_inference_mode(caller_);
   wrap::refuse_inference_tensors(caller_, parameters);
-  wrap::refuse_devices(caller_, parameters);
   std::vector<NamedTensor> tensors = parameters;
   std::ranges::copy(distinct_buffers(module_), std::back_inserter(tensors));
+  wrap::check_devices(caller_, tensors, of_group);
   check_values(tensors);
   for (const NamedTensor& parameter : parameters) {
     if (!is_cut(parameter)) {

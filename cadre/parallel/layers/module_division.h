@@ -29,10 +29,11 @@ class ModuleDivision {
                  const DividedParameters& divided, std::string_view caller);
 
   // Throws for problems that would otherwise appear only after the first parameters were divided:
-  // parameters or buffers without values, a parameter that is divided already or is distributed
+  // parameters or buffers without values or on a device on which the group does not work
+  // (`of_group`: ProcessGroup::device()), a parameter that is divided already or is distributed
   // over other ranks, and a divided tensor that shares memory with another tensor, because a rank
   // copies its part to new memory.
-  void check() const;
+  void check(std::optional<c10::Device> of_group) const;
   // Called after the parameters were divided. Returns their ParameterShards, and records in each
   // parameter how it is divided, with keep_division().
   std::vector<ParameterShard> keep_records() const;

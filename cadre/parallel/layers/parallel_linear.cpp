@@ -35,8 +35,12 @@ std::optional<at::Tensor> optional_of(const at::Tensor& bias) {
 // Casts to the dtype in which at::linear would compute under autocast, so that forward and backward
 // use the same dtype.
 at::Tensor as_autocast(const at::Tensor& tensor) {
-  if (!tensor.defined() || !at::autocast::is_autocast_enabled(at::kCPU)) return tensor;
-  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), tensor, at::kCPU);
+  if (!tensor.defined()) return tensor;
+  const c10::DeviceType type = tensor.device().type();
+  const bool casts =
+      at::autocast::is_autocast_available(type) && at::autocast::is_autocast_enabled(type);
+  if (!casts) return tensor;
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(type), tensor, type);
 }
 
 // Reshapes the tensor to (rows, features).

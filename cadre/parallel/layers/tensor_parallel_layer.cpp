@@ -34,7 +34,7 @@ void TensorParallelLayer::check(const LayerParallelism& how, std::string_view na
   const std::string what = format("dividing \"{}\"", name);
   wrap::refuse_inference_mode(what);
   wrap::refuse_inference_tensors(what, parameters_of_layer());
-  wrap::refuse_devices(what, parameters_of_layer());
+  wrap::check_devices(what, parameters_of_layer(), how.group.device());
   const auto refuse = [&](const std::string& problem) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("\"{}\" cannot be {} on the {} ranks of group \"{}\": {}", name,

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -25,25 +26,45 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Stores which of N tokens the loss ignores, and, for the tokens whose target class is on this
-// rank, these targets.
+// rank, these targets. The number of these tokens is known to a device only, and the host must not
+// wait for it. So on a device all tokens have a class of this rank, and those whose target is on
+// another rank are marked.
 struct Targets final : torch::CustomClassHolder {
   Targets(ProcessGroup given_group, const at::Tensor& targets, const Chunk& chunk,
           const VocabParallelCrossEntropyOptions& options)
       : group(std::move(given_group)),
         reduction(options.reduction),
-        ignored(targets.eq(options.ignore_index)),
-        tokens(targets.ge(chunk.begin)
-                   .logical_and(targets.lt(chunk.begin + chunk.size))
-                   .logical_and(ignored.logical_not())
-                   .nonzero()
-                   .squeeze(1)),
-        classes(targets.index_select(0, tokens) - chunk.begin) {}
+        ignored(targets.eq(options.ignore_index)) {
+    const at::Tensor is_own = targets.ge(chunk.begin)
+                                  .logical_and(targets.lt(chunk.begin + chunk.size))
+                                  .logical_and(ignored.logical_not());
+    if (targets.is_cpu() || chunk.size == 0) {
+      tokens = targets.is_cpu() ? is_own.nonzero().squeeze(1) : at::zeros({0}, targets.options());
+      classes = targets.index_select(0, tokens) - chunk.begin;
+    } else {
+      elsewhere = is_own.logical_not();
+      classes = (targets - chunk.begin).clamp(0, chunk.size - 1);
+    }
+  }
 
   // Returns from scores (N, V_part) the score of each token's target if this rank has it, else 0.
   at::Tensor of_targets(const at::Tensor& scores) const {
+    if (elsewhere.defined()) {
+      return scores.gather(1, classes.unsqueeze(1)).squeeze(1).masked_fill(elsewhere, 0);
+    }
     const at::Tensor own = scores.index_select(0, tokens).gather(1, classes.unsqueeze(1));
     return at::zeros({scores.size(0)}, scores.options().requires_grad(false))
         .index_add(0, tokens, own.squeeze(1));
+  }
+
+  // Subtracts from `scores` (N, V_part) the weight (N) of each token at its target.
+  void subtract_at_targets(const at::Tensor& scores, const at::Tensor& weight) const {
+    if (elsewhere.defined()) {
+      scores.scatter_add_(1, classes.unsqueeze(1),
+                          weight.masked_fill(elsewhere, 0).neg().unsqueeze(1));
+    } else {
+      scores.index_put_({tokens, classes}, -weight.index_select(0, tokens), /*accumulate=*/true);
+    }
   }
 
   // Reduces the losses (N) of the tokens to one number, shape ().
@@ -57,8 +78,9 @@ struct Targets final : torch::CustomClassHolder {
   ProcessGroup group;
   LossReduction reduction;
   at::Tensor ignored;
-  at::Tensor tokens;   // the tokens whose target this rank has
-  at::Tensor classes;  // the targets of these tokens, counted from this rank's first class
+  at::Tensor elsewhere;  // the tokens whose target this rank has not; undefined on the CPU
+  at::Tensor tokens;     // the tokens whose target this rank has; undefined if `elsewhere` is not
+  at::Tensor classes;    // the targets of these tokens, counted from this rank's first class
 };
 using TargetsPointer = c10::intrusive_ptr<Targets>;
 
@@ -116,8 +138,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
                                     .masked_fill(targets->ignored, 0);
       const at::Tensor result =
           (saved[0] - (saved[1] + saved[2]).unsqueeze(1)).exp_().mul_(weight.unsqueeze(1));
-      result.index_put_({targets->tokens, targets->classes},
-                        -weight.index_select(0, targets->tokens), /*accumulate=*/true);
+      targets->subtract_at_targets(result, weight);
       return {result, {}};
     });
   }
@@ -145,6 +166,13 @@ void check_arguments(const at::Tensor& logits, const at::Tensor& targets, const 
   const at::Tensor outside = targets.lt(0)
                                  .logical_or(targets.ge(options.vocabulary))
                                  .logical_and(targets.ne(options.ignore_index));
+  if (!outside.is_cpu()) {
+    at::_assert_async(outside.any().logical_not(),
+                      format("vocab_parallel_cross_entropy: a target is none of the {} classes and "
+                             "not ignore_index = {}",
+                             options.vocabulary, options.ignore_index));
+    return;
+  }
   if (!outside.any().item<bool>()) return;
   refuse(format("the target {} is none of the {} classes and not ignore_index = {}",
                 targets.masked_select(outside)[0].item<int64_t>(), options.vocabulary,

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/dot.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -405,10 +406,12 @@ class Pipeline::Core {
     if (has_loss && (holds_last_ || options.broadcast_losses)) {
       result.losses = at::empty({schedule_.num_microbatches}, at::kDouble);
       if (holds_last_) {
-        auto* const values = result.losses.mutable_data_ptr<double>();
-        for (size_t i = 0; i < output.losses.size(); ++i) {
-          values[i] = output.losses[i].item().toDouble();
+        // One copy from a device instead of one for each microbatch.
+        std::vector<at::Tensor> values;
+        for (const at::Tensor& loss : output.losses) {
+          values.push_back(loss.reshape({}).to(at::kDouble));
         }
+        result.losses.copy_(at::stack(values));
       }
     }
     if (has_loss && options.broadcast_losses) {

@@ -54,6 +54,11 @@ void StageMessages::begin(const StepKind& step) {
                 [&](const auto& entry) { return entry.first.is_training == step.is_training; });
 }
 
+// A rank whose group has no device receives on the CPU.
+c10::Device StageMessages::own_device() const {
+  return messages_.group().device().value_or(c10::Device(at::kCPU));
+}
+
 int StageMessages::sender_of(const Id& id) const {
   return id.kind == Kind::kForward ? id.stage - 1 : id.stage + 1;
 }
@@ -113,7 +118,10 @@ void StageMessages::send_gradients(const Id& id, const std::vector<at::Tensor>& 
   for (size_t i = 0; i < gradients.size(); ++i) {
     const TensorHeader::Entry& entry = header.tensors[i];
     if (!entry.requires_grad) continue;
-    send(id, gradients[i].defined() ? gradients[i] : at::zeros(entry.sizes, entry.dtype));
+    const c10::Device place = entry.is_on_device ? own_device() : c10::Device(at::kCPU);
+    send(id, gradients[i].defined()
+                 ? gradients[i]
+                 : at::zeros(entry.sizes, at::TensorOptions(entry.dtype).device(place)));
   }
 }
 
@@ -137,7 +145,7 @@ const TensorHeader& StageMessages::header_for_receive(const Id& id) {
 void StageMessages::post_receive(const Id& id) {
   const at::NoGradGuard no_grad;
   const TensorHeader& header = header_for_receive(id);
-  Arriving arriving{.tensors = header.allocate()};
+  Arriving arriving{.tensors = header.allocate(own_device())};
   if (id.kind == Kind::kBackward && has_gradients(header)) {
     arriving.are_defined = flags_tensor(header);
     arriving.works.push_back(receive(id, arriving.are_defined));

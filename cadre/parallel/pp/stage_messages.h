@@ -18,6 +18,10 @@
 // schedule (ReceivePlacement::kAsSent). So no message has to wait behind one for which no receive
 // is posted yet.
 //
+// Tensors on devices go through the same messages; a tensor arrives on the receiver's device in the
+// group if it is on a device at the sender. Headers and flags are tensors on the CPU, so reading
+// them waits for no device.
+//
 // Threads: one thread. Blocking: take(), post_receive() in a step with headers, and finish(), until
 // the group's deadline or the timeout of the step. Sends do not block; a Work keeps their tensors,
 // which must not be written until the send has completed (values/stage_values.h). Lifetime: keeps
@@ -26,6 +30,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <compare>
 #include <map>
@@ -96,6 +101,8 @@ class StageMessages {
     friend auto operator<=>(const HeaderId&, const HeaderId&) = default;
   };
 
+  // Returns the device on which this rank receives tensors that the sender has on a device.
+  c10::Device own_device() const;
   int sender_of(const Id& id) const;
   int tag_of(const Id& id) const;
   HeaderId header_id_of(const Id& id) const;

@@ -10,6 +10,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/pp/values/stage_values.h"
+#include "cadre/tensor/group/group_work.h"
 #include "cadre/tensor/hooks/replica_check.h"
 
 namespace cadre::parallel {
@@ -82,8 +83,14 @@ void StageRunner::reduce_grad(const ProcessGroup& replicas) {
   if (stage_.parameters().empty()) return;
   uses.push_back(has_written_ ? 1 : 0);
   num_uses_ = at::tensor(uses, at::kInt);
-  tensors.push_back(num_uses_);
-  reduction_ = replicas.all_reduce_coalesced_async(tensors);
+  if (tensors.empty() || tensors.front().is_cpu()) {
+    tensors.push_back(num_uses_);
+    reduction_ = replicas.all_reduce_coalesced_async(tensors);
+  } else {
+    // The host reads the numbers of uses, so they are a call on the CPU.
+    reduction_ = all_of(
+        {replicas.all_reduce_coalesced_async(tensors), replicas.all_reduce_async(num_uses_)});
+  }
 }
 
 void StageRunner::finish_reduction() {

@@ -17,6 +17,9 @@ Error corrupt(const std::string& what) {
       format("the header of a pipeline's message {}; do all ranks run the same program?", what)};
 }
 
+constexpr int64_t kRequiresGrad = 1;
+constexpr int64_t kIsOnDevice = 2;
+
 bool can_require_grad(at::ScalarType dtype) {
   return at::isFloatingType(dtype);
 }
@@ -26,10 +29,11 @@ Result<TensorHeader::Entry> decode_entry(std::span<const int64_t> words) {
   const int64_t dim = words[2];
   if (dtype < 0 || dtype >= kNumDTypes) return corrupt(format("names dtype {}", dtype));
   TensorHeader::Entry entry{.dtype = to_scalar_type(static_cast<DType>(dtype)),
-                            .requires_grad = words[1] == 1,
-                            .sizes = {}};
-  if (words[1] != 0 && words[1] != 1) {
-    return corrupt(format("has {} for requires_grad, which must be 0 or 1", words[1]));
+                            .requires_grad = (words[1] & kRequiresGrad) != 0,
+                            .sizes = {},
+                            .is_on_device = (words[1] & kIsOnDevice) != 0};
+  if (words[1] < 0 || words[1] > (kRequiresGrad | kIsOnDevice)) {
+    return corrupt(format("has the flags {} for a tensor, which must be 0 to 3", words[1]));
   }
   if (entry.requires_grad && !can_require_grad(entry.dtype)) {
     return corrupt(
@@ -75,7 +79,8 @@ Result<TensorHeader> TensorHeader::of(const std::vector<at::Tensor>& tensors) {
       return refused(format("a tensor of {} dimensions; between stages at most {} are supported",
                             tensor.dim(), kMaxDims));
     }
-    header.tensors.push_back({tensor.scalar_type(), tensor.requires_grad(), tensor.sizes().vec()});
+    header.tensors.push_back(
+        {tensor.scalar_type(), tensor.requires_grad(), tensor.sizes().vec(), !tensor.is_cpu()});
   }
   return header;
 }
@@ -101,7 +106,8 @@ std::vector<int64_t> TensorHeader::encode() const {
   size_t at = 2;
   for (const Entry& entry : tensors) {
     words[at] = static_cast<int64_t>(*to_dtype(entry.dtype));
-    words[at + 1] = entry.requires_grad ? 1 : 0;
+    words[at + 1] =
+        (entry.requires_grad ? kRequiresGrad : 0) | (entry.is_on_device ? kIsOnDevice : 0);
     words[at + 2] = static_cast<int64_t>(entry.sizes.size());
     for (size_t i = 0; i < entry.sizes.size(); ++i) words[at + 3 + i] = entry.sizes[i];
     at += 3 + kMaxDims;
@@ -109,9 +115,12 @@ std::vector<int64_t> TensorHeader::encode() const {
   return words;
 }
 
-std::vector<at::Tensor> TensorHeader::allocate() const {
+std::vector<at::Tensor> TensorHeader::allocate(c10::Device device) const {
   std::vector<at::Tensor> result;
-  for (const Entry& entry : tensors) result.push_back(at::empty(entry.sizes, entry.dtype));
+  for (const Entry& entry : tensors) {
+    const c10::Device place = entry.is_on_device ? device : c10::Device(at::kCPU);
+    result.push_back(at::empty(entry.sizes, at::TensorOptions(entry.dtype).device(place)));
+  }
   return result;
 }
 
@@ -119,7 +128,8 @@ std::string TensorHeader::text() const {
   std::string text;
   for (const Entry& entry : tensors) {
     if (!text.empty()) text += ", ";
-    text += format("{} {}{}", list_of(entry.sizes), to_string(*to_dtype(entry.dtype)),
+    text += format("{} {}{}{}", list_of(entry.sizes), to_string(*to_dtype(entry.dtype)),
+                   entry.is_on_device ? " on a device" : "",
                    entry.requires_grad ? " with gradient" : "");
   }
   return text.empty() ? "no tensor" : text;

@@ -1,5 +1,5 @@
-// Describes the tensors that a stage will send to the next stage: their dtypes, their sizes and
-// which of them require grad, as a fixed number of integers.
+// Describes the tensors that a stage will send to the next stage: their dtypes, their sizes, which
+// of them require grad and which are on a device, as a fixed number of integers.
 //
 // Errors: kInvalidArgument for tensors that a header cannot describe; kCorruption for integers that
 // are not a valid header. kMaxBytes limits the memory that a received header can make the receiver
@@ -7,6 +7,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -23,14 +24,15 @@ struct TensorHeader {
     at::ScalarType dtype;
     bool requires_grad;
     std::vector<int64_t> sizes;
+    bool is_on_device = false;
     friend bool operator==(const Entry&, const Entry&) = default;
   };
 
   static constexpr size_t kMaxTensors = 16;
   static constexpr size_t kMaxDims = 8;
   static constexpr int64_t kMaxBytes = int64_t{1} << 40;
-  // A header has a magic number and the number of tensors, then for each tensor its dtype,
-  // requires_grad, number of dimensions and sizes.
+  // A header has a magic number and the number of tensors, then for each tensor its dtype, flags
+  // (1: it requires grad, 2: it is on a device), number of dimensions and sizes.
   static constexpr size_t kWords = 2 + kMaxTensors * (3 + kMaxDims);
 
   std::vector<Entry> tensors;
@@ -39,8 +41,9 @@ struct TensorHeader {
   static Result<TensorHeader> decode(std::span<const int64_t> words);
   std::vector<int64_t> encode() const;
 
-  // Returns new uninitialized tensors as described.
-  std::vector<at::Tensor> allocate() const;
+  // Returns new uninitialized tensors as described. `device`: that of the receiver, for the tensors
+  // that are on a device.
+  std::vector<at::Tensor> allocate(c10::Device device) const;
   // Returns a text such as "(8, 3) float32, (8) int64", for error messages.
   std::string text() const;
 

@@ -20,7 +20,7 @@ TEST(TensorHeader, DescribesTensors) {
   const TensorHeader header = TensorHeader::of(some_tensors()).value_or_throw();
   const TensorHeader decoded = TensorHeader::decode(header.encode()).value_or_throw();
   EXPECT_EQ(decoded, header);
-  const auto allocated = decoded.allocate();
+  const auto allocated = decoded.allocate(c10::Device(at::kCPU));
   ASSERT_EQ(allocated.size(), 4u);
   for (size_t i = 0; i < allocated.size(); ++i) {
     EXPECT_EQ(allocated[i].sizes(), some_tensors()[i].sizes());
@@ -43,7 +43,8 @@ TEST(TensorHeader, RefusesNumbersThatDescribeNoTensors) {
            {1, 17},
            {2, -1},  // an invalid dtype of the first tensor
            {2, 1000},
-           {3, 2},   // requires_grad is neither 0 nor 1
+           {3, 4},  // flags that do not exist
+           {3, -1},
            {4, -1},  // a negative number of dimensions
            {4, 9},
            {5, -2},  // a negative size

@@ -123,7 +123,7 @@ void DataParallelCore::check_devices(const torch::nn::Module& module) const {
   const std::vector<NamedTensor> parameters = parameters_of(module);
   std::vector<NamedTensor> sent = distinct_buffers(module);
   sent.insert(sent.end(), parameters.begin(), parameters.end());
-  if (const auto problem = wrap::beyond_reach(group_.process_group(), sent)) {
+  if (const auto problem = wrap::beyond_reach(group_.process_group().device(), sent)) {
     refuse_wrapping(wrapper_, *problem);
   }
   std::vector<NamedTensor> trained;

@@ -204,7 +204,7 @@ std::vector<ParameterShard> parallelize_module(torch::nn::Module& module, const 
           planned.layer->check(planned.how, planned.name, divided);
         }
         check_divided_only_in_layers(module, divided);
-        division.check();
+        division.check(group.device());
         return planner.fields();
       },
       "pass the same module and plan on all ranks");

@@ -83,7 +83,8 @@ void ZeroCore::add_group(const torch::optim::OptimizerParamGroup& group,
 }
 
 void ZeroCore::check_named() const {
-  if (const auto problem = wrap::beyond_reach(group_.process_group(), named_)) refuse(*problem);
+  if (const auto problem = wrap::beyond_reach(group_.process_group().device(), named_))
+    refuse(*problem);
   if (const auto problem = wrap::not_on_one_device(named_)) refuse(*problem);
   for (const NamedTensor& parameter : named_) {
     // Throws if the parameter was divided without a mesh.

@@ -1,11 +1,8 @@
 #include "cadre/tensor/backends/staged_engine.h"
 
-#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/Storage.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
@@ -24,6 +21,7 @@
 #include "cadre/tensor/backends/staged_pieces.h"
 #include "cadre/tensor/device/core_device.h"
 #include "cadre/tensor/device/device_runtime.h"
+#include "cadre/tensor/device/pinned_tensor.h"
 #include "cadre/tensor/device/stream_point.h"
 
 namespace cadre {
@@ -49,7 +47,6 @@ class StagedEngine final : public Backend {
         interrupt_(setup.interrupt),
         host_(setup.host),
         piece_bytes_(piece_bytes),
-        pinned_(runtime.pinned_allocator()),
         stream_(runtime.pooled_stream(device::to_c10(device_), device::StreamPriority::kHigh)) {}
 
   Capabilities capabilities() const override {
@@ -140,14 +137,8 @@ class StagedEngine final : public Backend {
     for (size_t i = 0; i < num_used; ++i) {
       if (memory_[i].defined() && memory_[i].nbytes() >= num_bytes) continue;
       memory_[i].reset();
-      const auto size = static_cast<int64_t>(num_bytes);
-      // The storage owns what the allocator has returned, so that the allocator sees which copies
-      // use it.
-      const c10::Storage storage(c10::Storage::use_byte_size_t(), num_bytes,
-                                 pinned_->allocate(num_bytes), /*allocator=*/nullptr,
-                                 /*resizable=*/false);
-      memory_[i] =
-          at::empty({0}, at::TensorOptions().dtype(at::kByte)).set_(storage, 0, {size}, {1});
+      memory_[i] = device::empty_pinned(device::to_c10(device_).type(),
+                                        {static_cast<int64_t>(num_bytes)}, at::kByte);
     }
   }
 
@@ -217,7 +208,6 @@ class StagedEngine final : public Backend {
   const os::Interrupt& interrupt_;
   Backend* const host_;
   const size_t piece_bytes_;
-  at::HostAllocator* const pinned_;
   const c10::Stream stream_;
   std::array<at::Tensor, 2> memory_;  // pinned
   bool is_settled_ = true;            // no copy of the last call may be left on the stream

@@ -4,25 +4,20 @@
 #include "cadre/core/base/format.h"
 
 namespace cadre::wrap {
+namespace {
 
-void refuse_devices(std::string_view what, std::span<const NamedTensor> tensors) {
-  for (const NamedTensor& named : tensors) {
-    if (!named.tensor.defined() || named.tensor.is_cpu() || named.tensor.is_meta()) continue;
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        format("{}: \"{}\" is on {}, and this works on the CPU only; move the module to the "
-               "CPU, or train it on its device with DistributedDataParallel, "
-               "ZeroRedundancyOptimizer or FullyShardedDataParallel",
-               what, named.name, named.tensor.device().str()));
-  }
+bool has_memory(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.is_meta();
 }
 
-std::optional<std::string> beyond_reach(const ProcessGroup& group,
+}  // namespace
+
+std::optional<std::string> beyond_reach(std::optional<c10::Device> of_group,
                                         std::span<const NamedTensor> tensors) {
-  const std::optional<c10::Device> of_group = group.device();
   for (const NamedTensor& named : tensors) {
+    if (!has_memory(named.tensor)) continue;
     const c10::Device device = named.tensor.device();
-    if (device.is_cpu() || device.is_meta() || device == of_group) continue;
+    if (device.is_cpu() || device == of_group) continue;
     return format(
         "\"{}\" is on {}, but this rank's device in the group is {}; move the module there, or "
         "initialize the group with InitOptions::device",
@@ -34,7 +29,7 @@ std::optional<std::string> beyond_reach(const ProcessGroup& group,
 std::optional<std::string> not_on_one_device(std::span<const NamedTensor> tensors) {
   const NamedTensor* first = nullptr;
   for (const NamedTensor& named : tensors) {
-    if (named.tensor.is_meta()) continue;
+    if (!has_memory(named.tensor)) continue;
     if (first == nullptr) first = &named;
     if (named.tensor.device() == first->tensor.device()) continue;
     return format(
@@ -43,6 +38,13 @@ std::optional<std::string> not_on_one_device(std::span<const NamedTensor> tensor
         first->name, first->tensor.device().str(), named.name, named.tensor.device().str());
   }
   return std::nullopt;
+}
+
+void check_devices(std::string_view what, std::span<const NamedTensor> tensors,
+                   std::optional<c10::Device> of_group) {
+  std::optional<std::string> problem = beyond_reach(of_group, tensors);
+  if (!problem) problem = not_on_one_device(tensors);
+  if (problem) throw Error(ErrorCode::kInvalidArgument, format("{}: {}", what, *problem));
 }
 
 }  // namespace cadre::wrap

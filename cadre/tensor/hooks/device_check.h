@@ -4,29 +4,31 @@
 // fit.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "cadre/core/base/export.h"
-#include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre::wrap {
 
-// Throws if one of the tensors is neither on the CPU nor on the meta device, which has no memory.
-// `what` is the name of the object under construction, with which the message begins.
-CADRE_EXPORT void refuse_devices(std::string_view what, std::span<const NamedTensor> tensors);
-
-// Returns a sentence about the first tensor that the group cannot send: it is neither on the CPU
-// nor on this rank's device in the group. Tensors on the meta device have no memory and are not
-// sent.
-CADRE_EXPORT std::optional<std::string> beyond_reach(const ProcessGroup& group,
+// Returns a sentence about the first tensor that a group cannot send: it is neither on the CPU nor
+// on this rank's device in the group (ProcessGroup::device()). Undefined tensors, and those on the
+// meta device, have no memory and are not sent.
+CADRE_EXPORT std::optional<std::string> beyond_reach(std::optional<c10::Device> of_group,
                                                      std::span<const NamedTensor> tensors);
 
-// Returns a sentence about the first tensor that is not on the device of the first one. Tensors on
-// the meta device do not count.
+// Returns a sentence about the first tensor that is not on the device of the first one. Undefined
+// tensors, and those on the meta device, do not count.
 CADRE_EXPORT std::optional<std::string> not_on_one_device(std::span<const NamedTensor> tensors);
+
+// Throws unless all tensors are on one device on which the group works. `what` is the name of the
+// object under construction, with which the message begins.
+CADRE_EXPORT void check_devices(std::string_view what, std::span<const NamedTensor> tensors,
+                                std::optional<c10::Device> of_group);
 
 }  // namespace cadre::wrap

@@ -27,10 +27,20 @@ namespace {
 
 DType check_operand(const DeviceMesh& mesh, std::string_view call, const at::Tensor& tensor) {
   if (!tensor.defined()) refuse_dtensor(mesh, call, "the tensor is undefined; pass one with data");
-  if (tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
+  const std::optional<c10::Device> of_group =
+      mesh.size() == 1 ? tensor.device() : mesh.joint_group().device();
+  if (tensor.layout() != at::kStrided || tensor.is_meta()) {
     refuse_dtensor(mesh, call,
-                   format("the tensor {} is not a dense CPU tensor; pass to_dense() or cpu()",
+                   format("the tensor {} is not a dense tensor with values; pass to_dense(), or "
+                          "give it values first",
                           list_of(tensor.sizes())));
+  }
+  if (!tensor.is_cpu() && tensor.device() != of_group) {
+    refuse_dtensor(mesh, call,
+                   format("the tensor {} is on {}, but this rank's device in the groups of the "
+                          "mesh is {}; move it there with to()",
+                          list_of(tensor.sizes()), tensor.device().str(),
+                          of_group ? of_group->str() : "the CPU"));
   }
   if (carries_tangent(tensor)) {
     refuse_dtensor(mesh, call,
@@ -107,6 +117,7 @@ std::vector<Placement> check_on_mesh(const DeviceMesh& mesh, const char* call,
         checked = check();
         return {{"the sizes of the tensor", list_of(sizes)},
                 {"the dtype", c10::toString(tensor.scalar_type())},
+                {"the type of the device", c10::DeviceTypeName(tensor.device().type())},
                 {"the list of placements", cadre::to_string(checked)}};
       },
       "pass the same on all ranks of the mesh");

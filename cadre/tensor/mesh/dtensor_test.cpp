@@ -285,7 +285,8 @@ TEST(DTensor, WrongUsesGiveSentences) {
            "; pass torch::view_as_real(tensor), its real and imaginary parts");
     expect(distribute(full.to(torch::kFloat8_e4m3fn), {Shard(0), Replicate()}),
            "; convert it to one of these dtypes with to()");
-    expect(distribute(full.to_sparse(), {Shard(0), Replicate()}), "is not a dense CPU tensor");
+    expect(distribute(full.to_sparse(), {Shard(0), Replicate()}),
+           "is not a dense tensor with values");
     const Tensor leaf = counted({4, 2}).requires_grad_(true);
     expect(distribute(leaf * 2, {Shard(0), Replicate()}), "pass its detach()");
     expect(

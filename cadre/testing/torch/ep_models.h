@@ -106,7 +106,7 @@ struct ExpertGpt : ExpertModel {
   }
   Tensor forward(const Tensor& x) override {
     clear_losses();
-    const Tensor h = tokens(x) + positions(torch::arange(x.size(1)));
+    const Tensor h = tokens(x) + positions(torch::arange(x.size(1), x.device()));
     return head(values_of(second(values_of(first(h)))));
   }
   Tensor loss(const Tensor& output, const Tensor& x) override {

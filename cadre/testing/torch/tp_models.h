@@ -126,7 +126,8 @@ struct DividedGpt : DividedModel {
   // x: the whole batch. Returns the logits of this rank's tokens and part of the vocabulary.
   Tensor forward(const Tensor& x) override {
     const Tensor own = context ? context->shard(x, 1) : x;
-    const Tensor places = context ? context->positions() : torch::arange(x.size(1));
+    const Tensor places =
+        context ? context->positions(x.device()) : torch::arange(x.size(1), x.device());
     const Tensor h = norm(second(first(tokens(own) + positions(places))));
     return kind.is_tied ? tokens->logits(h) : head(h);
   }

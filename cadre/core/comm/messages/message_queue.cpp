@@ -14,6 +14,10 @@ namespace {
 
 // The maximum sleep of a thread that waits. Every event that concerns it wakes it earlier.
 constexpr Duration kSleep = std::chrono::seconds(60);
+// The sleeps while a send waits for its gate, which wakes no thread. They double from the first to
+// the last: short work of a device is seen soon, and a long wait costs little.
+constexpr Duration kFirstNap = std::chrono::microseconds(20);
+constexpr Duration kLastNap = std::chrono::milliseconds(1);
 
 Fingerprint fingerprint_of(const Message& message) {
   return OpDescriptor{.kind = message.kind,
@@ -32,8 +36,8 @@ const char* phase_of(const Message& message) {
 class MessageQueue::Pending final : public Message, public IssuedOperation {
  public:
   Pending(std::shared_ptr<ProgressQueue> queue, const MessageCall& call,
-          const MessageSpace& message_space, CollectiveOptions options)
-      : Message{call, options.deadline, message_space},
+          const MessageSpace& message_space, CollectiveOptions options, SendGate is_written_in)
+      : Message{call, options.deadline, message_space, std::move(is_written_in)},
         IssuedOperation(std::move(queue), std::move(options.keep_alive), options.call) {}
   OpKind first_kind() const override { return kind; }
 
@@ -49,22 +53,24 @@ MessageQueue::MessageQueue(const Parts& parts)
 }
 
 Rank MessageQueue::run(const MessageCall& call, const MessageSpace& space,
-                       CollectiveOptions options) {
+                       CollectiveOptions options, SendGate is_written) {
   if (parts_.monitor.has_failed()) throw parts_.monitor.error();
-  const auto pending =
-      std::make_shared<Pending>(shared_from_this(), call, space, std::move(options));
+  const auto pending = std::make_shared<Pending>(shared_from_this(), call, space,
+                                                 std::move(options), std::move(is_written));
   post(std::array<Handle, 1>{pending}, MovedBy::kCaller);
   pending->wait(std::nullopt);
   return pending->peer;
 }
 
 std::vector<Work> MessageQueue::issue(std::span<const MessageCall> calls, const MessageSpace& space,
-                                      const CollectiveOptions& options) {
+                                      const CollectiveOptions& options,
+                                      const SendGate& is_written) {
   if (parts_.monitor.has_failed()) throw parts_.monitor.error();
   std::vector<Handle> posted;
   std::vector<Work> works;
   for (const MessageCall& call : calls) {
-    posted.push_back(std::make_shared<Pending>(shared_from_this(), call, space, options));
+    posted.push_back(
+        std::make_shared<Pending>(shared_from_this(), call, space, options, is_written));
     works.emplace_back(posted.back());
   }
   if (!posted.empty()) post(posted, MovedBy::kThread);
@@ -96,6 +102,7 @@ void MessageQueue::end_moving(const Error& error) {
 }
 
 void MessageQueue::move_messages(const IssuedOperation* until) {
+  Duration nap = kFirstNap;
   while (!is_over(until)) {
     start_posted();
     // No byte may move once the group has failed, because callers may have freed the memory of
@@ -112,7 +119,9 @@ void MessageQueue::move_messages(const IssuedOperation* until) {
       protocol_.drop_first_ended();
     }
     if (parts_.monitor.has_failed() || is_over(until)) continue;
-    const Status status = protocol_.wait(parts_.system.deadline_in(kSleep));
+    const bool polls = protocol_.has_unwritten();
+    const Status status = protocol_.wait(parts_.system.deadline_in(polls ? nap : kSleep));
+    nap = polls ? std::min(nap * 2, kLastNap) : kFirstNap;
     if (status.ok()) continue;
     if (status.error().code() != ErrorCode::kAborted) fail(status.error());
     static_cast<void>(parts_.monitor.published_failure());
@@ -198,6 +207,9 @@ std::string MessageQueue::where_of(const Pending& pending) const {
                            ? protocol_.first_unexpected(pending.peer, pending.space)
                            : std::nullopt;
   const std::string tag = pending.space.describe(pending.tag);
+  if (pending.is_written != nullptr && !pending.is_written()) {
+    return format("{} (this rank's device has not copied the message to the host yet)", tag);
+  }
   if (!arrived) return tag;
   return format("{} (a message with tag {} from rank {} has arrived, which no recv takes)", tag,
                 arrived->tag, arrived->source);

@@ -21,6 +21,7 @@
 #include "cadre/core/comm/messages/message_call.h"
 #include "cadre/core/comm/messages/message_space.h"
 #include "cadre/core/comm/messages/point_to_point.h"
+#include "cadre/core/comm/messages/send_gate.h"
 #include "cadre/core/comm/queue/progress_queue.h"
 #include "cadre/core/comm/queue/work.h"
 #include "cadre/core/fabric/flight/flight_recorder.h"
@@ -42,11 +43,14 @@ class MessageQueue final : public ProgressQueue {
   };
   explicit MessageQueue(const Parts& parts);
 
-  // Sends or receives a message. Returns the peer; for a receive from any source, the sender.
-  Rank run(const MessageCall& call, const MessageSpace& space, CollectiveOptions options);
-  // Posts all calls together, or throws and posts none. Returns one Work for each.
+  // Sends or receives a message. Returns the peer; for a receive from any source, the sender. The
+  // bytes of a send are read when `is_written` returns true.
+  Rank run(const MessageCall& call, const MessageSpace& space, CollectiveOptions options,
+           SendGate is_written = {});
+  // Posts all calls together, or throws and posts none. Returns one Work for each. The gate is that
+  // of all sends.
   std::vector<Work> issue(std::span<const MessageCall> calls, const MessageSpace& space,
-                          const CollectiveOptions& options);
+                          const CollectiveOptions& options, const SendGate& is_written = {});
 
  private:
   class Pending;  // consists of a Message and an IssuedOperation

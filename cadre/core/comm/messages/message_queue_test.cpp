@@ -3,13 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cadre/core/comm/communicator.h"
+#include "cadre/core/comm/message_calls.h"
 #include "cadre/core/store/hash_store.h"
 #include "cadre/testing/core/forwarding_system.h"
 #include "cadre/testing/core/ranks.h"
@@ -232,6 +235,62 @@ TEST_P(MessageQueueTest, TheStatusShowsTheOldestMessageThatIsLeft) {
     require_seen("recv #2");
     group.send(second, kType, 0, 2);
   });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A device writes the bytes of rank 1's first message 1 s after the send was issued. The messages
+// after it to the same peer keep their order, and a long message in the other direction, for which
+// rank 1 must answer its sender, does not wait.
+TEST_P(MessageQueueTest, ASendWaitsUntilItsBytesAreWritten) {
+  for (const uint64_t seed : testing::test_seeds(10)) {
+    const auto result = run(seed, [&](RankContext& context, Communicator& group) {
+      std::vector<std::byte> large(100'000);
+      Payload first{};
+      Payload second{};
+      if (context.rank == 1) {
+        std::atomic<bool> is_written{false};
+        const MessageCall late = MessageCall::send(first, kType, 0, 1);
+        const Work work =
+            issue_messages(group, {}, {&late, 1}, {}, [&] { return is_written.load(); }).front();
+        second[5] = std::byte{2};
+        const Work next = group.send_async(second, kType, 0, 1);
+        const TimePoint before = context.system.now();
+        group.recv(large, kType, 0, 2);
+        require(large.back() == std::byte{3}, "the long message");
+        require(context.system.now() - before < milliseconds(500), "the receive waited");
+        pause(context, seconds(1));
+        require(!work.is_completed() && !next.is_completed(), "sent before it was written");
+        first[5] = std::byte{1};
+        is_written = true;
+        work.wait();
+        next.wait();
+      } else {
+        large.back() = std::byte{3};
+        group.send(large, kType, 1, 2);
+        group.recv(first, kType, 1, 1);
+        group.recv(second, kType, 1, 1);
+        require(first[5] == std::byte{1} && second[5] == std::byte{2}, "the messages in order");
+      }
+    });
+    ASSERT_TRUE(result.ok()) << "seed " << seed << ": " << result.failures();
+  }
+}
+
+TEST_P(MessageQueueTest, ASendWhoseBytesAreNeverWrittenEndsAtTheTimeout) {
+  const auto result = run(
+      1,
+      [&](RankContext& context, Communicator& group) {
+        Payload payload{};
+        if (context.rank == 0) return pause(context, seconds(5));
+        const MessageCall late = MessageCall::send(payload, kType, 0, 1);
+        const std::string failure =
+            testing::failure_of([&] { run_message(group, {}, late, {}, [] { return false; }); });
+        require(
+            failure.find("kTimeout") != std::string::npos &&
+                failure.find("this rank's device has not copied the message") != std::string::npos,
+            failure);
+      },
+      {.timeout = seconds(2)});
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 

@@ -9,6 +9,10 @@
 namespace cadre {
 namespace {
 
+bool is_written(const Message& message) {
+  return message.is_written == nullptr || message.is_written();
+}
+
 bool fits(const Message& receive, const MessageHeader& header) {
   return receive.tag == header.tag && receive.space.number() == header.space;
 }
@@ -32,12 +36,27 @@ void PointToPoint::post(const Handle& message) {
   pending_.push_back(message);
   if (message->kind == OpKind::kRecv) return post_receive(peer, message);
   if (peer.ended) return end(message, *peer.ended);
+  if (!peer.unwritten.empty() || !is_written(*message)) {
+    peer.unwritten.push_back(message);
+    return;
+  }
+  start_send(peer, message);
+}
+
+void PointToPoint::start_send(Peer& peer, const Handle& message) {
   const uint64_t sequence = ++peer.num_sent;
   if (message->in.size() <= MessageHeader::kMaxEagerBytes) {
     return queue(peer, MessageHeader::Kind::kEager, message, sequence);
   }
   peer.requested.emplace(sequence, message);
   queue(peer, MessageHeader::Kind::kRequest, message, sequence);
+}
+
+void PointToPoint::start_written(Peer& peer) {
+  while (!peer.unwritten.empty() && is_written(*peer.unwritten.front())) {
+    start_send(peer, peer.unwritten.front());
+    peer.unwritten.pop_front();
+  }
 }
 
 void PointToPoint::queue(Peer& peer, MessageHeader::Kind kind, const Handle& message,
@@ -84,6 +103,7 @@ void PointToPoint::advance(TimePoint now) {
   for (Peer& peer : peers_) {
     if (peer.channel == nullptr || peer.ended) continue;
     advance_receives(peer);
+    if (!peer.ended) start_written(peer);
     if (!peer.ended) advance_sends(peer);
     if (peer.is_full()) refuse_overflow(peer);
   }
@@ -101,6 +121,10 @@ std::optional<PointToPoint::Unexpected> PointToPoint::first_unexpected(
     }
   }
   return std::nullopt;
+}
+
+bool PointToPoint::has_unwritten() const {
+  return std::ranges::any_of(peers_, [](const Peer& peer) { return !peer.unwritten.empty(); });
 }
 
 Status PointToPoint::wait(Deadline latest) {
@@ -125,6 +149,7 @@ Status PointToPoint::wait(Deadline latest) {
 void PointToPoint::abandon(const Error& error) {
   end_where([](const Message&) { return true; }, error);
   for (Peer& peer : peers_) {
+    peer.unwritten.clear();
     peer.outgoing.clear();
     peer.requested.clear();
     peer.receives.clear();
@@ -293,6 +318,7 @@ void PointToPoint::deliver(Peer& peer, const Handle& message, const Arrival& arr
 // still be received.
 void PointToPoint::lose(Peer& peer, const Error& error) {
   peer.ended = error;
+  peer.unwritten.clear();
   peer.outgoing.clear();
   end_where([&](const Message& message) { return message.peer == peer.rank; }, error);
   if (const auto end = end_of_all()) {

@@ -27,6 +27,7 @@
 #include "cadre/core/comm/messages/message_call.h"
 #include "cadre/core/comm/messages/message_header.h"
 #include "cadre/core/comm/messages/message_space.h"
+#include "cadre/core/comm/messages/send_gate.h"
 #include "cadre/core/transport/transport.h"
 
 namespace cadre {
@@ -36,7 +37,8 @@ namespace cadre {
 struct Message : MessageCall {
   std::optional<Deadline> deadline;
   MessageSpace space;
-  uint64_t order = 0;  // the order in which messages were posted; post() sets it
+  SendGate is_written;  // whether the bytes of a send may be read
+  uint64_t order = 0;   // the order in which messages were posted; post() sets it
 };
 
 class PointToPoint {
@@ -76,6 +78,9 @@ class PointToPoint {
   // receive was posted; for kAnySource, that of the lowest rank that has sent one. nullopt if there
   // is none.
   std::optional<Unexpected> first_unexpected(Rank source, const MessageSpace& space) const;
+  // Returns whether a send waits for its gate, so that advance() has to be called again although
+  // nothing arrives.
+  bool has_unwritten() const;
   // Waits until bytes can be sent or received, the transport is woken, or a message's deadline or
   // `latest` has passed. Returns kAborted if interrupted.
   Status wait(Deadline latest);
@@ -99,6 +104,9 @@ class PointToPoint {
     Channel* channel = nullptr;  // null for this rank itself
     std::optional<Error> ended;
 
+    // The sends whose gate is closed, and those that were posted after them: messages to one peer
+    // keep their order.
+    std::deque<Handle> unwritten;
     std::deque<Outgoing> outgoing;
     uint64_t num_sent = 0;
     // The sends that wait for kClear; the key is the sequence.
@@ -121,6 +129,9 @@ class PointToPoint {
   };
 
   void queue(Peer& peer, MessageHeader::Kind kind, const Handle& message, uint64_t sequence);
+  void start_send(Peer& peer, const Handle& message);
+  // Starts the sends whose bytes have been written since.
+  void start_written(Peer& peer);
   void post_receive(Peer& peer, const Handle& message);
   void post_receive_from_any(const Handle& message);
   // Gives the receive a matching message of the peer that arrived before the receive was posted.

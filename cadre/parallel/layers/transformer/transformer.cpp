@@ -73,9 +73,10 @@ at::Tensor TransformerEmbeddingImpl::forward(const at::Tensor& indices) {
   }
   const ContextParallel* const sequence = context();
   if (sequence != nullptr) {
-    return tokens(sequence->shard(indices, 1)) + positions(sequence->positions());
+    return tokens(sequence->shard(indices, 1)) + positions(sequence->positions(indices.device()));
   }
-  return tokens(indices) + positions(at::arange(indices.size(1), at::kLong));
+  return tokens(indices) +
+         positions(at::arange(indices.size(1), indices.options().dtype(at::kLong)));
 }
 
 std::vector<PlanEntry> TransformerEmbeddingImpl::plan(

@@ -214,14 +214,6 @@ void check_one_device(const Communicator& communicator, std::string_view operati
                        other.device().str()));
 }
 
-void check_on_cpu(const Communicator& communicator, std::string_view operation,
-                  std::string_view role, const at::Tensor& tensor) {
-  if (tensor.is_cpu()) return;
-  refuse_tensor(communicator, operation,
-                format("{} {} is on {}; messages are exchanged from CPU tensors: {}", role,
-                       shape_of(tensor), tensor.device().str(), instead_of(role, "cpu()")));
-}
-
 void check_contiguous(const Communicator& communicator, std::string_view operation,
                       std::string_view role, const at::Tensor& tensor) {
   if (tensor.is_contiguous()) return;

@@ -41,10 +41,6 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
 // Checks that both tensors of a call are on one device.
 void check_one_device(const Communicator& communicator, std::string_view operation,
                       const at::Tensor& one, const at::Tensor& other);
-// Checks that a tensor is on the CPU, for operations that only the CPU has. `operation` is
-// messages.
-void check_on_cpu(const Communicator& communicator, std::string_view operation,
-                  std::string_view role, const at::Tensor& tensor);
 void check_contiguous(const Communicator& communicator, std::string_view operation,
                       std::string_view role, const at::Tensor& tensor);
 // Throws for an expanded tensor, which cannot hold a result for each of its elements.

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -160,6 +161,17 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   return view_for_stream(self).item();
 }
 
+// Checks the value on the stream, so that a wrong one is reported by the next synchronisation.
+void assert_async(const at::Tensor& self, c10::string_view message) {
+  const int device = self.device().index();
+  runtime().counters.add_kernel(device);
+  current_queue(device).enqueue(
+      [value = view_for_stream(self), message = std::string(message)] {
+        TORCH_CHECK(value.item<bool>(), message);
+      },
+      StreamQueue::TaskKind::kKernel);
+}
+
 // Scaled dot product attention computed by its parts (SDPBackend::math).
 int64_t fused_sdp_choice(const at::Tensor& /*query*/, const at::Tensor& /*key*/,
                          const at::Tensor& /*value*/, const std::optional<at::Tensor>& /*mask*/,
@@ -227,6 +239,7 @@ void register_kernels() {
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar_dense);
+  m.impl("_assert_async.msg", assert_async);
   m.impl("_fused_sdp_choice", fused_sdp_choice);
   m.impl("native_dropout", native_dropout);
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
