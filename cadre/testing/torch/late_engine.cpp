@@ -129,7 +129,7 @@ class LateEngine final : public Backend {
 // Returns a name that no other group of the process has: the groups of an axis of a mesh have one
 // name.
 Result<std::string> unique_name(const BackendSetup& setup) {
-  static std::atomic<int> num_groups{0};  // of the process, as the fake peers are
+  static std::atomic<int> num_groups{0};  // counts for the process, in which the fake peers meet
   if (setup.store == nullptr) return format("{}.{}", setup.group, num_groups++);
   constexpr std::string_view kKey = "late_engine/name";
   if (setup.rank == 0) {
