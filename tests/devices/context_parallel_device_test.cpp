@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/layers/attention/context_parallel_attention.h"
 #include "cadre/parallel/layers/context_parallel.h"
+#include "cadre/parallel/layers/vocab_parallel_cross_entropy.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/torch/late_device/late_device.h"
@@ -118,9 +120,89 @@ TEST_P(ContextParallelOnDevicesTest, EveryFormTrainsAsOneProcess) {
 }
 
 TEST_P(ContextParallelOnDevicesTest, DelaysOfKernelsChangeNoNumber) {
-  expect_one_process("gpt_tied", {2, 1, ContextForm::kRing, SequenceOrder::kZigzag},
-                     {1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
-  expect_one_process("gpt_tied", {2, 1, ContextForm::kAllToAll, SequenceOrder::kContiguous}, {1});
+  const Tensor whole = torch::sin(torch::arange(2 * 4 * 11 * 3, torch::kDouble).square());
+  const Tensor x = whole.view({2, 4, 11, 3}).clone().requires_grad_();
+  const auto attend = [](const Tensor& heads, const auto& attention) {
+    return attention(heads * 2, heads.sin(), heads + 1);
+  };
+  const Tensor expected =
+      attend(x, [](const Tensor& query, const Tensor& key, const Tensor& value) {
+        return torch::scaled_dot_product_attention(query, key, value, {}, 0.0, /*is_causal=*/true);
+      });
+  expected.square().sum().backward();
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    late::set_delays({.longest = microseconds(200), .seed = seed});
+    for (const auto form : {ContextForm::kRing, ContextForm::kAllToAll}) {
+      SCOPED_TRACE(format("{}, seed {}", to_string(form), seed));
+      expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+        const ContextParallel context(group, {.num_tokens = 11, .form = form});
+        const Tensor own = context.shard(x.detach(), 2).to(device).requires_grad_();
+        const Tensor found =
+            attend(own, [&](const Tensor& query, const Tensor& key, const Tensor& value) {
+              return context_parallel_attention(query, key, value, context, {.is_causal = true});
+            });
+        found.square().sum().backward();
+        testing::require_close(testing::on_cpu({found, own.grad()}),
+                               {context.shard(expected.detach(), 2), context.shard(x.grad(), 2)},
+                               "output and gradient");
+      });
+    }
+  }
+  expect_one_process("gpt_tied", {2, 1, ContextForm::kRing, SequenceOrder::kZigzag}, {1});
+}
+
+// The host waits for the messages of the ring, but never for the device.
+TEST_P(ContextParallelOnDevicesTest, AttentionNeverWaitsForTheDevice) {
+  if (GetParam() == DeviceEngine::kStaged) return;  // every collective of this engine waits
+  for (const auto form : {ContextForm::kRing, ContextForm::kAllToAll}) {
+    expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+      const ContextParallel context(
+          group, {.num_tokens = 10, .form = form, .order = SequenceOrder::kContiguous});
+      const Tensor x = torch::sin(torch::arange(2 * 4 * 5 * 3, torch::kFloat)).view({2, 4, 5, 3});
+      const Tensor query = x.to(device).requires_grad_();
+      const late::Counts before = late::counts(group.rank());
+      for (int i = 0; i < 3; ++i) {
+        const Tensor output =
+            context_parallel_attention(query, query * 2, query + 1, context, {.is_causal = true});
+        output.sum().backward();
+      }
+      const late::Counts after = late::counts(group.rank());
+      require(after.num_synchronous() == before.num_synchronous(), "a synchronous operation");
+      require(after.waits == before.waits, format("{} waits", after.waits - before.waits));
+      require(query.grad().cpu().isfinite().all().item<bool>(), "the gradient");
+    });
+  }
+}
+
+// The ranks have unequal numbers of tokens that count, which the host does not read.
+TEST_P(ContextParallelOnDevicesTest, TheMeanOverATokenGroupIsThatOfAllTokens) {
+  const Tensor logits = torch::sin(torch::arange(8 * 5, torch::kDouble)).view({8, 5});
+  const Tensor targets = torch::tensor({1, -100, 4, 0, -100, -100, 3, -100}, torch::kLong);
+  const Tensor whole = logits.clone().requires_grad_();
+  const Tensor expected = torch::nn::functional::cross_entropy(whole, targets);
+  expected.backward();
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+    const DeviceMesh mesh(group, {{"cp", 2}, {"tp", 1}});
+    const int64_t begin = 4 * group.rank();
+    const Tensor own = logits.narrow(0, begin, 4).to(device).requires_grad_();
+    const Tensor own_targets = targets.narrow(0, begin, 4).to(device);
+    const ProcessGroup& tensor_ranks = mesh.group("tp");
+    const VocabParallelCrossEntropyOptions options{.vocabulary = 5,
+                                                   .token_group = mesh.group("cp")};
+    const late::Counts before = late::counts(group.rank());
+    const Tensor loss = vocab_parallel_cross_entropy(own, own_targets, tensor_ranks, options);
+    loss.backward();
+    const late::Counts after = late::counts(group.rank());
+    require(after.num_synchronous() == before.num_synchronous(), "a synchronous operation");
+    require(torch::allclose(loss.detach().cpu(), expected.detach(), 1e-12, 1e-14), "the loss");
+    require(torch::allclose(own.grad().cpu(), whole.grad().narrow(0, begin, 4), 1e-12, 1e-14),
+            "the gradient");
+    const Tensor wrong = group.rank() == 1 ? own.narrow(1, 0, 4) : own;
+    const std::string failure = failure_of(
+        [&] { vocab_parallel_cross_entropy(wrong, own_targets, tensor_ranks, options); });
+    require(failure.find("are not this rank's 5 of the 5 classes") != std::string::npos, failure);
+    mesh.close();
+  });
 }
 
 TEST_P(ContextParallelOnDevicesTest, PositionsAndUnshardedTensorsAreOnTheDevice) {

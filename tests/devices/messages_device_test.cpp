@@ -1,6 +1,7 @@
 // Tests messages between memory of devices with the late device, whose kernels run late. The
 // expected values are computed from the rank of the sender. A StreamHold makes a wrong order
 // certain: nothing that is enqueued on the held stream has run when the call is made.
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -219,6 +220,38 @@ TEST_P(DeviceMessagesTest, MessagesOfTheCpuKeepTheirPlaceBehindThoseOfADevice) {
     hold.reset();
     first.wait();
     second.wait();
+  });
+}
+
+// A rank whose tensor is on the CPU exchanges messages with one whose tensor is on a device.
+TEST_P(DeviceMessagesTest, OneSideMayBeOnTheCpu) {
+  for (const int64_t numel : {kShort, kLong}) {
+    expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+      const int other = 1 - group.rank();
+      const c10::Device own = group.rank() == 0 ? device : c10::Device(at::kCPU);
+      Tensor received = empty_on(own, numel);
+      group.batch_send_recv({P2POp::send(numbers_of(group.rank(), numel).to(own), other),
+                             P2POp::recv(received, other)});
+      require(equals(received, numbers_of(other, numel)), "the message");
+    });
+  }
+}
+
+// The tensors are inference tensors, which libtorch lets nobody change outside of the mode.
+TEST_P(DeviceMessagesTest, AMessageOfInferenceModeMayBeAwaitedOutsideOfIt) {
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+    const int other = 1 - group.rank();
+    std::optional<Tensor> received;
+    std::optional<Work> work;
+    {
+      const c10::InferenceMode inference;
+      received = empty_on(device, kShort);
+      work = group.batch_send_recv_async(
+          {P2POp::send(numbers_of(group.rank(), kShort).to(device), other),
+           P2POp::recv(*received, other)});
+    }
+    work->wait();
+    require(equals(*received, numbers_of(other, kShort)), "the message");
   });
 }
 

@@ -226,6 +226,22 @@ TEST_P(PipelineOnDevicesTest, AStageElsewhereIsRefusedOnAllRanks) {
   });
 }
 
+TEST_P(PipelineOnDevicesTest, ShardedStagesOfADeviceAreRefused) {
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+    const DeviceMesh mesh(group, {{"dp", 2}, {"pp", 1}});
+    const auto net = std::make_shared<StageNet>(0, 1);
+    net->to(device);
+    const std::string failure = failure_of([&] {
+      Pipeline({{net, {.stage = 0, .num_stages = 1}}}, mesh["pp"],
+               {.num_microbatches = 2, .shards = mesh["dp"]});
+    });
+    require(failure.find("the option shards") != std::string::npos &&
+                failure.find("works on the CPU only") != std::string::npos,
+            failure);
+    mesh.close();
+  });
+}
+
 // A stage that throws ends the step on all ranks, as on the CPU.
 TEST_P(PipelineOnDevicesTest, AnErrorOfAStageIsNamedOnAllRanks) {
   std::vector<std::string> failures(2);

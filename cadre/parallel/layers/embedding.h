@@ -4,8 +4,9 @@
 // Threads, lifetime, errors: those of tensor_parallel_layer.h. Blocking: the forward() of a divided
 // layer, and its backward, communicate until the group's deadline; a constructor with a group is
 // collective.
-// Errors: also kInvalidArgument, on all ranks, for an index outside of the vocabulary, and for
-// options that a divided table does not support: max_norm, scale_grad_by_freq, sparse.
+// Errors: also kInvalidArgument, on all ranks, for an index outside of the vocabulary (on a device
+// the failure of a kernel, which the next wait for the device throws), and for options that a
+// divided table does not support: max_norm, scale_grad_by_freq, sparse.
 // Source: Megatron-LM, https://arxiv.org/abs/1909.08053.
 #pragma once
 

@@ -54,7 +54,8 @@ std::vector<AgreedField> fields_of(const std::vector<at::Tensor>& trained) {
 }  // namespace
 
 at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count, const ProcessGroup& group,
-                            const char* caller, const std::optional<Error>& refusal) {
+                            const char* caller, const std::optional<Error>& refusal,
+                            const at::Tensor& device_count) {
   const auto check = [&] {
     if (refusal) throw *refusal;
     if (sum.defined() && sum.numel() == 1 && sum.is_floating_point() && count >= 0) return;
@@ -79,7 +80,10 @@ at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count, const ProcessG
   group.all_reduce(totals);
   const auto* const all = totals.const_data_ptr<int64_t>();
   if (all[1] > 0) check_on_all_ranks(group, caller, check);
-  return functional::reduce_from_group(sum / all[0], group);
+  if (!device_count.defined()) return functional::reduce_from_group(sum / all[0], group);
+  const at::Tensor total = device_count.clone();
+  group.all_reduce(total);
+  return functional::reduce_from_group(sum / (total + all[0]), group);
 }
 
 void sum_gradients(const std::vector<at::Tensor>& parameters, const ProcessGroup& group,

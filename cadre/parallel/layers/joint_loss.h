@@ -22,9 +22,11 @@ namespace cadre {
 // `sum`, of shape (), is the sum of the losses of this rank's tokens, and `count` the number of
 // these tokens. Returns the mean over the tokens of all ranks: shape (), the same on every rank,
 // NaN if there are no tokens. Its backward reaches this rank's tokens only. If this rank could not
-// compute its sum, pass the error as `refusal`; then all ranks throw it.
+// compute its sum, pass the error as `refusal`; then all ranks throw it. `device_count`, (), int64:
+// further tokens of this rank, whose number only the device knows; the host does not wait for it.
 at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count, const ProcessGroup& group,
-                            const char* caller, const std::optional<Error>& refusal = {});
+                            const char* caller, const std::optional<Error>& refusal = {},
+                            const at::Tensor& device_count = {});
 
 // Replaces the gradients of parameters that have the same values on every rank by their sums over
 // the group. All ranks pass the same parameters in the same order; a parameter that is listed twice

@@ -187,6 +187,7 @@ at::Tensor mean_over_token_group(const at::Tensor& logits, const at::Tensor& tar
   own.reduction = LossReduction::kSum;
   at::Tensor sum;
   int64_t count = 0;
+  at::Tensor device_count;
   std::optional<Error> refusal;
   try {
     if (options.reduction != LossReduction::kMean) {
@@ -195,15 +196,20 @@ at::Tensor mean_over_token_group(const at::Tensor& logits, const at::Tensor& tar
                   "token group, over which the loss is a mean; leave one of them out");
     }
     sum = vocab_parallel_cross_entropy(logits, targets, group, own);
-    count = targets.ne(options.ignore_index).sum().item<int64_t>();
+    const at::Tensor num_tokens = targets.ne(options.ignore_index).sum();
+    if (num_tokens.is_cpu()) {
+      count = num_tokens.item<int64_t>();
+    } else {
+      device_count = num_tokens;
+    }
   } catch (const Error& error) {
     // The ranks with other tokens wait for this rank in the collective below, so the error is
     // passed to it.
     if (error.code() != ErrorCode::kInvalidArgument || group.error()) throw;
     refusal = error;
   }
-  return mean_over_tokens(sum, count, *options.token_group, "vocab_parallel_cross_entropy",
-                          refusal);
+  return mean_over_tokens(sum, count, *options.token_group, "vocab_parallel_cross_entropy", refusal,
+                          device_count);
 }
 
 }  // namespace

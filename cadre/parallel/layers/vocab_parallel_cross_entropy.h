@@ -3,12 +3,14 @@
 //
 // Threads: as ProcessGroup. Blocking: two all_reduces in forward, of one and of two numbers for
 // each token, and none in backward. With a token group there are two more all_reduces, of two
-// numbers and of one. Lifetime: the graph keeps the groups and the logits.
-// Errors: kInvalidArgument. All ranks, including those of the token group, throw for a target that
-// is not a class. Only the rank itself throws if its logits do not have the size of its part of the
-// vocabulary, or for kSum with a token group. Cost: backward computes the exponentials again, so
-// the logits are the only large tensor that is saved. A backward with create_graph gives correct
-// results. Source: Megatron-LM, https://arxiv.org/abs/1909.08053, section 3.
+// numbers and of one, and on a device a third one of one number. Lifetime: the graph keeps the
+// groups and the logits. Errors: kInvalidArgument. All ranks, including those of the token group,
+// throw for a target that is not a class; on a device it is the failure of a kernel instead, which
+// the next wait for the device throws. Only the rank itself throws if its logits do not have the
+// size of its part of the vocabulary, or for kSum with a token group. Cost: backward computes the
+// exponentials again, so the logits are the only large tensor that is saved. A backward with
+// create_graph gives correct results. Source: Megatron-LM, https://arxiv.org/abs/1909.08053,
+// section 3.
 #pragma once
 
 #include <ATen/core/Tensor.h>

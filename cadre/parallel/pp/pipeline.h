@@ -127,7 +127,8 @@ struct PipelineResult {
   // microbatch counts once for each stage that keeps it.
   int peak_live_microbatches = 0;
   // The wall time of the forwards and backwards of each stage on this rank, including waits inside
-  // of them, such as those of a tensor-parallel layer. Zero for the stages of other ranks.
+  // of them, such as those of a tensor-parallel layer. Zero for the stages of other ranks. For a
+  // stage on a device, the time in which the host enqueued them.
   std::vector<Duration> compute_times = {};
 };
 

@@ -95,11 +95,17 @@ void check_stages_match(const ProcessGroup& group, const PipelineSchedule& sched
   }
 }
 
-void check_trainable(const ProcessGroup& group, const std::vector<PipelineStage>& stages) {
+void check_trainable(const ProcessGroup& group, const std::vector<PipelineStage>& stages,
+                     const PipelineOptions& options) {
   wrap::refuse_inference_mode(kPipelineCall);
   for (const PipelineStage& stage : stages) {
     wrap::refuse_inference_tensors(format("{}, stage {}", kPipelineCall, stage.stage()),
                                    stage.parameters());
+    if (options.shards) {
+      wrap::refuse_devices(
+          format("{} with the option shards, stage {}", kPipelineCall, stage.stage()),
+          stage.parameters());
+    }
     std::vector<NamedTensor> tensors = stage.parameters();
     for (const at::Tensor& buffer : stage.buffers()) tensors.push_back({"a buffer", buffer});
     wrap::check_devices(format("{}, stage {}", kPipelineCall, stage.stage()), tensors,
@@ -178,7 +184,7 @@ AgreedSchedule agree_on_schedule(const ProcessGroup& group,
     check_equal_on_all_ranks(
         group, kPipelineCall,
         [&] {
-          check_trainable(group, stages);
+          check_trainable(group, stages, options);
           schedule = lowered_schedule(stages, options, group.world_size()).value_or_throw();
           std::vector<AgreedField> fields = fields_of(options);
           fields.insert(fields.begin(), field_of(*schedule));

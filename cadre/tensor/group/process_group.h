@@ -9,7 +9,7 @@
 // dtypes that differ between ranks are a failure, too (kInvalidArgument on all of them). error()
 // returns nullopt after an invalid argument and the error after a failure. Every call on a
 // moved-from handle throws. Tensors: dense, on the CPU or on this rank's device in the
-// group (InitOptions::device), messages on the CPU only; every dtype of core/base/types.h; any
+// group (InitOptions::device); every dtype of core/base/types.h; any
 // shape, also 0-dim and empty. docs/guide/reference/reductions.md says which operations a dtype
 // supports, and what they compute. Ranks are group ranks. Autograd does not record these
 // operations; those of backward/differentiable.h it does. But a tensor to which a call writes
@@ -282,7 +282,12 @@ class CADRE_EXPORT ProcessGroup {
   Work barrier_async(const BarrierOptions& options = {}) const;
 
   // Point-to-point messages. A tensor to send may have any layout; a tensor to receive into follows
-  // the rules of all_reduce.
+  // the rules of all_reduce. Tensors on a device go through pinned memory of the host. send()
+  // blocks until the device has copied the tensor there and the message is sent; send_async() and
+  // batch_send_recv_async() do not block. recv() and Work::wait() block the host until the message
+  // has arrived, and then enqueue the copy to the device on the current stream, behind the work
+  // that the stream of the call had. Until then the tensor has its earlier values, even if
+  // is_completed() is true.
   void send(const at::Tensor& tensor, int destination, const MessageOptions& options = {}) const;
   Work send_async(const at::Tensor& tensor, int destination,
                   const MessageOptions& options = {}) const;

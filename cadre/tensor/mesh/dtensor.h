@@ -9,7 +9,8 @@
 // the arguments of distribute() or from_local() are invalid on one rank, they throw on all ranks,
 // and the mesh stays usable. redistribute() throws only on the ranks whose arguments are invalid,
 // so pass the same on all ranks. Errors of the groups' operations are passed on. Tensors: dense,
-// CPU, a dtype of core/base/types.h, any shape. `sizes` are those of the whole tensor.
+// on the CPU or on the groups' device, on all ranks alike, a dtype of core/base/types.h, any shape.
+// `sizes` are those of the whole tensor.
 //
 // local(), from_local() and redistribute() are differentiable. redistribute() does not change the
 // whole tensor, so its derivative is the identity. The gradient of local() has the distribution of

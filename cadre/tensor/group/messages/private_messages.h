@@ -2,10 +2,11 @@
 // has its own space of tags, so its messages never match those of the program or of another
 // wrapper.
 //
-// Threads, blocking, tensors: as ProcessGroup::send and recv. Lifetime: a cheap value that keeps
-// the group. Errors: those of send and recv, with the wrapper's name and the tag. The constructor
-// is a collective of the group, so every rank constructs the object at the same point in its
-// sequence of operations. If the ranks pass different users, all throw the same kInvalidArgument.
+// Threads, blocking, tensors (also on devices): as ProcessGroup::send and recv. Lifetime: a cheap
+// value that keeps the group. Errors: those of send and recv, with the wrapper's name and the tag.
+// The constructor is a collective of the group, so every rank constructs the object at the same
+// point in its sequence of operations. If the ranks pass different users, all throw the same
+// kInvalidArgument.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,5 @@
 // Sends and receives tensors for the program and for wrappers.
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 
 #include <memory>
@@ -86,9 +87,12 @@ class StagedMessages {
     at::Tensor target = {};  // undefined if the message goes to its tensor
   };
 
+  // Autograd does not see the copy, which the call has marked already, and which the caller's mode
+  // at the wait must not forbid.
   static void land(const Landing& landing) {
     if (!landing.target.defined()) return;
     const at::NoGradGuard no_grad;
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     landing.target.copy_(landing.host, /*non_blocking=*/true);
   }
 
