@@ -237,8 +237,8 @@ TEST(DeviceEngineTest, GroupsThatAreSplitOffHaveTheEngineToo) {
 TEST(DeviceEngineTest, CpuMemoryOnOneRankAndDeviceMemoryOnAnotherIsAMismatch) {
   const auto process = testing::run_ranks_as_processes(1, [](RankContext&) {
     const auto peers = std::make_shared<RanksInProcess>();
-    FakeStream& stream =
-        *new FakeStream(testing::process_system());  // NOLINT: until the process ends
+    // The stream lasts until the process ends.
+    FakeStream& stream = *std::make_unique<FakeStream>(testing::process_system()).release();
     static float values[2] = {1, 1};
     const auto result = run(2, [&](RankContext& context) {
       const auto group = connect_ranks(context, with_device(peers, context.rank));
