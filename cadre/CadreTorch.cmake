@@ -137,6 +137,13 @@ if(CADRE_WITH_TESTS)
     endif()
     cadre_reuse_torch_headers(cadre_late_device_objects 6 ${headers})
     set(sources_for_device $<TARGET_OBJECTS:cadre_late_device_objects>)
+    # A library with NCCL's functions for that device. Tests load it, as the engine loads NCCL.
+    add_library(cadre_fake_nccl MODULE testing/torch/fake_nccl/fake_nccl_main.cpp)
+    target_include_directories(cadre_fake_nccl PRIVATE ${CMAKE_SOURCE_DIR})
+    cadre_compile_as_test(cadre_fake_nccl)
+    set_target_properties(cadre_fake_nccl PROPERTIES CXX_VISIBILITY_PRESET hidden
+                                                     LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+    add_dependencies(cadre_late_device_objects cadre_fake_nccl)
   endif()
   foreach(name IN LISTS programs)
     cadre_sources(tests test ${folders_of_${name}})

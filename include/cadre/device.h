@@ -7,11 +7,15 @@
 //
 // Declares:
 // - `local_device()`: the device of this process when each process of a job uses one.
-// - `staged_engine()`: the engine that copies tensors on a device to the host and back, for
-//   CommunicatorOptions::device_backend.
+// - `device_engine()`, `DeviceEngineChoice`, `NcclOptions`: the engine for tensors on a device, for
+//   CommunicatorOptions::device_backend: NCCL where every rank can use it, else the staged one.
+// - `staged_engine()`: the engine that copies tensors on a device to the host and back.
 //
-// Design: docs/decisions/0043-collectives-on-devices.md. PyTorch: torch.cuda.set_device().
+// Design: docs/decisions/0043-collectives-on-devices.md, docs/decisions/0044-nccl.md. PyTorch:
+// torch.cuda.set_device().
 #pragma once
 
+#include "cadre/tensor/backends/device_engine.h"
+#include "cadre/tensor/backends/nccl/nccl_options.h"
 #include "cadre/tensor/backends/staged_engine.h"
 #include "cadre/tensor/device/local_device.h"

@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 
+#include "cadre/core/base/types.h"
 #include "cadre/testing/core/seeds.h"
 #include "collectives.h"
 #include "settings.h"
@@ -35,6 +36,8 @@ struct Place {
   std::function<testing::RanksResult(int world_size, uint64_t seed, const GroupMain& group_main)>
       run_group;
   RunCall run_call = run_on_cpu;
+  // Returns whether the engine refuses a reduction that reduction_table.h has; null: none.
+  bool (*refuses)(DType dtype, ReduceOp op) = nullptr;
 };
 
 // Parses --one-in, --seed and --max-ranks with a number each. Returns false for an unknown flag or

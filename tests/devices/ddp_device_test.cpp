@@ -102,8 +102,8 @@ class DdpOnDevicesTest : public testing::OnDevices {
 };
 
 INSTANTIATE_TEST_SUITE_P(Devices, DdpOnDevicesTest,
-                         ::testing::Values(DeviceEngine::kEnqueues, DeviceEngine::kStaged,
-                                           DeviceEngine::kStagedInPieces),
+                         ::testing::Values(DeviceEngine::kEnqueues, DeviceEngine::kNccl,
+                                           DeviceEngine::kStaged, DeviceEngine::kStagedInPieces),
                          [](const auto& test) { return testing::name_of(test.param); });
 
 // The shares of the ranks are uneven. In accumulating steps each rank adds the gradients of two
@@ -189,7 +189,9 @@ TEST_P(DdpOnDevicesTest, GradientsAreClippedAsOnTheCpu) {
 }
 
 class EnqueuedDdpTest : public DdpOnDevicesTest {};
-INSTANTIATE_TEST_SUITE_P(Devices, EnqueuedDdpTest, ::testing::Values(DeviceEngine::kEnqueues));
+INSTANTIATE_TEST_SUITE_P(Devices, EnqueuedDdpTest,
+                         ::testing::Values(DeviceEngine::kEnqueues, DeviceEngine::kNccl),
+                         [](const auto& test) { return testing::name_of(test.param); });
 
 TEST_P(EnqueuedDdpTest, AStepNeverWaitsForTheDevice) {
   expect_on_all(2, [](const ProcessGroup& group, const c10::Device& device) {

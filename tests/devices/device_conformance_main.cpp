@@ -1,7 +1,7 @@
 // Runs the conformance cases (tests/conformance/conformance.h) in memory of the late device: with
 // the staged engine between processes and between threads, over shared memory and over TCP, in one
-// piece and in many, and with an engine that only enqueues. The kernels of the device run up to 0,
-// 0.3 and 3 ms late.
+// piece and in many, with an engine that only enqueues, and with that of NCCL on the fake NCCL. The
+// kernels of the device run up to 0, 0.3 and 3 ms late.
 //
 //   cadre_device_conformance [--one-in N] [--seed S] [--max-ranks R]
 #include <algorithm>
@@ -11,10 +11,12 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/backends/device_engine.h"
 #include "cadre/tensor/backends/staged_engine.h"
 #include "cadre/tensor/device/core_device.h"
 #include "cadre/tensor/device/device_runtime.h"
 #include "cadre/testing/core/fake_peers.h"
+#include "cadre/testing/torch/fake_nccl/fake_nccl.h"
 #include "cadre/testing/torch/late_device/late_device.h"
 #include "cadre/testing/torch/late_engine.h"
 #include "run_on_device.h"
@@ -36,7 +38,8 @@ device::DeviceRuntime runtime() {
 struct DeviceEngine {
   std::string_view name;
   Setting below;
-  size_t piece_bytes = 0;  // 0: the engine that only enqueues
+  size_t piece_bytes = 0;  // of the staged engine; 0: the engine that only enqueues, or NCCL
+  bool is_nccl = false;
 };
 
 // Processes come first, because a process that is forked after a device has been registered has no
@@ -46,8 +49,16 @@ constexpr DeviceEngine kEngines[] = {
     {"staged on tcp, processes", {Home::kProcesses, Engine::kTcp}, kSmallPieceBytes},
     {"staged on host, threads", {Home::kThreads, Engine::kHost}, kSmallPieceBytes},
     {"staged on tcp, threads", {Home::kThreads, Engine::kTcp}, kStagedPieceBytes},
-    {"enqueued, threads", {Home::kThreads, Engine::kHost}, 0},
+    {"enqueued, threads", {Home::kThreads, Engine::kHost}},
+    {"nccl, threads", {Home::kThreads, Engine::kHost}, 0, true},
 };
+
+// Bitwise operations, and int16, which NCCL moves as bytes.
+bool nccl_refuses(DType dtype, ReduceOp op) {
+  if (dtype == DType::kInt16) return true;
+  if (op == ReduceOp::kBxor) return true;
+  return dtype != DType::kBool && (op == ReduceOp::kBand || op == ReduceOp::kBor);
+}
 
 Place place_of(const DeviceEngine& engine, microseconds delay, int order) {
   const auto run = [=](int world_size, uint64_t seed, const GroupMain& group_main) {
@@ -56,16 +67,23 @@ Place place_of(const DeviceEngine& engine, microseconds delay, int order) {
       late::register_device();
       late::set_delays({.longest = delay, .seed = seed});
       runtime().make_current(late::device(rank.value));
+      const Device device = *device::to_core(late::device(rank.value));
+      if (engine.is_nccl) {
+        return {.device = device,
+                .make = device_engine(DeviceEngineChoice::kNccl,
+                                      {.library = testing::fake_nccl::load(),
+                                       .device_type = DeviceType::kPrivateUse1})};
+      }
       if (engine.piece_bytes == 0) return testing::late_engine(rank.value, peers);
-      return {.device = *device::to_core(late::device(rank.value)),
-              .make = staged_engine(engine.piece_bytes)};
+      return {.device = device, .make = staged_engine(engine.piece_bytes)};
     };
     return conformance::run_group(engine.below, world_size, seed, group_main, device_backend_of);
   };
   return {.name = format("{}, {} us late", engine.name, delay.count()),
           .order_of_additions = order,
           .run_group = run,
-          .run_call = testing::run_on_device};
+          .run_call = testing::run_on_device,
+          .refuses = engine.is_nccl ? &nccl_refuses : nullptr};
 }
 
 }  // namespace

@@ -153,13 +153,14 @@ TEST_P(DeviceGroupTest, EveryOperationEqualsThatOfTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceGroupTest,
-                         ::testing::Values(DeviceEngine::kEnqueues, DeviceEngine::kStaged,
-                                           DeviceEngine::kStagedInPieces));
+                         ::testing::Values(DeviceEngine::kEnqueues, DeviceEngine::kNccl,
+                                           DeviceEngine::kStaged, DeviceEngine::kStagedInPieces),
+                         [](const auto& test) { return testing::name_of(test.param); });
 
 // The input is written on the stream of the issue, and the result is read on another stream. A
 // staged engine waits on the host, so nothing may be held for it; delays make a wrong order likely.
 TEST_P(DeviceGroupTest, StreamsOfTheIssueAndOfTheWaitAreOrdered) {
-  const bool enqueues = GetParam() == DeviceEngine::kEnqueues;
+  const bool enqueues = testing::is_stream_ordered(GetParam());
   if (!enqueues) late::set_delays({.longest = std::chrono::microseconds(500), .seed = 7});
   expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
     const c10::Stream issuing = pooled(device);
@@ -210,7 +211,9 @@ TEST_P(DeviceGroupTest, StreamsOfTheIssueAndOfTheWaitAreOrdered) {
 }
 
 class EnqueuedCallTest : public DeviceGroupTest {};
-INSTANTIATE_TEST_SUITE_P(Devices, EnqueuedCallTest, ::testing::Values(DeviceEngine::kEnqueues));
+INSTANTIATE_TEST_SUITE_P(Devices, EnqueuedCallTest,
+                         ::testing::Values(DeviceEngine::kEnqueues, DeviceEngine::kNccl),
+                         [](const auto& test) { return testing::name_of(test.param); });
 
 // The program frees the tensor of a call that has returned; the same memory is given out again.
 TEST_P(EnqueuedCallTest, KeepsItsMemoryUntilTheDeviceHasUsedIt) {
@@ -313,11 +316,13 @@ TEST_P(DeviceGroupTest, ModesOfAutogradOfOneCallDoNotChangeTheNext) {
   });
 }
 
-class StagedCallTest : public DeviceGroupTest {};
-INSTANTIATE_TEST_SUITE_P(Devices, StagedCallTest,
-                         ::testing::Values(DeviceEngine::kStaged, DeviceEngine::kStagedInPieces));
+class SubgroupTest : public DeviceGroupTest {};
+INSTANTIATE_TEST_SUITE_P(Devices, SubgroupTest,
+                         ::testing::Values(DeviceEngine::kNccl, DeviceEngine::kStaged,
+                                           DeviceEngine::kStagedInPieces),
+                         [](const auto& test) { return testing::name_of(test.param); });
 
-TEST_P(StagedCallTest, SubgroupsWorkOnTheDeviceToo) {
+TEST_P(SubgroupTest, WorksOnTheDeviceToo) {
   expect_on_all(4, [](const ProcessGroup& group, const c10::Device& device) {
     const ProcessGroup half = *group.split({.color = group.rank() % 2, .key = group.rank()});
     const Tensor tensor = torch::full({100}, group.rank() + 1.0, at::device(device));

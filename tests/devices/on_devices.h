@@ -12,30 +12,54 @@
 #include <memory>
 #include <string>
 
+#include "cadre/tensor/backends/device_engine.h"
 #include "cadre/tensor/backends/staged_engine.h"
 #include "cadre/tensor/device/core_device.h"
 #include "cadre/tensor/device/device_runtime.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/ranks.h"
+#include "cadre/testing/torch/fake_nccl/fake_nccl.h"
 #include "cadre/testing/torch/late_device/late_device.h"
 #include "cadre/testing/torch/late_engine.h"
 
 namespace cadre::testing {
 
-// The engine for memory of the device: one that only enqueues, or the staged one, also with pieces
-// of 32 bytes.
-enum class DeviceEngine { kEnqueues, kStaged, kStagedInPieces };
+// The engine for memory of the device: one that only enqueues, that of NCCL with the fake NCCL, or
+// the staged one, also with pieces of 32 bytes.
+enum class DeviceEngine { kEnqueues, kNccl, kStaged, kStagedInPieces };
 
 inline std::string name_of(DeviceEngine engine) {
-  return engine == DeviceEngine::kEnqueues ? "Enqueues"
-         : engine == DeviceEngine::kStaged ? "Staged"
-                                           : "StagedInPieces";
+  switch (engine) {
+    case DeviceEngine::kEnqueues:
+      return "Enqueues";
+    case DeviceEngine::kNccl:
+      return "Nccl";
+    case DeviceEngine::kStaged:
+      return "Staged";
+    case DeviceEngine::kStagedInPieces:
+      break;
+  }
+  return "StagedInPieces";
+}
+
+// Returns whether a Work of the engine orders streams and does not wait on the host.
+inline bool is_stream_ordered(DeviceEngine engine) {
+  return engine == DeviceEngine::kEnqueues || engine == DeviceEngine::kNccl;
+}
+
+inline NcclOptions fake_nccl_options() {
+  return {.library = fake_nccl::load(), .device_type = DeviceType::kPrivateUse1};
 }
 
 inline DeviceBackend device_backend_of(DeviceEngine engine, int rank,
                                        const std::shared_ptr<RanksInProcess>& peers) {
   if (engine == DeviceEngine::kEnqueues) return late_engine(rank, peers);
-  return {.device = *device::to_core(late::device(rank)),
+  const Device device = *device::to_core(late::device(rank));
+  if (engine == DeviceEngine::kNccl) {
+    return {.device = device,
+            .make = device_engine(DeviceEngineChoice::kNccl, fake_nccl_options())};
+  }
+  return {.device = device,
           .make = engine == DeviceEngine::kStaged ? staged_engine() : staged_engine(32)};
 }
 

@@ -24,15 +24,19 @@
 //     does not wait for that, but keeps the keep_alive of the call and the engine. A blocking call
 //     without a keep_alive throws while the library may still use its buffers; the error says so,
 //     and that the process must end.
-// 4. submit() of a stream-ordered library enqueues on a stream of its own behind
-// Collective::after (with that stream as the current one, after->order_current_stream()), and
-// returns Completion::make_pending(end), where `end` is a point on this stream. A thread of the
-// engine that waits for the stream's events calls complete() with the result. Buffers on the CPU
-// get make_pending() without a point, so that Work::wait() waits for their results. The engine
-// copies what it needs of the OpContext later.
-// 5. The ranks of a group must agree on (number, fingerprint) of each call. An engine that can send
-// a few more bytes compares these values, as the native engines do, and reports a difference with
-// OpProgress::set_mismatch(). Otherwise the behaviour on a mismatch is that of the library.
+//  4. submit() of a stream-ordered library enqueues on a stream of its own behind
+//     Collective::after (with that stream as the current one, after->order_current_stream()), and
+//     returns Completion::make_pending(end), where `end` is a point on this stream. A thread of the
+//     engine that waits for the stream's events calls complete() with the result. Buffers on the
+//     CPU get make_pending() without a point, so that Work::wait() waits for their results. The
+//     engine copies what it needs of the OpContext later. The group raises the Interrupt at the
+//     deadline of an enqueued call. An engine that sets is_abortable then ends the call and
+//     completes it when the device no longer uses the buffers. If the device never gets there, the
+//     group abandons the call as in step 3.
+//  5. The ranks of a group must agree on (number, fingerprint) of each call. An engine that can
+//     send a few more bytes compares these values, as the native engines do, and reports a
+//     difference with OpProgress::set_mismatch(). For a stream-ordered engine the group compares
+//     the calls that do not end. Otherwise the behaviour on a mismatch is that of the library.
 // The group itself still provides point-to-point messages and the detection and reporting of
 // failures. Symmetric buffers of a group with a plug-in engine are private memory.
 #pragma once
@@ -43,6 +47,7 @@
 
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
+#include "cadre/core/base/log.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/collective/backend.h"
 #include "cadre/core/os/interrupt.h"
@@ -65,6 +70,7 @@ struct BackendSetup {
   const os::Interrupt& interrupt;
   os::System& system;
   Deadline deadline;
+  LogSink* log = nullptr;  // null: nothing is logged
 };
 
 using BackendFactory = std::function<Result<std::unique_ptr<Backend>>(const BackendSetup&)>;

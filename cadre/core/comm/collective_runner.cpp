@@ -106,6 +106,7 @@ struct CollectiveRunner::Enqueued {
   const Backend* engine;  // used only as long as the runner exists, like its capabilities
   const Capabilities* can;
   Completion result;
+  Duration next_comparison = kCompareTime;  // the age; used by the watch thread only
   std::atomic<bool> has_ended{false};
 
   // Returns true for the first caller only, which must end the call. Callers are the engine, and
@@ -361,6 +362,7 @@ void CollectiveRunner::end_submission() {
 
 void CollectiveRunner::watch() {
   bool was_idle = false;
+  std::optional<TimePoint> failed_at;
   while (true) {
     std::optional<Deadline> first;
     {
@@ -374,8 +376,11 @@ void CollectiveRunner::watch() {
     if (!first) continue;
     parts_.monitor.await_failure(-1, first->earlier(parts_.system.deadline_in(kWatchTime)));
     fail_overdue();
+    compare_late();
     if (!parts_.monitor.has_failed()) continue;
-    abandon_enqueued();
+    const TimePoint now = parts_.system.now();
+    if (!failed_at) failed_at = now;
+    abandon_enqueued(now - *failed_at);
     // What is left are calls that an engine which can abort them is about to end.
     if (num_enqueued_ > 0) static_cast<void>(watch_.park(kWatchTime));
   }
@@ -397,7 +402,38 @@ void CollectiveRunner::fail_overdue() {
       Error(ErrorCode::kTimeout, "the engine has not ended the operation until its deadline")));
 }
 
-void CollectiveRunner::abandon_enqueued() {
+// Engines that enqueue do not compare calls. Ranks that make different calls may wait for each
+// other, so a call that does not end is compared when it is 1, 2, 4, ... s old.
+void CollectiveRunner::compare_late() {
+  if (parts_.monitor.has_failed()) return;
+  const TimePoint now = parts_.system.now();
+  std::shared_ptr<Enqueued> oldest;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!enqueued_.empty()) oldest = enqueued_.front();
+  }
+  if (oldest == nullptr || now - oldest->began < oldest->next_comparison) return;
+  oldest->next_comparison *= 2;
+  const auto views = parts_.monitor.ask_peers(
+      oldest->deadline.earlier(parts_.system.deadline_in(Monitor::kAskTime)));
+  for (int rank = 0; rank < parts_.monitor.roster().world_size(); ++rank) {
+    const wire::Activity& its = views[static_cast<size_t>(rank)].activity;
+    const bool is_same_number = its.state != wire::ActivityState::kNothingYet &&
+                                its.number == oldest->number && !is_message(its.fingerprint);
+    if (rank == parts_.monitor.roster().self || !is_same_number ||
+        its.fingerprint == oldest->fingerprints.front() || oldest->has_ended) {
+      continue;
+    }
+    OpProgress progress;
+    progress.set_mismatch(rank, its.number, its.fingerprint);
+    static_cast<void>(conclude(
+        {{oldest->number, oldest->fingerprints, oldest->deadline, progress}, oldest->began},
+        Error(ErrorCode::kInvalidArgument, "a peer has made another call")));
+    return;
+  }
+}
+
+void CollectiveRunner::abandon_enqueued(Duration since_failure) {
   std::deque<std::shared_ptr<Enqueued>> calls;
   {
     const std::lock_guard lock(mutex_);
@@ -405,23 +441,27 @@ void CollectiveRunner::abandon_enqueued() {
   }
   for (const auto& call : calls) {
     // An engine that can abort its operations ends them, because it sees the Interrupt.
-    if (call->can->is_abortable || !call->claim_end()) continue;
+    if (call->can->is_abortable && since_failure < kAbandonTime) continue;
+    if (!call->claim_end()) continue;
     {
       const std::lock_guard lock(mutex_);
       abandoned_.push_back(call);
     }
     static_cast<void>(end_enqueued(call, parts_.monitor.error()));
-    call->result.complete(abandoned_error(call->can->name));
+    call->result.complete(abandoned_error(*call->can));
   }
 }
 
-Error CollectiveRunner::abandoned_error(std::string_view engine) const {
+Error CollectiveRunner::abandoned_error(const Capabilities& engine) const {
   const Error error = parts_.monitor.error();
+  const std::string_view state = engine.is_abortable
+                                     ? "has not ended this operation after the failure"
+                                     : "cannot abort this operation";
   return Error(error.code(),
-               format("{}\n  engine \"{}\" cannot abort this operation and may read and write its "
+               format("{}\n  engine \"{}\" {} and may read and write its "
                       "buffers until this process ends: do not free or reuse them, and end the "
                       "process instead of calling rejoin()",
-                      error.message(), engine))
+                      error.message(), engine.name, state))
       .with_details(error.details());
 }
 

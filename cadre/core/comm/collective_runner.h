@@ -3,8 +3,9 @@
 //
 // Threads: the holder of the progress role calls run(). Calls that are enqueued on a device end in
 // a thread of the engine. Other methods may be called from any thread. While calls are enqueued on
-// an engine that cannot abort them, a thread "cadre-watch" ends a call when its deadline passes or
-// the group fails. That thread starts before the engine gets the call.
+// an engine, a thread "cadre-watch" compares those that do not end with the calls of the peers,
+// fails the group when the deadline of one passes, and ends calls that the engine does not end
+// after a failure. That thread starts before the engine gets the call.
 // Blocking: run(), until the operation's deadline, and after a failure for the time in which this
 // rank polls its peers (Monitor::kAskTime, kDoubtTime); a thread that reports an error later blocks
 // for that time, too. stop(), for kWatchTime. Lifetime: borrows the objects in its Parts. When the
@@ -46,6 +47,11 @@ class CollectiveRunner final : public OperationRunner {
   };
   // The interval at which the watch thread checks whether it must end.
   static constexpr Duration kWatchTime = std::chrono::milliseconds(20);
+
+  // The age at which an enqueued call that has not ended is first compared with those of the peers.
+  static constexpr Duration kCompareTime = std::chrono::seconds(1);
+  // How long a failed group waits for the device to end calls that the engine has aborted.
+  static constexpr Duration kAbandonTime = std::chrono::seconds(3);
 
   explicit CollectiveRunner(const Parts& parts)
       : parts_(parts), watch_(parts.system, "cadre-watch") {}
@@ -112,9 +118,12 @@ class CollectiveRunner final : public OperationRunner {
   void watch();
   // Fails the group if an enqueued call has reached its deadline.
   void fail_overdue();
-  // Ends all enqueued calls with the failure of the group, although the engine has not ended them.
-  void abandon_enqueued();
-  Error abandoned_error(std::string_view engine) const;
+  // Fails the group if a peer has made another call with the number of the oldest enqueued one.
+  void compare_late();
+  // Ends enqueued calls with the failure of the group, although the engine has not ended them: at
+  // once those that the engine cannot abort, and the others kAbandonTime after the failure.
+  void abandon_enqueued(Duration since_failure);
+  Error abandoned_error(const Capabilities& engine) const;
   // Fails the group with a failure that is composed from the error and the progress that the engine
   // has reported.
   void explain(const Running& call, const Error& error);

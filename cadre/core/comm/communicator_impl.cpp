@@ -385,7 +385,8 @@ std::unique_ptr<Backend> Communicator::Impl::build_engine(const BackendFactory& 
               .store = store == nullptr ? nullptr : std::make_shared<PrefixStore>(prefix, store),
               .interrupt = monitor->interrupt(),
               .system = system,
-              .deadline = system.deadline_in(options.timeout)})
+              .deadline = system.deadline_in(options.timeout),
+              .log = options.log.get()})
       .value_or_throw();
 }
 

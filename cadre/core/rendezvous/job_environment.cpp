@@ -229,6 +229,7 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& variables,
   environment.log_level = *log_level;
   environment.flight_folder = parser.text("CADRE_FLIGHT_RECORDS").value_or("");
   environment.tuning_file = parser.text("CADRE_TUNING_FILE").value_or("");
+  environment.nccl_library = parser.text("CADRE_NCCL_LIBRARY").value_or("");
   const bool has_rank = parser.text("RANK").has_value();
   const bool has_world_size = parser.text("WORLD_SIZE").has_value();
   const PlaceVariables* other = has_rank || has_world_size ? nullptr : other_starter(parser);

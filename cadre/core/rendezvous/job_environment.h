@@ -28,6 +28,9 @@
 //                                  memory only
 //   CADRE_TUNING_FILE              the file of `cadre tune` with the sizes at which collectives
 //                                  change their algorithms; only rank 0 reads it; absent: defaults
+//   CADRE_NCCL_LIBRARY             the path of the NCCL that groups on CUDA devices use; absent:
+//   the
+//                                  libnccl.so.2 that libtorch has loaded
 //   CADRE_RECOVERY_FILE            set by cadre run: if the file of this name with ".membership"
 //                                  appended exists, the process has kept running through a failure
 //                                  (Recovery), and the values there replace those of the
@@ -85,6 +88,7 @@ struct JobEnvironment {
   LogLevel log_level = LogLevel::kWarning;  // is also read if there is no launcher
   std::string flight_folder;                // is also read if there is no launcher
   std::string tuning_file;                  // is also read if there is no launcher
+  std::string nccl_library;                 // is also read if there is no launcher
 };
 
 // Returns the value of a variable; nullopt if it is not set. An empty value counts as not set.

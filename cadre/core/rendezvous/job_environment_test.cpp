@@ -144,6 +144,14 @@ TEST(JobEnvironment, UnderTorchrunSpeaksC10d) {
   EXPECT_EQ(parse(variables)->store_protocol, StoreProtocol::kNative);
 }
 
+TEST(JobEnvironment, NamesTheNcclLibraryLaunchedOrNot) {
+  EXPECT_EQ(parse({})->nccl_library, "");
+  EXPECT_EQ(parse({{"CADRE_NCCL_LIBRARY", "/a/libnccl.so"}})->nccl_library, "/a/libnccl.so");
+  Variables variables = launched();
+  variables["CADRE_NCCL_LIBRARY"] = "/b/libnccl.so";
+  EXPECT_EQ(parse(variables)->nccl_library, "/b/libnccl.so");
+}
+
 TEST(JobEnvironment, LogsAtTheLevelThatIsNamedLaunchedOrNot) {
   const std::map<std::string, LogLevel> levels = {
       {"debug", LogLevel::kDebug}, {"info", LogLevel::kInfo}, {"warning", LogLevel::kWarning},

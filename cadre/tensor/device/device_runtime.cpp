@@ -3,6 +3,7 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
 #include <torch/version.h>
 
 #include <tuple>
@@ -14,12 +15,18 @@
 namespace cadre::device {
 namespace {
 
-// Versions of torch differ in whether the guard has the function, which is looked up here.
+// Versions of torch differ in whether the guard has the function, which is looked up here. In older
+// ones the handle of a CUDA stream is what the method stream() of c10::cuda::CUDAStream returns; an
+// object of this class has a c10::Stream as its only member.
 template <typename Guard>
 void* native_handle_of(const Guard& guard, const c10::Stream& stream) {
   if constexpr (requires { guard.getStreamNativeHandle(stream); }) {
     return guard.getStreamNativeHandle(stream);
   } else {
+    using HandleOf = void* (*)(const c10::Stream*);
+    void* const method = dlsym(RTLD_DEFAULT, "_ZNK3c104cuda10CUDAStream6streamEv");
+    const bool is_cuda = stream.device_type() == c10::DeviceType::CUDA;
+    if (is_cuda && method != nullptr) return reinterpret_cast<HandleOf>(method)(&stream);
     throw Error(ErrorCode::kInvalidArgument,
                 format("torch {} gives no native handle of a stream of {}: use a later version",
                        TORCH_VERSION, stream.device().str()));

@@ -10,7 +10,7 @@
 #include "cadre/core/comm/group_destruction.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/rendezvous/job_environment.h"
-#include "cadre/tensor/backends/staged_engine.h"
+#include "cadre/tensor/backends/device_engine.h"
 #include "cadre/tensor/device/core_device.h"
 #include "cadre/tensor/device/device_runtime.h"
 #include "cadre/tensor/device/local_device.h"
@@ -48,8 +48,8 @@ TransportChoice transport_of(std::string_view backend) {
 }
 
 // Returns the engine for memory of the device; nullopt for the CPU.
-std::optional<DeviceBackend> device_backend_of(const std::optional<c10::Device>& chosen) {
-  const c10::Device device = chosen ? *chosen : device::default_device();
+std::optional<DeviceBackend> device_backend_of(const InitOptions& options, const JobPlace& place) {
+  const c10::Device device = options.device ? *options.device : device::default_device();
   if (device.is_cpu()) return std::nullopt;
   const std::optional<Device> known = device::to_core(device);
   if (!known) {
@@ -64,7 +64,10 @@ std::optional<DeviceBackend> device_backend_of(const std::optional<c10::Device>&
                                                 device.str(), found.reason));
   }
   found.runtime->make_current(device::to_c10(*known));
-  return DeviceBackend{.device = *known, .make = staged_engine()};
+  const JobEnvironment environment = read_job_environment(place).value_or_throw();
+  return DeviceBackend{
+      .device = *known,
+      .make = device_engine(options.device_engine, {.library = environment.nccl_library})};
 }
 
 }  // namespace
@@ -73,13 +76,12 @@ ProcessGroup init_process_group(const InitOptions& options) {
   check_positive("timeout", options.timeout);
   check_positive("connect_timeout", options.connect_timeout);
   const TransportChoice transport = transport_of(options.backend);
-  const std::optional<DeviceBackend> device_backend = device_backend_of(options.device);
+  const JobPlace place{
+      .rank = options.rank, .world_size = options.world_size, .init_method = options.init_method};
+  const std::optional<DeviceBackend> device_backend = device_backend_of(options, place);
   auto job = std::make_unique<Job>();
   job->system = os::make_native_system();
-  job->communicator = connect_from_environment(*job->system,
-                                               JobPlace{.rank = options.rank,
-                                                        .world_size = options.world_size,
-                                                        .init_method = options.init_method},
+  job->communicator = connect_from_environment(*job->system, place,
                                                {.timeout = options.timeout,
                                                 .transport = transport,
                                                 .device_backend = device_backend,

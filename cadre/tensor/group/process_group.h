@@ -37,6 +37,7 @@
 #include "cadre/core/comm/communicator.h"
 #include "cadre/core/comm/queue/work.h"
 #include "cadre/core/os/defaults.h"
+#include "cadre/tensor/backends/device_engine.h"
 
 namespace cadre {
 
@@ -361,6 +362,10 @@ struct InitOptions {
   // devices; and the CPU if a call before this one has kept libtorch from finding them
   // (local_device.h). The device becomes the current one of this thread.
   std::optional<c10::Device> device = {};
+  // The engine for memory of that device, and of groups that are split from the world: NCCL where
+  // every rank has a CUDA device of its own, else one that copies to the host and back
+  // (backends/device_engine.h). All ranks pass the same.
+  DeviceEngineChoice device_engine = DeviceEngineChoice::kAuto;
   // The default timeout of an operation, counted from its start: of collectives, messages and waits
   // for signals, in the world and in groups that are split from it.
   Duration timeout = kDefaultOperationTimeout;
@@ -374,8 +379,8 @@ struct InitOptions {
 
 // Joins the job that the options and the environment describe: RANK, WORLD_SIZE, MASTER_ADDR,
 // MASTER_PORT and CADRE_JOB_TOKEN, as `cadre run` or torchrun sets them. Without a rank and a world
-// size it makes a world of one. CADRE_LOG, CADRE_FLIGHT_RECORDS and CADRE_TUNING_FILE apply in both
-// cases.
+// size it makes a world of one. CADRE_LOG, CADRE_FLIGHT_RECORDS, CADRE_TUNING_FILE and
+// CADRE_NCCL_LIBRARY apply in both cases.
 // core/rendezvous/job_environment.h lists all variables. Throws kInvalidArgument for an option or a
 // variable with an invalid value, kTimeout with the ranks that are missing, and the errors of
 // Communicator::connect().

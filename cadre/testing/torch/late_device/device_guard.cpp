@@ -61,6 +61,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     const int device = stream.device_index();
     return make_stream(device, exchange_stream(device, static_cast<int>(stream.id())));
   }
+  // The address of the stream's queue; see enqueue_native() in late_device.h.
+  void* getStreamNativeHandle(const c10::Stream stream) const override { return &queue_of(stream); }
   bool queryStream(const c10::Stream& stream) const override { return queue_of(stream).is_idle(); }
   void synchronizeStream(const c10::Stream& stream) const override {
     runtime().counters.add_wait(stream.device_index());

@@ -105,6 +105,12 @@ void enqueue(const c10::Stream& stream, std::function<void()> task) {
   queue_of(stream).enqueue(std::move(task), StreamQueue::TaskKind::kKernel);
 }
 
+void enqueue_native(void* handle, std::function<void()> task) {
+  auto* const queue = static_cast<StreamQueue*>(handle);
+  runtime().counters.add_kernel(queue->device());
+  queue->enqueue(std::move(task), StreamQueue::TaskKind::kKernel);
+}
+
 void* host_address(const void* device_address) {
   return runtime().memory.host_address(device_address);
 }

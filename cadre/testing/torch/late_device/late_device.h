@@ -47,6 +47,10 @@ void synchronize_all();
 // Runs `task` on the stream, in its order, as a kernel.
 void enqueue(const c10::Stream& stream, std::function<void()> task);
 
+// Does the same for a stream that is given by its native handle, as libraries of a device's vendor
+// take streams.
+void enqueue_native(void* handle, std::function<void()> task);
+
 // Returns the address by which a task on a stream accesses memory of a device.
 void* host_address(const void* device_address);
 
