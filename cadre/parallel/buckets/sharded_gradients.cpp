@@ -14,6 +14,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/buckets/handed_out_memory.h"
 #include "cadre/parallel/shard/shard_fence.h"
+#include "cadre/tensor/device/stream_point.h"
 #include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/group/operands/dtype.h"
 
@@ -284,6 +285,8 @@ void ShardedGradients::take(const Bucket& bucket, const at::Tensor& buffer) {
     if (is_ready_[parameter] && gradient.defined()) {
       write_gradient(target.view(parameters_[parameter].tensor.sizes()), gradient,
                      combination_.factor);
+      // Autograd may have computed the gradient on another stream than that of this reduction.
+      device::hold_for_current_stream(gradient);
       gradient.reset();
       unreduced_.end(parameter);
     } else {

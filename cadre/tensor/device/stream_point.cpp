@@ -48,6 +48,12 @@ Status StreamPoint::order_current_stream() const {
   return {};
 }
 
+void hold_for_current_stream(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(tensor.device().type());
+  guard.recordDataPtrOnStream(tensor.storage().data_ptr(), guard.getStream(tensor.device()));
+}
+
 bool StreamPoint::has_happened() const {
   return event_->query();
 }

@@ -9,6 +9,7 @@
 // events.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
@@ -55,5 +56,10 @@ class StreamPoint final : public DevicePoint {
   c10::Stream stream_;
   std::shared_ptr<const c10::Event> event_;  // shared by the copies, because c10's cannot be copied
 };
+
+// Keeps the memory of a tensor on a device, once it is freed, from being used again before the work
+// that is now on the current stream has ended. Memory of the device's allocator is otherwise only
+// kept for the stream on which it was allocated. Does nothing for the CPU.
+void hold_for_current_stream(const at::Tensor& tensor);
 
 }  // namespace cadre::device
