@@ -4,10 +4,15 @@
 // kernels of the device run up to 0, 0.3 and 3 ms late.
 //
 //   cadre_device_conformance [--one-in N] [--seed S] [--max-ranks R]
+//
+// With CADRE_CONFORMANCE_DEVICE=cuda the ranks are threads that share the CUDA devices in turn, and
+// the engine is the staged one.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "cadre/core/base/format.h"
@@ -30,8 +35,20 @@ using std::chrono::microseconds;
 
 constexpr size_t kSmallPieceBytes = 4096;
 
+bool is_on_cuda() {
+  const char* const device = std::getenv("CADRE_CONFORMANCE_DEVICE");
+  return device != nullptr && std::string_view(device) == "cuda";
+}
+
 device::DeviceRuntime runtime() {
-  return *device::find_devices(late::device().type()).runtime;
+  const c10::DeviceType type = is_on_cuda() ? c10::DeviceType::CUDA : late::device().type();
+  return device::find_devices(type).runtime.value();
+}
+
+c10::Device device_of(Rank rank) {
+  if (!is_on_cuda()) return late::device(rank.value);
+  return {c10::DeviceType::CUDA,
+          static_cast<c10::DeviceIndex>(rank.value % runtime().num_devices())};
 }
 
 // The engine for memory of the device, and that for memory of the CPU below it.
@@ -64,10 +81,12 @@ Place place_of(const DeviceEngine& engine, microseconds delay, int order) {
   const auto run = [=](int world_size, uint64_t seed, const GroupMain& group_main) {
     const auto peers = std::make_shared<testing::RanksInProcess>();
     const DeviceBackendOf device_backend_of = [&](Rank rank) -> DeviceBackend {
-      late::register_device();
-      late::set_delays({.longest = delay, .seed = seed});
-      runtime().make_current(late::device(rank.value));
-      const Device device = *device::to_core(late::device(rank.value));
+      if (!is_on_cuda()) {
+        late::register_device();
+        late::set_delays({.longest = delay, .seed = seed});
+      }
+      runtime().make_current(device_of(rank));
+      const Device device = *device::to_core(device_of(rank));
       if (engine.is_nccl) {
         return {.device = device,
                 .make = device_engine(DeviceEngineChoice::kNccl,
@@ -102,7 +121,11 @@ int main(int argc, char** argv) {
   for (const conformance::DeviceEngine& engine : conformance::kEngines) {
     // Pieces may be added in another order than the whole, but delays change nothing.
     ++order;
+    // A process that is forked after the search for CUDA cannot use it.
+    const bool is_of_threads = engine.below.home == conformance::Home::kThreads;
+    if (conformance::is_on_cuda() && (!is_of_threads || engine.piece_bytes == 0)) continue;
     for (const int delay_us : {0, 300, 3000}) {
+      if (conformance::is_on_cuda() && delay_us > 0) continue;
       places.push_back(conformance::place_of(engine, std::chrono::microseconds(delay_us), order));
     }
   }

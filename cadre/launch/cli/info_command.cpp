@@ -1,4 +1,5 @@
 // `cadre info`: the properties of this build and this machine, as a table or as JSON.
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include "cadre/core/os/proc/machine.h"
 #include "cadre/core/os/system.h"
 #include "cadre/launch/cli/command.h"
+#include "cadre/launch/cli/gpus/gpu_list.h"
 #include "cadre/launch/cli/torch_finder.h"
 
 namespace cadre::cli {
@@ -17,8 +19,9 @@ namespace {
 constexpr std::string_view kInfoCommand = "cadre info";
 constexpr std::string_view kInfoHelp = R"(cadre info [--json]
 
-Shows versions, the torch that a build would use, cores, memory, limits and transports. Nothing is
-imported or started; what is absent says so.
+Shows versions, the torch that a build would use, cores, memory, limits, NVIDIA GPUs with their PCI
+Express links, and transports. Nothing is imported or started; what is absent says so. NVLink is in
+none of the files that are read: nvidia-smi topo -m shows it.
 )";
 
 // One property: its JSON key, its title and its value.
@@ -91,6 +94,51 @@ std::vector<Row> machine_rows(const os::MachineInfo& machine) {
           bytes_row("max_locked_bytes", "locked memory", machine.max_locked_bytes)};
 }
 
+// Returns a text such as "NVIDIA H100 80GB HBM3, 0000:17:00.0, PCIe 32.0 GT/s x16, NUMA node 0".
+std::string text_of(const Gpu& gpu) {
+  std::string text = cadre::format("{}, {}", gpu.model, gpu.pci_id);
+  if (!gpu.link_speed.empty()) {
+    text += cadre::format(", PCIe {} x{}", gpu.link_speed.substr(0, gpu.link_speed.find(" PCIe")),
+                          gpu.link_width);
+  }
+  if (gpu.numa_node) text += cadre::format(", NUMA node {}", *gpu.numa_node);
+  return text;
+}
+
+// Returns a row for each GPU, and one that says what is between each pair.
+std::vector<Row> gpu_rows() {
+  const std::vector<Gpu> gpus = list_gpus();
+  std::vector<Row> rows;
+  std::map<GpuLink, std::string> pairs;
+  nlohmann::json links = nlohmann::json::array();
+  for (size_t i = 0; i < gpus.size(); ++i) {
+    const Gpu& gpu = gpus[i];
+    const nlohmann::json json = {
+        {"model", gpu.model},
+        {"pci_id", gpu.pci_id},
+        {"uuid", gpu.uuid},
+        {"link_speed", gpu.link_speed},
+        {"link_width", gpu.link_width},
+        {"numa_node", gpu.numa_node ? nlohmann::json(*gpu.numa_node) : nlohmann::json()}};
+    rows.push_back({cadre::format("gpu_{}", gpu.index), cadre::format("GPU {}", gpu.index), json,
+                    text_of(gpu)});
+    for (size_t j = i + 1; j < gpus.size(); ++j) {
+      const GpuLink link = link_between(gpu, gpus[j]);
+      std::string& list = pairs[link];
+      list += cadre::format("{}{}-{}", list.empty() ? "" : " ", gpu.index, gpus[j].index);
+      links.push_back({{"gpus", {gpu.index, gpus[j].index}}, {"through", to_string(link)}});
+    }
+  }
+  if (links.empty()) return rows;
+  std::string text = has_nvswitch() ? "NVSwitch; " : "";
+  for (const auto& [link, list] : pairs) {
+    text += cadre::format("{}through {}: {}", text.empty() || text.ends_with("; ") ? "" : "; ",
+                          to_string(link), list);
+  }
+  rows.push_back({"gpu_links", "pairs of GPUs", links, text});
+  return rows;
+}
+
 std::vector<Row> transport_rows(os::System& system) {
   return {text_row("transport_tcp", "TCP", works(probe_tcp(system))),
           text_row("transport_shared_memory", "shared memory", works(probe_shared_memory(system)))};
@@ -125,7 +173,8 @@ int info_command(Words words) {
   const os::Environment environment = os::read_environment();
   const auto system = os::make_native_system();
   std::vector<Row> rows = build_rows(environment);
-  for (auto&& part : {machine_rows(os::read_machine_info(environment)), transport_rows(*system)}) {
+  for (auto&& part :
+       {machine_rows(os::read_machine_info(environment)), gpu_rows(), transport_rows(*system)}) {
     rows.insert(rows.end(), part.begin(), part.end());
   }
   return print(wants_json ? as_json(rows) : as_table(rows));

@@ -18,6 +18,8 @@
 #include <optional>
 #include <string>
 
+#include "cadre/core/base/export.h"
+
 namespace at {
 struct HostAllocator;
 }
@@ -41,7 +43,7 @@ struct DeviceMemory {
 
 struct FoundDevices;
 
-class DeviceRuntime {
+class CADRE_EXPORT DeviceRuntime {
  public:
   c10::DeviceType type() const;
   int num_devices() const;
@@ -85,6 +87,6 @@ struct FoundDevices {
 // Finds the devices of a type. The first call of a process loads libtorch.so and must precede some
 // calls of libtorch; device_search.h lists them. Never throws because a device, a driver or a
 // library is absent.
-FoundDevices find_devices(c10::DeviceType type);
+CADRE_EXPORT FoundDevices find_devices(c10::DeviceType type);
 
 }  // namespace cadre::device

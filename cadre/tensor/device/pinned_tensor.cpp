@@ -1,6 +1,8 @@
 #include "cadre/tensor/device/pinned_tensor.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/CachingHostAllocator.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/Storage.h>
@@ -9,6 +11,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/device/device_runtime.h"
 
 namespace cadre::device {
 
@@ -31,6 +34,19 @@ at::Tensor empty_pinned(c10::DeviceType type, at::IntArrayRef sizes, at::ScalarT
   return at::empty({0}, at::TensorOptions().dtype(dtype))
       .set_(storage, 0, {numel}, {1})
       .view(sizes);
+}
+
+bool uses_pinned_memory() {
+  const FoundDevices cuda = find_devices(at::kCUDA);
+  if (cuda.was_late) throw Error(ErrorCode::kUnavailable, cuda.reason);
+  return cuda.runtime || at::accelerator::getAccelerator() == at::kPrivateUse1;
+}
+
+at::Tensor pinned_copy(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.numel() == 0 || !tensor.is_cpu()) return tensor;
+  if (tensor.layout() != at::kStrided) return tensor;
+  const at::NoGradGuard no_grad;
+  return at::empty(tensor.sizes(), tensor.options().pinned_memory(true)).copy_(tensor);
 }
 
 }  // namespace cadre::device

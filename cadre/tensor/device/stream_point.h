@@ -17,6 +17,7 @@
 
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
 #include "cadre/core/collective/completion.h"
 
 namespace c10 {
@@ -28,7 +29,7 @@ class System;
 
 namespace cadre::device {
 
-class StreamPoint final : public DevicePoint {
+class CADRE_EXPORT StreamPoint final : public DevicePoint {
  public:
   explicit StreamPoint(const c10::Stream& stream);
   // Returns a point on the stream of the device that is current in this thread.

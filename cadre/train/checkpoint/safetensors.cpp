@@ -62,10 +62,10 @@ Status check_writable(const std::vector<NamedTensor>& tensors) {
       return Error(ErrorCode::kInvalidArgument,
                    cadre::format("safetensors: the name '{}' {}", name, *problem));
     }
-    const bool is_plain = tensor.defined() && tensor.layout() == at::kStrided && tensor.is_cpu();
+    const bool is_plain = tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta();
     if (!is_plain || !safetensors_dtype(tensor.scalar_type())) {
       return Error(ErrorCode::kInvalidArgument,
-                   cadre::format("safetensors: '{}' is {}; expected a dense CPU tensor of a dtype "
+                   cadre::format("safetensors: '{}' is {}; expected a dense tensor of a dtype "
                                  "that the format has{}",
                                  name, tensor.defined() ? tensor.toString() : "undefined",
                                  tensor.defined() && tensor.is_meta()
@@ -81,8 +81,9 @@ Status lay_out(const std::vector<NamedTensor>& tensors,
   CADRE_RETURN_IF_ERROR(check_writable(tensors));
   std::vector<wire::SafetensorsEntry> entries;
   for (const auto& [name, tensor] : tensors) {
-    // If a tensor is lazily conjugated or negated, its memory does not have its values yet.
-    content.contiguous.emplace(name, tensor.resolve_conj().resolve_neg().contiguous());
+    // If a tensor is lazily conjugated or negated, its memory does not have its values yet. A copy
+    // from a device waits for the work on the caller's stream.
+    content.contiguous.emplace(name, tensor.resolve_conj().resolve_neg().contiguous().to(at::kCPU));
     entries.push_back({.name = name,
                        .dtype = std::string(*safetensors_dtype(tensor.scalar_type())),
                        .shape = tensor.sizes().vec()});

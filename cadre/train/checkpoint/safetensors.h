@@ -38,9 +38,9 @@ CADRE_EXPORT std::optional<at::ScalarType> scalar_type_of(std::string_view safet
 // the name is valid.
 std::optional<std::string_view> problem_of_name(std::string_view name);
 
-// Writes dense CPU tensors of any shape and strides, with distinct names. The file is written in
-// full and synced, but not atomically: write to a temporary name, or into a folder that is renamed
-// when complete.
+// Writes dense tensors of any device, shape and strides, with distinct names. The file has no trace
+// of the device. The file is written in full and synced, but not atomically: write to a temporary
+// name, or into a folder that is renamed when complete.
 CADRE_EXPORT Status write_safetensors(const std::string& path,
                                       const std::vector<NamedTensor>& tensors,
                                       const std::map<std::string, std::string>& metadata = {});

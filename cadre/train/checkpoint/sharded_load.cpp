@@ -96,7 +96,7 @@ class Loader {
     }
     shard::FencedUpdate update(fences);
     for (const Read& read : reads_) {
-      const bool is_flat = read.target.is_contiguous();
+      const bool is_flat = read.target.is_contiguous() && read.target.is_cpu();
       const at::Tensor flat = is_flat ? read.target.detach().view({-1})
                                       : at::empty({read.target.numel()}, read.target.scalar_type());
       reader_.read(*read.source, read.boxes, flat);
@@ -156,11 +156,11 @@ class Loader {
     std::vector<Box> boxes = boxes_read(tensor);
     int64_t numel = 0;
     for (const Box& box : boxes) numel += box.numel();
-    if (tensor.values.numel() != numel || !tensor.values.is_cpu()) {
+    if (tensor.values.numel() != numel || tensor.values.is_meta()) {
       throw Error(
           ErrorCode::kInvalidArgument,
           cadre::format("'{}' has {} elements on this rank, but its boxes have {}; expected "
-                        "a CPU tensor of as many",
+                        "a tensor with memory of as many",
                         tensor.name, tensor.values.numel(), numel));
     }
     if (at::has_internal_overlap(tensor.values) == at::MemOverlap::Yes) {

@@ -61,8 +61,8 @@ class HeldBuilder {
  public:
   Status add(ManifestTensor tensor, std::vector<Box> boxes, const at::Tensor& values) {
     const std::string name = name_in_files(tensor);
-    if (!values.defined() || values.layout() != at::kStrided || !values.is_cpu()) {
-      return invalid(name, "is no dense CPU tensor");
+    if (!values.defined() || values.layout() != at::kStrided || values.is_meta()) {
+      return invalid(name, "is no dense tensor with memory");
     }
     const auto dtype = safetensors_dtype(values.scalar_type());
     if (!dtype) {
@@ -83,6 +83,9 @@ class HeldBuilder {
     }
     tensor.dtype = *dtype;
     at::Tensor flat = values.detach().resolve_conj().resolve_neg().contiguous().view({-1});
+    // Elements on a device are copied to the host when a file is written, and only by the rank that
+    // writes them.
+    if (tensor.is_scalar) flat = flat.to(at::kCPU);
     const std::string value =
         tensor.is_scalar
             ? std::string(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes())

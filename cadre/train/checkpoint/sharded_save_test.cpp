@@ -172,15 +172,16 @@ TEST(ShardedSave, WhatCannotBeSavedIsKnownBeforeTheFirstSnapshot) {
     if (group.rank() == 1) parts.parameters[0].values = at::Tensor();
     const std::string failure = testing::failure_of([&] { check_savable(parts, group); });
     testing::require(
-        failure == "kInvalidArgument: snapshot: rank 1: 'fc.weight' is no dense CPU tensor",
+        failure == "kInvalidArgument: snapshot: rank 1: 'fc.weight' is no dense tensor with memory",
         failure);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {
-  EXPECT_EQ(save_error([](SnapshotParts& parts) { parts.parameters[0].values = at::Tensor(); }, 1),
-            "kInvalidArgument: snapshot of step 3: rank 1: 'fc.weight' is no dense CPU tensor");
+  EXPECT_EQ(
+      save_error([](SnapshotParts& parts) { parts.parameters[0].values = at::Tensor(); }, 1),
+      "kInvalidArgument: snapshot of step 3: rank 1: 'fc.weight' is no dense tensor with memory");
   EXPECT_EQ(
       save_error([](SnapshotParts& parts) { parts.parameters[0].values = torch::zeros({3}); }, 0),
       "kInvalidArgument: snapshot of step 3: rank 0: 'fc.weight' has 3 elements on this rank, "

@@ -1,8 +1,9 @@
 // The contents of a sharded snapshot: for each rank, the boxes (rectangular parts) that it holds of
 // each tensor.
 //
-// Threads: plain values. Lifetime: shares the tensors. Errors: none. Tensors are dense, on the CPU,
-// and of a dtype of safetensors. Saving reads them, loading fills them in place.
+// Threads: plain values. Lifetime: shares the tensors. Errors: none. Tensors are dense, on any
+// device but meta, and of a dtype of safetensors. Saving reads them, loading fills them in place,
+// on the stream that is current. A snapshot does not say on which device a tensor was.
 #pragma once
 
 #include <ATen/core/Tensor.h>

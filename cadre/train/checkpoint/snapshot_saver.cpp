@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/Device.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -10,12 +11,15 @@
 #include <exception>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/host/stderr_log.h"
 #include "cadre/core/os/system.h"
+#include "cadre/tensor/device/stream_point.h"
 #include "cadre/tensor/group/caught_error.h"
 #include "cadre/train/checkpoint/rank_agreement.h"
 
@@ -25,6 +29,8 @@ namespace {
 constexpr const char* kThreadName = "cadre-snapshot";
 // The longest wait of the destructor for a save while an exception unwinds the stack.
 constexpr Duration kUnwindingTimeout = std::chrono::seconds(5);
+// The interval at which the wait for copies from a device looks whether the saver gives up.
+constexpr Duration kLookTime = std::chrono::milliseconds(5);
 
 // Returns the entry of a tensor that the save skips because another rank writes it. The entry keeps
 // its name, because the save compares the names on all ranks, but has no elements.
@@ -37,11 +43,26 @@ SnapshotTensor name_of_copy(const SnapshotTensor& tensor) {
           .is_copy = true};
 }
 
-// Copies tensors into memory that is reused by the next copy of the same sizes.
+Error late_copy(const device::StreamPoint& end, Duration waited) {
+  return Error(
+      ErrorCode::kTimeout,
+      cadre::format("{} has not copied the tensors to the host after {} ms, because the work that "
+                    "was on stream {} has not ended; raise the timeout of the options, or look for "
+                    "what the stream waits for",
+                    end.stream().device().str(),
+                    std::chrono::duration_cast<std::chrono::milliseconds>(waited).count(),
+                    end.stream().id()));
+}
+
+// Copies tensors into memory that is reused by the next copy of the same sizes. The memory of a
+// tensor on a device is pinned: the copy is enqueued on the caller's current stream of that device,
+// behind what has changed the tensor and ahead of what will, and the host does not wait for it.
 class Staging {
  public:
+  // REQUIRES: the copies of the last call have ended, or forget() was called since.
   SnapshotParts copy(const SnapshotParts& parts) {
     const at::NoGradGuard no_grad;
+    enqueued_on_.clear();
     SnapshotParts copied = without_copies(parts);
     for (auto* tensors : {&copied.parameters, &copied.buffers}) {
       for (SnapshotTensor& tensor : *tensors) {
@@ -62,6 +83,18 @@ class Staging {
     return copied;
   }
 
+  // Returns the points at which all copies of the last copy() have ended.
+  std::vector<device::StreamPoint> ends_of_copies() const {
+    std::vector<device::StreamPoint> ends;
+    for (const c10::Device& device : enqueued_on_) {
+      ends.push_back(device::StreamPoint::on_current_stream(device));
+    }
+    return ends;
+  }
+
+  // Gives up the memory. The allocator of pinned memory keeps it until the copies have ended.
+  void forget() { memory_.clear(); }
+
  private:
   // Identifies a tensor. The first text is the name of the optimizer's state, or empty for a tensor
   // of the model; the second is the name of the tensor.
@@ -69,17 +102,37 @@ class Staging {
 
   at::Tensor staged(const Key& key, const at::Tensor& tensor) {
     if (!tensor.defined()) return tensor;  // the save itself throws for an undefined tensor
-    at::Tensor& memory = memory_[key];
-    if (!memory.defined() || memory.sizes() != tensor.sizes() ||
-        memory.scalar_type() != tensor.scalar_type()) {
+    Memory& memory = memory_[key];
+    const c10::Device device = tensor.device();
+    if (!memory.tensor.defined() || memory.tensor.sizes() != tensor.sizes() ||
+        memory.tensor.scalar_type() != tensor.scalar_type() || memory.device != device) {
       // Memory that is made in inference mode could not be changed outside of that mode.
       const c10::InferenceMode mode(false);
-      memory = at::empty(tensor.sizes(), tensor.scalar_type());
+      memory = {.tensor = at::empty(
+                    tensor.sizes(),
+                    at::TensorOptions(tensor.scalar_type()).pinned_memory(is_copied_late(tensor))),
+                .device = device};
     }
-    return memory.copy_(tensor.detach());
+    if (is_copied_late(tensor)) enqueued_on_.insert(device);
+    return memory.tensor.copy_(tensor.detach(), /*non_blocking=*/is_copied_late(tensor));
   }
 
-  std::map<Key, at::Tensor> memory_;
+  static bool is_copied_late(const at::Tensor& tensor) {
+    return !tensor.is_cpu() && !tensor.is_meta();
+  }
+
+  struct ByNumber {
+    bool operator()(const c10::Device& a, const c10::Device& b) const {
+      return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
+    }
+  };
+  struct Memory {
+    at::Tensor tensor;
+    c10::Device device = at::kCPU;  // that of the tensor which is copied into it
+  };
+
+  std::map<Key, Memory> memory_;
+  std::set<c10::Device, ByNumber> enqueued_on_;
 };
 
 }  // namespace
@@ -105,10 +158,11 @@ class SnapshotSaver::Impl {
     Status earlier = std::exchange(outcome_, Status());
     try {
       staged_ = staging_.copy(parts);
+      ends_of_copies_ = staging_.ends_of_copies();
     } catch (...) {
       // The error is passed to the save instead of thrown: the other ranks have begun this save and
       // wait for this rank.
-      staged_ = caught_error();
+      lose_staged(caught_error());
     }
     step_ = step;
     is_done_ = false;
@@ -148,7 +202,9 @@ class SnapshotSaver::Impl {
   void end_waits_at(Deadline deadline, const std::function<std::string()>& reason) {
     if (!thread_) return;
     while (!is_done_ && end_of_save_->park(deadline)) continue;
-    if (!is_done_ && group_) group_->abort(reason());
+    if (is_done_) return;
+    gives_up_ = true;
+    if (group_) group_->abort(reason());
   }
 
   void join() {
@@ -157,7 +213,31 @@ class SnapshotSaver::Impl {
     thread_.reset();
   }
 
+  void lose_staged(Error error) {
+    staged_ = std::move(error);
+    staging_.forget();
+    ends_of_copies_.clear();
+  }
+
+  // Waits until the copies from devices have ended. Their failure becomes that of the save, of
+  // which all ranks learn.
+  void await_copies() {
+    const TimePoint begin = system_->now();
+    const Deadline deadline = system_->deadline_in(options_.timeout);
+    try {
+      for (const device::StreamPoint& end : ends_of_copies_) {
+        while (!end.wait(*system_, deadline.earlier(system_->deadline_in(kLookTime))).ok()) {
+          if (!gives_up_ && !deadline.has_passed(system_->now())) continue;
+          return lose_staged(late_copy(end, system_->now() - begin));
+        }
+      }
+    } catch (...) {
+      lose_staged(caught_error());
+    }
+  }
+
   Status write(int64_t step) {
+    await_copies();
     try {
       save_sharded(folder_, step, staged_, ranks_, options_);
       return {};
@@ -198,11 +278,13 @@ class SnapshotSaver::Impl {
   RankAgreement ranks_;
   Staging staging_;
   Result<SnapshotParts> staged_ = SnapshotParts();
+  std::vector<device::StreamPoint> ends_of_copies_;
   int64_t step_ = 0;
   const int num_exceptions_ = std::uncaught_exceptions();
   std::unique_ptr<os::System> system_ = os::make_native_system();
   std::unique_ptr<os::Waiter> end_of_save_ = system_->make_waiter();
   std::atomic<bool> is_done_ = true;
+  std::atomic<bool> gives_up_ = false;  // no wait of the thread may go on
   // Written by the thread; read only after the thread was joined.
   Status outcome_;
   std::unique_ptr<os::Thread> thread_;

@@ -1,11 +1,14 @@
-// Saves snapshots in the background: training waits only for a copy to staging memory.
+// Saves snapshots in the background: training waits only for a copy to staging memory, and not even
+// for that if the tensors are on a device. Then the copies are enqueued on the caller's current
+// stream, and the thread of the saver waits for them. What the caller enqueues on that stream later
+// does not reach the snapshot; another stream that writes the tensors has to wait for it.
 //
 // Threads: all calls from one thread; the files are written on a thread of the saver. Blocking: the
 // constructor with a group is collective, because it splits off a group for the saver, whose
 // operations then cannot mix with those of training. save() waits for the end of the previous save
 // and for the copy; finish() and close() wait for the end of the last save. A save ends at the
 // latest when ranks have waited for each other for `timeout`. Lifetime: the staging memory, as
-// large as this rank's shard, is kept for the next save.
+// large as this rank's shard, is kept for the next save; that of tensors on devices is pinned.
 //
 // At the end of a scope the destructor finishes the last save, as finish() does. While an exception
 // unwinds the stack, other ranks may not take part in that save: the destructor waits for it for a

@@ -10,6 +10,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/native/native_thread.h"
 #include "cadre/core/os/system.h"
+#include "cadre/tensor/device/pinned_tensor.h"
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/train/data/distributed_sampler.h"
 #include "cadre/train/data/prefetcher.h"
@@ -102,6 +103,12 @@ Batch checked(Batch batch, size_t num_samples) {
   return batch;
 }
 
+// Returns the batch, in pinned memory if the program has asked for it.
+Batch placed(Batch batch, bool is_pinned) {
+  if (!is_pinned) return batch;
+  return {.data = device::pinned_copy(batch.data), .target = device::pinned_copy(batch.target)};
+}
+
 }  // namespace
 
 struct DataLoader::Prefetch {
@@ -142,6 +149,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderO
   const auto read = [&] {
     check_threads(options);
     num_samples_ = size_of(dataset_.get());
+    options_.pin_memory = options.pin_memory && device::uses_pinned_memory();
   };
   if (share_.world_size == 1) {
     read();
@@ -272,17 +280,18 @@ std::vector<int64_t> DataLoader::samples_of(const Share& share, const std::vecto
 Batch DataLoader::fetch(int64_t begin) {
   if (options_.num_threads == 0) {
     const std::vector<int64_t> samples = samples_of(share_, *order_, begin);
-    return checked(dataset().get(samples), samples.size());
+    return placed(checked(dataset().get(samples), samples.size()), options_.pin_memory);
   }
   if (!prefetch_) {
     const int64_t size = num_samples_ - begin;
     const bool has_rest = size % options_.batch_size != 0 && !options_.drop_last;
     prefetch_ = std::make_unique<Prefetch>(
         size / options_.batch_size + (has_rest ? 1 : 0),
-        [dataset = dataset_, order = order_, share = share_, begin](int64_t index) {
+        [dataset = dataset_, order = order_, share = share_, begin,
+         is_pinned = options_.pin_memory](int64_t index) {
           const std::vector<int64_t> samples =
               samples_of(share, *order, begin + index * share.batch_size);
-          return checked(dataset->get(samples), samples.size());
+          return placed(checked(dataset->get(samples), samples.size()), is_pinned);
         },
         options_);
   }

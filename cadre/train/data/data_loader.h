@@ -67,6 +67,10 @@ struct DataLoaderOptions {
   int num_threads = 0;
   int64_t prefetch = 2;  // the number of batches that each thread may fetch ahead of the caller
   Duration timeout = std::chrono::minutes(5);  // the longest wait for one batch from a thread
+  // If true, the tensors of a batch are in pinned memory, made by the thread that fetches it:
+  // `batch.data.to(device, /*non_blocking=*/true)` then does not wait. Has no effect in a process
+  // without devices. May differ between ranks.
+  bool pin_memory = false;
 };
 
 // A position that is equal on all ranks, and valid for any number of ranks.

@@ -410,5 +410,17 @@ TEST(DataLoader, RefusesWhatCannotBe) {
   EXPECT_THROW(loader.seek({.epoch = 0, .samples = 10}), Error);
 }
 
+// This process has no devices.
+TEST(DataLoader, PinnedMemoryWithoutADeviceHasNoEffect) {
+  DataLoader loader = make_data_loader(SyntheticRegression({.num_samples = 6, .num_inputs = 2}),
+                                       {.batch_size = 4, .pin_memory = true});
+  int64_t num_rows = 0;
+  for (const Batch& batch : loader.epoch(0)) {
+    EXPECT_FALSE(batch.data.is_pinned());
+    num_rows += batch.data.size(0);
+  }
+  EXPECT_EQ(num_rows, 6);
+}
+
 }  // namespace
 }  // namespace cadre

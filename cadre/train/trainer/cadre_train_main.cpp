@@ -1,6 +1,7 @@
 // The program cadre-train CONFIG.toml [key=value ...]: one process of a training run. `cadre train`
 // starts several of them; a process that was started alone is a group of one rank.
 #include <ATen/Context.h>
+#include <c10/core/Device.h>
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
 #include "cadre/core/comm/preemption/preemption.h"
 #include "cadre/core/comm/recovery/recovery.h"
 #include "cadre/core/os/defaults.h"
@@ -26,6 +28,8 @@
 #include "cadre/core/os/system.h"
 #include "cadre/core/rendezvous/job_environment.h"
 #include "cadre/launch/job/exit_meaning.h"
+#include "cadre/tensor/device/device_runtime.h"
+#include "cadre/tensor/device/local_device.h"
 #include "cadre/tensor/group/caught_error.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/train/trainer/config/agreed_config.h"
@@ -118,13 +122,36 @@ void rescue_newest_state(const ProcessGroup& world, Survival& survival) {
   world.barrier();
 }
 
+// Returns the device that run.device names, and makes it the current one.
+c10::Device device_of(const train::RunConfig& run) {
+  if (run.device == "cpu") return c10::Device(c10::DeviceType::CPU);
+  const c10::Device device = local_device();
+  if (run.device == "auto" || !device.is_cpu()) return device;
+  throw Error(ErrorCode::kUnavailable,
+              cadre::format("run.device is cuda, but {}; or set run.device=cpu",
+                            device::find_devices(c10::DeviceType::CUDA).reason));
+}
+
+// Returns the device for the group. The group is made before the ranks load the configuration
+// together, so errors are left to them.
+c10::Device device_of_group(const CommandLine& command) {
+  try {
+    return device_of(train::load_config(command.config_path, command.overrides).run);
+  } catch (const Error&) {
+    return c10::Device(c10::DeviceType::CPU);
+  }
+}
+
 // Returns the exit code. After a failure of the group `survival` has what this process keeps.
 int train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
                      const os::PendingSignal& stop, Preemption& preemption, os::System& system,
                      Survival& survival) {
   train::Config config;
-  train::on_all_ranks(world,
-                      [&] { config = train::load_config(command.config_path, command.overrides); });
+  c10::Device device(c10::DeviceType::CPU);
+  train::on_all_ranks(world, [&] {
+    config = train::load_config(command.config_path, command.overrides);
+    device = device_of(config.run);
+  });
   at::manual_seed(static_cast<uint64_t>(config.run.seed + world.rank()));
   const JobEnvironment job = read_job_environment().value_or_throw();
   if (job.max_restarts > 0) {
@@ -150,6 +177,7 @@ int train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
           .num_columns = os::terminal_columns(kUsualColumns),
           .job = job.job_id.empty() ? job.run_id : job.job_id,
           .attempt = job.attempt,
+          .device = device,
           .is_preempted = [&] { return preemption.is_requested(); }});
   try {
     const train::TrainResult result = trainer->run();
@@ -181,8 +209,11 @@ int run_plan(const CommandLine& command) {
 
 int verify_as_rank_of(const ProcessGroup& world, const CommandLine& command, os::System& system) {
   train::Config config;
-  train::on_all_ranks(world,
-                      [&] { config = train::load_config(command.config_path, command.overrides); });
+  c10::Device device(c10::DeviceType::CPU);
+  train::on_all_ranks(world, [&] {
+    config = train::load_config(command.config_path, command.overrides);
+    device = device_of(config.run);
+  });
   train::check_common(world, [&] {
     std::vector<AgreedField> fields = train::agreed_config(config);
     const train::VerifyRequest& request = command.request;
@@ -193,15 +224,16 @@ int verify_as_rank_of(const ProcessGroup& world, const CommandLine& command, os:
   });
   train::on_all_ranks(
       world, [&] { train::place_replicas(config.parallel, world.communicator().hosts()); });
-  const VerifyReport report = train::verify_config(
-      config, command.request, {.world = world, .system = system, .print = print});
+  const VerifyReport report =
+      train::verify_config(config, command.request,
+                           {.world = world, .system = system, .print = print, .device = device});
   return report.is_within() ? 0 : kDeviationExitCode;
 }
 
 // Runs the command in one group. Returns the exit code; throws the failure of the group.
 int run_in_group(const CommandLine& command, const os::PendingSignal& stop, Preemption& preemption,
                  os::System& system, Survival& survival) {
-  const ProcessGroup world = init_process_group();
+  const ProcessGroup world = init_process_group({.device = device_of_group(command)});
   int exit_code = 0;
   try {
     if (command.verify) {

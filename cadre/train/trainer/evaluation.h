@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "cadre/core/os/system.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/mesh/data_ranks.h"
 #include "cadre/train/data/data_loader.h"
@@ -26,11 +27,14 @@ struct Evaluation {
 
 // Returns a loader of all held-out data of the task, in order. They are divided among the ranks
 // that compute different samples.
-std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const DataRanks& ranks);
+// `is_pinned` is DataLoaderOptions::pin_memory.
+std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const DataRanks& ranks,
+                                                 bool is_pinned = false);
 
 // Evaluates the model on all held-out data. Each rank computes its share of the samples. All ranks
 // of `world` get the same result, and call `infer` equally often, because it may be collective.
+// The losses of all batches are added where the outputs are, and read once.
 Evaluation evaluate(const Inference& infer, const Task& task, DataLoader& held_out,
-                    const ProcessGroup& world);
+                    const ProcessGroup& world, os::System& system);
 
 }  // namespace cadre::train

@@ -1,6 +1,6 @@
 #include "cadre/train/trainer/trainer.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/device/device_runtime.h"
 #include "cadre/tensor/group/caught_error.h"
 #include "cadre/tensor/hooks/autocast.h"
 #include "cadre/train/checkpoint/optimizer_state.h"
@@ -21,12 +22,22 @@
 #include "cadre/train/trainer/planning/config_plan.h"
 #include "cadre/train/trainer/planning/plan_report.h"
 #include "cadre/train/trainer/run/run_setup.h"
+#include "cadre/train/trainer/strategy/device_support.h"
 
 namespace cadre::train {
 namespace {
 
 double seconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
+}
+
+// Returns the states of the default generators of a type of device, in rank order.
+std::vector<at::Tensor> generators_of_all_ranks(const ProcessGroup& world,
+                                                const c10::Device& device) {
+  const at::Tensor own = at::globalContext().defaultGenerator(device).get_state();
+  const at::Tensor all = torch::empty({world.world_size() * own.numel()}, torch::kByte);
+  world.all_gather(all, own);
+  return all.view({world.world_size(), own.numel()}).unbind();
 }
 
 }  // namespace
@@ -45,6 +56,7 @@ Trainer::Trainer(const Config& config, TrainerContext context)
   on_all_ranks(context_.world, [this] { prepare(); });
   check_common(context_.world, [this] {
     std::vector<AgreedField> fields = agreed_inputs(*task_, weights_);
+    fields.push_back({"the type of the device", type_name(context_.device)});
     fields.push_back({"the number of parameters", std::to_string(num_parameters_)});
     fields.push_back({"the snapshot of run.resume",
                       resumption_ ? resumption_->identity() : std::string("none")});
@@ -78,6 +90,7 @@ void Trainer::prepare() {
   const int world_size = context_.world.world_size();
   place_replicas(config_.parallel, context_.world.communicator().hosts());
   check_layout(config_, world_size);
+  check_device(config_, context_.device);
   if (!config_.model.weights.empty()) weights_ = InitialWeights::open(config_.model.weights);
   task_ = open_task(config_, context_.system.deadline_in(kTextSourceTimeout));
   check_global_batch_size(config_, *task_, degrees_of(config_.parallel, world_size).num_shares());
@@ -85,6 +98,7 @@ void Trainer::prepare() {
   model_ = is_deferred() ? make_deferred_model(*task_) : make_initial_model(config_, *task_);
   if (weights_ && !is_deferred()) weights_->check_unchanged();
   num_parameters_ = num_parameters(*model_);
+  if (!context_.device.is_cpu()) model_->to(context_.device);
   RunConfig run = config_.run;
   const bool goes_on = context_.attempt > 0 && is_run_of_job(run_path_, context_.job);
   if (goes_on) run.resume = "auto";
@@ -94,14 +108,15 @@ void Trainer::prepare() {
   const TrainState& state = resumption_->state();
   first_step_ = step_ = saved_step_ = state.step;
   best_held_out_loss_ = saved_best_loss_ = state.best_held_out_loss;
-  resumption_->restore_generator(context_.world.rank());
+  resumption_->restore_generators(context_.world.rank(), context_.device);
 }
 
 void Trainer::make_loaders() {
-  loader_ = make_training_loader(config_, *task_, layout_->data.group);
+  const bool is_pinned = !context_.device.is_cpu();
+  loader_ = make_training_loader(config_, *task_, layout_->data.group, is_pinned);
   if (resumption_) loader_->seek(resumption_->state().loader);
   loader_at_step_ = loader_->position();
-  held_out_loader_ = make_held_out_loader(*task_, layout_->data);
+  held_out_loader_ = make_held_out_loader(*task_, layout_->data, is_pinned);
 }
 
 // Fills the ranks' shards from model.weights. A model that is not sharded got these values in
@@ -192,18 +207,19 @@ void Trainer::train_to_the_end() {
 Trainer::StepSums Trainer::step(const Batch& batch) {
   const TimePoint started = context_.system.now();
   const Duration communicated = time_in_communication();
-  const double loss =
-      strategy_->backward(*task_, batch,
+  ScalarSum loss =
+      strategy_->backward(*task_, on_device(batch),
                           {.num_parts = config_.run.accumulate,
                            .rows = rows_of_rank(*loader_, step_, layout_->data),
                            .around_forward = [this](const std::function<at::Tensor()>& forward) {
                              return with_autocast(forward);
                            }});
-  const StepSums sums = sum_over_ranks(loss, batch.data.size(0));
-  if (sums.data_have_changed) check_data();
   const double limit = config_.optimizer.clip_norm;  // 0 means no limit
+  // The device has computed the loss when it has computed the norm, so only this call waits for it.
   const double gradient_norm =
       strategy_->clip_gradients(limit > 0 ? limit : std::numeric_limits<double>::infinity());
+  const StepSums sums = sum_over_ranks(loss.value(context_.system), batch.data.size(0));
+  if (sums.data_have_changed) check_data();
   if (!std::isfinite(sums.loss) || !std::isfinite(gradient_norm)) {
     throw CommonError(
         Error(ErrorCode::kInvalidArgument,
@@ -230,7 +246,13 @@ at::Tensor Trainer::with_autocast(const std::function<at::Tensor()>& forward) co
 }
 
 at::Tensor Trainer::infer(const at::Tensor& data) {
-  return with_autocast([&] { return strategy_->infer(data); });
+  const at::Tensor on_device = data.to(context_.device, /*non_blocking=*/true);
+  return with_autocast([&] { return strategy_->infer(on_device); });
+}
+
+Batch Trainer::on_device(const Batch& batch) const {
+  return {.data = batch.data.to(context_.device, /*non_blocking=*/true),
+          .target = batch.target.to(context_.device, /*non_blocking=*/true)};
 }
 
 Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples) {
@@ -299,7 +321,7 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
 void Trainer::evaluate() {
   strategy_->set_training(false);
   result_.held_out = train::evaluate([this](const at::Tensor& data) { return infer(data); }, *task_,
-                                     *held_out_loader_, context_.world);
+                                     *held_out_loader_, context_.world, context_.system);
   strategy_->set_training(true);
   check_data();
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
@@ -369,8 +391,12 @@ TrainState Trainer::state() {
                       .loader = loader_->position(),
                       .data = task_->data_identity(),
                       .best_held_out_loss = best_held_out_loss_,
-                      .generators = generators_of_all_ranks(),
+                      .generators = generators_of_all_ranks(context_.world, at::kCPU),
                       .config = config_text(config_)};
+  if (!context_.device.is_cpu()) {
+    state.device_type = type_name(context_.device);
+    state.device_generators = generators_of_all_ranks(context_.world, context_.device);
+  }
   if (const auto layout = strategy_->learned_layout()) state.bucket_layout = layout->to_string();
   return state;
 }
@@ -394,14 +420,6 @@ void Trainer::save_state_in_memory() {
         strategy_->local_optimizer(), strategy_->parts().parameters, {.is_shared = true});
     write_train_state(folder, state, *model_, states).value_or_throw();
   });
-}
-
-std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
-  const at::Tensor own = at::detail::getDefaultCPUGenerator().get_state();
-  const int world_size = context_.world.world_size();
-  const at::Tensor all = torch::empty({world_size * own.numel()}, torch::kByte);
-  context_.world.all_gather(all, own);
-  return all.view({world_size, own.numel()}).unbind();
 }
 
 // Saves the model before anything else that may fail.
@@ -433,6 +451,7 @@ void Trainer::show_result() {
   }
   const std::string summary = strategy_->summary(context_.world);
   if (!summary.empty()) print_line(summary);
+  report_memory_of_device();
   if (progress_) progress_->plot(config_.run.name, run_path_ + "/loss.svg");
 }
 
@@ -451,6 +470,16 @@ std::string Trainer::sample_of_model() {
   }
   strategy_->set_training(true);
   return sample;
+}
+
+// What the allocator has reserved and tensors do not use is fragmented, or was used before.
+void Trainer::report_memory_of_device() {
+  if (context_.device.is_cpu()) return;
+  const device::DeviceMemory memory =
+      device::find_devices(context_.device.type()).runtime.value().memory(context_.device);
+  print_line(cadre::format(
+      "memory of {}: at most {} MB in tensors, at most {} MB reserved for them",
+      context_.device.str(), memory.peak_allocated_bytes >> 20, memory.peak_reserved_bytes >> 20));
 }
 
 void Trainer::print_line(const std::string& line) {

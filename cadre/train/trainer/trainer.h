@@ -3,8 +3,9 @@
 // In a step, each rank fetches its share of the batch. Forward and backward run in run.accumulate
 // parts, and the strategy's wrapper reduces the gradients in the last part. One all_reduce of five
 // numbers sums loss, samples, requests to stop, changes of the data and notices of a scheduler, so
-// that all ranks have the same loss and stop after the same step. Then gradients are clipped,
-// parameters are updated, and the step is reported.
+// that all ranks have the same loss and stop after the same step. Gradients are clipped, parameters
+// are updated, and the step is reported. On a device the host waits once in a step, for the norm of
+// the gradients, and reads the loss with it: both must be finite before parameters are updated.
 //
 // Threads: one. Blocking: run() until the last step; every collective has the group's deadline.
 // Lifetime: the functions of TrainerContext are called until run() returns. Errors: cadre::Error if
@@ -16,6 +17,8 @@
 // trainer prints a warning and continues. If run() fails while a snapshot is being written, it
 // completes the snapshot before it throws.
 #pragma once
+
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <functional>
@@ -60,6 +63,8 @@ struct TrainerContext {
   // How often it has done so. If it has, the run continues from the job's own snapshots, and
   // run.resume is ignored.
   int attempt = 0;
+  // Where the model is. A device is that of `world`, and the current one of this thread.
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
   // Returns whether a scheduler ends the job, as Preemption::is_requested() does; if it does so on
   // one rank, all ranks stop after the same step. Empty: never.
   std::function<bool()> is_preempted = {};
@@ -107,6 +112,8 @@ class Trainer {
   StepSums step(const Batch& batch);
   at::Tensor with_autocast(const std::function<at::Tensor()>& forward) const;
   at::Tensor infer(const at::Tensor& data);
+  // Copies the batch to the device of the run. The host does not wait.
+  Batch on_device(const Batch& batch) const;
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);
   void check_data();
   void report(double loss, double gradient_norm, TimePoint started, Duration communicated);
@@ -117,7 +124,7 @@ class Trainer {
   void finish_snapshot_of_failed_run() noexcept;
   void mark_best();
   TrainState state();
-  std::vector<at::Tensor> generators_of_all_ranks();
+  void report_memory_of_device();
   void finish();
   void show_result();
   std::string sample_of_model();

@@ -151,7 +151,9 @@ class DisturbedTraining {
 
   // Returns random values, uniform in [-1, 1).
   at::Tensor noise(const at::Tensor& like) {
-    return at::empty(like.sizes(), like.options().requires_grad(false)).uniform_(-1, 1, generator_);
+    return at::empty(like.sizes(), like.scalar_type())
+        .uniform_(-1, 1, generator_)
+        .to(like.device());
   }
 
   std::unique_ptr<ReferenceTraining> training_;

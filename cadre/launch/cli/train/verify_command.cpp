@@ -40,6 +40,8 @@ and parameters of every step. It writes no snapshot and no metrics.
   --steps K            steps of each run (default 5), with the learning rates of the whole run
   --strategies A,B     only these: zero2, fsdp, fsdp/after_forward, hsdp-2x2, ddp/pp-2/tp-2 ...
   --dtype D            float32 (default) or float64, in which rounding is a billion times smaller
+  --device D           auto, cpu or cuda, as run.device of the configuration; what is compared with is one
+                       process on the same device. Strategies that work on the CPU only are not run there
   --json FILE          write the table to FILE as JSON
   --help               this text
 
@@ -56,10 +58,11 @@ Exit code: 0 if every case has run and is within its bounds, 1 if one is not or 
 an invalid command line or configuration; any other code: the verification could not be completed.
 )";
 
-constexpr std::array<OptionSpec, 6> kVerifyOptions{
+constexpr std::array<OptionSpec, 7> kVerifyOptions{
     OptionSpec{"--nproc-per-node", "N"}, OptionSpec{"--steps", "K"},
     OptionSpec{"--strategies", "A,B"},   OptionSpec{"--dtype", "D"},
-    OptionSpec{"--json", "FILE"},        OptionSpec{"--help", "", 'h'}};
+    OptionSpec{"--device", "D"},         OptionSpec{"--json", "FILE"},
+    OptionSpec{"--help", "", 'h'}};
 
 constexpr int kDeviationExitCode = 1;
 constexpr int kUnfinishedExitCode = 3;
@@ -76,6 +79,12 @@ Status check_values(const ParsedWords& parsed) {
     if (dtype->value != "float32" && dtype->value != "float64") {
       return Error(ErrorCode::kInvalidArgument,
                    cadre::format("{}: expected float32 or float64", dtype->text()));
+    }
+  }
+  if (const GivenOption* device = parsed.find("--device")) {
+    if (device->value != "auto" && device->value != "cpu" && device->value != "cuda") {
+      return Error(ErrorCode::kInvalidArgument,
+                   cadre::format("{}: expected auto, cpu or cuda", device->text()));
     }
   }
   const GivenOption* strategies = parsed.find("--strategies");
@@ -117,6 +126,9 @@ int verify_command(Words words, const os::Inherited& inherited) {
   const auto trainer = find_trainer();
   if (!trainer.ok()) return fail(kVerifyCommand, trainer.error().message(), kNotFoundExitCode);
   std::vector<std::string> trainer_words = std::move(parsed->others);
+  if (const GivenOption* device = parsed->find("--device")) {
+    trainer_words.push_back(cadre::format("run.device={}", device->value));
+  }
   trainer_words.emplace_back("--verify");
   for (const char* name : {"--steps", "--strategies", "--dtype", "--json"}) {
     const GivenOption* given = parsed->find(name);

@@ -15,9 +15,9 @@ namespace cadre {
 
 struct PlannedWrite {
   std::string name;
-  at::Tensor target;  // dense, on the CPU, with any strides; its own elements do not overlap
-  // Returns the values to write to `target` as a contiguous tensor of shape (numel) and of the
-  // target's dtype.
+  at::Tensor target;  // dense, on any device, with any strides; its own elements do not overlap
+  // Returns the values to write to `target` as a contiguous CPU tensor of shape (numel) and of
+  // the target's dtype.
   std::function<at::Tensor()> values;
 };
 

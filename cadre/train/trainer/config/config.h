@@ -71,6 +71,7 @@ struct RunConfig {
   int64_t global_batch_size = 32;
   int64_t accumulate = 1;
   std::string autocast = "float32";
+  std::string device = "auto";
   int64_t seed = 0;
   int64_t threads = 1;
   int64_t evaluate_every = 0;

@@ -192,6 +192,13 @@ void add_run_fields(std::vector<ConfigField>& fields, RunConfig& run) {
                     .value = &run.autocast,
                     .choices = {"float32", "bfloat16"}});
   fields.push_back(
+      {.name = "run.device",
+       .meaning = "where the model is trained: cpu; cuda: each process uses the CUDA device whose "
+                  "number is its rank on the host, and processes share devices in turn if there "
+                  "are fewer; auto: cuda if the host has CUDA devices, else cpu",
+       .value = &run.device,
+       .choices = {"auto", "cpu", "cuda"}});
+  fields.push_back(
       {"run.seed",
        "the seed of the initial parameters, the order of samples and the generated text", &run.seed,
        0, 9e15});

@@ -30,6 +30,11 @@ CounterBasedDropout make_dropout(const ModelConfig& config, int64_t number,
       .p = config.dropout_rate, .layer = static_cast<uint64_t>(number), .stream = stream});
 }
 
+// A layer with the rate 0 does nothing, so it is left out.
+at::Tensor dropped(CounterBasedDropout& layer, const at::Tensor& input) {
+  return layer->options.p == 0 ? input : layer(input);
+}
+
 std::optional<double> capacity_of(const ModelConfig& config) {
   if (config.capacity_factor == 0) return std::nullopt;
   return config.capacity_factor;
@@ -140,14 +145,14 @@ std::pair<at::Tensor, at::Tensor> GptBlock::forward(const at::Tensor& x) {
 }
 
 std::pair<at::Tensor, at::Tensor> GptBlock::compute(const at::Tensor& x) {
-  const at::Tensor attended = x + attention_dropout_(attend(attention_norm_(x)));
+  const at::Tensor attended = x + dropped(attention_dropout_, attend(attention_norm_(x)));
   const at::Tensor normalized = mlp_norm_(attended);
   if (has_experts()) {
     const MixtureOfExpertsOutput output = experts_(normalized);
-    return {attended + mlp_dropout_(output.values), output.losses.load_balance};
+    return {attended + dropped(mlp_dropout_, output.values), output.losses.load_balance};
   }
   const at::Tensor hidden = torch::gelu(mlp_expand_(normalized), /*approximate=*/"tanh");
-  return {attended + mlp_dropout_(mlp_projection_(hidden)), at::Tensor()};
+  return {attended + dropped(mlp_dropout_, mlp_projection_(hidden)), at::Tensor()};
 }
 
 at::Tensor GptBlock::attend(const at::Tensor& x) {
@@ -228,8 +233,8 @@ at::Tensor Gpt::embed(const at::Tensor& tokens) {
   const ContextParallel* const sequence = ContextParallelLayer::context();
   const at::Tensor own = sequence != nullptr ? sequence->shard(tokens, 1) : tokens;
   const at::Tensor positions =
-      sequence != nullptr ? sequence->positions() : torch::arange(tokens.size(1), torch::kLong);
-  return embedding_dropout_(token_embedding_(own) + position_embedding_(positions));
+      sequence != nullptr ? sequence->positions() : torch::arange(tokens.size(1), tokens.options());
+  return dropped(embedding_dropout_, token_embedding_(own) + position_embedding_(positions));
 }
 
 void Gpt::set_rows(const SampledRows& rows) {

@@ -66,7 +66,8 @@ std::vector<AgreedField> agreed_inputs(const Task& task,
 }
 
 std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Task& task,
-                                                 const std::optional<ProcessGroup>& group) {
+                                                 const std::optional<ProcessGroup>& group,
+                                                 bool is_pinned) {
   // If the experts have a capacity, the last tokens of a batch may be dropped, so the order of its
   // samples matters.
   const bool has_capacity = config.model.experts > 0 && config.model.capacity_factor > 0;
@@ -77,7 +78,8 @@ std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Tas
                         .seed = config.run.seed,
                         .drop_last = true,
                         .split = has_capacity ? BatchSplit::kConsecutive : BatchSplit::kInTurn,
-                        .num_threads = static_cast<int>(config.data.threads)});
+                        .num_threads = static_cast<int>(config.data.threads),
+                        .pin_memory = is_pinned});
 }
 
 SampledRows rows_of_rank(const DataLoader& loader, int64_t step, const DataRanks& ranks) {

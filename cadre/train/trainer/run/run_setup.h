@@ -39,9 +39,10 @@ std::vector<AgreedField> agreed_inputs(const Task& task,
                                        const std::optional<InitialWeights>& weights);
 
 // Collective in `group`. Returns a loader of this rank's share of each batch; without a group, of
-// whole batches. REQUIRES: check_global_batch_size().
+// whole batches. `is_pinned` is DataLoaderOptions::pin_memory. REQUIRES: check_global_batch_size().
 std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Task& task,
-                                                 const std::optional<ProcessGroup>& group);
+                                                 const std::optional<ProcessGroup>& group,
+                                                 bool is_pinned = false);
 
 // Returns which rows of the last full batch this rank got from the loader: see DataLoader.
 SampledRows rows_of_rank(const DataLoader& loader, int64_t step, const DataRanks& ranks);

@@ -1,6 +1,6 @@
 #include "cadre/train/trainer/snapshots/resumption.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Exception.h>
@@ -24,6 +24,7 @@
 #include "cadre/train/trainer/config/common_error.h"
 #include "cadre/train/trainer/config/config_file.h"
 #include "cadre/train/trainer/snapshots/resume_check.h"
+#include "cadre/train/trainer/strategy/device_support.h"
 
 namespace cadre::train {
 namespace {
@@ -160,11 +161,12 @@ std::optional<BucketLayout> Resumption::bucket_layout() const {
 
 // If the run had fewer ranks when the snapshot was written, the additional ranks have no saved
 // state, and keep their present one.
-void Resumption::restore_generator(Rank rank) const {
+void Resumption::restore_generator(const std::vector<at::Tensor>& states, Rank rank,
+                                   const c10::Device& device) const {
   const auto index = static_cast<size_t>(rank.value);
-  if (index >= state_.generators.size()) return;
-  const at::Tensor& state = state_.generators[index];
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  if (index >= states.size()) return;
+  const at::Tensor& state = states[index];
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   if (state.numel() != generator.get_state().numel()) {
     throw_wrong_generator(cadre::format("a generator's state has {} bytes instead of {}",
                                         state.numel(), generator.get_state().numel()));
@@ -174,6 +176,19 @@ void Resumption::restore_generator(Rank rank) const {
   } catch (const c10::Error& error) {
     throw_wrong_generator(cadre::format("the state of a random generator cannot be loaded: {}",
                                         error.what_without_backtrace()));
+  }
+}
+
+void Resumption::restore_generators(Rank rank, const c10::Device& device) {
+  restore_generator(state_.generators, rank, at::kCPU);
+  if (device.is_cpu()) return;
+  const std::string type = type_name(device);
+  if (state_.device_type == type) {
+    restore_generator(state_.device_generators, rank, device);
+  } else {
+    remarks_.push_back(
+        cadre::format("the snapshot was written by a run on {}, so random numbers of {} begin anew",
+                      state_.device_type.empty() ? "the CPU" : state_.device_type, type));
   }
 }
 

@@ -7,6 +7,8 @@
 // and failures of the group as they are.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,8 +38,9 @@ class Resumption {
   // reads a small file.
   std::string identity() const;
 
-  // Sets the state of this rank's default random generator, if the snapshot has one for it. Local.
-  void restore_generator(Rank rank) const;
+  // Sets the states of this rank's default random generators, of the CPU and of the device, if the
+  // snapshot has them. Adds a remark if it has none of this type of device. Local.
+  void restore_generators(Rank rank, const c10::Device& device);
   // Fills this rank's tensors of the model and of the optimizer's state.
   void restore(Strategy& strategy, const ProcessGroup& world) const;
 
@@ -45,6 +48,8 @@ class Resumption {
   Resumption(std::string snapshot, TrainState state, std::vector<std::string> remarks);
 
   std::vector<ParameterState> load(const SnapshotParts& parts, const ProcessGroup& world) const;
+  void restore_generator(const std::vector<at::Tensor>& states, Rank rank,
+                         const c10::Device& device) const;
   [[noreturn]] void throw_wrong_generator(const std::string& problem) const;
 
   std::string snapshot_;

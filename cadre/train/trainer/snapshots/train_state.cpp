@@ -42,6 +42,11 @@ at::Tensor from_hex(const std::string& text) {
   return bytes;
 }
 
+std::string hex_of(const at::Tensor& bytes) {
+  return wire::to_hex(
+      {static_cast<const std::byte*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())});
+}
+
 Json to_json(const TrainState& state, int format) {
   Json json = {{"format", format},
                {"step", state.step},
@@ -53,9 +58,14 @@ Json to_json(const TrainState& state, int format) {
                {"generators", Json::array()},
                {"config", state.config}};
   for (const at::Tensor& generator : state.generators) {
-    json["generators"].push_back(
-        wire::to_hex({static_cast<const std::byte*>(generator.const_data_ptr()),
-                      static_cast<size_t>(generator.numel())}));
+    json["generators"].push_back(hex_of(generator));
+  }
+  if (!state.device_type.empty()) {
+    Json generators = Json::array();
+    for (const at::Tensor& generator : state.device_generators) {
+      generators.push_back(hex_of(generator));
+    }
+    json["device"] = {{"type", state.device_type}, {"generators", std::move(generators)}};
   }
   if (state.best_held_out_loss) json["best_held_out_loss"] = *state.best_held_out_loss;
   return json;
@@ -92,6 +102,12 @@ TrainState from_json(const Json& json) {
   state.bucket_layout = json.at("bucket_layout").get<std::string>();
   for (const Json& generator : json.at("generators")) {
     state.generators.push_back(from_hex(generator.get<std::string>()));
+  }
+  if (json.contains("device")) {
+    state.device_type = json.at("device").at("type").get<std::string>();
+    for (const Json& generator : json.at("device").at("generators")) {
+      state.device_generators.push_back(from_hex(generator.get<std::string>()));
+    }
   }
   state.config = json.at("config").get<std::string>();
   return state;

@@ -44,6 +44,10 @@ struct TrainState {
   // The states of the default random generators of the ranks, in rank order; each is a uint8 tensor
   // of shape (bytes).
   std::vector<at::Tensor> generators;
+  // The type of the devices on which the run was, such as "cuda", and the states of their default
+  // generators in rank order; both are empty for a run on the CPU.
+  std::string device_type = {};
+  std::vector<at::Tensor> device_generators = {};
   std::string config;  // the configuration as TOML
 };
 

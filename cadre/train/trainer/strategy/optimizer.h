@@ -12,6 +12,7 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <memory>
 #include <set>
 #include <string>
@@ -49,6 +50,10 @@ struct SteppedParameters {
 
   void add(const at::Tensor& parameter, bool is_decayed) {
     (is_decayed ? decayed : others).push_back(parameter);
+  }
+  bool is_on_cpu() const {
+    const auto is_cpu = [](const at::Tensor& parameter) { return parameter.is_cpu(); };
+    return std::ranges::all_of(decayed, is_cpu) && std::ranges::all_of(others, is_cpu);
   }
 };
 SteppedParameters stepped_parameters(const torch::nn::Module& module,

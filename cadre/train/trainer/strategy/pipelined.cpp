@@ -103,8 +103,8 @@ void Pipelined::fill_copies() {
   }
 }
 
-double Pipelined::backward(const Task& /*task*/, const Batch& batch,
-                           const BackwardOptions& options) {
+ScalarSum Pipelined::backward(const Task& /*task*/, const Batch& batch,
+                              const BackwardOptions& options) {
   rows_ = options.rows;
   const PipelineResult result =
       pipeline_->step(batch.data, batch.target,
@@ -114,7 +114,7 @@ double Pipelined::backward(const Task& /*task*/, const Batch& batch,
                       {.broadcast_losses = true});
   times_.add(result.compute_times, schedule_.num_microbatches);
   division_.sum_gradients(pipeline_->parameters());
-  return result.loss.item<double>();
+  return ScalarSum(result.loss.item<double>());
 }
 
 // Adds rows until the number of microbatches divides their number.

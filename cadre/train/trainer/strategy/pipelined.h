@@ -26,7 +26,7 @@ class Pipelined final : public Strategy {
             const OptimizerChoice& choice);
 
   // Runs the configured number of microbatches; ignores options.num_parts and around_forward.
-  double backward(const Task& task, const Batch& batch, const BackwardOptions& options) override;
+  ScalarSum backward(const Task& task, const Batch& batch, const BackwardOptions& options) override;
   at::Tensor infer(const at::Tensor& data) override;
   void set_training(bool on) override;
   bool has_whole_model() const override { return false; }

@@ -372,10 +372,10 @@ double ForwardStrategy::share_of_step(int64_t num_rows, int64_t num_samples) con
   return static_cast<double>(num_rows) / static_cast<double>(num_samples);
 }
 
-double ForwardStrategy::backward(const Task& task, const Batch& batch,
-                                 const BackwardOptions& options) {
+ScalarSum ForwardStrategy::backward(const Task& task, const Batch& batch,
+                                    const BackwardOptions& options) {
   const int64_t num_samples = batch.data.size(0);
-  double mean_loss = 0;
+  ScalarSum mean_loss;
   for (int64_t part = 0; part < options.num_parts; ++part) {
     const int64_t begin = num_samples * part / options.num_parts;
     const int64_t end = num_samples * (part + 1) / options.num_parts;
@@ -400,8 +400,9 @@ double ForwardStrategy::backward(const Task& task, const Batch& batch,
         with_auxiliary_loss(loss(task, output, batch.target.slice(0, begin, end)), model());
     if (share < 1) mean = mean * share;
     run_backward(mean);
-    mean_loss += mean.item<double>();
+    mean_loss.add(mean);
   }
+  mean_loss.begin_copy();
   finish_gradients();
   return mean_loss;
 }

@@ -23,6 +23,7 @@
 #include "cadre/train/trainer/config/config.h"
 #include "cadre/train/trainer/models/model.h"
 #include "cadre/train/trainer/strategy/run_layout.h"
+#include "cadre/train/trainer/strategy/scalar_sum.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -47,8 +48,10 @@ class Strategy {
   virtual ~Strategy() = default;
 
   // Computes forward and backward of this rank's share of a batch. Afterwards the gradients are
-  // means over the samples of all ranks. Returns the mean loss of this rank's rows.
-  virtual double backward(const Task& task, const Batch& batch, const BackwardOptions& options) = 0;
+  // means over the samples of all ranks. Returns the mean loss of this rank's rows, of which the
+  // copy to the host has begun.
+  virtual ScalarSum backward(const Task& task, const Batch& batch,
+                             const BackwardOptions& options) = 0;
   // Returns the model's output for `data`, without grad and in evaluation mode. Unless each rank
   // has the whole model, all ranks must call it equally often.
   virtual at::Tensor infer(const at::Tensor& data) = 0;
@@ -91,7 +94,7 @@ class ForwardStrategy : public Strategy {
  public:
   // If this rank has no samples in a part, it skips that part, unless the model is sharded: then
   // its forward is a collective.
-  double backward(const Task& task, const Batch& batch, const BackwardOptions& options) override;
+  ScalarSum backward(const Task& task, const Batch& batch, const BackwardOptions& options) override;
 
   // `data` (B, ...) are this rank's rows of a batch; B may be 0. `num_samples` is the weight of
   // this forward's gradients. Every rank must run the same number of forwards.

@@ -60,7 +60,7 @@ std::string sample_text(const Inference& infer, int64_t context, const SampleCon
     const auto length = std::min(static_cast<int64_t>(tokens.size()), context);
     const at::Tensor window = torch::tensor(
         at::IntArrayRef(tokens).slice(tokens.size() - static_cast<size_t>(length)), torch::kLong);
-    const at::Tensor logits = infer(window.unsqueeze(0))[0][length - 1];
+    const at::Tensor logits = infer(window.unsqueeze(0))[0][length - 1].to(at::kCPU);
     const int64_t token = draw(logits, config, generator);
     if (token == kEndOfText) break;
     tokens.push_back(token);

@@ -22,6 +22,7 @@
 #include "cadre/train/trainer/config/common_error.h"
 #include "cadre/train/trainer/config/schedule.h"
 #include "cadre/train/trainer/run/run_setup.h"
+#include "cadre/train/trainer/strategy/device_support.h"
 #include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/strategy.h"
 #include "cadre/train/trainer/verify/layout_cases.h"
@@ -35,13 +36,14 @@ namespace {
 class Batches {
  public:
   Batches(std::shared_ptr<const Task> task, std::unique_ptr<DataLoader> loader,
-          at::ScalarType dtype)
-      : task_(std::move(task)), loader_(std::move(loader)), dtype_(dtype) {}
+          const at::TensorOptions& place)
+      : task_(std::move(task)), loader_(std::move(loader)), place_(place) {}
 
   Batch next() {
     const Batch batch = next_batch();
     task_->check_data();
-    return verify::cast_batch(batch, dtype_);
+    const Batch cast = verify::cast_batch(batch, c10::typeMetaToScalarType(place_.dtype()));
+    return {.data = cast.data.to(place_.device()), .target = cast.target.to(place_.device())};
   }
   // Returns which rows of the last batch belong to a rank; see rows_of_rank().
   SampledRows rows(int64_t step, const DataRanks& ranks) const {
@@ -61,7 +63,7 @@ class Batches {
 
   std::shared_ptr<const Task> task_;
   std::unique_ptr<DataLoader> loader_;
-  at::ScalarType dtype_;
+  at::TensorOptions place_;  // the dtype and the device of the batches
   int64_t epoch_ = 0;
   std::optional<DataLoader::Epoch::Iterator> next_;
 };
@@ -70,15 +72,17 @@ class Batches {
 struct VerifiedRun {
   Config config;
   at::ScalarType dtype;
+  c10::Device device;
   std::shared_ptr<const Task> task;
 
   std::shared_ptr<Model> make_model() const {
     std::shared_ptr<Model> model = make_initial_model(config, *task);
-    model->to(dtype);
+    model->to(device, dtype);
     return model;
   }
   Batches batches(const std::optional<ProcessGroup>& group) const {
-    return {task, make_training_loader(config, *task, group), dtype};
+    return {task, make_training_loader(config, *task, group),
+            at::TensorOptions(dtype).device(device)};
   }
   double learning_rate(int64_t step) const {
     return learning_rate_at(step, config.run.steps, config.optimizer, config.schedule);
@@ -143,9 +147,10 @@ class StrategyRun final : public verify::SteppedTraining {
  public:
   // `world` is the group of the case.
   StrategyRun(std::shared_ptr<const VerifiedRun> run, const ProcessGroup& world,
-              const StrategyCase& strategy)
+              const StrategyCase& strategy, os::System& system)
       : run_(std::move(run)),
         world_(world),
+        system_(system),
         num_parts_(strategy.num_parts),
         config_(config_of(run_->config, strategy)),
         layout_(lay_out(config_, world)),
@@ -157,10 +162,10 @@ class StrategyRun final : public verify::SteppedTraining {
   double backward(int64_t step) override {
     strategy_->optimizer().zero_grad();
     const Batch batch = batches_.next();
-    const double loss = strategy_->backward(
+    ScalarSum loss = strategy_->backward(
         *run_->task, batch, {.num_parts = num_parts_, .rows = batches_.rows(step, layout_.data)});
     (void)strategy_->clip_gradients(run_->clip_norm());
-    return verify::mean_over_rows(loss, batch.data.size(0), world_);
+    return verify::mean_over_rows(loss.value(system_), batch.data.size(0), world_);
   }
   std::vector<NamedTensor> gradients() override {
     const std::vector<ParameterShard> shards = strategy_->gradient_shards();
@@ -195,6 +200,7 @@ class StrategyRun final : public verify::SteppedTraining {
 
   std::shared_ptr<const VerifiedRun> run_;
   ProcessGroup world_;
+  os::System& system_;
   int64_t num_parts_;
   Config config_;
   RunLayout layout_;
@@ -239,7 +245,8 @@ struct Prepared {
 
   std::string why_not(const StrategyCase& strategy) const {
     const auto found = std::ranges::find(impossible, strategy, &ImpossibleLayout::strategy);
-    return found == impossible.end() ? std::string() : found->reason;
+    if (found != impossible.end()) return found->reason;
+    return problem_on(config_of(run->config, strategy), run->device);
   }
 };
 
@@ -280,6 +287,7 @@ Prepared prepare(const Config& config, const VerifyRequest& request, const Verif
   auto run = std::make_shared<VerifiedRun>(
       VerifiedRun{.config = std::move(comparable),
                   .dtype = request.dtype == "float64" ? at::kDouble : at::kFloat,
+                  .device = context.device,
                   .task = std::move(task)});
   const int world_size = context.world.world_size();
   check_global_batch_size(run->config, *run->task, world_size);
@@ -431,7 +439,7 @@ VerifyReport verify_config(const Config& config, const VerifyRequest& request,
              [&](const ProcessGroup&) { return std::make_unique<PlainRun>(prepared.run); },
          .make_training =
              [&](const StrategyCase& strategy, const ProcessGroup& group) {
-               return std::make_unique<StrategyRun>(prepared.run, group, strategy);
+               return std::make_unique<StrategyRun>(prepared.run, group, strategy, context.system);
              },
          .why_not = [&](const StrategyCase& strategy) { return prepared.why_not(strategy); }},
         prepared.cases, options);

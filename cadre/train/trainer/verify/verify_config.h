@@ -9,6 +9,8 @@
 // Errors: CommonError for an invalid configuration or request; those of the group.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -34,6 +36,8 @@ struct VerifyContext {
   ProcessGroup world;
   os::System& system;
   std::function<void(std::string_view)> print;  // called on rank 0 only
+  // Where both trainings are. A device is that of `world`, and the current one of this thread.
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
 };
 
 // Runs the verification. Prints its progress, then the table of results.
