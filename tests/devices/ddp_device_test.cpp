@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -99,6 +100,49 @@ class DdpOnDevicesTest : public testing::OnDevices {
     return Model(net, group,
                  {.weighting = weighting, .bucket_caps = {.first_bytes = 100, .bytes = 200}});
   }
+
+  struct Training {
+    const ProcessGroup& group;
+    const c10::Device& device;
+    bool accumulates = false;
+    bool is_on_other_stream = false;  // than that on which the wrapper was constructed
+  };
+  // The shares of the ranks are uneven.
+  static std::vector<Tensor> trained_on(const Training& training) {
+    const auto& [group, device, accumulates, is_on_other_stream] = training;
+    Model model = model_on(group, device, GradientWeighting::kSamples);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    std::optional<testing::OtherStream> other;
+    if (is_on_other_stream) other.emplace(device);
+    const bool is_last = group.rank() + 1 == group.world_size();
+    const int64_t begin = group.rank() == 0 ? 0 : 2 + 4 * (group.rank() - 1);
+    const int64_t end = is_last ? kNumRows : begin + (begin == 0 ? 2 : 4);
+    for (int step = 0; step < kNumSteps; ++step) {
+      optimizer.zero_grad();
+      const Tensor x = inputs_of(step).slice(0, begin, end).to(device);
+      if (accumulates) {
+        const int64_t half = x.size(0) / 2;
+        const auto size = static_cast<double>(x.size(0));
+        const auto first = static_cast<double>(half);
+        {
+          const auto no_sync = model.no_sync({.losses_are_weighted = true});
+          (loss_of(model(x.slice(0, 0, half))) * (first / size)).backward();
+        }
+        (loss_of(model(x.slice(0, half))) * ((size - first) / size)).backward();
+      } else {
+        loss_of(model(x)).backward();
+      }
+      optimizer.step();
+    }
+    return parameters_after(*model.module());
+  }
+  static void require_equal(const std::vector<Tensor>& found, const std::vector<Tensor>& expected) {
+    for (size_t i = 0; i < found.size(); ++i) {
+      require(torch::allclose(found[i], expected[i], 1e-11, 1e-13),
+              format("parameter {} differs by {}", i,
+                     (found[i] - expected[i]).abs().max().item<double>()));
+    }
+  }
 };
 
 INSTANTIATE_TEST_SUITE_P(Devices, DdpOnDevicesTest,
@@ -106,8 +150,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, DdpOnDevicesTest,
                                            DeviceEngine::kStaged, DeviceEngine::kStagedInPieces),
                          [](const auto& test) { return testing::name_of(test.param); });
 
-// The shares of the ranks are uneven. In accumulating steps each rank adds the gradients of two
-// parts of its rows.
+// In accumulating steps each rank adds the gradients of two parts of its rows.
 TEST_P(DdpOnDevicesTest, TrainsAsOneProcessOnTheCpu) {
   const std::vector<Tensor> expected = trained_alone();
   for (const int delay_us : {0, 300}) {
@@ -116,37 +159,23 @@ TEST_P(DdpOnDevicesTest, TrainsAsOneProcessOnTheCpu) {
       for (const bool accumulates : {false, true}) {
         SCOPED_TRACE(format("{} ranks, {} us, accumulating: {}", num_ranks, delay_us, accumulates));
         expect_on_all(num_ranks, [&](const ProcessGroup& group, const c10::Device& device) {
-          Model model = model_on(group, device, GradientWeighting::kSamples);
-          torch::optim::SGD optimizer(model->parameters(),
-                                      torch::optim::SGDOptions(0.1).momentum(0.9));
-          const int64_t begin = group.rank() == 0 ? 0 : 2 + 4 * (group.rank() - 1);
-          const int64_t end =
-              group.rank() + 1 == num_ranks ? kNumRows : begin + (begin == 0 ? 2 : 4);
-          for (int step = 0; step < kNumSteps; ++step) {
-            optimizer.zero_grad();
-            const Tensor x = inputs_of(step).slice(0, begin, end).to(device);
-            if (accumulates) {
-              const int64_t half = x.size(0) / 2;
-              {
-                const auto no_sync = model.no_sync({.losses_are_weighted = true});
-                (loss_of(model(x.slice(0, 0, half))) * (double(half) / double(x.size(0))))
-                    .backward();
-              }
-              (loss_of(model(x.slice(0, half))) * (double(x.size(0) - half) / double(x.size(0))))
-                  .backward();
-            } else {
-              loss_of(model(x)).backward();
-            }
-            optimizer.step();
-          }
-          const std::vector<Tensor> found = parameters_after(*model.module());
-          for (size_t i = 0; i < found.size(); ++i) {
-            require(torch::allclose(found[i], expected[i], 1e-11, 1e-13),
-                    format("parameter {} differs by {}", i,
-                           (found[i] - expected[i]).abs().max().item<double>()));
-          }
+          require_equal(trained_on({group, device, accumulates}), expected);
         });
       }
+    }
+  }
+}
+
+// Autograd accumulates the gradients on the stream on which the wrapper was constructed.
+TEST_P(DdpOnDevicesTest, ATrainingOnAnotherStreamIsThatOfOneProcess) {
+  const std::vector<Tensor> expected = trained_alone();
+  for (const uint64_t seed : {1, 2, 3, 4}) {
+    late::set_delays({.longest = std::chrono::microseconds(300), .seed = seed});
+    for (const bool accumulates : {false, true}) {
+      SCOPED_TRACE(format("seed {}, accumulating: {}", seed, accumulates));
+      expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+        require_equal(trained_on({group, device, accumulates, true}), expected);
+      });
     }
   }
 }

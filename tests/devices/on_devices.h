@@ -6,6 +6,7 @@
 #pragma once
 
 #include <ATen/Parallel.h>
+#include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -16,6 +17,7 @@
 #include "cadre/tensor/backends/staged_engine.h"
 #include "cadre/tensor/device/core_device.h"
 #include "cadre/tensor/device/device_runtime.h"
+#include "cadre/tensor/device/stream_point.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/torch/fake_nccl/fake_nccl.h"
@@ -66,6 +68,21 @@ inline DeviceBackend device_backend_of(DeviceEngine engine, int rank,
 inline device::DeviceRuntime late_runtime() {
   return *device::find_devices(late::device().type()).runtime;
 }
+
+// Lets this thread enqueue on a stream of its own, behind the work of the stream that was current,
+// as long as the object exists.
+class OtherStream {
+ public:
+  explicit OtherStream(const c10::Device& device) : guard_(ordered(device)) {}
+
+ private:
+  static c10::Stream ordered(const c10::Device& device) {
+    const c10::Stream other = late_runtime().pooled_stream(device, device::StreamPriority::kNormal);
+    device::StreamPoint::on_current_stream(device).block(other);
+    return other;
+  }
+  c10::StreamGuard guard_;
+};
 
 // A test on devices, in which kernels run without delay unless the test sets delays.
 class OnDevices : public ::testing::TestWithParam<DeviceEngine> {

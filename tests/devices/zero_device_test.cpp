@@ -85,10 +85,16 @@ DistributedDataParallelOptions options_of(const Program& program) {
   return {.bucket_caps = {.first_bytes = 300, .bytes = 700}, .gradients = program.placement};
 }
 
-Values trained(const Program& program, const ProcessGroup& group, const c10::Device& device) {
+// The stream on which the wrappers are constructed, and that of the training.
+enum class Streams { kOne, kTwo };
+
+Values trained(const Program& program, const ProcessGroup& group, const c10::Device& device,
+               Streams streams = Streams::kOne) {
   const auto net = net_on(device, program.has_frozen);
   Model model(net, group, options_of(program));
   Optimizer optimizer(model, adamw(), {.bucket_cap_bytes = 500});
+  std::optional<testing::OtherStream> other;
+  if (streams == Streams::kTwo) other.emplace(device);
   const testing::Rows rows = testing::rows_of(group.rank(), group.world_size());
   for (int step = 0; step < kNumSteps; ++step) {
     optimizer.zero_grad();
@@ -141,6 +147,21 @@ TEST_P(ZeroOnDevicesTest, DelaysOfKernelsChangeNothing) {
       late::set_delays({.longest = std::chrono::microseconds(300), .seed = seed});
       expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
         testing::require_close(trained(program, group, device), expected, 1e-9,
+                               format("{}, seed {}", program.name, seed));
+      });
+    }
+  }
+}
+
+// Autograd accumulates the gradients on the stream on which the wrapper was constructed.
+TEST_P(ZeroOnDevicesTest, ATrainingOnAnotherStreamIsThatOfOneProcess) {
+  for (const Program& program : programs()) {
+    const Values expected = trained_alone(program);
+    const uint64_t num_seeds = GetParam() == DeviceEngine::kEnqueues ? 4 : 1;
+    for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
+      late::set_delays({.longest = std::chrono::microseconds(300), .seed = seed});
+      expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+        testing::require_close(trained(program, group, device, Streams::kTwo), expected, 1e-9,
                                format("{}, seed {}", program.name, seed));
       });
     }
