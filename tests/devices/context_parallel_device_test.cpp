@@ -37,7 +37,7 @@ using testing::require;
 using testing::train_divided;
 using torch::Tensor;
 
-struct Division {
+struct SequenceDivision {
   int context;
   int tensor;
   ContextForm form;
@@ -58,7 +58,7 @@ DividedTraining train_shared(DividedModel& model, const std::vector<Tensor>& bat
 
 class ContextParallelOnDevicesTest : public testing::OnDevices {
  protected:
-  DividedTraining trained_on_devices(const Case& of, const Division& division,
+  DividedTraining trained_on_devices(const Case& of, const SequenceDivision& division,
                                      const std::vector<Tensor>& batches) {
     const int num_ranks = division.context * division.tensor;
     std::vector<std::shared_ptr<DividedModel>> models;
@@ -89,7 +89,7 @@ class ContextParallelOnDevicesTest : public testing::OnDevices {
     return testing::joined(dims[0], trained);
   }
 
-  void expect_one_process(const std::string& name, const Division& division,
+  void expect_one_process(const std::string& name, const SequenceDivision& division,
                           const std::vector<uint64_t>& seeds) {
     const Case of{name, "sgd", 2, torch::kDouble};
     const auto plain = make_divided_model(of, 1);

@@ -152,6 +152,11 @@ TEST_P(NcclGroupTest, AveragesOfThreeRanksAreExact) {
       const Tensor tensor = ((torch::arange(60) % 20 + 1) * (group.rank() + 1)).to(device, type);
       group.all_reduce(tensor, {.op = ReduceOp::kAvg});
       require(torch::equal(tensor.cpu(), ((torch::arange(60) % 20 + 1) * 2).to(type)), "the mean");
+      const Tensor large = torch::full({3}, 30000, at::device(device).dtype(type));
+      group.all_reduce(large, {.op = ReduceOp::kAvg});
+      const Tensor part = torch::empty({1}, large.options());
+      group.reduce_scatter(part, large, {.op = ReduceOp::kAvg});
+      require(torch::equal(part.cpu(), torch::full({1}, 30000, type)), "the mean of large values");
     });
   }
 }

@@ -24,12 +24,12 @@ namespace cadre::testing {
 
 inline constexpr int kNumSteps = 4;
 inline constexpr int64_t kNumRows = 12;
-inline constexpr int64_t kWidth = 6;
+inline constexpr int64_t kUnitWidth = 6;
 
 struct BlockImpl : torch::nn::Module {
   BlockImpl() {
-    up = register_module("up", torch::nn::Linear(kWidth, 9));
-    down = register_module("down", torch::nn::Linear(9, kWidth));
+    up = register_module("up", torch::nn::Linear(kUnitWidth, 9));
+    down = register_module("down", torch::nn::Linear(9, kUnitWidth));
   }
   at::Tensor forward(const at::Tensor& x) {
     if (throws_next) {
@@ -46,8 +46,8 @@ using Block = torch::nn::ModuleHolder<ShardUnit<BlockImpl>>;
 // Three units, and parameters of the root, one of which is used at both ends (a tied weight).
 struct UnitNet : torch::nn::Module {
   UnitNet() {
-    first = register_module("first", torch::nn::Linear(5, kWidth));
-    tied = register_module("tied", torch::nn::Linear(kWidth, kWidth));
+    first = register_module("first", torch::nn::Linear(5, kUnitWidth));
+    tied = register_module("tied", torch::nn::Linear(kUnitWidth, kUnitWidth));
     for (int i = 0; i < 3; ++i) {
       blocks.push_back(register_module(format("block{}", i), Block()));
     }

@@ -310,7 +310,12 @@ Completion CollectiveRunner::follow(const Operation& operation, const Running& c
   }
   // The runner may already be destroyed when the engine ends a call that was abandoned.
   completion.on_done([this, enqueued](const Status& status) {
-    if (enqueued->claim_end()) enqueued->result.complete(end_enqueued(enqueued, status));
+    if (!enqueued->claim_end()) return;
+    const Status result = end_enqueued(enqueued, status);
+    // The queue, too, holds the memory, and releases it in a thread of its own: a deleter of the
+    // program may close a group, which this thread of the engine must not do.
+    enqueued->keep_alive.reset();
+    enqueued->result.complete(result);
   });
   return enqueued->result;
 }

@@ -49,10 +49,9 @@ TransportChoice transport_of(std::string_view backend) {
 
 // Returns the engine for memory of the device; nullopt for the CPU.
 std::optional<DeviceBackend> device_backend_of(const InitOptions& options, const JobPlace& place) {
-  const c10::Device device = options.device ? *options.device : device::default_device();
+  c10::Device device = options.device ? *options.device : device::default_device();
   if (device.is_cpu()) return std::nullopt;
-  const std::optional<Device> known = device::to_core(device);
-  if (!known) {
+  if (!device::to_core(device)) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("init_process_group: InitOptions::device is {}; pass a device of CUDA or of "
                        "PrivateUse1, or torch::kCPU",
@@ -63,7 +62,10 @@ std::optional<DeviceBackend> device_backend_of(const InitOptions& options, const
     throw Error(ErrorCode::kUnavailable, format("init_process_group: InitOptions::device is {}: {}",
                                                 device.str(), found.reason));
   }
-  found.runtime->make_current(device::to_c10(*known));
+  // As in torch, a device without an index is the current one.
+  if (!device.has_index()) device = found.runtime->current_device();
+  const std::optional<Device> known = device::to_core(device);
+  found.runtime->make_current(device);
   const JobEnvironment environment = read_job_environment(place).value_or_throw();
   return DeviceBackend{
       .device = *known,

@@ -69,8 +69,8 @@ std::vector<Work> MessageQueue::issue(std::span<const MessageCall> calls, const 
   std::vector<Handle> posted;
   std::vector<Work> works;
   for (const MessageCall& call : calls) {
-    posted.push_back(
-        std::make_shared<Pending>(shared_from_this(), call, space, options, is_written));
+    const SendGate gate = call.kind == OpKind::kSend ? is_written : SendGate();
+    posted.push_back(std::make_shared<Pending>(shared_from_this(), call, space, options, gate));
     works.emplace_back(posted.back());
   }
   if (!posted.empty()) post(posted, MovedBy::kThread);

@@ -10,10 +10,11 @@
 #include <utility>
 
 #include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
 
 namespace cadre::os {
 
-class SharedLibrary {
+class CADRE_EXPORT SharedLibrary {
  public:
   // `name` is a file name that the dynamic linker finds, such as "libcurl.so.4"; `package` is the
   // package of Debian that contains it, for the error.

@@ -53,12 +53,10 @@ class CallList {
         exchange([part](int) { return part; }, [part](int) { return part; });
         break;
       }
-      case OpKind::kAllToAllV: {
-        const PartSizes sizes = part_sizes(c_);
-        exchange([&](int peer) { return sizes.sent[static_cast<size_t>(peer)]; },
-                 [&](int peer) { return sizes.received[static_cast<size_t>(peer)]; });
+      case OpKind::kAllToAllV:
+        exchange([this](int peer) { return bytes_of_part(c_.splits.input, peer); },
+                 [this](int peer) { return bytes_of_part(c_.splits.output, peer); });
         break;
-      }
       default:  // capabilities() contains no other kind
         break;
     }
@@ -79,11 +77,16 @@ class CallList {
          .rank = root});
   }
 
+  template <typename Counts>
+  size_t bytes_of_part(const Counts& counts, int rank) const {
+    return static_cast<size_t>(counts[static_cast<size_t>(rank)]) * element_bytes_;
+  }
+
   // Each rank is the root of the reduction of its part.
   void reduce_parts() {
     size_t offset = 0;
     for (int root = 0; root < world_size_; ++root) {
-      const size_t num_bytes = c_.splits.input[static_cast<size_t>(root)] * element_bytes_;
+      const size_t num_bytes = bytes_of_part(c_.splits.input, root);
       reduce(Kind::kReduce, c_.in.data() + offset, num_bytes, root);
       offset += num_bytes;
     }
@@ -93,7 +96,7 @@ class CallList {
   void broadcast_parts() {
     size_t offset = 0;
     for (int root = 0; root < world_size_; ++root) {
-      const size_t num_bytes = c_.splits.output[static_cast<size_t>(root)] * element_bytes_;
+      const size_t num_bytes = bytes_of_part(c_.splits.output, root);
       std::byte* const part = c_.out.data() + offset;
       add({.kind = Kind::kBroadcast,
            .in = root == self_ ? c_.in.data() : part,

@@ -92,7 +92,8 @@ class NcclEngine final : public Backend {
     const PreparedCall call = prepare(collectives, world_size_);
     const Status issued = issue(call, op.deadline);
     const auto end = std::make_shared<const StreamPoint>(stream_);
-    const Completion completion = Completion::make_pending(end);
+    // Who waits for a call that NCCL has refused waits for its error, not for the device.
+    const Completion completion = Completion::make_pending(issued.ok() ? end : nullptr);
     const std::lock_guard lock(mutex_);
     enqueued_.push_back({end, completion, issued});
     watch_.unpark();
@@ -197,15 +198,19 @@ class NcclEngine final : public Backend {
     }
   }
 
-  // Completes the oldest call if the device has reached its end. Returns false if it has not.
+  // Completes the oldest call if the device has reached its end. Returns false if it has not. A
+  // device that cannot say is a failure, which ends all calls: it may still use their memory.
   bool complete_ended() {
     std::optional<Enqueued> ended;
     {
       const std::lock_guard lock(mutex_);
       const Result<bool> has_ended = has_happened(*enqueued_.front().end);
-      if (has_ended.ok() && !*has_ended) return false;
+      if (!has_ended.ok()) {
+        enqueued_.front().issued = has_ended.error();
+        return true;
+      }
+      if (!*has_ended) return false;
       ended = std::move(enqueued_.front());
-      if (!has_ended.ok()) ended->issued = has_ended.error();
       enqueued_.pop_front();
     }
     ended->completion.complete(ended->issued);

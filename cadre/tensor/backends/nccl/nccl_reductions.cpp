@@ -78,6 +78,23 @@ void divide_after(PreparedCall& call, at::ScalarType type, int world_size) {
   call.finish.emplace_back([out, world_size] { out.div_(world_size); });
 }
 
+// The sum of float16 values may overflow where their mean does not, so float32 is summed.
+void average_in_float(PreparedCall& call, at::ScalarType type, int world_size) {
+  Collective& c = call.collectives.back();
+  const at::Tensor in = tensor_on(c.in.data(), c.in.size(), type, c).to(at::kFloat);
+  call.memory.push_back(in);
+  if (!c.out.empty()) {
+    const at::Tensor out = tensor_on(c.out.data(), c.out.size(), type, c);
+    const at::Tensor sum = at::empty({out.numel()}, in.options());
+    call.memory.push_back(sum);
+    c.out = bytes_of(sum);
+    call.finish.emplace_back([out, sum, world_size] { out.copy_(sum.div_(world_size)); });
+  }
+  c.in = const_bytes_of(in);
+  c.dtype = DType::kFloat32;
+  c.reduction = ReduceOp::kSum;
+}
+
 void multiply_before(PreparedCall& call, at::ScalarType type) {
   Collective& c = call.collectives.back();
   const at::Tensor scaled =
@@ -98,7 +115,8 @@ void adapt_last(PreparedCall& call, int world_size) {
       return keep_nan(call, *type);
     case ReduceOp::kAvg:
       if (std::has_single_bit(static_cast<unsigned>(world_size))) return;
-      return divide_after(call, *type, world_size);
+      return is_half ? average_in_float(call, *type, world_size)
+                     : divide_after(call, *type, world_size);
     case ReduceOp::kPremulSum:
       if (is_half) multiply_before(call, *type);
       return;
