@@ -1,11 +1,14 @@
 #include "cadre/parallel/buckets/replicated_gradients.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
 
 #include <utility>
 
 #include "cadre/parallel/buckets/gradient_memory.h"
 #include "cadre/parallel/buckets/handed_out_memory.h"
+#include "cadre/tensor/device/stream_point.h"
 
 namespace cadre {
 
@@ -59,7 +62,9 @@ ReplicatedGradients::Buffers ReplicatedGradients::allocate(const BucketLayout& l
     }
     if (&bucket == &layout.buckets.back()) {
       buffers.trailer = is_trailer_in_bucket() ? flat.narrow(0, offset, trailer_numel_)
-                                               : group_.empty_flat(trailer_numel_, at::kFloat);
+                        : buffers_.trailer.defined()
+                            ? buffers_.trailer
+                            : group_.empty_flat(trailer_numel_, at::kFloat);
     }
     buffers.flats.push_back(flat);
   }
@@ -115,19 +120,39 @@ void ReplicatedGradients::take_back(size_t bucket) {
   }
 }
 
+// Returns nullopt on all ranks if a rank's device has not enough memory. Memory of the host is
+// allocated by all ranks together, so there all of them throw.
+std::optional<ReplicatedGradients::Buffers> ReplicatedGradients::allocate_together(
+    const BucketLayout& layout) {
+  if (device_.is_cpu()) return allocate(layout);
+  std::optional<Buffers> buffers;
+  try {
+    buffers = allocate(layout);
+  } catch (const c10::Error&) {
+    // The other ranks learn of it by the flag.
+  }
+  const at::Tensor has_memory = at::full({1}, buffers ? 1 : 0, at::TensorOptions(at::kInt));
+  group_.all_reduce(has_memory, ReduceOp::kMin);
+  if (*has_memory.const_data_ptr<int32_t>() == 0) buffers.reset();
+  return buffers;
+}
+
+// All ranks keep the old buckets if the device of one has no memory for both.
 void ReplicatedGradients::learn(std::span<const int64_t> order) {
   is_learned_ = true;
   const BucketLayout learned = plan_bucket_layout(sizes_of(parameters_), order, caps_);
   if (learned == layout()) return;
   const at::NoGradGuard no_grad;
-  Buffers buffers = allocate(learned);
+  std::optional<Buffers> buffers = allocate_together(learned);
+  if (!buffers) return;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
     if (!gradient.defined()) continue;
-    buffers.views[i].copy_(gradient);
-    gradient = buffers.views[i];
+    buffers->views[i].copy_(gradient);
+    gradient = buffers->views[i];
   }
-  buffers_ = std::move(buffers);
+  for (const at::Tensor& flat : buffers_.flats) device::hold_for_current_stream(flat);
+  buffers_ = *std::move(buffers);
   set_layout(learned);
 }
 
@@ -145,7 +170,10 @@ void ReplicatedGradients::place(size_t parameter) {
   if (!is_in_place || combination_.factor != 1.0) {
     write_gradient(view, gradient, combination_.factor);
   }
-  if (!is_in_place) gradient = view;
+  if (is_in_place) return;
+  // Autograd may have computed the gradient on another stream.
+  device::hold_for_current_stream(gradient);
+  gradient = view;
 }
 
 // If no rank has used the parameter, its gradient must keep its bits. It is copied here, because

@@ -68,6 +68,7 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
 
   void on_begin_pass() override;
   Buffers allocate(const BucketLayout& layout);
+  std::optional<Buffers> allocate_together(const BucketLayout& layout);
   // Returns whether the program still holds a gradient in this bucket that it has cleared from its
   // parameter, or an alias of it.
   bool is_handed_out(size_t bucket) const;

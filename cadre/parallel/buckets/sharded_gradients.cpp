@@ -384,6 +384,8 @@ void ShardedGradients::add_to_gradients(const Reduction& reduction) {
 }
 
 void ShardedGradients::add_to_gradient(Slot& slot, const at::Tensor& reduced) {
+  // The hook that allocated the result may have run on another stream.
+  device::hold_for_current_stream(reduced);
   at::Tensor& gradient = slot.leaf.mutable_grad();
   if (gradient.defined()) {
     gradient.add_(reduced);

@@ -107,7 +107,12 @@ at::Tensor FlatBufferPool::take(int64_t numel, at::ScalarType dtype, c10::Device
     return found.bytes.view(dtype);
   }
   while (!kept_.empty() && used_bytes_ + kept_bytes_ > peak_bytes_) {
-    kept_bytes_ -= kept_.front().bytes.numel();
+    const Kept& oldest = kept_.front();
+    if (oldest.last_use) {
+      oldest.last_use->order_current_stream().value_or_throw();
+      device::hold_for_current_stream(oldest.bytes);
+    }
+    kept_bytes_ -= oldest.bytes.numel();
     kept_.erase(kept_.begin());
   }
   return at::empty({num_bytes}, at::TensorOptions().dtype(at::kByte).device(device)).view(dtype);

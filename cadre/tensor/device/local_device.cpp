@@ -40,8 +40,8 @@ struct LocalDevice {
 };
 
 LocalDevice search() {
-  const int rank = local_rank();
   if (!has_cuda_driver()) return {};
+  const int rank = local_rank();
   const device::FoundDevices found = device::find_devices(c10::DeviceType::CUDA);
   if (found.was_late) return {.why_late = found.reason};
   if (!found.runtime) return {};

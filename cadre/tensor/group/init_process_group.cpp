@@ -62,7 +62,7 @@ std::optional<DeviceBackend> device_backend_of(const InitOptions& options, const
     throw Error(ErrorCode::kUnavailable, format("init_process_group: InitOptions::device is {}: {}",
                                                 device.str(), found.reason));
   }
-  // As in torch, a device without an index is the current one.
+  // A device without an index is the current one, as in torch.
   if (!device.has_index()) device = found.runtime->current_device();
   const std::optional<Device> known = device::to_core(device);
   found.runtime->make_current(device);

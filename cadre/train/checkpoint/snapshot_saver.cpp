@@ -114,7 +114,9 @@ class Staging {
                 .device = device};
     }
     if (is_copied_late(tensor)) enqueued_on_.insert(device);
-    return memory.tensor.copy_(tensor.detach(), /*non_blocking=*/is_copied_late(tensor));
+    // A lazy sign or conjugate would be resolved on the host, before the copy has ended.
+    const at::Tensor values = tensor.detach().resolve_conj().resolve_neg();
+    return memory.tensor.copy_(values, /*non_blocking=*/is_copied_late(tensor));
   }
 
   static bool is_copied_late(const at::Tensor& tensor) {
@@ -223,7 +225,8 @@ class SnapshotSaver::Impl {
   // which all ranks learn.
   void await_copies() {
     const TimePoint begin = system_->now();
-    const Deadline deadline = system_->deadline_in(options_.timeout);
+    // The other ranks wait for this one as long as the timeout, and must get the reason before.
+    const Deadline deadline = system_->deadline_in(options_.timeout / 2);
     try {
       for (const device::StreamPoint& end : ends_of_copies_) {
         while (!end.wait(*system_, deadline.earlier(system_->deadline_in(kLookTime))).ok()) {

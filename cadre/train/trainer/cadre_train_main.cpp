@@ -137,7 +137,8 @@ c10::Device device_of(const train::RunConfig& run) {
 c10::Device device_of_group(const CommandLine& command) {
   try {
     return device_of(train::load_config(command.config_path, command.overrides).run);
-  } catch (const Error&) {
+  } catch (const std::exception&) {
+    // All ranks join the group first; the same call inside it reports the problem on all of them.
     return c10::Device(c10::DeviceType::CPU);
   }
 }

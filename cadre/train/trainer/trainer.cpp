@@ -414,6 +414,7 @@ void Trainer::save_state_in_memory() {
                       .best_held_out_loss = best_held_out_loss_,
                       .generators = {},
                       .config = config_text(config_)};
+  if (!context_.device.is_cpu()) state.device_type = type_name(context_.device);
   if (const auto layout = strategy_->learned_layout()) state.bucket_layout = layout->to_string();
   snapshots_.save(step_, [&](const std::string& folder) {
     const std::vector<ParameterState> states = state_dict(
