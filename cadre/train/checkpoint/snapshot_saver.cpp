@@ -226,7 +226,8 @@ class SnapshotSaver::Impl {
   void await_copies() {
     const TimePoint begin = system_->now();
     // The other ranks wait for this one as long as the timeout, and must get the reason before.
-    const Deadline deadline = system_->deadline_in(options_.timeout / 2);
+    const Deadline deadline =
+        system_->deadline_in(group_ ? options_.timeout / 2 : options_.timeout);
     try {
       for (const device::StreamPoint& end : ends_of_copies_) {
         while (!end.wait(*system_, deadline.earlier(system_->deadline_in(kLookTime))).ok()) {
