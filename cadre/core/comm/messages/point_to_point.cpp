@@ -382,9 +382,8 @@ void PointToPoint::end_where(const std::function<bool(const Message&)>& matches,
 
 void PointToPoint::end(const Handle& message, Status status) {
   if (std::ranges::find(pending_, message) == pending_.end()) return;
-  const Handle kept = message;  // `message` may refer into a list that is cleared
-  ended_.push_back({kept, std::move(status)});
-  std::erase(pending_, kept);
+  ended_.push_back({message, std::move(status)});
+  std::erase(pending_, ended_.back().message);  // `message` may refer into pending_
 }
 
 }  // namespace cadre
