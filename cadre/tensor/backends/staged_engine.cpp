@@ -19,6 +19,7 @@
 #include "cadre/core/collective/reduction_table.h"
 #include "cadre/core/collective/scale.h"
 #include "cadre/tensor/backends/staged_pieces.h"
+#include "cadre/tensor/device/call_order.h"
 #include "cadre/tensor/device/core_device.h"
 #include "cadre/tensor/device/device_runtime.h"
 #include "cadre/tensor/device/pinned_tensor.h"
@@ -70,10 +71,7 @@ class StagedEngine final : public Backend {
     const c10::InferenceMode no_inference(false);
     const at::NoGradGuard no_grad;
     const c10::StreamGuard guard(stream_);
-    for (const Collective& collective : collectives) {
-      if (collective.after == nullptr) continue;
-      CADRE_RETURN_IF_ERROR(collective.after->order_current_stream());
-    }
+    CADRE_RETURN_IF_ERROR(device::order_behind_callers(collectives));
     return run_in_order(op, collectives,
                         [this](const OpContext& one, const Collective& c) { return run(one, c); });
   }

@@ -13,6 +13,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/collective/reduction_table.h"
 #include "cadre/core/store/store.h"
+#include "cadre/tensor/device/call_order.h"
 #include "cadre/tensor/device/core_device.h"
 #include "cadre/tensor/device/device_runtime.h"
 #include "cadre/tensor/device/stream_point.h"
@@ -57,10 +58,7 @@ class LateEngine final : public Backend {
 
   Completion submit(const OpContext& op, std::span<const Collective> collectives) override {
     const c10::StreamGuard guard(stream_);
-    for (const Collective& collective : collectives) {
-      if (collective.after == nullptr) continue;
-      CADRE_RETURN_IF_ERROR(collective.after->order_current_stream());
-    }
+    CADRE_RETURN_IF_ERROR(device::order_behind_callers(collectives));
     const auto call = std::make_shared<Call>(op, collectives);
     late::enqueue(stream_, [this, call] { run(*call); });
     const auto end = std::make_shared<const device::StreamPoint>(stream_);

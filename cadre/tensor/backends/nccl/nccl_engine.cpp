@@ -18,6 +18,7 @@
 #include "cadre/tensor/backends/nccl/nccl_communicator.h"
 #include "cadre/tensor/backends/nccl/nccl_library.h"
 #include "cadre/tensor/backends/nccl/nccl_reductions.h"
+#include "cadre/tensor/device/call_order.h"
 #include "cadre/tensor/device/core_device.h"
 #include "cadre/tensor/device/device_identity.h"
 #include "cadre/tensor/device/device_runtime.h"
@@ -82,10 +83,7 @@ class NcclEngine final : public Backend {
     const c10::InferenceMode no_inference(false);
     const at::NoGradGuard no_grad;
     const c10::StreamGuard guard(stream_);
-    for (const Collective& collective : collectives) {
-      if (collective.after == nullptr) continue;
-      CADRE_RETURN_IF_ERROR(collective.after->order_current_stream());
-    }
+    CADRE_RETURN_IF_ERROR(device::order_behind_callers(collectives));
     const Submission submission(*this);
     // The temporary tensors belong to this stream. So their memory can go back at once: only work
     // behind this call gets it.
