@@ -24,22 +24,10 @@ namespace late = testing::late;
 using std::chrono::milliseconds;
 using ::testing::AllOf;
 using testing::DeviceEngine;
-using testing::failure_of;
 using ::testing::HasSubstr;
 using torch::Tensor;
 
-class StagedFailureTest : public testing::OnDevices {
- protected:
-  // Returns the failure of `body` on each rank.
-  std::vector<std::string> failures_of(int num_ranks, const Body& body) {
-    std::vector<std::string> failures(static_cast<size_t>(num_ranks));
-    static_cast<void>(
-        run_on_all(num_ranks, [&](const ProcessGroup& group, const c10::Device& device) {
-          failures[static_cast<size_t>(group.rank())] = failure_of([&] { body(group, device); });
-        }));
-    return failures;
-  }
-};
+class StagedFailureTest : public testing::OnDevices {};
 
 INSTANTIATE_TEST_SUITE_P(Devices, StagedFailureTest,
                          ::testing::Values(DeviceEngine::kStaged, DeviceEngine::kStagedInPieces),

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cadre/core/base/format.h"
@@ -525,6 +526,31 @@ TEST_P(EnqueuedFsdpTest, AnotherStreamReadsGatheredParametersBehindTheGather) {
     }
     const c10::StreamGuard guard(side);
     require(torch::all(read.cpu() == 3).item<bool>(), "the values");
+  });
+}
+
+// The pool drops a buffer, because one of another size is taken, while a kernel of another stream
+// still reads it. The next tensor gets its memory.
+TEST_P(EnqueuedFsdpTest, ABufferThatThePoolDropsIsFreedBehindItsLastUse) {
+  expect_on_all(1, [&](const ProcessGroup&, const c10::Device& device) {
+    shard::FlatBufferPool pool;
+    Tensor buffer = pool.take(64, torch::kDouble, device);
+    buffer.fill_(3);
+    const c10::Stream side = pooled(device);
+    device::StreamPoint::on_current_stream(device).block(side);
+    late::StreamHold hold(side);
+    Tensor read;
+    {
+      const c10::StreamGuard guard(side);
+      read = buffer.clone();
+      pool.give_back(std::exchange(buffer, Tensor()));
+    }
+    const Tensor larger = pool.take(200, torch::kDouble, device);
+    const Tensor next = torch::full({64}, -1, at::device(device).dtype(torch::kDouble));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    hold.release();
+    const c10::StreamGuard guard(side);
+    require(torch::all(read.cpu() == 3).item<bool>(), "the values that were in the buffer");
   });
 }
 

@@ -62,16 +62,6 @@ class NcclFailureTest : public testing::OnDevices {
     EXPECT_EQ(fake_nccl::counts().communicators, 0);
     EXPECT_EQ(fake_nccl::counts().open_groups, 0);
   }
-
-  // Returns the failure of `body` on each rank.
-  std::vector<std::string> failures_of(int num_ranks, const Body& body) {
-    std::vector<std::string> failures(static_cast<size_t>(num_ranks));
-    static_cast<void>(
-        run_on_all(num_ranks, [&](const ProcessGroup& group, const c10::Device& device) {
-          failures[static_cast<size_t>(group.rank())] = failure_of([&] { body(group, device); });
-        }));
-    return failures;
-  }
 };
 INSTANTIATE_TEST_SUITE_P(Devices, NcclFailureTest, ::testing::Values(DeviceEngine::kNccl),
                          [](const auto& test) { return testing::name_of(test.param); });

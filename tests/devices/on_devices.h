@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cadre/tensor/backends/device_engine.h"
 #include "cadre/tensor/backends/staged_engine.h"
@@ -117,6 +118,15 @@ class OnDevices : public ::testing::TestWithParam<DeviceEngine> {
   void expect_on_all(int num_ranks, const Body& body) {
     const RanksResult result = run_on_all(num_ranks, body);
     EXPECT_TRUE(result.ok()) << result.failures();
+  }
+  // Returns the failure of `body` on each rank.
+  std::vector<std::string> failures_of(int num_ranks, const Body& body) {
+    std::vector<std::string> failures(static_cast<size_t>(num_ranks));
+    static_cast<void>(
+        run_on_all(num_ranks, [&](const ProcessGroup& group, const c10::Device& device) {
+          failures[static_cast<size_t>(group.rank())] = failure_of([&] { body(group, device); });
+        }));
+    return failures;
   }
 };
 
