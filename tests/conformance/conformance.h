@@ -2,8 +2,7 @@
 // places, and checks:
 // - Small integers give the results of the formulas in cases.h.
 // - Random floats give the same bits on all ranks, in a second run, and in every place with the
-// same
-//   order of additions.
+//   same order of additions.
 // - An unsupported pair of dtype and reduction gives the documented error, and the group stays
 //   usable.
 //

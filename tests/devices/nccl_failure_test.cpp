@@ -127,6 +127,18 @@ TEST_P(NcclFailureTest, CallsThatNcclRefusesFailTheGroup) {
   }
 }
 
+// The error is known at the call, so the program must not go on with a tensor that is not reduced.
+TEST_P(NcclFailureTest, ABlockingCallThatNcclRefusesThrows) {
+  fake_nccl::set_faults({.group_is_refused_on = 0});
+  const std::vector<std::string> failures =
+      failures_of(2, [](const ProcessGroup& group, const c10::Device& device) {
+        if (group.rank() == 0) return group.all_reduce(ones(device));
+        await_end(group.all_reduce_async(ones(device)));
+      });
+  EXPECT_THAT(failures[0], AllOf(HasSubstr("kInternal"), HasSubstr("NCCL 2.20.0 reports")));
+  EXPECT_THAT(failures[1], HasSubstr("first failure: all_reduce #1"));
+}
+
 TEST_P(NcclFailureTest, AKernelThatNeverEndsIsAbortedAtTheDeadline) {
   fake_nccl::load();
   fake_nccl::set_faults({.call_hangs_on = 1});

@@ -312,8 +312,8 @@ Completion CollectiveRunner::follow(const Operation& operation, const Running& c
   completion.on_done([this, enqueued](const Status& status) {
     if (!enqueued->claim_end()) return;
     const Status result = end_enqueued(enqueued, status);
-    // The queue, too, holds the memory, and releases it in a thread of its own: a deleter of the
-    // program may close a group, which this thread of the engine must not do.
+    // The queue also holds the memory, and releases it last: a deleter of the program may close a
+    // group, which would wait for this thread of the engine.
     enqueued->keep_alive.reset();
     enqueued->result.complete(result);
   });

@@ -8,9 +8,9 @@
 // after a failure. That thread starts before the engine gets the call.
 // Blocking: run(), until the operation's deadline, and after a failure for the time in which this
 // rank polls its peers (Monitor::kAskTime, kDoubtTime); a thread that reports an error later blocks
-// for that time, too. stop(), for kWatchTime. Lifetime: borrows the objects in its Parts. When the
-// runner is destroyed, the engine must have ended all calls that it has enqueued, except for
-// abandoned ones. Errors: the group's failure.
+// for that time, too. stop(), until the watch thread has ended what it does. Lifetime: borrows the
+// objects in its Parts. When the runner is destroyed, the engine must have ended all calls that it
+// has enqueued, except for abandoned ones. Errors: the group's failure.
 #pragma once
 
 #include <atomic>

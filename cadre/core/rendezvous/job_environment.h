@@ -29,8 +29,7 @@
 //   CADRE_TUNING_FILE              the file of `cadre tune` with the sizes at which collectives
 //                                  change their algorithms; only rank 0 reads it; absent: defaults
 //   CADRE_NCCL_LIBRARY             the path of the NCCL that groups on CUDA devices use; absent:
-//   the
-//                                  libnccl.so.2 that libtorch has loaded
+//                                  the libnccl.so.2 that libtorch has loaded
 //   CADRE_RECOVERY_FILE            set by cadre run: if the file of this name with ".membership"
 //                                  appended exists, the process has kept running through a failure
 //                                  (Recovery), and the values there replace those of the

@@ -90,7 +90,8 @@ class NcclEngine final : public Backend {
     const PreparedCall call = prepare(collectives, world_size_);
     const Status issued = issue(call, op.deadline);
     const auto end = std::make_shared<const StreamPoint>(stream_);
-    // Who waits for a call that NCCL has refused waits for its error, not for the device.
+    // A wait for a call that NCCL has refused blocks the host until the group has failed, and
+    // throws.
     const Completion completion = Completion::make_pending(issued.ok() ? end : nullptr);
     const std::lock_guard lock(mutex_);
     enqueued_.push_back({end, completion, issued});
