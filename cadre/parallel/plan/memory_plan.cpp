@@ -43,6 +43,8 @@ void check_sharding(const PlanOptions& options) {
   require(
       is_by_units || !options.is_mapped,
       format("is_mapped applies to fsdp and hsdp, but the strategy is {}; leave it out", strategy));
+  require(!options.is_mapped || !options.is_on_device,
+          "is_mapped is for the CPU's memory, but the model is on a device; leave it out");
   require(is_by_units || (!options.parameter_dtype && !options.reduce_dtype),
           format("parameter_dtype and reduce_dtype are for fsdp and hsdp, but the strategy is {}; "
                  "give the parameters themselves the dtype",
@@ -181,9 +183,11 @@ class Planner {
     if (plan_.is_mapped) all_reduce += all_reduced(sizeof(int64_t), num_shards());
   }
 
-  // Returns the bytes that a SymmetricTensor needs on one rank, and counts them as shared.
-  int64_t symmetric_bytes(const FlatBuffer& buffer, int group_size) {
+  // Returns the bytes of a flat buffer of the group on one rank. On the CPU it is a
+  // SymmetricTensor, which counts as shared memory.
+  int64_t flat_bytes(const FlatBuffer& buffer, int group_size) {
     if (buffer.numel == 0) return 0;
+    if (options().is_on_device) return buffer.num_bytes();
     const auto held = static_cast<int64_t>(
         SymmetricHeap::held_bytes(static_cast<size_t>(buffer.num_bytes()), group_size));
     plan_.shared_bytes += held;
@@ -245,7 +249,7 @@ class Planner {
   void add_flat(PlannedPart& part, const Parameters& members, const FlatMemory& memory) {
     const FlatMemory::Buffers buffers = memory.buffers();
     for (const auto& buffer : {buffers.whole, buffers.part, buffers.shard, buffers.sent}) {
-      if (buffer) plan_.held.parameters += symmetric_bytes(*buffer, num_shards());
+      if (buffer) plan_.held.parameters += flat_bytes(*buffer, num_shards());
     }
     const shard::FlatLayout& layout = memory.layout();
     part.flat_bytes +=
@@ -280,7 +284,7 @@ class Planner {
       }
       part.flat_bytes = buffer.num_bytes();
       part.traffic.all_reduce = all_reduced(part.flat_bytes, num_ranks());
-      plan_.held.gradients += symmetric_bytes(buffer, num_ranks());
+      plan_.held.gradients += flat_bytes(buffer, num_ranks());
       plan_.parts.push_back(std::move(part));
     }
     // Each gradient exists beside its bucket until it is copied there, so one whole gradient is
@@ -340,7 +344,7 @@ class Planner {
         .gradients = {.numel = layout.shard_numel(), .dtype = memory.dtype()},
         .reduce_dtype = reduce ? to_scalar_type(*reduce) : memory.compute_dtype()};
     plan_.held.gradients += has_replicate_axis()
-                                ? symmetric_bytes(bucket.gradients, options().num_replicas)
+                                ? flat_bytes(bucket.gradients, options().num_replicas)
                                 : bucket.gradients.num_bytes();
     const FlatBuffer reduced{.numel = bucket.numel, .dtype = bucket.reduce_dtype};
     part.traffic.reduce_scatter += gathered(reduced.num_bytes(), num_shards());
@@ -354,13 +358,14 @@ class Planner {
     if (sharded_.empty()) return;
     int64_t& held = plan_.held.reduction_buffers;
     for (const FlatBuffer& buffer : reduction_buffers(sharded_)) {
-      held += symmetric_bytes(buffer, num_shards());
+      held += flat_bytes(buffer, num_shards());
     }
     for (const FlatBuffer& buffer : output_buffers(sharded_, has_replicate_axis())) {
       held += buffer.num_bytes();
     }
     const FlatBuffer trailer{.numel = reduction::kTrailerNumel};
-    held += symmetric_bytes(trailer, num_ranks());
+    // The trailer is in the memory of the host, also if the gradients are on a device.
+    if (!options().is_on_device) held += flat_bytes(trailer, num_ranks());
     plan_.traffic.all_reduce += all_reduced(trailer.num_bytes(), num_ranks());
   }
 

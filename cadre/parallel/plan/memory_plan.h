@@ -58,6 +58,10 @@ struct PlanOptions {
     int temporaries = 0;
   };
   Optimizer optimizer = {};
+  // Whether the model is on a device that is not the CPU, one for each rank. The plan then counts
+  // the memory of the device, as libtorch's allocator of the device counts what tensors use, and
+  // nothing of the host.
+  bool is_on_device = false;
   int64_t accumulate = 1;  // backwards for each step; the last one reduces gradients
 
   // The caps of gradient buckets, used by ddp, zero1 and zero2.
@@ -77,8 +81,8 @@ struct PlanOptions {
   std::optional<DType> reduce_dtype = {};     // ShardPrecision::reduce
 };
 
-// The memory of one rank, in bytes. Shared memory counts for the rank that allocates it, so the sum
-// over the ranks of a host is the memory of the host.
+// The memory of one rank, or of its device, in bytes. Shared memory counts for the rank that
+// allocates it, so the sum over the ranks of a host is the memory of the host.
 struct HeldBytes {
   int64_t parameters = 0;  // whole parameters or shards
   int64_t gradients = 0;   // reduced gradients, whole or shards
@@ -144,8 +148,9 @@ struct MemoryPlan {
   // How much of `held` is shared memory, which other ranks of the host read in collectives. A
   // cgroup charges it to the rank that allocates it. With one rank it is private memory.
   int64_t shared_bytes = 0;
-  int64_t host_bytes = 0;  // the sum over the ranks of a host with ranks_per_host ranks
-  StepTraffic traffic;     // all collectives in one optimizer step, also small ones
+  // The sum over the ranks of a host with ranks_per_host ranks, or over their devices.
+  int64_t host_bytes = 0;
+  StepTraffic traffic;  // all collectives in one optimizer step, also small ones
   std::vector<PlannedPart> parts;
 };
 

@@ -64,6 +64,25 @@ TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
             6 * ((kAll + kTrailer + kSamples) / 4));
 }
 
+// Nothing is shared or rounded up to pages, and the trailer of sharded gradients is on the host.
+TEST(MemoryPlan, OfADeviceCountsTensorsOfTheDevice) {
+  PlanOptions ddp = on_ranks(DataStrategy::kDdp, 2);
+  ddp.is_on_device = true;
+  const MemoryPlan replicas = plan_memory(small_model(), ddp);
+  EXPECT_EQ(replicas.held.gradients, kAll + kTrailer);
+  EXPECT_EQ(replicas.shared_bytes, 0);
+  EXPECT_EQ(replicas.host_bytes, 2 * replicas.held.total());
+  PlanOptions fsdp = on_ranks(DataStrategy::kFsdp, 3);
+  fsdp.is_on_device = true;
+  const MemoryPlan shards = plan_memory(small_model(), fsdp);
+  constexpr int64_t kUnit = 3 * 1408 * 4;
+  EXPECT_EQ(shards.held.parameters, 4 * (32 + 2 * 1408));
+  EXPECT_EQ(shards.held.reduction_buffers, 2 * kUnit);
+  EXPECT_EQ(shards.shared_bytes, 0);
+  EXPECT_EQ(shards.traffic.received_bytes(),
+            plan_memory(small_model(), on_ranks(DataStrategy::kFsdp, 3)).traffic.received_bytes());
+}
+
 TEST(MemoryPlan, OfStage1DividesTheStateAndGathers) {
   PlanOptions options = on_ranks(DataStrategy::kZero1, 4);
   // One buffer for layer a, and one for layer b and the head.
@@ -261,6 +280,9 @@ TEST(MemoryPlan, RefusesWhatDoesNotApply) {
   options = on_ranks(DataStrategy::kZero2, 2);
   options.is_mapped = true;
   EXPECT_THAT(refusal_of(options), HasSubstr("is_mapped applies to fsdp and hsdp"));
+  options.strategy = DataStrategy::kFsdp;
+  options.is_on_device = true;
+  EXPECT_THAT(refusal_of(options), HasSubstr("is_mapped is for the CPU's memory"));
   options = on_ranks(DataStrategy::kDdp, 2);
   options.parameter_dtype = DType::kBfloat16;
   EXPECT_THAT(refusal_of(options), HasSubstr("give the parameters themselves the dtype"));

@@ -5,13 +5,17 @@
 // as long as the call of with_planned_wrappers(). Errors: those of the wrappers.
 #pragma once
 
+#include <torch/nn/functional/activation.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
 #include <memory>
 #include <vector>
 
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/fsdp/shard_unit.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/plan/memory_plan.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
@@ -20,6 +24,41 @@
 #include "cadre/tensor/optim/optimizers.h"
 
 namespace cadre::testing {
+
+// A model for a comparison with a plan. Its sizes are odd, so that shards are padded. The root
+// module itself has a vector, which is registered last.
+inline constexpr int64_t kPlannedWidth = 301;
+
+struct PlannedLayerImpl : torch::nn::Module {
+  PlannedLayerImpl()
+      : expand(register_module("expand", torch::nn::Linear(kPlannedWidth, kPlannedWidth))),
+        shrink(register_module("shrink", torch::nn::Linear(kPlannedWidth, kPlannedWidth))) {}
+  at::Tensor forward(const at::Tensor& x) { return shrink(torch::relu(expand(x))); }
+  torch::nn::Linear expand, shrink;
+};
+using PlannedLayer = torch::nn::ModuleHolder<ShardUnit<PlannedLayerImpl>>;
+
+struct PlannedNet : torch::nn::Module {
+  PlannedNet() {
+    for (int i = 0; i < 6; ++i) {
+      layers.push_back(register_module(format("layer{}", i), PlannedLayer()));
+    }
+    last = register_parameter("last", torch::zeros({kPlannedWidth}));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (PlannedLayer& layer : layers) x = layer->forward(x);
+    return x + last;
+  }
+  std::vector<PlannedLayer> layers;
+  at::Tensor last;
+};
+
+// Sets caps that are smaller than PlannedNet, so that there are several buckets of gradients and of
+// parameters.
+inline void cap_buckets(PlanOptions& options) {
+  options.bucket_caps = {.first_bytes = 100'000, .bytes = 700'000};
+  options.zero_bucket_cap_bytes = 900'000;
+}
 
 inline FullyShardedDataParallelOptions sharding_of(const PlanOptions& options) {
   FullyShardedDataParallelOptions sharding{

@@ -194,8 +194,12 @@ int train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
 int run_plan(const CommandLine& command) {
   const train::Config config = train::load_config(command.config_path, command.overrides);
   train::check_layout(config, command.num_planned);
-  const train::Processes processes = {.count = command.num_planned,
-                                      .per_host = command.num_planned};
+  // A plan of run.device=cuda can be made on a machine without CUDA devices.
+  const bool finds_devices = device::find_devices(c10::DeviceType::CUDA).runtime.has_value();
+  const train::Processes processes = {
+      .count = command.num_planned,
+      .per_host = command.num_planned,
+      .on_devices = config.run.device == "cuda" || (config.run.device == "auto" && finds_devices)};
   const ModelSizes model = train::sizes_of_model(config);
   const auto plans = train::plans_of_strategies(config, model, processes);
   print(train::comparison_table(config, model, plans));

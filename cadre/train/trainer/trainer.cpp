@@ -161,7 +161,9 @@ void Trainer::print_header() {
                            is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
   on_first_rank(context_.world, [this] {
     const int count = context_.world.world_size();
-    print_line(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
+    print_line(start_table(plan_of_config(
+        config_, sizes_of_model(config_),
+        {.count = count, .per_host = count, .on_devices = !context_.device.is_cpu()})));
   });
   if (step_ >= run.steps) {
     print_line(

@@ -54,13 +54,13 @@ c10::DataPtr DeviceAllocator::allocate(size_t num_bytes) {
   if (num_bytes == 0) return {nullptr, nullptr, &free, c10_device};
   const std::lock_guard lock(mutex_);
   collect_freed();
-  const Block block =
-      take_block((num_bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment, device,
-                 current_stream(device));
+  const size_t asked_bytes = (num_bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+  Block block = take_block(asked_bytes, device, current_stream(device));
+  block.asked_bytes = asked_bytes;
   blocks_.emplace(block.address, block);
   auto& counted = stats(device);
   counted.allocation[0].increase(1);
-  counted.allocated_bytes[0].increase(block.num_bytes);
+  counted.allocated_bytes[0].increase(asked_bytes);
   counted.active[0].increase(1);
   counted.active_bytes[0].increase(block.num_bytes);
   return {block.address, block.address, &free, c10_device};
@@ -70,7 +70,8 @@ DeviceAllocator::Block DeviceAllocator::take_block(size_t num_bytes, int device,
   auto& available = available_[{device, stream}];
   const auto found = available.lower_bound(num_bytes);
   if (found != available.end() && found->first <= 2 * num_bytes + kSlackBytes) {
-    const Block block{found->second, found->first, device, stream, {}};
+    const Block block{
+        .address = found->second, .num_bytes = found->first, .device = device, .stream = stream};
     available.erase(found);
     return block;
   }
@@ -85,7 +86,7 @@ DeviceAllocator::Block DeviceAllocator::take_block(size_t num_bytes, int device,
   used += num_bytes;
   std::memset(memory_.host_address(address), 0xFF, num_bytes);
   stats(device).reserved_bytes[0].increase(num_bytes);
-  return {address, num_bytes, device, stream, {}};
+  return {.address = address, .num_bytes = num_bytes, .device = device, .stream = stream};
 }
 
 void DeviceAllocator::copy_data(void* /*to*/, const void* /*from*/, size_t /*num_bytes*/) const {
@@ -112,7 +113,7 @@ void DeviceAllocator::free_block(void* address) {
   FreedBlock freed{std::move(found->second), {}};
   blocks_.erase(found);
   stats(freed.block.device).allocation[0].decrease(1);
-  stats(freed.block.device).allocated_bytes[0].decrease(freed.block.num_bytes);
+  stats(freed.block.device).allocated_bytes[0].decrease(freed.block.asked_bytes);
   for (const int user : freed.block.users) {
     freed.uses.push_back(streams_.get(freed.block.device, user).record());
   }

@@ -65,7 +65,8 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   void emptyCache(c10::MempoolId_t /*mempool*/) override {}
   // Ignores, without an error, a DataPtr with another deleter, as CUDA's allocator does.
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override;
-  // Counted are allocation, allocated_bytes, active, active_bytes, reserved_bytes and num_ooms.
+  // Counted are allocation, allocated_bytes (what was asked for), active, active_bytes (whole
+  // blocks), reserved_bytes and num_ooms.
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;
@@ -73,11 +74,12 @@ class DeviceAllocator final : public c10::DeviceAllocator {
 
  private:
   struct Block {
-    void* address;
-    size_t num_bytes;
-    int device;
-    int stream;
-    std::set<int> users;  // other streams, from recordStream()
+    void* address = nullptr;
+    size_t num_bytes = 0;
+    size_t asked_bytes = 0;  // at most num_bytes: a reused block may be larger than needed
+    int device = 0;
+    int stream = 0;
+    std::set<int> users = {};  // other streams, from recordStream()
   };
   struct FreedBlock {
     Block block;

@@ -61,13 +61,14 @@ PlanOptions plan_options(const Config& config, const Processes& processes) {
                          .num_ranks = processes.count,
                          .ranks_per_host = processes.per_host,
                          .optimizer = optimizer_sizes(config.optimizer),
+                         .is_on_device = processes.on_devices,
                          .accumulate = config.run.accumulate,
                          .reshard = reshard_of(parallel)};
   if (options.strategy == DataStrategy::kHsdp) {
     options.num_replicas = num_replicas(parallel);
   }
   if (!has_units(options.strategy)) return options;
-  options.is_mapped = shard_form(parallel) == ShardForm::kMapped;
+  options.is_mapped = !processes.on_devices && shard_form(parallel) == ShardForm::kMapped;
   if (parallel.parameter_dtype != "float32") {
     options.parameter_dtype = parse_dtype(parallel.parameter_dtype);
   }
@@ -81,7 +82,9 @@ PlanOptions plan_options(const Config& config, const Processes& processes) {
 // are the processes with different rows of the batch.
 Processes processes_of_strategy(const Degrees& degrees, const Processes& processes) {
   const int of_a_replica = processes.count / degrees.data;
-  return {.count = degrees.data, .per_host = std::max(processes.per_host / of_a_replica, 1)};
+  return {.count = degrees.data,
+          .per_host = std::max(processes.per_host / of_a_replica, 1),
+          .on_devices = processes.on_devices};
 }
 
 // Returns the plan for the stages of a pipeline. The pipeline reduces the gradients of a stage in
@@ -97,7 +100,7 @@ MemoryPlan plan_of_stages(const ModelSizes& part, const Config& config,
   // A process holds as much as a single process whose whole model is this part.
   Config alone = config;
   alone.parallel.strategy = "single";
-  MemoryPlan plan = plan_memory(part, plan_options(alone, Processes{}));
+  MemoryPlan plan = plan_memory(part, plan_options(alone, {.on_devices = processes.on_devices}));
   for (const ParameterSize& parameter : part.parameters) {
     OperationTraffic& reduced = plan.traffic.all_reduce;
     const int64_t payload = parameter.numel() * static_cast<int64_t>(sizeof(float));
@@ -179,8 +182,9 @@ std::vector<NamedPlan> plans_of_strategies(const Config& config, const ModelSize
     // The row "single" always describes one process with the whole model.
     const bool is_single = strategy == "single" && config.parallel.strategy != "single";
     if (is_single) other.parallel = {.strategy = strategy};
-    const Processes own =
-        strategy == "single" && !other.parallel.divides_model() ? Processes{} : processes;
+    const Processes own = strategy == "single" && !other.parallel.divides_model()
+                              ? Processes{.on_devices = processes.on_devices}
+                              : processes;
     if (!fits(other, own)) return;
     NamedPlan named = plan_of(other, model, own);
     named.name = layout_name(other.parallel);

@@ -19,6 +19,7 @@ namespace cadre::train {
 struct Processes {
   int count = 1;
   int per_host = 1;
+  bool on_devices = false;  // each has its model on a device that is not the CPU
 };
 
 // Returns the names and sizes of the parameters, and the units, of the configured model.

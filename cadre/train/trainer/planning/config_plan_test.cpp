@@ -111,6 +111,27 @@ TEST(ConfigPlan, OfEachStrategyFollowsTheConfiguration) {
   EXPECT_THROW(plan_of_config(config, sizes, {.count = 2, .per_host = 2}), Error);
 }
 
+// Processes of one host map their shards on the CPU, so that they gather nothing.
+TEST(ConfigPlan, OnDevicesSharesNothing) {
+  Config config = config_of_model("gpt", "text");
+  config.parallel.strategy = "fsdp";
+  const ModelSizes model = sizes_of_model(config);
+  const MemoryPlan on_cpu = plan_of_config(config, model, {.count = 2, .per_host = 2}).plan;
+  EXPECT_TRUE(on_cpu.is_mapped);
+  EXPECT_EQ(on_cpu.held.full_units, 0);
+  const Processes on_devices = {.count = 2, .per_host = 2, .on_devices = true};
+  const MemoryPlan plan = plan_of_config(config, model, on_devices).plan;
+  EXPECT_FALSE(plan.is_mapped);
+  EXPECT_EQ(plan.shared_bytes, 0);
+  EXPECT_GT(plan.held.full_units, 0);
+  for (const NamedPlan& named : plans_of_strategies(config, model, on_devices)) {
+    EXPECT_TRUE(named.plan.options.is_on_device) << named.name;
+    EXPECT_EQ(named.plan.shared_bytes, 0) << named.name;
+  }
+  EXPECT_THAT(comparison_table(config, model, plans_of_strategies(config, model, on_devices)),
+              HasSubstr("The memory of a process's device at its peak"));
+}
+
 TEST(ConfigPlan, OfExpertsDividesThem) {
   Config config = config_of_model("gpt", "text");
   config.model.experts = 8;

@@ -48,8 +48,8 @@ constexpr std::array<DivisionColumn, 4> kDivision{
     DivisionColumn{"pipeline", &DivisionTraffic::pipeline},
     DivisionColumn{"expert", &DivisionTraffic::expert}};
 
-constexpr const char* kHeldIs =
-    "The memory of a process at its peak, after the model is constructed, without activations, "
+constexpr std::string_view kHeldIs =
+    "The memory of a {} at its peak, after the model is constructed, without activations, "
     "data and libraries.\n";
 constexpr const char* kReceivedIs =
     "received: by one process in one step, with an optimal algorithm; processes of one host share "
@@ -95,7 +95,8 @@ bool is_empty_column(std::span<const NamedPlan> plans, const HeldColumn& column)
 
 // Returns the explanation of the table's columns.
 std::string legend(std::span<const NamedPlan> plans, bool is_divided) {
-  std::string text = kHeldIs;
+  const bool on_devices = !plans.empty() && plans[0].plan.options.is_on_device;
+  std::string text = cadre::format(kHeldIs, on_devices ? "process's device" : "process");
   for (const HeldColumn& column : kHeldColumns) {
     if (column.meaning.empty() || is_empty_column(plans, column)) continue;
     text += cadre::format("{}: {}.\n", column.title, column.meaning);

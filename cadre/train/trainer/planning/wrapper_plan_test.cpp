@@ -10,7 +10,6 @@
 
 #include "cadre/core/collective/op.h"
 #include "cadre/core/comm/symmetric/symmetric_heap.h"
-#include "cadre/parallel/fsdp/shard_unit.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/plan/memory_plan.h"
 #include "cadre/parallel/shard/step_agreement.h"
@@ -24,37 +23,9 @@ namespace {
 using testing::CountedMemory;
 using testing::run_groups;
 
-// The sizes are odd, so that shards are padded. The root module itself has a vector, which is
-// registered last.
-constexpr int64_t kInner = 301;
-constexpr int kNumLayers = 6;
 constexpr int kNumSteps = 3;
 // An upper bound for the activations of two samples and the temporary memory of an operation.
 constexpr int64_t kFewBytes = 64 * 1024;
-
-struct WideImpl : torch::nn::Module {
-  WideImpl()
-      : expand(register_module("expand", torch::nn::Linear(kInner, kInner))),
-        shrink(register_module("shrink", torch::nn::Linear(kInner, kInner))) {}
-  torch::Tensor forward(const torch::Tensor& x) { return shrink(torch::relu(expand(x))); }
-  torch::nn::Linear expand, shrink;
-};
-using WideUnit = torch::nn::ModuleHolder<ShardUnit<WideImpl>>;
-
-struct Stack : torch::nn::Module {
-  Stack() {
-    for (int i = 0; i < kNumLayers; ++i) {
-      layers.push_back(register_module("layer" + std::to_string(i), WideUnit()));
-    }
-    last = register_parameter("last", torch::zeros({kInner}));
-  }
-  torch::Tensor forward(torch::Tensor x) {
-    for (auto& layer : layers) x = layer->forward(x);
-    return x + last;
-  }
-  std::vector<WideUnit> layers;
-  torch::Tensor last;
-};
 
 size_t num_in_record(const ProcessGroup& group) {
   return group.communicator().flight_record().entries.size();
@@ -106,7 +77,7 @@ void expect_plan(Model& model, Optimizer& optimizer, const std::vector<ProcessGr
                  const MemoryPlan& plan, int64_t bytes_before) {
   const PlanOptions& options = plan.options;
   CountedMemory& memory = CountedMemory::install();
-  const torch::Tensor x = torch::randn({2, kInner});
+  const torch::Tensor x = torch::randn({2, testing::kPlannedWidth});
   // Mapped shards have a page of version counters on each rank, which a plan does not count.
   const size_t num_pages = plan.is_mapped ? 1 : 0;
   EXPECT_EQ(allocated_bytes(groups),
@@ -156,12 +127,9 @@ TEST_P(PlanOfWrapper, IsWhatEachRankAllocatesAndMoves) {
     PlanOptions options = GetParam().options;
     options.num_ranks = options.ranks_per_host = GetParam().num_ranks;
     options.rank = world.rank();
-    // The bucket sizes are smaller than the model, so that there are several buckets of gradients
-    // and of parameters.
-    options.bucket_caps = {.first_bytes = 100'000, .bytes = 700'000};
-    options.zero_bucket_cap_bytes = 900'000;
+    testing::cap_buckets(options);
     const int64_t before = memory.bytes(world.rank());
-    const auto net = std::make_shared<Stack>();
+    const auto net = std::make_shared<testing::PlannedNet>();
     for (const auto& parameter : net->named_parameters()) {
       for (const std::string& name : GetParam().frozen) {
         if (parameter.key().starts_with(name)) parameter.value().requires_grad_(false);
