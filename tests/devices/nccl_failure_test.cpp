@@ -20,8 +20,11 @@
 #include "cadre/testing/core/own_process.h"
 #include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/fake_nccl/fake_nccl.h"
 #include "cadre/testing/torch/late_device/late_device.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
+#include "cadre/train/checkpoint/snapshot_saver.h"
 #include "on_devices.h"
 
 namespace cadre {
@@ -111,6 +114,25 @@ TEST_P(NcclFailureTest, AnErrorThatNcclReportsLaterNamesIt) {
                 AllOf(HasSubstr("kAborted"), HasSubstr("on rank 1"), HasSubstr("internal error")));
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(5));
+}
+
+// The stream passes the call when it is aborted, so what is copied behind it is not its result.
+TEST_P(NcclFailureTest, ASnapshotOfWhatAFailedCallHasWrittenFails) {
+  fake_nccl::load();
+  fake_nccl::set_faults({.call_fails_on = 1});
+  const testing::TemporaryFolder run;
+  const std::vector<std::string> failures =
+      failures_of(2, [&](const ProcessGroup& group, const c10::Device& device) {
+        torch::nn::Linear net(4, 3);
+        net->to(device);
+        SnapshotSaver saver(SnapshotFolder(run.path()), group);
+        group.all_reduce(net->weight.detach());
+        saver.save(1, parts_of(*net));
+        saver.finish();
+      });
+  EXPECT_THAT(failures, Each(AllOf(HasSubstr("saved in the background"),
+                                   HasSubstr("internal error (the test wants it)"))));
+  EXPECT_TRUE(SnapshotFolder(run.path()).steps().empty());
 }
 
 // NCCL counts the groups of each thread, so a group in which a call fails is ended, too.

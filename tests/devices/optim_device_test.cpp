@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/torch/late_device/late_device.h"
+#include "on_devices.h"
 #include "training_on_devices.h"
 
 namespace cadre::optim_on_devices {
@@ -235,6 +237,74 @@ TEST_F(OptimizersOnDeviceTest, ACheckpointDrawsTheSameNumbersAgain) {
   EXPECT_TRUE(torch::equal(mask, through_product)) << "the mask of the second forward";
   EXPECT_GT(mask.sum().item<int64_t>(), 0);
   EXPECT_LT(mask.sum().item<int64_t>(), 40);
+}
+
+// The input is on the CPU, and only the parameters are on the device, to which the function moves
+// the input.
+TEST_F(OptimizersOnDeviceTest, ACheckpointThatMovesItsInputsDrawsTheSameNumbersAgain) {
+  const c10::Device device = late::device(3);
+  testing::late_runtime().make_current(device);
+  const Tensor x = torch::ones({40}).requires_grad_();
+  const Tensor weight = torch::ones({40}).to(device).requires_grad_();
+  const auto dropped = [&](const std::vector<Tensor>& inputs) {
+    return std::vector<Tensor>{
+        torch::dropout(inputs[0].to(device) * weight, 0.5, /*train=*/true).cpu()};
+  };
+  const Tensor output = checkpoint(dropped, {x})[0];
+  const Tensor between = torch::rand({5}, at::device(device));
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const Tensor state = generator.get_state();
+  output.sum().backward();
+  EXPECT_TRUE(torch::equal(generator.get_state(), state)) << "the generator";
+  EXPECT_TRUE(torch::equal(x.grad(), output.detach())) << "the mask of the second forward";
+  EXPECT_TRUE(torch::equal(weight.grad().cpu(), output.detach()));
+  testing::late_runtime().make_current(device_);
+}
+
+// Mixed precision on another stream than that of the construction: what unscale_() and step() read
+// is ordered behind the backward by that stream alone.
+TEST_F(OptimizersOnDeviceTest, MixedPrecisionTrainsOnAnotherStream) {
+  const auto train = [](const c10::Device& device, int64_t& num_waits) {
+    const std::vector<Tensor> parameters = parameters_on(device, false);
+    const Tensor weight =
+        torch::sin(torch::arange(24, torch::kFloat32)).view({4, 6}).to(device).requires_grad_();
+    std::vector<Tensor> trained = {weight, parameters[5]};
+    AdamW optimizer(trained, torch::optim::AdamWOptions(0.01));
+    GradScaler scaler({.initial_scale = 64, .growth_interval = 2});
+    std::optional<testing::OtherStream> stream;
+    if (!device.is_cpu()) stream.emplace(device);
+    for (int step = 0; step < 5; ++step) {
+      const Tensor x =
+          torch::cos(torch::arange(18, torch::kFloat32) * (step + 1)).view({3, 6}).to(device);
+      const uint64_t before = device.is_cpu() ? 0 : late::counts(device.index()).num_synchronous();
+      Tensor loss;
+      {
+        const Autocast autocast(torch::kBFloat16);
+        const Tensor product = torch::linear(x, weight);
+        loss = product.to(torch::kFloat32).square().mean() + trained[1].square().sum();
+      }
+      // The third step overflows, so it is skipped.
+      scaler.scale(step == 2 ? loss * kInfinity : loss).backward();
+      scaler.unscale_(std::span<const Tensor>(trained));
+      scaler.step(optimizer);
+      scaler.update();
+      optimizer.zero_grad();
+      if (!device.is_cpu()) num_waits += late::counts(device.index()).num_synchronous() - before;
+    }
+    EXPECT_EQ(scaler.state().scale, 128);
+    return std::vector<Tensor>{weight.detach().cpu(), trained[1].detach().cpu()};
+  };
+  int64_t num_waits = 0;
+  const std::vector<Tensor> expected = train(at::kCPU, num_waits);
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    late::set_delays({.longest = std::chrono::microseconds(300), .seed = seed});
+    num_waits = 0;
+    const std::vector<Tensor> found = train(device_, num_waits);
+    EXPECT_EQ(num_waits, 5) << "one in each step, for the overflow";
+    for (size_t i = 0; i < found.size(); ++i) {
+      EXPECT_TRUE(torch::allclose(found[i], expected[i], 1e-3, 1e-3)) << i << ", seed " << seed;
+    }
+  }
 }
 
 TEST_F(OptimizersOnDeviceTest, StateInFilesIsRefused) {

@@ -13,6 +13,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/schedule/generate.h"
 #include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/torch/late_device/late_device.h"
@@ -38,7 +39,8 @@ using testing::tokens_of;
 using torch::Tensor;
 
 constexpr int kNumSteps = 3;
-constexpr int64_t kRows = 7;  // of each replica; no multiple of the number of microbatches
+constexpr int kAccumulatedStep = 1;  // adds its gradients to those of the step before
+constexpr int64_t kRows = 7;         // of each replica; no multiple of the number of microbatches
 
 torch::optim::SGDOptions stage_options() {
   return torch::optim::SGDOptions(0.05).momentum(0.9);
@@ -48,6 +50,21 @@ struct Alone {
   std::vector<Tensor> losses;
   std::vector<testing::Snapshot> parameters;  // of each stage
   Tensor logits;
+
+  // Returns all parameters in the order of Pipeline::parameter_shards(), where the tied one is
+  // first. If a rank has both stages of the tie, the last stage has a copy of it.
+  testing::Snapshot of_all_stages(bool has_copy) const {
+    testing::Snapshot values;
+    const auto num_stages = static_cast<int>(parameters.size());
+    for (int stage = 0; stage < num_stages; ++stage) {
+      const auto items = StageNet(stage, num_stages).named_parameters();
+      for (size_t i = 0; i < items.size(); ++i) {
+        if (items[i].key() == "head" && !has_copy) continue;
+        values.push_back(parameters[static_cast<size_t>(stage)][i]);
+      }
+    }
+    return values;
+  }
 };
 
 // Trains the tied model in one process.
@@ -66,7 +83,7 @@ Alone trained_alone(int num_stages, int num_replicas) {
   Alone alone;
   for (int step = 0; step < kNumSteps; ++step) {
     const Tensor tokens = tokens_of(kRows * num_replicas, step);
-    optimizer.zero_grad();
+    if (step != kAccumulatedStep) optimizer.zero_grad();
     const Tensor loss = cross_entropy(forward_all(stages, tokens), targets_of(tokens));
     loss.backward();
     alone.losses.push_back(loss.detach());
@@ -91,7 +108,20 @@ class PipelineOnDevicesTest : public testing::OnDevices {
     ProcessGroup group;
     std::optional<ProcessGroup> replicas = {};
     c10::Device device;
+    std::optional<DeviceMesh> mesh = {};  // has the axes dp and pp
+    bool is_sharded = false;              // along dp, instead of replicas
   };
+
+  // Every rank gathers the parameters of all stages, those that it does not have among them.
+  static void require_gathered(const Pipeline& pipeline, const Alone& alone) {
+    testing::Snapshot values;
+    for (const NamedTensor& whole : shard::gather_values(pipeline.parameter_shards())) {
+      values.push_back(whole.tensor.cpu());
+    }
+    const bool has_copy =
+        pipeline.schedule().rank_of_stage.front() == pipeline.schedule().rank_of_stage.back();
+    testing::require_close(values, alone.of_all_stages(has_copy), "gathered parameter");
+  }
 
   static void train_rank(const Place& place, const std::string& kind, int stages_per_rank,
                          const Alone& alone) {
@@ -112,11 +142,18 @@ class PipelineOnDevicesTest : public testing::OnDevices {
         if (parameter.requires_grad()) trained.push_back(parameter);
       }
     }
-    Pipeline pipeline(
-        stages, place.group,
-        {.schedule = schedule, .allow_uneven_microbatches = true, .replicas = place.replicas});
+    PipelineOptions options{.schedule = schedule, .allow_uneven_microbatches = true};
+    if (place.is_sharded) {
+      options.shards = (*place.mesh)["dp"];
+      options.max_unsharded_stages = 1;
+    } else if (place.replicas) {
+      options.replicas = *place.replicas;
+    }
+    Pipeline pipeline(stages, place.mesh ? Ranks((*place.mesh)["pp"]) : Ranks(place.group),
+                      options);
     pipeline.tie_parameters({{0, "table"}, {num_stages - 1, "head"}});
-    torch::optim::SGD optimizer(trained, stage_options());
+    torch::optim::SGD optimizer(place.is_sharded ? pipeline.parameters() : trained,
+                                stage_options());
     const int num_replicas = place.replicas ? place.replicas->world_size() : 1;
     const int replica = place.replicas ? place.replicas->rank() : 0;
     const auto part_of = [&](const Tensor& whole) {
@@ -124,7 +161,7 @@ class PipelineOnDevicesTest : public testing::OnDevices {
     };
     for (int step = 0; step < kNumSteps; ++step) {
       const Tensor tokens = part_of(tokens_of(kRows * num_replicas, step));
-      optimizer.zero_grad();
+      if (step != kAccumulatedStep) optimizer.zero_grad();
       const PipelineResult result =
           pipeline.step(tokens, targets_of(tokens), cross_entropy, {.broadcast_losses = true});
       if (num_replicas == 1) {
@@ -139,6 +176,8 @@ class PipelineOnDevicesTest : public testing::OnDevices {
                              {alone.logits.slice(0, kRows * replica, kRows * (replica + 1))},
                              "output");
     }
+    if (place.mesh) require_gathered(pipeline, alone);
+    if (place.is_sharded) return;
     for (const auto& net : nets) {
       testing::require_close(testing::on_cpu(net->parameters()),
                              alone.parameters[static_cast<size_t>(net->stage)],
@@ -183,10 +222,34 @@ TEST_P(PipelineOnDevicesTest, ReplicasTrainAsOneProcessOnTheBatchesOfAll) {
   late::set_delays({.longest = microseconds(100), .seed = 4});
   expect_on_all(4, [&](const ProcessGroup& world, const c10::Device& device) {
     const DeviceMesh mesh(world, {{"dp", 2}, {"pp", 2}});
-    train_rank({.group = mesh.group("pp"), .replicas = mesh.group("dp"), .device = device}, "1f1b",
-               1, alone);
+    train_rank(
+        {.group = mesh.group("pp"), .replicas = mesh.group("dp"), .device = device, .mesh = mesh},
+        "1f1b", 1, alone);
     mesh.close();
   });
+}
+
+// Also if a rank has both stages of the tie, and stages that it gathers again in the same step.
+TEST_P(PipelineOnDevicesTest, ShardedStagesTrainAsOneProcessOnTheBatchesOfAll) {
+  for (const auto& [kind, per_rank] :
+       {std::pair("1f1b", 1), std::pair("interleaved-1f1b", 2), std::pair("zb-v", 2)}) {
+    const Alone alone = trained_alone(2 * per_rank, 2);
+    for (uint64_t seed = 1; seed <= 3; ++seed) {
+      SCOPED_TRACE(format("{}, seed {}", kind, seed));
+      late::set_delays({.longest = microseconds(100), .seed = seed});
+      expect_on_all(4, [&, kind = kind, per_rank = per_rank](const ProcessGroup& world,
+                                                             const c10::Device& device) {
+        const DeviceMesh mesh(world, {{"dp", 2}, {"pp", 2}});
+        train_rank({.group = mesh.group("pp"),
+                    .replicas = mesh.group("dp"),
+                    .device = device,
+                    .mesh = mesh,
+                    .is_sharded = true},
+                   kind, per_rank, alone);
+        mesh.close();
+      });
+    }
+  }
 }
 
 // The host waits only where it reads the losses of a step, on the rank that has the last stage.
@@ -223,22 +286,6 @@ TEST_P(PipelineOnDevicesTest, AStageElsewhereIsRefusedOnAllRanks) {
     require(failure.find("kInvalidArgument") != std::string::npos &&
                 failure.find("is on " + elsewhere.str()) != std::string::npos,
             failure);
-  });
-}
-
-TEST_P(PipelineOnDevicesTest, ShardedStagesOfADeviceAreRefused) {
-  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
-    const DeviceMesh mesh(group, {{"dp", 2}, {"pp", 1}});
-    const auto net = std::make_shared<StageNet>(0, 1);
-    net->to(device);
-    const std::string failure = failure_of([&] {
-      Pipeline({{net, {.stage = 0, .num_stages = 1}}}, mesh["pp"],
-               {.num_microbatches = 2, .shards = mesh["dp"]});
-    });
-    require(failure.find("the option shards") != std::string::npos &&
-                failure.find("work on the CPU only") != std::string::npos,
-            failure);
-    mesh.close();
   });
 }
 

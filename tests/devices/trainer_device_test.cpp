@@ -12,79 +12,16 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/torch/late_device/late_device.h"
-#include "cadre/testing/torch/trainer_runs.h"
 #include "cadre/train/trainer/verify/verify_config.h"
-#include "on_devices.h"
+#include "trainer_on_devices.h"
 
 namespace cadre::train {
 namespace {
 
-namespace late = testing::late;
-using testing::DeviceEngine;
 using ::testing::HasSubstr;
 
-// What a rank counts from its second step on.
-struct CountedSteps {
-  uint64_t num_steps = 0;
-  uint64_t num_synchronous = 0;
-};
-
-class TrainerOnDevicesTest : public TrainerTest {
+class TrainerOnDevicesTest : public TrainerOnDevices {
  protected:
-  static void SetUpTestSuite() { late::register_device(); }
-  void SetUp() override { late::set_delays({}); }
-  void TearDown() override {
-    late::synchronize_all();
-    late::set_delays({});
-  }
-
-  // Runs the configuration with a device for each rank. Rank r has the device r + first.
-  Run run_on_devices(const Config& config, int world_size, int first = 0,
-                     DeviceEngine engine = DeviceEngine::kStaged) {
-    Run run;
-    const auto peers = std::make_shared<testing::RanksInProcess>();
-    const testing::RanksResult ranks =
-        testing::run_ranks_as_threads(world_size, [&](testing::RankContext& context) {
-          at::set_num_threads(1);
-          CommunicatorOptions options{.timeout = testing::kRankTimeout};
-          const c10::Device device = late::device(context.rank + first);
-          options.device_backend = device_backend_of(engine, context.rank + first, peers);
-          const ProcessGroup group(connect_ranks(context, options));
-          testing::late_runtime().make_current(device);
-          at::Generator generator = at::globalContext().defaultGenerator(device);
-          generator.set_current_seed(static_cast<uint64_t>(context.rank));
-          train(config, group, device, run);
-          group.close();
-        });
-    run.failures = ranks.failures();
-    return run;
-  }
-
-  void train(const Config& config, const ProcessGroup& group, const c10::Device& device, Run& run) {
-    const auto system = os::make_native_system();
-    CountedSteps& counted = counted_[static_cast<size_t>(group.rank())];
-    counted = {};
-    uint64_t before = 0;
-    Trainer trainer(
-        config, {.world = group,
-                 .system = *system,
-                 .time_in_communication = [&] { return group.communicator().time_in_operations(); },
-                 // Is called once in each step, when the host has waited for the gradients' norm.
-                 .stop_is_requested =
-                     [&] {
-                       const uint64_t now = late::counts(device.index()).num_synchronous();
-                       if (before > 0) counted.num_synchronous += now - before;
-                       if (before > 0) ++counted.num_steps;
-                       before = now;
-                       return false;
-                     },
-                 .print = [&](std::string_view text) { run.screen += text; },
-                 .device = device});
-    const TrainResult result = trainer.run();
-    if (group.rank() == 0) run.result = result;
-  }
-
   Config image_config(const std::string& name) const {
     Config config = this->config(name);
     config.model = {.kind = "cnn", .dropout = false};
@@ -95,25 +32,6 @@ class TrainerOnDevicesTest : public TrainerTest {
     config.run.steps = 3;
     return config;
   }
-
-  // The gradient of the key's bias is 0 but for rounding, and Adagrad and RMSprop divide by its
-  // magnitude. So the tensor that contains it is left out if `ignored` is its name.
-  void expect_same_values(const std::string& run_a, const std::string& run_b, int64_t step,
-                          std::string_view ignored = "") const {
-    for (const std::string file : {"model.safetensors", "optimizer.safetensors"}) {
-      const std::vector<NamedTensor> a = tensors(run_a, step, file);
-      const std::vector<NamedTensor> b = tensors(run_b, step, file);
-      ASSERT_EQ(a.size(), b.size()) << file;
-      for (size_t i = 0; i < a.size(); ++i) {
-        EXPECT_EQ(a[i].name, b[i].name);
-        if (!ignored.empty() && a[i].name.find(ignored) != std::string::npos) continue;
-        EXPECT_TRUE(torch::allclose(a[i].tensor, b[i].tensor, 1e-4, 1e-5))
-            << file << " " << a[i].name;
-      }
-    }
-  }
-
-  std::array<CountedSteps, late::kNumDevices> counted_;
 };
 
 TEST_F(TrainerOnDevicesTest, TrainsAsOnTheCpu) {
@@ -182,12 +100,16 @@ TEST_F(TrainerOnDevicesTest, TheSampleOfTheSameWeightsIsThatOfTheCpu) {
 
 // In a step the host waits for the device once.
 TEST_F(TrainerOnDevicesTest, AStepWaitsForTheDeviceOnce) {
-  Config config = this->config("run");
-  config.run.accumulate = 2;
-  ASSERT_EQ(run_on_devices(config, 2, 0, DeviceEngine::kEnqueues).failures, "");
-  for (const size_t rank : {0U, 1U}) {
-    EXPECT_EQ(counted_[rank].num_steps, 11U);
-    EXPECT_EQ(counted_[rank].num_synchronous, 11U);
+  for (const std::string strategy : {"ddp", "zero1", "zero2", "fsdp"}) {
+    SCOPED_TRACE(strategy);
+    Config config = this->config(strategy);
+    config.parallel.strategy = strategy;
+    config.run.accumulate = 2;
+    ASSERT_EQ(run_on_devices(config, 2, 0, DeviceEngine::kEnqueues).failures, "");
+    for (const size_t rank : {0U, 1U}) {
+      EXPECT_EQ(counted_[rank].num_steps, 10U);
+      EXPECT_EQ(counted_[rank].num_synchronous, 10U) << counted_[rank].waits;
+    }
   }
 }
 
@@ -266,7 +188,9 @@ TEST_F(TrainerOnDevicesTest, AConfigurationIsVerifiedOnADevice) {
         testing::late_runtime().make_current(device);
         const auto system = os::make_native_system();
         const VerifyReport own = verify_config(
-            config, {.num_steps = 3, .strategies = {"ddp", "ddp/accumulate", "zero1"}},
+            config,
+            {.num_steps = 3,
+             .strategies = {"ddp", "ddp/accumulate", "zero1", "zero2/accumulate", "fsdp"}},
             {.world = group,
              .system = *system,
              .print = [&](std::string_view text) { screen += text; },
@@ -275,13 +199,13 @@ TEST_F(TrainerOnDevicesTest, AConfigurationIsVerifiedOnADevice) {
         group.close();
       });
   EXPECT_TRUE(ranks.ok()) << ranks.failures();
-  ASSERT_GE(report.strategies.size(), 3U) << screen;
+  ASSERT_GE(report.strategies.size(), 5U) << screen;
   for (const StrategyReport& strategy : report.strategies) {
     SCOPED_TRACE(strategy.strategy);
-    if (strategy.strategy == "ddp" || strategy.strategy == "ddp/accumulate") {
+    if (strategy.strategy.find("mapped") == std::string::npos) {
       EXPECT_TRUE(strategy.is_within()) << screen;
     } else {
-      EXPECT_THAT(strategy.not_run, HasSubstr("works on the CPU only"));
+      EXPECT_THAT(strategy.not_run, HasSubstr("parallel.form: the value"));
     }
   }
   // The reference and the ranks have computed on the devices.
@@ -291,22 +215,16 @@ TEST_F(TrainerOnDevicesTest, AConfigurationIsVerifiedOnADevice) {
 TEST_F(TrainerOnDevicesTest, WhatWorksOnTheCpuOnlyIsRefusedByItsKey) {
   const auto refusal_of = [&](const auto& change) {
     Config config = this->config("refused");
+    config.parallel.strategy = "fsdp";
     change(config);
     return run_on_devices(config, 2).failures;
   };
-  EXPECT_THAT(refusal_of([](Config& config) { config.parallel.strategy = "fsdp"; }),
-              HasSubstr("parallel.strategy: the value in this configuration works on the CPU only, "
-                        "and the run uses late:0: set ddp, or run.device=cpu"));
-  EXPECT_THAT(refusal_of([](Config& config) { config.parallel.tensor = 2; }),
-              HasSubstr("parallel.tensor, .pipeline"));
-  EXPECT_THAT(refusal_of([](Config& config) { config.model.dropout_rate = 0.1; }),
-              HasSubstr("model.dropout_rate"));
-  EXPECT_THAT(refusal_of([](Config& config) { config.run.autocast = "bfloat16"; }),
-              HasSubstr("run.autocast"));
-  EXPECT_THAT(refusal_of([](Config& config) { config.optimizer = default_optimizer("adadelta"); }),
-              HasSubstr("optimizer.kind"));
-  EXPECT_THAT(refusal_of([](Config& config) { config.model.checkpoint_activations = "blocks"; }),
-              HasSubstr("model.checkpoint_activations"));
+  EXPECT_THAT(refusal_of([&](Config& config) { config.parallel.offload = folder_; }),
+              HasSubstr("parallel.offload: the value in this configuration works on the CPU only, "
+                        "and the run uses late:0: set none, or run.device=cpu"));
+  EXPECT_THAT(refusal_of([](Config& config) { config.parallel.form = "mapped"; }),
+              HasSubstr("parallel.form: the value in this configuration works on the CPU only, "
+                        "and the run uses late:0: set auto, or run.device=cpu"));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "cadre/parallel/buckets/gradient_memory.h"
 #include "cadre/parallel/buckets/handed_out_memory.h"
 #include "cadre/tensor/device/stream_point.h"
+#include "cadre/tensor/hooks/device_check.h"
 
 namespace cadre {
 
@@ -45,7 +46,9 @@ ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters,
   is_learned_ = options.layout.has_value();
   set_layout(
       options.layout.value_or(plan_bucket_layout(sizes, reverse_order(sizes.size()), caps_)));
-  buffers_ = allocate(layout());
+  if (!is_trailer_in_bucket()) buffers_.trailer = group_.empty_flat(trailer_numel_, at::kFloat);
+  wrap::make_on_all_ranks(group_.process_group(), "the buckets of gradients", device_,
+                          [this] { buffers_ = allocate(layout()); });
 }
 
 ReplicatedGradients::Buffers ReplicatedGradients::allocate(const BucketLayout& layout) {
@@ -61,10 +64,8 @@ ReplicatedGradients::Buffers ReplicatedGradients::allocate(const BucketLayout& l
       offset += parameters_[index].tensor.numel();
     }
     if (&bucket == &layout.buckets.back()) {
-      buffers.trailer = is_trailer_in_bucket() ? flat.narrow(0, offset, trailer_numel_)
-                        : buffers_.trailer.defined()
-                            ? buffers_.trailer
-                            : group_.empty_flat(trailer_numel_, at::kFloat);
+      buffers.trailer =
+          is_trailer_in_bucket() ? flat.narrow(0, offset, trailer_numel_) : buffers_.trailer;
     }
     buffers.flats.push_back(flat);
   }

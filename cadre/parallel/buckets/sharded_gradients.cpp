@@ -17,6 +17,7 @@
 #include "cadre/tensor/device/stream_point.h"
 #include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/group/operands/dtype.h"
+#include "cadre/tensor/hooks/device_check.h"
 
 namespace cadre {
 
@@ -158,6 +159,12 @@ ShardedBucketSize ShardedGradients::size_of(const Bucket& bucket) {
 }
 
 void ShardedGradients::allocate() {
+  wrap::make_on_all_ranks(groups_.all.process_group(), "the buckets of gradients", device_,
+                          [this] { allocate_buckets(); });
+  trailer_ = groups_.all.empty_flat(options_.trailer_numel, at::kFloat);
+}
+
+void ShardedGradients::allocate_buckets() {
   const at::NoGradGuard no_grad;
   std::vector<ShardedBucketSize> sizes;
   for (Bucket& bucket : buckets_) {
@@ -173,7 +180,6 @@ void ShardedGradients::allocate() {
   for (const auto& [numel, dtype] : reduction_buffers(sizes)) {
     buffers_[dtype].flats.push_back(groups_.shard.empty_flat(numel, dtype, device_));
   }
-  trailer_ = groups_.all.empty_flat(options_.trailer_numel, at::kFloat);
 }
 
 void ShardedGradients::slice_gradients(const Bucket& bucket) {

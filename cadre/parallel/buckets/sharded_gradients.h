@@ -159,6 +159,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   void make_buckets(std::span<const std::shared_ptr<shard::FlatParameters>> units);
   static ShardedBucketSize size_of(const Bucket& bucket);
   void allocate();
+  void allocate_buckets();
   // Rearranges the buckets. order: the present indices of the buckets, in their new order.
   void arrange(const std::vector<size_t>& order);
   void follow(const BucketLayout& layout);

@@ -18,6 +18,7 @@
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/parallel/shard/shardable.h"
 #include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/hooks/device_check.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 
@@ -174,7 +175,9 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module, 
   if (is_sharded) {
     make_storage = [&](std::vector<NamedTensor> trained,
                        const wrap::LocatedGroup& located) -> std::unique_ptr<GradientStorage> {
-      *flat_parameters = make_flat_parameters(trained, located, options);
+      wrap::make_on_all_ranks(group, kWrapper, trained.front().tensor.device(), [&] {
+        *flat_parameters = make_flat_parameters(trained, located, options);
+      });
       return std::make_unique<ShardedGradients>(
           std::move(trained), *flat_parameters,
           ShardedGradients::Groups{.all = located, .shard = located, .replicate = std::nullopt},

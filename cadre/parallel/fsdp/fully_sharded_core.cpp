@@ -27,6 +27,7 @@
 #include "cadre/parallel/shard/shard_fence.h"
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/group/file_memory.h"
+#include "cadre/tensor/hooks/device_check.h"
 #include "cadre/tensor/hooks/tensor_version.h"
 #include "cadre/tensor/mesh/whole_axes.h"
 
@@ -189,7 +190,42 @@ struct FullyShardedCore::Construction {
 
   void shard_unit(FullyShardedCore& core, const AssignedUnit& assigned,
                   const wrap::LocatedGroup& group, const wrap::LocatedGroup& all);
+  void make_flats(FullyShardedCore& core, const AssignedUnit& assigned,
+                  const wrap::LocatedGroup& group, const std::optional<wrap::LocatedGroup>& onto,
+                  Gathered& memory);
 };
+
+void FullyShardedCore::Construction::make_flats(FullyShardedCore& core,
+                                                const AssignedUnit& assigned,
+                                                const wrap::LocatedGroup& group,
+                                                const std::optional<wrap::LocatedGroup>& onto,
+                                                Gathered& memory) {
+  const FullyShardedDataParallelOptions& options = core.options_;
+  const ShardPrecision& precision = precision_of(assigned, options);
+  const bool is_root = assigned.unit == nullptr;
+  for (const std::vector<size_t>& members : flats_of_unit(sizes_of(assigned.parameters))) {
+    std::vector<NamedTensor> parameters;
+    for (const size_t index : members) parameters.push_back(assigned.parameters[index]);
+    const at::ScalarType dtype = parameters[0].tensor.scalar_type();
+    memory.flats.push_back(std::make_shared<shard::FlatParameters>(
+        std::move(parameters), group,
+        shard::FlatParameters::Options{
+            .form = options.form,
+            .compute_dtype = compute_dtype_of(dtype, precision.parameters),
+            .name = is_root ? format("of the root unit of {}", kFullySharded)
+                            : format("of unit \"{}\" of {}", assigned.name, kFullySharded),
+            .remedy = kRemedy,
+            .pool = core.pool_,
+            .fence = core.fence_,
+            .files = core.files_,
+            .reshard_group = onto,
+            .on_written = [written = core.written_](const std::string& parameter,
+                                                    const Error& error) {
+              written->tell(parameter, error);
+            }}));
+    core.flats_.push_back(memory.flats.back());
+  }
+}
 
 void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
                                                 const AssignedUnit& assigned,
@@ -201,31 +237,15 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   // Gives values to the parameters of this unit only, and shards them at once, so that no rank ever
   // holds all parameters of a deferred model.
   materialize_from(kFullySharded, assigned.parameters, /*root=*/0, all);
-  if (options.device) move_tensors(assigned.parameters, *options.device);
+  const c10::Device device = options.device.value_or(
+      assigned.parameters.empty() ? c10::Device(at::kCPU) : assigned.parameters[0].tensor.device());
   const ReshardChoice choice = reshard_of(assigned, options, group);
+  const auto onto = reshard_groups->group_of(choice);
   auto memory = std::make_unique<Gathered>();
-  for (const std::vector<size_t>& members : flats_of_unit(sizes_of(assigned.parameters))) {
-    std::vector<NamedTensor> parameters;
-    for (const size_t index : members) parameters.push_back(assigned.parameters[index]);
-    const at::ScalarType dtype = parameters[0].tensor.scalar_type();
-    memory->flats.push_back(std::make_shared<shard::FlatParameters>(
-        std::move(parameters), group,
-        shard::FlatParameters::Options{
-            .form = options.form,
-            .compute_dtype = compute_dtype_of(dtype, precision.parameters),
-            .name = is_root ? format("of the root unit of {}", kFullySharded)
-                            : format("of unit \"{}\" of {}", assigned.name, kFullySharded),
-            .remedy = kRemedy,
-            .pool = core.pool_,
-            .fence = core.fence_,
-            .files = core.files_,
-            .reshard_group = reshard_groups->group_of(choice),
-            .on_written = [written = core.written_](const std::string& parameter,
-                                                    const Error& error) {
-              written->tell(parameter, error);
-            }}));
-    core.flats_.push_back(memory->flats.back());
-  }
+  wrap::make_on_all_ranks(all.process_group(), kFullySharded, device, [&] {
+    if (options.device) move_tensors(assigned.parameters, device);
+    make_flats(core, assigned, group, onto, *memory);
+  });
   UnitSchedule::Unit unit{
       .name = assigned.name, .memory = std::move(memory), .reshard = choice.reshard};
   for (const NamedTensor& parameter : assigned.parameters) {
@@ -328,7 +348,9 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       written_(std::make_shared<WrittenParameters>()) {
   Construction construction{.assignment = agreed_assignment()};
   std::optional<wrap::LocatedGroup> all_ranks;
-  materialize_unsharded(*module_, construction.assignment, options_.device);
+  wrap::make_on_all_ranks(
+      groups_.all, kFullySharded, options_.device.value_or(c10::Device(at::kCPU)),
+      [&] { materialize_unsharded(*module_, construction.assignment, options_.device); });
   // The gradient storage may outlive this object, because a NoSync shares it; so it refers to the
   // units by a weak_ptr.
   const auto made = std::make_shared<std::weak_ptr<ShardedUnits>>();

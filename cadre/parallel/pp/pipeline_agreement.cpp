@@ -95,24 +95,11 @@ void check_stages_match(const ProcessGroup& group, const PipelineSchedule& sched
   }
 }
 
-// Stages that are sharded are not for devices yet.
-void refuse_devices(const PipelineStage& stage) {
-  for (const auto& [name, tensor] : stage.parameters()) {
-    if (!tensor.defined() || tensor.is_cpu() || tensor.is_meta()) continue;
-    throw pipeline_refusal(format(
-        "\"{}\" of stage {} is on {}, and stages with the option shards work on the CPU only; "
-        "leave the option out, or move the module to the CPU",
-        name, stage.stage(), tensor.device().str()));
-  }
-}
-
-void check_trainable(const ProcessGroup& group, const std::vector<PipelineStage>& stages,
-                     const PipelineOptions& options) {
+void check_trainable(const ProcessGroup& group, const std::vector<PipelineStage>& stages) {
   wrap::refuse_inference_mode(kPipelineCall);
   for (const PipelineStage& stage : stages) {
     wrap::refuse_inference_tensors(format("{}, stage {}", kPipelineCall, stage.stage()),
                                    stage.parameters());
-    if (options.shards) refuse_devices(stage);
     std::vector<NamedTensor> tensors = stage.parameters();
     for (const at::Tensor& buffer : stage.buffers()) tensors.push_back({"a buffer", buffer});
     wrap::check_devices(format("{}, stage {}", kPipelineCall, stage.stage()), tensors,
@@ -191,7 +178,7 @@ AgreedSchedule agree_on_schedule(const ProcessGroup& group,
     check_equal_on_all_ranks(
         group, kPipelineCall,
         [&] {
-          check_trainable(group, stages, options);
+          check_trainable(group, stages);
           schedule = lowered_schedule(stages, options, group.world_size()).value_or_throw();
           std::vector<AgreedField> fields = fields_of(options);
           fields.insert(fields.begin(), field_of(*schedule));

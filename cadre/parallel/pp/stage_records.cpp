@@ -36,12 +36,15 @@ struct Description {
   std::vector<StageParameter> names = {};
   std::vector<int64_t> sizes = {};
   at::ScalarType dtype = at::kFloat;
+  bool is_on_device = false;
   std::vector<AxisDivision> axes = {};
 };
 
 Description description_of(std::vector<StageParameter> names, const ParameterShard& record) {
-  Description text{
-      .names = std::move(names), .sizes = record.sizes, .dtype = record.values.scalar_type()};
+  Description text{.names = std::move(names),
+                   .sizes = record.sizes,
+                   .dtype = record.values.scalar_type(),
+                   .is_on_device = !record.values.is_cpu()};
   for (size_t i = 0; i < record.placements.size(); ++i) {
     const std::string& axis = record.mesh.axes()[i].name;
     const Shard* const shard = record.placements[i].shard();
@@ -76,6 +79,7 @@ void write(const Description& text, wire::ByteWriter& out) {
   write_count(text.sizes.size(), out);
   for (const int64_t size : text.sizes) out.integer(size);
   out.integer(static_cast<int32_t>(text.dtype));
+  out.integer(static_cast<int32_t>(text.is_on_device));
   write_count(text.axes.size(), out);
   for (const AxisDivision& axis : text.axes) {
     out.text(axis.name);
@@ -98,6 +102,7 @@ Description read(wire::ByteReader& in) {
   });
   read_each(in, [&] { text.sizes.push_back(in.integer<int64_t>()); });
   text.dtype = static_cast<at::ScalarType>(in.integer<int32_t>());
+  text.is_on_device = in.integer<int32_t>() != 0;
   read_each(in, [&] {
     AxisDivision axis{.name = in.text(kMaxNameBytes)};
     read_each(in, [&] { axis.whole_axes.push_back(in.text(kMaxNameBytes)); });
@@ -135,6 +140,12 @@ ParameterShard along_pipeline(ParameterShard record, const DeviceMesh& pipeline)
   record = shard::on_joint_mesh(std::move(record), &whole);
   record.stage_axis = pipeline.axes()[0].name;
   return record;
+}
+
+// A rank whose group has no device keeps its records on the CPU.
+c10::Device own_device(const DeviceMesh& pipeline) {
+  const std::string& axis = pipeline.axes()[0].name;
+  return pipeline.group(axis).device().value_or(c10::Device(at::kCPU));
 }
 
 struct OwnRecord {
@@ -182,9 +193,12 @@ std::vector<OwnRecord> own_records(const DeviceMesh& pipeline,
   return records;
 }
 
-// Returns the ParameterShard of a parameter that only another rank has; its range is empty.
+// Returns the ParameterShard of a parameter that only another rank has; its range is empty. If the
+// holder has the parameter on a device, the record is on this rank's device, because all ranks must
+// contribute to a gather from memory of the same kind.
 ParameterShard empty_record(const Description& text, const DeviceMesh& pipeline) {
-  const at::Tensor nothing = at::empty({0}, text.dtype);
+  const c10::Device device = text.is_on_device ? own_device(pipeline) : c10::Device(at::kCPU);
+  const at::Tensor nothing = at::empty({0}, at::TensorOptions(text.dtype).device(device));
   ParameterShard record{.name = text.names.at(0).name,
                         .sizes = text.sizes,
                         .mesh = pipeline,

@@ -37,10 +37,11 @@ at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part) {
     region.copy_(elements.narrow(0, begin, box.numel()).view(box.sizes));
     begin += box.numel();
   }
-  // Each element has only zero bits on all ranks except its owner. So a bitwise OR gives the
-  // owner's bits, and so does a sum of the bytes, which the engines of devices have.
+  // Each element has only zero bits on all ranks except its owners, which have equal bits: a tied
+  // weight has several. So a bitwise OR gives the owner's bits, and so does a maximum of the bytes,
+  // which the engines of devices have.
   const at::Tensor bits = whole.view(-1).view(at::kByte);
-  const ReduceOp op = bits.is_cpu() ? ReduceOp::kBor : ReduceOp::kSum;
+  const ReduceOp op = bits.is_cpu() ? ReduceOp::kBor : ReduceOp::kMax;
   for (const ProcessGroup& group : dividing_groups({&shard, 1})) group.all_reduce(bits, {.op = op});
   return whole;
 }

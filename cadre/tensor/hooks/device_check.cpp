@@ -2,6 +2,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/group/agreement.h"
 
 namespace cadre::wrap {
 namespace {
@@ -45,6 +46,14 @@ void check_devices(std::string_view what, std::span<const NamedTensor> tensors,
   std::optional<std::string> problem = beyond_reach(of_group, tensors);
   if (!problem) problem = not_on_one_device(tensors);
   if (problem) throw Error(ErrorCode::kInvalidArgument, format("{}: {}", what, *problem));
+}
+
+void make_on_all_ranks(const ProcessGroup& group, std::string_view call, c10::Device device,
+                       const std::function<void()>& make) {
+  if (device.is_cpu()) return make();
+  AgreementSubject subject("");
+  subject.call = call;
+  check_on_all_ranks(group, subject, make);
 }
 
 }  // namespace cadre::wrap

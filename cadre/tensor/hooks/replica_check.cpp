@@ -13,6 +13,7 @@
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/hooks/device_check.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/tensor/hooks/tensor_version.h"
 
@@ -174,41 +175,58 @@ at::Tensor as_bytes(const at::Tensor& contiguous) {
   return contiguous.detach().view(-1).view(at::kByte);
 }
 
+// What a rank does whose device has no memory for a broadcast. An agreement costs an exchange, so
+// only constructors make it; a broadcast in a step needs the memory that one before it has freed.
+enum class MissingMemory { kThrowsOnAllRanks, kThrowsHere };
+
 // Packs the tensors on a device, those at `places`, into messages of limited size, and broadcasts
 // these. The host reads no values, because it would have to wait for the device; so a tensor is
 // written, and counts as changed, also if its values are equal.
 void broadcast_on_device(std::span<const NamedTensor> tensors, std::span<const size_t> places,
                          Rank root, const LocatedGroup& group,
-                         const std::function<bool(size_t)>& moves_version) {
+                         const std::function<bool(size_t)>& moves_version, MissingMemory missing) {
   const auto tensor_at = [&](size_t i) -> const at::Tensor& { return tensors[places[i]].tensor; };
   const bool is_root = group.rank() == root;
   size_t first = 0;
   while (first < places.size()) {
     size_t end = first;
     int64_t num_bytes = 0;
-    std::vector<at::Tensor> parts;
     do {
-      const at::Tensor& tensor = tensor_at(end++);
-      num_bytes += static_cast<int64_t>(tensor.nbytes());
-      if (is_root) parts.push_back(as_bytes(tensor.detach().contiguous()));
+      num_bytes += static_cast<int64_t>(tensor_at(end++).nbytes());
     } while (end < places.size() &&
              num_bytes + static_cast<int64_t>(tensor_at(end).nbytes()) <= kBroadcastChunkBytes);
-    const at::TensorOptions options =
-        at::TensorOptions().dtype(at::kByte).device(tensor_at(first).device());
-    const at::Tensor packed = is_root ? at::cat(parts) : at::empty({num_bytes}, options);
+    const c10::Device device = tensor_at(first).device();
+    at::Tensor packed;
+    std::vector<at::Tensor> received;
+    const auto allocate = [&] {
+      std::vector<at::Tensor> parts;
+      for (size_t i = first; i < end; ++i) {
+        const at::Tensor& tensor = tensor_at(i);
+        if (is_root) {
+          parts.push_back(as_bytes(tensor.detach().contiguous()));
+        } else {
+          received.push_back(at::empty(tensor.sizes(), tensor.options().requires_grad(false)));
+        }
+      }
+      packed = is_root ? at::cat(parts)
+                       : at::empty({num_bytes}, at::TensorOptions(at::kByte).device(device));
+    };
+    if (missing == MissingMemory::kThrowsOnAllRanks) {
+      make_on_all_ranks(group.process_group(), "a broadcast to devices", device, allocate);
+    } else {
+      allocate();
+    }
     group.broadcast(packed, root);
     int64_t offset = 0;
-    for (; first < end; ++first) {
-      const at::Tensor& tensor = tensor_at(first);
+    for (size_t i = 0; i < received.size(); ++i) {
+      const at::Tensor& tensor = tensor_at(first + i);
       const auto size = static_cast<int64_t>(tensor.nbytes());
-      if (!is_root) {
-        const at::Tensor values = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
-        as_bytes(values).copy_(packed.narrow(0, offset, size));
-        tensor.variable_data().copy_(values);  // does not increment the tensor's version counter
-        if (moves_version(places[first])) move_version(tensor);
-      }
+      as_bytes(received[i]).copy_(packed.narrow(0, offset, size));
+      tensor.variable_data().copy_(received[i]);  // does not increment the version counter
+      if (moves_version(places[first + i])) move_version(tensor);
       offset += size;
     }
+    first = end;
   }
 }
 
@@ -254,7 +272,8 @@ void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const Lo
     broadcast_large(tensors, {.place = place, .apart = moves_version(place)}, root, group,
                     received);
   }
-  broadcast_on_device(tensors, ways.on_device, root, group, moves_version);
+  broadcast_on_device(tensors, ways.on_device, root, group, moves_version,
+                      MissingMemory::kThrowsHere);
 }
 
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group) {
@@ -267,7 +286,8 @@ void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const Lo
     if (group.rank() != root) move_version(tensors[place].tensor);
   }
   broadcast_packed(tensors, ways.packed, root, group, received);
-  broadcast_on_device(tensors, ways.on_device, root, group, always);
+  broadcast_on_device(tensors, ways.on_device, root, group, always,
+                      MissingMemory::kThrowsOnAllRanks);
 }
 
 std::optional<UnlikeTensor> first_unlike(std::span<const at::Tensor> tensors,

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
@@ -31,6 +32,10 @@ struct SaveOptions {
   std::string strategy = {};
   std::string mesh = {};
   Duration timeout = kDefaultSnapshotTimeout;
+  // Groups beside that of the save whose collectives write the tensors, such as those along the
+  // axes of a mesh. If one of their collectives has failed on a device, a save in the background of
+  // what it has written fails, too (snapshot_saver.h).
+  std::vector<ProcessGroup> groups = {};
 };
 
 // Collective; all ranks pass the same step. The parts of all ranks together must cover whole

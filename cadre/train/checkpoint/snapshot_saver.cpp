@@ -17,6 +17,9 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/collective/op.h"
+#include "cadre/core/comm/communicator.h"
+#include "cadre/core/fabric/flight/flight_record.h"
 #include "cadre/core/os/host/stderr_log.h"
 #include "cadre/core/os/system.h"
 #include "cadre/tensor/device/stream_point.h"
@@ -137,15 +140,46 @@ class Staging {
   std::set<c10::Device, ByNumber> enqueued_on_;
 };
 
+// A group whose collectives may have written the tensors of a save.
+struct Writer {
+  ProcessGroup group;
+  uint64_t num_issued = 0;  // the number of its collectives before the save
+};
+
+// Returns whether a collective on a device that was issued before the save has not ended. Its
+// stream may have passed it nevertheless, if it has failed.
+bool has_pending(const Writer& writer) {
+  const FlightRecord record = writer.group.communicator().flight_record();
+  return std::ranges::any_of(record.entries, [&](const FlightEntry& entry) {
+    return entry.state == wire::ActivityState::kRunning && entry.number <= writer.num_issued &&
+           OpDescriptor::from_fingerprint(entry.fingerprint).on_device;
+  });
+}
+
+Error late_collective(const ProcessGroup& group, Duration waited) {
+  return Error(
+      ErrorCode::kTimeout,
+      cadre::format(
+          "a collective of group \"{}\" that writes tensors of the snapshot has not ended "
+          "after {} ms, although its device has passed it; raise the timeout of the "
+          "options, or look for why the group waits",
+          group.name(), std::chrono::duration_cast<std::chrono::milliseconds>(waited).count()));
+}
+
 }  // namespace
 
 class SnapshotSaver::Impl {
  public:
-  Impl(const SnapshotFolder& folder, std::optional<ProcessGroup> group, SaveOptions options)
+  // `training`: the group of the ranks whose tensors are saved; nullopt for a single process.
+  Impl(const SnapshotFolder& folder, std::optional<ProcessGroup> group,
+       const std::optional<ProcessGroup>& training, SaveOptions options)
       : folder_(folder),
         options_(std::move(options)),
         group_(std::move(group)),
-        ranks_(group_ ? RankAgreement(*group_, options_.timeout) : RankAgreement()) {}
+        ranks_(group_ ? RankAgreement(*group_, options_.timeout) : RankAgreement()) {
+    if (training) writers_.push_back({*training});
+    for (const ProcessGroup& other : options_.groups) writers_.push_back({other});
+  }
 
   ~Impl() {
     try {
@@ -161,6 +195,9 @@ class SnapshotSaver::Impl {
     try {
       staged_ = staging_.copy(parts);
       ends_of_copies_ = staging_.ends_of_copies();
+      for (Writer& writer : writers_) {
+        writer.num_issued = writer.group.communicator().num_collectives();
+      }
     } catch (...) {
       // The error is passed to the save instead of thrown: the other ranks have begun this save and
       // wait for this rank.
@@ -235,8 +272,24 @@ class SnapshotSaver::Impl {
           return lose_staged(late_copy(end, system_->now() - begin));
         }
       }
+      if (!ends_of_copies_.empty()) check_writers(begin, deadline);
     } catch (...) {
       lose_staged(caught_error());
+    }
+  }
+
+  // Throws if the copies may have wrong values, because a collective that wrote them has failed.
+  void check_writers(TimePoint begin, Deadline deadline) {
+    const std::unique_ptr<os::Waiter> waiter = system_->make_waiter();
+    for (const Writer& writer : writers_) {
+      std::optional<Error> error;
+      while (!(error = writer.group.error()) && has_pending(writer)) {
+        if (gives_up_ || deadline.has_passed(system_->now())) {
+          throw late_collective(writer.group, system_->now() - begin);
+        }
+        waiter->park(system_->deadline_in(kLookTime));
+      }
+      if (error) throw *error;
     }
   }
 
@@ -283,6 +336,7 @@ class SnapshotSaver::Impl {
   Staging staging_;
   Result<SnapshotParts> staged_ = SnapshotParts();
   std::vector<device::StreamPoint> ends_of_copies_;
+  std::vector<Writer> writers_;
   int64_t step_ = 0;
   const int num_exceptions_ = std::uncaught_exceptions();
   std::unique_ptr<os::System> system_ = os::make_native_system();
@@ -300,11 +354,12 @@ SnapshotSaver::SnapshotSaver(SnapshotFolder folder, const ProcessGroup& group,
   for (int rank = 0; rank < group.world_size(); ++rank) everyone.push_back(rank);
   std::optional<ProcessGroup> own;
   if (group.world_size() > 1) own = group.new_group(everyone);
-  impl_ = std::make_unique<Impl>(std::move(folder), std::move(own), std::move(options));
+  impl_ = std::make_unique<Impl>(std::move(folder), std::move(own), group, std::move(options));
 }
 
 SnapshotSaver::SnapshotSaver(SnapshotFolder folder, SaveOptions options)
-    : impl_(std::make_unique<Impl>(std::move(folder), std::nullopt, std::move(options))) {}
+    : impl_(std::make_unique<Impl>(std::move(folder), std::nullopt, std::nullopt,
+                                   std::move(options))) {}
 
 SnapshotSaver::~SnapshotSaver() = default;
 

@@ -1,7 +1,10 @@
 // Saves snapshots in the background: training waits only for a copy to staging memory, and not even
 // for that if the tensors are on a device. Then the copies are enqueued on the caller's current
 // stream, and the thread of the saver waits for them. What the caller enqueues on that stream later
-// does not reach the snapshot; another stream that writes the tensors has to wait for it.
+// does not reach the snapshot; another stream that writes the tensors has to wait for it. A
+// collective that fails on a device lets the copies behind it end, with values that nothing has
+// written. So a save also waits until the collectives on devices that its group, and
+// SaveOptions::groups, had issued before it have ended, and fails with the error of such a group.
 //
 // Threads: all calls from one thread; the files are written on a thread of the saver. Blocking: the
 // constructor with a group is collective, because it splits off a group for the saver, whose

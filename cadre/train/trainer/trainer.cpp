@@ -62,7 +62,7 @@ Trainer::Trainer(const Config& config, TrainerContext context)
                       resumption_ ? resumption_->identity() : std::string("none")});
     return fields;
   });
-  layout_ = lay_out(config_, context_.world);
+  layout_ = lay_out(config_, context_.world, context_.device);
   with_common_errors([this] { make_loaders(); });
   strategy_ = make_strategy(config_, model_, *layout_,
                             resumption_ ? resumption_->bucket_layout() : std::nullopt);
@@ -74,8 +74,9 @@ Trainer::Trainer(const Config& config, TrainerContext context)
   }
   on_first_rank(context_.world, [this] { open_run_folder(); });
   with_common_errors([this] {
-    snapshot_writer_ = std::make_unique<SnapshotWriter>(snapshots_, context_.world, *strategy_,
-                                                        layout_name(config_.parallel));
+    snapshot_writer_ = std::make_unique<SnapshotWriter>(
+        snapshots_, context_.world, *strategy_,
+        SaveOptions{.strategy = layout_name(config_.parallel), .groups = groups_of_axes()});
   });
   if (resumption_) {
     for (const std::string& remark : resumption_->remarks()) print_line(remark);
@@ -98,7 +99,8 @@ void Trainer::prepare() {
   model_ = is_deferred() ? make_deferred_model(*task_) : make_initial_model(config_, *task_);
   if (weights_ && !is_deferred()) weights_->check_unchanged();
   num_parameters_ = num_parameters(*model_);
-  if (!context_.device.is_cpu()) model_->to(context_.device);
+  // The wrapper moves a deferred model, when it computes its values.
+  if (!context_.device.is_cpu() && !is_deferred()) model_->to(context_.device);
   RunConfig run = config_.run;
   const bool goes_on = context_.attempt > 0 && is_run_of_job(run_path_, context_.job);
   if (goes_on) run.resume = "auto";
@@ -278,6 +280,16 @@ void Trainer::check_data() {
   on_all_ranks(context_.world, [this] { task_->check_data(); });
 }
 
+// Returns the groups along the axes of the mesh on which the model is divided.
+std::vector<ProcessGroup> Trainer::groups_of_axes() const {
+  std::vector<ProcessGroup> groups;
+  if (!layout_->mesh) return groups;
+  for (const MeshAxis& axis : layout_->mesh->axes()) {
+    if (axis.size > 1) groups.push_back(layout_->mesh->group(axis.name));
+  }
+  return groups;
+}
+
 // Returns the time that operations have taken: those of the world, of the groups along the axes of
 // its mesh, and of the group in which routers exchange their token counts.
 Duration Trainer::time_in_communication() const {
@@ -290,9 +302,7 @@ Duration Trainer::time_in_communication() const {
     counted.push_back(&communicator);
     sum += communicator.time_in_operations();
   };
-  for (const MeshAxis& axis : layout_->mesh->axes()) {
-    if (axis.size > 1) add(layout_->mesh->group(axis.name));
-  }
+  for (const ProcessGroup& group : groups_of_axes()) add(group);
   if (config_.model.experts > 0) {
     add(layout_->mesh->joint_group(token_axes(config_.parallel)));
   }

@@ -117,6 +117,7 @@ class Trainer {
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);
   void check_data();
   void report(double loss, double gradient_norm, TimePoint started, Duration communicated);
+  std::vector<ProcessGroup> groups_of_axes() const;
   Duration time_in_communication() const;
   void evaluate();
   void begin_snapshot();

@@ -16,6 +16,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/device/device_runtime.h"
+#include "cadre/tensor/device/device_search.h"
 #include "cadre/tensor/hooks/autocast.h"
 
 namespace cadre {
@@ -25,10 +27,15 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Returns the CPU and the devices of the tensors.
+// Returns the CPU, the devices of the tensors, and the current device of each type whose library is
+// loaded: a function may move its inputs to that device, or use it for its parameters only.
 std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& inputs,
                                     const std::vector<at::Tensor>& buffers) {
   std::vector<c10::Device> devices = {c10::Device(at::kCPU)};
+  for (const c10::DeviceType type : device::loaded_device_types()) {
+    const auto& runtime = device::find_devices(type).runtime;
+    if (runtime) devices.push_back(runtime->current_device());
+  }
   for (const std::vector<at::Tensor>* list : {&inputs, &buffers}) {
     for (const at::Tensor& tensor : *list) {
       if (tensor.is_meta() || std::ranges::count(devices, tensor.device()) > 0) continue;
@@ -59,8 +66,8 @@ class RandomState {
   at::Tensor state_;
 };
 
-// The global state that a forward depends on: the random number generators of the CPU and of the
-// devices of its tensors, and autocast.
+// The global state that a forward depends on: the random number generators of the CPU and of
+// devices, and autocast.
 struct ForwardState {
   explicit ForwardState(std::vector<c10::Device> of) : devices(std::move(of)) {
     for (const c10::Device& device : devices) random.emplace_back(device);

@@ -7,8 +7,9 @@
 // of forward(). For a unit of FullyShardedDataParallel write
 // ShardUnit<ActivationCheckpoint<BlockImpl>>. Without grad it only calls M::forward().
 //
-// The second forward draws the same random numbers, from the default generators of the CPU and of
-// the devices of its arguments and buffers, and has the same autocast state. Each checkpointed
+// The second forward draws the same random numbers, from the default generators of the CPU, of the
+// current device of each type that the program uses, and of the devices of its arguments and
+// buffers, and has the same autocast state. Each checkpointed
 // module runs a backward of its own inside the outer backward. So a parameter that two checkpointed
 // modules share gets its gradient in two steps, which DistributedDataParallel refuses with an
 // error. autograd::grad(), and backward() with a list of inputs, throw at the module, because they

@@ -53,6 +53,7 @@ c10::DataPtr DeviceAllocator::allocate(size_t num_bytes) {
   const c10::Device c10_device = late_device_of(device);
   if (num_bytes == 0) return {nullptr, nullptr, &free, c10_device};
   const std::lock_guard lock(mutex_);
+  fail_if_planted(device);
   collect_freed();
   const size_t asked_bytes = (num_bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
   Block block = take_block(asked_bytes, device, current_stream(device));
@@ -64,6 +65,19 @@ c10::DataPtr DeviceAllocator::allocate(size_t num_bytes) {
   counted.active[0].increase(1);
   counted.active_bytes[0].increase(block.num_bytes);
   return {block.address, block.address, &free, c10_device};
+}
+
+uint64_t DeviceAllocator::fail_allocation(int device, uint64_t nth) {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(until_failure_.at(static_cast<size_t>(device)), nth);
+}
+
+void DeviceAllocator::fail_if_planted(int device) {
+  uint64_t& count = until_failure_.at(static_cast<size_t>(device));
+  if (count == 0 || --count > 0) return;
+  ++stats(device).num_ooms;
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "late:", device,
+                   " is out of memory: a test lets this allocation fail");
 }
 
 DeviceAllocator::Block DeviceAllocator::take_block(size_t num_bytes, int device, int stream) {

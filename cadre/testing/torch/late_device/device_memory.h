@@ -71,6 +71,8 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
+  // See late_device.h.
+  uint64_t fail_allocation(int device, uint64_t nth);
 
  private:
   struct Block {
@@ -87,6 +89,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   };
   static void free(void* address);
   void free_block(void* address);
+  void fail_if_planted(int device);
   Block take_block(size_t num_bytes, int device, int stream);
   void make_available(const Block& block);
   void collect_freed();
@@ -101,6 +104,8 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   std::unordered_map<void*, Block> blocks_;
   std::vector<FreedBlock> freed_;  // other streams still use them
   std::array<size_t, kNumDevices> used_bytes_{};
+  // The number of allocations up to the one that fails; 0 if none does.
+  std::array<uint64_t, kNumDevices> until_failure_{};
   std::array<c10::CachingDeviceAllocator::DeviceStats, kNumDevices> stats_{};
 };
 

@@ -88,6 +88,10 @@ Counts counts(int device) {
   return runtime().counters.counts(device);
 }
 
+uint64_t fail_allocation(int device, uint64_t nth) {
+  return runtime().allocator.fail_allocation(device, nth);
+}
+
 void synchronize_all() {
   std::exception_ptr failure;
   for (int index = 0; index < kNumDevices; ++index) {

@@ -21,6 +21,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -40,6 +41,11 @@ c10::Device device(int index = 0);
 void set_delays(const Delays& delays);
 
 Counts counts(int device);
+
+// Lets the allocation number `nth` of memory of the device from now on, from 1, throw
+// c10::OutOfMemoryError, and no other one; 0 takes that back. Returns how many allocations the last
+// call still had to count; 0 if its allocation has failed.
+uint64_t fail_allocation(int device, uint64_t nth);
 
 // Waits for all streams of all devices, then throws the failure of one of them, if there is one.
 void synchronize_all();

@@ -232,8 +232,9 @@ at::Tensor Gpt::forward(const at::Tensor& data) {
 at::Tensor Gpt::embed(const at::Tensor& tokens) {
   const ContextParallel* const sequence = ContextParallelLayer::context();
   const at::Tensor own = sequence != nullptr ? sequence->shard(tokens, 1) : tokens;
-  const at::Tensor positions =
-      sequence != nullptr ? sequence->positions() : torch::arange(tokens.size(1), tokens.options());
+  const at::Tensor positions = sequence != nullptr
+                                   ? sequence->positions(tokens.device())
+                                   : torch::arange(tokens.size(1), tokens.options());
   return dropped(embedding_dropout_, token_embedding_(own) + position_embedding_(positions));
 }
 

@@ -40,9 +40,8 @@ class SnapshotWriter {
     Status status;
   };
 
-  // `strategy_name` is written to the manifest for information only.
   SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world, Strategy& strategy,
-                 const std::string& strategy_name);
+                 SaveOptions options);
 
   // `model` is null if the ranks hold shards or parts. REQUIRES: finish() was called since the last
   // begin().

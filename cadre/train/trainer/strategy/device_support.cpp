@@ -18,27 +18,17 @@ struct Refusal {
   std::string_view remedy;  // a value with which the run works on a device
 };
 
-constexpr std::array<Refusal, 7> kRefusals = {
-    {{"parallel.strategy",
+constexpr std::array<Refusal, 2> kRefusals = {
+    {{"parallel.offload",
       [](const Config& config) {
-        const DataStrategy strategy = data_strategy(config.parallel);
-        return strategy != DataStrategy::kSingle && strategy != DataStrategy::kDdp;
+        return has_units(data_strategy(config.parallel)) && config.parallel.offload != "none";
       },
-      "ddp"},
-     {"parallel.tensor, .pipeline, .context or .expert",
-      [](const Config& config) { return config.parallel.divides_model(); }, "1"},
-     {"model.experts", [](const Config& config) { return config.model.experts > 0; }, "0"},
-     {"model.dropout_rate",
+      "none"},
+     {"parallel.form",
       [](const Config& config) {
-        return config.model.kind == "gpt" && config.model.dropout_rate > 0;
+        return has_units(data_strategy(config.parallel)) && config.parallel.form == "mapped";
       },
-      "0"},
-     {"model.checkpoint_activations",
-      [](const Config& config) { return config.model.checkpoint_activations != "none"; }, "none"},
-     {"run.autocast", [](const Config& config) { return config.run.autocast != "float32"; },
-      "float32"},
-     {"optimizer.kind", [](const Config& config) { return config.optimizer.kind == "adadelta"; },
-      "adamw"}}};
+      "auto"}}};
 
 }  // namespace
 

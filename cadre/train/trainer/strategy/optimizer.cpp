@@ -3,36 +3,6 @@
 #include <torch/nn/module.h>
 
 namespace cadre::train {
-namespace {
-
-// The class that computes the same on any device: that of torch::optim, if there is one. Cadre's
-// kernels are those of the CPU. Both have the same state.
-template <typename O>
-struct PlainOptimizer {
-  using Type = O;
-};
-template <>
-struct PlainOptimizer<AdamW> {
-  using Type = torch::optim::AdamW;
-};
-template <>
-struct PlainOptimizer<Adam> {
-  using Type = torch::optim::Adam;
-};
-template <>
-struct PlainOptimizer<SGD> {
-  using Type = torch::optim::SGD;
-};
-template <>
-struct PlainOptimizer<Adagrad> {
-  using Type = torch::optim::Adagrad;
-};
-template <>
-struct PlainOptimizer<OffloadedOptimizer<torch::optim::RMSprop>> {
-  using Type = torch::optim::RMSprop;
-};
-
-}  // namespace
 
 OptimizerChoice::OptimizerChoice(const OptimizerConfig& given, const torch::nn::Module& model)
     : config(given) {
@@ -62,15 +32,10 @@ SteppedParameters stepped_parameters(const std::vector<ParameterShard>& shards,
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const SteppedParameters& parameters,
                                                         const OptimizerConfig& config) {
-  const bool is_on_device = !parameters.is_on_cpu();
   return with_optimizer(
-      config,
+      config, parameters.device(),
       [&]<typename O, typename Options>(std::type_identity<O>, const Options& options)
           -> std::unique_ptr<torch::optim::Optimizer> {
-        using Plain = typename PlainOptimizer<O>::Type;
-        if (is_on_device) {
-          return std::make_unique<Plain>(groups_of(parameters, options), Options(options.lr()));
-        }
         return std::make_unique<O>(groups_of(parameters, options), Options(options.lr()));
       });
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -12,7 +13,6 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
 #include <memory>
 #include <set>
 #include <string>
@@ -51,9 +51,10 @@ struct SteppedParameters {
   void add(const at::Tensor& parameter, bool is_decayed) {
     (is_decayed ? decayed : others).push_back(parameter);
   }
-  bool is_on_cpu() const {
-    const auto is_cpu = [](const at::Tensor& parameter) { return parameter.is_cpu(); };
-    return std::ranges::all_of(decayed, is_cpu) && std::ranges::all_of(others, is_cpu);
+  // Returns the device of all parameters; the CPU if there are none.
+  c10::Device device() const {
+    if (!decayed.empty()) return decayed.front().device();
+    return others.empty() ? c10::Device(c10::DeviceType::CPU) : others.front().device();
   }
 };
 SteppedParameters stepped_parameters(const torch::nn::Module& module,
@@ -75,10 +76,10 @@ std::vector<torch::optim::OptimizerParamGroup> groups_of(const SteppedParameters
   return groups;
 }
 
-// Calls make(std::type_identity<O>(), options), where O is the optimizer class of the
-// configuration.
+// Calls make(std::type_identity<O>(), options), where O is the optimizer class of the configuration
+// for parameters on `device`. Only the state of parameters on the CPU can be offloaded.
 template <typename Make>
-auto with_optimizer(const OptimizerConfig& config, const Make& make) {
+auto with_optimizer(const OptimizerConfig& config, const c10::Device& device, const Make& make) {
   using OffloadedRmsProp = OffloadedOptimizer<torch::optim::RMSprop>;
   const double rate = config.learning_rate;
   const auto decayed = [&config](auto options) {
@@ -102,10 +103,12 @@ auto with_optimizer(const OptimizerConfig& config, const Make& make) {
             torch::optim::AdagradOptions(rate).lr_decay(config.rate_decay).eps(config.epsilon)));
   }
   if (config.kind == "rmsprop") {
-    return make(std::type_identity<OffloadedRmsProp>(), decayed(torch::optim::RMSpropOptions(rate)
-                                                                    .alpha(config.alpha)
-                                                                    .eps(config.epsilon)
-                                                                    .momentum(config.momentum)));
+    const auto options = decayed(torch::optim::RMSpropOptions(rate)
+                                     .alpha(config.alpha)
+                                     .eps(config.epsilon)
+                                     .momentum(config.momentum));
+    return device.is_cpu() ? make(std::type_identity<OffloadedRmsProp>(), options)
+                           : make(std::type_identity<torch::optim::RMSprop>(), options);
   }
   if (config.kind == "adadelta") {
     return make(std::type_identity<Adadelta>(),

@@ -204,7 +204,7 @@ PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees)
   return chosen_schedule(config, degrees).value_or_throw();
 }
 
-RunLayout lay_out(const Config& config, const ProcessGroup& world) {
+RunLayout lay_out(const Config& config, const ProcessGroup& world, c10::Device device) {
   const ParallelConfig& parallel = config.parallel;
   const Degrees degrees = degrees_of(parallel, world.world_size());
   // Routers need the token counts of all processes, even if each process has all experts.
@@ -213,7 +213,8 @@ RunLayout lay_out(const Config& config, const ProcessGroup& world) {
     return {.world = world,
             .degrees = degrees,
             .mesh = {},
-            .data = {.rank = world.rank(), .size = world.world_size(), .group = world}};
+            .data = {.rank = world.rank(), .size = world.world_size(), .group = world},
+            .device = device};
   }
   std::vector<MeshAxis> axes = data_axes(parallel, degrees);
   axes.insert(axes.begin(), {"pp", degrees.pipeline});
@@ -221,7 +222,8 @@ RunLayout lay_out(const Config& config, const ProcessGroup& world) {
   axes.push_back({"cp", degrees.context});
   axes.push_back({"tp", degrees.tensor});
   const DeviceMesh mesh(world, std::move(axes));
-  return {.world = world, .degrees = degrees, .mesh = mesh, .data = data_ranks(mesh)};
+  return {
+      .world = world, .degrees = degrees, .mesh = mesh, .data = data_ranks(mesh), .device = device};
 }
 
 std::vector<std::string> token_axes(const ParallelConfig& parallel) {

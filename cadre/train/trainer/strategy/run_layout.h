@@ -11,6 +11,8 @@
 // divide which; equal on all ranks.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -74,10 +76,12 @@ struct RunLayout {
   // If nullopt, every process has whole layers, and no layer communicates.
   std::optional<DeviceMesh> mesh;
   DataRanks data;  // if its group is not set, all processes have the same rows
+  c10::Device device = c10::Device(c10::DeviceType::CPU);  // of this process's parameters
 };
 
 // Collective. REQUIRES: check_layout().
-RunLayout lay_out(const Config& config, const ProcessGroup& world);
+RunLayout lay_out(const Config& config, const ProcessGroup& world,
+                  c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 // Returns the axes, in the mesh of a model with experts, along which processes have different
 // tokens: tokens of different rows, or different tokens of the same rows.

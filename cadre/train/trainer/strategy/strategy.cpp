@@ -160,9 +160,10 @@ GradientWeighting weighting_of(const Config& config) {
   return config.model.experts > 0 ? GradientWeighting::kSum : GradientWeighting::kSamples;
 }
 
-FullyShardedDataParallelOptions sharding_options(const Config& whole) {
+FullyShardedDataParallelOptions sharding_options(const Config& whole, const c10::Device& device) {
   const ParallelConfig& config = whole.parallel;
   FullyShardedDataParallelOptions options;
+  if (!device.is_cpu()) options.device = device;
   options.weighting = weighting_of(whole);
   options.form = shard_form(config);
   if (config.offload != "none") options.offload = FileOffload{.folder = config.offload};
@@ -181,11 +182,11 @@ class FullySharded final : public ForwardStrategy {
  public:
   template <typename Ranks>
   FullySharded(const std::shared_ptr<Model>& model, const Ranks& ranks, const Config& config,
-               const OptimizerChoice& choice)
-      : model_(model, ranks, sharding_options(config)), weighting_(weighting_of(config)) {
+               const OptimizerChoice& choice, const c10::Device& device)
+      : model_(model, ranks, sharding_options(config, device)), weighting_(weighting_of(config)) {
     const SteppedParameters parameters = stepped_parameters(model_.parameter_shards(), choice);
     optimizer_ =
-        with_optimizer(choice.config,
+        with_optimizer(choice.config, parameters.device(),
                        [&]<typename O, typename Options>(
                            std::type_identity<O>,
                            const Options& options) -> std::unique_ptr<torch::optim::Optimizer> {
@@ -233,12 +234,12 @@ std::unique_ptr<ForwardStrategy> make_data_strategy(const Config& config,
   if (strategy != DataStrategy::kZero1 && strategy != DataStrategy::kZero2) {
     return std::make_unique<Ddp>(model, group, options, choice);
   }
+  const SteppedParameters parameters = stepped_parameters(*model, choice);
   return with_optimizer(
-      choice.config,
+      choice.config, parameters.device(),
       [&]<typename O, typename Options>(
           std::type_identity<O>, const Options& of_steps) -> std::unique_ptr<ForwardStrategy> {
-        return std::make_unique<Zero<O>>(model, group, options, stepped_parameters(*model, choice),
-                                         of_steps);
+        return std::make_unique<Zero<O>>(model, group, options, parameters, of_steps);
       });
 }
 
@@ -330,7 +331,7 @@ std::unique_ptr<Strategy> make_divided_strategy(const Config& config,
   std::unique_ptr<ForwardStrategy> replicas;
   if (has_units(data_strategy(parallel))) {
     const DeviceMesh shards = layout.mesh->slice(data_axis_names(parallel));
-    replicas = std::make_unique<FullySharded>(model, shards, config, choice);
+    replicas = std::make_unique<FullySharded>(model, shards, config, choice, layout.device);
   } else {
     replicas =
         make_data_strategy(config, model, layout.mesh->group("dp"), std::move(buckets), choice);
@@ -349,11 +350,11 @@ std::unique_ptr<Strategy> make_strategy(const Config& config, const std::shared_
   const DataStrategy strategy = data_strategy(parallel);
   if (strategy == DataStrategy::kSingle) return std::make_unique<Single>(model, choice);
   if (strategy == DataStrategy::kFsdp) {
-    return std::make_unique<FullySharded>(model, layout.world, config, choice);
+    return std::make_unique<FullySharded>(model, layout.world, config, choice, layout.device);
   }
   if (strategy == DataStrategy::kHsdp) {
     const DeviceMesh mesh(layout.world, data_axes(parallel, layout.degrees));
-    return std::make_unique<FullySharded>(model, mesh, config, choice);
+    return std::make_unique<FullySharded>(model, mesh, config, choice, layout.device);
   }
   return make_data_strategy(config, model, layout.world, std::move(buckets), choice);
 }

@@ -153,7 +153,7 @@ class StrategyRun final : public verify::SteppedTraining {
         system_(system),
         num_parts_(strategy.num_parts),
         config_(config_of(run_->config, strategy)),
-        layout_(lay_out(config_, world)),
+        layout_(lay_out(config_, world, run_->device)),
         model_(run_->make_model()),
         sizes_(sizes_of(*model_)),
         batches_(run_->batches(layout_.data.group)),
