@@ -31,18 +31,20 @@ build:  ## build everything
 	@tools/setup test
 	@tools/build dev
 
-conformance:  ## every collective x dtype x operation x ranks x count, on every engine
+conformance:  ## every collective x dtype x operation x ranks x count, on every engine; a tenth on the late device
 	@tools/setup test
-	@tools/build dev cadre_conformance
+	@tools/build dev cadre_conformance cadre_device_conformance
 	build/bin/cadre_conformance
+	build/bin/cadre_device_conformance --one-in 10
 
 equality:  ## every wrapper against one process and the trainer against PyTorch, in every case (DATA=folder: real data, too)
 	@tools/setup test
-	@tools/build dev cadre_command cadre_train cadre_layers_test cadre_pipeline_parallel_test cadre_pipeline_parity cadre_tests_training cadre_train_test
+	@tools/build dev cadre_command cadre_train cadre_layers_test cadre_pipeline_parallel_test cadre_pipeline_parity cadre_tests_training cadre_train_test cadre_tests_devices
 	build/bin/cadre_layers_test --gtest_filter='*Equality*'
 	build/bin/cadre_pipeline_parallel_test --gtest_filter='*Equality*'
 	build/bin/cadre_tests_training --gtest_filter='*Sharded*:*Axes*'
 	build/bin/cadre_train_test --gtest_filter='*Equality*'
+	build/bin/cadre_tests_devices
 	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/parity_test.py build/bin/cadre
 	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/pipeline_parity_test.py build/bin/cadre build/bin/cadre_pipeline_parity
 	$(if $(DATA),python3 tests/parity/same_loss.py build/bin/cadre $(DATA))

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/core/base/format.h"
@@ -14,6 +15,7 @@
 #include "cadre/parallel/layers/vocab_parallel_cross_entropy.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/seeds.h"
 #include "cadre/testing/torch/late_device/late_device.h"
 #include "cadre/testing/torch/tp_models.h"
 #include "divided_training.h"
@@ -110,13 +112,13 @@ INSTANTIATE_TEST_SUITE_P(Devices, ContextParallelOnDevicesTest,
                          [](const auto& test) { return testing::name_of(test.param); });
 
 TEST_P(ContextParallelOnDevicesTest, EveryFormTrainsAsOneProcess) {
+  std::vector<std::pair<std::string, SequenceDivision>> all;
   for (const auto form : {ContextForm::kRing, ContextForm::kAllToAll}) {
-    for (const auto order : {SequenceOrder::kContiguous, SequenceOrder::kZigzag}) {
-      expect_one_process("gpt_tied", {order == SequenceOrder::kZigzag ? 3 : 2, 1, form, order},
-                         {0});
-    }
-    expect_one_process("gpt_untied_sequence", {2, 2, form, SequenceOrder::kZigzag}, {0});
+    all.push_back({"gpt_tied", {2, 1, form, SequenceOrder::kContiguous}});
+    all.push_back({"gpt_tied", {3, 1, form, SequenceOrder::kZigzag}});
+    all.push_back({"gpt_untied_sequence", {2, 2, form, SequenceOrder::kZigzag}});
   }
+  for (const auto& [name, division] : share_on_engine(all)) expect_one_process(name, division, {0});
 }
 
 TEST_P(ContextParallelOnDevicesTest, DelaysOfKernelsChangeNoNumber) {
@@ -130,7 +132,7 @@ TEST_P(ContextParallelOnDevicesTest, DelaysOfKernelsChangeNoNumber) {
         return torch::scaled_dot_product_attention(query, key, value, {}, 0.0, /*is_causal=*/true);
       });
   expected.square().sum().backward();
-  for (uint64_t seed = 1; seed <= 10; ++seed) {
+  for (const uint64_t seed : share_on_engine(testing::test_seeds(10))) {
     late::set_delays({.longest = microseconds(200), .seed = seed});
     for (const auto form : {ContextForm::kRing, ContextForm::kAllToAll}) {
       SCOPED_TRACE(format("{}, seed {}", to_string(form), seed));

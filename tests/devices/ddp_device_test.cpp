@@ -235,16 +235,48 @@ TEST_P(EnqueuedDdpTest, AStepNeverWaitsForTheDevice) {
       loss_of(model(x)).backward();
       optimizer.step();
     }
-    const late::Counts after = late::counts(index);
-    std::string synchronous;
-    for (const auto& [name, number] : after.synchronous) {
-      const auto known = before.synchronous.find(name);
-      const uint64_t earlier = known == before.synchronous.end() ? 0 : known->second;
-      if (number > earlier) synchronous += format("{} x {} ", number - earlier, name);
+    const std::string waits = testing::waits_since(before, index);
+    require(waits.empty(), waits);
+    require(late::counts(index).kernels > before.kernels, "the steps ran on the device");
+  });
+}
+
+// A module that uses its parameters in the order in which it has registered them last.
+struct LaterFirst : nn::Module {
+  LaterFirst() {
+    second = register_module("second", nn::Linear(8, 3));
+    first = register_module("first", nn::Linear(5, 8));
+    to(torch::kDouble);
+    const torch::NoGradGuard no_grad;
+    double start = 0;
+    for (Tensor& parameter : parameters()) {
+      parameter.copy_(torch::sin(torch::arange(parameter.numel(), torch::kDouble) + ++start)
+                          .view_as(parameter));
     }
-    require(after.kernels > before.kernels, "the steps ran on the device");
-    require(after.num_synchronous() == before.num_synchronous(), synchronous);
-    require(after.waits == before.waits, format("{} waits", after.waits - before.waits));
+  }
+  Tensor forward(const Tensor& x) { return second(torch::tanh(first(x))); }
+  nn::Linear first{nullptr}, second{nullptr};
+};
+
+// The first backward learns the order of the gradients, and moves them into other buckets. The
+// memory of the first buckets is of the stream of the construction.
+TEST_P(EnqueuedDdpTest, BucketsAreFreedBehindTheCopyIntoThoseOfTheLearnedOrder) {
+  LaterFirst alone;
+  loss_of(alone.forward(inputs_of(0))).backward();
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+    const auto net = std::make_shared<LaterFirst>();
+    net->to(device);
+    DistributedDataParallel<LaterFirst> model(net, group,
+                                              {.bucket_caps = {.first_bytes = 100, .bytes = 200}});
+    const testing::OtherStream other(device);
+    const Tensor x = inputs_of(0).chunk(2)[static_cast<size_t>(group.rank())].to(device);
+    loss_of(model(testing::with_late_end_of_backward(x))).backward();
+    const auto truth = alone.parameters();
+    for (size_t i = 0; i < truth.size(); ++i) {
+      require(torch::allclose(net->parameters()[i].grad().cpu(), truth[i].grad(), 1e-11, 1e-13),
+              format("gradient {}", i));
+    }
+    require(model.learned_layout().has_value(), "the learned order");
   });
 }
 
@@ -255,9 +287,7 @@ TEST_P(DdpOnDevicesTest, ModulesOnOtherDevicesAreRefusedOnAllRanks) {
       const auto net = std::make_shared<Net>();
       move(*net);
       const std::string failure = failure_of([&] { Model(net, group); });
-      require(failure.find("kInvalidArgument") != std::string::npos &&
-                  failure.find(text) != std::string::npos,
-              failure);
+      testing::require_refusal(failure, text);
     };
     expect_refusal([&](Net& net) { net.first->to(device); }, "\"second.weight\" on cpu");
     // The others do not wait for a rank that refuses alone.

@@ -6,11 +6,13 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/seeds.h"
 #include "cadre/testing/torch/ep_models.h"
 #include "cadre/testing/torch/late_device/late_device.h"
 #include "divided_training.h"
@@ -101,13 +103,19 @@ INSTANTIATE_TEST_SUITE_P(Devices, ExpertParallelOnDevicesTest,
                          [](const auto& test) { return testing::name_of(test.param); });
 
 TEST_P(ExpertParallelOnDevicesTest, EveryModelTrainsAsOneProcess) {
+  std::vector<std::pair<std::string, Degrees>> all;
   for (const char* model : {"mlp", "gpt"}) {
-    expect_one_process(model, {{1, 1}, {1, 2}, {1, 4}, {2, 2}}, {0});
+    for (const Degrees& degrees : {Degrees{1, 1}, {1, 2}, {1, 4}, {2, 2}}) {
+      all.emplace_back(model, degrees);
+    }
+  }
+  for (const auto& [model, degrees] : share_on_engine(all)) {
+    expect_one_process(model, {degrees}, {0});
   }
 }
 
 TEST_P(ExpertParallelOnDevicesTest, DelaysOfKernelsChangeNoNumber) {
-  expect_one_process("mlp", {{1, 2}}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  expect_one_process("mlp", {{1, 2}}, share_on_engine(testing::test_seeds(10)));
   expect_one_process("gpt", {{2, 2}}, {1});
 }
 

@@ -37,6 +37,7 @@ namespace cadre::fsdp_on_devices {
 namespace {
 
 namespace late = testing::late;
+using testing::adamw;
 using testing::DeviceEngine;
 using testing::failure_of;
 using testing::inputs_of;
@@ -44,91 +45,37 @@ using testing::kNumSteps;
 using testing::loss_of;
 using testing::require;
 using testing::rows_of;
+using testing::Streams;
 using testing::UnitNet;
 using testing::Values;
 using torch::Tensor;
 using Options = FullyShardedDataParallelOptions;
 using Model = FullyShardedDataParallel<UnitNet>;
 
-// What a training does beside forward, backward and step.
-struct Program {
-  std::string name;
+struct Case {
+  testing::TrainingProgram program;
   Options options = {};
-  bool has_frozen = false;
-  bool accumulates = false;   // two backwards a step, the first without reduction
-  bool adds_reduced = false;  // two backwards a step, both of which reduce
-  bool zeroes = false;        // zero_grad(false)
-  std::optional<double> max_norm = {};
-  double norm_type = 2;
-  bool overflows = false;  // with a GradScaler; the loss of step 1 overflows
 };
 
-std::vector<Program> programs() {
+std::vector<Case> cases() {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   return {
-      {"plain"},
-      {"without prefetch", {.num_prefetched = 0}},
-      {"kept until backward", {.reshard = Reshard::kAfterBackward}},
-      {"kept until reduction",
+      {{"plain"}},
+      {{"without prefetch"}, {.num_prefetched = 0}},
+      {{"kept until backward"}, {.reshard = Reshard::kAfterBackward}},
+      {{"kept until reduction"},
        {.reshard = Reshard::kAfterReduction, .reshard_root = Reshard::kAfterReduction}},
-      {"root freed, too", {.reshard_root = Reshard::kAfterForward}},
-      {"mapped is gathered", {.form = ShardForm::kMapped}},
-      {.name = "frozen", .has_frozen = true},
-      {.name = "accumulating", .accumulates = true},
-      {.name = "accumulating, set to zero", .accumulates = true, .zeroes = true},
-      {.name = "adding", .adds_reduced = true, .zeroes = true},
-      {.name = "clipped", .max_norm = 0.05},
-      {.name = "clipped by the maximum",
-       .max_norm = 0.01,
-       .norm_type = std::numeric_limits<double>::infinity()},
-      {.name = "scaled", .max_norm = 0.05, .overflows = true},
+      {{"root freed, too"}, {.reshard_root = Reshard::kAfterForward}},
+      {{"mapped is gathered"}, {.form = ShardForm::kMapped}},
+      {{.name = "frozen", .has_frozen = true}},
+      {{.name = "accumulating", .accumulates = true}},
+      {{.name = "accumulating, set to zero", .accumulates = true, .zeroes = true}},
+      {{.name = "adding", .adds_reduced = true, .zeroes = true}},
+      {{.name = "clipped", .max_norm = 0.05}},
+      {{.name = "clipped by the maximum", .max_norm = 0.01, .norm_type = kInfinity}},
+      {{.name = "scaled", .overflows = true}},
+      {{.name = "scaled and clipped", .max_norm = 0.05, .overflows = true}},
   };
-}
-
-torch::optim::AdamWOptions adamw() {
-  return torch::optim::AdamWOptions(0.05).weight_decay(0.1);
-}
-
-// Runs the steps of a program. `backward(step, part, num_parts)` runs a forward and a backward of
-// its part of the rows, and `clip` returns the norm.
-template <typename Optimizer>
-void run_steps(const Program& program, Optimizer& optimizer,
-               const std::function<void(int step, int part, double factor)>& backward,
-               const std::function<bool(GradScaler&)>& unscale, const std::function<void()>& clip) {
-  GradScaler scaler({.initial_scale = 1024});
-  for (int step = 0; step < kNumSteps; ++step) {
-    optimizer.zero_grad(!program.zeroes);
-    double factor = program.overflows ? scaler.state().scale : 1;
-    if (program.overflows && step == 1) factor = std::numeric_limits<double>::infinity();
-    for (int part = 0; part < (program.accumulates || program.adds_reduced ? 2 : 1); ++part) {
-      backward(step, part, factor);
-    }
-    if (!program.overflows) {
-      if (program.max_norm) clip();
-      optimizer.step();
-      continue;
-    }
-    if (unscale(scaler) && program.max_norm) clip();
-    scaler.step(optimizer);
-    scaler.update();
-  }
-}
-
-// Trains in one process on the CPU, on all rows.
-Values trained_alone(const Program& program) {
-  UnitNet net;
-  if (program.has_frozen) net.freeze_some();
-  std::vector<Tensor> distinct;  // a tied weight is updated once
-  for (const NamedTensor& named : distinct_parameters(net)) distinct.push_back(named.tensor);
-  AdamW optimizer(distinct, adamw());
-  const int num_parts = program.accumulates || program.adds_reduced ? 2 : 1;
-  run_steps(
-      program, optimizer,
-      [&](int step, int /*part*/, double factor) {
-        (loss_of(net.forward(inputs_of(step))) * (factor / num_parts)).backward();
-      },
-      [&](GradScaler& scaler) { return scaler.unscale_(std::span<const Tensor>(distinct)); },
-      [&] { clip_grad_norm_(distinct, *program.max_norm, {.norm_type = program.norm_type}); });
-  return testing::values_of(net);
 }
 
 Values whole_values_of(const Model& model) {
@@ -144,40 +91,28 @@ Options with_units(Options options) {
   return options;
 }
 
-// Trains on this rank's rows, on the device.
-// `before_training` is called when the wrapper and the optimizer are constructed.
-Values trained_sharded(
-    const Program& program, const Ranks& ranks, const c10::Device& device,
-    const std::function<void()>& before_training = [] {}) {
-  const auto net = std::make_shared<UnitNet>();
-  if (program.has_frozen) net->freeze_some();
-  net->to(device);
-  Model model(net, ranks, with_units(program.options));
+struct Trained {
+  Values values;
+  std::string waits;  // see train_on_rows()
+};
+
+Trained train(const Case& of, const Ranks& ranks, const c10::Device& device,
+              Streams streams = Streams::kOne) {
+  std::optional<testing::OtherStream> other;
+  if (streams == Streams::kNotTheDefault) other.emplace(device);
+  Model model(testing::net_on(device, of.program.has_frozen), ranks, with_units(of.options));
   ShardedOptimizer<AdamW> optimizer(model, adamw());
-  before_training();
-  const ProcessGroup& group = ranks.group();
-  const testing::Rows rows = rows_of(group.rank(), group.world_size());
-  run_steps(
-      program, optimizer,
-      [&](int step, int part, double factor) {
-        const Tensor x = inputs_of(step).slice(0, rows.begin, rows.end).to(device);
-        if (program.accumulates) {
-          // The parts have other sizes than a half, and the loss is the mean of all rows.
-          const int64_t cut = part == 0 ? 1 : x.size(0) - 1;
-          const Tensor own = part == 0 ? x.slice(0, 0, 1) : x.slice(0, 1);
-          std::optional<NoSync> no_sync;
-          if (part == 0) no_sync.emplace(model.no_sync({.losses_are_weighted = true}));
-          (loss_of(model(own)) * (factor * double(cut) / double(x.size(0)))).backward();
-        } else {
-          (loss_of(model(x)) * (factor / (program.adds_reduced ? 2 : 1))).backward();
-        }
-      },
-      [&](GradScaler& scaler) { return scaler.unscale_(model); },
-      [&] { clip_grad_norm_(model, *program.max_norm, {.norm_type = program.norm_type}); });
-  return whole_values_of(model);
+  if (streams == Streams::kTwo) other.emplace(device);
+  const std::string waits =
+      testing::train_on_rows(of.program, model, optimizer, ranks.group(), device);
+  return {.values = whole_values_of(model), .waits = waits};
 }
 
-class FsdpOnDevicesTest : public testing::OnDevices {};
+Values trained(const Case& of, const ProcessGroup& group, const c10::Device& device) {
+  return train(of, group, device).values;
+}
+
+class FsdpOnDevicesTest : public testing::TrainingOnDevices {};
 
 INSTANTIATE_TEST_SUITE_P(Devices, FsdpOnDevicesTest,
                          ::testing::Values(DeviceEngine::kEnqueues, DeviceEngine::kStaged,
@@ -185,78 +120,58 @@ INSTANTIATE_TEST_SUITE_P(Devices, FsdpOnDevicesTest,
                          [](const auto& test) { return testing::name_of(test.param); });
 
 TEST_P(FsdpOnDevicesTest, TrainsAsOneProcessOnTheCpu) {
-  for (const Program& program : programs()) {
-    const Values expected = trained_alone(program);
-    for (const int num_ranks : {1, 2, 3}) {
-      if (num_ranks == 3 && GetParam() == DeviceEngine::kStagedInPieces) continue;  // slow
-      expect_on_all(num_ranks, [&](const ProcessGroup& group, const c10::Device& device) {
-        testing::require_close(trained_sharded(program, group, device), expected, 1e-9,
-                               format("{}, {} ranks", program.name, num_ranks));
-      });
-    }
-  }
+  expect_in_worlds<Case>(cases(), trained);
 }
 
 TEST_P(FsdpOnDevicesTest, DelaysOfKernelsChangeNothing) {
-  const Program plain{"plain"};
-  const Program accumulating{.name = "accumulating", .accumulates = true};
-  for (const Program& program : {plain, accumulating}) {
-    const Values expected = trained_alone(program);
-    // The engine in pieces, which takes ten times as long, orders streams as the staged one.
-    const uint64_t num_seeds = GetParam() == DeviceEngine::kStagedInPieces ? 2 : 10;
-    for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
-      late::set_delays({.longest = std::chrono::microseconds(300), .seed = seed});
-      expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
-        testing::require_close(trained_sharded(program, group, device), expected, 1e-9,
-                               format("{}, seed {}", program.name, seed));
-      });
-    }
-  }
+  expect_with_delays<Case>({{{"plain"}}, {{.name = "accumulating", .accumulates = true}}}, 10,
+                           trained);
 }
 
 TEST_P(FsdpOnDevicesTest, ReplicasOfShardsTrainAsOneProcess) {
   late::set_delays({.longest = std::chrono::microseconds(100), .seed = 3});
-  for (const Program& program : {Program{"plain"}, Program{.name = "frozen", .has_frozen = true},
-                                 Program{.name = "accumulating", .accumulates = true},
-                                 Program{.name = "scaled", .max_norm = 0.05, .overflows = true}}) {
-    const Values expected = trained_alone(program);
-    expect_on_all(4, [&](const ProcessGroup& group, const c10::Device& device) {
+  for (const Case& of :
+       share_on_engine<Case>({{{"plain"}},
+                              {{.name = "frozen", .has_frozen = true}},
+                              {{.name = "accumulating", .accumulates = true}},
+                              {{.name = "scaled", .max_norm = 0.05, .overflows = true}}})) {
+    const auto on_mesh = [](const Case& own, const ProcessGroup& group, const c10::Device& device) {
       const DeviceMesh mesh(group, {{"replicate", 2}, {"shard", 2}});
-      testing::require_close(trained_sharded(program, mesh, device), expected, 1e-9, program.name);
-    });
+      const Trained found = train(own, mesh, device);
+      if (GetParam() == DeviceEngine::kEnqueues) require(found.waits.empty(), found.waits);
+      return found.values;
+    };
+    expect_one_process<Case>(of, 4, on_mesh, "replicas");
   }
 }
 
 TEST_P(FsdpOnDevicesTest, APartKeptInAGroupTrainsAsOneProcess) {
-  const Program program{"onto group", {.reshard = Reshard::kOntoGroup, .reshard_group_size = 2}};
-  const Values expected = trained_alone(program);
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
+  const Case of{{"onto group"}, {.reshard = Reshard::kOntoGroup, .reshard_group_size = 2}};
+  for (const uint64_t seed : share_on_engine(testing::test_seeds(3))) {
     late::set_delays({.longest = std::chrono::microseconds(200), .seed = seed});
-    expect_on_all(4, [&](const ProcessGroup& group, const c10::Device& device) {
-      testing::require_close(trained_sharded(program, group, device), expected, 1e-9, program.name);
-    });
+    expect_one_process<Case>(of, 4, trained, format("seed {}", seed));
   }
 }
 
 // The truth is the same program on the CPU, because low precision rounds.
 TEST_P(FsdpOnDevicesTest, MixedPrecisionIsThatOfTheCpu) {
   for (const auto reduce : {torch::kFloat32, torch::kBFloat16}) {
-    const Program program{
-        "mixed",
+    const Case of{
+        {"mixed"},
         {.precision = {
              .parameters = torch::kBFloat16, .reduce = reduce, .outputs = torch::kFloat32}}};
     Values expected;
     const auto on_cpu = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {
       at::set_num_threads(1);
       const ProcessGroup group(connect_ranks(context));
-      const Values values = trained_sharded(program, group, c10::Device(at::kCPU));
+      const Values values = trained(of, group, c10::Device(at::kCPU));
       if (group.rank() == 0) expected = values;
       group.close();
     });
     ASSERT_TRUE(on_cpu.ok()) << on_cpu.failures();
     late::set_delays({.longest = std::chrono::microseconds(100), .seed = 7});
     expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
-      testing::require_close(trained_sharded(program, group, device), expected, 1e-7, "mixed");
+      testing::require_close(trained(of, group, device), expected, 1e-7, "mixed");
     });
   }
 }
@@ -266,8 +181,7 @@ TEST_P(FsdpOnDevicesTest, WholeParametersAreReadWrittenAndEvaluated) {
   const Tensor expected = alone.forward(inputs_of(2)).detach();
   expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
     late::set_delays({.longest = std::chrono::microseconds(100), .seed = 2});
-    const auto net = std::make_shared<UnitNet>();
-    net->to(device);
+    const auto net = testing::net_on(device);
     Model model(net, group, with_units({}));
     ShardedOptimizer<SGD> optimizer(model, torch::optim::SGDOptions(0.1));
     const auto evaluated = [&] {
@@ -294,12 +208,10 @@ TEST_P(FsdpOnDevicesTest, WholeParametersAreReadWrittenAndEvaluated) {
 }
 
 TEST_P(FsdpOnDevicesTest, AForwardThatThrowsLeavesTheModelUsable) {
-  const Program program{"plain"};
-  const Values expected = trained_alone(program);
+  const Values expected = testing::trained_alone({"plain"});
   expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
     late::set_delays({.longest = std::chrono::microseconds(100), .seed = 4});
-    const auto net = std::make_shared<UnitNet>();
-    net->to(device);
+    const auto net = testing::net_on(device);
     Model model(net, group, with_units({}));
     ShardedOptimizer<AdamW> optimizer(model, adamw());
     const testing::Rows rows = rows_of(group.rank(), 2);
@@ -366,9 +278,7 @@ TEST_P(FsdpOnDevicesTest, WhatDevicesCannotDoIsRefusedOnAllRanks) {
       const auto net = std::make_shared<UnitNet>();
       net->to(place);
       const std::string failure = failure_of([&] { Model(net, group, with_units(options)); });
-      require(failure.find("kInvalidArgument") != std::string::npos &&
-                  failure.find(text) != std::string::npos,
-              failure);
+      testing::require_refusal(failure, text);
     };
     const c10::Device elsewhere = late::device(6);
     expect_refusal({.offload = FileOffload{.folder = "/tmp"}}, device, "leave offload out");
@@ -391,40 +301,19 @@ TEST_P(FsdpOnDevicesTest, WhatDevicesCannotDoIsRefusedOnAllRanks) {
 class EnqueuedFsdpTest : public FsdpOnDevicesTest {};
 INSTANTIATE_TEST_SUITE_P(Devices, EnqueuedFsdpTest, ::testing::Values(DeviceEngine::kEnqueues));
 
-TEST_P(EnqueuedFsdpTest, AStepNeverWaitsForTheDevice) {
-  for (const Program& program : programs()) {
-    if (program.max_norm || program.overflows) continue;
+// A norm and a search for values that are not finite wait once each, and nothing else waits.
+TEST_P(EnqueuedFsdpTest, AStepWaitsForTheDeviceForItsNormsOnly) {
+  for (const Case& of : cases()) {
     expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
-      const auto net = std::make_shared<UnitNet>();
-      if (program.has_frozen) net->freeze_some();
-      net->to(device);
-      Model model(net, group, with_units(program.options));
-      ShardedOptimizer<AdamW> optimizer(model, adamw());
-      const testing::Rows rows = rows_of(group.rank(), 2);
-      const Tensor x = inputs_of(0).slice(0, rows.begin, rows.end).to(device);
-      late::Counts before;
-      for (int step = 0; step < 6; ++step) {
-        if (step == 3) before = late::counts(group.rank());
-        optimizer.zero_grad(!program.zeroes);
-        if (program.accumulates) {
-          const auto no_sync = model.no_sync();
-          loss_of(model(x)).backward();
-        }
-        if (program.adds_reduced) loss_of(model(x)).backward();
-        loss_of(model(x)).backward();
-        optimizer.step();
-      }
-      const std::string waits = testing::waits_since(before, group.rank());
-      require(waits.empty(), program.name + ": " + waits);
-      require(late::counts(group.rank()).kernels > before.kernels, "the steps ran on the device");
+      const std::string waits = train(of, group, device).waits;
+      require(waits.empty(), waits);
     });
   }
 }
 
 TEST_P(EnqueuedFsdpTest, NormsAndScalesWaitOnce) {
   expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
-    const auto net = std::make_shared<UnitNet>();
-    net->to(device);
+    const auto net = testing::net_on(device);
     Model model(net, group, with_units({}));
     GradScaler scaler;
     scaler.scale(loss_of(model(inputs_of(0).to(device)))).backward();
@@ -448,8 +337,7 @@ const c10::StorageImpl* storage_of(const Tensor& tensor) {
 // after the pass: another storage would mean that the memory was copied.
 TEST_P(EnqueuedFsdpTest, GradientsKeepTheirMemory) {
   expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
-    const auto net = std::make_shared<UnitNet>();
-    net->to(device);
+    const auto net = testing::net_on(device);
     Model model(net, group, with_units({}));
     ShardedOptimizer<SGD> optimizer(model, torch::optim::SGDOptions(0.1));
     std::vector<const c10::StorageImpl*> first;
@@ -477,29 +365,43 @@ TEST_P(EnqueuedFsdpTest, GradientsKeepTheirMemory) {
   });
 }
 
-// The program computes on a stream of its own. In half of the cases it has constructed the wrapper
-// on another one, on which autograd then accumulates the gradients.
+// On another stream than that of the construction, autograd accumulates the gradients on the
+// latter.
 TEST_P(EnqueuedFsdpTest, ATrainingOnAnotherStreamIsThatOfOneProcess) {
-  for (const Program& program :
-       {Program{"plain"}, Program{.name = "accumulating", .accumulates = true},
-        Program{.name = "kept until backward", .options = {.reshard = Reshard::kAfterBackward}}}) {
-    const Values expected = trained_alone(program);
-    for (uint64_t seed = 1; seed <= 6; ++seed) {
-      late::set_delays({.longest = std::chrono::microseconds(300), .seed = seed});
-      expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
-        const c10::Stream side = pooled(device);
-        std::optional<c10::StreamGuard> guard;
-        if (seed % 2 == 0) guard.emplace(side);
-        const auto change_stream = [&] {
-          if (guard) return;
-          device::StreamPoint::on_current_stream(device).block(side);
-          guard.emplace(side);
-        };
-        testing::require_close(trained_sharded(program, group, device, change_stream), expected,
-                               1e-9, format("{}, seed {}", program.name, seed));
-      });
-    }
+  for (const Streams streams : {Streams::kTwo, Streams::kNotTheDefault}) {
+    expect_with_delays<Case>(
+        {{{"plain"}},
+         {{.name = "accumulating", .accumulates = true}},
+         {{"kept until backward"}, {.reshard = Reshard::kAfterBackward}}},
+        6, [&](const Case& of, const ProcessGroup& group, const c10::Device& device) {
+          return train(of, group, device, streams).values;
+        });
   }
+}
+
+// The second backward of a step adds its reduced gradients, which lie in memory of the stream of
+// the construction, to those of the first one.
+TEST_P(EnqueuedFsdpTest, AReducedGradientIsFreedBehindItsAddition) {
+  const auto sgd = torch::optim::SGDOptions(0.1);
+  UnitNet alone;
+  std::vector<Tensor> distinct;
+  for (const NamedTensor& named : distinct_parameters(alone)) distinct.push_back(named.tensor);
+  SGD step_of_alone(distinct, sgd);
+  for (const int part : {0, 1}) loss_of(alone.forward(inputs_of(part))).backward();
+  step_of_alone.step();
+  const Values expected = testing::values_of(alone);
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+    Model model(testing::net_on(device), group, with_units({}));
+    ShardedOptimizer<SGD> optimizer(model, sgd);
+    const testing::OtherStream other(device);
+    const testing::Rows rows = rows_of(group.rank(), 2);
+    for (const int part : {0, 1}) {
+      const Tensor x = inputs_of(part).slice(0, rows.begin, rows.end).to(device);
+      loss_of(model(testing::with_late_end_of_backward(x))).backward();
+    }
+    optimizer.step();
+    testing::require_close(whole_values_of(model), expected, 1e-12, "the added gradients");
+  });
 }
 
 std::vector<NamedTensor> one_parameter(double value, const c10::Device& device) {

@@ -17,6 +17,7 @@
 #include "cadre/tensor/group/messages/private_messages.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/seeds.h"
 #include "cadre/testing/torch/late_device/late_device.h"
 #include "on_devices.h"
 
@@ -58,8 +59,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceMessagesTest,
 // Each rank computes what it sends, sends it around a ring in every form, and computes with what it
 // has received.
 TEST_P(DeviceMessagesTest, EveryFormSendsWhatTheDeviceHasComputed) {
-  for (uint64_t seed = 0; seed < 10; ++seed) {
-    late::set_delays({.longest = microseconds(seed == 0 ? 0 : 300), .seed = seed});
+  for (const uint64_t seed : share_on_engine(testing::test_seeds(10))) {
+    late::set_delays({.longest = microseconds(seed == 1 ? 0 : 300), .seed = seed});
     for (const int64_t numel : {int64_t{0}, kShort, kLong}) {
       SCOPED_TRACE(format("seed {}, {} numbers", seed, numel));
       expect_on_all(3, [&](const ProcessGroup& group, const c10::Device& device) {

@@ -16,6 +16,7 @@
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/seeds.h"
 #include "cadre/testing/torch/late_device/late_device.h"
 #include "cadre/testing/torch/pp_model.h"
 #include "divided_training.h"
@@ -191,7 +192,9 @@ INSTANTIATE_TEST_SUITE_P(Devices, PipelineOnDevicesTest,
                          [](const auto& test) { return testing::name_of(test.param); });
 
 TEST_P(PipelineOnDevicesTest, EveryScheduleTrainsAsOneProcess) {
-  for (const PipelineScheduleInfo& info : pipeline_schedules()) {
+  const auto known = pipeline_schedules();
+  for (const PipelineScheduleInfo& info :
+       share_on_engine<PipelineScheduleInfo>({known.begin(), known.end()})) {
     for (const int num_ranks : {2, 3}) {
       for (const int per_rank : {1, 2}) {
         if (!make_pipeline_schedule({info.kind, num_ranks, 4, per_rank}).ok()) continue;
@@ -208,7 +211,7 @@ TEST_P(PipelineOnDevicesTest, EveryScheduleTrainsAsOneProcess) {
 
 TEST_P(PipelineOnDevicesTest, DelaysOfKernelsChangeNoNumber) {
   const Alone alone = trained_alone(2, 1);
-  for (uint64_t seed = 1; seed <= 10; ++seed) {
+  for (const uint64_t seed : share_on_engine(testing::test_seeds(10))) {
     SCOPED_TRACE(format("seed {}", seed));
     late::set_delays({.longest = microseconds(200), .seed = seed});
     expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {

@@ -19,6 +19,7 @@
 #include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/seeds.h"
 #include "cadre/testing/torch/late_device/late_device.h"
 #include "cadre/testing/torch/tp_models.h"
 #include "divided_training.h"
@@ -103,16 +104,25 @@ INSTANTIATE_TEST_SUITE_P(Devices, TensorParallelOnDevicesTest,
                          [](const auto& test) { return testing::name_of(test.param); });
 
 TEST_P(TensorParallelOnDevicesTest, EveryModelTrainsAsInOneProcess) {
+  struct Divided {
+    const char* model;
+    int num_ranks;
+  };
+  std::vector<Divided> all = {{"gpt_tied", 1}};
   for (const char* model :
        {"mlp", "gpt_tied", "gpt_untied", "gpt_tied_sequence", "gpt_untied_sequence"}) {
-    expect_one_process({model, "sgd", 2, torch::kDouble}, {2, 3}, {0});
+    for (const int num_ranks : {2, 3}) all.push_back({model, num_ranks});
   }
-  expect_one_process({"gpt_tied", "sgd", 2, torch::kDouble}, {1}, {0});
+  for (const auto& [model, num_ranks] : share_on_engine(all)) {
+    expect_one_process({model, "sgd", 2, torch::kDouble}, {num_ranks}, {0});
+  }
 }
 
 TEST_P(TensorParallelOnDevicesTest, DelaysOfKernelsChangeNoNumber) {
-  expect_one_process({"mlp", "sgd", 4, torch::kDouble}, {2}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
-  expect_one_process({"gpt_tied_sequence", "sgd", 2, torch::kDouble}, {2}, {1, 2});
+  expect_one_process({"mlp", "sgd", 4, torch::kDouble}, {2},
+                     share_on_engine(testing::test_seeds(10)));
+  expect_one_process({"gpt_tied_sequence", "sgd", 2, torch::kDouble}, {2},
+                     share_on_engine(testing::test_seeds(2)));
 }
 
 // Some ranks have no row of the table, because it has fewer rows than there are ranks.
@@ -151,7 +161,11 @@ TEST_P(TensorParallelOnDevicesTest, RanksWithoutAPartOfTheVocabularyTakePart) {
   });
 }
 
-TEST_P(TensorParallelOnDevicesTest, DropoutHasTheBitsOfTheCpu) {
+class EnqueuedTensorParallelTest : public TensorParallelOnDevicesTest {};
+INSTANTIATE_TEST_SUITE_P(Devices, EnqueuedTensorParallelTest,
+                         ::testing::Values(DeviceEngine::kEnqueues));
+
+TEST_P(EnqueuedTensorParallelTest, DropoutHasTheBitsOfTheCpu) {
   const DropoutStream stream{.seed = 0xfedcba9876543210,
                              .step = 7,
                              .first_sample = (int64_t{1} << 32) - 2,
@@ -187,10 +201,6 @@ TEST_P(TensorParallelOnDevicesTest, DropoutHasTheBitsOfTheCpu) {
   }
 }
 
-class EnqueuedTensorParallelTest : public TensorParallelOnDevicesTest {};
-INSTANTIATE_TEST_SUITE_P(Devices, EnqueuedTensorParallelTest,
-                         ::testing::Values(DeviceEngine::kEnqueues));
-
 TEST_P(EnqueuedTensorParallelTest, AStepNeverWaitsForTheDevice) {
   const Case of{"gpt_tied_sequence", "sgd", 2, torch::kFloat};
   std::vector<std::shared_ptr<DividedModel>> models = {make_divided_model(of, 1),
@@ -211,15 +221,8 @@ TEST_P(EnqueuedTensorParallelTest, AStepNeverWaitsForTheDevice) {
       model->loss(model->forward(own), own).backward();
       optimizer.step();
     }
-    const late::Counts after = late::counts(group.rank());
-    std::string synchronous;
-    for (const auto& [name, number] : after.synchronous) {
-      const auto known = before.synchronous.find(name);
-      const uint64_t earlier = known == before.synchronous.end() ? 0 : known->second;
-      if (number > earlier) synchronous += format("{} x {} ", number - earlier, name);
-    }
-    require(after.num_synchronous() == before.num_synchronous(), synchronous);
-    require(after.waits == before.waits, format("{} waits", after.waits - before.waits));
+    const std::string waits = testing::waits_since(before, group.rank());
+    require(waits.empty(), waits);
   });
 }
 
@@ -229,9 +232,7 @@ TEST_P(TensorParallelOnDevicesTest, ModulesElsewhereAreRefusedOnAllRanks) {
     const auto net = std::make_shared<testing::DividedMlp>();
     net->to(group.rank() == 1 ? elsewhere : device);
     const std::string failure = failure_of([&] { parallelize_module(*net, group, net->plan()); });
-    require(failure.find("kInvalidArgument") != std::string::npos &&
-                failure.find("is on " + elsewhere.str()) != std::string::npos,
-            failure);
+    testing::require_refusal(failure, "is on " + elsewhere.str());
     const auto mixed = std::make_shared<testing::DividedMlp>();
     mixed->first->to(device);
     const std::string two = failure_of([&] { parallelize_module(*mixed, group, mixed->plan()); });

@@ -25,13 +25,24 @@ uint64_t cases_seed();
 uint64_t cases_one_in();
 
 // Returns every n-th case, where n is cases_one_in(). cases_seed() selects with which case it
-// begins.
+// begins. Not to be called for a table that may be shorter than n: some runs would test none of it.
 template <typename Case>
 std::vector<Case> share_of(const std::vector<Case>& cases) {
   std::vector<Case> share;
   for (size_t i = cases_seed() % cases_one_in(); i < cases.size(); i += cases_one_in()) {
     share.push_back(cases[i]);
   }
+  return share;
+}
+
+// Returns every n-th case, and at least one. `offset` is added to cases_seed(): a test with several
+// parameters gives each of them another offset, so that every run has each case in one of them.
+template <typename Case>
+std::vector<Case> share_of(const std::vector<Case>& cases, uint64_t offset) {
+  std::vector<Case> share;
+  const uint64_t begin = (cases_seed() + offset) % cases_one_in();
+  for (size_t i = begin; i < cases.size(); i += cases_one_in()) share.push_back(cases[i]);
+  if (share.empty() && !cases.empty()) share.push_back(cases[begin % cases.size()]);
   return share;
 }
 
