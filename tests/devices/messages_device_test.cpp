@@ -289,7 +289,8 @@ TEST_P(DeviceMessagesTest, ATimeoutNamesTheDeviceThatDoesNotComputeTheMessage) {
     });
   }));
   EXPECT_THAT(failures[0], HasSubstr("kTimeout"));
-  EXPECT_THAT(failures[0], HasSubstr("this rank's device has not copied the message"));
+  EXPECT_THAT(failures[0], HasSubstr("tag 0: the device of rank 0 "));
+  EXPECT_THAT(failures[0], HasSubstr("has not copied the message to the host"));
   EXPECT_THAT(failures[1], HasSubstr("kAborted"));
 }
 

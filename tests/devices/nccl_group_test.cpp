@@ -295,7 +295,24 @@ TEST_P(EngineChoiceTest, DifferentChoicesAreTheSameErrorOnAllRanks) {
   EXPECT_EQ(cause_of(failures[0]), cause_of(failures[1]));
   EXPECT_THAT(failures[0], AllOf(HasSubstr("kInvalidArgument: "),
                                  HasSubstr("rank 0 passes DeviceEngineChoice::kAuto and rank 1 "
-                                           "passes kStaged")));
+                                           "passes DeviceEngineChoice::kStaged")));
+}
+
+// The size of a piece decides how many collectives of the host a call makes.
+TEST_P(EngineChoiceTest, DifferentSizesOfPiecesAreTheSameErrorOnAllRanks) {
+  std::vector<std::string> failures(2);
+  const auto result = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {
+    const auto rank = static_cast<size_t>(context.rank.value);
+    CommunicatorOptions options{.timeout = testing::kRankTimeout};
+    options.device_backend = {.device = *device::to_core(late::device(context.rank)),
+                              .make = staged_engine(rank == 0 ? 64 : 32)};
+    failures[rank] = failure_of([&] { testing::connect_ranks(context, options); });
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(cause_of(failures[0]), cause_of(failures[1]));
+  EXPECT_THAT(failures[0], AllOf(HasSubstr("kInvalidArgument: "),
+                                 HasSubstr("rank 0 passes staged_engine(64) and rank 1 passes "
+                                           "staged_engine(32); pass one on all ranks")));
 }
 
 TEST_P(EngineChoiceTest, DemandedNcclThatOneRankLacksIsTheSameErrorOnAllRanks) {

@@ -66,10 +66,10 @@ class Completion {
   // done or the engine is not stream-ordered.
   std::shared_ptr<const DevicePoint> end() const { return is_done() ? nullptr : pending_->end; }
   // Orders the work that the calling thread enqueues from now on, on its current stream of the
-  // device, behind the operation. Does nothing if the operation is done. REQUIRES:
+  // device, behind the operation. Returns the status of an operation that is done. REQUIRES:
   // is_stream_ordered().
   Status order_current_stream() const {
-    return is_done() ? Status() : pending_->end->order_current_stream();
+    return is_done() ? status() : pending_->end->order_current_stream();
   }
   // Runs `callback` with the status: now, if the Completion is done, else when complete() is
   // called.

@@ -16,13 +16,14 @@ Error failure() {
   return Error(ErrorCode::kUnavailable, "the device is gone");
 }
 
-TEST(CompletionTest, OneThatIsDoneRunsCallbacksAtOnceAndOrdersEveryStream) {
+TEST(CompletionTest, OneThatIsDoneRunsCallbacksAtOnceAndNeedsNoStream) {
   const Completion completion = failure();
   std::string seen;
   completion.on_done([&](const Status& status) { seen = status.error().message(); });
   EXPECT_EQ(seen, "the device is gone");
   EXPECT_TRUE(completion.is_done() && completion.is_stream_ordered());
-  EXPECT_TRUE(completion.order_current_stream().ok());
+  EXPECT_EQ(completion.order_current_stream().error(), failure());
+  EXPECT_TRUE(Completion(Status()).order_current_stream().ok());
 }
 
 TEST(CompletionTest, ACopyCompletesThePendingOneWithItsStatus) {
@@ -75,6 +76,10 @@ TEST(CompletionTest, OrdersTheCurrentStreamUntilItIsDone) {
   EXPECT_TRUE(completion.order_current_stream().ok());
   EXPECT_EQ(end->num_ordered, 3);
   EXPECT_EQ(completion.end(), nullptr);
+  const Completion failed = Completion::make_pending(end);
+  failed.complete(Error(ErrorCode::kInternal, "the engine has failed"));
+  EXPECT_FALSE(failed.order_current_stream().ok());
+  EXPECT_EQ(end->num_ordered, 3);
 }
 
 TEST(CompletionTest, EveryCallbackRunsOnceWhileAnotherThreadCompletes) {

@@ -3,7 +3,8 @@
 // engines, one for memory of the CPU and one for memory of a device (collective/engine_set.h).
 //
 // Threads: a factory is called once for each group on each rank, by the thread that connects or
-// splits the group. Blocking: the factory, until setup.deadline at most. Lifetime: the objects to
+// splits the group. Blocking: the factory, until setup.deadline at most, that of the call that
+// connects or splits the group. Lifetime: the objects to
 // which a BackendSetup refers outlive the engine, even if the group keeps the engine until the
 // process ends (step 3). Errors: those that the factory returns; the group is then not created on
 // any rank.

@@ -106,7 +106,6 @@ struct CollectiveRunner::Enqueued {
   const Backend* engine;  // used only as long as the runner exists, like its capabilities
   const Capabilities* can;
   Completion result;
-  Duration next_comparison = kCompareTime;  // the age; used by the watch thread only
   std::atomic<bool> has_ended{false};
 
   // Returns true for the first caller only, which must end the call. Callers are the engine, and
@@ -152,7 +151,7 @@ Completion CollectiveRunner::run(Operation& operation) {
 // the culprit, because its peers have done nothing wrong.
 Completion CollectiveRunner::execute_caught(Operation& operation, const Running& call) {
   try {
-    if (is_watched(operation)) begin_watch();
+    if (is_watched(operation)) begin_watch(call);
     if (operation.collectives.empty()) return allocate(operation, call.context);
     return execute(operation.collectives, call.context);
   } catch (const std::exception& thrown) {
@@ -350,44 +349,46 @@ Status CollectiveRunner::end_enqueued(const std::shared_ptr<Enqueued>& call, con
   return result;
 }
 
-void CollectiveRunner::begin_watch() {
+void CollectiveRunner::begin_watch(const Running& call) {
   std::unique_ptr<os::Thread> ended;
   {
     const std::lock_guard lock(mutex_);
     ended = watch_.start([this] { watch(); });
-    is_submitting_ = true;
+    submitted_ = LateCall{call.context.number, call.context.fingerprint(), call.context.deadline,
+                          call.began};
   }
   if (ended != nullptr) ended->join();
 }
 
 void CollectiveRunner::end_submission() {
   const std::lock_guard lock(mutex_);
-  is_submitting_ = false;
+  submitted_.reset();
 }
 
 void CollectiveRunner::watch() {
   bool was_idle = false;
   std::optional<TimePoint> failed_at;
+  Comparison comparison;
   while (true) {
-    std::optional<Deadline> first;
+    Deadline next_look = parts_.system.deadline_in(kWatchTime);
+    bool is_needed = false;
     {
       const std::lock_guard lock(mutex_);
-      const bool is_needed = is_submitting_ || !enqueued_.empty();
+      is_needed = submitted_ || !enqueued_.empty();
       if (is_stopping_ || (was_idle && !is_needed)) return watch_.note_end();
-      for (const auto& call : enqueued_)
-        first = call->deadline.earlier(first.value_or(call->deadline));
+      for (const auto& call : enqueued_) next_look = next_look.earlier(call->deadline);
     }
-    was_idle = !first && !watch_.park();
-    if (!first) continue;
-    parts_.monitor.await_failure(-1, first->earlier(parts_.system.deadline_in(kWatchTime)));
+    was_idle = !is_needed && !watch_.park();
+    if (!is_needed) continue;
+    parts_.monitor.await_failure(-1, next_look);
     fail_overdue();
-    compare_late();
+    compare_late(comparison);
     if (!parts_.monitor.has_failed()) continue;
     const TimePoint now = parts_.system.now();
     if (!failed_at) failed_at = now;
     abandon_enqueued(now - *failed_at);
     // What is left are calls that an engine which can abort them is about to end.
-    if (num_enqueued_ > 0) static_cast<void>(watch_.park(kWatchTime));
+    static_cast<void>(watch_.park(kWatchTime));
   }
 }
 
@@ -407,18 +408,24 @@ void CollectiveRunner::fail_overdue() {
       Error(ErrorCode::kTimeout, "the engine has not ended the operation until its deadline")));
 }
 
+// Returns the oldest call that has not ended: an enqueued one, or the one whose submit() has not
+// returned, because the engine may need its peers in order to enqueue.
+std::optional<CollectiveRunner::LateCall> CollectiveRunner::oldest_call() const {
+  const std::lock_guard lock(mutex_);
+  if (enqueued_.empty()) return submitted_;
+  const Enqueued& first = *enqueued_.front();
+  return LateCall{first.number, first.fingerprints.front(), first.deadline, first.began};
+}
+
 // Engines that enqueue do not compare calls. Ranks that make different calls may wait for each
-// other, so a call that does not end is compared when it is 1, 2, 4, ... s old.
-void CollectiveRunner::compare_late() {
-  if (parts_.monitor.has_failed()) return;
+// other, so a call is compared when it has been the oldest one for 1, 2, 4, ... s.
+void CollectiveRunner::compare_late(Comparison& comparison) {
   const TimePoint now = parts_.system.now();
-  std::shared_ptr<Enqueued> oldest;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!enqueued_.empty()) oldest = enqueued_.front();
-  }
-  if (oldest == nullptr || now - oldest->began < oldest->next_comparison) return;
-  oldest->next_comparison *= 2;
+  const std::optional<LateCall> oldest = oldest_call();
+  if (!oldest || parts_.monitor.has_failed()) return;
+  if (comparison.number != oldest->number) comparison = {oldest->number, now};
+  if (now - comparison.since < comparison.next_age) return;
+  comparison.next_age *= 2;
   const auto views = parts_.monitor.ask_peers(
       oldest->deadline.earlier(parts_.system.deadline_in(Monitor::kAskTime)));
   for (int rank = 0; rank < parts_.monitor.roster().world_size(); ++rank) {
@@ -426,13 +433,13 @@ void CollectiveRunner::compare_late() {
     const bool is_same_number = its.state != wire::ActivityState::kNothingYet &&
                                 its.number == oldest->number && !is_message(its.fingerprint);
     if (rank == parts_.monitor.roster().self || !is_same_number ||
-        its.fingerprint == oldest->fingerprints.front() || oldest->has_ended) {
+        its.fingerprint == oldest->fingerprint) {
       continue;
     }
     OpProgress progress;
     progress.set_mismatch(rank, its.number, its.fingerprint);
     static_cast<void>(conclude(
-        {{oldest->number, oldest->fingerprints, oldest->deadline, progress}, oldest->began},
+        {{oldest->number, {&oldest->fingerprint, 1}, oldest->deadline, progress}, oldest->began},
         Error(ErrorCode::kInvalidArgument, "a peer has made another call")));
     return;
   }

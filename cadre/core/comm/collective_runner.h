@@ -3,9 +3,10 @@
 //
 // Threads: the holder of the progress role calls run(). Calls that are enqueued on a device end in
 // a thread of the engine. Other methods may be called from any thread. While calls are enqueued on
-// an engine, a thread "cadre-watch" compares those that do not end with the calls of the peers,
-// fails the group when the deadline of one passes, and ends calls that the engine does not end
-// after a failure. That thread starts before the engine gets the call.
+// an engine, or its submit() has not returned, a thread "cadre-watch" compares the oldest call with
+// those of the peers if it does not end. That thread also fails the group when the deadline of an
+// enqueued call passes, and ends calls that the engine does not end after a failure. It starts
+// before the engine gets the call.
 // Blocking: run(), until the operation's deadline, and after a failure for the time in which this
 // rank polls its peers (Monitor::kAskTime, kDoubtTime); a thread that reports an error later blocks
 // for that time, too. stop(), until the watch thread has ended what it does. Lifetime: borrows the
@@ -48,7 +49,8 @@ class CollectiveRunner final : public OperationRunner {
   // The interval at which the watch thread checks whether it must end.
   static constexpr Duration kWatchTime = std::chrono::milliseconds(20);
 
-  // The age at which an enqueued call that has not ended is first compared with those of the peers.
+  // How long a call is the oldest one that has not ended before it is first compared with those of
+  // the peers.
   static constexpr Duration kCompareTime = std::chrono::seconds(1);
   // How long a failed group waits for the device to end calls that the engine has aborted.
   static constexpr Duration kAbandonTime = std::chrono::seconds(3);
@@ -83,6 +85,19 @@ class CollectiveRunner final : public OperationRunner {
     TimePoint began;
     std::optional<FlightRecorder::Ending> ending;  // nullopt while the call runs
   };
+  // A call that may have to be compared with those of the peers.
+  struct LateCall {
+    uint64_t number;
+    Fingerprint fingerprint;
+    Deadline deadline;
+    TimePoint began;
+  };
+  // The time of the next comparison of the oldest call. Used by the watch thread only.
+  struct Comparison {
+    uint64_t number = 0;
+    TimePoint since = {};  // the time at which it became the oldest
+    Duration next_age = kCompareTime;
+  };
   void hide(const Hidden& call);
   void end_hidden(uint64_t number, const FlightRecorder::Ending& ending);
   void show_hidden();
@@ -113,13 +128,14 @@ class CollectiveRunner final : public OperationRunner {
   void show(const Enqueued& call);
   // Starts the watch thread. Called before the engine gets the call: if no thread can be started,
   // the call throws, and the engine must not have begun to work on its memory.
-  void begin_watch();
+  void begin_watch(const Running& call);
   void end_submission();
   void watch();
   // Fails the group if an enqueued call has reached its deadline.
   void fail_overdue();
-  // Fails the group if a peer has made another call with the number of the oldest enqueued one.
-  void compare_late();
+  std::optional<LateCall> oldest_call() const;
+  // Fails the group if a peer has made another call with the number of the oldest one.
+  void compare_late(Comparison& comparison);
   // Ends enqueued calls with the failure of the group, although the engine has not ended them: at
   // once those that the engine cannot abort, and the others kAbandonTime after the failure.
   void abandon_enqueued(Duration since_failure);
@@ -145,7 +161,7 @@ class CollectiveRunner final : public OperationRunner {
   // The memory of abandoned calls. An entry expires when the engine has ended its call.
   std::vector<std::weak_ptr<const void>> abandoned_;
   IdleThread watch_;
-  bool is_submitting_ = false;  // a call is being submitted; the watch thread may have to end it
+  std::optional<LateCall> submitted_;  // the call whose submit() has not returned
   std::atomic<bool> is_stopping_{false};
 };
 

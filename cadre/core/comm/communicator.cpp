@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "cadre/core/base/enum_set.h"
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/quiet_log.h"
 #include "cadre/core/comm/checks.h"
@@ -100,6 +101,40 @@ void check_tuning(const Communicator& group) {
   options.log->write(LogLevel::kWarning, "comm", format("group={} {}", group.name(), mismatch));
 }
 
+// Returns text such as "0, 2" with the ranks that have this type of device; of many, the first
+// ones.
+std::string ranks_with(const Layout& layout, DeviceType type) {
+  constexpr int kMaxNamed = 8;
+  std::string text;
+  int num_ranks = 0;
+  for (int rank = 0; rank < layout.num_ranks(); ++rank) {
+    if (layout.rank_address(rank).device != type) continue;
+    if (num_ranks++ < kMaxNamed) text += format("{}{}", text.empty() ? "" : ", ", rank);
+  }
+  if (num_ranks <= kMaxNamed) return text;
+  return format("{} and {} others", text, num_ranks - kMaxNamed);
+}
+
+// The engine for a device needs all ranks of a group. All ranks see the same layout, so they throw
+// the same error.
+void check_device_types(const Layout& layout) {
+  EnumSet<DeviceType> types;
+  for (const wire::RankAddress& address : layout.rank_addresses) types.insert(address.device);
+  std::string found;
+  int num_types = 0;
+  for (int i = 0; i < kNumDeviceTypes; ++i) {
+    const auto type = static_cast<DeviceType>(i);
+    if (!types.contains(type)) continue;
+    found += format("{}{} on ranks {}", num_types++ == 0 ? "" : "; ",
+                    type == DeviceType::kCpu ? "none" : to_string(type), ranks_with(layout, type));
+  }
+  if (num_types < 2) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("the ranks have devices of different types: {}. Let every rank have a device "
+                     "of one type, or pass the CPU on all ranks (InitOptions::device)",
+                     found));
+}
+
 // The maximum size of a symmetric buffer. No machine has so much memory, and additions to this
 // number do not wrap.
 constexpr size_t kMaxSymmetricBytes = size_t{1} << 56;
@@ -118,6 +153,7 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
     const CommunicatorOptions quiet = with_quiet_log(options);
     const FabricSettings settings = fabric_settings(membership, quiet);
     auto fabric = Fabric::connect(system, membership, settings, deadline).value_or_throw();
+    check_device_types(fabric->layout());
     std::vector<int> all(static_cast<size_t>(membership.world_size));
     std::iota(all.begin(), all.end(), 0);
     GroupMembers members{std::move(all), membership.rank, membership};

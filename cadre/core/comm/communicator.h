@@ -95,7 +95,9 @@ class CADRE_EXPORT Communicator {
   // Returns how many collectives this rank has issued; equal on all ranks between operations.
   uint64_t num_collectives() const;
 
-  // Runs a collective, or issues it and returns at once. collective/collective.h describes buffers,
+  // Runs a collective, or issues it and returns at once. For a stream-ordered engine, issue()
+  // returns when the engine has the collective, so it waits for the calls before it that a blocking
+  // engine of the group runs. collective/collective.h describes buffers,
   // shapes and what may be in place; collective/reduction_table.h says which operations a dtype
   // supports, and why others are not supported. The methods below are run() and issue() by name.
   void run(Collective collective, const CollectiveOptions& options = {}) {

@@ -27,6 +27,10 @@ namespace {
 constexpr Duration kAbortTime = std::chrono::seconds(5);
 constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
+DeviceType device_type_of(const CommunicatorOptions& options) {
+  return options.device_backend ? options.device_backend->device.type : DeviceType::kCpu;
+}
+
 }  // namespace
 
 Result<GroupPieces> GroupPieces::cut(HostMemory& memory, const std::vector<int>& holders) {
@@ -173,7 +177,7 @@ bool Communicator::Impl::is_hierarchical() const {
 
 void Communicator::Impl::open_first(Deadline deadline) {
   try {
-    if (!uses_host_memory()) return open(std::nullopt, {});
+    if (!uses_host_memory()) return open(std::nullopt, {}, deadline);
     GroupPieces pieces = GroupPieces::cut(*fabric->host_memory(), local_slots()).value_or_throw();
     const auto check = [this]() -> Status {
       return monitor->has_failed() ? Status(monitor->error()) : Status();
@@ -184,7 +188,7 @@ void Communicator::Impl::open_first(Deadline deadline) {
     for (size_t i = 0; i < ranks.size(); ++i) {
       places[static_cast<size_t>(ranks[i].value)] = local[i];
     }
-    open(std::move(pieces), places);
+    open(std::move(pieces), places, deadline);
   } catch (const std::exception& thrown) {
     give_up(thrown, "connecting");
     throw;
@@ -206,7 +210,7 @@ void Communicator::Impl::give_up(const std::exception& thrown, std::string_view 
 }
 
 void Communicator::Impl::open(std::optional<GroupPieces> pieces,
-                              const std::vector<GroupPlaces>& places) {
+                              const std::vector<GroupPlaces>& places, Deadline deadline) {
   const bool has_memory = pieces.has_value() && !spans_hosts();
   std::unique_ptr<HostEngine> local;
   if (pieces) {
@@ -226,8 +230,8 @@ void Communicator::Impl::open(std::optional<GroupPieces> pieces,
   } else if (world_size > 1 && fabric->links() != nullptr) {
     open_streams(std::move(local));
   }
-  if (options.backend) engines.set_host(build_engine(options.backend, {}));
-  if (options.device_backend) build_device_engine(*options.device_backend);
+  if (options.backend) engines.set_host(build_engine(options.backend, {}, deadline));
+  if (options.device_backend) build_device_engine(*options.device_backend, deadline);
   if (rank == 0 && options.log) log_start();
   signal_waits = std::make_shared<SignalWaits>(
       SignalWaits::Parts{system, *monitor, *recorder, fabric->is_crowded()});
@@ -360,18 +364,19 @@ std::unique_ptr<Backend> Communicator::Impl::make_net_engine(std::unique_ptr<Hos
           .host_of_rank = std::move(hosts), .local = std::move(local), .table = table});
 }
 
-void Communicator::Impl::build_device_engine(const DeviceBackend& chosen) {
+void Communicator::Impl::build_device_engine(const DeviceBackend& chosen, Deadline deadline) {
   if (chosen.device.type == DeviceType::kCpu || !chosen.make) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("the options have {} as their device_backend: pass a device and a factory, "
                        "and choose the engine for memory of the CPU by `backend`",
                        chosen.make ? "the CPU" : "no factory"));
   }
-  engines.set_device(chosen.device, build_engine(chosen.make, chosen.device));
+  engines.set_device(chosen.device, build_engine(chosen.make, chosen.device, deadline));
 }
 
 std::unique_ptr<Backend> Communicator::Impl::build_engine(const BackendFactory& factory,
-                                                          const Device& device) const {
+                                                          const Device& device,
+                                                          Deadline deadline) const {
   const std::shared_ptr<Store>& store = members.membership.store;
   // The keys of the two engines of a group are apart.
   const std::string prefix =
@@ -385,7 +390,7 @@ std::unique_ptr<Backend> Communicator::Impl::build_engine(const BackendFactory& 
               .store = store == nullptr ? nullptr : std::make_shared<PrefixStore>(prefix, store),
               .interrupt = monitor->interrupt(),
               .system = system,
-              .deadline = system.deadline_in(options.timeout),
+              .deadline = deadline,
               .log = options.log.get()})
       .value_or_throw();
 }
@@ -572,6 +577,7 @@ bool may_use_memory_after_return(const Communicator& group, DeviceType type) {
 FabricSettings fabric_settings(const Membership& membership, const CommunicatorOptions& options) {
   return {.connection = connection_name(membership.group, id_of(options)),
           .listen_host = options.listen_host,
+          .device = device_type_of(options),
           .flight_record_path = options.flight_record_path,
           .silence_limit = options.silence_limit,
           .log = options.log,

@@ -85,8 +85,10 @@ class Communicator::Impl {
   Rank culprit_of(const Error& error) const;
   // Makes the group ready to run operations. With pieces, the members on this host communicate
   // through its memory, and places[r] are the places of the pieces of the group's rank r; those of
-  // ranks on other hosts are ignored. Without pieces, they communicate over TCP.
-  void open(std::optional<GroupPieces> pieces, const std::vector<GroupPlaces>& places);
+  // ranks on other hosts are ignored. Without pieces, they communicate over TCP. The factories of
+  // the program have time until the deadline.
+  void open(std::optional<GroupPieces> pieces, const std::vector<GroupPlaces>& places,
+            Deadline deadline);
   // Opens the group of all ranks. No earlier group can carry the places of the ranks' pieces of
   // memory, so the ranks exchange them here.
   void open_first(Deadline deadline);
@@ -157,8 +159,9 @@ class Communicator::Impl {
   void open_streams(std::unique_ptr<HostEngine> local);
   std::unique_ptr<Backend> make_net_engine(std::unique_ptr<HostEngine> local);
   bool is_hierarchical() const;
-  void build_device_engine(const DeviceBackend& chosen);
-  std::unique_ptr<Backend> build_engine(const BackendFactory& factory, const Device& device) const;
+  void build_device_engine(const DeviceBackend& chosen, Deadline deadline);
+  std::unique_ptr<Backend> build_engine(const BackendFactory& factory, const Device& device,
+                                        Deadline deadline) const;
   std::string engine_names() const;
   std::string_view transport_name() const;
   void log_start() const;

@@ -2,12 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/core/comm/abandoned_memory.h"
@@ -50,6 +52,40 @@ CommunicatorOptions with_device(const std::shared_ptr<RanksInProcess>& peers, Ra
   };
   CommunicatorOptions options{.timeout = kPatience};
   options.device_backend = {.device = {DeviceType::kPrivateUse1, rank.value}, .make = make};
+  return options;
+}
+
+// Calls a function of the test before each submit() of the engine.
+class HookedEngine final : public Backend {
+ public:
+  using Hook = std::function<Status(const BackendSetup& setup, const OpContext& op)>;
+
+  HookedEngine(std::unique_ptr<Backend> inner, const BackendSetup& setup, Hook hook)
+      : inner_(std::move(inner)), setup_(setup), hook_(std::move(hook)) {}
+
+  Capabilities capabilities() const override { return inner_->capabilities(); }
+  Completion submit(const OpContext& op, std::span<const Collective> collectives) override {
+    CADRE_RETURN_IF_ERROR(hook_(setup_, op));
+    return inner_->submit(op, collectives);
+  }
+
+ private:
+  const std::unique_ptr<Backend> inner_;
+  const BackendSetup setup_;
+  const Hook hook_;
+};
+
+CommunicatorOptions with_hooked_device(const std::shared_ptr<RanksInProcess>& peers, Rank rank,
+                                       const HookedEngine::Hook& hook) {
+  CommunicatorOptions options = with_device(peers, rank);
+  options.device_backend->make =
+      [make = options.device_backend->make,
+       hook](const BackendSetup& setup) -> Result<std::unique_ptr<Backend>> {
+    auto inner = make(setup);
+    if (!inner.ok()) return inner.error();
+    return std::unique_ptr<Backend>(
+        std::make_unique<HookedEngine>(std::move(inner).value(), setup, hook));
+  };
   return options;
 }
 
@@ -210,6 +246,45 @@ TEST(DeviceEngineTest, RefusesOptionsWithoutADeviceOrAFactory) {
   EXPECT_THAT(result.ranks[0].output, HasSubstr("the options have the CPU as their"));
 }
 
+TEST(DeviceEngineTest, RanksWithoutADeviceAreNamedOnAllRanks) {
+  const auto peers = std::make_shared<RanksInProcess>();
+  const auto result = run(3, [&](RankContext& context) {
+    CommunicatorOptions options = with_device(peers, context.rank);
+    if (context.rank == 1) options.device_backend.reset();
+    context.output = failure_of([&] { connect_ranks(context, options); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const testing::RankOutcome& rank : result.ranks) {
+    EXPECT_THAT(rank.output, ::testing::StartsWith("kInvalidArgument: "));
+    EXPECT_THAT(rank.output,
+                HasSubstr("the ranks have devices of different types: none on ranks 1; "
+                          "privateuseone on ranks 0, 2. Let every rank have a device of one "
+                          "type, or pass the CPU on all ranks"));
+  }
+}
+
+// The time for the engine is that of connecting or splitting, and not the timeout of operations.
+TEST(DeviceEngineTest, EnginesAreMadeUntilTheDeadlineOfTheCall) {
+  const auto result = run(2, [&](RankContext& context) {
+    std::vector<Deadline> deadlines;
+    CommunicatorOptions options = with_device(std::make_shared<RanksInProcess>(), context.rank);
+    options.timeout = seconds(5);
+    options.device_backend->make = [&, make = options.device_backend->make](const auto& setup) {
+      deadlines.push_back(setup.deadline);
+      return make(setup);
+    };
+    const TimePoint now = context.system.now();
+    const auto group = connect_ranks(context, options);
+    const auto both = split(*group, {.color = 0}, context.system.deadline_in(seconds(900)));
+    require(deadlines.size() == 2, "two engines");
+    require(deadlines[0].at() - now >= testing::kRankTimeout, "the deadline of connecting");
+    require(deadlines[1].at() - now >= seconds(900), "the deadline of split");
+    both->close(context.system.deadline_in(kPatience));
+    group->close(context.system.deadline_in(kPatience));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(DeviceEngineTest, GroupsThatAreSplitOffHaveTheEngineToo) {
   const auto peers = std::make_shared<RanksInProcess>();
   const auto result = run(4, [&](RankContext& context) {
@@ -228,6 +303,66 @@ TEST(DeviceEngineTest, GroupsThatAreSplitOffHaveTheEngineToo) {
     world->close(context.system.deadline_in(kPatience));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// NCCL needs the calls of two groups on one device in the same order on all ranks. The call on the
+// CPU keeps the first group busy, for as long as rank 1 is late.
+TEST(DeviceEngineTest, CallsOfTwoGroupsAreSubmittedInTheOrderOfTheProgram) {
+  const auto peers = std::make_shared<RanksInProcess>();
+  const auto result = run(2, [&](RankContext& context) {
+    std::string order;
+    const auto world = connect_ranks(
+        context, with_hooked_device(peers, context.rank, [&](const BackendSetup& setup, auto&) {
+          order += setup.group + " ";
+          return Status();
+        }));
+    const auto both =
+        split(*world, {.color = 0, .name = "both"}, context.system.deadline_in(kPatience));
+    FakeStream stream(context.system);
+    const FakeStream::Current current(stream);
+    float values[3] = {1, 1, 1};
+    if (context.rank == 1) {
+      context.system.make_waiter()->park(context.system.deadline_in(milliseconds(200)));
+    }
+    const Work on_cpu = world->issue(sum_of(values[0]));
+    const Work first = world->issue(device_sum_of(values[1], *world, stream));
+    const Work second = both->issue(device_sum_of(values[2], *both, stream));
+    for (const Work* work : {&on_cpu, &first, &second}) work->wait();
+    require(stream.synchronize(context.system.deadline_in(kPatience)), "the stream has ended");
+    require(order == "world both ", order);
+    both->close(context.system.deadline_in(kPatience));
+    world->close(context.system.deadline_in(kPatience));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The engine connects its ranks in the first submit(), which does not return before all ranks have
+// made the call.
+TEST(DeviceEngineTest, ACallThatBlocksInSubmitIsComparedWithThoseOfThePeers) {
+  const auto peers = std::make_shared<RanksInProcess>();
+  const auto result = run(2, [&](RankContext& context) {
+    const auto hook = [&](const BackendSetup& setup, const OpContext& op) -> Status {
+      const auto waiter = context.system.make_waiter();
+      while (!setup.interrupt.is_raised()) {
+        if (op.deadline.has_passed(context.system.now())) return Error(ErrorCode::kTimeout, "late");
+        waiter->park(context.system.deadline_in(milliseconds(5)));
+      }
+      return Error(ErrorCode::kAborted, "the group has failed");
+    };
+    const auto group = connect_ranks(context, with_hooked_device(peers, context.rank, hook));
+    FakeStream stream(context.system);
+    const FakeStream::Current current(stream);
+    std::array<float, 2> values{};
+    Collective sum = device_sum_of(values[0], *group, stream);
+    sum.in = sum.out = std::as_writable_bytes(std::span(values).first(context.rank == 0 ? 1 : 2));
+    context.output = failure_of([&] { group->issue(sum).wait(); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const testing::RankOutcome& rank : result.ranks) {
+    EXPECT_THAT(rank.output, ::testing::StartsWith("kInvalidArgument: all_reduce #1 "));
+    EXPECT_THAT(rank.output, HasSubstr("all_reduce(sum, float32 x 1, on the device)"));
+    EXPECT_THAT(rank.output, HasSubstr("all_reduce(sum, float32 x 2, on the device)"));
+  }
 }
 
 // A call with memory of the CPU on one rank and of the device on the other is no call of both: it

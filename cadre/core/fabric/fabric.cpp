@@ -90,6 +90,7 @@ Status Fabric::connect_ranks(const Membership& membership, const FabricSettings&
       .id = settings.connection,
       .listen_host = settings.listen_host,
       .version = CADRE_VERSION,
+      .device = settings.device,
       .may_share_memory = true,
       .host_segment_bytes =
           [&host](int num_slots) {

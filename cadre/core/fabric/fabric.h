@@ -43,9 +43,10 @@ struct GroupPlaces {
 
 // The settings with which a fabric connects, from the options of its first group.
 struct FabricSettings {
-  std::string connection = "world";  // the result of connection_name() for the first group
-  std::string listen_host;           // see CommunicatorOptions::listen_host
-  std::string flight_record_path;    // see CommunicatorOptions::flight_record_path
+  std::string connection = "world";      // the result of connection_name() for the first group
+  std::string listen_host;               // see CommunicatorOptions::listen_host
+  DeviceType device = DeviceType::kCpu;  // the type of CommunicatorOptions::device_backend
+  std::string flight_record_path;        // see CommunicatorOptions::flight_record_path
   Duration silence_limit = kDefaultSilenceLimit;
   std::shared_ptr<LogSink> log;
   std::function<Result<std::string>()> settings = {};  // see FabricOptions::settings

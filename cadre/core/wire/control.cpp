@@ -9,7 +9,7 @@
 namespace cadre::wire {
 namespace {
 
-constexpr uint32_t kRankAddressMagic = 0x31434443;  // "CDC1"
+constexpr uint32_t kRankAddressMagic = 0x32434443;  // "CDC2"
 constexpr int kFirstErrorCode = static_cast<int>(ErrorCode::kInvalidArgument);
 constexpr int kNumErrorCodes = static_cast<int>(ErrorCode::kInternal) - kFirstErrorCode + 1;
 
@@ -283,7 +283,14 @@ std::string encode_rank_address(const RankAddress& rank_address) {
   out.integer(rank_address.probe);
   out.text(cut(rank_address.core_mask));
   out.integer(rank_address.pid_namespace);
+  out.integer(static_cast<uint8_t>(rank_address.device));
   return std::string(as_text(out.bytes()));
+}
+
+DeviceType read_device_type(ByteReader& in) {
+  const auto type = in.integer<uint8_t>();
+  if (type >= kNumDeviceTypes) in.fail();
+  return static_cast<DeviceType>(type);
 }
 
 Result<RankAddress> decode_rank_address(std::string_view text) {
@@ -299,6 +306,7 @@ Result<RankAddress> decode_rank_address(std::string_view text) {
   rank_address.probe = in.integer<uint64_t>();
   rank_address.core_mask = in.text(kMaxControlTextBytes);
   rank_address.pid_namespace = in.integer<uint64_t>();
+  rank_address.device = read_device_type(in);
   if (magic != kRankAddressMagic || !in.is_complete())
     return malformed("address of a rank in the store");
   return rank_address;

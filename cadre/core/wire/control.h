@@ -21,6 +21,8 @@
 
 namespace cadre::wire {
 
+class ByteReader;
+
 inline constexpr size_t kMaxControlFrameBytes = 16 << 10;
 // The size of the length prefix of a frame.
 inline constexpr size_t kControlPrefixBytes = sizeof(uint32_t);
@@ -52,6 +54,8 @@ struct RankAddress {
   uint64_t probe = 0;
   std::string core_mask;       // the cores on which the rank may run, as in os::HostInfo
   uint64_t pid_namespace = 0;  // the PID namespace of `pid`; 0 if unknown
+  // The type of the device on whose memory the rank works beside memory of the CPU; kCpu if none.
+  DeviceType device = DeviceType::kCpu;
 
   friend bool operator==(const RankAddress&, const RankAddress&) = default;
 };
@@ -244,6 +248,8 @@ using ControlMessage = std::variant<Hello, Challenge, Answer, Refusal, AbortNoti
 
 std::string encode_rank_address(const RankAddress& rank_address);
 Result<RankAddress> decode_rank_address(std::string_view text);
+// Fails the reader for a byte that is no type of device.
+DeviceType read_device_type(ByteReader& in);
 
 // Returns the message as a frame: a 32-bit length, the type, the fields. Texts that are too long
 // are truncated. REQUIRES: an EventBatch fits into a frame; encode_events() ensures that.

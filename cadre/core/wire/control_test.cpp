@@ -267,9 +267,10 @@ TEST(Control, WhatIsOverTheBoundsOfAnEventIsCutOrRefused) {
 }
 
 TEST(Control, GoldenBytesOfARankAddress) {
-  const RankAddress rank_address{"1.2", "n0", "b", 4711, "tcp:h:1", "unix:@c", 42, "\x03", 9};
+  const RankAddress rank_address{"1.2",     "n0", "b",    4711, "tcp:h:1",
+                                 "unix:@c", 42,   "\x03", 9,    DeviceType::kCuda};
   EXPECT_EQ(hex_of(as_bytes(encode_rank_address(rank_address))),
-            "43444331"
+            "43444332"
             "03000000"
             "312e32"
             "02000000"
@@ -284,7 +285,8 @@ TEST(Control, GoldenBytesOfARankAddress) {
             "2a00000000000000"
             "01000000"
             "03"
-            "0900000000000000");
+            "0900000000000000"
+            "01");
 }
 
 TEST(Control, EveryTruncationAndEveryTrailingByteIsRefused) {

@@ -10,10 +10,10 @@ namespace cadre::wire {
 namespace {
 
 constexpr uint32_t kTicketMagic = 0x31544443;  // "CDT1"
-constexpr uint32_t kLayoutMagic = 0x324c4443;  // "CDL2"
+constexpr uint32_t kLayoutMagic = 0x334c4443;  // "CDL3"
 // The smallest size of an address in a layout: four indices of texts, the pid, the lengths of two
-// empty texts, the probe and the PID namespace.
-constexpr size_t kMinAddressBytes = 4 * 4 + 4 + 2 * 4 + 8 + 8;
+// empty texts, the probe, the PID namespace and the type of the device.
+constexpr size_t kMinAddressBytes = 4 * 4 + 4 + 2 * 4 + 8 + 8 + 1;
 
 std::string_view cut(std::string_view text) {
   return text.substr(0, kMaxControlTextBytes);
@@ -68,6 +68,7 @@ RankAddress read_address(ByteReader& in, const std::vector<std::string>& texts) 
   rank_address.unix_address = in.text(kMaxControlTextBytes);
   rank_address.probe = in.integer<uint64_t>();
   rank_address.pid_namespace = in.integer<uint64_t>();
+  rank_address.device = read_device_type(in);
   return rank_address;
 }
 
@@ -106,6 +107,7 @@ std::vector<std::byte> encode_layout(std::span<const RankAddress> address_by_ran
     rank_addresses.text(cut(rank_address.unix_address));
     rank_addresses.integer(rank_address.probe);
     rank_addresses.integer(rank_address.pid_namespace);
+    rank_addresses.integer(static_cast<uint8_t>(rank_address.device));
   }
   ByteWriter body;
   body.integer(kLayoutMagic);

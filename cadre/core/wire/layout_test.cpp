@@ -55,10 +55,11 @@ TEST(LayoutMessage, TextsThatAddressesShareAreWrittenOnce) {
 // The expected bytes were written by hand from docs/formats/layout.md, so this test fails if the
 // format changes.
 TEST(LayoutMessage, HasTheDocumentedBytes) {
-  const std::vector<RankAddress> rank_addresses = {{"v", "h", "b", 1, "t", "u", 2, "v", 9}};
+  const std::vector<RankAddress> rank_addresses = {
+      {"v", "h", "b", 1, "t", "u", 2, "v", 9, DeviceType::kPrivateUse1}};
   const std::string expected(
-      "\x4f\0\0\0"
-      "CDL2"
+      "\x50\0\0\0"
+      "CDL3"
       "\3\0\0\0"
       "\1\0\0\0v"
       "\1\0\0\0h"
@@ -69,9 +70,9 @@ TEST(LayoutMessage, HasTheDocumentedBytes) {
       "\1\0\0\0t"
       "\1\0\0\0u"
       "\2\0\0\0\0\0\0\0"
-      "\x9\0\0\0\0\0\0\0"
+      "\x9\0\0\0\0\0\0\0\2"
       "\2\0\0\0no",
-      83);
+      84);
   EXPECT_EQ(as_text(encode_layout(rank_addresses, "no")), expected);
 }
 
@@ -95,6 +96,13 @@ TEST(LayoutMessage, APlaceBeyondTheTextsIsRefused) {
       encode_layout(std::vector<RankAddress>{{"v", "h", "b", 1, "t", "u", 2, "v"}});
   // Changes the index of the version's text. The table has three texts, so index 3 is invalid.
   message[4 + 8 + 15 + 4] = std::byte{3};
+  EXPECT_FALSE(decode_layout(body_of(message)).ok());
+}
+
+TEST(LayoutMessage, AnUnknownTypeOfDeviceIsRefused) {
+  std::vector<std::byte> message =
+      encode_layout(std::vector<RankAddress>{{"v", "h", "b", 1, "t", "u", 2, "v"}});
+  message[message.size() - 5] = std::byte{kNumDeviceTypes};  // the byte before the empty settings
   EXPECT_FALSE(decode_layout(body_of(message)).ok());
 }
 

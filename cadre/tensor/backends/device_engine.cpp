@@ -22,13 +22,14 @@ void log_choice(const BackendSetup& setup, LogLevel level, std::string_view engi
 nccl::Demand demand_of(DeviceEngineChoice choice) {
   switch (choice) {
     case DeviceEngineChoice::kNccl:
-      return {.choice = "kNccl", .shared = nccl::SharedDevices::kLeftToNccl};
+      return {.choice = "DeviceEngineChoice::kNccl", .shared = nccl::SharedDevices::kLeftToNccl};
     case DeviceEngineChoice::kStaged:
-      return {.choice = "kStaged", .why_not = "the program chooses the staged engine"};
+      return {.choice = "DeviceEngineChoice::kStaged",
+              .why_not = "the program chooses the staged engine"};
     case DeviceEngineChoice::kAuto:
       break;
   }
-  return {.choice = "kAuto"};
+  return {.choice = "DeviceEngineChoice::kAuto"};
 }
 
 }  // namespace
@@ -52,7 +53,7 @@ BackendFactory device_engine(DeviceEngineChoice choice, const NcclOptions& optio
         choice == DeviceEngineChoice::kStaged || setup.device.type != options.device_type;
     log_choice(setup, is_chosen ? LogLevel::kInfo : LogLevel::kWarning, "staged",
                made->description);
-    return staged_engine()(setup);
+    return make_staged_engine(setup, kStagedPieceBytes);
   };
 }
 

@@ -18,6 +18,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/collective/reduction_table.h"
 #include "cadre/core/collective/scale.h"
+#include "cadre/tensor/backends/nccl/nccl_agreement.h"
 #include "cadre/tensor/backends/staged_pieces.h"
 #include "cadre/tensor/device/call_order.h"
 #include "cadre/tensor/device/core_device.h"
@@ -213,27 +214,36 @@ class StagedEngine final : public Backend {
 
 }  // namespace
 
+Result<std::unique_ptr<Backend>> make_staged_engine(const BackendSetup& setup, size_t piece_bytes) {
+  const device::FoundDevices found = device::find_devices(device::to_c10(setup.device).type());
+  if (!found.runtime) return Error(ErrorCode::kUnavailable, found.reason);
+  if (found.runtime->pinned_allocator() == nullptr) {
+    return Error(ErrorCode::kUnavailable,
+                 format("the devices of type {} have no pinned memory of the host, through which "
+                        "the staged engine copies; choose another engine",
+                        to_string(setup.device.type)));
+  }
+  if (setup.host != nullptr) {
+    const Capabilities host = setup.host->capabilities();
+    if (!host.is_abortable || host.is_stream_ordered) {
+      return Error(ErrorCode::kInvalidArgument,
+                   format("the staged engine needs an engine for memory of the CPU whose calls "
+                          "block and end at the deadline, and \"{}\" is none; choose another one",
+                          host.name));
+    }
+  }
+  return std::unique_ptr<Backend>(
+      std::make_unique<StagedEngine>(setup, *found.runtime, piece_bytes));
+}
+
 BackendFactory staged_engine(size_t piece_bytes) {
   return [piece_bytes](const BackendSetup& setup) -> Result<std::unique_ptr<Backend>> {
-    const device::FoundDevices found = device::find_devices(device::to_c10(setup.device).type());
-    if (!found.runtime) return Error(ErrorCode::kUnavailable, found.reason);
-    if (found.runtime->pinned_allocator() == nullptr) {
-      return Error(ErrorCode::kUnavailable,
-                   format("the devices of type {} have no pinned memory of the host, through which "
-                          "the staged engine copies; choose another engine",
-                          to_string(setup.device.type)));
-    }
-    if (setup.host != nullptr) {
-      const Capabilities host = setup.host->capabilities();
-      if (!host.is_abortable || host.is_stream_ordered) {
-        return Error(ErrorCode::kInvalidArgument,
-                     format("the staged engine needs an engine for memory of the CPU whose calls "
-                            "block and end at the deadline, and \"{}\" is none; choose another one",
-                            host.name));
-      }
-    }
-    return std::unique_ptr<Backend>(
-        std::make_unique<StagedEngine>(setup, *found.runtime, piece_bytes));
+    const nccl::Readiness own{.choice = format("staged_engine({})", piece_bytes),
+                              .why_not = "the program chooses the staged engine"};
+    const auto agreed = nccl::agree(setup, own, nccl::SharedDevices::kLeftToNccl,
+                                    [] { return Result<nccl::UniqueId>(nccl::UniqueId()); });
+    if (!agreed.ok()) return agreed.error();
+    return make_staged_engine(setup, piece_bytes);
   };
 }
 

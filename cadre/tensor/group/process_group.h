@@ -169,7 +169,10 @@ class CADRE_EXPORT ProcessGroup {
   // The operations below work in place. tensor: any shape. The blocking calls pack a non-contiguous
   // tensor and copy it back; the asynchronous ones throw for it, because they could not copy it
   // back. The memory of an asynchronous call is kept until it is done, even if the tensor is
-  // resized or gets other memory meanwhile; on a device it must not be resized.
+  // resized or gets other memory meanwhile; on a device it must not be resized. A call on memory of
+  // the device may wait for the asynchronous calls on memory of the CPU that were issued to this
+  // group before it, because calls of several groups on one device are enqueued in the order of the
+  // program.
   void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
   Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
   void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {}) const;
@@ -288,7 +291,8 @@ class CADRE_EXPORT ProcessGroup {
   // batch_send_recv_async() do not block. recv() and Work::wait() block the host until the message
   // has arrived, and then enqueue the copy to the device on the current stream, behind the work
   // that the stream of the call had. Until then the tensor has its earlier values, even if
-  // is_completed() is true.
+  // is_completed() is true. So the message is lost if the Work of recv_async() or
+  // batch_send_recv_async() is dropped without a wait().
   void send(const at::Tensor& tensor, int destination, const MessageOptions& options = {}) const;
   Work send_async(const at::Tensor& tensor, int destination,
                   const MessageOptions& options = {}) const;
@@ -358,16 +362,19 @@ struct InitOptions {
   // are an error. All ranks pass the same.
   std::string backend = {};
   // The device of this process on whose memory the group works beside memory of the CPU; a tensor
-  // on another one is refused. By default it is local_device(), which is the CPU without CUDA
-  // devices; and the CPU if a call before this one has kept libtorch from finding them
-  // (local_device.h). The device becomes the current one of this thread.
+  // on another one is refused. A device without an index is the current one of its type. The ranks
+  // may have different indices, but all have devices of one type, or none has. By default it is
+  // local_device(), which is the CPU without CUDA devices; and the CPU if a call before this one
+  // has kept libtorch from finding them (local_device.h). The device becomes the current one of
+  // this thread.
   std::optional<c10::Device> device = {};
   // The engine for memory of that device, and of groups that are split from the world: NCCL where
   // every rank has a CUDA device of its own, else one that copies to the host and back
   // (backends/device_engine.h). All ranks pass the same.
   DeviceEngineChoice device_engine = DeviceEngineChoice::kAuto;
   // The default timeout of an operation, counted from its start: of collectives, messages and waits
-  // for signals, in the world and in groups that are split from it.
+  // for signals, in the world and in groups that are split from it. The timeouts of the ranks may
+  // differ, and the first to pass fails the group on all ranks.
   Duration timeout = kDefaultOperationTimeout;
   // The limit of init_process_group(): all ranks must have joined and connected by then. split(),
   // new_group() and rejoin() have timeouts of their own.

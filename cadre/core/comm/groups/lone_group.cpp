@@ -23,7 +23,7 @@ std::unique_ptr<Communicator> make_lone_group(os::System& system, int world_size
   const auto identity = GroupIdentity::of_connection(id_of(options), fabric->connection_number());
   auto impl = std::make_unique<Communicator::Impl>(
       std::move(fabric), options, identity, GroupMembers{std::move(ranks), rank, membership});
-  impl->open(std::nullopt, {});
+  impl->open(std::nullopt, {}, system.deadline_in(options.timeout));
   return std::make_unique<Communicator>(std::move(impl));
 }
 

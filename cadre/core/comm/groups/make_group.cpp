@@ -27,7 +27,8 @@ Status cut_pieces(const Communicator::Impl& parent, const std::vector<int>& cand
   return {};
 }
 
-std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGroup group) {
+std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGroup group,
+                                         Deadline deadline) {
   const auto self = std::ranges::find(group.members, parent.rank.value);
   GroupMembers members;
   for (const int member : group.members) {
@@ -54,7 +55,7 @@ std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGr
       group.pieces->discard();
       group.pieces.reset();
     }
-    impl->open(std::move(group.pieces), group.places);
+    impl->open(std::move(group.pieces), group.places, deadline);
   } catch (const std::exception& thrown) {
     impl->give_up(thrown, "making the group");
     throw;

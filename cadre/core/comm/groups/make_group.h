@@ -41,7 +41,8 @@ Status cut_pieces(const Communicator::Impl& parent, const std::vector<int>& cand
 
 // Makes the group, or fails it for all members if this rank cannot take part. REQUIRES: this rank
 // is a member.
-std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGroup group);
+std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGroup group,
+                                         Deadline deadline);
 
 // Returns text such as "[0, 2]".
 std::string list_of(std::span<const Rank> ranks);

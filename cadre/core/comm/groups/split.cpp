@@ -127,7 +127,7 @@ std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& gi
     group.places.push_back(calls[static_cast<size_t>(member)].places);
   }
   if (group.name.empty()) group.name = format("{}/{}.{}", parent.name(), number, *options.color);
-  return make_group(impl, std::move(group));
+  return make_group(impl, std::move(group), deadline);
 }
 
 std::unique_ptr<Communicator> new_group(Communicator& parent, std::span<const Rank> ranks,
@@ -166,7 +166,7 @@ std::unique_ptr<Communicator> new_group(Communicator& parent, std::span<const Ra
   for (const int member : group.members) {
     group.places.push_back(calls[static_cast<size_t>(member)].places);
   }
-  return make_group(impl, std::move(group));
+  return make_group(impl, std::move(group), deadline);
 }
 
 }  // namespace cadre

@@ -227,7 +227,7 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
                  .identity = creation.created({&own.stamp, 1}),
                  .creation = creation,
                  .members = values_of(ranks)};
-  if (!has_others) return make_group(impl, std::move(group));
+  if (!has_others) return make_group(impl, std::move(group), deadline);
   const Status cut = cut_into(impl, group.members, group, own);
   const auto wait =
       impl.fabric->status_cells().show_wait(format("new_group_over_store of \"{}\"", options.id));
@@ -257,7 +257,7 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
     if (!is_refused_by_all && !is_in_group(impl, creation)) tell_giving_up(impl, creation, error);
     throw;
   }
-  return make_group(impl, std::move(group));
+  return make_group(impl, std::move(group), deadline);
 }
 
 }  // namespace cadre

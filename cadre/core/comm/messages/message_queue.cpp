@@ -180,7 +180,9 @@ Error MessageQueue::explain(const Pending& pending, const Error& error) {
   activity.number = pending.number();
   activity.fingerprint = fingerprint_of(pending);
   activity.age_ns = (parts_.system.now() - pending.began).count();
-  if (error.code() == ErrorCode::kTimeout) {
+  if (error.code() == ErrorCode::kTimeout && protocol_.is_unwritten(pending)) {
+    explain_unwritten(pending, activity);
+  } else if (error.code() == ErrorCode::kTimeout) {
     parts_.monitor.fail_by_timeout(
         {.activity = activity, .waiting_for = pending.peer.value, .where = where_of(pending)});
   } else if (error.code() == ErrorCode::kPeerLost) {
@@ -207,12 +209,23 @@ std::string MessageQueue::where_of(const Pending& pending) const {
                            ? protocol_.first_unexpected(pending.peer, pending.space)
                            : std::nullopt;
   const std::string tag = pending.space.describe(pending.tag);
-  if (pending.is_written != nullptr && !pending.is_written()) {
-    return format("{} (this rank's device has not copied the message to the host yet)", tag);
-  }
   if (!arrived) return tag;
   return format("{} (a message with tag {} from rank {} has arrived, which no recv takes)", tag,
                 arrived->tag, arrived->source);
+}
+
+// The peer is not at fault: it cannot receive what has not left this rank's device.
+void MessageQueue::explain_unwritten(const Pending& pending, const wire::Activity& activity) {
+  Monitor& monitor = parts_.monitor;
+  const Rank self = monitor.roster().self;
+  monitor.fail(
+      {.code = ErrorCode::kTimeout,
+       .culprit = self.value,
+       .cause = format("{}: the device of {} has not copied the message to the host",
+                       pending.space.describe(pending.tag), monitor.roster().describe(self.value)),
+       .operation = activity,
+       .remedy = "look for what the device works on or waits for; then restart the job or call "
+                 "rejoin()"});
 }
 
 void MessageQueue::explain_loss(const Pending& pending, const wire::Activity& activity,

@@ -68,6 +68,8 @@ class MessageQueue final : public ProgressQueue {
   // Turns the error of one message into the failure of the group, and returns that.
   Error explain(const Pending& pending, const Error& error);
   std::string where_of(const Pending& pending) const;
+  // Called for a send that has timed out before the device has written its bytes.
+  void explain_unwritten(const Pending& pending, const wire::Activity& activity);
   void explain_loss(const Pending& pending, const wire::Activity& activity, const Error& error);
 
   const Parts parts_;

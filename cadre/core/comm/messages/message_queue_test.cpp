@@ -239,14 +239,15 @@ TEST_P(MessageQueueTest, TheStatusShowsTheOldestMessageThatIsLeft) {
 }
 
 // A device writes the bytes of rank 1's first message 1 s after the send was issued. The messages
-// after it to the same peer keep their order, and a long message in the other direction, for which
-// rank 1 must answer its sender, does not wait.
+// after it with the same tag keep their order. A message with another tag, and a long message in
+// the other direction, for which rank 1 must answer its sender, do not wait.
 TEST_P(MessageQueueTest, ASendWaitsUntilItsBytesAreWritten) {
   for (const uint64_t seed : testing::test_seeds(10)) {
     const auto result = run(seed, [&](RankContext& context, Communicator& group) {
       std::vector<std::byte> large(100'000);
       Payload first{};
       Payload second{};
+      Payload third{};
       if (context.rank == 1) {
         std::atomic<bool> is_written{false};
         const MessageCall late = MessageCall::send(first, kType, 0, 1);
@@ -255,6 +256,7 @@ TEST_P(MessageQueueTest, ASendWaitsUntilItsBytesAreWritten) {
         second[5] = std::byte{2};
         const Work next = group.send_async(second, kType, 0, 1);
         const TimePoint before = context.system.now();
+        group.send(third, kType, 0, 3);
         group.recv(large, kType, 0, 2);
         require(large.back() == std::byte{3}, "the long message");
         require(context.system.now() - before < milliseconds(500), "the receive waited");
@@ -266,6 +268,7 @@ TEST_P(MessageQueueTest, ASendWaitsUntilItsBytesAreWritten) {
         next.wait();
       } else {
         large.back() = std::byte{3};
+        group.recv(third, kType, 1, 3);
         group.send(large, kType, 1, 2);
         group.recv(first, kType, 1, 1);
         group.recv(second, kType, 1, 1);
@@ -276,22 +279,32 @@ TEST_P(MessageQueueTest, ASendWaitsUntilItsBytesAreWritten) {
   }
 }
 
+// The rank whose device does not write the bytes is at fault, and not the peer, which waits for
+// them; also if the send that ends first is one that waits behind the late one.
 TEST_P(MessageQueueTest, ASendWhoseBytesAreNeverWrittenEndsAtTheTimeout) {
-  const auto result = run(
-      1,
-      [&](RankContext& context, Communicator& group) {
-        Payload payload{};
-        if (context.rank == 0) return pause(context, seconds(5));
-        const MessageCall late = MessageCall::send(payload, kType, 0, 1);
-        const std::string failure =
-            testing::failure_of([&] { run_message(group, {}, late, {}, [] { return false; }); });
-        require(
-            failure.find("kTimeout") != std::string::npos &&
-                failure.find("this rank's device has not copied the message") != std::string::npos,
-            failure);
-      },
-      {.timeout = seconds(2)});
-  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const bool is_first_late : {true, false}) {
+    const auto result =
+        run(1,
+            [&](RankContext& context, Communicator& group) {
+              Payload payload{};
+              if (context.rank == 0) return pause(context, seconds(5));
+              const MessageCall late = MessageCall::send(payload, kType, 0, 1);
+              const Duration patience = is_first_late ? seconds(2) : seconds(20);
+              const Work first = issue_messages(group, {}, {&late, 1}, {.timeout = patience}, [] {
+                                   return false;
+                                 }).front();
+              const Work second = group.send_async(payload, kType, 0, 1, {.timeout = seconds(3)});
+              const std::string failure =
+                  testing::failure_of([&] { (is_first_late ? first : second).wait(); });
+              require(failure.starts_with("kTimeout: send #"), failure);
+              require(failure.find("tag 1: the device of rank 1 ") != std::string::npos, failure);
+              require(failure.find("has not copied the message to the host") != std::string::npos,
+                      failure);
+              require(group.error()->details().culprit == Rank(1), failure);
+            },
+            {.timeout = seconds(10)});
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, MessageQueueTest,

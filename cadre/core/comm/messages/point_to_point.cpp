@@ -13,6 +13,10 @@ bool is_written(const Message& message) {
   return message.is_written == nullptr || message.is_written();
 }
 
+bool shares_order(const Message& one, const Message& other) {
+  return one.tag == other.tag && one.space.number() == other.space.number();
+}
+
 bool fits(const Message& receive, const MessageHeader& header) {
   return receive.tag == header.tag && receive.space.number() == header.space;
 }
@@ -36,11 +40,20 @@ void PointToPoint::post(const Handle& message) {
   pending_.push_back(message);
   if (message->kind == OpKind::kRecv) return post_receive(peer, message);
   if (peer.ended) return end(message, *peer.ended);
-  if (!peer.unwritten.empty() || !is_written(*message)) {
+  if (is_held(peer, *message)) {
     peer.unwritten.push_back(message);
     return;
   }
   start_send(peer, message);
+}
+
+// `message` may itself be one of the peer's unwritten sends.
+bool PointToPoint::is_held(const Peer& peer, const Message& message) {
+  for (const Handle& earlier : peer.unwritten) {
+    if (earlier.get() == &message) break;
+    if (shares_order(*earlier, message)) return true;
+  }
+  return !is_written(message);
 }
 
 void PointToPoint::start_send(Peer& peer, const Handle& message) {
@@ -53,9 +66,13 @@ void PointToPoint::start_send(Peer& peer, const Handle& message) {
 }
 
 void PointToPoint::start_written(Peer& peer) {
-  while (!peer.unwritten.empty() && is_written(*peer.unwritten.front())) {
-    start_send(peer, peer.unwritten.front());
-    peer.unwritten.pop_front();
+  for (auto next = peer.unwritten.begin(); next != peer.unwritten.end();) {
+    if (is_held(peer, **next)) {
+      ++next;
+      continue;
+    }
+    start_send(peer, *next);
+    next = peer.unwritten.erase(next);
   }
 }
 
@@ -125,6 +142,13 @@ std::optional<PointToPoint::Unexpected> PointToPoint::first_unexpected(
 
 bool PointToPoint::has_unwritten() const {
   return std::ranges::any_of(peers_, [](const Peer& peer) { return !peer.unwritten.empty(); });
+}
+
+bool PointToPoint::is_unwritten(const Message& message) const {
+  return std::ranges::any_of(peers_, [&](const Peer& peer) {
+    return std::ranges::any_of(peer.unwritten,
+                               [&](const Handle& held) { return held.get() == &message; });
+  });
 }
 
 Status PointToPoint::wait(Deadline latest) {

@@ -81,6 +81,9 @@ class PointToPoint {
   // Returns whether a send waits for its gate, so that advance() has to be called again although
   // nothing arrives.
   bool has_unwritten() const;
+  // Returns whether the send had to wait for a gate and has not started, also if it has ended
+  // since.
+  bool is_unwritten(const Message& message) const;
   // Waits until bytes can be sent or received, the transport is woken, or a message's deadline or
   // `latest` has passed. Returns kAborted if interrupted.
   Status wait(Deadline latest);
@@ -104,8 +107,8 @@ class PointToPoint {
     Channel* channel = nullptr;  // null for this rank itself
     std::optional<Error> ended;
 
-    // The sends whose gate is closed, and those that were posted after them: messages to one peer
-    // keep their order.
+    // The sends whose gate is closed, and those with the same space and tag that were posted after
+    // them: such messages keep their order.
     std::deque<Handle> unwritten;
     std::deque<Outgoing> outgoing;
     uint64_t num_sent = 0;
@@ -130,6 +133,8 @@ class PointToPoint {
 
   void queue(Peer& peer, MessageHeader::Kind kind, const Handle& message, uint64_t sequence);
   void start_send(Peer& peer, const Handle& message);
+  // Returns whether the send waits for its gate or for that of an earlier send.
+  static bool is_held(const Peer& peer, const Message& message);
   // Starts the sends whose bytes have been written since.
   void start_written(Peer& peer);
   void post_receive(Peer& peer, const Handle& message);

@@ -87,8 +87,11 @@ Work OperationQueue::issue_here(Operation operation) {
     const HeldRole role(*this);
     begin_alone(*issued, *number);
     submit(*issued);
-  } else {
+  } else if (is_any_on_this_thread()) {
     post(std::array<Handle, 1>{issued}, MovedBy::kThread);
+  } else {
+    post(std::array<Handle, 1>{issued}, MovedBy::kCaller);
+    await_start(*issued);
   }
   return Work(issued);
 }

@@ -65,8 +65,12 @@ class OperationQueue final : public ProgressQueue {
   void run(Operation& operation);
   // Issues the operation. Its Work keeps this queue alive.
   Work issue(Operation operation);
-  // Does the same for an engine whose submit() does not block: if the queue is idle, the calling
-  // thread submits the operation.
+  // Does the same for an engine whose submit() does not block, and returns when the engine has the
+  // operation: a library such as NCCL needs the calls of several groups on one device in the same
+  // order on all ranks, so the order is that of the program. If operations before this one are left
+  // to submit, or run on a blocking engine, the caller waits for them. In code that a queue of any
+  // group runs (a callback or a deleter), where the wait could be for its own caller, a thread
+  // submits the operation later.
   Work issue_here(Operation operation);
 
  private:

@@ -221,13 +221,13 @@ TEST_F(OperationQueueDeviceTest, AWaitOrdersTheStreamsAndTheOperationEndsLater) 
   EXPECT_TRUE(queue.drain(soon()));
 }
 
-// issue_here() submits in the calling thread, unless another operation must be submitted before.
-TEST_F(OperationQueueDeviceTest, TheCallerSubmitsIfNothingIsQueued) {
-  std::atomic<bool> blocks{true};
+// issue_here() returns when the engine has the operation, also if another operation must end before
+// that. So a caller's operations on two queues of one device are submitted in its order.
+TEST_F(OperationQueueDeviceTest, AnOperationIsSubmittedWhenIssueHereReturns) {
   OperationQueue& queue = start([&](const Operation& operation) -> Completion {
-    const Deadline deadline = soon();
-    while (operation.number == 2 && blocks && !deadline.has_passed(native_->now()))
-      native_->yield();
+    if (operation.number == 2) {
+      native_->make_waiter()->park(native_->deadline_in(milliseconds(100)));
+    }
     const std::lock_guard lock(mutex_);
     submitters_.push_back(std::this_thread::get_id());
     if (operation.number == 2) return Status();
@@ -244,11 +244,8 @@ TEST_F(OperationQueueDeviceTest, TheCallerSubmitsIfNothingIsQueued) {
   EXPECT_EQ(num_enqueued(), 1U);  // no wait has begun
   const Work second = queue.issue(barrier_operation());
   const Work third = queue.issue_here(barrier_operation());
-  EXPECT_EQ(num_enqueued(), 1U);  // the second one blocks, and this one is behind it
-  blocks = false;
-  third.wait();
-  second.wait();
-  ASSERT_EQ(num_enqueued(), 2U);
+  EXPECT_TRUE(second.is_completed());
+  EXPECT_EQ(num_enqueued(), 2U);
   EXPECT_FALSE(kept.expired());
   for (const Completion& completion : enqueued_) completion.complete({});
   EXPECT_TRUE(kept.expired());
@@ -261,6 +258,23 @@ TEST_F(OperationQueueDeviceTest, TheCallerSubmitsIfNothingIsQueued) {
   EXPECT_EQ(submitters_.front(), self);
   EXPECT_EQ(submitters_.back(), self);
   EXPECT_EQ(queue.num_issued(), 4U);
+}
+
+// The thread that runs the deleter submits the operation after it, so the deleter must not wait.
+TEST_F(OperationQueueDeviceTest, ADeleterIssuesWithoutWaiting) {
+  std::optional<Work> issued;
+  OperationQueue& queue = start([&](const Operation& operation) -> Completion {
+    if (operation.number == 1) return Status();
+    return Completion::make_pending(std::make_shared<const NotingPoint>(*this, operation.number));
+  });
+  Operation operation = barrier_operation();
+  operation.keep_alive = std::shared_ptr<const void>(
+      &queue, [&](const void*) { issued = queue.issue_here(barrier_operation()); });
+  const Work first = queue.issue(std::exchange(operation, {}));
+  first.wait(soon());
+  ASSERT_TRUE(issued.has_value());
+  issued->wait(soon());
+  EXPECT_THAT(ordered_, ::testing::SizeIs(1));
 }
 
 TEST_F(OperationQueueDeviceTest, AClosedQueueIsIdleWhenItsEngineHasEndedWhatIsEnqueued) {

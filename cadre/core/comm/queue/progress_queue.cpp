@@ -110,7 +110,11 @@ Error IssuedOperation::wait_timeout() const {
 void IssuedOperation::wait(std::optional<Deadline> deadline) {
   queue_->fork_guard_->check();
   if (!is_settled()) queue_->wait_for(*this, deadline);
-  if (!is_completed()) return order_current_stream().value_or_throw();
+  if (!is_completed()) {
+    const Status ordered = order_current_stream();
+    if (!ordered.ok()) throw named().renamed(ordered.error());
+    return;
+  }
   if (!status_.ok()) throw named().renamed(status_.error());
   if (have_callbacks_returned() && thrown_) std::rethrow_exception(thrown_);
 }
@@ -242,6 +246,18 @@ void ProgressQueue::append(std::span<const Handle> operations) {
   for (const Handle& operation : operations) {
     operation->number_ = num_issued_ + 1;
     num_issued_ += operation->num_numbers();
+  }
+}
+
+void ProgressQueue::await_start(const IssuedOperation& operation) {
+  const auto has_started = [&] {
+    std::lock_guard lock(mutex_);
+    return operation.is_completed() || operation.stage_ == IssuedOperation::Stage::kEnqueued;
+  };
+  const std::unique_ptr<os::Waiter> waiter = system_.make_waiter();
+  const WaiterListing listing(mutex_, waiting_, *waiter);
+  while (!has_started()) {
+    if (!try_advance(&operation)) waiter->park(system_.deadline_in(kLookAgain));
   }
 }
 

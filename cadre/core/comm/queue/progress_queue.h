@@ -221,6 +221,9 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // Numbers the operations in this order. Posts all of them, or throws and posts none. `moved_by`
   // is kCaller if the calling thread waits for them.
   void post(std::span<const Handle> operations, MovedBy moved_by);
+  // Waits until the operation has ended, or its engine has enqueued it. Meanwhile the calling
+  // thread takes the role when it is free. REQUIRES: the calling thread runs no code of a queue.
+  void await_start(const IssuedOperation& operation);
   // If the role is free and no other operation needs it, gives a call its numbers and the role, and
   // returns the first number; else nullopt. The holder must end the call with end_alone(), or pass
   // it to begin_alone() and then to end() or enqueue().

@@ -171,7 +171,8 @@ class FabricBuilder {
 
 Status FabricBuilder::connect_all() {
   os::raise_descriptor_limit();
-  auto listening = start_listening(system_, membership_, {options_.listen_host, options_.version});
+  auto listening = start_listening(system_, membership_,
+                                   {options_.listen_host, options_.version, options_.device});
   if (!listening.ok()) return listening.error();
   listening_ = std::move(listening).value();
   links_.emplace(

@@ -41,6 +41,7 @@ struct FabricOptions {
   std::string id;           // the name of the group in keys and handshakes, for example "world"
   std::string listen_host;  // empty: the addresses that the membership has for this rank
   std::string version;      // the version of this library
+  DeviceType device = DeviceType::kCpu;  // see RankAddress::device
   bool may_share_memory = true;
   // Returns the size of the segment for a host with this number of ranks. Only the lowest rank of
   // the host calls it.

@@ -68,6 +68,7 @@ Result<Listening> start_listening(os::System& system, const Membership& membersh
                                   const ListeningOptions& options) {
   Listening listening{.rank_address = address_of_this_process(system)};
   listening.rank_address.version = options.version;
+  listening.rank_address.device = options.device;
   CADRE_RETURN_IF_ERROR(listen_tcp(system, membership, options, listening));
   CADRE_RETURN_IF_ERROR(listen_unix(system, listening));
   return listening;

@@ -20,6 +20,7 @@ namespace cadre {
 struct ListeningOptions {
   std::string listen_host;  // if empty, this rank listens at the addresses of the membership
   std::string version;      // the version of this library, which messages to peers contain
+  DeviceType device = DeviceType::kCpu;  // see RankAddress::device
 };
 
 struct Listening {

@@ -121,8 +121,8 @@ std::string why_choices_differ(std::span<const Readiness> ranks) {
   const auto other =
       std::ranges::find_if(ranks, [&](const Readiness& rank) { return rank.choice != first; });
   if (other == ranks.end()) return {};
-  return format("rank 0 passes DeviceEngineChoice::{} and rank {} passes {}; pass one on all ranks",
-                first, other - ranks.begin(), other->choice);
+  return format("rank 0 passes {} and rank {} passes {}; pass one on all ranks", first,
+                other - ranks.begin(), other->choice);
 }
 
 std::string why_not_together(std::span<const Readiness> ranks, SharedDevices shared) {
