@@ -46,7 +46,14 @@ int MappedMemory::device_of(const void* device_address) const {
 }
 
 DeviceAllocator::DeviceAllocator(const MappedMemory& memory, StreamTable& streams)
-    : memory_(memory), streams_(streams) {}
+    : memory_(memory), streams_(streams) {
+  largest_bytes_.fill(MappedMemory::kDeviceBytes);
+}
+
+void DeviceAllocator::set_largest(int device, size_t num_bytes) {
+  const std::lock_guard lock(mutex_);
+  largest_bytes_.at(static_cast<size_t>(device)) = num_bytes;
+}
 
 c10::DataPtr DeviceAllocator::allocate(size_t num_bytes) {
   const int device = current_device();
@@ -54,6 +61,12 @@ c10::DataPtr DeviceAllocator::allocate(size_t num_bytes) {
   if (num_bytes == 0) return {nullptr, nullptr, &free, c10_device};
   const std::lock_guard lock(mutex_);
   collect_freed();
+  const size_t largest = largest_bytes_.at(static_cast<size_t>(device));
+  if (num_bytes > largest) {
+    ++stats(device).num_ooms;
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "late:", device, " is out of memory: ", num_bytes,
+                     " bytes were asked for, and the test allows ", largest);
+  }
   const Block block =
       take_block((num_bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment, device,
                  current_stream(device));

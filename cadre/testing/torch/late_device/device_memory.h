@@ -70,6 +70,8 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
+  // Lets larger allocations fail.
+  void set_largest(int device, size_t num_bytes);
 
  private:
   struct Block {
@@ -99,6 +101,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   std::unordered_map<void*, Block> blocks_;
   std::vector<FreedBlock> freed_;  // other streams still use them
   std::array<size_t, kNumDevices> used_bytes_{};
+  std::array<size_t, kNumDevices> largest_bytes_;
   std::array<c10::CachingDeviceAllocator::DeviceStats, kNumDevices> stats_{};
 };
 
