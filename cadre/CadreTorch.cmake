@@ -153,6 +153,11 @@ if(CADRE_WITH_TESTS)
                  PROPERTIES TIMEOUT 600 LABELS torch)
     endif()
   endforeach()
+  # Its test of the CUDA runtime finds a function of this program, as it finds those of the runtime.
+  if(TARGET cadre_device_test)
+    target_link_options(cadre_device_test PRIVATE
+                        -Wl,--export-dynamic-symbol=cudaThreadExchangeStreamCaptureMode)
+  endif()
   if(NOT CADRE_SANITIZE)
     cadre_sources(late_device_tests test testing/torch/late_device)
     cadre_torch_test(cadre_late_device_test ${late_device_tests} $<TARGET_OBJECTS:cadre_late_device_objects>)

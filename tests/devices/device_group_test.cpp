@@ -349,6 +349,32 @@ TEST_P(DeviceGroupTest, CallsOnTheCpuAndOnTheDeviceAlternate) {
   });
 }
 
+// Nothing has been issued on any rank, so the group is usable afterwards.
+TEST_P(DeviceGroupTest, AStreamThatRecordsAGraphIsRefusedByName) {
+  expect_on_all(2, [](const ProcessGroup& group, const c10::Device& device) {
+    const Tensor tensor = torch::full({4}, group.rank() + 1.0, at::device(device));
+    const int other = 1 - group.rank();
+    std::vector<std::string> failures;
+    {
+      const c10::Stream own = pooled(device);
+      const late::StreamCapture capture(own);
+      const c10::StreamGuard guard(own);
+      if (!device::is_capture_current(device)) return;  // this version of torch does not say so
+      failures.push_back(failure_of([&] { group.all_reduce(tensor); }));
+      failures.push_back(failure_of([&] { group.all_gather({tensor, tensor.clone()}, tensor); }));
+      failures.push_back(failure_of([&] { group.send(tensor, other); }));
+      failures.push_back(failure_of([&] { group.batch_send_recv({P2POp::recv(tensor, other)}); }));
+    }
+    for (const std::string& failure : failures) {
+      require(failure.starts_with("kInvalidArgument: ") &&
+                  failure.find("whose current stream records a graph") != std::string::npos,
+              failure);
+    }
+    group.all_reduce(tensor);
+    require(torch::all(tensor.cpu() == 3).item<bool>(), "the sum");
+  });
+}
+
 TEST_P(DeviceGroupTest, TensorsElsewhereAreRefusedByName) {
   expect_on_all(2, [](const ProcessGroup& group, const c10::Device& device) {
     const Tensor own = torch::ones({2}, at::device(device));

@@ -17,6 +17,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/process_group.h"
+#include "cadre/testing/core/log_lines.h"
 #include "cadre/testing/core/own_process.h"
 #include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/ranks.h"
@@ -159,6 +160,71 @@ TEST_P(NcclFailureTest, ABlockingCallThatNcclRefusesThrows) {
       });
   EXPECT_THAT(failures[0], AllOf(HasSubstr("kInternal"), HasSubstr("NCCL 2.20.0 reports")));
   EXPECT_THAT(failures[1], HasSubstr("first failure: all_reduce #1"));
+}
+
+// An exception must not end the process, and no call may be left without an end.
+TEST_P(NcclFailureTest, AnExceptionOfTheWatchThreadFailsTheGroup) {
+  fake_nccl::load();
+  fake_nccl::set_faults({.call_hangs_on = 1, .state_throws_on = 1});
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<std::string> failures =
+      failures_of(2, [](const ProcessGroup& group, const c10::Device& device) {
+        await_end(group.all_reduce_async(ones(device)));
+      });
+  EXPECT_THAT(failures[1],
+              AllOf(HasSubstr("kInternal: all_reduce #1"),
+                    HasSubstr("the thread that watches the calls of NCCL has failed: the test "
+                              "wants an exception")));
+  EXPECT_THAT(failures[0], HasSubstr("first failure: all_reduce #1"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(5));
+}
+
+// A thread of NCCL may wait for a peer when a communicator is aborted or destroyed.
+TEST_P(NcclFailureTest, AnAbortThatNeverEndsDoesNotKeepTheCaller) {
+  for (const bool fails : {true, false}) {
+    fake_nccl::load();
+    fake_nccl::set_faults({.end_hangs_on = 1});
+    const auto lines = std::make_shared<testing::LogLines>();
+    std::vector<std::string> failures(2);
+    const auto begin = std::chrono::steady_clock::now();
+    const auto result = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {
+      CommunicatorOptions options{.timeout = testing::kRankTimeout, .log = lines};
+      options.device_backend = testing::device_backend_of(GetParam(), context.rank, nullptr);
+      const c10::Device device = late::device(context.rank);
+      const ProcessGroup group(testing::connect_ranks(context, options));
+      const Work work = group.all_reduce_async(ones(device));
+      work.wait();
+      await_end(work);
+      if (fails && context.rank == 0) group.abort("the test ends it");
+      if (fails) {
+        failures[static_cast<size_t>(context.rank.value)] =
+            failure_of([&] { group.all_reduce(ones(device)); });
+      }
+      group.close();
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(9));
+    const std::string end = fails ? "ncclCommAbort" : "ncclCommDestroy";
+    EXPECT_THAT(lines->get(), ::testing::Contains(
+                                  HasSubstr("group=world rank=1 communicator=abandoned: " + end)));
+    fake_nccl::set_faults({});
+    while (fake_nccl::counts().communicators > 0) std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+// Kernels of other ranks may wait for the communicator of a rank that has none.
+TEST_P(NcclFailureTest, AnIdleCommunicatorIsAbortedWhenTheGroupFails) {
+  const uint64_t num_before = fake_nccl::counts().aborts;
+  expect_on_all(2, [&](const ProcessGroup& group, const c10::Device& device) {
+    await_end(group.all_reduce_async(ones(device)));
+    group.barrier();
+    if (group.rank() == 0) group.abort("the test ends it");
+    const auto begin = std::chrono::steady_clock::now();
+    while (fake_nccl::counts().aborts < num_before + 2) {
+      require(std::chrono::steady_clock::now() - begin < seconds(5), "both are aborted");
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  });
 }
 
 TEST_P(NcclFailureTest, AKernelThatNeverEndsIsAbortedAtTheDeadline) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/backends/make_staged_engine.h"
 #include "cadre/tensor/backends/nccl/nccl_engine.h"
 #include "cadre/tensor/backends/staged_engine.h"
 

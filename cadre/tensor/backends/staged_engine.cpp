@@ -18,6 +18,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/collective/reduction_table.h"
 #include "cadre/core/collective/scale.h"
+#include "cadre/tensor/backends/make_staged_engine.h"
 #include "cadre/tensor/backends/nccl/nccl_agreement.h"
 #include "cadre/tensor/backends/staged_pieces.h"
 #include "cadre/tensor/device/call_order.h"

@@ -16,11 +16,8 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 
-#include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
-#include "cadre/core/collective/backend.h"
 #include "cadre/core/comm/backend_factory.h"
 
 namespace cadre {
@@ -32,8 +29,5 @@ inline constexpr size_t kStagedPieceBytes = size_t{4} << 20;
 // decides how collectives are divided. Another size, or another engine, is kInvalidArgument on all
 // ranks.
 CADRE_EXPORT BackendFactory staged_engine(size_t piece_bytes = kStagedPieceBytes);
-
-// Makes the engine on a rank that has agreed with the others on it.
-Result<std::unique_ptr<Backend>> make_staged_engine(const BackendSetup& setup, size_t piece_bytes);
 
 }  // namespace cadre

@@ -1,12 +1,13 @@
 #include "cadre/tensor/device/device_identity.h"
 
-#include <dlfcn.h>
-
 #include <array>
-#include <string_view>
+#include <cstdint>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/host/host_info.h"
+#include "cadre/core/os/process_watcher.h"
 #include "cadre/core/os/system.h"
+#include "cadre/tensor/device/cudart.h"
 
 namespace cadre::device {
 namespace {
@@ -14,14 +15,8 @@ namespace {
 // Returns an empty text if the CUDA runtime that libtorch has loaded cannot be found.
 std::string pci_address(int index) {
   using PciAddress = int (*)(char* text, int num_bytes, int device);
-  void* symbol = dlsym(RTLD_DEFAULT, "cudaDeviceGetPCIBusId");
-  for (const char* const name : {"libcudart.so.13", "libcudart.so.12"}) {
-    if (symbol != nullptr) break;
-    void* const runtime = dlopen(name, RTLD_NOW | RTLD_NOLOAD);
-    if (runtime != nullptr) symbol = dlsym(runtime, "cudaDeviceGetPCIBusId");
-  }
   std::array<char, 32> text{};
-  const auto function = reinterpret_cast<PciAddress>(symbol);
+  const auto function = reinterpret_cast<PciAddress>(cudart_function("cudaDeviceGetPCIBusId"));
   if (function == nullptr || function(text.data(), static_cast<int>(text.size()), index) != 0) {
     return {};
   }
@@ -32,12 +27,17 @@ std::string pci_address(int index) {
 
 DeviceIdentity identity_of(const Device& device, os::System& system) {
   const os::HostInfo host = system.host();
-  std::string in_host = format("process {}/{}", host.pid, to_string(device));
+  auto* const watcher = dynamic_cast<os::ProcessWatcher*>(&system);
+  const uint64_t pids = watcher == nullptr ? 0 : watcher->pid_namespace();
+  std::string name = format("process {}/{}", host.pid, to_string(device));
+  std::string key = format("{}/{}", pids, name);  // a pid is that of one process of its namespace
   if (device.type == DeviceType::kCuda) {
     const std::string address = pci_address(device.index);
-    in_host = address.empty() ? to_string(device) : address;
+    name = address.empty() ? to_string(device) : address;
+    key = name;
   }
-  return {.name = format("{}/{}", host.name, in_host), .host = host.boot_id};
+  return {.name = format("{}/{}", host.name, name),
+          .key = format("{}/{}", os::kernel_boot_id(), key)};
 }
 
 }  // namespace cadre::device

@@ -10,6 +10,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/device/cudart.h"
 #include "cadre/tensor/device/device_search.h"
 
 namespace cadre::device {
@@ -40,6 +41,16 @@ bool is_capturing_on(const Guard& guard, const c10::Stream& stream) {
   } else {
     return false;
   }
+}
+
+// Asks the CUDA runtime, because the guard of CUDA may not know.
+template <typename Guard>
+bool is_capturing_in_cuda(const Guard& guard, const c10::Stream& stream) {
+  using IsCapturing = int (*)(void* stream, int* status);
+  const auto function = reinterpret_cast<IsCapturing>(cudart_function("cudaStreamIsCapturing"));
+  int status = 0;  // cudaStreamCaptureStatusNone
+  return function != nullptr && function(native_handle_of(guard, stream), &status) == 0 &&
+         status != 0;
 }
 
 const c10::CachingAllocator::Stat& total_of(const c10::CachingAllocator::StatArray& stats) {
@@ -83,6 +94,13 @@ void* DeviceRuntime::native_handle(const c10::Stream& stream) const {
 bool DeviceRuntime::is_capturing(const c10::Stream& stream) const {
   check_stream(stream);
   return is_capturing_on(*guard_, stream);
+}
+
+bool is_capture_current(c10::Device device) {
+  const auto* const guard = c10::impl::getDeviceGuardImpl(device.type());
+  const c10::Stream stream = guard->getStream(device);
+  return is_capturing_on(*guard, stream) ||
+         (device.is_cuda() && is_capturing_in_cuda(*guard, stream));
 }
 
 DeviceMemory DeviceRuntime::memory(c10::Device device) const {

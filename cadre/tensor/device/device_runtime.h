@@ -84,6 +84,9 @@ struct FoundDevices {
   bool was_late = false;                 // there may be devices, but the search came too late
 };
 
+// Says whether the stream of the device that is current in this thread records a graph.
+bool is_capture_current(c10::Device device);
+
 // Finds the devices of a type. The first call of a process loads libtorch.so and must precede some
 // calls of libtorch; device_search.h lists them. Never throws because a device, a driver or a
 // library is absent.

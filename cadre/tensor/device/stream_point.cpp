@@ -10,6 +10,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/system.h"
+#include "cadre/tensor/device/cudart.h"
 
 namespace cadre::device {
 namespace {
@@ -55,6 +56,7 @@ void hold_for_current_stream(const at::Tensor& tensor) {
 }
 
 bool StreamPoint::has_happened() const {
+  const RelaxedCapture relaxed(stream_.device_type());
   return event_->query();
 }
 
@@ -72,6 +74,7 @@ Status StreamPoint::wait(os::System& system, Deadline deadline) const {
     }
     waiter->park(system.deadline_in(nap).earlier(deadline));
   }
+  const RelaxedCapture relaxed(stream_.device_type());
   event_->synchronize();  // returns at once, and throws the failure of a kernel
   return {};
 }

@@ -1,12 +1,11 @@
 // A point in the order of a device's stream: the work that was on the stream when the point was
 // made. Other streams and the host wait for it.
 //
-// Threads: any; copies share one event. While a CUDA graph is captured in the global mode, which is
-// torch's default, has_happened() and wait() end the capture with an error, from any thread.
-// Blocking: wait() only, until its deadline. Lifetime: a StreamPoint may outlive its wait and may
-// be destroyed before its work has ended. Errors: c10::Error for what the driver reports, from each
-// method that does not return a Status, and for a stream of another type of device. Source: CUDA's
-// events.
+// Threads: any; copies share one event. While another thread captures a CUDA graph, has_happened()
+// and wait() do not disturb it. Blocking: wait() only, until its deadline. Lifetime: a StreamPoint
+// may outlive its wait and may be destroyed before its work has ended. Errors: c10::Error for what
+// the driver reports, from each method that does not return a Status, and for a stream of another
+// type of device. Source: CUDA's events.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -18,16 +18,6 @@ namespace {
 constexpr size_t kMaxBootIdBytes = 128;
 constexpr size_t kMaxHostNameBytes = 256;
 
-// The id is read once, because it never changes and connecting needs it several times.
-const std::string& boot_id() {
-  static const std::string id = [] {
-    auto text = read_file("/proc/sys/kernel/random/boot_id", kMaxBootIdBytes).value_or_throw();
-    while (!text.empty() && text.back() == '\n') text.pop_back();
-    return text;
-  }();
-  return id;
-}
-
 // The namespace is part of the host's identity, because abstract unix addresses are valid only
 // within one network namespace.
 std::string read_network_namespace() {
@@ -88,9 +78,19 @@ uint64_t physical_memory_bytes() {
 
 }  // namespace
 
+// The id is read once, because it never changes and connecting needs it several times.
+const std::string& kernel_boot_id() {
+  static const std::string id = [] {
+    auto text = read_file("/proc/sys/kernel/random/boot_id", kMaxBootIdBytes).value_or_throw();
+    while (!text.empty() && text.back() == '\n') text.pop_back();
+    return text;
+  }();
+  return id;
+}
+
 HostInfo read_host_info() {
   return {.name = read_host_name(),
-          .boot_id = boot_id() + read_network_namespace(),
+          .boot_id = kernel_boot_id() + read_network_namespace(),
           .pid = ::getpid(),
           .num_cores = num_usable_cores(),
           .core_mask = mask_of(usable_cores()),

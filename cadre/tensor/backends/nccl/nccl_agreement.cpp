@@ -56,12 +56,12 @@ int first_absent(const BackendSetup& setup) {
   return rank;
 }
 
-// A readiness has five lines: the choice, why_not, the version, the device and its host.
+// A readiness has five lines: the choice, why_not, the version, and the name and key of the device.
 std::string encoded(const Readiness& own) {
   std::string why_not = own.why_not;
   std::ranges::replace(why_not, '\n', ' ');
   return format("{}\n{}\n{}\n{}\n{}", own.choice, why_not, own.version, own.device.name,
-                own.device.host);
+                own.device.key);
 }
 
 Readiness decoded(const std::string& text) {
@@ -75,7 +75,7 @@ Readiness decoded(const std::string& text) {
   return {.choice = lines[0],
           .why_not = lines[1],
           .version = lines[2],
-          .device = {.name = lines[3], .host = lines[4]}};
+          .device = {.name = lines[3], .key = lines[4]}};
 }
 
 Result<std::string> decide(const BackendSetup& setup, Deadline deadline, SharedDevices shared,

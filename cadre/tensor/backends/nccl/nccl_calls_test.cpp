@@ -97,8 +97,10 @@ TEST(NcclReductionsTest, LogicalOperationsOnBoolsAreMinimaAndMaxima) {
 
 std::vector<Readiness> two_ranks(const std::string& version, const std::string& device,
                                  const std::string& why_not = "") {
-  return {{.version = "2.28.9", .device = {"node0/0000:17:00.0", "boot"}},
-          {.why_not = why_not, .version = version, .device = {device, "boot"}}};
+  return {{.version = "2.28.9", .device = {"node0/0000:17:00.0", "boot/node0/0000:17:00.0"}},
+          {.why_not = why_not,
+           .version = version,
+           .device = {.name = device, .key = "boot/" + device}}};
 }
 
 TEST(NcclAgreementTest, ChoicesThatDifferAreNamed) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/backends/nccl/bounded_call.h"
 #include "cadre/tensor/backends/nccl/nccl_agreement.h"
 
 namespace cadre::nccl {
@@ -16,17 +17,17 @@ constexpr Duration kLastPause = std::chrono::milliseconds(1);
 // The interval at which a rank that connects looks whether another rank has given up.
 constexpr Duration kFailureLookTime = std::chrono::milliseconds(100);
 
+}  // namespace
+
 Error group_has_failed() {
   return Error(ErrorCode::kAborted, "the group has failed");
 }
-
-}  // namespace
 
 Result<std::unique_ptr<NcclCommunicator>> NcclCommunicator::make(const BackendSetup& setup,
                                                                  os::System& system,
                                                                  const Library& library,
                                                                  const UniqueId& id) {
-  auto made = std::make_unique<NcclCommunicator>(system, library, setup.interrupt);
+  auto made = std::make_unique<NcclCommunicator>(setup, system, library);
   Config config;
   config.blocking = 0;
   const Code begun = library.api().comm_init_rank_config(&made->comm_, setup.world_size, id,
@@ -169,7 +170,7 @@ void NcclCommunicator::abort() {
     const std::lock_guard lock(mutex_);
     comm = std::exchange(comm_, nullptr);
   }
-  if (comm != nullptr) static_cast<void>(library_.api().comm_abort(comm));
+  if (comm != nullptr) end(comm, library_.api().comm_abort, "ncclCommAbort");
 }
 
 // The other ranks may still need this rank for data that it has sent, so NCCL is asked to finalize
@@ -180,7 +181,17 @@ void NcclCommunicator::close() {
   const Code begun = library_.api().comm_finalize(comm_);
   const Status done = settle(begun, system_.deadline_in(kCloseTime), [] { return Status(); });
   if (!done.ok()) return abort();
-  static_cast<void>(library_.api().comm_destroy(std::exchange(comm_, nullptr)));
+  end(std::exchange(comm_, nullptr), library_.api().comm_destroy, "ncclCommDestroy");
+}
+
+void NcclCommunicator::end(Comm* comm, Code (*function)(Comm*),
+                           std::string_view function_name) const {
+  if (returns_in_time([comm, function] { static_cast<void>(function(comm)); })) return;
+  if (log_ == nullptr) return;
+  log_->write(LogLevel::kError, "backends",
+              format("{} communicator=abandoned: {} has not returned after {} ms, because a thread "
+                     "of NCCL waits for another rank or for the device; end this process",
+                     name_, function_name, kMaxCallTime / std::chrono::milliseconds(1)));
 }
 
 // REQUIRES: the mutex is locked.

@@ -32,6 +32,8 @@ using device::StreamPoint;
 // The times between two polls of the device, which double from the first to the last.
 constexpr Duration kFirstNap = std::chrono::microseconds(50);
 constexpr Duration kLastNap = std::chrono::milliseconds(1);
+// The time between two looks at the group's Interrupt while nothing is enqueued.
+constexpr Duration kIdleNap = std::chrono::seconds(1);
 // How long an error that may follow from the failure of another rank waits for the report of that
 // failure, which names the cause.
 constexpr Duration kReportTime = std::chrono::milliseconds(500);
@@ -53,7 +55,10 @@ class NcclEngine final : public Backend {
         handle_(runtime.native_handle(stream_)),
         system_(std::move(system)),
         communicator_(std::move(communicator)),
-        watch_(*system_, "cadre-nccl") {}
+        watch_(*system_, "cadre-nccl") {
+    const std::lock_guard lock(mutex_);
+    static_cast<void>(watch_.start([this] { watch(); }));  // no earlier thread is to be joined
+  }
 
   // All calls have ended, or the group keeps this engine until the process ends.
   ~NcclEngine() override {
@@ -106,23 +111,19 @@ class NcclEngine final : public Backend {
     Status issued;  // an error if the call was enqueued in part or not at all
   };
 
-  // Keeps the watch thread from ending, and from aborting the communicator, during a submission.
-  // The thread starts before anything is enqueued, because the start may throw.
+  // Keeps the watch thread from aborting the communicator during a submission.
   class Submission {
    public:
     explicit Submission(NcclEngine& engine) : engine_(engine) {
-      std::unique_ptr<os::Thread> ended;
-      {
-        const std::lock_guard lock(engine.mutex_);
-        ended = engine.watch_.start([&engine] { engine.watch(); });
-        engine.is_submitting_ = true;
-      }
-      if (ended != nullptr) ended->join();
+      const std::lock_guard lock(engine.mutex_);
+      engine.is_submitting_ = true;
     }
     ~Submission() {
       const std::lock_guard lock(engine_.mutex_);
       engine_.is_submitting_ = false;
     }
+    Submission(const Submission&) = delete;
+    Submission& operator=(const Submission&) = delete;
 
    private:
     NcclEngine& engine_;
@@ -153,28 +154,50 @@ class NcclEngine final : public Backend {
   }
 
   void watch() {
-    runtime_.make_current(device::to_c10(device_));
-    bool was_idle = false;
     Duration nap = kFirstNap;
     while (true) {
-      bool is_idle = false;
       {
         const std::lock_guard lock(mutex_);
-        is_idle = enqueued_.empty();
-        if (is_stopping_ || (is_idle && was_idle && !is_submitting_)) return watch_.note_end();
+        if (is_stopping_) return watch_.note_end();
       }
-      was_idle = is_idle && !watch_.park();
-      if (is_idle) {
-        nap = kFirstNap;
-        continue;
-      }
-      if (const Status failed = failure(); !failed.ok()) {
-        fail_all(failed.error());
-      } else {
-        nap = complete_ended() ? kFirstNap : std::min(2 * nap, kLastNap);
+      try {
+        nap = look(nap);
+      } catch (const std::exception& thrown) {
+        note_failure(thrown);
+        nap = kLastNap;
       }
       static_cast<void>(watch_.park(nap));
     }
+  }
+
+  // Ends calls that the device has done or that have failed. Returns the time until the next look.
+  Duration look(Duration last_nap) {
+    runtime_.make_current(device::to_c10(device_));
+    if (is_idle()) {
+      // Kernels of other ranks may wait for this communicator.
+      if (interrupt_.is_raised()) fail_all(group_has_failed());
+      return kIdleNap;
+    }
+    if (const Status failed = failure(); !failed.ok()) {
+      fail_all(failed.error());
+      return kLastNap;
+    }
+    return complete_ended() ? kFirstNap : std::min(2 * last_nap, kLastNap);
+  }
+
+  bool is_idle() {
+    const std::lock_guard lock(mutex_);
+    return enqueued_.empty();
+  }
+
+  // An exception of the watch thread becomes the error of the oldest call, and so the failure of
+  // the group.
+  void note_failure(const std::exception& thrown) {
+    const std::lock_guard lock(mutex_);
+    if (enqueued_.empty() || !enqueued_.front().issued.ok()) return;
+    enqueued_.front().issued =
+        Error(ErrorCode::kInternal,
+              format("the thread that watches the calls of NCCL has failed: {}", thrown.what()));
   }
 
   // Returns why the enqueued calls must be ended.
@@ -183,7 +206,7 @@ class NcclEngine final : public Backend {
       const std::lock_guard lock(mutex_);
       for (const Enqueued& call : enqueued_) CADRE_RETURN_IF_ERROR(call.issued);
     }
-    if (interrupt_.is_raised()) return Error(ErrorCode::kAborted, "the group has failed");
+    if (interrupt_.is_raised()) return group_has_failed();
     const Status state = communicator_->state();
     if (!state.ok() && state.error().code() == ErrorCode::kUnavailable) await_report();
     return state;
@@ -200,7 +223,6 @@ class NcclEngine final : public Backend {
   // Completes the oldest call if the device has reached its end. Returns false if it has not. A
   // device that cannot say is a failure, which ends all calls: it may still use their memory.
   bool complete_ended() {
-    std::optional<Enqueued> ended;
     {
       const std::lock_guard lock(mutex_);
       const Result<bool> has_ended = has_happened(*enqueued_.front().end);
@@ -209,10 +231,9 @@ class NcclEngine final : public Backend {
         return true;
       }
       if (!*has_ended) return false;
-      ended = std::move(enqueued_.front());
-      enqueued_.pop_front();
     }
-    ended->completion.complete(ended->issued);
+    const Enqueued ended = pop_oldest();
+    ended.completion.complete(ended.issued);
     return true;
   }
 
@@ -228,15 +249,23 @@ class NcclEngine final : public Backend {
   // the caller's own kernels before a call do not end, that is never: the group abandons the call,
   // and keeps this engine and the memory.
   void fail_all(const Error& error) {
-    std::deque<Enqueued> failed;
+    size_t num_failed = 0;
     {
       const std::lock_guard lock(mutex_);
       if (is_submitting_) return;  // the submission sees the same error, or ends
-      failed.swap(enqueued_);
+      num_failed = enqueued_.size();
     }
     communicator_->abort();
+    if (num_failed == 0) return;
     await_device();
-    for (const Enqueued& call : failed) call.completion.complete(error);
+    for (; num_failed > 0; --num_failed) pop_oldest().completion.complete(error);
+  }
+
+  Enqueued pop_oldest() {
+    const std::lock_guard lock(mutex_);
+    Enqueued oldest = std::move(enqueued_.front());
+    enqueued_.pop_front();
+    return oldest;
   }
 
   void await_device() const {

@@ -1,16 +1,18 @@
 // The engine for memory of CUDA devices that runs collectives with NCCL, which is loaded at run
 // time.
 //
-// Threads: those of Backend, and a thread "cadre-nccl" that exists while something is enqueued. It
-// completes the calls, and ends them when NCCL or the device reports an error or the group fails.
+// Threads: those of Backend, and a thread "cadre-nccl" as long as the engine. It completes the
+// calls, ends them when NCCL or the device reports an error, and aborts the communicator when the
+// group fails, within a second if nothing is enqueued.
 // Blocking: the factory, until all ranks are connected; submit(), until NCCL has enqueued the call,
 // which may need the other ranks at the first use of a connection, but never until the device has
-// run it. Lifetime: one communicator of NCCL for each group. Errors: kUnavailable from the factory,
-// the same on all ranks, if a rank cannot use NCCL; otherwise those of Backend. Ranks that call
-// different operations wait for each other, or get undefined results; the group compares calls that
-// do not end. Numerics: reduction_table.h, but a sum or product of float16 or bfloat16 is rounded
-// at each step, and the order of additions is NCCL's: fixed for one communicator, and equal bits on
-// all ranks. Source: c10d's ProcessGroupNCCL.
+// run it; the destructor, for the times of nccl_communicator.h. Lifetime: one communicator of NCCL
+// for each group. Errors: kUnavailable from the factory, the same on all ranks, if a rank cannot
+// use NCCL; otherwise those of Backend. Ranks that call different operations wait for each other,
+// or get undefined results; the group compares calls that do not end. Numerics: reduction_table.h,
+// but a sum or product of float16 or bfloat16 is rounded at each step, and the order of additions
+// is NCCL's: fixed for one communicator, and equal bits on all ranks. Source: c10d's
+// ProcessGroupNCCL.
 #pragma once
 
 #include <memory>

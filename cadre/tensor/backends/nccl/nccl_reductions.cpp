@@ -7,28 +7,12 @@
 
 #include <bit>
 #include <limits>
-#include <optional>
 
 #include "cadre/tensor/device/core_device.h"
+#include "cadre/tensor/device/scalar_type.h"
 
 namespace cadre::nccl {
 namespace {
-
-// Returns nullopt for a dtype that is no floating-point number.
-std::optional<at::ScalarType> float_type(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return at::kHalf;
-    case DType::kBfloat16:
-      return at::kBFloat16;
-    case DType::kFloat32:
-      return at::kFloat;
-    case DType::kFloat64:
-      return at::kDouble;
-    default:
-      return std::nullopt;
-  }
-}
 
 // Returns a tensor on memory of a collective, which the group holds until the end.
 at::Tensor tensor_on(const std::byte* data, size_t num_bytes, at::ScalarType type,
@@ -106,19 +90,19 @@ void multiply_before(PreparedCall& call, at::ScalarType type) {
 
 void adapt_last(PreparedCall& call, int world_size) {
   const Collective& c = call.collectives.back();
-  const std::optional<at::ScalarType> type = float_type(c.dtype);
-  if (!type || !reduces(c.kind) || c.in.empty()) return;
+  const at::ScalarType type = to_scalar_type(c.dtype);
+  if (!c10::isFloatingType(type) || !reduces(c.kind) || c.in.empty()) return;
   const bool is_half = size_of(c.dtype) == 2;
   switch (c.reduction.op()) {
     case ReduceOp::kMin:
     case ReduceOp::kMax:
-      return keep_nan(call, *type);
+      return keep_nan(call, type);
     case ReduceOp::kAvg:
       if (std::has_single_bit(static_cast<unsigned>(world_size))) return;
-      return is_half ? average_in_float(call, *type, world_size)
-                     : divide_after(call, *type, world_size);
+      return is_half ? average_in_float(call, type, world_size)
+                     : divide_after(call, type, world_size);
     case ReduceOp::kPremulSum:
-      if (is_half) multiply_before(call, *type);
+      if (is_half) multiply_before(call, type);
       return;
     default:
       return;

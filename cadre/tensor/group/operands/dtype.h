@@ -10,6 +10,7 @@
 
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
+#include "cadre/tensor/device/scalar_type.h"
 
 namespace cadre {
 
@@ -19,6 +20,5 @@ std::string dtype_names();
 // Returns a name such as "float32". For an unsupported dtype it is PyTorch's name, such as
 // "complex64".
 std::string dtype_name(at::ScalarType type);
-CADRE_EXPORT at::ScalarType to_scalar_type(DType dtype);
 
 }  // namespace cadre

@@ -13,6 +13,7 @@
 #include "cadre/core/collective/reduction_table.h"
 #include "cadre/core/comm/checks.h"
 #include "cadre/tensor/device/core_device.h"
+#include "cadre/tensor/device/device_runtime.h"
 #include "cadre/tensor/group/operands/dtype.h"
 
 namespace cadre {
@@ -184,6 +185,12 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
                                  "call cadre::materialize() or wrap the module"));
   }
   check_device(communicator, operation, role, tensor);
+  if (!tensor.is_cpu() && device::is_capture_current(tensor.device())) {
+    refuse_tensor(communicator, operation,
+                  format("{} {} is on {}, whose current stream records a graph, and the operations "
+                         "of a group cannot be part of a graph: call them outside of the capture",
+                         role, shape_of(tensor), tensor.device().str()));
+  }
   // A negated view is refused, because its memory holds the values with the opposite sign.
   if (tensor.is_neg()) {
     refuse_tensor(communicator, operation,

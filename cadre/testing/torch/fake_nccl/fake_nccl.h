@@ -20,6 +20,9 @@ struct Faults {
   int call_hangs_on = -1;        // its first group is never run, and nothing is reported
   int call_is_refused_on = -1;   // each of its calls returns an error
   int group_is_refused_on = -1;  // the end of its first group returns an error
+  int state_throws_on = -1;      // ncclCommGetAsyncError throws 30 ms after its first group
+  // ncclCommAbort and ncclCommDestroy do not return before other faults are set.
+  int end_hangs_on = -1;
   // The initialisation succeeds without the other ranks, and no collective ends. So the ranks may
   // be processes.
   bool is_alone = false;

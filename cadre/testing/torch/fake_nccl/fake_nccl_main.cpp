@@ -11,7 +11,9 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -150,6 +152,7 @@ struct cadre::nccl::Comm {
   std::optional<std::chrono::steady_clock::time_point> in_progress_until;
   std::deque<std::pair<void*, std::vector<cadre::testing::fake_nccl::Op>>> launches;
   bool is_first_group = true;
+  std::optional<std::chrono::steady_clock::time_point> launched_at;  // the first group
   std::map<int, double> operations;
   int next_operation = 100;
   cadre::testing::fake_nccl::Faults faults;
@@ -378,6 +381,7 @@ Code begin_progress(Comm& comm) {
 
 void launch(Comm& comm, void* stream, std::vector<Op> ops) {
   const bool is_first = std::exchange(comm.is_first_group, false);
+  if (is_first) comm.launched_at = Clock::now();
   const RankState& state = *comm.state;
   const bool fails = comm.faults.call_fails_on == state.rank;
   const bool hangs = comm.faults.call_hangs_on == state.rank || fails;
@@ -542,6 +546,9 @@ __attribute__((visibility("default"))) Code ncclCommGetAsyncError(Comm* comm, Co
   }
   const std::lock_guard lock(comm->mutex);
   *state = progressed(*comm);
+  const bool throws = comm->faults.state_throws_on == comm->state->rank && comm->launched_at &&
+                      Clock::now() > *comm->launched_at + kFailureTime;
+  if (throws) throw std::runtime_error("the test wants an exception");
   return Code::kSuccess;
 }
 
@@ -554,8 +561,19 @@ __attribute__((visibility("default"))) Code ncclCommFinalize(Comm* comm) {
   return begin_progress(*comm);
 }
 
+// Waits as long as the faults of the process are those with which the communicator was made.
+static void hang_at_end(const Comm& comm) {
+  const int rank = comm.state->rank;
+  const auto hangs = [&] {
+    const std::lock_guard lock(process().mutex);
+    return comm.faults.end_hangs_on == rank && process().faults.end_hangs_on == rank;
+  };
+  while (hangs()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 // Removes the communicator. Kernels that have not begun do nothing then.
 static Code remove(Comm* comm, bool is_abort) {
+  hang_at_end(*comm);
   {
     const std::lock_guard lock(process().mutex);
     if (process().comms.erase(comm) == 0) return Code::kInvalidArgument;

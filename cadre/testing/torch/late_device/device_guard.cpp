@@ -26,7 +26,7 @@ int index_of(c10::Device device) {
   return device.has_index() ? device.index() : current_device();
 }
 
-class Guard final : public c10::impl::DeviceGuardImplInterface {
+class Guard : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return kLateType; }
   c10::Device exchangeDevice(c10::Device device) const override {
@@ -111,6 +111,12 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   mutable std::array<std::atomic<unsigned>, kNumDevices> turns_{};
 };
 
+// `override` is left out, because older versions of torch lack this function.
+class CapturingGuard final : public Guard {
+ public:
+  bool isStreamCapturing(const c10::Stream& stream) const { return queue_of(stream).is_capturing; }
+};
+
 class Hooks final : public at::PrivateUse1HooksInterface {
  public:
   bool isBuilt() const override { return true; }
@@ -180,7 +186,7 @@ at::Generator generator_of_call(at::Generator generator) {
 
 void register_guard_and_hooks() {
   // libtorch keeps both until the process ends.
-  c10::impl::registerDeviceGuard(kLateType, std::make_unique<Guard>().release());
+  c10::impl::registerDeviceGuard(kLateType, std::make_unique<CapturingGuard>().release());
   at::RegisterPrivateUse1HooksInterface(std::make_unique<Hooks>().release());
 }
 

@@ -46,7 +46,14 @@ int MappedMemory::device_of(const void* device_address) const {
 }
 
 DeviceAllocator::DeviceAllocator(const MappedMemory& memory, StreamTable& streams)
-    : memory_(memory), streams_(streams) {}
+    : memory_(memory), streams_(streams) {
+  largest_bytes_.fill(MappedMemory::kDeviceBytes);
+}
+
+void DeviceAllocator::set_largest(int device, size_t num_bytes) {
+  const std::lock_guard lock(mutex_);
+  largest_bytes_.at(static_cast<size_t>(device)) = num_bytes;
+}
 
 c10::DataPtr DeviceAllocator::allocate(size_t num_bytes) {
   const int device = current_device();
@@ -55,6 +62,12 @@ c10::DataPtr DeviceAllocator::allocate(size_t num_bytes) {
   const std::lock_guard lock(mutex_);
   fail_if_planted(device);
   collect_freed();
+  const size_t largest = largest_bytes_.at(static_cast<size_t>(device));
+  if (num_bytes > largest) {
+    ++stats(device).num_ooms;
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "late:", device, " is out of memory: ", num_bytes,
+                     " bytes were asked for, and the test allows ", largest);
+  }
   const size_t asked_bytes = (num_bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
   Block block = take_block(asked_bytes, device, current_stream(device));
   block.asked_bytes = asked_bytes;

@@ -73,6 +73,8 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
   // See late_device.h.
   uint64_t fail_allocation(int device, uint64_t nth);
+  // Lets larger allocations fail.
+  void set_largest(int device, size_t num_bytes);
 
  private:
   struct Block {
@@ -106,6 +108,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   std::array<size_t, kNumDevices> used_bytes_{};
   // The number of allocations up to the one that fails; 0 if none does.
   std::array<uint64_t, kNumDevices> until_failure_{};
+  std::array<size_t, kNumDevices> largest_bytes_;
   std::array<c10::CachingDeviceAllocator::DeviceStats, kNumDevices> stats_{};
 };
 

@@ -119,6 +119,14 @@ void* host_address(const void* device_address) {
   return runtime().memory.host_address(device_address);
 }
 
+StreamCapture::StreamCapture(const c10::Stream& stream) : queue_(queue_of(stream)) {
+  queue_.is_capturing = true;
+}
+
+void set_largest_allocation(int device, std::optional<size_t> num_bytes) {
+  runtime().allocator.set_largest(device, num_bytes.value_or(MappedMemory::kDeviceBytes));
+}
+
 StreamHold::StreamHold(const c10::Stream& stream) : gate_(std::make_shared<Event>(nullptr)) {
   queue_of(stream).wait_event(gate_);
 }

@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "cadre/testing/torch/late_device/counters.h"
 #include "cadre/testing/torch/late_device/stream_queue.h"
@@ -74,5 +75,22 @@ class StreamHold {
  private:
   const std::shared_ptr<Event> gate_;
 };
+
+// While a StreamCapture exists, the stream says that it records a graph. What is enqueued on it
+// runs as always. Has no effect with a version of torch that does not know captures.
+class StreamCapture {
+ public:
+  explicit StreamCapture(const c10::Stream& stream);
+  ~StreamCapture() { queue_.is_capturing = false; }
+  StreamCapture(const StreamCapture&) = delete;
+  StreamCapture& operator=(const StreamCapture&) = delete;
+
+ private:
+  StreamQueue& queue_;
+};
+
+// Lets allocations of more than this number of bytes on the device fail, as if it had not enough
+// memory; nullopt removes the limit.
+void set_largest_allocation(int device, std::optional<size_t> num_bytes);
 
 }  // namespace cadre::testing::late

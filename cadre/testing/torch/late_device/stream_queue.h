@@ -8,6 +8,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -99,6 +100,8 @@ class StreamQueue {
   void close();
   std::string name() const;
   int device() const { return device_; }
+  // Whether the stream says that it records a graph; see StreamCapture.
+  std::atomic<bool> is_capturing{false};
 
  private:
   struct Task {
