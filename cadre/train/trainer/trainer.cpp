@@ -163,7 +163,9 @@ void Trainer::print_header() {
                            is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
   on_first_rank(context_.world, [this] {
     const int count = context_.world.world_size();
-    print_line(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
+    Config planned = config_;
+    if (!context_.device.is_cpu()) planned.run.device = "cuda";  // a plan is that of any device
+    print_line(start_table(plan_of_config(planned, sizes_of_model(planned), {count, count})));
   });
   if (step_ >= run.steps) {
     print_line(

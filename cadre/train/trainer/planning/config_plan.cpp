@@ -67,7 +67,8 @@ PlanOptions plan_options(const Config& config, const Processes& processes) {
     options.num_replicas = num_replicas(parallel);
   }
   if (!has_units(options.strategy)) return options;
-  options.is_mapped = shard_form(parallel) == ShardForm::kMapped;
+  // Ranks cannot map each other's memory of devices.
+  options.is_mapped = shard_form(parallel) == ShardForm::kMapped && config.run.device != "cuda";
   if (parallel.parameter_dtype != "float32") {
     options.parameter_dtype = parse_dtype(parallel.parameter_dtype);
   }
