@@ -109,6 +109,32 @@ TEST_P(CheckpointOnDevicesTest, AFileOfAModuleKnowsNoDevice) {
   }
 }
 
+// The device passes a collective that has failed, and its engine reports the failure later. The
+// copies have ended by then, with values that nothing has reduced.
+TEST_P(CheckpointOnDevicesTest, ASaveWaitsForTheReportOfAFailedCollective) {
+  const auto peers = std::make_shared<testing::RanksInProcess>();
+  const auto calls = std::make_shared<testing::FakeCalls>(
+      [](testing::FakeCall&) { return Error(ErrorCode::kInternal, "the test fails it"); });
+  std::vector<std::string> failures(2);
+  static_cast<void>(testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {
+    CommunicatorOptions options{.timeout = testing::kRankTimeout};
+    options.device_backend = testing::late_engine(context.rank, peers, calls, milliseconds(300));
+    const ProcessGroup group(connect_ranks(context, options));
+    const c10::Device device = late::device(context.rank);
+    testing::late_runtime().make_current(device);
+    failures[static_cast<size_t>(context.rank)] = failure_of([&] {
+      nn::Linear net(4, 3);
+      net->to(device);
+      SnapshotSaver saver(SnapshotFolder(run_.path()), group);
+      group.all_reduce(net->weight.detach());
+      saver.save(1, parts_of(*net));
+      saver.finish();
+    });
+  }));
+  EXPECT_THAT(failures, ::testing::Each(HasSubstr("the test fails it")));
+  EXPECT_TRUE(SnapshotFolder(run_.path()).steps().empty());
+}
+
 // Targets on a device that share memory are found by their addresses.
 TEST_P(CheckpointOnDevicesTest, ALoadThatWouldLoseAValueIsRefused) {
   struct Overlapping : nn::Module {

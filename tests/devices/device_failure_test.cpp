@@ -108,13 +108,16 @@ TEST_P(StagedFailureTest, ARankWithoutMemoryForLearnedBucketsKeepsTheOldOnesOnAl
     net->to(device);
     DistributedDataParallel<Reordered> model(net, group);
     const auto num_bytes = static_cast<size_t>(expected.nbytes());
-    if (group.rank() == 1) late::set_largest_allocation(device.index(), num_bytes - 1);
+    if (group.rank() == 1) {
+      late::fail_allocations(device.index(),
+                             [num_bytes](size_t asked) { return asked >= num_bytes; });
+    }
     auto* const memory = c10::getDeviceAllocator(device.type());
     const auto num_before = memory->getDeviceStats(device.index()).num_ooms;
     const Tensor own = rows.chunk(2)[static_cast<size_t>(group.rank())].to(device);
     const Tensor found =
         trained([&](const Tensor& x) { return model(x); }, model->parameters(), own);
-    late::set_largest_allocation(device.index(), std::nullopt);
+    late::fail_allocations(device.index(), nullptr);
     const auto num_failed = memory->getDeviceStats(device.index()).num_ooms - num_before;
     require(num_failed == (group.rank() == 1 ? 1 : 0), format("{} allocations", num_failed));
     require(torch::allclose(found, expected, 1e-5, 1e-6), "the parameters of one process");

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -31,7 +32,9 @@ constexpr int kPoorRank = 1;
 
 class MemoryOfDevicesTest : public testing::OnDevices {
  protected:
-  using Construct = std::function<void(const ProcessGroup& group, const c10::Device& device)>;
+  // begin: is called when allocations may fail from then on.
+  using Construct = std::function<void(const ProcessGroup& group, const c10::Device& device,
+                                       const std::function<void()>& begin)>;
 
   // Constructs a wrapper again and again, and lets the first, second, ... allocation fail until
   // none does.
@@ -42,10 +45,14 @@ class MemoryOfDevicesTest : public testing::OnDevices {
       bool has_failed = true;
       while (has_failed) {
         ++nth;
-        if (is_poor) late::fail_allocation(device.index(), nth);
-        const std::string failure = failure_of([&] { construct(group, device); });
-        const uint64_t left = is_poor ? late::fail_allocation(device.index(), 0) : 0;
-        const torch::Tensor agreed = torch::full({1}, is_poor && left == 0 ? 1 : 0, torch::kInt);
+        std::atomic<uint64_t> number = 0;
+        const auto begin = [&] {
+          if (!is_poor) return;
+          late::fail_allocations(device.index(), [&](size_t) { return ++number == nth; });
+        };
+        const std::string failure = failure_of([&] { construct(group, device, begin); });
+        late::fail_allocations(device.index(), nullptr);
+        const torch::Tensor agreed = torch::full({1}, number >= nth ? 1 : 0, torch::kInt);
         group.all_reduce(agreed);
         has_failed = agreed.item<int>() == 1;
         require(has_failed == (failure.find("late:1 is out of memory") != std::string::npos),
@@ -60,41 +67,38 @@ INSTANTIATE_TEST_SUITE_P(Devices, MemoryOfDevicesTest,
                          ::testing::Values(DeviceEngine::kEnqueues, DeviceEngine::kStaged),
                          [](const auto& test) { return testing::name_of(test.param); });
 
-// Moves a model to the device with all memory that this takes.
-std::shared_ptr<UnitNet> net_on(const c10::Device& device) {
-  auto net = std::make_shared<UnitNet>();
-  const uint64_t nth = late::fail_allocation(device.index(), 0);
-  net->to(device);
-  late::fail_allocation(device.index(), nth);
-  return net;
-}
-
 TEST_P(MemoryOfDevicesTest, DistributedDataParallelThrowsOnAllRanks) {
   for (const GradientPlacement placement :
        {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
-    expect_common_errors([&](const ProcessGroup& group, const c10::Device& device) {
+    expect_common_errors([&](const ProcessGroup& group, const c10::Device& device,
+                             const std::function<void()>& begin) {
+      const auto net = testing::net_on(device);
+      begin();
       DistributedDataParallel<UnitNet> model(
-          net_on(device), group,
-          {.bucket_caps = {.first_bytes = 200, .bytes = 400}, .gradients = placement});
+          net, group, {.bucket_caps = {.first_bytes = 200, .bytes = 400}, .gradients = placement});
     });
   }
 }
 
 TEST_P(MemoryOfDevicesTest, FullyShardedDataParallelThrowsOnAllRanks) {
   for (const bool is_moved : {false, true}) {
-    expect_common_errors([&](const ProcessGroup& group, const c10::Device& device) {
+    expect_common_errors([&](const ProcessGroup& group, const c10::Device& device,
+                             const std::function<void()>& begin) {
       FullyShardedDataParallelOptions options{.device = device};
       options.wrap_policy = wrap_by_size(1);
-      const auto net = is_moved ? net_on(device) : std::make_shared<UnitNet>();
+      const auto net = is_moved ? testing::net_on(device) : std::make_shared<UnitNet>();
+      begin();
       FullyShardedDataParallel<UnitNet> model(net, group, options);
     });
   }
 }
 
 TEST_P(MemoryOfDevicesTest, ADeferredModelThrowsOnAllRanks) {
-  expect_common_errors([&](const ProcessGroup& group, const c10::Device& device) {
+  expect_common_errors([&](const ProcessGroup& group, const c10::Device& device,
+                           const std::function<void()>& begin) {
     FullyShardedDataParallelOptions options{.device = device};
     options.wrap_policy = wrap_by_size(1);
+    begin();
     FullyShardedDataParallel<UnitNet> model(defer_init([] { return std::make_shared<UnitNet>(); }),
                                             group, options);
   });

@@ -113,6 +113,29 @@ TEST_F(TrainerOnDevicesTest, AStepWaitsForTheDeviceOnce) {
   }
 }
 
+// The table at the start has the bytes of gathered shards, because devices map none.
+TEST_F(TrainerOnDevicesTest, ThePlanOfARunIsThatOfItsDevice) {
+  const auto table_of = [](const std::string& screen) {
+    const size_t begin = screen.find("fsdp, MB");
+    return screen.substr(begin, screen.find('\n', screen.find("each step receives")) - begin);
+  };
+  Config config = this->config("mapped");
+  config.model.width = 128;
+  config.parallel.strategy = "fsdp";
+  config.run.steps = 1;
+  config.schedule.warmup_steps = 0;
+  const Run mapped = run(config, 2);
+  config.run.name = "device";
+  const Run found = run_on_devices(config, 2);
+  config.run.name = "gathered";
+  config.parallel.form = "gathered";
+  const Run gathered = run(config, 2);
+  ASSERT_EQ(mapped.failures + found.failures + gathered.failures, "");
+  EXPECT_THAT(table_of(found.screen), HasSubstr("each step receives"));
+  EXPECT_EQ(table_of(found.screen), table_of(gathered.screen));
+  EXPECT_NE(table_of(found.screen), table_of(mapped.screen));
+}
+
 // A run goes on where it was, on any kind of device.
 TEST_F(TrainerOnDevicesTest, ARunIsResumedOnAnotherDevice) {
   Config config = this->config("alone");

@@ -65,7 +65,7 @@ class TrainerLayoutOnDevicesTest : public TrainerOnDevices {
  protected:
   Config config_of(const LayoutOnDevices& layout, const std::string& name) const {
     Config config = this->config(name);
-    config.model = {.layers = 4,
+    config.model = {.layers = 2 * layout.parallel.virtual_stages,
                     .heads = 2,
                     .width = 8,
                     .context = 8,

@@ -35,11 +35,12 @@ device::DeviceRuntime late_runtime() {
 class LateEngine final : public Backend {
  public:
   LateEngine(FakeRank self, Device device, std::shared_ptr<FakePeers> peers,
-             std::shared_ptr<FakeCalls> calls)
+             std::shared_ptr<FakeCalls> calls, Duration report_delay)
       : self_(std::move(self)),
         device_(device),
         peers_(std::move(peers)),
         calls_(std::move(calls)),
+        report_delay_(report_delay),
         stream_(
             late_runtime().pooled_stream(device::to_c10(device), device::StreamPriority::kHigh)),
         watch_(self_.system) {}
@@ -64,7 +65,9 @@ class LateEngine final : public Backend {
     const auto end = std::make_shared<const device::StreamPoint>(stream_);
     const Completion completion = Completion::make_pending(end);
     watch_.enqueue([this, call, end, completion] {
-      completion.complete(has_happened(*end) ? call->status : late_end());
+      const bool has_ended = has_happened(*end);
+      delay_report();
+      completion.complete(has_ended ? call->status : late_end());
     });
     return completion;
   }
@@ -94,6 +97,11 @@ class LateEngine final : public Backend {
     }
     return point.has_happened();
   }
+  void delay_report() const {
+    const Deadline end = self_.system.deadline_in(report_delay_);
+    const std::unique_ptr<os::Waiter> waiter = self_.system.make_waiter();
+    while (!end.has_passed(self_.system.now())) static_cast<void>(waiter->park(end));
+  }
   static Error late_end() {
     return Error(ErrorCode::kTimeout, "the late device has not ended an operation in 60 s");
   }
@@ -120,6 +128,7 @@ class LateEngine final : public Backend {
   const Device device_;
   const std::shared_ptr<FakePeers> peers_;
   const std::shared_ptr<FakeCalls> calls_;
+  const Duration report_delay_;
   const c10::Stream stream_;
   FakeStream watch_;  // completes the operations; the last member, because it uses the others
 };
@@ -141,7 +150,7 @@ Result<std::string> unique_name(const BackendSetup& setup) {
 }  // namespace
 
 DeviceBackend late_engine(int index, std::shared_ptr<FakePeers> peers,
-                          std::shared_ptr<FakeCalls> calls) {
+                          std::shared_ptr<FakeCalls> calls, Duration report_delay) {
   const Device device = *device::to_core(late::device(index));
   return {.device = device,
           .make = [=](const BackendSetup& setup) -> Result<std::unique_ptr<Backend>> {
@@ -152,7 +161,7 @@ DeviceBackend late_engine(int index, std::shared_ptr<FakePeers> peers,
                                                       .rank = setup.rank,
                                                       .world_size = setup.world_size,
                                                       .system = process_system()},
-                                             setup.device, peers, calls));
+                                             setup.device, peers, calls, report_delay));
           }};
 }
 

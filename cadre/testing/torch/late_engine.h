@@ -15,8 +15,10 @@
 namespace cadre::testing {
 
 // Returns the engine for CommunicatorOptions::device_backend of the rank that uses
-// late::device(index).
+// late::device(index). `report_delay`: the time between the end of an operation on its stream and
+// the end of its Completion.
 DeviceBackend late_engine(int index, std::shared_ptr<FakePeers> peers,
-                          std::shared_ptr<FakeCalls> calls = std::make_shared<FakeCalls>());
+                          std::shared_ptr<FakeCalls> calls = std::make_shared<FakeCalls>(),
+                          Duration report_delay = Duration(0));
 
 }  // namespace cadre::testing

@@ -46,28 +46,15 @@ int MappedMemory::device_of(const void* device_address) const {
 }
 
 DeviceAllocator::DeviceAllocator(const MappedMemory& memory, StreamTable& streams)
-    : memory_(memory), streams_(streams) {
-  largest_bytes_.fill(MappedMemory::kDeviceBytes);
-}
-
-void DeviceAllocator::set_largest(int device, size_t num_bytes) {
-  const std::lock_guard lock(mutex_);
-  largest_bytes_.at(static_cast<size_t>(device)) = num_bytes;
-}
+    : memory_(memory), streams_(streams) {}
 
 c10::DataPtr DeviceAllocator::allocate(size_t num_bytes) {
   const int device = current_device();
   const c10::Device c10_device = late_device_of(device);
   if (num_bytes == 0) return {nullptr, nullptr, &free, c10_device};
   const std::lock_guard lock(mutex_);
-  fail_if_planted(device);
+  fail_if_told(device, num_bytes);
   collect_freed();
-  const size_t largest = largest_bytes_.at(static_cast<size_t>(device));
-  if (num_bytes > largest) {
-    ++stats(device).num_ooms;
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "late:", device, " is out of memory: ", num_bytes,
-                     " bytes were asked for, and the test allows ", largest);
-  }
   const size_t asked_bytes = (num_bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
   Block block = take_block(asked_bytes, device, current_stream(device));
   block.asked_bytes = asked_bytes;
@@ -80,17 +67,17 @@ c10::DataPtr DeviceAllocator::allocate(size_t num_bytes) {
   return {block.address, block.address, &free, c10_device};
 }
 
-uint64_t DeviceAllocator::fail_allocation(int device, uint64_t nth) {
+void DeviceAllocator::fail_allocations(int device, std::function<bool(size_t num_bytes)> fails) {
   const std::lock_guard lock(mutex_);
-  return std::exchange(until_failure_.at(static_cast<size_t>(device)), nth);
+  fails_.at(static_cast<size_t>(device)) = std::move(fails);
 }
 
-void DeviceAllocator::fail_if_planted(int device) {
-  uint64_t& count = until_failure_.at(static_cast<size_t>(device));
-  if (count == 0 || --count > 0) return;
+void DeviceAllocator::fail_if_told(int device, size_t num_bytes) {
+  const auto& fails = fails_.at(static_cast<size_t>(device));
+  if (!fails || !fails(num_bytes)) return;
   ++stats(device).num_ooms;
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "late:", device,
-                   " is out of memory: a test lets this allocation fail");
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "late:", device, " is out of memory: a test lets this ",
+                   "allocation of ", num_bytes, " bytes fail");
 }
 
 DeviceAllocator::Block DeviceAllocator::take_block(size_t num_bytes, int device, int stream) {

@@ -17,6 +17,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <array>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -72,9 +73,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   void resetPeakStats(c10::DeviceIndex device) override;
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
   // See late_device.h.
-  uint64_t fail_allocation(int device, uint64_t nth);
-  // Lets larger allocations fail.
-  void set_largest(int device, size_t num_bytes);
+  void fail_allocations(int device, std::function<bool(size_t num_bytes)> fails);
 
  private:
   struct Block {
@@ -91,7 +90,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   };
   static void free(void* address);
   void free_block(void* address);
-  void fail_if_planted(int device);
+  void fail_if_told(int device, size_t num_bytes);
   Block take_block(size_t num_bytes, int device, int stream);
   void make_available(const Block& block);
   void collect_freed();
@@ -106,9 +105,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   std::unordered_map<void*, Block> blocks_;
   std::vector<FreedBlock> freed_;  // other streams still use them
   std::array<size_t, kNumDevices> used_bytes_{};
-  // The number of allocations up to the one that fails; 0 if none does.
-  std::array<uint64_t, kNumDevices> until_failure_{};
-  std::array<size_t, kNumDevices> largest_bytes_;
+  std::array<std::function<bool(size_t num_bytes)>, kNumDevices> fails_;
   std::array<c10::CachingDeviceAllocator::DeviceStats, kNumDevices> stats_{};
 };
 

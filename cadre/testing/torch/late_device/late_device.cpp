@@ -88,8 +88,8 @@ Counts counts(int device) {
   return runtime().counters.counts(device);
 }
 
-uint64_t fail_allocation(int device, uint64_t nth) {
-  return runtime().allocator.fail_allocation(device, nth);
+void fail_allocations(int device, std::function<bool(size_t num_bytes)> fails) {
+  runtime().allocator.fail_allocations(device, std::move(fails));
 }
 
 void synchronize_all() {
@@ -121,10 +121,6 @@ void* host_address(const void* device_address) {
 
 StreamCapture::StreamCapture(const c10::Stream& stream) : queue_(queue_of(stream)) {
   queue_.is_capturing = true;
-}
-
-void set_largest_allocation(int device, std::optional<size_t> num_bytes) {
-  runtime().allocator.set_largest(device, num_bytes.value_or(MappedMemory::kDeviceBytes));
 }
 
 StreamHold::StreamHold(const c10::Stream& stream) : gate_(std::make_shared<Event>(nullptr)) {

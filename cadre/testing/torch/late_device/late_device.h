@@ -24,7 +24,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 
 #include "cadre/testing/torch/late_device/counters.h"
 #include "cadre/testing/torch/late_device/stream_queue.h"
@@ -43,10 +42,10 @@ void set_delays(const Delays& delays);
 
 Counts counts(int device);
 
-// Lets the allocation number `nth` of memory of the device from now on, from 1, throw
-// c10::OutOfMemoryError, and no other one; 0 takes that back. Returns how many allocations the last
-// call still had to count; 0 if its allocation has failed.
-uint64_t fail_allocation(int device, uint64_t nth);
+// Lets the allocations of memory of the device for which `fails` returns true throw
+// c10::OutOfMemoryError, as if there was not enough memory; null takes that back. `fails` is called
+// for each allocation, by one thread at a time.
+void fail_allocations(int device, std::function<bool(size_t num_bytes)> fails);
 
 // Waits for all streams of all devices, then throws the failure of one of them, if there is one.
 void synchronize_all();
@@ -88,9 +87,5 @@ class StreamCapture {
  private:
   StreamQueue& queue_;
 };
-
-// Lets allocations of more than this number of bytes on the device fail, as if it had not enough
-// memory; nullopt removes the limit.
-void set_largest_allocation(int device, std::optional<size_t> num_bytes);
 
 }  // namespace cadre::testing::late
