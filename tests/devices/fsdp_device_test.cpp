@@ -20,7 +20,6 @@
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/shard/flat_parameters.h"
-#include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/parallel/shard/grad_scaler.h"
 #include "cadre/parallel/shard/nonfinite_gradients.h"
 #include "cadre/parallel/shard/sharded_norm.h"
@@ -48,6 +47,7 @@ using testing::rows_of;
 using testing::Streams;
 using testing::UnitNet;
 using testing::Values;
+using testing::whole_values_of;
 using torch::Tensor;
 using Options = FullyShardedDataParallelOptions;
 using Model = FullyShardedDataParallel<UnitNet>;
@@ -76,14 +76,6 @@ std::vector<Case> cases() {
       {{.name = "scaled", .overflows = true}},
       {{.name = "scaled and clipped", .max_norm = 0.05, .overflows = true}},
   };
-}
-
-Values whole_values_of(const Model& model) {
-  Values values;
-  for (const NamedTensor& named : shard::gather_values(model.parameter_shards())) {
-    values[named.name] = named.tensor.cpu();
-  }
-  return values;
 }
 
 Options with_units(Options options) {
@@ -432,28 +424,35 @@ TEST_P(EnqueuedFsdpTest, AnotherStreamReadsGatheredParametersBehindTheGather) {
 }
 
 // The pool drops a buffer, because one of another size is taken, while a kernel of another stream
-// still reads it. The next tensor gets its memory.
+// still reads it. The next tensor of the stream that has made the buffer gets its memory. The
+// buffer is dropped on that stream or on a third one.
 TEST_P(EnqueuedFsdpTest, ABufferThatThePoolDropsIsFreedBehindItsLastUse) {
-  expect_on_all(1, [&](const ProcessGroup&, const c10::Device& device) {
-    shard::FlatBufferPool pool;
-    Tensor buffer = pool.take(64, torch::kDouble, device);
-    buffer.fill_(3);
-    const c10::Stream side = pooled(device);
-    device::StreamPoint::on_current_stream(device).block(side);
-    late::StreamHold hold(side);
-    Tensor read;
-    {
+  for (const bool is_dropped_elsewhere : {false, true}) {
+    expect_on_all(1, [&](const ProcessGroup&, const c10::Device& device) {
+      shard::FlatBufferPool pool;
+      Tensor buffer = pool.take(64, torch::kDouble, device);
+      buffer.fill_(3);
+      const c10::Stream side = pooled(device);
+      device::StreamPoint::on_current_stream(device).block(side);
+      late::StreamHold hold(side);
+      Tensor read;
+      {
+        const c10::StreamGuard guard(side);
+        read = buffer.clone();
+        pool.give_back(std::exchange(buffer, Tensor()));
+      }
+      {
+        std::optional<c10::StreamGuard> guard;
+        if (is_dropped_elsewhere) guard.emplace(pooled(device));
+        pool.take(200, torch::kDouble, device);
+      }
+      const Tensor next = torch::full({64}, -1, at::device(device).dtype(torch::kDouble));
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      hold.release();
       const c10::StreamGuard guard(side);
-      read = buffer.clone();
-      pool.give_back(std::exchange(buffer, Tensor()));
-    }
-    const Tensor larger = pool.take(200, torch::kDouble, device);
-    const Tensor next = torch::full({64}, -1, at::device(device).dtype(torch::kDouble));
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    hold.release();
-    const c10::StreamGuard guard(side);
-    require(torch::all(read.cpu() == 3).item<bool>(), "the values that were in the buffer");
-  });
+      require(torch::all(read.cpu() == 3).item<bool>(), "the values that were in the buffer");
+    });
+  }
 }
 
 // A buffer is given back while a kernel of another stream still reads it, and is used again.

@@ -1,10 +1,11 @@
 // The checks of tools/device_check that are programs on libtorch:
 //
-//   cadre_device_check runtime|all_reduce|ddp|snapshot|trainer --device cuda|late [--folder F]
+//   cadre_device_check CHECK --device cuda|late [--folder F]
 //
-// runtime, snapshot and trainer are one process; all_reduce and ddp are started by `cadre run`, and
-// all of their processes may share one device. Each compares with a result of the CPU or of one
-// process. The last line is the verdict with its numbers; the exit code is 1 if the check failed.
+// runtime, overlap, snapshot and trainer are one process. all_reduce, nccl, ddp, ddp_speed, fsdp,
+// tensor_parallel and pipeline are started by `cadre run`, and all of their processes may share one
+// device. Each compares with a result of the CPU or of one process. The last line is the verdict
+// with its numbers; the exit code is 1 if the check failed.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/StreamGuard.h>
@@ -13,6 +14,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -36,33 +38,14 @@
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/snapshot_saver.h"
 #include "cadre/train/trainer/trainer.h"
+#include "check.h"
+#include "division_checks.h"
 
-namespace cadre {
+namespace cadre::device_check {
 namespace {
 
 namespace nn = torch::nn;
 using torch::Tensor;
-
-struct Check {
-  c10::Device device;
-  device::DeviceRuntime runtime;
-  std::string folder;
-  bool is_late = false;
-
-  void synchronize() const { torch::zeros({1}, at::device(device)).cpu(); }
-};
-
-// What a check has found.
-struct Finding {
-  bool is_right = true;
-  std::string numbers;
-
-  void expect(bool condition, const std::string& text) {
-    is_right = is_right && condition;
-    numbers +=
-        cadre::format("{}{}{}", numbers.empty() ? "" : ", ", condition ? "" : "WRONG: ", text);
-  }
-};
 
 double seconds_of(const std::function<void()>& body) {
   const auto begin = std::chrono::steady_clock::now();
@@ -118,6 +101,38 @@ Finding check_runtime(const Check& check) {
                  cadre::format("pinned to device {:.1f} GB/s, back {:.1f} GB/s",
                                gigabytes_per_second(double(num_bytes), to_device),
                                gigabytes_per_second(double(num_bytes), to_host)));
+  return finding;
+}
+
+// A copy from pinned memory runs at the same time as products of matrices on another stream.
+Finding check_overlap(const Check& check) {
+  Finding finding;
+  const Tensor pinned =
+      torch::ones({int64_t{256} << 20}, at::TensorOptions(at::kByte).pinned_memory(true));
+  const Tensor target = torch::empty_like(pinned, at::device(check.device));
+  const Tensor matrix = torch::full({4096, 4096}, 1e-4, at::device(check.device));
+  Tensor product = torch::empty_like(matrix);
+  const c10::Stream side =
+      check.runtime.pooled_stream(check.device, device::StreamPriority::kNormal);
+  const auto seconds_for = [&](bool copies, bool computes) {
+    check.synchronize();
+    return seconds_of([&] {
+      if (copies) {
+        const c10::StreamGuard guard(side);
+        target.copy_(pinned, /*non_blocking=*/true);
+      }
+      for (int i = 0; computes && i < 10; ++i) torch::mm_out(product, matrix, matrix);
+      side.synchronize();
+      check.synchronize();
+    });
+  };
+  seconds_for(true, true);
+  const double copy = seconds_for(true, false);
+  const double compute = seconds_for(false, true);
+  const double both = seconds_for(true, true);
+  finding.expect(both < 0.9 * (copy + compute),
+                 cadre::format("copy {:.1f} ms, products {:.1f} ms, both {:.1f} ms", copy * 1e3,
+                               compute * 1e3, both * 1e3));
   return finding;
 }
 
@@ -221,6 +236,32 @@ Finding check_ddp(const Check& check, const ProcessGroup& world) {
                  cadre::format("largest difference {:.1e}, {:.2f} ms a step", of_all.item<double>(),
                                took / kNumSteps * 1e3));
   return finding;
+}
+
+// The time of a step of the model that tools/device_check trains under torch's
+// DistributedDataParallel, too.
+Finding check_ddp_speed(const Check& check, const ProcessGroup& world) {
+  nn::Sequential layers;
+  for (int i = 0; i < 8; ++i) {
+    layers->push_back(nn::Linear(2048, 2048));
+    layers->push_back(nn::ReLU());
+  }
+  layers->to(check.device);
+  DistributedDataParallel model(layers.ptr(), world);
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01));
+  const Tensor x = torch::randn({512, 2048}, at::device(check.device));
+  const auto run_steps = [&](int count) {
+    for (int step = 0; step < count; ++step) {
+      optimizer.zero_grad();
+      model(x).square().mean().backward();
+      optimizer.step();
+    }
+    check.synchronize();
+  };
+  run_steps(10);
+  constexpr int kNumTimed = 100;
+  const double milliseconds = seconds_of([&] { run_steps(kNumTimed); }) / kNumTimed * 1e3;
+  return {.numbers = cadre::format("{:.3f} ms a step", milliseconds)};
 }
 
 // A snapshot in the background of steps that change the tensors, loaded on the device and on the
@@ -330,15 +371,32 @@ int run(const std::string& name, const Check& check) {
   at::globalContext().setAllowTF32CuBLAS(false);
   at::globalContext().setAllowTF32CuDNN(false);
   const std::map<std::string, std::function<Finding(const Check&)>> of_one = {
-      {"runtime", check_runtime}, {"snapshot", check_snapshot}, {"trainer", check_trainer}};
+      {"runtime", check_runtime},
+      {"overlap", check_overlap},
+      {"snapshot", check_snapshot},
+      {"trainer", check_trainer}};
+  const std::map<std::string, std::function<Finding(const Check&, const ProcessGroup&)>> of_many = {
+      {"all_reduce", check_all_reduce},
+      {"nccl", check_all_reduce},
+      {"ddp", check_ddp},
+      {"ddp_speed", check_ddp_speed},
+      {"fsdp", check_fsdp},
+      {"tensor_parallel", check_tensor_parallel},
+      {"pipeline", check_pipeline}};
   Finding finding;
   bool prints = true;
   if (const auto found = of_one.find(name); found != of_one.end()) {
     finding = found->second(check);
   } else {
-    const ProcessGroup world = init_process_group({.device = check.device});
+    const bool is_nccl = name == "nccl";
+    const char* const rank = std::getenv("RANK");
+    // NCCL refuses two ranks on one device of a host, and takes this for the name of the host.
+    if (is_nccl && rank != nullptr) setenv("NCCL_HOSTID", rank, 1);
+    const ProcessGroup world = init_process_group(
+        {.device = check.device,
+         .device_engine = is_nccl ? DeviceEngineChoice::kNccl : DeviceEngineChoice::kAuto});
     prints = world.rank() == 0;
-    finding = name == "ddp" ? check_ddp(check, world) : check_all_reduce(check, world);
+    finding = of_many.at(name)(check, world);
     world.close();
   }
   if (prints || !finding.is_right) {
@@ -348,7 +406,7 @@ int run(const std::string& name, const Check& check) {
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::device_check
 
 int main(int argc, char** argv) {
   std::map<std::string, std::string> options = {{"--device", ""}, {"--folder", "."}};
@@ -359,8 +417,8 @@ int main(int argc, char** argv) {
   }
   try {
     at::set_num_threads(1);
-    const auto check = cadre::check_on(options["--device"], options["--folder"]);
-    return check ? cadre::run(argv[1], *check) : 1;
+    const auto check = cadre::device_check::check_on(options["--device"], options["--folder"]);
+    return check ? cadre::device_check::run(argv[1], *check) : 1;
   } catch (const std::exception& error) {
     std::printf("FAIL %s\n", error.what());
     return 1;
