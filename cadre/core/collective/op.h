@@ -18,6 +18,7 @@
 
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/fingerprint.h"
+#include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/collective/packed_shape.h"
 #include "cadre/core/os/interrupt.h"
@@ -42,7 +43,7 @@ struct OpDescriptor {
   // Returns the bits that docs/formats/net-messages.md defines. In groups of up to 65,536 ranks two
   // different operations have different bits.
   Fingerprint fingerprint() const;
-  static OpDescriptor from_fingerprint(const Fingerprint& fingerprint);
+  CADRE_EXPORT static OpDescriptor from_fingerprint(const Fingerprint& fingerprint);
   // Returns "all_reduce(sum, float32 x 1024)", "reduce(sum, float32 x [2, 3], root 0)",
   // "all_to_all_v(int64)", "barrier()", "all_gather(float32 x 4, one of 3 in a call)",
   // "all_reduce(sum, float32 x 4, on the device)".
