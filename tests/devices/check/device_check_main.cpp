@@ -3,9 +3,9 @@
 //   cadre_device_check CHECK --device cuda|late [--folder F]
 //
 // runtime, overlap, snapshot and trainer are one process. all_reduce, nccl, ddp, ddp_speed, fsdp,
-// tensor_parallel and pipeline are started by `cadre run`, and all of their processes may share one
-// device. Each compares with a result of the CPU or of one process. The last line is the verdict
-// with its numbers; the exit code is 1 if the check failed.
+// tensor_parallel, pipeline and memory_plan are started by `cadre run`, and all of their processes
+// may share one device. Each compares with a result of the CPU or of one process. The last line is
+// the verdict with its numbers; the exit code is 1 if the check failed.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/StreamGuard.h>
@@ -382,7 +382,8 @@ int run(const std::string& name, const Check& check) {
       {"ddp_speed", check_ddp_speed},
       {"fsdp", check_fsdp},
       {"tensor_parallel", check_tensor_parallel},
-      {"pipeline", check_pipeline}};
+      {"pipeline", check_pipeline},
+      {"memory_plan", check_memory_plan}};
   Finding finding;
   bool prints = true;
   if (const auto found = of_one.find(name); found != of_one.end()) {

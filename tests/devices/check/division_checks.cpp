@@ -2,14 +2,17 @@
 
 #include <torch/torch.h>
 
+#include <cmath>
 #include <memory>
 #include <vector>
 
 #include "cadre/core/schedule/generate.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
+#include "cadre/parallel/plan/memory_plan.h"
 #include "cadre/parallel/pp/pipeline.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/testing/torch/plan_wrappers.h"
 #include "cadre/testing/torch/pp_model.h"
 #include "cadre/testing/torch/tp_models.h"
 #include "tests/devices/divided_training.h"
@@ -114,6 +117,41 @@ Finding check_pipeline(const Check& check, const ProcessGroup& world) {
     steps.step();
   }
   return finding_of(largest_difference(found, expected), 1e-4, world);
+}
+
+Finding check_memory_plan(const Check& check, const ProcessGroup& world) {
+  constexpr double kLargestError = 0.05;
+  constexpr int kNumSteps = 3;
+  Finding finding;
+  for (const DataStrategy strategy : {DataStrategy::kDdp, DataStrategy::kFsdp}) {
+    PlanOptions options{.strategy = strategy,
+                        .num_ranks = world.world_size(),
+                        .ranks_per_host = world.world_size(),
+                        .rank = world.rank(),
+                        .is_on_device = true};
+    testing::cap_buckets(options);
+    const size_t before = check.runtime.memory(check.device).allocated_bytes;
+    const auto net = std::make_shared<testing::PlannedNet>();
+    net->to(check.device);
+    const MemoryPlan plan = plan_memory(model_sizes_of(net, testing::planned_units()), options);
+    const Tensor x = torch::randn({2, testing::kPlannedWidth}).to(check.device);
+    testing::with_planned_wrappers(
+        net, testing::planned_units(), world, options,
+        [&](auto& model, auto& optimizer, const auto& /*groups*/) {
+          for (int step = 0; step < kNumSteps; ++step) {
+            if (step + 1 == kNumSteps) check.runtime.reset_peaks(check.device);
+            testing::accumulate_gradients(model, optimizer, x, options.accumulate);
+            optimizer.step();
+          }
+          const auto used =
+              static_cast<double>(check.runtime.memory(check.device).peak_allocated_bytes - before);
+          const double error = used / static_cast<double>(plan.held.total()) - 1;
+          finding.expect(std::abs(error) < kLargestError,
+                         cadre::format("{}: {:.2f} MB, {:+.2f} % of the plan", to_string(strategy),
+                                       used / 1e6, 100 * error));
+        });
+  }
+  return finding;
 }
 
 }  // namespace cadre::device_check

@@ -12,5 +12,7 @@ namespace cadre::device_check {
 Finding check_fsdp(const Check& check, const ProcessGroup& world);
 Finding check_tensor_parallel(const Check& check, const ProcessGroup& world);
 Finding check_pipeline(const Check& check, const ProcessGroup& world);
+// Compares plans with the most that tensors of the device use in a step.
+Finding check_memory_plan(const Check& check, const ProcessGroup& world);
 
 }  // namespace cadre::device_check
